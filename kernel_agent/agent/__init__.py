@@ -1,0 +1,1 @@
+"""The loop: phases, prompts, ledger, snapshots, budget."""

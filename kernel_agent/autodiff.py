@@ -1,0 +1,72 @@
+"""`@autodiff` marks the stub whose backward is wanted and records which inputs need gradients.
+
+It changes nothing about the function, so that a decorated file runs exactly as before, with one exception:
+`@autodiff(backward="generated/x_backward.py")` makes the stub train through a delivered pair.
+Imports nothing heavy: user files import this module on machines without torch configured.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar, overload
+
+Stub = TypeVar("Stub", bound=Callable[..., Any])
+
+MARK = "__kernel_agent_autodiff__"
+"""The attribute that carries an `AutodiffMark` on a decorated stub."""
+
+
+@dataclass(frozen=True)
+class AutodiffMark:
+    """What the user declared about one stub."""
+
+    inputs_require_grad: tuple[int | str, ...] | None
+    """Argument positions or names that need gradients; None means every floating tensor argument."""
+    nondiff_outputs: tuple[int, ...]
+    """Positions of outputs without gradient, such as saved statistics."""
+    backward: str | None
+    """Path of a delivered pair to train with, or None."""
+
+
+@overload
+def autodiff(stub: Stub, /) -> Stub: ...
+@overload
+def autodiff(
+    *,
+    inputs_require_grad: tuple[int | str, ...] | None = None,
+    nondiff_outputs: tuple[int, ...] = (),
+    backward: str | os.PathLike[str] | None = None,
+) -> Callable[[Stub], Stub]: ...
+
+
+def autodiff(
+    stub: Stub | None = None,
+    /,
+    *,
+    inputs_require_grad: tuple[int | str, ...] | None = None,
+    nondiff_outputs: tuple[int, ...] = (),
+    backward: str | os.PathLike[str] | None = None,
+) -> Stub | Callable[[Stub], Stub]:
+    """Mark a stub for differentiation. Bare, or with `inputs_require_grad=` as positions or names.
+
+    Raises `TypeError` when given a Triton kernel instead of the Python function that launches it.
+    """
+    mark = AutodiffMark(
+        None if inputs_require_grad is None else tuple(inputs_require_grad),
+        tuple(nondiff_outputs),
+        None if backward is None else os.fspath(backward),
+    )
+
+    def attach(function: Stub) -> Stub:
+        if hasattr(function, "run") and hasattr(function, "fn"):
+            raise TypeError("@autodiff belongs on the stub that launches the kernel, not on the @triton.jit kernel itself")
+        if mark.backward is not None:
+            from kernel_agent.deliver.attach import train_through
+
+            function = train_through(function, mark)
+        setattr(function, MARK, mark)
+        return function
+
+    return attach if stub is None else attach(stub)

@@ -1,0 +1,54 @@
+"""`RunConfig`: every knob of a run in one frozen, validated record that is saved with the run."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Backend(str, enum.Enum):
+    """Who writes the backward."""
+
+    OPENAI = "openai"
+    ANTHROPIC = "anthropic"
+    MANUAL = "manual"
+    REPLAY = "replay"
+    COMPILER = "compiler"
+
+
+class Effort(str, enum.Enum):
+    """Reasoning effort, mapped to each provider's own scale (`docs/models.md`)."""
+
+    MINIMAL = "minimal"
+    LOW = "low"
+    MEDIUM = "medium"
+    HIGH = "high"
+
+
+class RunConfig(BaseModel):
+    """The parameters of one run. Paths that the run writes to are given by the run folder, not here."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    file: Path = Field(description="the user's forward file")
+    out: Path = Field(default=Path("generated"), description="where delivered files go")
+    backend: Backend | None = Field(default=None, description="None: chosen from the keys present, else the offline default")
+    model: str | None = Field(default=None, description="model name; None: the backend's default")
+    base_url: str | None = Field(default=None, description="an OpenAI- or Anthropic-compatible server")
+    effort: Effort = Effort.MEDIUM
+    replay: Path | None = Field(default=None, description="the recorded run whose replies are replayed")
+    topk: int = Field(default=4, ge=0, le=32, description="retrieved pairs shown to the model")
+    min_sim: float | None = Field(default=None, ge=0.0, le=1.0, description="least descriptor cosine; None: the calibrated default")
+    rag: bool = True
+    rag_exclude: tuple[str, ...] = ()
+    max_iters: int = Field(default=10, ge=1, description="asks over phases 2 and 3 together")
+    patience: int = Field(default=3, ge=1, description="asks without progress before rolling back to the best snapshot")
+    min_rel_impr: float = Field(default=0.02, ge=0.0, description="relative speed-up an optimised candidate must show to be kept")
+    max_cost_usd: float | None = Field(default=None, gt=0)
+    max_tokens: int | None = Field(default=None, gt=0, description="input and output tokens over the whole run")
+    seed: int = 0
+    device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    freeze_forward: bool = False
+    wait: bool = Field(default=True, description="False: `manual` ends with exit code 4 instead of waiting for a reply")

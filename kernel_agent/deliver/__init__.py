@@ -1,0 +1,1 @@
+"""The finished operator, its test, its benchmark and its certificate."""

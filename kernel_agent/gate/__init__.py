@@ -1,0 +1,1 @@
+"""The gate: the one judge of every backward, whoever wrote it."""

@@ -1,0 +1,137 @@
+"""What the gate says of a candidate. Shown to the model, stored in the ledger, rendered in the terminal."""
+
+from __future__ import annotations
+
+import enum
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Status(str, enum.Enum):
+    """The outcome of a check. Everything but GREEN is red."""
+
+    GREEN = "GREEN"
+    NO_CODE = "NO_CODE"
+    BAD_FORMAT = "BAD_FORMAT"
+    COMPILE_ERROR = "COMPILE_ERROR"
+    CRASHED = "CRASHED"
+    TIMED_OUT = "TIMED_OUT"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    TOO_MANY_PROCESSES = "TOO_MANY_PROCESSES"
+    UNSUPPORTED_OP = "UNSUPPORTED_OP"
+    NO_CASE = "NO_CASE"
+    NO_TRITON_LAUNCH = "NO_TRITON_LAUNCH"
+    TORCH_FALLBACK = "TORCH_FALLBACK"
+    OUT_OF_BOUNDS = "OUT_OF_BOUNDS"
+    RACE = "RACE"
+    UNINITIALIZED_READ = "UNINITIALIZED_READ"
+    INPUT_MUTATED = "INPUT_MUTATED"
+    WRONG_FORWARD = "WRONG_FORWARD"
+    WRONG_COUNT = "WRONG_COUNT"
+    WRONG_SHAPE = "WRONG_SHAPE"
+    WRONG_DTYPE = "WRONG_DTYPE"
+    NOT_FINITE = "NOT_FINITE"
+    WRONG_GRADIENT = "WRONG_GRADIENT"
+
+
+class Stage(enum.IntEnum):
+    """How far a candidate came before its first failure; later is better."""
+
+    TEXT = 0
+    IMPORT = 1
+    LAUNCH = 2
+    MEMORY = 3
+    FORWARD = 4
+    FORM = 5
+    VALUES = 6
+    ACCEPTED = 7
+
+
+STAGE_OF = {
+    Status.NO_CODE: Stage.TEXT,
+    Status.BAD_FORMAT: Stage.TEXT,
+    Status.COMPILE_ERROR: Stage.IMPORT,
+    Status.CRASHED: Stage.IMPORT,
+    Status.TIMED_OUT: Stage.IMPORT,
+    Status.OUT_OF_MEMORY: Stage.IMPORT,
+    Status.TOO_MANY_PROCESSES: Stage.IMPORT,
+    Status.UNSUPPORTED_OP: Stage.LAUNCH,
+    Status.NO_CASE: Stage.IMPORT,
+    Status.NO_TRITON_LAUNCH: Stage.LAUNCH,
+    Status.TORCH_FALLBACK: Stage.LAUNCH,
+    Status.OUT_OF_BOUNDS: Stage.MEMORY,
+    Status.RACE: Stage.MEMORY,
+    Status.UNINITIALIZED_READ: Stage.MEMORY,
+    Status.INPUT_MUTATED: Stage.MEMORY,
+    Status.WRONG_FORWARD: Stage.FORWARD,
+    Status.WRONG_COUNT: Stage.FORM,
+    Status.WRONG_SHAPE: Stage.FORM,
+    Status.WRONG_DTYPE: Stage.FORM,
+    Status.NOT_FINITE: Stage.VALUES,
+    Status.WRONG_GRADIENT: Stage.VALUES,
+    Status.GREEN: Stage.ACCEPTED,
+}
+
+
+class Record(BaseModel):
+    """Base of records that are stored as JSON: frozen, and strict about unknown fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class GradientScore(Record):
+    """How one gradient of one case compares with the truth."""
+
+    grad: str = Field(description="name of the input the gradient belongs to")
+    passed: bool
+    ratio: float = Field(description="worst block error divided by the allowed error; at most 1 passes, inf when not comparable")
+    tile: tuple[int, ...] = Field(default=(), description="block index of the worst block, one entry per dimension")
+    relative_error: float = Field(default=0.0, description="norm of the error of the whole gradient divided by the norm of the truth")
+
+
+class CaseResult(Record):
+    """One case of the suite: a shape, a seed and a kind of cotangent."""
+
+    case: str = Field(description="readable name, such as 'M=17 N=100 seed=0 cotangent=strided'")
+    required: bool
+    status: Status
+    grads: tuple[GradientScore, ...] = ()
+    message: str = ""
+
+
+class ForwardChange(Record):
+    """What a candidate's own forward differs in from the user's stub."""
+
+    extra_saved_bytes: int = Field(description="bytes of saved tensors that are neither inputs nor outputs, at the largest case run")
+    lines_changed: int
+
+
+class Verdict(Record):
+    """The judgement over one candidate."""
+
+    status: Status
+    message: str = Field(default="", description="one sentence: what is wrong, in the words of the candidate's own code")
+    case: str | None = Field(default=None, description="the first failing case")
+    grad: str | None = Field(default=None, description="the first wrong gradient of that case")
+    tile: tuple[int, ...] | None = None
+    ratio: float | None = None
+    line: int | None = Field(default=None, description="line of the candidate's source the finding points at")
+    details: str = Field(default="", description="filtered traceback or sanitizer findings, for the model and the reader")
+    cases: tuple[CaseResult, ...] = ()
+    cases_planned: int = 0
+    notes: tuple[str, ...] = Field(default=(), description="what was shrunk or left out, said to the reader")
+    forward: ForwardChange | None = None
+    tier: str = "exact"
+    seconds: float = 0.0
+
+    @property
+    def green(self) -> bool:
+        """True only for an accepted candidate; zero cases run is never green."""
+        return self.status is Status.GREEN and bool(self.cases)
+
+    @property
+    def rank(self) -> tuple[int, int, int]:
+        """Orders verdicts: stage reached, gradients right, required cases passed. Larger is better."""
+        right = sum(score.passed for case in self.cases for score in case.grads)
+        passed = sum(case.status is Status.GREEN for case in self.cases if case.required)
+        return (int(STAGE_OF[self.status]), right, passed)

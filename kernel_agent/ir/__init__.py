@@ -1,0 +1,1 @@
+"""Triton IR: capture launches, lower, parse, execute, sanitize."""

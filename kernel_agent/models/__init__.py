@@ -1,0 +1,1 @@
+"""Language models behind one protocol: OpenAI, Anthropic, a person with files, a recorded run."""

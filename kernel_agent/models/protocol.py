@@ -1,0 +1,79 @@
+"""`Model`: a conversation in, a `Reply` out. The loop knows nothing else of where replies come from."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import Protocol
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Record(BaseModel):
+    """Frozen and strict: conversations and replies are stored in the ledger."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Role(str, enum.Enum):
+    """Who speaks."""
+
+    USER = "user"
+    ASSISTANT = "assistant"
+
+
+class Turn(Record):
+    """One message."""
+
+    role: Role
+    text: str
+
+
+class Conversation(Record):
+    """What a model is asked. `system` and the first turn are the stable prefix that providers cache."""
+
+    system: str
+    turns: tuple[Turn, ...]
+
+
+class StopReason(str, enum.Enum):
+    """Why a reply ended."""
+
+    COMPLETE = "complete"
+    LENGTH = "length"
+    REFUSAL = "refusal"
+
+
+class Usage(Record):
+    """Tokens of one reply. `input` includes the cached ones, `output` includes the reasoning ones."""
+
+    input: int = 0
+    cached: int = 0
+    output: int = 0
+    reasoning: int = 0
+
+
+class Reply(Record):
+    """One answer with all that is known about its making."""
+
+    text: str
+    reasoning: str | None = Field(default=None, description="the provider's reasoning summary, if any")
+    usage: Usage = Usage()
+    cost_usd: float | None = Field(default=None, description="None when the price of the model is unknown")
+    latency_s: float = 0.0
+    model: str
+    stop: StopReason = StopReason.COMPLETE
+
+
+Progress = Callable[[str], None]
+"""Receives pieces of streamed text as they arrive."""
+
+
+class Model(Protocol):
+    """A source of replies."""
+
+    name: str
+
+    def ask(self, conversation: Conversation, *, on_text: Progress | None = None) -> Reply:
+        """Answer a conversation. Raises `ModelError` when no reply can be had."""
+        ...

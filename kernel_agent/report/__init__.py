@@ -1,0 +1,1 @@
+"""Readable views of a ledger."""

@@ -1,0 +1,1 @@
+"""Retrieval of the nearest proven pairs for a forward kernel."""
