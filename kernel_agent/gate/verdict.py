@@ -74,9 +74,9 @@ STAGE_OF = {
 
 
 class Record(BaseModel):
-    """Base of records that are stored as JSON: frozen, and strict about unknown fields."""
+    """Base of records that are stored as JSON: frozen, strict about unknown fields, infinities written as strings."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
 
 class GradientScore(Record):
@@ -84,9 +84,13 @@ class GradientScore(Record):
 
     grad: str = Field(description="name of the input the gradient belongs to")
     passed: bool
-    ratio: float = Field(description="worst block error divided by the allowed error; at most 1 passes, inf when not comparable")
+    ratio: float = Field(
+        description="worst block error divided by the allowed error; at most 1 passes, inf when not comparable"
+    )
     tile: tuple[int, ...] = Field(default=(), description="block index of the worst block, one entry per dimension")
-    relative_error: float = Field(default=0.0, description="norm of the error of the whole gradient divided by the norm of the truth")
+    relative_error: float = Field(
+        default=0.0, description="norm of the error of the whole gradient divided by the norm of the truth"
+    )
 
 
 class CaseResult(Record):
@@ -102,7 +106,9 @@ class CaseResult(Record):
 class ForwardChange(Record):
     """What a candidate's own forward differs in from the user's stub."""
 
-    extra_saved_bytes: int = Field(description="bytes of saved tensors that are neither inputs nor outputs, at the largest case run")
+    extra_saved_bytes: int = Field(
+        description="bytes of saved tensors that are neither inputs nor outputs, at the largest case run"
+    )
     lines_changed: int
 
 
@@ -110,13 +116,17 @@ class Verdict(Record):
     """The judgement over one candidate."""
 
     status: Status
-    message: str = Field(default="", description="one sentence: what is wrong, in the words of the candidate's own code")
+    message: str = Field(
+        default="", description="one sentence: what is wrong, in the words of the candidate's own code"
+    )
     case: str | None = Field(default=None, description="the first failing case")
     grad: str | None = Field(default=None, description="the first wrong gradient of that case")
     tile: tuple[int, ...] | None = None
     ratio: float | None = None
     line: int | None = Field(default=None, description="line of the candidate's source the finding points at")
-    details: str = Field(default="", description="filtered traceback or sanitizer findings, for the model and the reader")
+    details: str = Field(
+        default="", description="filtered traceback or sanitizer findings, for the model and the reader"
+    )
     cases: tuple[CaseResult, ...] = ()
     cases_planned: int = 0
     notes: tuple[str, ...] = Field(default=(), description="what was shrunk or left out, said to the reader")
