@@ -78,8 +78,9 @@ def render(dependencies: list[Dependency]) -> str:
     lines = [
         "# Third-party licences",
         "",
-        "kernel-agent installs these packages; it contains none of their code. Written by `bench/third_party_licenses.py` from",
-        "`constraints.txt` (Python 3.11 and newer). Packages without a text below carry theirs inside their distribution.",
+        "kernel-agent installs these packages; it contains none of their code. Written by",
+        "`bench/third_party_licenses.py` from `constraints.txt` (Python 3.11 and newer). Packages without a text below",
+        "carry theirs inside their distribution.",
         "",
         "| package | version | licence |",
         "| --- | --- | --- |",
@@ -102,7 +103,9 @@ def main() -> int:
         print("not compared: this Python installs other pins than the ones described")
         return 0
     arguments = parser.parse_args()
-    fresh = render([describe(name, version) for name, version in sorted(pinned_names().items(), key=lambda p: p[0].lower())])
+    fresh = render(
+        [describe(name, version) for name, version in sorted(pinned_names().items(), key=lambda p: p[0].lower())]
+    )
     if not arguments.check:
         TARGET.write_text(fresh)
         return 0

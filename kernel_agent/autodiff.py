@@ -61,7 +61,9 @@ def autodiff(
 
     def attach(function: Stub) -> Stub:
         if hasattr(function, "run") and hasattr(function, "fn"):
-            raise TypeError("@autodiff belongs on the stub that launches the kernel, not on the @triton.jit kernel itself")
+            raise TypeError(
+                "@autodiff belongs on the stub that launches the kernel, not on the @triton.jit kernel itself"
+            )
         if mark.backward is not None:
             from kernel_agent.deliver.attach import train_through
 

@@ -15,7 +15,8 @@ def _root(packaged: str, checkout: str) -> Path:
         if candidate.is_dir():
             return candidate
     raise EnvironmentProblem(
-        f"the folder {packaged} that ships with kernel-agent is missing", remedy="reinstall the package: pip install --force-reinstall kernel-agent"
+        f"the folder {packaged} that ships with kernel-agent is missing",
+        remedy="reinstall the package: pip install --force-reinstall kernel-agent",
     )
 
 

@@ -95,7 +95,9 @@ class Candidate(Record):
     """What a source of backwards delivers: sections, not whole files."""
 
     backward: str = Field(description="text of the `# --- backward ---` section without its marker")
-    forward: str | None = Field(default=None, description="text of its own `# --- forward ---` section, if it saves more")
+    forward: str | None = Field(
+        default=None, description="text of its own `# --- forward ---` section, if it saves more"
+    )
 
     @property
     def digest(self) -> str:

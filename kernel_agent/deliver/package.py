@@ -1,0 +1,156 @@
+"""Write the delivered files of a green candidate into the output folder."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from kernel_agent.deliver.certificate import Certificate, Hashes, Provenance, installed_versions, utc_now
+from kernel_agent.deliver.fingerprint import forward_fingerprint
+from kernel_agent.errors import KernelAgentError
+from kernel_agent.gate.verdict import Verdict
+from kernel_agent.pairs.assemble import assemble
+from kernel_agent.pairs.spec import Candidate, KernelSpec, content_hash
+
+OPERATOR_IMPORTS = ("import inspect", "import os", "import sys")
+
+
+class NotGreen(KernelAgentError):
+    """Only a green candidate is ever delivered."""
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """The files of one delivery, all in one folder."""
+
+    operator: Path
+    """`<stem>_backward.py`: the finished pair, an autograd.Function and a callable."""
+    test: Path
+    """`test_<stem>.py`."""
+    bench: Path
+    """`bench_<stem>.py`."""
+    certificate: Path
+    """`certificate.json`."""
+
+    def files(self) -> tuple[Path, ...]:
+        """All delivered files."""
+        return (self.operator, self.test, self.bench, self.certificate)
+
+
+def deliver(spec: KernelSpec, candidate: Candidate, verdict: Verdict, provenance: Provenance, folder: Path) -> Delivery:
+    """Write operator, test, benchmark and certificate for a green candidate.
+
+    Raises `NotGreen` for any other verdict. Files of an earlier delivery in the same folder are replaced as a whole:
+    each is written beside its target and renamed.
+    """
+    if not verdict.green:
+        raise NotGreen(
+            f"a {verdict.status.value} candidate cannot be delivered",
+            remedy="repair it until kernel-agent check is green",
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = spec.facts.stem
+    files = Delivery(
+        folder / f"{stem}_backward.py",
+        folder / f"test_{stem}.py",
+        folder / f"bench_{stem}.py",
+        folder / "certificate.json",
+    )
+    operator = render_operator(spec, candidate)
+    context = {
+        "delivered": files.operator.name,
+        "bench": files.bench.name,
+        "stub": spec.facts.stub,
+        "reference": "reference" if spec.facts.has_reference else "",
+    }
+    certificate = Certificate(
+        delivered=files.operator.name,
+        stub=spec.facts.stub,
+        grads=spec.grads,
+        verdict=verdict,
+        hashes=Hashes(
+            forward=content_hash(spec.facts.source),
+            candidate=candidate.digest,
+            delivered=hashlib.sha256(operator.encode()).hexdigest(),
+        ),
+        versions=installed_versions(),
+        provenance=provenance,
+        issued=utc_now(),
+        verify=f"kernel-agent check {files.operator.name}",
+    )
+    _replace(files.operator, operator)
+    _replace(files.test, _template("test.py.j2", **context))
+    _replace(files.bench, _template("bench.py.j2", **context))
+    _replace(files.certificate, certificate.model_dump_json(indent=2) + "\n")
+    return files
+
+
+def render_operator(spec: KernelSpec, candidate: Candidate) -> str:
+    """The finished pair with its operator section."""
+    pair = assemble(spec, candidate)
+    section = _template(
+        "operator.py.j2",
+        stub=spec.facts.stub,
+        class_name="".join(part.capitalize() for part in spec.facts.stub.split("_")) + "Function",
+        parameters=tuple(spec.facts.parameters),
+        nondiff_outputs=tuple(i for i, out in enumerate(spec.outputs) if not out.needs_grad),
+        grads=spec.grads,
+        fingerprint=forward_fingerprint(spec.facts.source),
+        reference="reference" if spec.facts.has_reference and not spec.custom_gradient else "",
+        takes_needs=_takes_needs(candidate.backward),
+        argument_call=_argument_call(pair, {name for entry in spec.sweep for name in entry.dims}),
+    )
+    return _with_imports(pair, OPERATOR_IMPORTS).rstrip() + "\n\n\n" + section
+
+
+def _takes_needs(backward: str) -> bool:
+    functions = [
+        node for node in ast.parse(backward).body if isinstance(node, ast.FunctionDef) and node.name == "backward"
+    ]
+    arguments = functions[-1].args
+    return any(argument.arg == "needs" for argument in (*arguments.args, *arguments.kwonlyargs))
+
+
+def _argument_call(pair: str, dims: set[str]) -> str:
+    """The arguments of the `make_args` call: the entry as a dict, or spread, plus device and seed where named."""
+    function = next(n for n in ast.parse(pair).body if isinstance(n, ast.FunctionDef) and n.name == "make_args")
+    positional = [*function.args.posonlyargs, *function.args.args]
+    required = positional[: len(positional) - len(function.args.defaults)]
+    names = {argument.arg for argument in (*positional, *function.args.kwonlyargs)}
+    takes_dict = len(required) == 1 and required[0].arg not in dims
+    extra = [
+        text
+        for name, text in (("device", "device=device"), ("seed", "seed=0"))
+        if name in names - {required[0].arg if takes_dict else ""}
+    ]
+    return ", ".join(["dict(entry)" if takes_dict else "**entry", *extra])
+
+
+def _with_imports(source: str, imports: Iterable[str]) -> str:
+    """Add standard-library imports above the file's first import, leaving out what it has already."""
+    tree = ast.parse(source)
+    first = next(node.lineno for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom)))
+    lines = source.splitlines()
+    missing = [text for text in imports if text not in lines]
+    return "\n".join([*lines[: first - 1], *missing, *([""] if missing else []), *lines[first - 1 :]]) + "\n"
+
+
+def _template(name: str, **context: object) -> str:
+    environment = Environment(
+        loader=PackageLoader("kernel_agent.deliver"),
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+    return environment.get_template(name).render(**context)
+
+
+def _replace(path: Path, text: str) -> None:
+    fresh = path.with_name(path.name + ".tmp")
+    fresh.write_text(text)
+    fresh.replace(path)
