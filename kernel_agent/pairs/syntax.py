@@ -1,0 +1,138 @@
+"""The syntax tree of a user's file, and what its names stand for: all that may be known without executing the file."""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+from kernel_agent.errors import InputError
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def parse(source: str, path: Path | None = None) -> ast.Module:
+    """Parse a file. Raises `InputError` with path and line where it is not Python."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return ast.parse(source)
+    except SyntaxError as error:
+        raise InputError(
+            f"this is not valid Python: {error.msg}", remedy="Correct the syntax.", path=path, line=error.lineno
+        ) from None
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise InputError(f"this is not valid Python: {error}", remedy="Correct the syntax.", path=path) from None
+
+
+def dotted(node: ast.expr) -> str | None:
+    """`a.b.c` for an attribute chain on a name, else None."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        base = dotted(node.value)
+        return None if base is None else f"{base}.{node.attr}"
+    return None
+
+
+class ImportedNames:
+    """What the names bound by a file's module-level imports stand for, so that aliases are seen through."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self._full: dict[str, str] = {}
+        self.stars: list[str] = []
+        for node in module_level(tree):
+            if isinstance(node, ast.Import):
+                for name in node.names:
+                    top = name.name.partition(".")[0]
+                    self._full[name.asname or top] = name.name if name.asname else top
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                for name in node.names:
+                    if name.name == "*":
+                        self.stars.append(node.module)
+                    else:
+                        self._full[name.asname or name.name] = f"{node.module}.{name.name}"
+
+    def resolve(self, node: ast.expr) -> str | None:
+        """The full dotted path of an expression such as `ka.autodiff`, or None if it does not start at an import."""
+        path = dotted(node)
+        if path is None:
+            return None
+        first, dot, rest = path.partition(".")
+        return self._full[first] + dot + rest if first in self._full else None
+
+    def bound(self) -> frozenset[str]:
+        """Names that imports bind."""
+        return frozenset(self._full)
+
+
+def is_main_guard(node: ast.AST) -> bool:
+    """Whether a statement is `if __name__ == "__main__":`."""
+    if not isinstance(node, ast.If) or not isinstance(node.test, ast.Compare):
+        return False
+    sides = [node.test.left, *node.test.comparators]
+    names = any(isinstance(side, ast.Name) and side.id == "__name__" for side in sides)
+    return names and any(isinstance(side, ast.Constant) and side.value == "__main__" for side in sides)
+
+
+def module_level(tree: ast.Module) -> Iterator[ast.AST]:
+    """Every node that importing the file evaluates: no bodies of functions or lambdas, no `__main__` block."""
+    stack: list[ast.AST] = list(reversed(tree.body))
+    while stack:
+        node = stack.pop()
+        if is_main_guard(node):
+            assert isinstance(node, ast.If)
+            stack.extend(reversed(node.orelse))
+            continue
+        yield node
+        if isinstance(node, Function):
+            evaluated = [
+                *node.decorator_list,
+                *node.args.defaults,
+                *(d for d in node.args.kw_defaults if d is not None),
+            ]
+            stack.extend(reversed(evaluated))
+        elif not isinstance(node, ast.Lambda):
+            stack.extend(reversed(list(ast.iter_child_nodes(node))))
+
+
+def defined_functions(tree: ast.Module) -> dict[str, Function]:
+    """Functions defined at module level, also inside `if` and `try`, by name; the last definition wins."""
+    return {node.name: node for node in _statements(tree.body) if isinstance(node, Function)}
+
+
+def assigned_values(tree: ast.Module, name: str) -> list[ast.expr]:
+    """The expressions assigned to a module-level name, in file order."""
+    values: list[ast.expr] = []
+    for node in _statements(tree.body):
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
+        value = getattr(node, "value", None)
+        if value is not None and any(isinstance(target, ast.Name) and target.id == name for target in targets):
+            values.append(value)
+    return values
+
+
+def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Module-level statements, with the blocks of `if`, `try` and `with` opened and `__main__` left out."""
+    for node in body:
+        if is_main_guard(node):
+            continue
+        yield node
+        if isinstance(node, (ast.If, ast.Try, ast.With)):
+            for block in ("body", "orelse", "finalbody"):
+                yield from _statements(getattr(node, block, []))
+            for handler in getattr(node, "handlers", []):
+                yield from _statements(handler.body)
+
+
+def parameter_names(function: Function) -> tuple[str, ...]:
+    """Names of a function's parameters in order: positional, `*args`, keyword-only; `**kwargs` is left out."""
+    arguments = function.args
+    names = [a.arg for a in (*arguments.posonlyargs, *arguments.args)]
+    if arguments.vararg is not None:
+        names.append(arguments.vararg.arg)
+    return (*names, *(a.arg for a in arguments.kwonlyargs))
