@@ -1,0 +1,90 @@
+"""The forward part of a file: what a search may look at. Nothing of the check or of a backward belongs to it."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from pathlib import Path
+
+from kernel_agent.errors import InputError
+from kernel_agent.pairs.sections import has_all_markers, split_sections
+
+# Top-level names of the published convention that are not the forward itself.
+NOT_FORWARD = frozenset(
+    {"META", "SWEEP", "make_args", "reference", "surrogate", "flops", "setup", "backward", "main", "__main__"}
+)
+
+
+@dataclass(frozen=True)
+class ForwardPart:
+    """The statements of a file that make up its forward."""
+
+    docstring: str
+    """Docstring of the module, empty if there is none."""
+    statements: tuple[ast.stmt, ...]
+    """Imports, constants, kernels and host functions in file order, without the docstring."""
+
+    @property
+    def functions(self) -> tuple[ast.FunctionDef, ...]:
+        """Kernels and host functions at the top level."""
+        return tuple(statement for statement in self.statements if isinstance(statement, ast.FunctionDef))
+
+
+def forward_part(source: str, path: Path | None = None) -> ForwardPart:
+    """Cut the forward out of a user's file or a pair file by its syntax tree; nothing is executed.
+
+    Of a pair file, the forward section is kept. Of a user's file, everything is kept but the convention's other names
+    (SWEEP, make_args, reference, backward, ...) and the functions that only those use. Raises InputError with the line
+    if the source is not Python.
+    """
+    docstring = ast.get_docstring(parse(source, path)) or ""
+    if has_all_markers(source):
+        return ForwardPart(docstring, tuple(parse(split_sections(source).forward, path).body))
+    body = parse(source, path).body[1 if docstring else 0 :]
+    return ForwardPart(docstring, tuple(_without_others(body)))
+
+
+def parse(source: str, path: Path | None) -> ast.Module:
+    """Parse Python text; a syntax error becomes an InputError with its place."""
+    try:
+        return ast.parse(source)
+    except SyntaxError as error:
+        raise InputError(
+            f"not valid Python: {error.msg}", path=path, line=error.lineno, remedy="correct the syntax of this line"
+        ) from error
+
+
+def _without_others(body: list[ast.stmt]) -> list[ast.stmt]:
+    others = [statement for statement in body if _names_bound(statement) & NOT_FORWARD]
+    kept = [statement for statement in body if statement not in others]
+    # A kernel that only the dropped statements use (the hand-written backward's) goes with them, and so on downwards.
+    while True:
+        only_theirs = _names_used(others) - _names_used(kept)
+        dropped = [s for s in kept if isinstance(s, ast.FunctionDef) and s.name in only_theirs]
+        if not dropped:
+            return kept
+        others += dropped
+        kept = [statement for statement in kept if statement not in dropped]
+
+
+def _names_bound(statement: ast.stmt) -> set[str]:
+    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return {statement.name}
+    if isinstance(statement, ast.Assign):
+        return {target.id for target in statement.targets if isinstance(target, ast.Name)}
+    if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+        return {statement.target.id}
+    if isinstance(statement, ast.If) and any(
+        isinstance(node, ast.Constant) and node.value == "__main__" for node in ast.walk(statement.test)
+    ):
+        return {"__main__"}
+    return set()
+
+
+def _names_used(statements: list[ast.stmt]) -> set[str]:
+    return {
+        node.id
+        for statement in statements
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+    }

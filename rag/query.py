@@ -1,0 +1,128 @@
+"""What is asked of retrieval and what it answers: records that a ledger can keep and a prompt can show."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from pathlib import Path
+
+
+class Signal(str, enum.Enum):
+    """A way to compare a query with the pairs."""
+
+    DENSE = "dense"
+    """Cosine of embedded descriptions."""
+    LEXICAL = "lexical"
+    """Cosine of tf-idf weights over words and Triton operations."""
+    STRUCTURE = "structure"
+    """Cosine of the operations of the kernels, names taken away."""
+
+
+class Exclusion(str, enum.Enum):
+    """Why a hit is not chosen."""
+
+    TERM = "excluded by term"
+    DISSIMILAR = "below min-sim"
+    NEAR_IDENTICAL = "near-identical backward"
+    BEYOND_K = "beyond top k"
+
+
+@dataclass(frozen=True)
+class Query:
+    """A forward that looks for pairs like it."""
+
+    source: str
+    """Text of the user's file, or of a pair file."""
+    path: Path | None = None
+    """Where the text comes from: its stem counts as a name of the operator, errors carry it. Never read."""
+    k: int = 4
+    """How many pairs to choose at most."""
+    min_sim: float | None = None
+    """Least similarity of a chosen pair, in [0, 1]; None: the calibrated default of the signal that judges."""
+    exclude: tuple[str, ...] = ()
+    """Pairs whose path contains one of these, in any case, are not chosen."""
+
+
+@dataclass(frozen=True)
+class RetrievedPair:
+    """A whole pair, never cut."""
+
+    slug: str
+    """Name of the pair; its file's stem."""
+    family: str
+    """Folder of the pair's taxonomy."""
+    path: Path
+    """Relative to the folder of pairs, such as `norm_row/rmsnorm_row.py`."""
+    docstring: str
+    """First paragraph of the module's docstring, on one line."""
+    forward: str
+    """Text of the forward section without its marker."""
+    backward: str
+    """Text of the backward section without its marker."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How a pair compares with the query. Ranks start at 1; a signal that was not used is None."""
+
+    similarity: float
+    """The cosine that `min_sim` judges, of the signal named in `SearchResult.judged_by`."""
+    fused: float
+    """Sum of 1 / (60 + rank) over the signals that rank: what the order of hits follows."""
+    dense: float | None = None
+    """Cosine of embedded descriptions, in [-1, 1]."""
+    dense_rank: int | None = None
+    """Rank by `dense`."""
+    lexical: float | None = None
+    """Cosine of tf-idf weights, in [0, 1]."""
+    lexical_rank: int | None = None
+    """Rank by `lexical`."""
+    structure: float | None = None
+    """Cosine of structure, in [0, 1]; only when few words of the query are known to the index."""
+    structure_rank: int | None = None
+    """Rank by `structure`."""
+
+
+@dataclass(frozen=True)
+class Hit:
+    """One pair among the best, chosen or not."""
+
+    pair: RetrievedPair
+    """The pair itself."""
+    scores: Scores
+    """Why it stands where it stands."""
+    excluded: Exclusion | None = None
+    """Why it is not chosen; None for a chosen pair."""
+    detail: str = ""
+    """What the exclusion refers to: the term, the threshold, the pair that is near-identical."""
+
+    @property
+    def chosen(self) -> bool:
+        """Whether the pair is to be shown."""
+        return self.excluded is None
+
+    @property
+    def reason(self) -> str:
+        """The exclusion in words, empty for a chosen pair."""
+        return "" if self.excluded is None else f"{self.excluded.value}: {self.detail}"
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The answer to a query."""
+
+    hits: tuple[Hit, ...]
+    """The ten best by fused rank, and any chosen ones beyond them, best first."""
+    judged_by: Signal
+    """The signal whose cosine `min_sim` was compared with."""
+    min_sim: float
+    """The threshold that was applied."""
+    unmatched_excludes: tuple[str, ...] = ()
+    """Terms of `Query.exclude` that occur in no pair's path."""
+    notice: str = ""
+    """What the user should know, one sentence a line: nothing similar, no embedding model, a stale index."""
+
+    @property
+    def chosen(self) -> tuple[Hit, ...]:
+        """The hits to show, best first; at most k."""
+        return tuple(hit for hit in self.hits if hit.chosen)

@@ -1,0 +1,187 @@
+"""Search: dense and lexical ranks fused, near-identical backwards collapsed, whole pairs chosen or none.
+
+Fusion is reciprocal rank fusion (Cormack, Clarke and Büttcher, SIGIR 2009): each ranking gives 1 / (60 + rank).
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kernel_agent.errors import InputError
+from rag.describe import Description, describe
+from rag.embed import embed, missing_packages
+from rag.index import Entry, Index, load_index
+from rag.query import Exclusion, Hit, Query, RetrievedPair, Scores, SearchResult, Signal
+from rag.structure import body_operations, cosine, count_grams, overlap
+
+MIN_SIM: Mapping[Signal, float] = {Signal.DENSE: 0.45, Signal.LEXICAL: 0.15, Signal.STRUCTURE: 0.7}
+"""Default thresholds, calibrated on the shipped pairs by `bench/rag_calibration.py`; see docs/retrieval.md."""
+
+FEW_KNOWN_WORDS = 0.35
+"""Below this share of words that the index knows, words say little and structure ranks in their place."""
+
+NEAR_IDENTICAL = 0.9
+"""Overlap of operation runs from which two backwards count as one."""
+
+SHOWN = 10
+_RANK_OFFSET = 60
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """One signal's view of all entries."""
+
+    cosines: npt.NDArray[np.float64]
+    ranks: npt.NDArray[np.int64]
+    """Starting at 1; equal cosines keep the entries' order."""
+
+    @classmethod
+    def of(cls, cosines: npt.NDArray[np.float64]) -> Ranking:
+        """Rank by falling cosine."""
+        ranks = np.empty(len(cosines), dtype=np.int64)
+        ranks[np.argsort(-cosines, kind="stable")] = np.arange(1, len(cosines) + 1)
+        return cls(cosines, ranks)
+
+
+def search(query: Query, index: Index | None = None) -> SearchResult:
+    """Find the pairs nearest to a forward.
+
+    With no index given, the shipped one is loaded. When nothing is similar enough, no hit is chosen and the notice says
+    so. Raises InputError for a source that is not Python or a `min_sim` or `k` out of range, IndexProblem for an index
+    that cannot be used.
+    """
+    if query.k < 0 or not 0.0 <= (query.min_sim or 0.0) <= 1.0:
+        raise InputError("top k must not be negative and min-sim must lie in [0, 1]", remedy="correct the option")
+    index = load_index() if index is None else index
+    description = describe(query.source, query.path)
+    notices: list[str] = []
+    rankings = _rank(description, index, notices)
+    judge = _judge(rankings)
+    min_sim = MIN_SIM[judge] if query.min_sim is None else query.min_sim
+    hits = _choose(query, index, rankings, judge, min_sim, notices)
+    if query.k and not any(hit.chosen for hit in hits):
+        notices.append(f"no pair is similar enough: {judge.value} similarity of at least {min_sim:.2f} is asked")
+    paths = [entry.path.lower() for entry in index.entries]
+    unmatched = tuple(term for term in query.exclude if not any(term.lower() in path for path in paths))
+    return SearchResult(tuple(hits), judge, min_sim, unmatched, "\n".join(notices))
+
+
+def _rank(description: Description, index: Index, notices: list[str]) -> dict[Signal, Ranking]:
+    rankings = {Signal.LEXICAL: Ranking.of(index.lexical.cosines(description.terms))}
+    if known_share(description, index) < FEW_KNOWN_WORDS:
+        notices.append("few words of this forward are known to the index: its structure is compared instead")
+        rankings[Signal.STRUCTURE] = Ranking.of(structure_cosines(description, index))
+        return rankings
+    if index.vectors is None:
+        notices.append("the index holds no embeddings: lexical search alone")
+    elif missing := missing_packages():
+        notices.append(f"no embedding model ({', '.join(missing)} not installed): lexical search alone")
+    else:
+        rankings[Signal.DENSE] = Ranking.of(dense_cosines(description, index))
+    return rankings
+
+
+def _judge(rankings: Mapping[Signal, Ranking]) -> Signal:
+    return next(signal for signal in (Signal.STRUCTURE, Signal.DENSE, Signal.LEXICAL) if signal in rankings)
+
+
+def known_share(description: Description, index: Index) -> float:
+    """Share of the description's words of more than one letter that occur in the index, in [0, 1]."""
+    words = [word for word in description.words if len(word) > 1]
+    return sum(word in index.lexical.lexicon for word in words) / max(1, len(words))
+
+
+def dense_cosines(description: Description, index: Index) -> npt.NDArray[np.float64]:
+    """Cosines of the embedded descriptor with every entry: float64 [n]."""
+    import faiss
+
+    assert index.vectors is not None
+    flat = faiss.IndexFlatIP(index.vectors.shape[1])
+    flat.add(index.vectors)
+    found, rows = flat.search(embed([description.descriptor(index.lexical.lexicon.rarity)]), len(index.entries))
+    cosines = np.empty(len(index.entries))
+    cosines[rows[0]] = found[0]
+    return cosines
+
+
+def structure_cosines(description: Description, index: Index) -> npt.NDArray[np.float64]:
+    """Mean of the cosines of operation counts and of runs of three: float64 [n]."""
+    return np.array(
+        [(cosine(description.ops, e.ops) + cosine(description.grams, e.grams)) / 2 for e in index.entries],
+        dtype=np.float64,
+    )
+
+
+def _choose(
+    query: Query, index: Index, rankings: Mapping[Signal, Ranking], judge: Signal, min_sim: float, notices: list[str]
+) -> list[Hit]:
+    stale = index.staleness()
+    if stale:
+        notices.append(
+            f"the index is older than the pairs ({len(stale.changed)} changed, {len(stale.missing)} gone,"
+            f" {len(stale.added)} new: these are left out); rebuild it:"
+            f" kernel-agent rag build {index.pairs} --output {index.folder}"
+        )
+    unusable = {*stale.changed, *stale.missing}
+    fused = sum((1.0 / (_RANK_OFFSET + ranking.ranks) for ranking in rankings.values()), np.zeros(len(index.entries)))
+    hits: list[Hit] = []
+    chosen: list[RetrievedPair] = []
+    for row in np.argsort(-fused, kind="stable"):
+        if len(hits) >= SHOWN and len(chosen) >= query.k:
+            break
+        entry = index.entries[row]
+        if entry.path in unusable:
+            continue
+        pair = index.read(entry)
+        scores = _scores(row, float(fused[row]), rankings, judge)
+        excluded, detail = _exclusion(query, entry, pair, scores, min_sim, chosen)
+        if excluded is None:
+            chosen.append(pair)
+        if excluded is None or len(hits) < SHOWN:
+            hits.append(Hit(pair, scores, excluded, detail))
+    return hits
+
+
+def _exclusion(
+    query: Query, entry: Entry, pair: RetrievedPair, scores: Scores, min_sim: float, chosen: Sequence[RetrievedPair]
+) -> tuple[Exclusion | None, str]:
+    for term in query.exclude:
+        if term.lower() in entry.path.lower():
+            return Exclusion.TERM, term
+    if scores.similarity < min_sim:
+        return Exclusion.DISSIMILAR, f"{scores.similarity:.2f} < {min_sim:.2f}"
+    for other in chosen:
+        if overlap(backward_grams(pair.backward), backward_grams(other.backward)) >= NEAR_IDENTICAL:
+            return Exclusion.NEAR_IDENTICAL, other.slug
+    if len(chosen) >= query.k:
+        return Exclusion.BEYOND_K, f"k = {query.k}"
+    return None, ""
+
+
+def backward_grams(backward: str) -> Mapping[str, int]:
+    """Runs of three operations in all functions of a backward section."""
+    functions = [node for node in ast.parse(backward).body if isinstance(node, ast.FunctionDef)]
+    return count_grams(body_operations(functions))
+
+
+def _scores(row: int, fused: float, rankings: Mapping[Signal, Ranking], judge: Signal) -> Scores:
+    def of(signal: Signal) -> tuple[float | None, int | None]:
+        ranking = rankings.get(signal)
+        return (None, None) if ranking is None else (float(ranking.cosines[row]), int(ranking.ranks[row]))
+
+    (dense, dense_rank), (lexical, lexical_rank), (structure, structure_rank) = map(of, Signal)
+    return Scores(
+        similarity=float(rankings[judge].cosines[row]),
+        fused=fused,
+        dense=dense,
+        dense_rank=dense_rank,
+        lexical=lexical,
+        lexical_rank=lexical_rank,
+        structure=structure,
+        structure_rank=structure_rank,
+    )
