@@ -45,12 +45,32 @@ class StopReason(str, enum.Enum):
 
 
 class Usage(Record):
-    """Tokens of one reply. `input` includes the cached ones, `output` includes the reasoning ones."""
+    """Tokens of one reply. `input` includes those read from and written to a cache, `output` the reasoning ones."""
 
     input: int = 0
     cached: int = 0
     output: int = 0
     reasoning: int = 0
+    cache_written: int = Field(
+        default=0, description="of `input`: stored in the provider's cache, which some bill apart"
+    )
+
+
+class NoticeKind(str, enum.Enum):
+    """What a model has to say beside its reply."""
+
+    WAITING = "waiting"
+    ASK_CHANGED = "ask changed"
+    STREAM_CUT = "stream cut"
+    REQUEST_SIMPLIFIED = "request simplified"
+    USAGE_ESTIMATED = "usage estimated"
+
+
+class Notice(Record):
+    """One remark for the person who watches. Not an error: the reply comes, or is still awaited."""
+
+    kind: NoticeKind
+    text: str = Field(description="one line")
 
 
 class Reply(Record):
@@ -63,10 +83,18 @@ class Reply(Record):
     latency_s: float = 0.0
     model: str
     stop: StopReason = StopReason.COMPLETE
+    notices: tuple[Notice, ...] = Field(default=(), description="what happened on the way, except waiting")
 
 
 Progress = Callable[[str], None]
 """Receives pieces of streamed text as they arrive."""
+
+OnNotice = Callable[[Notice], None]
+"""Receives notices the moment they arise."""
+
+
+def unheard(notice: Notice) -> None:
+    """The `OnNotice` of a caller who reads `Reply.notices` afterwards."""
 
 
 class Model(Protocol):

@@ -1,0 +1,79 @@
+"""Why no reply can be had, one type per thing a caller or a person can do about it."""
+
+from __future__ import annotations
+
+from kernel_agent.errors import EnvironmentProblem, ExitCode, KernelAgentError
+
+
+class ModelError(KernelAgentError):
+    """A model did not answer."""
+
+    exit_code = ExitCode.ENVIRONMENT
+
+
+class NoBackend(EnvironmentProblem):
+    """Nothing on this machine can write a backward for this file."""
+
+
+class MissingKey(ModelError):
+    """The variable that holds a provider's key is not set."""
+
+
+class KeyRejected(ModelError):
+    """The provider does not accept the key, or the key may not use this model."""
+
+
+class RequestRejected(ModelError):
+    """The server understood the request and will never accept it: a wrong model name, a prompt that is too long."""
+
+    def __init__(self, message: str, *, status: int, remedy: str = "") -> None:
+        super().__init__(message, remedy=remedy)
+        self.status = status
+
+
+class ProviderUnavailable(ModelError):
+    """The server is out of reach, overloaded or broken, and stayed so through all retries."""
+
+
+class CutStream(ModelError):
+    """A reply broke off before its end, twice in a row."""
+
+
+class RefusedReply(ModelError):
+    """The provider's policy stopped the request before the model began to answer.
+
+    A model that declines in words is no error but a reply with `StopReason.REFUSAL`.
+    """
+
+
+class BadRecording(ModelError):
+    """The folder that should be replayed holds no run, or a damaged one."""
+
+    exit_code = ExitCode.BAD_INPUT
+
+
+class ReplayExhausted(ModelError):
+    """The run asks more often than the recorded one did."""
+
+
+def is_policy(code: str) -> bool:
+    """True when OpenAI's error code means that the content was refused, not that the service failed."""
+    return code == "invalid_prompt" or "policy" in code
+
+
+def status_error(status: int, message: str, *, server: str, variable: str) -> ModelError:
+    """The error that an HTTP status means. `message` is the server's own, without any key in it."""
+    if status in {401, 403}:
+        return KeyRejected(
+            f"{server} does not accept the key in {variable} ({status})",
+            remedy="check the key, and that it may use this model",
+        )
+    if status == 429 or status >= 500:
+        return ProviderUnavailable(
+            f"{server} did not answer ({status}): {message}", remedy="try again later: `kernel-agent resume RUN`"
+        )
+    return RequestRejected(
+        f"{server} rejected the request ({status}): {message}",
+        status=status,
+        remedy="check --model and --base-url; for a prompt that is too long, lower --topk",
+    )

@@ -1,0 +1,49 @@
+"""`make_model`: the model that a configuration asks for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from kernel_agent.config import Backend, RunConfig
+from kernel_agent.models.anthropic import AnthropicModel
+from kernel_agent.models.choice import choose_backend
+from kernel_agent.models.defaults import model_name
+from kernel_agent.models.errors import NoBackend
+from kernel_agent.models.keys import find_key
+from kernel_agent.models.manual import ManualModel
+from kernel_agent.models.openai import OpenAIModel
+from kernel_agent.models.protocol import Model, OnNotice, unheard
+from kernel_agent.models.replay import ReplayModel
+from kernel_agent.models.servers import is_official
+
+
+def make_model(
+    config: RunConfig,
+    run_dir: Path,
+    *,
+    answered: int = 0,
+    on_notice: OnNotice = unheard,
+    environ: Mapping[str, str] | None = None,
+) -> Model:
+    """The model of a run.
+
+    `answered` is the number of replies the run has taken already, 0 for a new run: `manual` and `replay` go on from
+    there. `on_notice` hears remarks as they arise. `environ` holds the keys; None: the process's own environment.
+    Raises `MissingKey`, `BadRecording`, `InputError` (a server without `--model`), `NoBackend` (the compiler is no
+    model).
+    """
+    environ = os.environ if environ is None else environ
+    choice = choose_backend(config, environ)
+    if choice.backend is Backend.COMPILER:
+        raise NoBackend("the compiler answers no asks", remedy="use --backend openai, anthropic, manual or replay")
+    if choice.backend is Backend.MANUAL:
+        name = config.model or "manual"
+        return ManualModel(run_dir, name=name, wait=config.wait, answered=answered, on_notice=on_notice)
+    if choice.replay is not None:
+        return ReplayModel(choice.replay, answered=answered, on_notice=on_notice)
+    key = find_key(choice.backend, environ, optional=not is_official(choice.backend, config.base_url))
+    name = model_name(choice.backend, config)
+    make = AnthropicModel if choice.backend is Backend.ANTHROPIC else OpenAIModel
+    return make(name, key, effort=config.effort, base_url=config.base_url, on_notice=on_notice)
