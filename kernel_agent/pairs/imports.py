@@ -13,7 +13,7 @@ _REMEDY = "A forward lives in one file: copy the helper into it."
 
 
 def check_imports(tree: ast.Module, path: Path) -> None:
-    """Raise `InputError` for an import that is relative, of a file that lies beside `path`, or of what is not installed.
+    """Raise `InputError` for an import that is relative, of a file beside `path`, or of what is not installed.
 
     Nothing is imported. Imports under `try` (with an except) and in the `__main__` block are the user's own business;
     those inside functions are only refused when they reach for a neighbour.

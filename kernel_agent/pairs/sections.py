@@ -104,3 +104,8 @@ def without_backward(source: str) -> str:
     blank = "\n" * sections.backward.count("\n")
     parts = (sections.head, FORWARD_MARKER, "\n", sections.forward, BACKWARD_MARKER, "\n", blank)
     return "".join((*parts, CHECK_MARKER, "\n", sections.check))
+
+
+def truth_source(source: str) -> str:
+    """What a truth child may see of a file: a pair without its backward section, a user's file as it is."""
+    return without_backward(source) if has_all_markers(source) else source

@@ -42,10 +42,15 @@ class FileFacts(Record):
         return content_hash(self.source)[:8]
 
 
+Scalar = int | float | bool | str | None
+Dim = Scalar | tuple[Scalar | tuple[Scalar, ...], ...]
+"""A value of a SWEEP entry: a size, a flag, a name (`torch.float16` stands for the dtype), or tuples of such."""
+
+
 class ShapeEntry(Record):
     """One SWEEP entry."""
 
-    dims: dict[str, int | float | bool | str | None]
+    dims: dict[str, Dim]
     required: bool = True
 
     @property
@@ -84,6 +89,10 @@ class KernelSpec(Record):
     grads: tuple[str, ...] = Field(description="names of inputs whose gradients a backward returns, in order")
     launches: tuple[str, ...] = Field(description="kernels launched at the first entry, in order")
     custom_gradient: bool = Field(default=False, description="`surrogate` replaces the truth for gradients")
+    torch_ops: tuple[str, ...] = Field(
+        default=(),
+        description="computing torch functions of the stub itself: a backward may use them and their adjoints",
+    )
 
     @property
     def hash8(self) -> str:

@@ -1,0 +1,219 @@
+"""`observe`: run a file's stub once, at its smallest SWEEP entry, and write down what it takes, launches and returns.
+
+Imports and runs the user's code, so it belongs into a child process; the parent only ever sees the `KernelSpec`.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from kernel_agent.errors import InputError
+from kernel_agent.ir import Execution, IRError, declared_dtype, execute, standin
+from kernel_agent.pairs.arguments import Arguments, argument_names, build_arguments
+from kernel_agent.pairs.blame import blame
+from kernel_agent.pairs.load import load_truth
+from kernel_agent.pairs.outputnames import output_names
+from kernel_agent.pairs.spec import ArgumentFacts, ArgumentKind, FileFacts, KernelSpec
+from kernel_agent.pairs.sweep import read_sweep, smallest
+
+
+def observe(facts: FileFacts) -> KernelSpec:
+    """Import the file under the stand-in device, make the smallest arguments, call the stub once and describe it.
+
+    Raises `InputError` with the place in the user's file for what only a run shows: an import, make_args or stub that
+    raises; a gradient asked of an argument that is no floating tensor; no launch; no differentiable output.
+    Raises `IRError` for a kernel that cannot be lowered or executed.
+    """
+    with tempfile.TemporaryDirectory(prefix="kernel_agent_") as scratch:
+        folder = Path(scratch)
+        try:
+            return _observe(facts, folder)
+        except InputError as error:
+            if error.path is None or error.path.parent != folder:
+                raise
+            raise InputError(error.message, remedy=error.remedy, path=facts.path, line=error.line) from error
+
+
+def _observe(facts: FileFacts, folder: Path) -> KernelSpec:
+    module = load_truth(facts, folder)
+    sweep = read_sweep(module.SWEEP, facts.path)
+    entry = smallest(sweep)
+    stub = getattr(module, facts.stub)
+    with standin():
+        arguments = build_arguments(module, entry, device="cpu", seed=0)
+        inputs = _inputs(facts, stub, arguments)
+        leaves = _places(inputs, arguments)
+        execution = _run(module, stub, arguments, leaves)
+    if not execution.launches:
+        raise InputError(
+            f"the stub `{facts.stub}` launches no Triton kernel at {entry.label}",
+            remedy="Mark the function that launches: `kernel[grid](...)`.",
+            path=facts.path,
+            line=facts.stub_line,
+        )
+    result = execution.result
+    if facts.is_pair:
+        result = _pair_outputs(result, facts)
+    returns_tuple = isinstance(result, (tuple, list))
+    values = tuple(result) if returns_tuple else (result,)
+    outputs = _outputs(facts, values)
+    return KernelSpec(
+        facts=facts,
+        sweep=sweep,
+        inputs=inputs,
+        outputs=outputs,
+        returns_tuple=returns_tuple,
+        grads=_grads(facts, inputs),
+        launches=tuple(launch.kernel for launch in execution.launches),
+        custom_gradient=facts.has_surrogate,
+        torch_ops=tuple(execution.torch_ops),
+    )
+
+
+def _inputs(facts: FileFacts, stub: Callable[..., Any], arguments: Arguments) -> tuple[ArgumentFacts, ...]:
+    """Describe the arguments; raises when a wanted gradient cannot be."""
+    try:
+        names = argument_names(stub, arguments)
+    except TypeError as error:
+        raise InputError(
+            f"make_args does not fit the stub: `{facts.stub}` got {error}",
+            remedy="Return the stub's arguments in order, or (args, kwargs).",
+            path=facts.path,
+            line=facts.stub_line,
+        ) from None
+    values = dict(zip(names, (*arguments.args, *arguments.kwargs.values()), strict=True))
+    wanted = _wanted(facts, names)
+    for name in wanted or ():
+        _check_wanted(name, values, facts)
+    inputs = tuple(
+        _describe(name, value, _floating(value) and (wanted is None or name in wanted))
+        for name, value in values.items()
+    )
+    if not any(item.needs_grad for item in inputs):
+        raise InputError(
+            f"nothing is differentiable: `{facts.stub}` gets no floating tensor",
+            remedy="Let make_args return a floating point tensor for at least one argument.",
+            path=facts.path,
+            line=facts.stub_line,
+        )
+    return inputs
+
+
+def _wanted(facts: FileFacts, names: tuple[str, ...]) -> tuple[str, ...] | None:
+    """The wanted arguments by name; None: all floating tensors. Positions count the stub's parameters without `ctx`."""
+    if facts.inputs_require_grad is None:
+        return None
+    positional = list(facts.parameters)
+    starred = [name for name in names if "[" in name]
+    if starred:  # what `*args` takes in stands in its place
+        place = positional.index(starred[0].partition("[")[0])
+        positional[place : place + 1] = starred
+    for item in facts.inputs_require_grad:
+        if isinstance(item, int) and item >= len(positional):
+            raise InputError(
+                f"inputs_require_grad names argument {item}, but `{facts.stub}` gets {len(positional)}",
+                remedy="Correct the position, or let make_args pass the argument.",
+                path=facts.path,
+                line=facts.stub_line,
+            )
+    return tuple(item if isinstance(item, str) else positional[item] for item in facts.inputs_require_grad)
+
+
+def _check_wanted(name: str, values: dict[str, Any], facts: FileFacts) -> None:
+    value = values.get(name)
+    if _floating(value):
+        return
+    if name not in values:
+        problem, remedy = "which make_args does not pass", "Pass it, or take it out of inputs_require_grad."
+    elif value is None:
+        problem, remedy = "which is None at the smallest SWEEP entry", "Pass a tensor at every entry, or take it out."
+    elif isinstance(value, torch.Tensor):
+        dtype = str(declared_dtype(value)).removeprefix("torch.")
+        problem, remedy = f"a tensor of {dtype}", "Only floating point tensors have gradients; take it out."
+    else:
+        problem, remedy = f"which is no tensor but {value!r:.60}", "Only tensors have gradients; take it out."
+    raise InputError(
+        f"a gradient is wanted of `{name}`, {problem}", remedy=remedy, path=facts.path, line=facts.stub_line
+    )
+
+
+def _grads(facts: FileFacts, inputs: tuple[ArgumentFacts, ...]) -> tuple[str, ...]:
+    """Gradient names in argument order; a pair's META says its own order."""
+    if facts.is_pair and facts.inputs_require_grad is not None:
+        return tuple(str(name) for name in facts.inputs_require_grad)
+    return tuple(item.name for item in inputs if item.needs_grad)
+
+
+def _places(inputs: tuple[ArgumentFacts, ...], arguments: Arguments) -> tuple[int | str, ...]:
+    places: list[int | str] = [*range(len(arguments.args)), *arguments.kwargs]
+    return tuple(place for item, place in zip(inputs, places, strict=True) if item.needs_grad)
+
+
+def _run(
+    module: ModuleType, stub: Callable[..., Any], arguments: Arguments, leaves: tuple[int | str, ...]
+) -> Execution:
+    try:
+        return execute(stub, arguments.args, arguments.kwargs, leaves=leaves)
+    except IRError:
+        raise
+    except Exception as error:
+        raise blame(error, module, f"the stub `{stub.__name__}` fails", "Correct the stub or make_args.") from error
+
+
+def _pair_outputs(result: Any, facts: FileFacts) -> Any:
+    if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], (tuple, list)):
+        raise InputError(
+            "`forward` does not return (outputs, saved)",
+            remedy="Return a tuple of two: the outputs (one value or a tuple), and the flat tuple that backward gets.",
+            path=facts.path,
+            line=facts.stub_line,
+        )
+    return result[0]
+
+
+def _outputs(facts: FileFacts, values: tuple[Any, ...]) -> tuple[ArgumentFacts, ...]:
+    beyond = [position for position in facts.nondiff_outputs if position >= len(values)]
+    if beyond:
+        raise InputError(
+            f"nondiff_outputs names output {beyond[0]}, but `{facts.stub}` returns {len(values)} output(s)",
+            remedy=f"Positions run from 0 to {len(values) - 1}.",
+            path=facts.path,
+            line=facts.stub_line,
+        )
+    names = output_names(facts, len(values))
+    outputs = tuple(
+        _describe(
+            name,
+            value,
+            _floating(value) and position not in facts.nondiff_outputs and (value.requires_grad or facts.has_surrogate),
+        )
+        for position, (name, value) in enumerate(zip(names, values, strict=True))
+    )
+    if not any(item.needs_grad for item in outputs):
+        raise InputError(
+            f"nothing is differentiable: no output of `{facts.stub}` depends on an input whose gradient is wanted",
+            remedy="Return the result, floating and not detached; `nondiff_outputs` must leave at least one.",
+            path=facts.path,
+            line=facts.stub_line,
+        )
+    return outputs
+
+
+def _describe(name: str, value: Any, needs_grad: bool) -> ArgumentFacts:
+    if isinstance(value, torch.Tensor):
+        dtype = str(declared_dtype(value)).removeprefix("torch.")
+        kind = ArgumentKind.TENSOR
+        return ArgumentFacts(name=name, kind=kind, dtype=dtype, shape=tuple(value.shape), needs_grad=needs_grad)
+    if value is None:
+        return ArgumentFacts(name=name, kind=ArgumentKind.NONE)
+    return ArgumentFacts(name=name, kind=ArgumentKind.OTHER, text=repr(value)[:200])
+
+
+def _floating(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and declared_dtype(value).is_floating_point
