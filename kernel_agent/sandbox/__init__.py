@@ -1,1 +1,29 @@
-"""Locked-down child processes for code that nobody vouches for."""
+"""Locked-down child processes for code that nobody vouches for. `docs/threat-model.md` says what they stop."""
+
+from kernel_agent.sandbox.call import Call
+from kernel_agent.sandbox.job import (
+    ChildError,
+    Ending,
+    Job,
+    Limits,
+    Message,
+    Protection,
+    Report,
+    SandboxError,
+    TracebackLine,
+)
+from kernel_agent.sandbox.supervisor import Sandbox
+
+__all__ = [
+    "Call",
+    "ChildError",
+    "Ending",
+    "Job",
+    "Limits",
+    "Message",
+    "Protection",
+    "Report",
+    "Sandbox",
+    "SandboxError",
+    "TracebackLine",
+]

@@ -1,0 +1,103 @@
+"""All processes below one, as `/proc` tells them: how the warden finds, counts, weighs and kills what a child has started.
+
+A descendant cannot leave the tree: sessions, process groups and double forks do not change it, because the warden adopts
+orphans (PR_SET_CHILD_SUBREAPER).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+
+_KERNEL_LISTS_CHILDREN = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a group of processes uses right now."""
+
+    memory_bytes: int
+    """Anonymous and shared resident memory; pages shared by a fork count once per process."""
+    processes: int
+    threads: int
+
+
+def _read(path: str) -> str:
+    """Content of a `/proc` file; empty when the process has gone meanwhile."""
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            return file.read()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return ""
+
+
+def _numbers_in(folder: str) -> list[int]:
+    try:
+        return [int(name) for name in os.listdir(folder) if name.isdigit()]
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return []
+
+
+def children(pid: int) -> list[int]:
+    lists = (_read(f"/proc/{pid}/task/{thread}/children") for thread in _numbers_in(f"/proc/{pid}/task"))
+    return [int(word) for text in lists for word in text.split()]
+
+
+def _all_parents() -> dict[int, list[int]]:
+    """Children of every process, from one pass over `/proc`: for kernels without `children` files."""
+    children: dict[int, list[int]] = {}
+    for pid in _numbers_in("/proc"):
+        fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+        if fields:
+            children.setdefault(int(fields[1]), []).append(pid)
+    return children
+
+
+def descendants(root: int) -> list[int]:
+    """Process ids below `root`, without it, parents before children."""
+    table = None if _KERNEL_LISTS_CHILDREN else _all_parents()
+    found, position = [root], 0
+    seen = {root}
+    while position < len(found):
+        pid = found[position]
+        position += 1
+        fresh = [child for child in (children(pid) if table is None else table.get(pid, [])) if child not in seen]
+        seen.update(fresh)
+        found.extend(fresh)
+    return found[1:]
+
+
+def usage(pids: list[int]) -> Usage:
+    """What these processes use together; those that have ended count nothing."""
+    memory = processes = threads = 0
+    for pid in pids:
+        status = dict(line.split(":", 1) for line in _read(f"/proc/{pid}/status").splitlines() if ":" in line)
+        if not status or status.get("State", "").strip().startswith(("Z", "X")):
+            continue
+        processes += 1
+        threads += int(status.get("Threads", "1"))
+        parts = ("RssAnon", "RssShmem") if "RssAnon" in status else ("VmRSS",)
+        memory += sum(int(status[part].split()[0]) << 10 for part in parts if part in status)
+    return Usage(memory, processes, threads)
+
+
+def kill_descendants(patience_s: float = 10.0) -> tuple[int, ...]:
+    """Kill and reap everything below this process, until nothing is left. Returns what could not be killed in time."""
+    me, give_up = os.getpid(), time.monotonic() + patience_s
+    while True:
+        left = descendants(me)
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return ()
+        if time.monotonic() > give_up:
+            return tuple(left)
+        time.sleep(0.001)

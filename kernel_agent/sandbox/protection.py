@@ -1,0 +1,42 @@
+"""Which walls this machine can put around a child, found out by putting them up in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+from kernel_agent.sandbox import environment
+from kernel_agent.sandbox.job import Protection
+
+_PROBE = """
+import sys
+sys.path[:] = sys.argv[2].split(":")
+import json
+from pathlib import Path
+from kernel_agent.sandbox.confinement import confine
+from kernel_agent.sandbox.job import Limits
+print(json.dumps([wall.model_dump() for wall in confine(Path(sys.argv[1]), (), Limits())]))
+"""
+
+
+def protections() -> tuple[Protection, ...]:
+    """Every protection, in the order of application, as a child on this machine would have it. Takes about a second."""
+    if not sys.platform.startswith("linux"):
+        return (Protection(name="sandbox", active=False, detail="needs Linux"),)
+    search_path = ":".join(os.path.abspath(entry) for entry in sys.path)
+    with tempfile.TemporaryDirectory(prefix="kernel-agent-") as scratch:
+        probe = subprocess.run(
+            [sys.executable, "-c", _PROBE, scratch, search_path],
+            env=environment.scrubbed(os.environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+    if probe.returncode != 0:
+        return (Protection(name="sandbox", active=False, detail=probe.stderr.strip()[-1000:]),)
+    return tuple(Protection.model_validate(wall) for wall in json.loads(probe.stdout))

@@ -1,0 +1,95 @@
+"""`Sandbox`: runs each job in a fresh, walled-in process and leaves nothing of it behind."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+from kernel_agent.sandbox.fork_server import ForkServer
+from kernel_agent.sandbox.job import Job, Message, Protection, Report, SandboxError
+from kernel_agent.sandbox.running_job import RunningJob
+
+PRELOAD = ("torch", "triton")
+_NOT_YET_BUILT = ("seccomp",)
+_CLOSE_S = 60.0
+_log = logging.getLogger(__name__)
+
+
+class Sandbox:
+    """Owns one fork server, started at the first job. Several threads may run jobs at the same time.
+
+    `preload` is imported once, in the server; every child then has it for the price of a fork. What is named there must
+    not start threads nor initialise a device.
+    """
+
+    def __init__(self, preload: Sequence[str] = PRELOAD) -> None:
+        self._server = ForkServer(preload)
+        self._closing = threading.Event()
+        self._idle = threading.Condition()
+        self._active = 0
+        self._warned = False
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def server_pid(self) -> int | None:
+        """Process id of the fork server while it runs."""
+        return self._server.pid
+
+    def run(
+        self,
+        job: Job,
+        on_message: Callable[[Message], None] | None = None,
+        *,
+        cancelled: threading.Event | None = None,
+    ) -> Report:
+        """Run a job to its end, however it ends, and report.
+
+        `on_message` gets every message as it arrives. Setting `cancelled` from another thread ends the job (CANCELLED), as
+        does closing the sandbox. An exception in `on_message`, or Ctrl-C, ends the job and is passed on.
+        Raises SandboxError when the sandbox itself does not work, TypeError when the job cannot be sent.
+        """
+        with self._idle:
+            if self._closing.is_set():
+                raise SandboxError(
+                    "the sandbox is closed", remedy="use one Sandbox for the whole run, inside its `with` block"
+                )
+            self._active += 1
+        try:
+            with RunningJob(job, self._server.launch) as running:
+                for message in running.follow(
+                    lambda: self._closing.is_set() or (cancelled is not None and cancelled.is_set())
+                ):
+                    if on_message is not None:
+                        on_message(message)
+                report = running.report()
+            self._warn_once(report.protections)
+            return report
+        finally:
+            with self._idle:
+                self._active -= 1
+                self._idle.notify_all()
+
+    def close(self) -> None:
+        """Cancel what runs, wait for its burial, end the server. Idempotent."""
+        self._closing.set()
+        with self._idle:
+            self._idle.wait_for(lambda: self._active == 0, timeout=_CLOSE_S)
+        self._server.close()
+
+    def _warn_once(self, protections: tuple[Protection, ...]) -> None:
+        missing = [wall for wall in protections if not wall.active and wall.name not in _NOT_YET_BUILT]
+        if missing and not self._warned:
+            self._warned = True
+            _log.warning(
+                "candidates run with less protection than intended: %s",
+                "; ".join(f"no {wall.name} ({wall.detail})" for wall in missing),
+            )
