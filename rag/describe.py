@@ -7,6 +7,7 @@ what tells operators apart. It is read off the syntax tree, so that a query cost
 from __future__ import annotations
 
 import ast
+import builtins
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -81,13 +82,11 @@ def describe(source: str, path: Path | None = None, titles: tuple[str, ...] = ()
 
 
 def _texts(part: ForwardPart) -> list[str]:
-    """Docstrings and identifiers of the forward, each once per use."""
+    """Docstrings, and the names that the author chose, once per use: no attribute, keyword or builtin."""
     texts = [part.docstring, *(ast.get_docstring(function) or "" for function in part.functions)]
     for node in (node for statement in part.statements for node in ast.walk(statement)):
-        if isinstance(node, ast.Name):
+        if isinstance(node, ast.Name) and not hasattr(builtins, node.id):
             texts.append(node.id)
-        elif isinstance(node, (ast.arg, ast.keyword)):
-            texts.append(node.arg or "")
-        elif isinstance(node, ast.Attribute) and not isinstance(node.value, ast.Name):
-            texts.append(node.attr)
+        elif isinstance(node, ast.arg):
+            texts.append(node.arg)
     return texts

@@ -10,7 +10,7 @@ _PART = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+\d*|[A-Z]+\d*")
 
 # Words that every Triton file contains, or that say nothing about what it computes.
 _STOPPED = (
-    "a an and are as at be but by each every for from if in into is it its of on or over per so such than that the "
+    "an and are as at be but by each every for from if in into is it its of on or over per so such than that the "
     "their then this to where which with self jit kernel kernels forward fwd backward bwd tl torch triton"
 )
 STOP_WORDS = frozenset(_STOPPED.split())

@@ -1,0 +1,126 @@
+"""The nearest pairs come first, whole, with the reason beside each one that is not shown."""
+
+import pytest
+
+from kernel_agent.errors import InputError
+from rag import Exclusion, Query, Signal, search
+
+STRANGER = '''
+"""Plans railway timetables."""
+import triton
+
+def timetable(stations, carriages):
+    return sorted(stations, key=carriages.get)
+'''
+
+
+def slugs(hits):
+    return [hit.pair.slug for hit in hits]
+
+
+def test_layernorm_finds_the_row_norm_first(index, layernorm):
+    result = search(Query(layernorm), index)
+    assert result.chosen[0].pair.slug == "rmsnorm_one_row"
+    assert result.judged_by is Signal.DENSE
+    assert result.notice == ""
+
+
+@pytest.mark.parametrize(
+    "slug", ["attention_one_tile", "cross_entropy_one_row", "matmul_one_tile_k", "softmax_one_row"]
+)
+def test_every_pair_finds_itself_first(index, pair_source, slug):
+    assert search(Query(pair_source(slug)), index).hits[0].pair.slug == slug
+
+
+def test_pairs_are_given_whole(index, pair_source):
+    source = pair_source("attention_one_tile")
+    pair = search(Query(source), index).hits[0].pair
+    assert source.endswith(source.split("# --- check ---")[1])
+    assert pair.forward == source.split("# --- forward ---")[1].split("# --- backward ---")[0].strip()
+    assert pair.backward == source.split("# --- backward ---")[1].split("# --- check ---")[0].strip()
+    assert pair.path.as_posix() == "attention/attention_one_tile.py"
+    assert pair.family == "attention"
+
+
+def test_scores_tell_ranks_per_signal_and_their_fusion(index, pair_source):
+    scores = search(Query(pair_source("softmax_one_row")), index).hits[0].scores
+    assert (scores.dense_rank, scores.lexical_rank, scores.structure_rank) == (1, 1, None)
+    assert scores.fused == pytest.approx(2 / 61)
+    assert scores.similarity == scores.dense > 0.9
+
+
+def test_near_identical_backward_is_collapsed_into_the_better_hit(index, pair_source):
+    # Both are SiLU under different names: shown twice, they would push a different pair out of the prompt.
+    hits = search(Query(pair_source("silu_flat"), min_sim=0.0), index).hits
+    twin = next(hit for hit in hits if hit.pair.slug == "swish_renamed")
+    assert twin.excluded is Exclusion.NEAR_IDENTICAL
+    assert twin.reason == "near-identical backward: silu_flat"
+
+
+def test_collapsed_pair_makes_room_for_the_next(index, pair_source):
+    chosen = search(Query(pair_source("silu_flat"), k=2, min_sim=0.0), index).chosen
+    assert len(chosen) == 2
+    assert "swish_renamed" not in slugs(chosen)
+
+
+def test_k_cuts_the_chosen_but_not_the_hits(index, layernorm):
+    result = search(Query(layernorm, k=1, min_sim=0.0), index)
+    assert len(result.chosen) == 1
+    assert len(result.hits) == 7
+    assert Exclusion.BEYOND_K in {hit.excluded for hit in result.hits}
+
+
+def test_k_zero_chooses_nothing_without_complaint(index, layernorm):
+    result = search(Query(layernorm, k=0), index)
+    assert result.chosen == ()
+    assert result.notice == ""
+
+
+def test_min_sim_shuts_out_what_is_dissimilar(index, pair_source):
+    result = search(Query(pair_source("attention_one_tile"), min_sim=0.9), index)
+    assert slugs(result.chosen) == ["attention_one_tile"]
+    assert {hit.excluded for hit in result.hits[1:]} == {Exclusion.DISSIMILAR}
+
+
+def test_nothing_similar_is_said_and_no_error(index):
+    result = search(Query(STRANGER), index)
+    assert result.chosen == ()
+    assert "no pair is similar enough" in result.notice
+
+
+def test_exclude_ignores_case_and_looks_at_the_whole_path(index, layernorm):
+    result = search(Query(layernorm, exclude=("NORM_Row/",)), index)
+    first = next(hit for hit in result.hits if hit.pair.slug == "rmsnorm_one_row")
+    assert first.excluded is Exclusion.TERM
+    assert first.detail == "NORM_Row/"
+    assert "rmsnorm_one_row" not in slugs(result.chosen)
+
+
+def test_exclude_terms_that_match_nothing_are_reported(index, layernorm):
+    # A typo in an exclusion would otherwise leave the held-out pair in the prompt unnoticed.
+    assert search(Query(layernorm, exclude=("rmsnrom", "silu")), index).unmatched_excludes == ("rmsnrom",)
+
+
+def test_strange_names_are_searched_by_structure(index, pair_source):
+    source = pair_source("attention_one_tile").split("# --- forward ---")[1].split("# --- backward ---")[0]
+    for number, name in enumerate(("_attention_fwd", "forward", "scale", "inside", "lse", "LSE", "BLOCK", "OUT", "at")):
+        source = source.replace(name, f"wuxyz{chr(97 + number)}qqj")
+    result = search(Query(source), index)
+    assert result.judged_by is Signal.STRUCTURE
+    assert result.chosen[0].pair.slug == "attention_one_tile"
+    assert "structure" in result.notice
+
+
+def test_options_out_of_range_are_refused(index, layernorm):
+    with pytest.raises(InputError, match=r"top k must not be negative"):
+        search(Query(layernorm, k=-1), index)
+    with pytest.raises(InputError, match=r"min-sim must lie in \[0, 1\]"):
+        search(Query(layernorm, min_sim=1.5), index)
+
+
+def test_lexical_index_searches_alone_and_says_so(lexical_index, layernorm):
+    result = search(Query(layernorm), lexical_index)
+    assert result.judged_by is Signal.LEXICAL
+    assert result.hits[0].pair.slug == "rmsnorm_one_row"
+    assert "lexical search alone" in result.notice
+    assert result.hits[0].scores.similarity == result.hits[0].scores.lexical
