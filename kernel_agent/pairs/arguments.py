@@ -35,7 +35,9 @@ def build_arguments(module: ModuleType, entry: ShapeEntry, *, device: str | torc
     With exactly one required parameter that no SWEEP key names, make_args gets the dims as a dict, else as
     keywords. `device`, `dtype` and `seed` are passed only if it names them: `dtype` from the entry, else its own
     default, else torch.float32. Without a `seed` parameter it runs under `torch.manual_seed(seed)`; global generators
-    are left as they were. Raises `InputError` with the line in the user's file when make_args raises or cannot take the entry.
+    are left as they were.
+
+    Raises `InputError` with the line in the user's file when make_args raises or cannot take the entry.
     """
     make_args = module.make_args
     dims = {name: _runtime(value) for name, value in entry.dims.items()}

@@ -6,7 +6,7 @@ Imports and runs the user's code, so it belongs into a child process; the parent
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
