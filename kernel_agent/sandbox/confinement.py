@@ -55,14 +55,15 @@ def _limit_resources(limits: Limits) -> str:
         least = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(what, (least, least))
     Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
-    return f"files up to {limits.file_bytes >> 20} MiB, {_OPEN_FILES} open files, no core dumps, first to go when memory is short"
+    return f"files up to {limits.file_bytes >> 20} MiB, {_OPEN_FILES} open files, no core dumps, first out of memory"
 
 
 def _leave_network() -> str:
-    if os.geteuid() == 0:
+    try:
         linux.unshare(linux.CLONE_NEWNET | linux.CLONE_NEWIPC)
         return "no network interface, own System V IPC"
-    uid, gid = os.geteuid(), os.getegid()
+    except PermissionError:  # an ordinary user, or root in a container: as root of a user namespace it is allowed
+        uid, gid = os.geteuid(), os.getegid()
     linux.unshare(linux.CLONE_NEWUSER | linux.CLONE_NEWNET | linux.CLONE_NEWIPC)
     Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
     Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1", encoding="ascii")

@@ -46,7 +46,7 @@ def _sentence_of_cut(cut: Cut, limits: Limits) -> str:
     return {
         Cut.TIMED_OUT: f"the process ran longer than {limits.wall_s:g} s and was ended",
         Cut.OUT_OF_MEMORY: f"the process used more than {limits.memory_bytes >> 20} MiB of memory and was ended",
-        Cut.TOO_MANY_PROCESSES: f"more than {limits.processes} processes or {limits.threads} threads were running; all were ended",
+        Cut.TOO_MANY_PROCESSES: f"over {limits.processes} processes or {limits.threads} threads ran and were ended",
         Cut.CANCELLED: "the process was cancelled",
     }[cut]
 

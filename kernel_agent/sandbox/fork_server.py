@@ -17,7 +17,12 @@ from kernel_agent.sandbox.server import REQUEST_BYTES
 
 _START_S = 120.0
 # The search path is set before anything of ours is imported, so that a checkout on the caller's path works uninstalled.
-_BOOT = "import sys; sys.path[:] = sys.argv[3].split(':'); from kernel_agent.sandbox.server import main; main(int(sys.argv[1]), sys.argv[2].split(','))"
+_BOOT = """
+import sys
+sys.path[:] = sys.argv[3].split(":")
+from kernel_agent.sandbox.server import main
+main(int(sys.argv[1]), sys.argv[2].split(","))
+"""
 
 
 class ForkServer:
@@ -73,9 +78,11 @@ class ForkServer:
             ready = b""
         if not ready:
             self._process.kill()
+            self._process.wait()
+            said = self.log_tail()
             self._end()
             raise SandboxError(
-                f"the fork server could not import {', '.join(self._preload)}: {self.log_tail()}",
+                f"the fork server could not import {', '.join(self._preload)}: {said}",
                 remedy="run `kernel-agent doctor`, which checks the installation",
             )
         ours.settimeout(None)
@@ -101,3 +108,4 @@ class ForkServer:
             self._process.kill()
             self._process.wait()
         self._process = None
+        self._log.close()

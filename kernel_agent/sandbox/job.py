@@ -1,4 +1,4 @@
-"""The records that go in and out of the sandbox: a `Job` is handed over, `Message`s stream back, a `Report` says how it ended."""
+"""The records that go in and out of the sandbox: a `Job` in, `Message`s while it runs, a `Report` on how it ended."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Limits:
     wall_s: float = 120.0
     """Seconds from the start of the child to its end, on the wall clock."""
     memory_bytes: int = 6 << 30
-    """Resident anonymous and shared memory of all processes of the job together. Polled, so it can be passed for some milliseconds."""
+    """Resident anonymous and shared memory of all its processes together. Polled: can be passed for milliseconds."""
     file_bytes: int = 512 << 20
     """Largest size of one file the child writes."""
     processes: int = 64
@@ -35,7 +35,7 @@ class Limits:
     threads: int = 1024
     """Threads of all its processes at one time. Polled."""
     output_bytes: int = 4 << 30
-    """All tensors of all messages together, each counted as if it were contiguous (an expanded tensor is large once it is used)."""
+    """All tensors of all messages together, counted as contiguous ones: an expanded tensor is large once it is used."""
     record_bytes: int = 64 << 20
     """All JSON records of all messages together."""
     text_bytes: int = 64 << 10
@@ -128,7 +128,7 @@ class Report:
     exit_code: int | None = None
     """Status the child left with, if it left by itself."""
     signal: int | None = None
-    """Number of the signal that ended the child, if one did; also set when the sandbox killed it."""
+    """Number of the signal that ended the child, if one did that the sandbox did not send."""
     stdout_tail: str = ""
     stderr_tail: str = ""
     seconds: float = 0.0

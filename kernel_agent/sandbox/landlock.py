@@ -1,7 +1,7 @@
 """Landlock: the kernel's own access lists, which an unprivileged process puts on itself and can never take off.
 
-Constants and structures are those of `linux/landlock.h`; rights that the running kernel does not know are left out, as its
-documentation asks (https://docs.kernel.org/userspace-api/landlock.html).
+Constants and structures are those of `linux/landlock.h`; rights that the running kernel does not know are left out, as
+its documentation asks (https://docs.kernel.org/userspace-api/landlock.html).
 """
 
 from __future__ import annotations

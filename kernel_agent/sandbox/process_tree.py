@@ -1,7 +1,7 @@
-"""All processes below one, as `/proc` tells them: how the warden finds, counts, weighs and kills what a child has started.
+"""All processes below one, as `/proc` tells them: how the warden finds, counts, weighs and kills what a child started.
 
-A descendant cannot leave the tree: sessions, process groups and double forks do not change it, because the warden adopts
-orphans (PR_SET_CHILD_SUBREAPER).
+A descendant cannot leave the tree: sessions, process groups and double forks do not change it, because the warden
+adopts orphans (PR_SET_CHILD_SUBREAPER).
 """
 
 from __future__ import annotations
@@ -41,23 +41,28 @@ def _numbers_in(folder: str) -> list[int]:
 
 
 def children(pid: int) -> list[int]:
+    """Process ids of the direct children of `pid`."""
+    return _listed_children(pid) if _KERNEL_LISTS_CHILDREN else _all_children().get(pid, [])
+
+
+def _listed_children(pid: int) -> list[int]:
     lists = (_read(f"/proc/{pid}/task/{thread}/children") for thread in _numbers_in(f"/proc/{pid}/task"))
     return [int(word) for text in lists for word in text.split()]
 
 
-def _all_parents() -> dict[int, list[int]]:
+def _all_children() -> dict[int, list[int]]:
     """Children of every process, from one pass over `/proc`: for kernels without `children` files."""
-    children: dict[int, list[int]] = {}
+    table: dict[int, list[int]] = {}
     for pid in _numbers_in("/proc"):
         fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
         if fields:
-            children.setdefault(int(fields[1]), []).append(pid)
-    return children
+            table.setdefault(int(fields[1]), []).append(pid)
+    return table
 
 
 def descendants(root: int) -> list[int]:
     """Process ids below `root`, without it, parents before children."""
-    table = None if _KERNEL_LISTS_CHILDREN else _all_parents()
+    table = None if _KERNEL_LISTS_CHILDREN else _all_children()
     found, position = [root], 0
     seen = {root}
     while position < len(found):

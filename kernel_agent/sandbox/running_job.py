@@ -1,4 +1,4 @@
-"""The parent's side of one job: feeds the child, reads its frames and its output, and waits for the warden's last word."""
+"""The parent's side of one job: feeds the child, reads its frames and output, and waits for the warden's last word."""
 
 from __future__ import annotations
 

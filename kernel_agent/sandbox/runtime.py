@@ -13,9 +13,9 @@ import socket
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from pydantic import BaseModel, ConfigDict
 
@@ -55,13 +55,12 @@ def run_child(request: LaunchRequest, channel: socket.socket, out: int, err: int
         _send(channel, FrameKind.HELLO, hello)
         job = FrameReader(Budget(_TRUSTED_BUDGET, _TRUSTED_BUDGET)).receive(channel)
         call = Call(job.record, job.tensors, request.scratch, request.label, channel)
-        try:
-            _load(request.entry)(call)
-        except BaseException as error:  # SystemExit and KeyboardInterrupt too: leaving is not returning
-            _send(channel, FrameKind.RAISED, describe(error).model_dump())
-        else:
-            _send(channel, FrameKind.FINISHED, {})
-            status = 0
+        me = os.getpid()
+        kind, record = _run_entry(request.entry, call)
+        if os.getpid() != me:  # the entry forked, and this is the fork: it has nothing to say
+            os._exit(1)
+        call._write(kind, record, {})
+        status = 0 if kind is FrameKind.FINISHED else 1
         sys.stdout.flush()
         sys.stderr.flush()
     except BaseException:  # a wall or the channel broke; the parent reads this in the tail of stderr
@@ -88,13 +87,18 @@ def _enter_scratch(scratch: Path) -> None:
     os.chdir(scratch)
 
 
-def _load(entry: str) -> Callable[[Call], None]:
+def _run_entry(entry: str, call: Call) -> tuple[FrameKind, dict[str, Any]]:
+    """Call the entry; the last word on it and its record."""
     module, _, name = entry.partition(":")
-    function: Callable[[Call], None] = getattr(importlib.import_module(module), name)
-    return function
+    try:
+        function: Callable[[Call], None] = getattr(importlib.import_module(module), name)
+        function(call)
+    except BaseException as error:  # SystemExit and KeyboardInterrupt too: leaving is not returning
+        return FrameKind.RAISED, describe(error).model_dump()
+    return FrameKind.FINISHED, {}
 
 
-def _send(channel: socket.socket, kind: FrameKind, record: dict[str, object]) -> None:
+def _send(channel: socket.socket, kind: FrameKind, record: Mapping[str, Any]) -> None:
     for buffer in encode(kind, record, {}):
         channel.sendall(buffer)
 

@@ -1,8 +1,9 @@
 """The fork server: a process that has torch and triton imported and forks a warden for every job.
 
-It stays single-threaded (a fork keeps only one thread, and another's locks would stay locked) and never touches torch.cuda,
-Triton's active driver or any library that starts threads. It holds no secret: it was executed with a scrubbed environment,
-so its children's memory contains none. It ends when its socket closes, that is when the parent closes it or dies.
+It stays single-threaded (a fork keeps only one thread, and another's locks would stay locked) and never touches
+torch.cuda, Triton's active driver or any library that starts threads. It holds no secret: it was executed with a
+scrubbed environment, so its children's memory contains none. It ends when its socket closes, that is when the parent
+closes it or dies.
 """
 
 from __future__ import annotations

@@ -53,8 +53,8 @@ class Sandbox:
     ) -> Report:
         """Run a job to its end, however it ends, and report.
 
-        `on_message` gets every message as it arrives. Setting `cancelled` from another thread ends the job (CANCELLED), as
-        does closing the sandbox. An exception in `on_message`, or Ctrl-C, ends the job and is passed on.
+        `on_message` gets every message as it arrives. Setting `cancelled` from another thread ends the job (CANCELLED),
+        as does closing the sandbox. An exception in `on_message`, or Ctrl-C, ends the job and is passed on.
         Raises SandboxError when the sandbox itself does not work, TypeError when the job cannot be sent.
         """
         with self._idle:

@@ -1,8 +1,8 @@
 """The warden: one small process per job between the fork server and the child.
 
-It adopts whatever the child leaves behind, polls memory and process counts (rlimits are void for root, and RLIMIT_AS breaks
-CUDA), keeps the clock, and ends everything below it: when a limit is passed, when the parent says so, and when the parent
-dies, which it notices because its control socket closes.
+It adopts whatever the child leaves behind, polls memory and process counts (rlimits are void for root, and RLIMIT_AS
+breaks CUDA), keeps the clock, and ends everything below it: when a limit is passed, when the parent says so, and when
+the parent dies, which it notices because its control socket closes.
 """
 
 from __future__ import annotations

@@ -1,0 +1,40 @@
+"""Jobs for the entries of `sandbox_entries`, and questions about processes that should be gone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from kernel_agent.sandbox import Job, Limits, Report
+
+ENTRIES = Path(__file__).resolve().parent
+Run = Callable[..., Report]
+
+
+def job(name: str, limits: Limits | None = None, tensors: object = None, **payload: object) -> Job:
+    """A job for one entry of `sandbox_entries`."""
+    return Job(
+        entry=f"sandbox_entries:{name}",
+        payload=payload,
+        tensors=tensors or {},
+        limits=limits or Limits(wall_s=30),
+        label=name,
+        readable=(ENTRIES,),
+    )
+
+
+def alive(pids: list[int]) -> list[int]:
+    """Those of `pids` that still run; a zombie that init has not yet reaped does not count."""
+    found = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+    return [process.pid for process in found if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+
+
+def wait_until_gone(pids: list[int], seconds: float = 10) -> list[int]:
+    """Give processes some time to end; returns those that did not."""
+    deadline = time.monotonic() + seconds
+    while alive(pids) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return alive(pids)
