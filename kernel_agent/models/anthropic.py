@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from kernel_agent.config import Backend, Effort
-from kernel_agent.models.errors import CutStream, ProviderUnavailable, status_error
+from kernel_agent.models.errors import CutStream, ProviderUnavailable, said, status_error
 from kernel_agent.models.hosted import CONNECT_S, HostedModel, Part
 from kernel_agent.models.protocol import Conversation, Progress, Reply, Role, StopReason, Usage
 
@@ -125,7 +125,7 @@ class AnthropicModel(HostedModel):
         try:
             yield
         except anthropic.APIStatusError as error:
-            message = self._key.redact(error.message)
+            message = self._key.redact(said(error.body))
             raise status_error(error.status_code, message, server=self._server, variable=self._key.variable) from error
         except anthropic.APIError as error:
             message = f"cannot reach {self._server}: {self._key.redact(error.message)}"

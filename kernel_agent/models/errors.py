@@ -61,6 +61,13 @@ def is_policy(code: str) -> bool:
     return code == "invalid_prompt" or "policy" in code
 
 
+def said(body: object) -> str:
+    """What the JSON body of an error says, as providers wrap it: `{"error": {"message": ...}}` or less."""
+    while isinstance(body, dict):
+        body = body.get("error") or body.get("message") or body.get("detail") or "nothing more"
+    return str(body or "nothing more")
+
+
 def status_error(status: int, message: str, *, server: str, variable: str) -> ModelError:
     """The error that an HTTP status means. `message` is the server's own, without any key in it."""
     if status in {401, 403}:

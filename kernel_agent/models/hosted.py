@@ -30,8 +30,8 @@ class Part(enum.Enum):
 
     SUMMARY = ("summar",)
     USAGE = ("stream_options", "include_usage")
-    CACHE = ("cache",)
-    EFFORT = ("reason", "effort", "think", "output_config")
+    CACHE = ("cache_control", "prompt_cache")
+    EFFORT = ("reasoning", "effort", "thinking", "output_config")
 
 
 class HostedModel(abc.ABC):
@@ -73,6 +73,9 @@ class HostedModel(abc.ABC):
                 notices, NoticeKind.USAGE_ESTIMATED, f"{self._server} reports no token counts; they are estimated"
             )
         cost = cost_of(reply.model, usage)
+        if cost is None:
+            # Gateways report names of their own.
+            cost = cost_of(self.name, usage)
         took = time.monotonic() - started
         return reply.model_copy(update={"usage": usage, "cost_usd": cost, "latency_s": took, "notices": tuple(notices)})
 

@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING
 
 from kernel_agent.config import Backend, Effort
 from kernel_agent.models import chat, responses
-from kernel_agent.models.errors import CutStream, ModelError, ProviderUnavailable, RefusedReply, is_policy, status_error
+from kernel_agent.models.errors import (
+    CutStream,
+    ModelError,
+    ProviderUnavailable,
+    RefusedReply,
+    is_policy,
+    said,
+    status_error,
+)
 from kernel_agent.models.hosted import CONNECT_S, MAX_RETRIES, SILENCE_S, HostedModel, Part
 from kernel_agent.models.keys import Key
 from kernel_agent.models.protocol import Conversation, OnNotice, Progress, Reply, unheard
@@ -113,7 +121,7 @@ class OpenAIModel(HostedModel):
             raise CutStream(f"{self._server} cut the reply: {message}", remedy="try again later") from error
 
     def _from_status(self, error: openai.APIStatusError) -> ModelError:
-        message = self._key.redact(error.message)
+        message = self._key.redact(said(error.body))
         if error.code is not None and is_policy(error.code):
             return RefusedReply(
                 f"{self._server} refused the request: {message}", remedy="ask another model with --model"
