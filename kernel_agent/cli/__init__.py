@@ -1,1 +1,1 @@
-"""The command line: parsing and rendering only."""
+"""The command line: parsing and rendering only, one file per group of commands."""

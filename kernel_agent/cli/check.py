@@ -1,0 +1,62 @@
+"""`kernel-agent check PAIR.py`: put any pair file through the gate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kernel_agent.cli.streams import err, out
+from kernel_agent.errors import ExitCode, InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kernel_agent.gate.verdict import CaseResult, Verdict
+    from kernel_agent.sandbox import Sandbox
+
+    OnCase = Callable[[CaseResult, int, int], None]
+
+
+def check(
+    pair: Annotated[Path, typer.Argument(help="A pair file: a dataset entry or a delivered backward.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
+) -> None:
+    """Prove the backward of a pair file against its own forward."""
+    from kernel_agent.sandbox import Sandbox
+
+    with Sandbox() as sandbox, err().status(f"reading {pair.name}") as status:
+
+        def on_case(result: CaseResult, done: int, planned: int) -> None:
+            status.update(f"{pair.name}: case {done} of {planned}, {result.case}")
+
+        verdict = gate_file(pair, sandbox, on_case)
+    if as_json:
+        print(verdict.model_dump_json(indent=2))
+    else:
+        render(verdict, pair)
+    raise typer.Exit(int(ExitCode.OK if verdict.green else ExitCode.RED))
+
+
+def gate_file(pair: Path, sandbox: Sandbox, on_case: OnCase | None = None) -> Verdict:
+    """Describe and gate one pair file. Raises `InputError` for anything else."""
+    from kernel_agent.gate import check as gate_check
+    from kernel_agent.oracle import describe
+    from kernel_agent.pairs.userfile import read_file
+
+    facts = read_file(pair)
+    if not facts.is_pair:
+        raise InputError(
+            "this file has no backward section to check",
+            path=pair,
+            remedy=f"to make one: kernel-agent --file-path {pair}",
+        )
+    return gate_check(describe(facts, sandbox), facts.source, sandbox, on_case=on_case)
+
+
+def render(verdict: Verdict, pair: Path) -> None:
+    """A picture of the verdict: one row per case, one column per gradient."""
+    from kernel_agent.report.verdict import verdict_view
+
+    out().print(verdict_view(verdict, title=pair.name))

@@ -1,0 +1,201 @@
+"""The root command `kernel-agent` and the one place where errors become messages and exit codes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import click
+import typer
+
+from kernel_agent import __version__
+from kernel_agent.cli.check import check
+from kernel_agent.cli.dataset import dataset
+from kernel_agent.cli.doctor import doctor
+from kernel_agent.cli.new import new
+from kernel_agent.cli.rag import rag
+from kernel_agent.cli.runs import resume, runs, trace
+from kernel_agent.cli.streams import err, show_error
+from kernel_agent.errors import EnvironmentProblem, ExitCode, InputError, KernelAgentError
+
+app = typer.Typer(
+    name="kernel-agent",
+    help="A Triton forward kernel goes in, a proven Triton backward comes out.",
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    add_completion=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (check, resume, runs, trace, doctor, new):
+    app.command()(command)
+app.add_typer(dataset)
+app.add_typer(rag)
+
+MAIN_JOB = "Main job"
+SOURCE = "Source of backwards"
+RETRIEVAL = "Retrieval"
+BUDGET = "Budget"
+OUTPUT = "Output"
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"kernel-agent {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    file_path: Annotated[
+        Path | None,
+        typer.Option(help="File with the forward kernel; its stub carries @autodiff.", rich_help_panel=MAIN_JOB),
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.", rich_help_panel=MAIN_JOB)] = "auto",
+    seed: Annotated[int, typer.Option(help="Seed of inputs and cotangents.", rich_help_panel=MAIN_JOB)] = 0,
+    freeze_forward: Annotated[
+        bool,
+        typer.Option(
+            "--freeze-forward", help="Refuse backwards that bring their own forward.", rich_help_panel=MAIN_JOB
+        ),
+    ] = False,
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            help="openai, anthropic, manual, replay or compiler. Default: by the keys present, else offline.",
+            rich_help_panel=SOURCE,
+        ),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Model name; beats --openai-model.", rich_help_panel=SOURCE)] = None,
+    openai_model: Annotated[
+        str | None, typer.Option(help="Model name for the openai backend.", rich_help_panel=SOURCE)
+    ] = None,
+    base_url: Annotated[
+        str | None,
+        typer.Option(help="A server that speaks the backend's protocol (vLLM, Ollama, ...).", rich_help_panel=SOURCE),
+    ] = None,
+    reasoning_effort: Annotated[
+        str, typer.Option(help="minimal, low, medium or high.", rich_help_panel=SOURCE)
+    ] = "medium",
+    replay: Annotated[
+        Path | None, typer.Option(help="Recorded run whose replies to replay.", rich_help_panel=SOURCE)
+    ] = None,
+    topk: Annotated[int, typer.Option(help="Retrieved pairs shown to the model.", rich_help_panel=RETRIEVAL)] = 4,
+    min_sim: Annotated[
+        float | None,
+        typer.Option(help="Least descriptor cosine, 0 to 1. Default: calibrated.", rich_help_panel=RETRIEVAL),
+    ] = None,
+    rag_exclude: Annotated[
+        str,
+        typer.Option(help="Comma-separated terms; pairs whose path holds one are left out.", rich_help_panel=RETRIEVAL),
+    ] = "",
+    no_rag: Annotated[bool, typer.Option("--no-rag", help="Show no pairs.", rich_help_panel=RETRIEVAL)] = False,
+    max_iters: Annotated[int, typer.Option(help="Asks over all phases.", rich_help_panel=BUDGET)] = 10,
+    patience: Annotated[
+        int, typer.Option(help="Asks without progress before rolling back to the best.", rich_help_panel=BUDGET)
+    ] = 3,
+    min_rel_impr: Annotated[
+        float, typer.Option(help="Relative speed-up that an optimised backward must show.", rich_help_panel=BUDGET)
+    ] = 0.02,
+    max_cost_usd: Annotated[float | None, typer.Option(help="Stop before this cost.", rich_help_panel=BUDGET)] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Stop before this many tokens.", rich_help_panel=BUDGET)
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for delivered files and runs.", rich_help_panel=OUTPUT)] = Path(
+        "generated"
+    ),
+    no_wait: Annotated[
+        bool,
+        typer.Option("--no-wait", help="manual: exit with 4 instead of waiting for a reply.", rich_help_panel=OUTPUT),
+    ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Print the first prompt and its estimated cost, ask nothing.", rich_help_panel=OUTPUT
+        ),
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one final record instead of the trace.", rich_help_panel=OUTPUT)
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Show streamed text and every case.", rich_help_panel=OUTPUT)
+    ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="No progress on stderr.", rich_help_panel=OUTPUT)
+    ] = False,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version.", rich_help_panel=OUTPUT),
+    ] = False,
+) -> None:
+    """Derive and prove the backward of a Triton forward.
+
+    [bold]kernel-agent --file-path examples/layernorm.py --topk 4[/]
+    """
+    if context.invoked_subcommand is not None:
+        if file_path is not None:
+            raise InputError(
+                f"--file-path starts the main job and cannot be combined with the command {context.invoked_subcommand!r}",
+                remedy="leave one of them out",
+            )
+        return
+    if file_path is None:
+        print(context.get_help())
+        raise typer.Exit(int(ExitCode.BAD_INPUT) if len(sys.argv) > 1 else 0)
+    from kernel_agent.cli import job
+
+    config = job.make_config(
+        file=file_path,
+        device=device,
+        seed=seed,
+        freeze_forward=freeze_forward,
+        backend=backend,
+        model=model or openai_model,
+        base_url=base_url,
+        effort=reasoning_effort,
+        replay=replay,
+        topk=topk,
+        min_sim=min_sim,
+        rag_exclude=tuple(term.strip() for term in rag_exclude.split(",") if term.strip()),
+        rag=not no_rag,
+        max_iters=max_iters,
+        patience=patience,
+        min_rel_impr=min_rel_impr,
+        max_cost_usd=max_cost_usd,
+        max_tokens=max_tokens,
+        out=out,
+        wait=not no_wait,
+    )
+    if dry_run:
+        job.dry_run(config)
+    else:
+        job.start(config, job.View(as_json=as_json, verbose=verbose, quiet=quiet))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point: ends the process with one of `ExitCode`."""
+    sys.exit(int(run(arguments)))
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code; every failure has been shown."""
+    try:
+        if sys.platform != "linux":
+            raise EnvironmentProblem(
+                f"kernel-agent runs on Linux; this is {sys.platform} (use a Linux machine, a container or WSL)"
+            )
+        result = app(args=None if arguments is None else list(arguments), standalone_mode=False)
+    except KernelAgentError as error:
+        show_error(error)
+        return int(error.exit_code)
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    except click.ClickException as error:
+        error.show()
+        return int(ExitCode.BAD_INPUT)
+    except (click.Abort, KeyboardInterrupt):
+        err().print("interrupted")
+        return int(ExitCode.INTERRUPTED)
+    return result if isinstance(result, int) else int(ExitCode.OK)

@@ -1,0 +1,57 @@
+"""`kernel-agent rag`: search the pairs, and build an index over others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kernel_agent.cli.streams import err, out
+from kernel_agent.errors import InputError
+
+rag = typer.Typer(name="rag", help="Search the proven pairs, or index others.", no_args_is_help=True)
+
+
+@rag.command()
+def search(
+    file: Annotated[Path, typer.Argument(help="A file with a forward kernel.")],
+    topk: Annotated[int, typer.Option(help="How many pairs to choose.")] = 4,
+    min_sim: Annotated[float | None, typer.Option(help="Least descriptor cosine. Default: calibrated.")] = None,
+    rag_exclude: Annotated[str, typer.Option(help="Comma-separated terms of paths to leave out.")] = "",
+) -> None:
+    """Show the pairs that a run on this file would retrieve."""
+    from rich.table import Table
+
+    from rag import Query
+    from rag import search as find
+
+    if not file.is_file():
+        raise InputError("there is no such file", path=file, remedy="name a Python file with a Triton kernel")
+    terms = tuple(term.strip() for term in rag_exclude.split(",") if term.strip())
+    with err().status("searching the pairs"):
+        result = find(Query(source=file.read_text(), path=file, k=topk, min_sim=min_sim, exclude=terms))
+    table = Table(title=f"nearest pairs for {file.name}", title_justify="left")
+    for column in ("", "pair", "cosine", "fused", "why"):
+        table.add_column(column)
+    for hit in result.hits:
+        cosine = "" if hit.cosine is None else f"{hit.cosine:.2f}"
+        table.add_row("*" if hit.chosen else "", f"{hit.family}/{hit.slug}", cosine, f"{hit.fused:.4f}", hit.reason)
+    out().print(table)
+    if result.notice:
+        err().print(result.notice)
+
+
+@rag.command()
+def build(
+    folder: Annotated[Path, typer.Argument(help="Folder of pair files.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write the index to.")],
+) -> None:
+    """Build a retrieval index over a folder of pair files."""
+    from rag import build_index
+
+    if not folder.is_dir():
+        raise InputError("there is no such folder", path=folder, remedy="name a folder that holds pair files")
+    with err().status(f"indexing {folder}"):
+        index = build_index(folder, output)
+    err().print(f"indexed {len(index.entries)} pairs into {output}")

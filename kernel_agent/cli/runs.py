@@ -1,0 +1,91 @@
+"""`kernel-agent runs`, `resume` and `trace`: what happened, what is unfinished, and going on with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kernel_agent.cli.streams import err, out
+from kernel_agent.errors import InputError
+
+if TYPE_CHECKING:
+    from kernel_agent.agent.runfolder import RunFolder
+
+RunArgument = Annotated[str, typer.Argument(help="A run folder, a delivery folder, or a run id below --out.")]
+OutOption = Annotated[Path, typer.Option(help="Folder that holds deliveries and runs.")]
+
+
+def runs(
+    out_folder: Annotated[Path, typer.Option("--out", help="Folder that holds deliveries and runs.")] = Path(
+        "generated"
+    ),
+) -> None:
+    """List the runs below a folder, newest first."""
+    from rich.table import Table
+
+    from kernel_agent.agent.ledger import read_ledger
+    from kernel_agent.agent.state import fold
+
+    table = Table(title=f"runs in {out_folder}", title_justify="left")
+    for column in ("run", "forward", "model", "asks", "outcome"):
+        table.add_column(column, overflow="fold")
+    found = sorted(out_folder.glob("*/runs/*/trace.jsonl"), key=lambda path: path.parent.name, reverse=True)
+    found = [path for path in found if not path.parent.is_symlink()]
+    for path in found:
+        state = fold(read_ledger(path).entries)
+        started = state.started
+        outcome = (
+            state.finished.outcome.value if state.finished else "unfinished: kernel-agent resume " + path.parent.name
+        )
+        table.add_row(
+            path.parent.name,
+            started.stem if started else "",
+            f"{started.backend.value}: {started.model}" if started else "",
+            str(len(state.rounds)),
+            outcome,
+        )
+    if not found:
+        err().print(f"no runs below {out_folder}: start one with kernel-agent --file-path x.py")
+        return
+    out().print(table)
+
+
+def trace(run: RunArgument, out_folder: OutOption = Path("generated")) -> None:
+    """Show a run readably: prompts, replies, verdicts, rollbacks."""
+    from kernel_agent.agent.ledger import read_ledger
+    from kernel_agent.report.trace import render_trace
+
+    print(render_trace(read_ledger(find_run(run, out_folder).ledger).entries))
+
+
+def resume(
+    run: RunArgument,
+    out_folder: OutOption = Path("generated"),
+    max_iters: Annotated[int | None, typer.Option(help="A new limit of asks.")] = None,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="manual: exit with 4 instead of waiting.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one final record instead of the trace.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show streamed text and every case.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
+) -> None:
+    """Continue a run after an interrupt or a kill, without asking again for replies that were received."""
+    from kernel_agent.cli import job
+
+    job.resume(
+        find_run(run, out_folder), job.View(as_json=as_json, verbose=verbose, quiet=quiet), max_iters, wait=not no_wait
+    )
+
+
+def find_run(run: str, out_folder: Path) -> RunFolder:
+    """A run by path, by the folder of its delivery, or by its id. Raises `InputError`."""
+    from kernel_agent.agent.runfolder import RunFolder
+
+    path = Path(run)
+    if path.exists():
+        return RunFolder.open(path)
+    matches = [match for match in out_folder.glob(f"*/runs/{run}*") if not match.is_symlink()]
+    if len(matches) != 1:
+        problem = "no run has this id" if not matches else f"{len(matches)} runs begin with this id"
+        raise InputError(f"{problem}: {run}", remedy=f"kernel-agent runs --out {out_folder} lists them")
+    return RunFolder.open(matches[0])

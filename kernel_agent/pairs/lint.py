@@ -1,0 +1,70 @@
+"""What a dataset entry must look like beyond being right: the rules that let many authors' pairs read as one collection."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from kernel_agent.pairs.meta import Gradient, PairMeta, read_meta
+from kernel_agent.pairs.syntax import parse
+from kernel_agent.pairs.techniques import TECHNIQUES
+
+SLUG = re.compile(r"[a-z][a-z0-9_]*")
+SAVED = re.compile(r"\w+: (fp|bf|i|u|b|int|bool|uint)\w*(?: or \w+)* \(.*\)")
+
+
+@dataclass(frozen=True)
+class Complaint:
+    """One broken rule."""
+
+    path: Path
+    rule: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.rule}"
+
+
+def lint(path: Path) -> list[Complaint]:
+    """All complaints about one dataset entry. Executes nothing. Raises `InputError` when META cannot be read at all."""
+    source = path.read_text()
+    meta, tree = read_meta(source), parse(source)
+    broken = [*_naming(path, meta), *_contents(tree, meta)]
+    return [Complaint(path, rule) for rule in broken]
+
+
+def _naming(path: Path, meta: PairMeta) -> list[str]:
+    broken = []
+    if meta.slug != path.stem or not SLUG.fullmatch(meta.slug):
+        broken.append(f'META["slug"] is {meta.slug!r}; it must be the file name {path.stem!r} in lower case')
+    if meta.family != path.parent.name:
+        broken.append(f'META["family"] is {meta.family!r}; it must be the folder {path.parent.name!r}')
+    unknown = [tag for tag in meta.techniques if tag not in TECHNIQUES]
+    if unknown or not meta.techniques:
+        broken.append(f"techniques {unknown or '()'} are not of the closed list in kernel_agent/pairs/techniques.py")
+    for field in ("op", "dtypes", "license", "origin"):
+        if not getattr(meta, field):
+            broken.append(f"META[{field!r}] is empty")
+    broken += [
+        f"META['saves'] entry {text!r} is not 'name: dtype (dims)'" for text in meta.saves if not SAVED.match(text)
+    ]
+    return broken
+
+
+def _contents(tree: ast.Module, meta: PairMeta) -> list[str]:
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    broken = []
+    docstring = ast.get_docstring(tree) or ""
+    if not docstring.strip():
+        broken.append("the file has no docstring that says the mathematics and the schedule")
+    for name in ("forward", "backward", "make_args", "reference"):
+        if name not in functions:
+            broken.append(f"there is no function {name}()")
+    if (meta.gradient is Gradient.CUSTOM) != ("surrogate" in functions):
+        broken.append('surrogate() and META["gradient"] = "custom" belong together')
+    parameters = {argument.arg for argument in functions["forward"].args.args} if "forward" in functions else set()
+    broken += [
+        f'META["grads"] names {name!r}, which forward() does not take' for name in meta.grads if name not in parameters
+    ]
+    return broken
