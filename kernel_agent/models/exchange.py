@@ -6,7 +6,8 @@
         replies/0001.json    everything else that is known of the reply: a `Reply` without `text` (optional)
 
 Numbers count the asks of a run from 1, without gaps. `manual` writes asks and waits for replies, `replay` reads the
-replies of a recorded run, and the loop keeps both for every other model.
+replies of a recorded run, and the loop keeps both for every model. It writes the `.json` when it takes a reply, so
+those files tell how far a run has come: an interrupted run neither skips a reply nor takes one twice.
 """
 
 from __future__ import annotations
@@ -50,6 +51,13 @@ class Exchange:
         """True when there is a reply with text in it."""
         path = self.reply_path(number)
         return path.is_file() and bool(path.read_bytes().strip())
+
+    def received(self) -> int:
+        """How many replies the run has taken: those with a record of their facts, counted up to the first without."""
+        number = 0
+        while self.has_reply(number + 1) and self.facts_path(number + 1).is_file():
+            number += 1
+        return number
 
     def same_ask(self, number: int, conversation: Conversation) -> bool:
         """True when the ask on disk is this conversation, blanks at line ends aside."""

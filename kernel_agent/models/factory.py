@@ -23,14 +23,13 @@ def make_model(
     config: RunConfig,
     run_dir: Path,
     *,
-    answered: int = 0,
     on_notice: OnNotice = unheard,
     environ: Mapping[str, str] | None = None,
 ) -> Model:
     """The model of a run.
 
-    `answered` is the number of replies the run has taken already, 0 for a new run: `manual` and `replay` go on from
-    there. `on_notice` hears remarks as they arise. `environ` holds the keys; None: the process's own environment.
+    `manual` and `replay` go on behind the replies that `run_dir` holds already. `on_notice` hears remarks as they
+    arise. `environ` holds the keys; None: the process's own environment.
     Raises `MissingKey`, `BadRecording`, `InputError` (a server without `--model`), `NoBackend` (the compiler is no
     model).
     """
@@ -40,9 +39,9 @@ def make_model(
         raise NoBackend("the compiler answers no asks", remedy="use --backend openai, anthropic, manual or replay")
     if choice.backend is Backend.MANUAL:
         name = config.model or "manual"
-        return ManualModel(run_dir, name=name, wait=config.wait, answered=answered, on_notice=on_notice)
+        return ManualModel(run_dir, name=name, wait=config.wait, on_notice=on_notice)
     if choice.replay is not None:
-        return ReplayModel(choice.replay, answered=answered, on_notice=on_notice)
+        return ReplayModel(choice.replay, run_dir, on_notice=on_notice)
     key = find_key(choice.backend, environ, optional=not is_official(choice.backend, config.base_url))
     name = model_name(choice.backend, config)
     make = AnthropicModel if choice.backend is Backend.ANTHROPIC else OpenAIModel

@@ -26,20 +26,16 @@ class ManualModel:
         *,
         name: str = "manual",
         wait: bool = True,
-        answered: int = 0,
         on_notice: OnNotice = unheard,
         poll_s: float = POLL_S,
         settle_s: float = SETTLE_S,
     ) -> None:
-        """`answered`: replies that the run has already taken, so that a resumed run does not take them twice.
-
-        `settle_s`: seconds a reply's file must stay as it is, as editors and agents write in pieces.
-        """
+        """`settle_s`: seconds a reply's file must stay as it is, as editors and agents write in pieces."""
         self.name = name
         self._run = run
         self._exchange = Exchange(run)
         self._wait = wait
-        self._answered = answered
+        self._taken = 0
         self._on_notice = on_notice
         self._poll_s = poll_s
         self._settle_s = settle_s
@@ -50,11 +46,11 @@ class ManualModel:
         Raises `WaitingForReply` when there is none yet and the model was made with `wait=False`.
         """
         started = time.monotonic()
-        number = self._answered + 1
+        number = max(self._taken, self._exchange.received()) + 1
         notices = self._put(number, conversation)
         self._await_reply(number)
         reply = self._exchange.read_reply(number, model=self.name)
-        self._answered = number
+        self._taken = number
         if on_text is not None:
             on_text(reply.text)
         latency = reply.latency_s or time.monotonic() - started

@@ -18,37 +18,37 @@ from kernel_agent.pairs.spec import content_hash
 class ReplayModel:
     """Answers the nth ask with the nth recorded reply, with the usage, cost and latency it had then."""
 
-    def __init__(self, run: Path, *, answered: int = 0, on_notice: OnNotice = unheard) -> None:
-        """`answered`: replies that a resumed run has taken already. Raises `BadRecording` without replies to replay."""
-        self.name = f"replay of {run.name}"
-        self._run = run
-        self._exchange = Exchange(run)
-        self._answered = answered
+    def __init__(self, recording: Path, run: Path, *, on_notice: OnNotice = unheard) -> None:
+        """`run`: the folder of the run that asks; what it has taken tells where to go on. Raises `BadRecording`."""
+        self.name = f"replay of {recording.name}"
+        self._recording = Exchange(recording)
+        self._asking = Exchange(run)
+        self._taken = 0
         self._on_notice = on_notice
-        if not self._exchange.has_reply(1):
+        if not self._recording.has_reply(1):
             raise BadRecording(
-                f"{run} holds no recorded replies", remedy="give the folder of a run: replies/0001.md is missing"
+                f"{recording} holds no recorded replies", remedy="give the folder of a run: replies/0001.md is missing"
             )
 
     def ask(self, conversation: Conversation, *, on_text: Progress | None = None) -> Reply:
         """The next recorded reply. Raises `ReplayExhausted` after the last one."""
-        number = self._answered + 1
-        if not self._exchange.has_reply(number):
+        number = max(self._taken, self._asking.received()) + 1
+        if not self._recording.has_reply(number):
             raise ReplayExhausted(
-                f"{self._run} holds {self._answered} replies and this run asks for one more",
+                f"{self._recording.run} holds {number - 1} replies and this run asks for one more",
                 remedy="it judged them otherwise than the recorded run: use --backend openai, anthropic or manual",
             )
-        reply = self._exchange.read_reply(number, model=self.name)
+        reply = self._recording.read_reply(number, model=self.name)
         notices = self._compare(number, conversation)
-        self._answered = number
+        self._taken = number
         if on_text is not None:
             on_text(reply.text)
         return reply.model_copy(update={"notices": notices})
 
     def _compare(self, number: int, conversation: Conversation) -> tuple[Notice, ...]:
-        if self._exchange.same_ask(number, conversation):
+        if self._recording.same_ask(number, conversation):
             return ()
-        was = "differs from the recorded one" if self._exchange.has_ask(number) else "was not recorded"
+        was = "differs from the recorded one" if self._recording.has_ask(number) else "was not recorded"
         notice = Notice(
             kind=NoticeKind.ASK_CHANGED, text=f"ask {number} {was}; its recorded reply is used all the same"
         )

@@ -12,7 +12,7 @@ from scripted_server import Answer, ScriptedServer
 
 from kernel_agent.config import Backend, RunConfig
 from kernel_agent.errors import ExitCode, InputError
-from kernel_agent.models import Conversation, choose_backend, make_model
+from kernel_agent.models import Conversation, Exchange, choose_backend, make_model
 from kernel_agent.models.choice import has_compiler
 from kernel_agent.models.errors import BadRecording, MissingKey, NoBackend
 
@@ -130,11 +130,14 @@ def test_a_model_made_from_a_configuration_asks_its_server(file: Path, conversat
 def test_manual_and_replay_go_on_behind_what_was_answered(
     file: Path, tmp_path: Path, conversation: Conversation
 ) -> None:
-    record(tmp_path / "run", conversation, "first", "second")
-    replay = RunConfig(file=file, replay=tmp_path / "run")
+    first, _ = record(tmp_path / "recorded", conversation, "first", "second")
+    run = tmp_path / "run"
+    Exchange(run).write_reply(1, first)
+    (run / "replies" / "0002.md").write_text("written by hand")
+    replay = RunConfig(file=file, replay=tmp_path / "recorded")
     manual = RunConfig(file=file, backend=Backend.MANUAL, wait=False)
-    assert make_model(replay, tmp_path, answered=1, environ={}).ask(conversation).text == "second"
-    assert make_model(manual, tmp_path / "run", answered=1, environ={}).ask(conversation).text == "second"
+    assert make_model(replay, run, environ={}).ask(conversation).text == "second"
+    assert make_model(manual, run, environ={}).ask(conversation).text == "written by hand"
 
 
 def test_importing_the_models_loads_no_sdk() -> None:

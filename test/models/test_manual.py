@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from kernel_agent.errors import ExitCode, WaitingForReply
-from kernel_agent.models import Conversation, Notice, NoticeKind, Usage
+from kernel_agent.models import Conversation, Exchange, Notice, NoticeKind, Reply, Usage
 from kernel_agent.models.errors import BadRecording
 from kernel_agent.models.manual import ManualModel
 
@@ -117,9 +116,17 @@ def test_asks_are_numbered_on(tmp_path: Path, conversation: Conversation) -> Non
 
 def test_a_resumed_run_goes_on_behind_the_replies_it_has_taken(tmp_path: Path, conversation: Conversation) -> None:
     (tmp_path / "replies").mkdir()
-    for number in (1, 2):
-        (tmp_path / "replies" / f"000{number}.md").write_text(f"reply {number}")
-    assert ManualModel(tmp_path, answered=1, **QUICK).ask(conversation).text == "reply 2"
+    (tmp_path / "replies" / "0002.md").write_text("reply 2")
+    Exchange(tmp_path).write_reply(1, Reply(text="reply 1", model="manual"))
+    assert ManualModel(tmp_path, **QUICK).ask(conversation).text == "reply 2"
+
+
+def test_a_reply_whose_taking_was_interrupted_is_taken_again(tmp_path: Path, conversation: Conversation) -> None:
+    (tmp_path / "replies").mkdir()
+    (tmp_path / "replies" / "0001.md").write_text("reply 1")
+    # Two processes that were killed before they could record the reply, then a third.
+    texts = [ManualModel(tmp_path, **QUICK).ask(conversation).text for _ in range(3)]
+    assert texts == ["reply 1"] * 3
 
 
 def _answered_before(run: Path, conversation: Conversation) -> Conversation:
@@ -146,29 +153,28 @@ def test_an_ask_that_changed_before_any_reply_is_written_anew(tmp_path: Path, co
 
 
 def test_facts_beside_a_reply_are_read(tmp_path: Path, conversation: Conversation) -> None:
-    (tmp_path / "replies").mkdir()
-    (tmp_path / "replies" / "0001.md").write_text("x")
-    (tmp_path / "replies" / "0001.json").write_text('{"model": "some-chat", "usage": {"input": 5, "output": 7}}')
-    reply = ManualModel(tmp_path, **QUICK).ask(conversation)
+    class Careful(Writer):
+        def run(self) -> None:
+            super().run()
+            self._reply.with_suffix(".json").write_text('{"model": "some-chat", "usage": {"input": 5, "output": 7}}')
+
+    writer = Careful(tmp_path, 1, ["x"])
+    reply = ManualModel(tmp_path, poll_s=0.01, settle_s=0.3).ask(conversation)
+    writer.join()
     assert reply.model == "some-chat"
     assert reply.usage == Usage(input=5, output=7)
 
 
-def _latin1(folder: Path) -> None:
-    (folder / "0001.md").write_bytes(b"caf\xe9")
-
-
-def _broken_facts(folder: Path) -> None:
-    (folder / "0001.md").write_text("x")
-    (folder / "0001.json").write_text("{")
-
-
-@pytest.mark.parametrize("spoil", [_latin1, _broken_facts])
-def test_a_damaged_reply_names_its_file(
-    tmp_path: Path, conversation: Conversation, spoil: Callable[[Path], None]
-) -> None:
-    folder = tmp_path / "replies"
-    folder.mkdir()
-    spoil(folder)
-    with pytest.raises(BadRecording, match=r"replies/0001"):
+def test_a_reply_in_another_encoding_names_its_file(tmp_path: Path, conversation: Conversation) -> None:
+    (tmp_path / "replies").mkdir()
+    (tmp_path / "replies" / "0001.md").write_bytes(b"caf\xe9")
+    with pytest.raises(BadRecording, match=r"replies/0001\.md is not UTF-8"):
         ManualModel(tmp_path, **QUICK).ask(conversation)
+
+
+def test_damaged_facts_name_their_file(tmp_path: Path) -> None:
+    (tmp_path / "replies").mkdir()
+    (tmp_path / "replies" / "0001.md").write_text("x")
+    (tmp_path / "replies" / "0001.json").write_text("{")
+    with pytest.raises(BadRecording, match=r"replies/0001\.json is no record"):
+        Exchange(tmp_path).read_reply(1, model="manual")
