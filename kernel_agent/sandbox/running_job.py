@@ -136,6 +136,11 @@ class RunningJob:
         self._drain()
         yield from self._messages[handed:]
 
+    @property
+    def began(self) -> bool:
+        """True once a warden has forked the child."""
+        return bool(self._lines())
+
     def report(self) -> Report:
         """What is to be said when `follow` is through."""
         aftermath = self._aftermath()

@@ -14,6 +14,7 @@ from kernel_agent.sandbox.running_job import RunningJob
 PRELOAD = ("torch", "triton")
 _NOT_YET_BUILT = ("seccomp",)
 _CLOSE_S = 60.0
+_LAUNCHES = 2
 _log = logging.getLogger(__name__)
 
 
@@ -64,19 +65,31 @@ class Sandbox:
                 )
             self._active += 1
         try:
-            with RunningJob(job, self._server.launch) as running:
-                for message in running.follow(
-                    lambda: self._closing.is_set() or (cancelled is not None and cancelled.is_set())
-                ):
-                    if on_message is not None:
-                        on_message(message)
-                report = running.report()
-            self._warn_once(report.protections)
-            return report
+            for _ in range(_LAUNCHES):
+                report = self._attempt(job, on_message, cancelled)
+                if report is not None:
+                    self._warn_once(report.protections)
+                    return report
+            raise SandboxError(
+                f"the fork server dies before it starts a job: {self._server.log_tail()}",
+                remedy="run `kernel-agent doctor`, and look for a memory limit on this process",
+            )
         finally:
             with self._idle:
                 self._active -= 1
                 self._idle.notify_all()
+
+    def _attempt(
+        self, job: Job, on_message: Callable[[Message], None] | None, cancelled: threading.Event | None
+    ) -> Report | None:
+        """Run the job once; None when the server died before the job began, so that nothing of it has happened."""
+        with RunningJob(job, self._server.launch) as running:
+            for message in running.follow(
+                lambda: self._closing.is_set() or (cancelled is not None and cancelled.is_set())
+            ):
+                if on_message is not None:
+                    on_message(message)
+            return running.report() if running.began else None
 
     def close(self) -> None:
         """Cancel what runs, wait for its burial, end the server. Idempotent."""

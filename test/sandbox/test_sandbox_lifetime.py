@@ -1,0 +1,172 @@
+"""Who ends whom: cancelling, closing, Ctrl-C, a dying parent, a dying server. Real processes, real signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sandbox_jobs import alive, job, wait_until_gone
+
+import kernel_agent
+from kernel_agent.sandbox import Ending, Limits, Message, Report, Sandbox, SandboxError
+from kernel_agent.sandbox.process_tree import descendants
+
+PATHS = [str(Path(__file__).resolve().parent), str(Path(kernel_agent.__file__).resolve().parent.parent)]
+LONG = Limits(wall_s=120)
+
+
+def test_a_process_starts_in_under_a_third_of_a_second_after_the_first(sandbox: Sandbox) -> None:
+    sandbox.run(job("say_nothing"))
+    took = []
+    for _ in range(5):
+        start = time.monotonic()
+        sandbox.run(job("say_nothing"))
+        took.append(time.monotonic() - start)
+    assert min(took) < 0.3
+
+
+def test_every_job_has_a_fresh_process(sandbox: Sandbox) -> None:
+    pids = [sandbox.run(job("outlive")).messages[0].record["pids"][0] for _ in range(3)]
+    assert len(set(pids)) == 3
+
+
+def test_two_jobs_run_at_the_same_time(sandbox: Sandbox) -> None:
+    sandbox.run(job("say_nothing"))
+    reports: list[Report] = []
+    limits = Limits(wall_s=1)
+    threads = [threading.Thread(target=lambda: reports.append(sandbox.run(job("sleep", limits)))) for _ in range(2)]
+    start = time.monotonic()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [report.ending for report in reports] == [Ending.TIMED_OUT] * 2
+    assert time.monotonic() - start < 1.9, "they waited for each other"
+
+
+def test_another_thread_can_cancel_a_job(sandbox: Sandbox) -> None:
+    cancelled = threading.Event()
+    report = sandbox.run(job("outlive_and_loop", LONG), lambda message: cancelled.set(), cancelled=cancelled)
+    assert report.ending is Ending.CANCELLED
+    assert alive([pid for message in report.messages for pid in message.record["pids"]]) == []
+
+
+def test_closing_the_sandbox_ends_jobs_and_server() -> None:
+    sandbox = Sandbox(preload=("torch",))
+    running, reports = threading.Event(), list[Report]()
+    thread = threading.Thread(target=lambda: reports.append(sandbox.run(job("loop", LONG), lambda _: running.set())))
+    thread.start()
+    assert running.wait(60)
+    server = sandbox.server_pid
+    assert server is not None
+    sandbox.close()
+    thread.join()
+    assert reports[0].ending is Ending.CANCELLED
+    assert alive([server, *reports[0].messages[0].record["pids"]]) == []
+    with pytest.raises(SandboxError, match="closed"):
+        sandbox.run(job("say_nothing"))
+
+
+def test_an_exception_in_on_message_ends_the_job_and_is_passed_on(sandbox: Sandbox) -> None:
+    pids: list[int] = []
+
+    def fail(message: Message) -> None:
+        pids.extend(message.record["pids"])
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        sandbox.run(job("loop", LONG), fail)
+    assert alive(pids) == []
+
+
+def test_a_killed_server_is_replaced_for_the_next_job(sandbox: Sandbox) -> None:
+    sandbox.run(job("say_nothing"))
+    server = sandbox.server_pid
+    assert server is not None
+    os.kill(server, signal.SIGKILL)
+    assert sandbox.run(job("say_nothing")).finished
+    assert sandbox.server_pid != server
+
+
+def test_a_killed_warden_takes_the_whole_job_with_it(sandbox: Sandbox) -> None:
+    # The orphan in its own session falls to the server, which knows that it has no business being there.
+    pids: list[int] = []
+
+    def kill_warden(message: Message) -> None:
+        pids.extend(message.record["pids"])
+        if len(pids) == 2:
+            assert sandbox.server_pid is not None
+            os.kill(descendants(sandbox.server_pid)[0], signal.SIGKILL)
+
+    report = sandbox.run(job("outlive_and_loop", LONG), kill_warden)
+    assert report.ending is Ending.EXITED
+    assert wait_until_gone(pids) == []
+
+
+def test_an_import_error_of_the_server_is_told_in_its_words() -> None:
+    with (
+        Sandbox(preload=("no_such_module_at_all",)) as sandbox,
+        pytest.raises(SandboxError, match="no_such_module_at_all"),
+    ):
+        sandbox.run(job("say_nothing"))
+
+
+SCRIPT = """
+import sys
+sys.path[:0] = {paths!r}
+from sandbox_jobs import job
+from kernel_agent.sandbox import Limits, Sandbox
+
+def main():
+    with Sandbox(preload=("torch",)) as sandbox:
+        def tell(message):
+            print(sandbox.server_pid, *message.record["pids"], flush=True)
+        try:
+            sandbox.run(job("outlive_and_loop", Limits(wall_s=120)), tell)
+        except KeyboardInterrupt:
+            server = sandbox.server_pid
+            print("again", sandbox.run(job("say_nothing")).finished, sandbox.server_pid == server, flush=True)
+
+main()
+"""
+
+
+@pytest.fixture
+def parent() -> Iterator[subprocess.Popen[str]]:
+    """A program, in a process group of its own, whose job loops and has a grandchild in a session of its own."""
+    program = SCRIPT.format(paths=PATHS)
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        yield process
+        process.kill()
+
+
+def started(parent: subprocess.Popen[str]) -> list[int]:
+    """Process ids of server, grandchild and child, once all of them run."""
+    assert parent.stdout is not None
+    lines = [parent.stdout.readline().split() for _ in range(2)]
+    return sorted({int(word) for line in lines for word in line})
+
+
+def test_a_parent_killed_without_warning_takes_everything_with_it(parent: subprocess.Popen[str]) -> None:
+    pids = started(parent)
+    assert len(alive(pids)) == 3
+    parent.kill()
+    assert wait_until_gone(pids) == []
+
+
+def test_ctrl_c_ends_the_job_and_not_the_server(parent: subprocess.Popen[str]) -> None:
+    pids = started(parent)
+    os.killpg(parent.pid, signal.SIGINT)
+    assert parent.stdout is not None
+    assert parent.stdout.readline().split() == ["again", "True", "True"]
+    assert parent.wait(30) == 0
+    assert wait_until_gone(pids) == []

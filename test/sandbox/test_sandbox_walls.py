@@ -1,0 +1,160 @@
+"""What a child may not do, tried from inside one. Each test fails if the wall it names is taken away."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+from sandbox_jobs import Run, job
+
+from kernel_agent.sandbox import Limits, Sandbox, landlock
+from kernel_agent.sandbox.protection import protections
+
+needs_landlock = pytest.mark.skipif(landlock.abi() == 0, reason="this kernel has no Landlock")
+needs_namespace = pytest.mark.skipif(
+    not any(wall.name == "network namespace" and wall.active for wall in protections()),
+    reason="this machine permits no network namespace",
+)
+
+
+def attempt(run: Run, what: str, limits: Limits | None = None, **details: object) -> dict[str, str]:
+    """What came of one attempt: {"done": ...} or {"refused": name of the exception}."""
+    report = run("outcome", limits, attempt=what, **details)
+    assert report.finished, report
+    return report.messages[0].record
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    """A file of ours that no child was allowed to see."""
+    path = tmp_path / "truth.json"
+    path.write_text("the answer")
+    return path
+
+
+@needs_landlock
+@pytest.mark.parametrize("what", ["write", "delete", "truncate", "link", "read"])
+def test_a_file_outside_scratch_is_out_of_reach(run: Run, outside: Path, what: str) -> None:
+    assert "refused" in attempt(run, what, path=str(outside))
+    assert outside.read_text() == "the answer"
+
+
+@needs_landlock
+def test_a_new_file_outside_scratch_is_refused(run: Run, tmp_path: Path) -> None:
+    assert "refused" in attempt(run, "write", path=str(tmp_path / "new"))
+    assert list(tmp_path.iterdir()) == []
+
+
+@needs_landlock
+@pytest.mark.parametrize("folder", ["/tmp", "/dev/shm", "/root", "/etc"])
+def test_folders_with_the_data_of_others_cannot_be_listed(run: Run, folder: str) -> None:
+    # Another job's scratch folder, and with it the truth, lies below the first two.
+    assert "refused" in attempt(run, "list", path=folder)
+
+
+@needs_landlock
+def test_a_readable_path_can_be_read_and_not_written(sandbox: Sandbox, outside: Path) -> None:
+    allowed = job("outcome", attempt="read", path=str(outside))
+    report = sandbox.run(type(allowed)(**{**vars(allowed), "readable": (*allowed.readable, outside)}))
+    assert report.messages[0].record == {"done": "the answer"}
+    written = job("outcome", attempt="write", path=str(outside))
+    report = sandbox.run(type(written)(**{**vars(written), "readable": (*written.readable, outside)}))
+    assert "refused" in report.messages[0].record
+
+
+def test_the_scratch_folder_can_be_written_and_is_gone_afterwards(run: Run) -> None:
+    assert "done" in attempt(run, "scratch")
+    report = run("describe_process")
+    assert report.messages[0].record["home"] == report.messages[0].record["scratch"]
+    assert not Path(report.messages[0].record["scratch"]).exists()
+
+
+def test_temporary_files_land_in_scratch(run: Run) -> None:
+    assert "kernel-agent-" in attempt(run, "temporary")["done"]
+
+
+def test_a_scratch_folder_that_resists_deletion_is_deleted(run: Run) -> None:
+    scratch = Path(run("describe_process").messages[0].record["scratch"]).parent
+    before = set(scratch.glob("kernel-agent-*"))
+    assert run("deep_scratch").finished
+    assert set(scratch.glob("kernel-agent-*")) <= before
+
+
+def test_a_file_cannot_grow_past_its_limit(run: Run) -> None:
+    assert "refused" in attempt(run, "big file", Limits(wall_s=30, file_bytes=1 << 20), bytes=2 << 20)
+
+
+def test_the_c_compiler_runs(run: Run) -> None:
+    # Triton builds its launchers with it: a wall that stops it would stop every native check.
+    assert attempt(run, "compile") == {"done": "compiled\n"}
+
+
+def test_no_key_is_found_in_any_environment(run: Run, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The key is in the environment of this very process: /proc/<parent>/environ must be closed as well.
+    secret = os.environ.get("PATH", "").split(":")[0]
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-must-not-leak")
+    monkeypatch.setenv("HTTPS_PROXY", "http://user:password-must-not-leak@proxy")
+    with Sandbox(preload=("torch",)) as fresh:
+        report = fresh.run(job("outcome", attempt="environments"))
+    found = report.messages[0].record["done"]
+    assert secret in found, "the search itself works"
+    assert "must-not-leak" not in found
+
+
+def test_the_environment_this_process_was_started_with_is_closed(run: Run) -> None:
+    found = attempt(run, "environments")["done"]
+    ours = Path(f"/proc/{os.getpid()}/environ").read_bytes().decode(errors="replace")
+    assert ours not in found
+
+
+@needs_namespace
+def test_a_connection_to_this_machine_is_refused(run: Run) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert "refused" in attempt(run, "connect", port=server.getsockname()[1])
+
+
+@needs_namespace
+def test_a_datagram_to_the_world_is_refused(run: Run) -> None:
+    # Landlock's network rules know TCP only; this is what the namespace is for.
+    assert "refused" in attempt(run, "udp")
+
+
+@needs_namespace
+def test_an_abstract_socket_of_this_machine_is_refused(run: Run) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(f"\0kernel-agent-test-{os.getpid()}")
+        server.listen()
+        assert "refused" in attempt(run, "abstract socket", address=f"@kernel-agent-test-{os.getpid()}")
+
+
+@pytest.mark.skipif(landlock.abi() < 6, reason="this kernel's Landlock does not scope signals")
+def test_the_parent_cannot_be_signalled(run: Run) -> None:
+    assert "refused" in attempt(run, "signal", pid=os.getpid())
+
+
+def test_nothing_can_be_mounted(run: Run) -> None:
+    assert "refused" in attempt(run, "mount")
+
+
+def test_a_child_starts_clean(run: Run) -> None:
+    facts = run("describe_process").messages[0].record
+    assert facts["threads"] == 1
+    assert facts["torch threads"] == 1
+    assert facts["cuda"] is False, "the server initialised CUDA, which does not survive a fork"
+    assert facts["driver"] is False, "the server woke Triton's driver"
+    assert facts["leader"] is True
+    assert not {"faiss", "tokenizers", "sentence_transformers"} & set(facts["modules"])
+
+
+def test_a_child_inherits_only_its_streams_and_its_channel(run: Run) -> None:
+    # The control socket of the warden or the server's own would be a way to speak for them.
+    facts = run("describe_process").messages[0].record
+    assert sum(link.startswith("socket:") for link in facts["fds"]) == 1
+    assert sum(link.startswith("pipe:") for link in facts["fds"]) == 2
+
+
+def test_protections_are_reported_as_a_child_has_them(run: Run) -> None:
+    assert run("say_nothing").protections == protections()
+    assert {wall.name for wall in protections() if not wall.active} >= {"seccomp"}, "what is not built is said"
