@@ -1,1 +1,34 @@
-"""Triton IR: capture launches, lower, parse, execute, sanitize."""
+"""Triton IR on any machine: capture launches, lower, parse, execute exactly in float64, sanitize.
+
+The forward kernel itself is the truth: `execute` runs a stub with autograd through every kernel it launches.
+"""
+
+from kernel_agent.ir.capture import Launch
+from kernel_agent.ir.device import import_module, standin
+from kernel_agent.ir.errors import CaptureError, IRError, LaunchError, LoweringError, ParseError, UnsupportedOp
+from kernel_agent.ir.execution import ExecOptions, Execution, Safety, execute
+from kernel_agent.ir.findings import Finding, FindingKind
+from kernel_agent.ir.images import as_image, declared_dtype
+from kernel_agent.ir.torch_calls import CallClass, TorchCall
+
+__all__ = [
+    "CallClass",
+    "CaptureError",
+    "ExecOptions",
+    "Execution",
+    "Finding",
+    "FindingKind",
+    "IRError",
+    "Launch",
+    "LaunchError",
+    "LoweringError",
+    "ParseError",
+    "Safety",
+    "TorchCall",
+    "UnsupportedOp",
+    "as_image",
+    "declared_dtype",
+    "execute",
+    "import_module",
+    "standin",
+]

@@ -1,0 +1,79 @@
+"""Attributes of operations: constants, flags, segment sizes, symbols."""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kernel_agent.ir.types import STORED_FLOATS, Type, parse_type
+
+Scalar = bool | int | float
+_NUMBER = re.compile(r"(-?(?:0x[0-9A-Fa-f]+|[\d.]+(?:[eE][+-]?\d+)?)) : (\S+)")
+_INTEGER_FORMAT = {8: "b", 16: "h", 32: "i", 64: "q"}
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A constant tensor: one scalar for a splat, else one scalar per element in row-major order."""
+
+    type: Type
+    data: Scalar | tuple[Scalar, ...]
+
+
+Attribute = Any
+"""bool, int, float, str, tuple of scalars, or `Dense`; what is none of these stays as its text."""
+
+
+def parse_attribute(text: str) -> Attribute:
+    """Read one attribute value from the generic form."""
+    if text in ("true", "false"):
+        return text == "true"
+    if text == "unit":
+        return True
+    if text.startswith('"'):
+        return text[1:-1]
+    if text.startswith("array<"):
+        element, _, items = text[6:-1].partition(":")
+        return tuple(_scalar(item, element.strip()) for item in items.split(",") if item.strip())
+    if text.startswith("dense"):
+        return _dense(text)
+    match = _NUMBER.fullmatch(text)
+    return _scalar(match.group(1), match.group(2)) if match else text
+
+
+def _dense(text: str) -> Dense:
+    match = re.fullmatch(r"dense<(.*)> : (.*)", text, re.DOTALL)
+    if match is None:
+        raise ValueError(f"constant {text[:60]} is not in a known form")
+    body, type_ = match.group(1), parse_type(match.group(2))
+    element = type_.scalar.name
+    if body.startswith('"'):
+        return Dense(type_, _from_bytes(bytes.fromhex(body[3:-1]), type_.scalar))
+    if body.startswith("["):
+        return Dense(type_, tuple(_scalar(item, element) for item in re.sub(r"[\[\]]", "", body).split(",")))
+    return Dense(type_, _scalar(body, element))
+
+
+def _scalar(text: str, type_name: str) -> Scalar:
+    text = text.strip()
+    if text in ("true", "false"):
+        return text == "true"
+    if not re.match(r"b?f\d", type_name):
+        return int(text, 0)
+    if not text.startswith("0x"):
+        return float(text)
+    dtype = STORED_FLOATS[type_name]
+    raw = int(text, 16).to_bytes(dtype.itemsize, "little")
+    return float(torch.frombuffer(bytearray(raw), dtype=torch.uint8).view(dtype).double().item())
+
+
+def _from_bytes(raw: bytes, element: Type) -> tuple[Scalar, ...]:
+    if element.name in STORED_FLOATS:
+        dtype = STORED_FLOATS[element.name]
+        return tuple(torch.frombuffer(bytearray(raw), dtype=torch.uint8).view(dtype).double().tolist())
+    code = _INTEGER_FORMAT[element.bits]
+    return struct.unpack(f"<{len(raw) // struct.calcsize(code)}{code}", raw)

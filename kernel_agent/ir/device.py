@@ -1,0 +1,227 @@
+"""A stand-in for the GPU: import and capture of GPU code on a machine without one.
+
+Files are written for GPUs: they ask torch and Triton for the device, its properties and streams when they are imported
+and when their stubs run. Inside `standin()` those questions are answered for one target, and tensors meant for the GPU
+are made on the CPU. Nothing stays patched afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import sys
+import types
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import triton
+from torch.overrides import TorchFunctionMode
+
+from kernel_agent.ir.functions import dispatching_apply
+from kernel_agent.ir.lower import TARGET
+
+CUDA = torch.device("cuda", 0)
+"""The device that everything claims to be on."""
+
+
+@dataclass(frozen=True)
+class DeviceProperties:
+    """What `torch.cuda.get_device_properties` answers: an H100 SXM."""
+
+    name: str = "NVIDIA H100 80GB HBM3 (stand-in)"
+    major: int = 9
+    minor: int = 0
+    multi_processor_count: int = 132
+    total_memory: int = 80 << 30
+    warp_size: int = 32
+    max_threads_per_multi_processor: int = 2048
+    shared_memory_per_block: int = 48 << 10
+    shared_memory_per_block_optin: int = 227 << 10
+    shared_memory_per_multiprocessor: int = 228 << 10
+    regs_per_multiprocessor: int = 65536
+    L2_cache_size: int = 50 << 20
+
+
+PROPERTIES = DeviceProperties()
+
+
+class _DriverUtils:
+    """What Triton's driver tells of the hardware."""
+
+    def get_device_properties(self, _device: int = 0) -> dict[str, int]:
+        """Limits of one multiprocessor; clocks in kHz, bus width in bits."""
+        return {
+            "max_shared_mem": PROPERTIES.shared_memory_per_block_optin,
+            "max_num_regs": PROPERTIES.regs_per_multiprocessor,
+            "multiprocessor_count": PROPERTIES.multi_processor_count,
+            "warpSize": PROPERTIES.warp_size,
+            "sm_clock_rate": 1_980_000,
+            "mem_clock_rate": 2_619_000,
+            "mem_bus_width": 5120,
+        }
+
+
+class StandInDriver:
+    """Triton's active driver without a device behind it."""
+
+    utils = _DriverUtils()
+
+    def get_active_torch_device(self) -> torch.device:
+        """The device tensors are to be made on."""
+        return CUDA
+
+    def get_current_target(self) -> Any:
+        """The `GPUTarget` kernels are lowered for."""
+        return TARGET
+
+    def get_current_device(self) -> int:
+        """Index of the device."""
+        return 0
+
+    def set_current_device(self, _device: int) -> None:
+        """There is one device only."""
+
+    def get_current_stream(self, _device: int | None = None) -> int:
+        """Handle of the default stream."""
+        return 0
+
+    def get_device_interface(self) -> Any:
+        """The torch module that manages the device."""
+        return torch.cuda
+
+    def get_benchmarker(self) -> Callable[..., list[float]]:
+        """A clock that does not run kernels: all configurations are equal."""
+        return lambda *_args, **_kwargs: [0.0, 0.0, 0.0]
+
+    def get_empty_cache_for_benchmark(self) -> None:
+        """Nothing is timed, so nothing needs flushing."""
+
+    def clear_cache(self, _cache: object) -> None:
+        """See `get_empty_cache_for_benchmark`."""
+
+
+class _Scope:
+    """`torch.cuda.device`, `torch.cuda.stream` and the like: a context that does nothing."""
+
+    def __init__(self, *_args: object, **_kwargs: object) -> None:
+        self.idx = 0
+
+    def __enter__(self) -> _Scope:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        return None
+
+
+class _Stream(_Scope):
+    """The default stream, idle."""
+
+    cuda_stream = 0
+    device = CUDA
+
+    def synchronize(self) -> None:
+        """Nothing runs."""
+
+    def wait_stream(self, _other: object) -> None:
+        """Nothing runs."""
+
+    def record_event(self, event: object = None) -> object:
+        """Nothing runs."""
+        return event
+
+
+def on_cpu(value: Any) -> Any:
+    """A device argument for the machine at hand: what names a GPU becomes the CPU."""
+    if isinstance(value, torch.device) and value.type == "cuda":
+        return torch.device("cpu")
+    if isinstance(value, str) and value.split(":")[0] == "cuda":
+        return "cpu"
+    return value
+
+
+class _CpuTensors(TorchFunctionMode):  # type: ignore[misc]
+    """Tensors that code asks for on the GPU are made on the CPU."""
+
+    def __torch_function__(
+        self, func: Any, _types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Redirect device arguments."""
+        if func is torch.Tensor.cuda:
+            return args[0]
+        kwargs = {key: on_cpu(value) for key, value in (kwargs or {}).items() if key != "pin_memory"}
+        return func(*[on_cpu(value) for value in args], **kwargs)
+
+
+class _Generator(torch.Generator):  # type: ignore[misc]
+    """A generator that lives on the CPU wherever it is asked for."""
+
+    def __new__(cls, device: Any = "cpu") -> Any:
+        """Ignore the device."""
+        return super().__new__(cls, device=on_cpu(device))
+
+
+def _answers() -> dict[str, Any]:
+    """Replacements of attributes of `torch.cuda`."""
+    return {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "is_bf16_supported": lambda *_args, **_kwargs: True,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "set_device": lambda _device: None,
+        "get_device_name": lambda _device=None: PROPERTIES.name,
+        "get_device_capability": lambda _device=None: (PROPERTIES.major, PROPERTIES.minor),
+        "get_device_properties": lambda _device=None: PROPERTIES,
+        "mem_get_info": lambda _device=None: (PROPERTIES.total_memory, PROPERTIES.total_memory),
+        "memory_allocated": lambda _device=None: 0,
+        "max_memory_allocated": lambda _device=None: 0,
+        "reset_peak_memory_stats": lambda _device=None: None,
+        "empty_cache": lambda: None,
+        "synchronize": lambda _device=None: None,
+        "manual_seed": lambda _seed: None,
+        "manual_seed_all": lambda _seed: None,
+        "device": _Scope,
+        "device_of": _Scope,
+        "stream": _Scope,
+        "Stream": _Stream,
+        "current_stream": lambda _device=None: _Stream(),
+        "default_stream": lambda _device=None: _Stream(),
+        "_lazy_init": lambda: None,
+    }
+
+
+@contextlib.contextmanager
+def standin() -> Iterator[None]:
+    """Answer for a GPU while the block runs. May be nested."""
+    with contextlib.ExitStack() as stack:
+        for name, answer in _answers().items():
+            stack.enter_context(mock.patch.object(torch.cuda, name, answer))
+        stack.enter_context(mock.patch.object(torch, "Generator", _Generator))
+        stack.enter_context(mock.patch.object(triton.runtime.driver, "_active", StandInDriver()))
+        stack.enter_context(mock.patch.object(torch.autograd.Function, "apply", classmethod(dispatching_apply)))
+        stack.enter_context(_CpuTensors())
+        yield
+
+
+def import_module(path: Path, name: str) -> types.ModuleType:
+    """Import a Python file under the stand-in and register it in `sys.modules` as `name`.
+
+    The file must stay on disk: Triton reads the source of kernels from it. What the file raises is raised; the module is
+    then not left behind.
+    """
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is not a Python file", path=str(path))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        with standin():
+            spec.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(name, None)
+        raise
+    return module

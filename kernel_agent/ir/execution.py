@@ -1,0 +1,220 @@
+"""Runs a stub, a pair's forward or a backward exactly, on any machine: float64 values, autograd through every kernel."""
+
+from __future__ import annotations
+
+import enum
+import inspect
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten_with_path, tree_leaves, tree_unflatten
+
+from kernel_agent.ir.capture import Capture, Launch
+from kernel_agent.ir.device import standin
+from kernel_agent.ir.findings import Finding, FindingKind
+from kernel_agent.ir.images import Images, declare, declared_dtype, held_dtype
+from kernel_agent.ir.launch import LaunchOptions
+from kernel_agent.ir.torch_calls import CallClass, TorchCall
+
+
+class Safety(str, enum.Enum):
+    """Whether zero cotangents are kept zero where derivatives are infinite."""
+
+    AUTO = "AUTO"
+    """Only if a trial backward shows NaN."""
+    ALWAYS = "ALWAYS"
+    NEVER = "NEVER"
+
+
+@dataclass(frozen=True)
+class ExecOptions:
+    """How an execution is run."""
+
+    sanitize: bool = True
+    """Judge reads of unwritten memory and races. Bounds are always judged."""
+    poison: bool = True
+    """Fresh `empty()` allocations hold NaN and count as unwritten."""
+    safety: Safety = Safety.AUTO
+    chunk_elements: int = 1 << 22
+    """Programs x largest tile that run at once without recording."""
+    recorded_elements: int = 1 << 25
+    """The same while recording; larger launches are checkpointed in chunks."""
+
+
+@dataclass(frozen=True)
+class Execution:
+    """What one call did."""
+
+    result: Any
+    """The function's return value; tensors in it are float64 images, connected to `leaves` by autograd."""
+    leaves: dict[int | str, Tensor] = field(default_factory=dict)
+    """float64 leaf of each requested argument, by position or name."""
+    launches: tuple[Launch, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    torch_calls: tuple[TorchCall, ...] = ()
+    """Torch functions called outside kernels, each once, in order of first call."""
+    mutated: tuple[str, ...] = ()
+    """Argument tensors whose content changed: `x`, or `saved[0]` for nested ones."""
+
+    @property
+    def torch_ops(self) -> tuple[str, ...]:
+        """Names of torch functions that compute, sorted."""
+        return tuple(sorted({call.name for call in self.torch_calls if call.kind is CallClass.COMPUTE}))
+
+
+def execute(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None = None,
+    *,
+    leaves: Collection[int | str] = (),
+    options: ExecOptions = ExecOptions(),
+) -> Execution:
+    """Call `fn` with images of its tensor arguments and execute every kernel it launches in float64.
+
+    `args` and `kwargs` may hold tensors in tuples, lists and dicts; all are copied, with their strides and shared storages.
+    `leaves` names top-level tensor arguments, by position or keyword, that results are connected to by autograd; without
+    any, nothing is recorded. Leaves have the argument's shape; an expanded argument gets one element per index.
+
+    Raises what `fn` raises, and `IRError`. What the sanitizer finds is in the result, not raised.
+    """
+    kwargs = kwargs or {}
+    safe = options.safety is Safety.ALWAYS
+    execution = _run(fn, args, kwargs, leaves, options, safe=safe)
+    if leaves and options.safety is Safety.AUTO and _has_undefined_gradients(execution):
+        execution = _run(fn, args, kwargs, leaves, options, safe=True)
+    return execution
+
+
+def _run(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    leaves: Collection[int | str],
+    options: ExecOptions,
+    *,
+    safe: bool,
+) -> Execution:
+    launch_options = LaunchOptions(options.sanitize, safe, options.chunk_elements, options.recorded_elements)
+    capture = Capture(grad=bool(leaves), poison=options.poison, options=launch_options)
+    inputs = _Inputs(fn, args, kwargs, leaves, capture)
+    with standin(), capture.running():
+        result = fn(*inputs.args, **inputs.kwargs)
+    _find_unwritten(result, capture)
+    return Execution(
+        result,
+        inputs.leaves,
+        tuple(capture.launches),
+        capture.findings.all(),
+        tuple(capture.calls),
+        inputs.mutated(),
+    )
+
+
+class _Inputs:
+    """Images of the arguments of one call."""
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        leaves: Collection[int | str],
+        capture: Capture,
+    ) -> None:
+        self.leaves: dict[int | str, Tensor] = {}
+        self._before: list[tuple[str, Tensor, Tensor]] = []
+        names = _parameter_names(fn, len(args))
+        images = Images()
+        flat, spec = tree_flatten_with_path((list(args), dict(kwargs)))
+        values = []
+        for path, value in flat:
+            if not isinstance(value, Tensor):
+                values.append(value)
+                continue
+            name = _name_of(path, names)
+            key = _leaf_key(path, name, leaves)
+            image = self._leaf(images, value, key) if key is not None else images.image(value)
+            capture.buffer(image, name=name)
+            self._before.append((name, image, image.detach().clone()))
+            values.append(image)
+        self.args, self.kwargs = tree_unflatten(values, spec)
+
+    def _leaf(self, images: Images, value: Tensor, key: int | str) -> Tensor:
+        declared = declared_dtype(value)
+        leaf = value.detach().to(torch.float64).clone(memory_format=torch.contiguous_format).requires_grad_(True)
+        self.leaves[key] = leaf
+        if torch._debug_has_internal_overlap(value) != 0:
+            return declare(leaf.clone(), declared)
+        storage = images.storage(value, held_dtype(declared))
+        with torch.enable_grad():
+            image = storage.as_strided(value.size(), value.stride(), value.storage_offset())
+            image.copy_(leaf)
+        return declare(image, declared)
+
+    def mutated(self) -> tuple[str, ...]:
+        """Names of arguments whose content is no longer what it was."""
+        changed = []
+        for name, image, before in self._before:
+            same = torch.equal(image.detach(), before) or torch.allclose(
+                image.detach().double(), before.double(), rtol=0.0, atol=0.0, equal_nan=True
+            )
+            if not same:
+                changed.append(name)
+        return tuple(changed)
+
+
+def _parameter_names(fn: Callable[..., Any], count: int) -> list[str]:
+    """Parameter names by position; `*args` are numbered."""
+    try:
+        parameters = list(inspect.signature(fn).parameters.values())
+    except (TypeError, ValueError):  # builtins have no signature
+        parameters = []
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "args")
+    first_rest = len(names)
+    return [names[k] if k < first_rest else f"{rest}[{k - first_rest}]" for k in range(count)]
+
+
+def _name_of(path: tuple[Any, ...], names: list[str]) -> str:
+    """`x`, `saved[0]`, `options['scale']`: path below (args, kwargs)."""
+    in_args = path[0].idx == 0
+    top = names[path[1].idx] if in_args else str(path[1].key)
+    return top + "".join(str(key) for key in path[2:])
+
+
+def _leaf_key(path: tuple[Any, ...], name: str, leaves: Collection[int | str]) -> int | str | None:
+    """The entry of `leaves` that means this argument, if any."""
+    if len(path) != 2:
+        return None
+    if path[0].idx == 0 and path[1].idx in leaves:
+        return int(path[1].idx)
+    return name if name in leaves else None
+
+
+def _find_unwritten(result: Any, capture: Capture) -> None:
+    """Report output tensors with elements that nothing wrote."""
+    for place, tensor in enumerate(leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)):
+        buffer = capture.known_buffer(tensor)
+        missing = buffer.unwritten(tensor) if buffer is not None else 0
+        if buffer is not None and missing:
+            message = f"{missing} of {tensor.numel()} elements of output {place} ({buffer.name}) were never written"
+            capture.findings.add(
+                Finding(FindingKind.UNWRITTEN_OUTPUT, message, buffer=buffer.name, size=tensor.numel(), count=missing)
+            )
+
+
+def _has_undefined_gradients(execution: Execution) -> bool:
+    """Whether a trial cotangent gives a gradient with NaN although the outputs have none."""
+    outputs = [leaf for leaf in tree_leaves(execution.result) if isinstance(leaf, Tensor) and leaf.requires_grad]
+    if not outputs or not execution.leaves or any(bool(output.isnan().any()) for output in outputs):
+        return False
+    generator = torch.Generator().manual_seed(0)
+    cotangents = [torch.randn(output.shape, generator=generator, dtype=output.dtype) for output in outputs]
+    gradients = torch.autograd.grad(
+        outputs, list(execution.leaves.values()), cotangents, retain_graph=True, allow_unused=True
+    )
+    return any(gradient is not None and bool(gradient.isnan().any()) for gradient in gradients)

@@ -1,0 +1,326 @@
+"""Images: float64 tensors that report the dtype and device the code under test believes in.
+
+An image is a plain CPU tensor, float64 for every floating dtype, that carries its declared dtype as an attribute. Inside
+`ImageMode`, torch functions see and return images: the values are computed in float64 and never rounded, while dtype,
+device, element size and data pointers answer as on the GPU. Result dtypes come from running the same call on meta tensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
+
+from kernel_agent.ir.device import CUDA, on_cpu
+from kernel_agent.ir.memory import Buffer
+from kernel_agent.ir.torch_calls import CallClass, TorchCall, class_of
+
+_ATTRIBUTE = "_declared_dtype"
+_WIDE_UNSIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+"""torch computes little with these; images hold the same bits signed."""
+
+
+def declared_dtype(tensor: Tensor) -> torch.dtype:
+    """The dtype an image reports; the tensor's own dtype for any other tensor."""
+    return getattr(tensor, _ATTRIBUTE, None) or tensor.dtype
+
+
+def held_dtype(declared: torch.dtype) -> torch.dtype:
+    """The dtype an image of a declared dtype is held in."""
+    return torch.float64 if declared.is_floating_point else _WIDE_UNSIGNED.get(declared, declared)
+
+
+def declare(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Set what a tensor reports. The tensor must be held in `held_dtype(dtype)`."""
+    setattr(tensor, _ATTRIBUTE, dtype)
+    return tensor
+
+
+def as_image(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """An image of a tensor, detached, with the same sizes and strides, that reports `dtype` (default: the tensor's own)."""
+    return Images().image(tensor, dtype)
+
+
+class Images:
+    """Makes images of argument tensors; tensors that share storage get images that share storage."""
+
+    def __init__(self) -> None:
+        self._storages: dict[int, Tensor] = {}
+        self._kept: list[Tensor] = []
+
+    def image(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """See `as_image`."""
+        declared = dtype or declared_dtype(tensor)
+        flat = self.storage(tensor, held_dtype(declared))
+        return declare(flat.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset()), declared)
+
+    def storage(self, tensor: Tensor, held: torch.dtype) -> Tensor:
+        """A copy of the whole storage behind a tensor, shape (elements,), in the dtype images are held in."""
+        key = tensor.untyped_storage()._cdata
+        if key not in self._storages:
+            elements = tensor.untyped_storage().nbytes() // tensor.element_size()
+            whole = torch.as_strided(tensor.detach(), (elements,), (1,), 0)
+            plain = whole.view(held) if tensor.dtype in _WIDE_UNSIGNED else whole
+            self._storages[key] = plain.to(held, copy=True)
+            self._kept.append(tensor)
+        return self._storages[key]
+
+
+class Session(Protocol):
+    """What the mode tells of its work."""
+
+    def buffer(self, tensor: Tensor, *, written: bool = True) -> Buffer:
+        """The buffer behind an image."""
+
+    def known_buffer(self, tensor: Tensor) -> Buffer | None:
+        """The buffer behind an image, if kernels or allocations met it before."""
+
+    def record(self, call: TorchCall) -> None:
+        """A torch function was called."""
+
+
+_CASTS = {
+    "half": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float": torch.float32,
+    "double": torch.float64,
+    "int": torch.int32,
+    "long": torch.int64,
+    "short": torch.int16,
+    "char": torch.int8,
+    "byte": torch.uint8,
+    "bool": torch.bool,
+}
+_SEVERAL_VIEWS = frozenset({"unbind", "split", "chunk", "split_with_sizes", "tensor_split", "hsplit", "vsplit"})
+_UNWRITTEN = frozenset({"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"})
+_FACTORIES_OF_NOTHING = (RuntimeError, TypeError, ValueError, IndexError)
+"""What a call on meta tensors may raise when its result depends on values; the real call then decides."""
+
+_POISON = 77
+"""Unwritten integers: tracked, so the value only has to be defined."""
+
+
+class ImageMode(TorchFunctionMode):  # type: ignore[misc]
+    """Runs torch code on images."""
+
+    def __init__(self, session: Session, *, grad: bool, poison: bool) -> None:
+        super().__init__()
+        self.session = session
+        self.grad = grad
+        self.poison = poison
+
+    def __torch_function__(
+        self, func: Any, _types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run one torch function on images."""
+        kwargs = dict(kwargs or {})
+        name = getattr(func, "__name__", "")
+        if name == "__get__":
+            return self._attribute(func, args)
+        answer = _question(self.session, func, args)
+        if answer is not None:
+            return answer
+        if name == "__iter__":
+            return (
+                iter(args[0].unbind(0))
+                if args[0].dim() == 0
+                else iter(self._call("unbind", torch.unbind, (args[0],), {}))
+            )
+        return self._call(name, func, args, kwargs)
+
+    def _attribute(self, func: Any, args: tuple[Any, ...]) -> Any:
+        """`tensor.dtype` and the like; `tensor.T` is a view."""
+        tensor, own = args[0], getattr(func, "__self__", None)
+        declared = declared_dtype(tensor)
+        if own is Tensor.dtype:
+            return declared
+        if own is Tensor.is_cuda:
+            return True
+        if own is Tensor.is_cpu:
+            return False
+        if own is Tensor.device:
+            return CUDA
+        if own is Tensor.itemsize:
+            return declared.itemsize
+        if own is Tensor.nbytes:
+            return declared.itemsize * tensor.numel()
+        with torch.set_grad_enabled(self.grad):
+            result = func(*args)
+        return declare(result, declared) if isinstance(result, Tensor) and result is not tensor else result
+
+    def _call(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        inputs = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
+        expected = _expected(name, func, args, kwargs, bool(inputs))
+        with torch.set_grad_enabled(self.grad), _float64_by_default():
+            result = self._compute(name, func, args, kwargs)
+        result = self._declare_all(name, result, expected, inputs)
+        self._note(name, args, kwargs, result, inputs)
+        return result
+
+    def _compute(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if name in ("cuda", "cpu"):
+            return args[0]
+        if name in _CASTS and args and isinstance(args[0], Tensor):
+            held = held_dtype(_CASTS[name])
+            return args[0].to(held)
+        if name in _SEVERAL_VIEWS and args and isinstance(args[0], Tensor):
+            # torch forbids changing one of several views that were made together; made one by one they may be changed
+            with torch.no_grad():
+                parts = func(*args, **kwargs)
+            return tuple(args[0].as_strided(part.size(), part.stride(), part.storage_offset()) for part in parts)
+        kwargs.pop("pin_memory", None)
+        real_args, real_kwargs = tree_map(_real, (args, kwargs))
+        with torch.autograd.graph.saved_tensors_hooks(_frozen, lambda tensor: tensor):
+            return func(*real_args, **real_kwargs)
+
+    def _declare_all(self, name: str, result: Any, expected: Any, inputs: list[Tensor]) -> Any:
+        """Give every tensor of the result its declared dtype, and a storage of its own where the GPU would make one."""
+        leaves, spec = tree_flatten(result)
+        hints = tree_leaves(expected) if expected is not None else []
+        if len(hints) != len(leaves):
+            hints = [None] * len(leaves)
+        changed = []
+        for leaf, hint in zip(leaves, hints, strict=True):
+            if not isinstance(leaf, Tensor):
+                changed.append(leaf)
+                continue
+            known = any(leaf is tensor for tensor in inputs)
+            if known and not (isinstance(hint, _Fresh)):
+                changed.append(leaf)
+                continue
+            tensor = leaf.clone() if known else leaf
+            dtype = hint.dtype if isinstance(hint, (_Fresh, _Same)) else _guess(name, tensor, inputs)
+            if tensor.dtype != held_dtype(dtype):
+                dtype = tensor.dtype
+            changed.append(declare(tensor, dtype))
+        return spec.unflatten(changed)
+
+    def _note(
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, inputs: list[Tensor]
+    ) -> None:
+        """Tell the session what the call did to memory."""
+        outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        kind = class_of(name, floats=any(tensor.is_floating_point() for tensor in (*inputs, *outputs)))
+        if kind is not None:
+            shown = name.strip("_") if kind in (CallClass.COMPUTE, CallClass.INDEX) else name
+            self.session.record(TorchCall(shown, kind))
+        if name in _UNWRITTEN and self.poison:
+            for tensor in outputs:
+                _poison(tensor)
+                self.session.buffer(tensor, written=False)
+        elif name == "__setitem__":
+            buffer = self.session.known_buffer(args[0])
+            if buffer is not None:
+                buffer.mark_written(args[0], args[1])
+        elif name.endswith("_") or "out" in kwargs:
+            for tensor in outputs:
+                buffer = self.session.known_buffer(tensor) if any(tensor is given for given in inputs) else None
+                if buffer is not None:
+                    buffer.mark_written(tensor)
+
+
+class _Same:
+    """On meta tensors the call returned one of its arguments."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+
+
+class _Fresh(_Same):
+    """On meta tensors the call returned a new tensor of this dtype."""
+
+
+def _expected(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], has_inputs: bool) -> Any:
+    """The result of the same call on meta tensors, each tensor as `_Fresh` or `_Same`; None when that cannot be told."""
+    seen: list[Tensor] = []
+
+    def meta(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            twin = torch.empty_strided(value.size(), value.stride(), dtype=declared_dtype(value), device="meta")
+            seen.append(twin)
+            return twin
+        if isinstance(value, (str, torch.device)) and on_cpu(value) is not value:
+            return torch.device("meta")
+        return value
+
+    meta_args, meta_kwargs = tree_map(meta, (args, kwargs))
+    meta_kwargs.pop("pin_memory", None)
+    meta_kwargs.pop("generator", None)
+    if name in ("cuda", "cpu"):
+        return _Same(declared_dtype(args[0]))
+    if not has_inputs and class_of(name, floats=True) is CallClass.ALLOCATION:
+        meta_kwargs["device"] = torch.device("meta")
+    try:
+        with torch.no_grad():
+            result = func(*meta_args, **meta_kwargs)
+    except _FACTORIES_OF_NOTHING:
+        return None
+
+    def describe(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        same = any(value is twin for twin in seen)
+        return _Same(value.dtype) if same else _Fresh(value.dtype)
+
+    return tree_map(describe, result)
+
+
+def _question(session: Session, func: Any, args: tuple[Any, ...]) -> Any:
+    """Answers about a tensor's place in memory; None for any other function."""
+    if func is Tensor.element_size:
+        return declared_dtype(args[0]).itemsize
+    if func is Tensor.get_device:
+        return 0
+    if func is Tensor.data_ptr:
+        buffer = session.buffer(args[0])
+        return buffer.base + args[0].storage_offset() * buffer.itemsize
+    if func is Tensor.type and len(args) == 1:
+        return f"torch.cuda.{str(declared_dtype(args[0])).removeprefix('torch.')}"
+    return None
+
+
+def _real(value: Any) -> Any:
+    """An argument for the real call: float64 for floating dtypes, the CPU for the GPU."""
+    return held_dtype(value) if isinstance(value, torch.dtype) else on_cpu(value)
+
+
+def _guess(name: str, tensor: Tensor, inputs: list[Tensor]) -> torch.dtype:
+    """Declared dtype of a result whose meta run failed: floats follow the inputs' promotion."""
+    floats = [declared_dtype(given) for given in inputs if given.is_floating_point()]
+    if not tensor.is_floating_point():
+        return tensor.dtype
+    if name in _CASTS:
+        return _CASTS[name]
+    dtype = floats[0] if floats else torch.float32
+    for other in floats[1:]:
+        dtype = torch.promote_types(dtype, other)
+    return dtype
+
+
+def _frozen(tensor: Tensor) -> Tensor:
+    """What autograd saves: a copy, since kernels change memory in place afterwards."""
+    return tensor.detach().clone() if tensor.is_floating_point() else tensor
+
+
+def _poison(tensor: Tensor) -> None:
+    with torch.no_grad():
+        if tensor.is_floating_point():
+            tensor.fill_(float("nan"))
+        else:
+            tensor.fill_(0 if tensor.dtype == torch.bool else _POISON)
+
+
+@contextlib.contextmanager
+def _float64_by_default() -> Iterator[None]:
+    """Numbers without a dtype must not be rounded to float32 on their way into an image."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

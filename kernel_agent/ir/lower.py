@@ -1,0 +1,130 @@
+"""Triton source -> Triton IR text in MLIR's generic form, on any machine: no GPU and no driver are asked.
+
+MLIR prints a module that fails verification in the generic form, which has one grammar for all operations. So after
+the passes one attribute without a dialect prefix is set on the module: that is invalid, and changes nothing else.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import triton
+import triton.language as tl
+from triton._C.libtriton import ir as mlir
+from triton._C.libtriton import passes
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import CUDABackend
+from triton.compiler import ASTSource
+from triton.compiler.errors import CompilationError
+
+from kernel_agent.errors import EnvironmentProblem
+from kernel_agent.ir.errors import LoweringError, ParseError
+from kernel_agent.ir.program import Module
+from kernel_agent.ir.syntax import parse
+
+TARGET = GPUTarget("cuda", 90, 32)
+"""What kernels are lowered for: sm_90 with 32 threads in a warp."""
+
+_BACKEND = CUDABackend(TARGET)
+_MODULES: dict[str, Module] = {}
+
+Path = tuple[int, ...]
+"""Place of an argument: its position, then positions within nested tuples."""
+
+
+def lower(kernel: Any, signature: Mapping[str, Any], constexprs: Mapping[Path, Any]) -> Module:
+    """The parsed IR of one specialisation of a kernel, kept by content for the life of the process.
+
+    `kernel` is a `triton.JITFunction`; `signature` maps every parameter to Triton's type string (`*fp32`, `i32`,
+    `constexpr`); `constexprs` maps paths to constant values. Raises `LoweringError` when Triton refuses the kernel.
+    """
+    _self_test()
+    constants = sorted((path, _constant_key(value)) for path, value in constexprs.items())
+    key = f"{kernel.cache_key}|{sorted(signature.items())}|{constants}"
+    if key not in _MODULES:
+        _MODULES[key] = parse(generic_text(kernel, signature, constexprs))
+    return _MODULES[key]
+
+
+def _constant_key(value: Any) -> str:
+    return str(value.cache_key) if hasattr(value, "cache_key") else f"{type(value).__name__}:{value!r}"
+
+
+def generic_text(kernel: Any, signature: Mapping[str, Any], constexprs: Mapping[Path, Any]) -> str:
+    """Inlined, canonical Triton IR of the kernel as generic-form text. Raises `LoweringError`."""
+    source = ASTSource(kernel, dict(signature), dict(constexprs))
+    options = _BACKEND.parse_options({})
+    context = mlir.context()
+    mlir.load_dialects(context)
+    _BACKEND.load_dialects(context)
+    helpers = (options, _BACKEND.get_codegen_implementation(options), _BACKEND.get_module_map(), context)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # deprecations of Triton's language are not ours to raise on
+            module = source.make_ir(TARGET, *helpers)
+    except CompilationError as error:
+        raise _lowering_error(kernel, error) from error
+    manager = mlir.pass_manager(module.context)
+    passes.common.add_inliner(manager)
+    passes.common.add_canonicalizer(manager)
+    passes.common.add_cse(manager)
+    passes.common.add_symbol_dce(manager)
+    manager.run(module, "kernel_agent")
+    module.set_attr("generic", mlir.builder(context).get_int32_attr(1))
+    return str(module)
+
+
+def _lowering_error(kernel: Any, error: CompilationError) -> LoweringError:
+    """Triton's innermost message, at the line of the user's file."""
+    inner: BaseException = error
+    while isinstance(inner.__cause__, CompilationError):
+        inner = inner.__cause__
+    line = getattr(getattr(error, "node", None), "lineno", None)
+    _, start = _source_start(kernel)
+    line = None if line is None else start + line - 1
+    name = kernel.fn.__name__
+    return LoweringError(
+        f"Triton cannot compile kernel {name}" + (f" (line {line})" if line else "") + f": {inner}".rstrip(),
+        remedy="Fix the kernel so that Triton accepts it.",
+        kernel=name,
+        file=kernel.fn.__code__.co_filename,
+        line=line,
+    )
+
+
+def _source_start(kernel: Any) -> tuple[str, int]:
+    """File and first line of the `def` of a kernel: Triton counts lines from there."""
+    start = int(kernel.starting_line_number)
+    lines = kernel.raw_src if isinstance(kernel.raw_src, list) else str(kernel.raw_src).split("\n")
+    offset = next((k for k, text in enumerate(lines) if str(text).lstrip().startswith("def ")), 0)
+    return kernel.fn.__code__.co_filename, start + offset
+
+
+def _probe_kernel(pointer, size, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    offsets = tl.arange(0, BLOCK)
+    value = tl.load(pointer + offsets, mask=offsets < size, other=0.0)
+    if size > 3:
+        tl.store(pointer + offsets, value + tl.sum(value, 0), mask=offsets < size)
+
+
+@lru_cache(maxsize=1)
+def _self_test() -> None:
+    """Lower and read one small kernel. Raises `EnvironmentProblem` when this Triton prints IR we cannot read."""
+    wanted = {"tt.load", "tt.store", "tt.reduce", "scf.if", "tt.make_range"}
+    try:
+        kernel = triton.JITFunction(_probe_kernel)
+        text = generic_text(kernel, {"pointer": "*fp32", "size": "i32", "BLOCK": "constexpr"}, {(2,): 16})
+        module = parse(text)
+        missing = wanted - {op.name for op in module.all_ops}
+        if not missing and all(module.place(op) for op in module.all_ops if op.name == "tt.store"):
+            return
+        reason = f"operations not found: {', '.join(sorted(missing)) or 'source lines'}"
+    except (LoweringError, ParseError, TypeError, AttributeError) as error:
+        reason = str(error)
+    raise EnvironmentProblem(
+        f"Triton {triton.__version__} does not print IR as expected: {reason}",
+        remedy="Install a supported Triton: 3.6 (torch 2.11) or 3.7 (torch 2.13).",
+    )

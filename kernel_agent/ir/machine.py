@@ -1,0 +1,236 @@
+"""Walks a kernel's program for many programs at once. What an operation does is in `operations`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from kernel_agent.ir.errors import UnsupportedOp
+from kernel_agent.ir.memory import Buffer, Enter, Tape
+from kernel_agent.ir.operations.bits import Bits, apply_to_bits
+from kernel_agent.ir.operations.registry import DERIVATIVES, POINTWISE, RULES
+from kernel_agent.ir.operations.safe import SafePointwise
+from kernel_agent.ir.program import Block, Function, Module, Op
+from kernel_agent.ir.sanitizer import Sanitizer
+from kernel_agent.ir.values import Active, RuntimeValue, join_rows, take_rows
+
+_LEAVES_BLOCK = frozenset(
+    {"scf.yield", "scf.condition", "tt.return", "tt.reduce.return", "tt.scan.return", "tt.map_elementwise.return"}
+)
+
+
+@dataclass(frozen=True)
+class Jump:
+    """Programs that continue at a block of a function body."""
+
+    label: str
+    active: Active
+    arguments: list[RuntimeValue]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a block ended."""
+
+    values: list[RuntimeValue] = field(default_factory=list)
+    """What its last operation passes on."""
+    jumps: list[Jump] = field(default_factory=list)
+    """Where its programs go on, for blocks that end in a branch."""
+
+
+class Machine:
+    """State of one launch: environment of values, tapes of buffers, and who is watched."""
+
+    def __init__(
+        self,
+        module: Module,
+        grid: tuple[int, int, int],
+        buffers: dict[int, Buffer],
+        sanitizer: Sanitizer,
+        *,
+        safe: bool = False,
+        keep_initial: bool = False,
+    ) -> None:
+        self.module = module
+        self.grid = grid
+        self.buffers = buffers
+        """Buffers of this execution by the upper bits of their virtual address."""
+        self.sanitizer = sanitizer
+        self.safe = safe
+        """Zero cotangents give zero gradients even where a derivative is infinite."""
+        self.keep_initial = keep_initial
+        """Contents at the start of the launch are needed again, by a replay."""
+        self.tapes: dict[int, Tape] = {}
+        self.environment: dict[int, tuple[Active, RuntimeValue]] = {}
+        self._lane_rank = 0
+        self._sources: list[Tensor] = []
+
+    # --- values
+
+    def read(self, value_id: int, active: Active) -> RuntimeValue:
+        """A value, narrowed to the active programs."""
+        owner, value = self.environment[value_id]
+        if owner is not active:
+            known = active.narrowed.get(value_id)
+            if known is None or known[0] is not value:
+                known = (value, take_rows(value, active.rows_in(owner)))
+                active.narrowed[value_id] = known
+            value = known[1]
+        if self._lane_rank and isinstance(value, Tensor) and value.dim() == 1:
+            value = value.view(-1, *[1] * self._lane_rank)
+        return value
+
+    def tape(self, buffer: Buffer) -> Tape:
+        """The tape of a buffer in this launch."""
+        tape = self.tapes.get(id(buffer))
+        if tape is None:
+            flat = buffer.root.view(-1)
+            records = flat.requires_grad and torch.is_grad_enabled()
+            contents = flat.detach()
+            tape = Tape(
+                buffer,
+                contents.clone() if self.keep_initial else contents,
+                keep=self.keep_initial or torch.is_grad_enabled(),
+            )
+            if records:
+                tape.token = Enter.apply(flat, tape)
+            self.tapes[id(buffer)] = tape
+        return tape
+
+    def remember(self, floats: Tensor) -> int:
+        """Keep floats whose bits go their own way; the result is the position of the first one."""
+        start = sum(int(source.numel()) for source in self._sources)
+        self._sources.append(floats.reshape(-1))
+        return start
+
+    def remembered(self) -> Tensor:
+        """All floats kept so far, shape (n,)."""
+        if len(self._sources) > 1:
+            self._sources = [torch.cat(self._sources)]
+        return self._sources[0]
+
+    # --- control
+
+    def run_function(self, function: Function, arguments: Sequence[RuntimeValue], active: Active) -> list[RuntimeValue]:
+        """Run a function body. Blocks are visited in textual order, which a forward control flow graph respects."""
+        if len(function.blocks) == 1:
+            return self.run_values(function.blocks[0], arguments, active)
+        order = {block.label: place for place, block in enumerate(function.blocks)}
+        waiting: dict[str, list[Jump]] = {}
+        entry = function.blocks[0]
+        waiting[entry.label] = [Jump(entry.label, active, list(arguments))]
+        returned: list[tuple[Active, list[RuntimeValue]]] = []
+        while waiting:
+            label = min(waiting, key=order.__getitem__)
+            jump = _meet(waiting.pop(label), active)
+            outcome = self._run_block(function.blocks[order[label]], jump.arguments, jump.active)
+            for leap in outcome.jumps:
+                waiting.setdefault(leap.label, []).append(leap)
+            if not outcome.jumps:
+                returned.append((jump.active, outcome.values))
+        if not returned or not returned[0][1]:
+            return []
+        pieces = [(subset.rows_in(active), values) for subset, values in returned]
+        return [
+            join_rows([(rows, values[k]) for rows, values in pieces], active.size) for k in range(len(pieces[0][1]))
+        ]
+
+    def run_values(self, block: Block, arguments: Sequence[RuntimeValue], active: Active) -> list[RuntimeValue]:
+        """Run the only block of a region; the result is what its last operation passes on."""
+        return self._run_block(block, arguments, active).values
+
+    def _run_block(self, block: Block, arguments: Sequence[RuntimeValue], active: Active) -> Outcome:
+        environment = self.environment
+        for value, given in zip(block.arguments, arguments, strict=True):
+            environment[value.id] = (active, given)
+        for op in block.ops:
+            if op.name in _LEAVES_BLOCK:
+                return Outcome([self.read(value.id, active) for value in op.operands])
+            if op.name in ("cf.br", "cf.cond_br"):
+                return Outcome(jumps=self._branch(op, active))
+            operands = [self.read(value.id, active) for value in op.operands]
+            results = self._apply(op, operands, active)
+            for value, result in zip(op.results, results, strict=True):
+                environment[value.id] = (active, result)
+            for dead in op.last_uses:
+                environment.pop(dead, None)
+        return Outcome()
+
+    def run_lanes(self, block: Block, arguments: Sequence[RuntimeValue], active: Active, rank: int) -> list[Tensor]:
+        """Run a region of scalar operations on tiles of `rank` dimensions, lane by lane."""
+        with self._lanes(rank):
+            return self.run_values(block, arguments, active)
+
+    @contextlib.contextmanager
+    def _lanes(self, rank: int) -> Iterator[None]:
+        outer, self._lane_rank = self._lane_rank, rank
+        try:
+            yield
+        finally:
+            self._lane_rank = outer
+
+    def _apply(self, op: Op, operands: list[RuntimeValue], active: Active) -> Sequence[RuntimeValue]:
+        if self._sources and any(isinstance(value, Bits) for value in operands):
+            return apply_to_bits(self, op, operands, active)
+        function = POINTWISE.get(op.name)
+        if function is not None:
+            if self.safe and op.name in DERIVATIVES and any(value.requires_grad for value in operands):
+                return (SafePointwise.apply(op, *operands),)
+            return (function(op, *operands),)
+        rule = RULES.get(op.name)
+        if rule is None:
+            raise self.unsupported(op, f"operation {op.name} is not supported")
+        return rule(self, op, operands, active)
+
+    def _branch(self, op: Op, active: Active) -> list[Jump]:
+        if op.name == "cf.br":
+            return [Jump(op.successors[0], active, [self.read(value.id, active) for value in op.operands])]
+        condition = self.read(op.operands[0].id, active).expand(active.size)
+        split = 1 + op.attributes["operandSegmentSizes"][1]
+        jumps = []
+        for label, passed, taken in (
+            (op.successors[0], op.operands[1:split], condition),
+            (op.successors[1], op.operands[split:], ~condition),
+        ):
+            rows = taken.nonzero().flatten()
+            if rows.numel():
+                subset = active if rows.numel() == active.size else active.subset(rows)
+                jumps.append(Jump(label, subset, [self.read(value.id, subset) for value in passed]))
+        return jumps
+
+    # --- messages
+
+    def unsupported(self, op: Op, message: str) -> UnsupportedOp:
+        """An error at the source line of an operation."""
+        place = self.module.place(op)
+        kernel = self.module.entry.name
+        where = f"{kernel}, line {place.line}" if place else kernel
+        return UnsupportedOp(
+            f"{where}: {message}",
+            remedy="Write this part of the kernel with other operations.",
+            kernel=kernel,
+            op=op.name,
+            file=place.file if place else "",
+            line=place.line if place else None,
+        )
+
+
+def _meet(jumps: list[Jump], root: Active) -> Jump:
+    """Programs that reach one block from several places go on together."""
+    if len(jumps) == 1:
+        return jumps[0]
+    rows = [jump.active.rows_in(root) for jump in jumps]
+    together, order = torch.sort(torch.cat(rows))
+    place = torch.empty_like(order)
+    place[order] = torch.arange(order.numel())
+    active = root.subset(together)
+    positions = place.split([part.numel() for part in rows])
+    arguments = [
+        join_rows([(part, jump.arguments[k]) for part, jump in zip(positions, jumps, strict=True)], active.size)
+        for k in range(len(jumps[0].arguments))
+    ]
+    return Jump(jumps[0].label, active, arguments)

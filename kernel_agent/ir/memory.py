@@ -1,0 +1,249 @@
+"""Memory of kernels under autograd.
+
+Loads, stores and atomics of one buffer during one launch are chained by a token, and share one adjoint buffer. The
+autograd engine therefore replays them in exact reverse order: overwritten values get no gradient, values read before an
+overwrite do, and the cost is the traffic of the kernel instead of a copy of the buffer per access.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernel_agent.ir.errors import CaptureError
+
+ADDRESS_BITS = 40
+"""Every buffer owns 2**40 virtual bytes."""
+
+_NUMBERS = itertools.count(1)
+
+
+class Buffer:
+    """The storage behind one or more tensors, as kernels see it."""
+
+    def __init__(self, name: str, root: Tensor, declared: torch.dtype, *, written: bool) -> None:
+        self.name = name
+        self.root = root
+        """A tensor over the whole storage, contiguous; kernels' results are copied into it."""
+        self.declared = declared
+        self.size = int(root.numel())
+        self.itemsize = int(declared.itemsize)
+        self.base = next(_NUMBERS) << ADDRESS_BITS
+        """Virtual address of the first element."""
+        self.written = None if written else torch.zeros(self.size, dtype=torch.bool)
+        """Which elements hold a value; None when all do."""
+
+    @property
+    def is_float(self) -> bool:
+        """Whether elements can carry gradients."""
+        return bool(self.root.is_floating_point())
+
+    def mark_written(self, view: Tensor, key: Any = ...) -> None:
+        """Note that torch wrote `view[key]`, where `view` is a tensor over this storage."""
+        if self.written is not None:
+            self.written.as_strided(view.size(), view.stride(), view.storage_offset())[key] = True
+
+    def unwritten(self, view: Tensor) -> int:
+        """How many elements of a tensor over this storage nothing wrote."""
+        if self.written is None:
+            return 0
+        return int((~self.written.as_strided(view.size(), view.stride(), view.storage_offset())).sum())
+
+
+class Tape:
+    """One buffer during one launch (or one replay of a part of it)."""
+
+    def __init__(self, buffer: Buffer, contents: Tensor, *, keep: bool) -> None:
+        self.buffer = buffer
+        self.initial = contents
+        self.contents = contents
+        """Live elements, shape (size,), detached. Equal to `initial` until the first write when that must be kept."""
+        self.keep = keep
+        self.token = torch.zeros((), dtype=torch.float64)
+        self.changed = False
+        self.shared: Tensor | None = None
+        """Adjoint buffer of an enclosing tape, for replays."""
+        self._adjoint: Tensor | None = None
+        self._last_lane: Tensor | None = None
+        self._task = -1
+
+    @property
+    def adjoint(self) -> Tensor:
+        """The adjoint buffer of the backward pass that is running now, shape (size,)."""
+        if self.shared is not None:
+            return self.shared
+        task = torch._C._current_graph_task_id()
+        if self._adjoint is None or task != self._task:
+            self._task, self._adjoint = task, torch.zeros_like(self.initial)
+        return self._adjoint
+
+    def set_adjoint(self, value: Tensor | None) -> None:
+        """Start (or, with None, end) this tape's part in the running backward pass."""
+        self._task, self._adjoint = torch._C._current_graph_task_id(), value
+
+    def open_for_writing(self) -> Tensor:
+        """Live contents that may be changed in place."""
+        if not self.changed:
+            self.changed = True
+            if self.keep:
+                self.contents = self.contents.clone()
+        return self.contents
+
+    def owners(self, index: Tensor) -> Tensor | None:
+        """Which lane's value an element keeps, shape (n,), when several of `index` (n,) are equal; None when none are."""
+        if index.numel() < 2:
+            return None
+        if self._last_lane is None:
+            self._last_lane = torch.empty(self.buffer.size, dtype=torch.int64)
+        lane = torch.arange(index.numel())
+        self._last_lane.index_copy_(0, index, lane)
+        owner = self._last_lane.index_select(0, index)
+        return None if torch.equal(owner, lane) else owner
+
+    def put(self, index: Tensor, values: Tensor, owner: Tensor | None) -> None:
+        """Write values (n,) to elements (n,); of equal elements the owner's value stays."""
+        if owner is not None:
+            values = values.index_select(0, owner)
+        self.open_for_writing().index_copy_(0, index, values)
+
+    def records(self, *values: Tensor) -> bool:
+        """Whether an access must be recorded for the backward pass."""
+        if not (torch.is_grad_enabled() and self.buffer.is_float):
+            return False
+        return bool(self.token.requires_grad or any(value.requires_grad for value in values))
+
+
+def _token_gradient(gradient: Tensor | None) -> Tensor:
+    return torch.zeros((), dtype=torch.float64) if gradient is None else gradient
+
+
+class Enter(torch.autograd.Function):  # type: ignore[misc]
+    """Contents of a buffer (size,) -> token at the start of a launch."""
+
+    @staticmethod
+    def forward(ctx: Any, contents: Tensor, tape: Tape) -> Tensor:
+        """Begin the chain."""
+        ctx.tape = tape
+        return contents.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor, None]:
+        """Hand the finished adjoint buffer to whatever made the contents."""
+        if torch.is_grad_enabled():
+            raise CaptureError(
+                "second derivatives through kernels are not recorded", remedy="Call grad without create_graph."
+            )
+        gradient = ctx.tape.adjoint
+        ctx.tape.set_adjoint(None)
+        return gradient, None
+
+
+class Leave(torch.autograd.Function):  # type: ignore[misc]
+    """Token at the end of a launch -> contents of the buffer (size,)."""
+
+    @staticmethod
+    def forward(ctx: Any, token: Tensor, tape: Tape) -> Tensor:
+        """End the chain."""
+        ctx.tape = tape
+        return tape.contents.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        """The cotangent of the final contents starts the adjoint buffer."""
+        ctx.tape.set_adjoint(gradient.clone(memory_format=torch.contiguous_format))
+        return gradient.new_zeros(()), None
+
+
+class Load(torch.autograd.Function):  # type: ignore[misc]
+    """Token -> (values at `index`, token). `valid` masks lanes that do not read, or is None."""
+
+    @staticmethod
+    def forward(ctx: Any, token: Tensor, tape: Tape, index: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Gather."""
+        ctx.set_materialize_grads(False)
+        ctx.tape = tape
+        ctx.save_for_backward(index, valid)
+        return tape.contents.index_select(0, index.reshape(-1)).view(index.shape), token.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor | None, token: Tensor | None) -> tuple[Tensor, None, None, None]:
+        """Scatter-add."""
+        index, valid = ctx.saved_tensors
+        if gradient is not None:
+            if valid is not None:
+                index, gradient = index.masked_select(valid), gradient.masked_select(valid)
+            ctx.tape.adjoint.index_add_(0, index.reshape(-1), gradient.reshape(-1))
+        return _token_gradient(token), None, None, None
+
+
+class Store(torch.autograd.Function):  # type: ignore[misc]
+    """(Token, values (n,)) -> token; `index` (n,) are the elements written, `owner` is `Tape.owners(index)`."""
+
+    @staticmethod
+    def forward(ctx: Any, token: Tensor, values: Tensor, tape: Tape, index: Tensor, owner: Tensor | None) -> Tensor:
+        """Scatter."""
+        ctx.set_materialize_grads(False)
+        ctx.tape = tape
+        ctx.save_for_backward(index, owner)
+        tape.put(index, values, owner)
+        return token.clone()
+
+    @staticmethod
+    def backward(ctx: Any, token: Tensor | None) -> tuple[Tensor, Tensor, None, None, None]:
+        """Gather for the lanes whose value stayed, then clear: what was there before has no influence."""
+        index, owner = ctx.saved_tensors
+        adjoint = ctx.tape.adjoint
+        gradient = adjoint.index_select(0, index)
+        if owner is not None:
+            gradient = torch.where(owner == torch.arange(owner.numel()), gradient, 0.0)
+        adjoint.index_fill_(0, index, 0)
+        return _token_gradient(token), gradient, None, None, None
+
+
+class Add(torch.autograd.Function):  # type: ignore[misc]
+    """(Token, values (n,)) -> token: atomic addition."""
+
+    @staticmethod
+    def forward(ctx: Any, token: Tensor, values: Tensor, tape: Tape, index: Tensor) -> Tensor:
+        """Scatter-add."""
+        ctx.set_materialize_grads(False)
+        ctx.tape = tape
+        ctx.save_for_backward(index)
+        tape.open_for_writing().index_add_(0, index, values)
+        return token.clone()
+
+    @staticmethod
+    def backward(ctx: Any, token: Tensor | None) -> tuple[Tensor, Tensor, None, None]:
+        """Gather."""
+        (index,) = ctx.saved_tensors
+        return _token_gradient(token), ctx.tape.adjoint.index_select(0, index), None, None
+
+
+class Extreme(torch.autograd.Function):  # type: ignore[misc]
+    """(Token, values (n,)) -> token: atomic maximum (`largest`) or minimum. The winning lane takes the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, token: Tensor, values: Tensor, tape: Tape, index: Tensor, largest: bool) -> Tensor:
+        """Scatter-reduce, and find per element the first lane that made the result."""
+        ctx.set_materialize_grads(False)
+        ctx.tape = tape
+        contents = tape.open_for_writing()
+        before = contents.index_select(0, index)
+        contents.scatter_reduce_(0, index, values, "amax" if largest else "amin")
+        wins = (contents.index_select(0, index) == values) & (before != values)
+        lane = torch.arange(index.numel())
+        first = torch.full((tape.buffer.size,), index.numel()).scatter_reduce_(0, index[wins], lane[wins], "amin")
+        ctx.save_for_backward(index, wins & (first.index_select(0, index) == lane))
+        return token.clone()
+
+    @staticmethod
+    def backward(ctx: Any, token: Tensor | None) -> tuple[Tensor, Tensor, None, None, None]:
+        """Gather for winners; a beaten old value gets none."""
+        index, wins = ctx.saved_tensors
+        adjoint = ctx.tape.adjoint
+        gradient = torch.where(wins, adjoint.index_select(0, index), 0.0)
+        adjoint.index_fill_(0, index[wins], 0)
+        return _token_gradient(token), gradient, None, None, None

@@ -1,0 +1,170 @@
+"""Loads and stores, by pointers, block pointers and tensor descriptors."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from kernel_agent.ir.memory import Buffer, Load, Store
+from kernel_agent.ir.operations.bits import Bits, to_bits, to_floats
+from kernel_agent.ir.operations.pointers import block_target, targets
+from kernel_agent.ir.operations.registry import rule
+from kernel_agent.ir.program import Op
+from kernel_agent.ir.sanitizer import Lanes
+from kernel_agent.ir.types import Kind, Type
+from kernel_agent.ir.values import Active, BlockPointer, Pointer, RuntimeValue
+
+if TYPE_CHECKING:
+    from kernel_agent.ir.machine import Machine
+
+_PAD_NAN = 2
+"""Value of the `padding` attribute that fills lanes outside with NaN instead of zero."""
+
+
+def check_width(machine: Machine, op: Op, buffer: Buffer, element: Type) -> None:
+    """A buffer may be read as another type of the same width, not of another width. Raises `UnsupportedOp`."""
+    if element.kind in (Kind.INT, Kind.FLOAT) and max(element.bits, 8) != 8 * buffer.itemsize:
+        declared = str(buffer.declared).removeprefix("torch.")
+        raise machine.unsupported(op, f"reading {buffer.name} ({declared}) as {element.name} is not supported")
+
+
+def load(
+    machine: Machine,
+    op: Op,
+    pointer: Pointer,
+    mask: Tensor | None,
+    other: RuntimeValue | None,
+    type_: Type,
+    active: Active,
+) -> RuntimeValue:
+    """Values of `type_` at the pointers. Masked lanes read `other` or zero, lanes out of bounds NaN (integers: 0)."""
+    element = type_.scalar
+    dtype = torch.int64 if element.kind is Kind.POINTER else element.dtype
+    result = other
+    for target in targets(machine, op, pointer, mask, active):
+        check_width(machine, op, target.buffer, element)
+        valid = machine.sanitizer.in_bounds(target.buffer, target.offset, target.mask, op, active, "load")
+        value = _gather(machine, op, target.buffer, target.offset, valid, active)
+        if target.buffer.is_float and element.kind is Kind.INT:
+            bits = to_bits(machine, value, element)
+            result = bits if valid is None else bits.choose(valid, result)
+            continue
+        if not target.buffer.is_float and element.kind is Kind.FLOAT:
+            value = to_floats(machine, value, element)
+        value = value if value.dtype == dtype else value.to(dtype)
+        if valid is not None:
+            if valid is not target.mask and value.is_floating_point():
+                outside = ~valid if target.mask is None else target.mask & ~valid
+                value = torch.where(outside, math.nan, value)
+                valid = outside | valid
+            fill = torch.zeros((), dtype=dtype) if result is None else result
+            value = torch.where(valid, value, fill)
+        result = value
+    if result is None:
+        result = torch.zeros((1,) * (len(type_.tile) + 1), dtype=dtype)
+    return Pointer(None, result) if element.kind is Kind.POINTER else result
+
+
+def _gather(machine: Machine, op: Op, buffer: Buffer, offset: Tensor, valid: Tensor | None, active: Active) -> Tensor:
+    tape = machine.tape(buffer)
+    machine.sanitizer.read(buffer, Lanes(offset, valid, active), op)
+    index = offset if valid is None else torch.where(valid, offset, 0)
+    if buffer.size == 0:
+        return torch.zeros(index.shape, dtype=tape.contents.dtype)
+    if tape.records():
+        value, tape.token = Load.apply(tape.token, tape, index, valid)
+        return value
+    return tape.contents.index_select(0, index.reshape(-1)).view(index.shape)
+
+
+def store(
+    machine: Machine, op: Op, pointer: Pointer, value: RuntimeValue, mask: Tensor | None, type_: Type, active: Active
+) -> None:
+    """Write `value` of `type_` at the pointers; lanes out of bounds are dropped."""
+    if isinstance(value, Pointer):
+        value = value.address()
+    for target in targets(machine, op, pointer, mask, active):
+        buffer = target.buffer
+        check_width(machine, op, buffer, type_.scalar)
+        valid = machine.sanitizer.in_bounds(buffer, target.offset, target.mask, op, active, "store")
+        stored = to_memory(machine, buffer, value, type_)
+        lanes = Lanes(target.offset, valid, active).broadcast(stored)
+        values = lanes.select(stored)
+        tape = machine.tape(buffer)
+        owner = tape.owners(lanes.index)
+        machine.sanitizer.store(buffer, lanes, values, tape.contents, owner, op)
+        if tape.records(values):
+            tape.token = Store.apply(tape.token, values, tape, lanes.index, owner)
+        else:
+            tape.put(lanes.index, values, owner)
+
+
+def to_memory(machine: Machine, buffer: Buffer, value: RuntimeValue, type_: Type) -> Tensor:
+    """A value in the form the buffer holds: float bits become floats again, and the other way round."""
+    if buffer.is_float and type_.scalar.kind is Kind.INT:
+        name = {16: "bf16" if buffer.declared == torch.bfloat16 else "f16", 32: "f32", 64: "f64"}[type_.bits]
+        return to_floats(machine, value, Type(Kind.FLOAT, name))
+    if not buffer.is_float and type_.scalar.kind is Kind.FLOAT:
+        value = to_bits(machine, value, type_.scalar)
+    plain = value.pattern if isinstance(value, Bits) else value
+    return plain.to(buffer.root.dtype)
+
+
+@rule("tt.load")
+def _load(machine: Machine, op: Op, operands: list[Any], active: Active) -> list[RuntimeValue]:
+    type_ = op.results[0].type
+    if isinstance(operands[0], BlockPointer):
+        block = operands[0]
+        pointer, mask = block_target(block, block.offsets, type_.tile, op.attributes.get("boundaryCheck", ()))
+        pad = op.attributes.get("padding") == _PAD_NAN and type_.scalar.kind is Kind.FLOAT
+        return [
+            load(machine, op, pointer, mask, torch.tensor(math.nan, dtype=type_.dtype) if pad else None, type_, active)
+        ]
+    _, has_mask, has_other = op.attributes.get("operandSegmentSizes", (1, len(operands) > 1, len(operands) > 2))
+    mask = operands[1] if has_mask else None
+    other = operands[1 + has_mask] if has_other else None
+    return [load(machine, op, operands[0], mask, other, type_, active)]
+
+
+@rule("tt.store")
+def _store(machine: Machine, op: Op, operands: list[Any], active: Active) -> list[RuntimeValue]:
+    type_ = op.operands[1].type
+    if isinstance(operands[0], BlockPointer):
+        block = operands[0]
+        pointer, mask = block_target(block, block.offsets, type_.tile, op.attributes.get("boundaryCheck", ()))
+    else:
+        pointer, mask = operands[0], operands[2] if len(operands) > 2 else None
+    store(machine, op, pointer, operands[1], mask, type_, active)
+    return []
+
+
+def _descriptor_target(
+    block: BlockPointer, offsets: list[Tensor], tile: tuple[int, ...]
+) -> tuple[Pointer, Tensor, Type]:
+    """A descriptor may have more dimensions than the tile: leading ones of length 1. All bounds are checked."""
+    shape = (1,) * (len(block.extents) - len(tile)) + tile
+    pointer, mask = block_target(block, [offset.to(torch.int64) for offset in offsets], shape, range(len(shape)))
+    return pointer, mask, Type(Kind.TENSOR, "", shape, None)
+
+
+@rule("tt.descriptor_load")
+def _descriptor_load(machine: Machine, op: Op, operands: list[Any], active: Active) -> list[RuntimeValue]:
+    type_ = op.results[0].type
+    pointer, mask, block = _descriptor_target(operands[0], operands[1:], type_.tile)
+    value = load(machine, op, pointer, mask, None, Type(Kind.TENSOR, "", block.shape, type_.element), active)
+    extra = len(block.shape) - len(type_.tile)
+    return [value.reshape(value.size(0), *value.shape[1 + extra :])]
+
+
+@rule("tt.descriptor_store")
+def _descriptor_store(machine: Machine, op: Op, operands: list[Any], active: Active) -> list[RuntimeValue]:
+    block, value, *offsets = operands
+    type_ = op.operands[1].type
+    pointer, mask, target = _descriptor_target(block, offsets, type_.tile)
+    extra = len(target.shape) - len(type_.tile)
+    value = value.reshape(value.size(0), *[1] * extra, *value.shape[1:])
+    store(machine, op, pointer, value, mask, Type(Kind.TENSOR, "", target.shape, type_.element), active)
+    return []

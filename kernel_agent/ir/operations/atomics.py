@@ -1,0 +1,140 @@
+"""Atomic updates. When the old value is used, or memory is compared and exchanged, order matters: such kernels run
+program by program (see `launch`), and here lane by lane."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from kernel_agent.ir.memory import Add, Extreme, Load, Store, Tape
+from kernel_agent.ir.operations.access import check_width, to_memory
+from kernel_agent.ir.operations.pointers import Target, targets
+from kernel_agent.ir.operations.registry import rule
+from kernel_agent.ir.program import Op
+from kernel_agent.ir.sanitizer import Lanes
+from kernel_agent.ir.types import Kind
+from kernel_agent.ir.values import Active
+
+if TYPE_CHECKING:
+    from kernel_agent.ir.machine import Machine
+
+_AND, _OR, _XOR, _ADD, _FADD, _MAX, _MIN, _UMAX, _UMIN, _EXCHANGE = range(1, 11)
+
+
+@rule("tt.atomic_rmw")
+def _read_modify_write(machine: Machine, op: Op, operands: list[Any], active: Active) -> list[Tensor]:
+    pointer, value, *rest = operands
+    type_ = op.results[0].type
+    used = op.results[0].id in machine.module.used
+    result = torch.zeros((1,) * (len(type_.tile) + 1), dtype=type_.dtype)
+    for target in targets(machine, op, pointer, rest[0] if rest else None, active):
+        check_width(machine, op, target.buffer, type_.scalar)
+        lanes = _lanes(machine, op, target, value, active)
+        values = lanes.select(to_memory(machine, target.buffer, value, type_))
+        machine.sanitizer.update(target.buffer, lanes, op)
+        kind = op.attributes["atomic_rmw_op"]
+        tape = machine.tape(target.buffer)
+        if used:
+            old = _one_by_one(tape, kind, lanes.index, values)
+            if target.buffer.is_float and type_.scalar.kind is Kind.INT:
+                raise machine.unsupported(op, "the old value of an atomic extreme of floats cannot be used")
+            result = lanes.spread(old.to(type_.dtype))
+        else:
+            _update(machine, op, tape, kind, lanes.index, values)
+    return [result]
+
+
+def _lanes(machine: Machine, op: Op, target: Target, value: Any, active: Active) -> Lanes:
+    valid = machine.sanitizer.in_bounds(target.buffer, target.offset, target.mask, op, active, "atomic update")
+    shape = value.shape if isinstance(value, Tensor) else value.pattern.shape
+    every_program = torch.empty(active.size, *[1] * (len(shape) - 1), dtype=torch.bool)
+    return Lanes(target.offset, valid, active).broadcast(every_program, torch.empty(shape, device="meta"))
+
+
+def _update(machine: Machine, op: Op, tape: Tape, kind: int, index: Tensor, values: Tensor) -> None:
+    """Apply all lanes at once; the old values are not asked for."""
+    records = tape.records(values)
+    floats = tape.buffer.is_float
+    if kind in (_ADD, _FADD):
+        if records:
+            tape.token = Add.apply(tape.token, values, tape, index)
+        else:
+            tape.open_for_writing().index_add_(0, index, values)
+    elif kind in (_MAX, _MIN) or (floats and kind in (_UMAX, _UMIN)):
+        # Triton updates floats as integers: positive ones signed, negative ones unsigned and therefore reversed.
+        largest = kind in (_MAX, _UMIN) if floats and op.operands[1].type.scalar.kind is Kind.INT else kind == _MAX
+        if records:
+            tape.token = Extreme.apply(tape.token, values, tape, index, largest)
+        else:
+            tape.open_for_writing().scatter_reduce_(0, index, values, "amax" if largest else "amin")
+    elif kind == _EXCHANGE:
+        owner = tape.owners(index)
+        if records:
+            tape.token = Store.apply(tape.token, values, tape, index, owner)
+        else:
+            tape.put(index, values, owner)
+    elif kind in (_AND, _OR, _XOR, _UMAX, _UMIN):
+        _one_by_one(tape, kind, index, values)
+    else:
+        raise machine.unsupported(op, f"atomic operation {kind} is not supported")
+
+
+def _one_by_one(tape: Tape, kind: int, index: Tensor, values: Tensor) -> Tensor:
+    """Apply lanes in order and return the value each one found, shape (n,)."""
+    if index.unique().numel() == index.numel():
+        return _at_once(tape, kind, index, values)
+    olds = [_at_once(tape, kind, index[k : k + 1], values[k : k + 1]) for k in range(index.numel())]
+    return torch.cat(olds)
+
+
+def _at_once(tape: Tape, kind: int, index: Tensor, values: Tensor) -> Tensor:
+    """Read, compute, write elements that are all different."""
+    if tape.records(values):
+        old, tape.token = Load.apply(tape.token, tape, index, None)
+    else:
+        old = tape.contents.index_select(0, index)
+    new = _combined(kind, old, values)
+    if tape.records(new):
+        tape.token = Store.apply(tape.token, new, tape, index, None)
+    else:
+        tape.put(index, new, None)
+    return old
+
+
+def _combined(kind: int, old: Tensor, value: Tensor) -> Tensor:
+    if kind in (_ADD, _FADD):
+        return old + value
+    if kind in (_MAX, _MIN):
+        return torch.maximum(old, value) if kind == _MAX else torch.minimum(old, value)
+    if kind in (_UMAX, _UMIN):
+        flip = torch.iinfo(old.dtype).min
+        larger = (old ^ flip) > (value ^ flip)
+        return torch.where(larger, old, value) if kind == _UMAX else torch.where(larger, value, old)
+    if kind == _EXCHANGE:
+        return value
+    return {_AND: torch.bitwise_and, _OR: torch.bitwise_or, _XOR: torch.bitwise_xor}[kind](old, value)
+
+
+@rule("tt.atomic_cas")
+def _compare_and_swap(machine: Machine, op: Op, operands: list[Any], active: Active) -> list[Tensor]:
+    pointer, expected, value = operands
+    type_ = op.results[0].type
+    result = torch.zeros((1,) * (len(type_.tile) + 1), dtype=type_.dtype)
+    for target in targets(machine, op, pointer, None, active):
+        check_width(machine, op, target.buffer, type_.scalar)
+        lanes = _lanes(machine, op, target, value, active)
+        machine.sanitizer.update(target.buffer, lanes, op)
+        tape = machine.tape(target.buffer)
+        contents = tape.open_for_writing()
+        found = []
+        for place, wanted, new in zip(
+            lanes.index.tolist(), lanes.select(expected).tolist(), lanes.select(value).tolist(), strict=True
+        ):
+            old = contents[place].item()
+            found.append(old)
+            if old == wanted:
+                contents[place] = new
+        result = lanes.spread(torch.tensor(found, dtype=type_.dtype))
+    return [result]

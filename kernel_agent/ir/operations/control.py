@@ -1,0 +1,103 @@
+"""Loops, conditions and calls. Programs that diverge are compacted and joined again, never masked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from kernel_agent.ir.operations.registry import rule
+from kernel_agent.ir.program import Op
+from kernel_agent.ir.values import Active, RuntimeValue, join_rows, take_rows
+
+if TYPE_CHECKING:
+    from kernel_agent.ir.machine import Machine
+
+Pieces = list[tuple[Tensor, list[RuntimeValue]]]
+"""Values of programs that left a loop: (positions in the loop's programs, values)."""
+
+
+def _join(pieces: Pieces, size: int) -> list[RuntimeValue]:
+    count = len(pieces[0][1])
+    return [join_rows([(rows, values[k]) for rows, values in pieces], size) for k in range(count)]
+
+
+@rule("scf.for")
+def _for(machine: Machine, op: Op, operands: list[Any], active: Active) -> list[RuntimeValue]:
+    low, high, step = (value.to(torch.int64) for value in operands[:3])
+    carried: list[RuntimeValue] = list(operands[3:])
+    body = op.regions[0][0]
+    trips = (high - low + step - 1).div(step, rounding_mode="floor").clamp(min=0)
+    shortest, longest = int(trips.min()), int(trips.max())
+    current, rows = active, torch.arange(active.size)
+    left: Pieces = []
+    for k in range(longest):
+        if k >= shortest:
+            going = (trips.expand(active.size) if trips.size(0) == 1 else trips)[rows] > k
+            if not bool(going.all()):
+                stays, leaves = going.nonzero().flatten(), (~going).nonzero().flatten()
+                left.append((rows[leaves], [take_rows(value, leaves) for value in carried]))
+                carried = [take_rows(value, stays) for value in carried]
+                rows = rows[stays]
+                current = active.subset(rows)
+        counter = (low + k * step).to(body.arguments[0].type.dtype)
+        counter = counter if current is active else take_rows(counter, rows)
+        carried = machine.run_values(body, [counter, *carried], current)
+    if not left:
+        return carried
+    return _join([*left, (rows, carried)], active.size) if carried else []
+
+
+@rule("scf.while")
+def _while(machine: Machine, op: Op, operands: list[Any], active: Active) -> list[RuntimeValue]:
+    before, after = op.regions[0][0], op.regions[1][0]
+    current, rows, carried = active, torch.arange(active.size), list(operands)
+    left: Pieces = []
+    while True:
+        condition, *passed = machine.run_values(before, carried, current)
+        going = condition.expand(current.size)
+        if not bool(going.all()):
+            stays, leaves = going.nonzero().flatten(), (~going).nonzero().flatten()
+            left.append((rows[leaves], [take_rows(value, leaves) for value in passed]))
+            rows = rows[stays]
+            if rows.numel() == 0:
+                return _join(left, active.size)
+            passed = [take_rows(value, stays) for value in passed]
+            current = active.subset(rows)
+        carried = machine.run_values(after, passed, current)
+
+
+@rule("scf.if")
+def _if(machine: Machine, op: Op, operands: list[Any], active: Active) -> list[RuntimeValue]:
+    condition = operands[0]
+    then, otherwise = op.regions[0], op.regions[1]
+    if bool(condition.all()):
+        return machine.run_values(then[0], [], active)
+    if not bool(condition.any()):
+        return machine.run_values(otherwise[0], [], active) if otherwise else []
+    pieces: Pieces = []
+    for taken, region in ((condition, then), (~condition, otherwise)):
+        rows = taken.nonzero().flatten()
+        pieces.append((rows, machine.run_values(region[0], [], active.subset(rows)) if region else []))
+    return _join(pieces, active.size)
+
+
+@rule("tt.call")
+def _call(machine: Machine, op: Op, operands: list[Any], active: Active) -> list[RuntimeValue]:
+    callee = machine.module.functions[str(op.attributes["callee"]).lstrip("@")]
+    return machine.run_function(callee, operands, active)
+
+
+@rule("tt.assert", "cf.assert")
+def _assert(machine: Machine, op: Op, operands: list[Any], active: Active) -> list[RuntimeValue]:
+    held = operands[0]
+    if not bool(held.all()):
+        text = str(op.attributes.get("message", op.attributes.get("msg", "")))
+        machine.sanitizer.assertion(op, text, ~held, active)
+    return []
+
+
+@rule("tt.print", "llvm.intr.assume", "gpu.barrier", "ttg.barrier", "ttg.local_barrier", "tt.debug_barrier")
+def _nothing(_: Machine, __: Op, ___: list[Any], ____: Active) -> list[RuntimeValue]:
+    return []

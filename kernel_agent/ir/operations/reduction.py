@@ -1,0 +1,103 @@
+"""Matrix products, reductions and scans. Known combines use one torch call; any other runs its region in a tree."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from kernel_agent.ir.operations.registry import rule
+from kernel_agent.ir.program import Op
+from kernel_agent.ir.values import Active, expand_tile, same_programs
+
+if TYPE_CHECKING:
+    from kernel_agent.ir.machine import Machine
+
+
+@rule("tt.dot")
+def _dot(_: Machine, op: Op, operands: list[Any], __: Active) -> list[Tensor]:
+    a, b, accumulator = [
+        expand_tile(value, operand.type.tile) for value, operand in zip(operands, op.operands, strict=True)
+    ]
+    if not a.is_floating_point():
+        # 8-bit products summed in float64 are exact, and int32 has no fast matmul
+        product = torch.matmul(a.to(torch.float64), b.to(torch.float64)).to(torch.int64)
+        return [product.to(accumulator.dtype) + accumulator]
+    return [torch.matmul(a, b) + accumulator]
+
+
+def _combine(op: Op) -> str:
+    """Name of the operation when the combine region is one plain operation on its two arguments, else empty."""
+    block = op.regions[0][0]
+    if len(block.ops) != 2 or len(block.arguments) != 2:
+        return ""
+    first, last = block.ops
+    plain = {value.id for value in first.operands} == {value.id for value in block.arguments}
+    return first.name if plain and last.operands[0] is first.results[0] else ""
+
+
+def _whole(op: Op, operands: list[Any]) -> list[Tensor]:
+    return same_programs(
+        [expand_tile(value, operand.type.tile) for value, operand in zip(operands, op.operands, strict=True)]
+    )
+
+
+@rule("tt.reduce")
+def _reduce(machine: Machine, op: Op, operands: list[Any], active: Active) -> list[Tensor]:
+    axis = op.attributes["axis"] + 1
+    name = _combine(op)
+    tile = op.operands[0].type.tile
+    if name in ("arith.addf", "arith.addi") and operands[0].dtype != torch.bool:
+        return [expand_tile(operands[0], tile).sum(axis, dtype=operands[0].dtype)]
+    if name in ("arith.maxnumf", "arith.maximumf", "arith.maxsi"):
+        return [expand_tile(operands[0], tile).amax(axis)]
+    if name in ("arith.minnumf", "arith.minimumf", "arith.minsi"):
+        return [expand_tile(operands[0], tile).amin(axis)]
+    if name == "arith.mulf":
+        return [expand_tile(operands[0], tile).prod(axis)]
+    values = _whole(op, operands)
+    rank = values[0].dim() - 1
+    while values[0].size(axis) > 1:
+        half = values[0].size(axis) // 2
+        left = [value.narrow(axis, 0, half) for value in values]
+        right = [value.narrow(axis, half, half) for value in values]
+        merged = machine.run_lanes(op.regions[0][0], [*left, *right], active, rank)
+        values = [value.expand(like.shape) for value, like in zip(merged, left, strict=True)]
+    return [value.squeeze(axis) for value in values]
+
+
+@rule("tt.scan")
+def _scan(machine: Machine, op: Op, operands: list[Any], active: Active) -> list[Tensor]:
+    axis = op.attributes["axis"] + 1
+    values = _whole(op, operands)
+    backwards = bool(op.attributes.get("reverse", False))
+    if backwards:
+        values = [value.flip(axis) for value in values]
+    if _combine(op) in ("arith.addf", "arith.addi"):
+        values = [values[0].cumsum(axis, dtype=values[0].dtype)]
+    else:
+        values = _prefixes(machine, op, values, axis, active)
+    return [value.flip(axis) for value in values] if backwards else values
+
+
+def _prefixes(machine: Machine, op: Op, values: list[Tensor], axis: int, active: Active) -> list[Tensor]:
+    """Inclusive scan by doubling: after step k every element covers 2**k elements."""
+    length, rank, distance = values[0].size(axis), values[0].dim() - 1, 1
+    while distance < length:
+        left = [value.narrow(axis, 0, length - distance) for value in values]
+        right = [value.narrow(axis, distance, length - distance) for value in values]
+        merged = machine.run_lanes(op.regions[0][0], [*left, *right], active, rank)
+        values = [
+            torch.cat([value.narrow(axis, 0, distance), new.expand(like.shape)], axis)
+            for value, new, like in zip(values, merged, right, strict=True)
+        ]
+        distance *= 2
+    return values
+
+
+@rule("tt.map_elementwise")
+def _map(machine: Machine, op: Op, operands: list[Any], active: Active) -> list[Tensor]:
+    if op.attributes.get("pack", 1) != 1:
+        raise machine.unsupported(op, "map_elementwise with pack > 1 is not supported")
+    return machine.run_lanes(op.regions[0][0], operands, active, operands[0].dim() - 1)

@@ -1,0 +1,136 @@
+"""Arguments of a launch -> Triton's signature, constants, and values for the entry function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton.language as tl
+from torch import Tensor
+from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from kernel_agent.ir.errors import LaunchError
+from kernel_agent.ir.images import declared_dtype
+from kernel_agent.ir.lower import Path
+from kernel_agent.ir.memory import Buffer
+from kernel_agent.ir.program import Module
+from kernel_agent.ir.types import Kind
+from kernel_agent.ir.values import BlockPointer, Pointer, RuntimeValue
+
+_ELEMENTS = {
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.float32: "fp32",
+    torch.float64: "fp64",
+    torch.float8_e4m3fn: "fp8e4nv",
+    torch.float8_e5m2: "fp8e5",
+    torch.bool: "i1",
+    torch.int8: "i8",
+    torch.int16: "i16",
+    torch.int32: "i32",
+    torch.int64: "i64",
+    torch.uint8: "u8",
+    torch.uint16: "u16",
+    torch.uint32: "u32",
+    torch.uint64: "u64",
+}
+
+
+class Signature:
+    """How Triton specialises a kernel for a set of arguments."""
+
+    def __init__(self, kernel: Any, values: dict[str, Any], buffer_of: Callable[..., Buffer]) -> None:
+        self.kernel = kernel
+        self.constants: dict[Path, Any] = {}
+        """Constant arguments by path."""
+        self._values: list[RuntimeValue] = []
+        self._buffer_of = buffer_of
+        self.types: dict[str, Any] = {
+            parameter.name: self._classify((place,), values[parameter.name], parameter)
+            for place, parameter in enumerate(kernel.params)
+        }
+        """Triton's type string of every parameter; nested tuples for tuples."""
+
+    def arguments(self, module: Module) -> list[RuntimeValue]:
+        """One value per parameter of the entry function. Descriptors are followed by extents, strides and flags."""
+        given = iter(self._values)
+        found: list[RuntimeValue] = []
+        descriptor_tail: list[int] = []
+        for parameter in module.entry.blocks[0].arguments:
+            if descriptor_tail and parameter.type.kind is Kind.INT:
+                found.append(descriptor_tail.pop(0))
+                continue
+            if self._flags_follow(found, parameter.type.name):
+                found.append(False)
+                continue
+            value = next(given)
+            found.append(value)
+            if isinstance(value, BlockPointer):
+                descriptor_tail = [int(part) for part in (*value.extents, *value.strides)]
+        return found
+
+    @staticmethod
+    def _flags_follow(found: list[RuntimeValue], type_name: str) -> bool:
+        """Newer Triton passes one or two i1 flags (padding, rounding) after a descriptor's strides."""
+        if type_name != "i1":
+            return False
+        for back, value in enumerate(reversed(found)):
+            if isinstance(value, BlockPointer):
+                return 2 * len(value.extents) <= back < 2 * len(value.extents) + 2
+        return False
+
+    def _classify(self, path: Path, value: Any, parameter: Any) -> Any:
+        if (len(path) == 1 and parameter.is_constexpr) or _always_constant(value):
+            self.constants[path] = value.value if isinstance(value, tl.constexpr) else value
+            return "constexpr"
+        if isinstance(value, (tuple, list)):
+            return tuple(self._classify((*path, place), part, parameter) for place, part in enumerate(value))
+        if isinstance(value, TensorDescriptor):
+            return self._descriptor(value, parameter.name)
+        if isinstance(value, Tensor):
+            self._values.append(self._pointer(value, parameter.name))
+            return "*" + _ELEMENTS[declared_dtype(value)]
+        if not isinstance(value, (bool, int, float)):
+            raise LaunchError(
+                f"kernel {self.kernel.fn.__name__}: argument {parameter.name} is a {type(value).__name__}, "
+                "not a tensor or number",
+                kernel=self.kernel.fn.__name__,
+            )
+        if parameter.annotation_type:
+            self._values.append(value)
+            return parameter.annotation_type
+        if type(value) is int and value == 1 and not parameter.do_not_specialize:
+            self.constants[path] = 1
+            return "constexpr"
+        self._values.append(value)
+        return _number_type(value)
+
+    def _pointer(self, tensor: Tensor, name: str) -> Pointer:
+        buffer = self._buffer_of(tensor, name=name)
+        if buffer.name.startswith("tensor("):
+            buffer.name = name
+        return Pointer(buffer, torch.tensor([tensor.storage_offset()]))
+
+    def _descriptor(self, value: Any, name: str) -> str:
+        base = self._pointer(value.base, name)
+        extents = [torch.tensor([size]) for size in value.shape]
+        strides = [torch.tensor([stride]) for stride in value.strides]
+        self._values.append(BlockPointer(base, extents, strides, []))
+        return f"tensordesc<{_ELEMENTS[declared_dtype(value.base)]}{list(value.block_shape)}>"
+
+
+def _always_constant(value: Any) -> bool:
+    """Whether an argument is part of the specialisation whatever its parameter says."""
+    return value is None or isinstance(value, (str, tl.dtype, tl.constexpr, JITFunction)) or callable(value)
+
+
+def _number_type(value: bool | int | float) -> str:
+    if isinstance(value, bool):
+        return "u1"
+    if isinstance(value, float):
+        return "fp32"
+    if -(2**31) <= value < 2**31:
+        return "i32"
+    return "i64" if value < 2**63 else "u64"

@@ -1,0 +1,134 @@
+"""Values of the executor: one torch tensor holds a value of all active programs at once.
+
+A value is a tensor `[P or 1, *tile]` whose tile dimensions may be 1 where the value does not vary (lazy broadcast).
+Divergent programs are not masked but compacted: an `Active` set holds the programs that take a path, and values of an
+outer set are narrowed to it when read. That keeps lanes that never run from contaminating gradients (0 x NaN).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from kernel_agent.ir.memory import Buffer
+
+RuntimeValue = Any
+"""A tensor, a `Pointer` or a `BlockPointer`."""
+
+
+class Active:
+    """A set of programs that run together; the root set is one launch, children are subsets of their parent."""
+
+    def __init__(self, ids: Tensor, parent: Active | None = None, rows: Tensor | None = None) -> None:
+        self.ids = ids
+        """Linear program ids, shape (P,), int64."""
+        self.parent = parent
+        self.rows = rows
+        """Positions of these programs in the parent, shape (P,), int64; None at the root."""
+        self.size = int(ids.numel())
+        self.narrowed: dict[int, tuple[RuntimeValue, RuntimeValue]] = {}
+        """Value id -> (value of the outer set, the same narrowed to this set)."""
+
+    def subset(self, rows: Tensor) -> Active:
+        """The programs at the given positions."""
+        return Active(self.ids[rows], self, rows)
+
+    def rows_in(self, ancestor: Active) -> Tensor:
+        """Positions of these programs in an ancestor set."""
+        rows = torch.arange(self.size)
+        current = self
+        while current is not ancestor:
+            if current.parent is None or current.rows is None:
+                raise RuntimeError("a value was read outside the programs it was computed for")
+            rows = current.rows[rows]
+            current = current.parent
+        return rows
+
+
+@dataclass(eq=False)
+class Pointer:
+    """Pointers into one buffer, or, without a buffer, virtual byte addresses."""
+
+    buffer: Buffer | None
+    offset: Tensor
+    """Elements from the start of the buffer, or the virtual byte address; int64."""
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Pointer:
+        """The same pointers with another layout."""
+        return Pointer(self.buffer, change(self.offset))
+
+    def address(self) -> Tensor:
+        """Virtual byte addresses, int64."""
+        if self.buffer is None:
+            return self.offset
+        return self.offset * self.buffer.itemsize + self.buffer.base
+
+
+@dataclass(eq=False)
+class BlockPointer:
+    """A block pointer or a tensor descriptor: base, and per dimension extent, stride and current offset."""
+
+    base: Pointer
+    extents: list[Tensor]
+    strides: list[Tensor]
+    offsets: list[Tensor]
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> BlockPointer:
+        """The same block pointers for other programs."""
+        parts = [[change(item) for item in part] for part in (self.extents, self.strides, self.offsets)]
+        return BlockPointer(self.base.map(change), *parts)
+
+
+def take_rows(value: RuntimeValue, rows: Tensor) -> RuntimeValue:
+    """A value narrowed to the programs at `rows`; what does not vary over programs stays as it is."""
+    if not isinstance(value, Tensor):
+        return value.map(lambda part: take_rows(part, rows))
+    return value if value.size(0) == 1 else value.index_select(0, rows)
+
+
+def join_rows(pieces: Sequence[tuple[Tensor, RuntimeValue]], size: int) -> RuntimeValue:
+    """Put together values of disjoint subsets. `pieces` holds (positions, value) that cover `range(size)`."""
+    pieces = [piece for piece in pieces if piece[0].numel()]
+    if len(pieces) == 1:
+        return pieces[0][1]
+    first = pieces[0][1]
+    if isinstance(first, Pointer):
+        buffers = {id(value.buffer) for _, value in pieces}
+        if len(buffers) == 1:
+            return Pointer(first.buffer, join_rows([(rows, value.offset) for rows, value in pieces], size))
+        return Pointer(None, join_rows([(rows, value.address()) for rows, value in pieces], size))
+    if isinstance(first, BlockPointer):
+        return _join_blocks(pieces, size)
+    tile = torch.broadcast_shapes(*[value.shape[1:] for _, value in pieces])
+    stacked = torch.cat([value.expand(rows.numel(), *tile) for rows, value in pieces])
+    order = torch.cat([rows for rows, _ in pieces])
+    inverse = torch.empty_like(order)
+    inverse[order] = torch.arange(size)
+    return stacked.index_select(0, inverse)
+
+
+def _join_blocks(pieces: Sequence[tuple[Tensor, BlockPointer]], size: int) -> BlockPointer:
+    def join(part: Callable[[BlockPointer], list[Tensor]]) -> list[Tensor]:
+        rank = len(part(pieces[0][1]))
+        return [join_rows([(rows, part(value)[k]) for rows, value in pieces], size) for k in range(rank)]
+
+    base = join_rows([(rows, value.base) for rows, value in pieces], size)
+    return BlockPointer(
+        base, join(lambda value: value.extents), join(lambda value: value.strides), join(lambda value: value.offsets)
+    )
+
+
+def expand_tile(value: Tensor, tile: tuple[int, ...]) -> Tensor:
+    """Expand lazily broadcast tile dimensions; the program dimension stays as it is."""
+    return value.expand(value.size(0), *tile)
+
+
+def same_programs(values: Sequence[Tensor]) -> list[Tensor]:
+    """Values expanded to a common program dimension."""
+    size = max(value.size(0) for value in values)
+    return [value.expand(size, *value.shape[1:]) for value in values]
