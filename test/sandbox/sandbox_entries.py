@@ -217,6 +217,7 @@ def stop_in_a_frame(call: Call) -> None:
 
 def deep_scratch(call: Call) -> None:
     """A scratch folder that a plain recursive delete cannot delete."""
+    call.send({"scratch": str(call.scratch)})
     os.chdir(call.scratch)
     for _ in range(3000):
         os.mkdir("d")
@@ -246,3 +247,14 @@ def describe_process(call: Call) -> None:
             ),
         }
     )
+
+
+def launch_a_kernel(call: Call) -> None:
+    """Compile and run a Triton kernel on the GPU: ptxas, the C compiler, the driver's devices, the kernel cache."""
+    import triton
+    from sandbox_kernel import double_kernel
+
+    x = torch.arange(1000.0, device="cuda")
+    y = torch.empty_like(x)
+    double_kernel[(triton.cdiv(1000, 256),)](x, y, 1000, BLOCK=256)
+    call.send({"cached": len(list((call.scratch / "triton").iterdir()))}, {"y": y})

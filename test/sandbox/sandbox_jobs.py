@@ -8,9 +8,12 @@ from pathlib import Path
 
 import psutil
 
+import kernel_agent
 from kernel_agent.sandbox import Job, Limits, Report
 
 ENTRIES = Path(__file__).resolve().parent
+PATHS = [str(ENTRIES), str(Path(kernel_agent.__file__).resolve().parent.parent)]
+"""What a program of its own needs on `sys.path` to import the entries and the package."""
 Run = Callable[..., Report]
 
 

@@ -9,16 +9,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from sandbox_jobs import alive, job, wait_until_gone
+from sandbox_jobs import PATHS, alive, job, wait_until_gone
 
-import kernel_agent
 from kernel_agent.sandbox import Ending, Limits, Message, Report, Sandbox, SandboxError
 from kernel_agent.sandbox.process_tree import descendants
 
-PATHS = [str(Path(__file__).resolve().parent), str(Path(kernel_agent.__file__).resolve().parent.parent)]
 LONG = Limits(wall_s=120)
 
 
