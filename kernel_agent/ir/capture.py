@@ -1,7 +1,7 @@
 """Follows one call of a stub: every kernel launch in it is lowered and executed instead of going to a GPU.
 
-This is the part that leans on Triton's internals: `JITFunction.run` and `Autotuner.run` are replaced for the duration of
-one call. Autotuned kernels run with the first configuration that survives the user's own pruning.
+This is the part that leans on Triton's internals: `JITFunction.run` and `Autotuner.run` are replaced for the duration
+of one call. Autotuned kernels run with the first configuration that survives the user's own pruning.
 """
 
 from __future__ import annotations

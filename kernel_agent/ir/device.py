@@ -210,8 +210,8 @@ def standin() -> Iterator[None]:
 def import_module(path: Path, name: str) -> types.ModuleType:
     """Import a Python file under the stand-in and register it in `sys.modules` as `name`.
 
-    The file must stay on disk: Triton reads the source of kernels from it. What the file raises is raised; the module is
-    then not left behind.
+    The file must stay on disk: Triton reads the source of kernels from it. What the file raises is raised; the module
+    is then not left behind.
     """
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:

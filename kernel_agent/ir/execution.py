@@ -1,4 +1,4 @@
-"""Runs a stub, a pair's forward or a backward exactly, on any machine: float64 values, autograd through every kernel."""
+"""Runs a stub, a pair's forward or a backward exactly, on any machine: float64, autograd through every kernel."""
 
 from __future__ import annotations
 
@@ -75,9 +75,11 @@ def execute(
 ) -> Execution:
     """Call `fn` with images of its tensor arguments and execute every kernel it launches in float64.
 
-    `args` and `kwargs` may hold tensors in tuples, lists and dicts; all are copied, with their strides and shared storages.
-    `leaves` names top-level tensor arguments, by position or keyword, that results are connected to by autograd; without
-    any, nothing is recorded. Leaves have the argument's shape; an expanded argument gets one element per index.
+    `args` and `kwargs` may hold tensors in tuples, lists and dicts; all are copied, with their strides and shared
+    storages.
+    `leaves` names top-level tensor arguments, by position or keyword, that results are connected to by autograd;
+    without any, nothing is recorded. Leaves have the argument's shape; an expanded argument gets one element per
+    index.
 
     Raises what `fn` raises, and `IRError`. What the sanitizer finds is in the result, not raised.
     """

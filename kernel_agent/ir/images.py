@@ -1,8 +1,9 @@
 """Images: float64 tensors that report the dtype and device the code under test believes in.
 
-An image is a plain CPU tensor, float64 for every floating dtype, that carries its declared dtype as an attribute. Inside
-`ImageMode`, torch functions see and return images: the values are computed in float64 and never rounded, while dtype,
-device, element size and data pointers answer as on the GPU. Result dtypes come from running the same call on meta tensors.
+An image is a plain CPU tensor, float64 for every floating dtype, that carries its declared dtype as an attribute.
+Inside `ImageMode`, torch functions see and return images: the values are computed in float64 and never rounded, while
+dtype, device, element size and data pointers answer as on the GPU. Result dtypes come from running the same call on
+meta tensors.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def declare(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def as_image(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """An image of a tensor, detached, with the same sizes and strides, that reports `dtype` (default: the tensor's own)."""
+    """An image of a tensor, detached, with the same sizes and strides; it reports `dtype`, by default the tensor's."""
     return Images().image(tensor, dtype)
 
 
@@ -236,7 +237,7 @@ class _Fresh(_Same):
 
 
 def _expected(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], has_inputs: bool) -> Any:
-    """The result of the same call on meta tensors, each tensor as `_Fresh` or `_Same`; None when that cannot be told."""
+    """The result of the same call on meta tensors, each as `_Fresh` or `_Same`; None when that cannot be told."""
     seen: list[Tensor] = []
 
     def meta(value: Any) -> Any:

@@ -46,8 +46,8 @@ def launch(
 ) -> None:
     """Run a kernel. `arguments` are one value per parameter of its entry function, scalars as Python numbers.
 
-    `buffers` maps the upper bits of virtual addresses to all buffers a kernel may reach. Buffers are changed in place, and
-    under autograd when gradients are enabled. Raises `UnsupportedOp`.
+    `buffers` maps the upper bits of virtual addresses to all buffers a kernel may reach. Buffers are changed in
+    place, and under autograd when gradients are enabled. Raises `UnsupportedOp`.
     """
     programs = torch.arange(math.prod(grid))
     if programs.numel() == 0:

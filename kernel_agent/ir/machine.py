@@ -11,12 +11,12 @@ from torch import Tensor
 
 from kernel_agent.ir.errors import UnsupportedOp
 from kernel_agent.ir.memory import Buffer, Enter, Tape
-from kernel_agent.ir.operations.bits import Bits, apply_to_bits
+from kernel_agent.ir.operations.bits import apply_to_bits
 from kernel_agent.ir.operations.registry import DERIVATIVES, POINTWISE, RULES
 from kernel_agent.ir.operations.safe import SafePointwise
 from kernel_agent.ir.program import Block, Function, Module, Op
 from kernel_agent.ir.sanitizer import Sanitizer
-from kernel_agent.ir.values import Active, RuntimeValue, join_rows, take_rows
+from kernel_agent.ir.values import Active, Bits, RuntimeValue, join_rows, take_rows
 
 _LEAVES_BLOCK = frozenset(
     {"scf.yield", "scf.condition", "tt.return", "tt.reduce.return", "tt.scan.return", "tt.map_elementwise.return"}

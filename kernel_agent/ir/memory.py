@@ -93,7 +93,7 @@ class Tape:
         return self.contents
 
     def owners(self, index: Tensor) -> Tensor | None:
-        """Which lane's value an element keeps, shape (n,), when several of `index` (n,) are equal; None when none are."""
+        """Whose value each element keeps, as lanes (n,), when some of `index` (n,) are equal; None when none are."""
         if index.numel() < 2:
             return None
         if self._last_lane is None:
@@ -145,7 +145,7 @@ class Leave(torch.autograd.Function):  # type: ignore[misc]
     """Token at the end of a launch -> contents of the buffer (size,)."""
 
     @staticmethod
-    def forward(ctx: Any, token: Tensor, tape: Tape) -> Tensor:
+    def forward(ctx: Any, _token: Tensor, tape: Tape) -> Tensor:
         """End the chain."""
         ctx.tape = tape
         return tape.contents.clone()

@@ -1,8 +1,8 @@
 """Watches every access of one launch: bounds, reads of unwritten memory, races between programs.
 
-Programs of a launch run in no order. Two programs may therefore not touch one element when one of them writes it plainly,
-unless all of them write the same value. Kernels that run program by program (locks, counters whose old value is used)
-order their programs themselves; for those, races are not judged.
+Programs of a launch run in no order. Two programs may therefore not touch one element when one of them writes it
+plainly, unless all of them write the same value. Kernels that run program by program (locks, counters whose old value
+is used) order their programs themselves; for those, races are not judged.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kernel_agent.ir.memory import Buffer
 
 RuntimeValue = Any
-"""A tensor, a `Pointer` or a `BlockPointer`."""
+"""A tensor, a `Pointer`, a `BlockPointer` or `Bits`."""
 
 
 class Active:
@@ -84,6 +84,34 @@ class BlockPointer:
         return BlockPointer(self.base.map(change), *parts)
 
 
+@dataclass(eq=False)
+class Bits:
+    """Integers made from floats."""
+
+    pattern: Tensor
+    """The integer value, at the declared width."""
+    element: Tensor
+    """1 + position of the float in the machine's memory of floats; 0 where none is known. int64, shape of `pattern`."""
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Bits:
+        """The same lanes in another layout."""
+        return Bits(change(self.pattern), change(self.element))
+
+    @classmethod
+    def of(cls, integers: Tensor) -> Bits:
+        """Integers that come from no float."""
+        return cls(integers, torch.zeros((1,) * integers.dim(), dtype=torch.int64))
+
+    def choose(self, condition: Tensor, otherwise: RuntimeValue | None) -> Bits:
+        """These lanes where the condition holds, `otherwise` (or zero) elsewhere."""
+        if isinstance(otherwise, Bits):
+            pattern, element = otherwise.pattern, otherwise.element
+        else:
+            pattern = torch.zeros((), dtype=self.pattern.dtype) if otherwise is None else otherwise
+            element = torch.zeros((), dtype=torch.int64)
+        return Bits(torch.where(condition, self.pattern, pattern), torch.where(condition, self.element, element))
+
+
 def take_rows(value: RuntimeValue, rows: Tensor) -> RuntimeValue:
     """A value narrowed to the programs at `rows`; what does not vary over programs stays as it is."""
     if not isinstance(value, Tensor):
@@ -104,6 +132,12 @@ def join_rows(pieces: Sequence[tuple[Tensor, RuntimeValue]], size: int) -> Runti
         return Pointer(None, join_rows([(rows, value.address()) for rows, value in pieces], size))
     if isinstance(first, BlockPointer):
         return _join_blocks(pieces, size)
+    if any(isinstance(value, Bits) for _, value in pieces):
+        bits = [(rows, value if isinstance(value, Bits) else Bits.of(value)) for rows, value in pieces]
+        return Bits(
+            join_rows([(rows, value.pattern) for rows, value in bits], size),
+            join_rows([(rows, value.element) for rows, value in bits], size),
+        )
     tile = torch.broadcast_shapes(*[value.shape[1:] for _, value in pieces])
     stacked = torch.cat([value.expand(rows.numel(), *tile) for rows, value in pieces])
     order = torch.cat([rows for rows, _ in pieces])

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from kernel_agent.ir.memory import Buffer, Load, Store
-from kernel_agent.ir.operations.bits import Bits, to_bits, to_floats
+from kernel_agent.ir.operations.bits import to_bits, to_floats
 from kernel_agent.ir.operations.pointers import block_target, targets
 from kernel_agent.ir.operations.registry import rule
 from kernel_agent.ir.program import Op
 from kernel_agent.ir.sanitizer import Lanes
 from kernel_agent.ir.types import Kind, Type
-from kernel_agent.ir.values import Active, BlockPointer, Pointer, RuntimeValue
+from kernel_agent.ir.values import Active, Bits, BlockPointer, Pointer, RuntimeValue
 
 if TYPE_CHECKING:
     from kernel_agent.ir.machine import Machine

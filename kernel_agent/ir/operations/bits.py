@@ -1,14 +1,12 @@
 """Floats that travel as integers.
 
-`tl.sort`, `tl.flip` and atomic extremes move floats through integer exclusive-or, select and shuffle code. A `Bits` value
-holds the bit pattern next to the identity of the float each lane came from, so that the way back finds the exact
-float64 value and its gradient instead of a rounded pattern.
+`tl.sort`, `tl.flip` and atomic extremes move floats through integer exclusive-or, select and shuffle code. A `Bits`
+value holds the bit pattern next to the identity of the float each lane came from, so that the way back finds the
+exact float64 value and its gradient instead of a rounded pattern.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,35 +15,12 @@ from torch import Tensor
 from kernel_agent.ir.operations.registry import POINTWISE, RULES, rule
 from kernel_agent.ir.program import Op
 from kernel_agent.ir.types import STORED_FLOATS, Kind, Type
-from kernel_agent.ir.values import Active, Pointer, RuntimeValue
+from kernel_agent.ir.values import Active, Bits, Pointer, RuntimeValue
 
 if TYPE_CHECKING:
     from kernel_agent.ir.machine import Machine
 
 _PATTERN = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
-
-
-@dataclass(eq=False)
-class Bits:
-    """Integers made from floats."""
-
-    pattern: Tensor
-    """The integer value, at the declared width."""
-    element: Tensor
-    """1 + position of the float in the machine's sources; 0 where none is known. int64, shape of `pattern`."""
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> Bits:
-        """The same lanes in another layout."""
-        return Bits(change(self.pattern), change(self.element))
-
-    def choose(self, condition: Tensor, otherwise: RuntimeValue | None) -> Bits:
-        """These lanes where the condition holds, `otherwise` (or zero) elsewhere."""
-        if isinstance(otherwise, Bits):
-            pattern, element = otherwise.pattern, otherwise.element
-        else:
-            pattern = torch.zeros((), dtype=self.pattern.dtype) if otherwise is None else otherwise
-            element = torch.zeros((), dtype=torch.int64)
-        return Bits(torch.where(condition, self.pattern, pattern), torch.where(condition, self.element, element))
 
 
 def to_bits(machine: Machine, value: Tensor, float_type: Type) -> Bits:
@@ -102,9 +77,25 @@ _KEEPS_FIRST = frozenset({"arith.trunci", "arith.extui", "arith.extsi", "arith.s
 """Operations that pack or unpack the first operand and keep its identity."""
 
 
+_TAKES_BITS = frozenset(
+    {
+        "tt.bitcast",
+        "arith.bitcast",
+        "tt.store",
+        "tt.descriptor_store",
+        "tt.atomic_rmw",
+        "tt.call",
+        "scf.for",
+        "scf.if",
+        "scf.while",
+    }
+)
+"""Operations whose rules know `Bits` themselves, or only pass values on."""
+
+
 def apply_to_bits(machine: Machine, op: Op, operands: list[RuntimeValue], active: Active) -> list[RuntimeValue]:
     """Run an operation some of whose operands are `Bits`."""
-    if op.name in ("tt.bitcast", "arith.bitcast"):
+    if op.name in _TAKES_BITS:
         return list(RULES[op.name](machine, op, operands, active))
     patterns = [value.pattern if isinstance(value, Bits) else value for value in operands]
     results = _plain(machine, op, patterns, active)

@@ -1,4 +1,4 @@
-"""Integer arithmetic, exact at the declared width: results wrap, and unsigned operations read the same bits unsigned."""
+"""Integer arithmetic, exact at the declared width: results wrap; unsigned operations read the same bits unsigned."""
 
 from __future__ import annotations
 
