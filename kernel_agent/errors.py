@@ -59,3 +59,9 @@ class WaitingForReply(KernelAgentError):
     """A manual reply is not there yet and the caller asked not to wait for it."""
 
     exit_code = ExitCode.WAITING
+
+
+class InterruptedRun(KernelAgentError):
+    """The person at the keyboard stopped a run. Its ledger is on disk; the remedy is the command that goes on with it."""
+
+    exit_code = ExitCode.INTERRUPTED

@@ -1,1 +1,1 @@
-"""The loop: phases, prompts, ledger, snapshots, budget."""
+"""The loop: phases, prompts, ledger, snapshots, budget. `kernel_agent.agent.runs` starts and resumes runs."""

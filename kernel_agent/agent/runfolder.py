@@ -1,0 +1,105 @@
+"""`RunFolder`: where the files of one run lie. It holds no absolute path, so it can be moved or packed.
+
+<out>/<stem>-<hash8>/            the delivered files
+    runs/<run-id>/trace.jsonl    the ledger
+                  trace.md       the same for reading
+                  asks/0001.md, replies/0001.md, replies/0001.json, snapshots/<digest>.py
+                  source.py      the user's file as it was
+    runs/latest -> <run-id>
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+from kernel_agent.errors import InputError
+
+LATEST = "latest"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The paths of one run."""
+
+    path: Path
+    """The folder itself, `.../runs/<run-id>`."""
+
+    @classmethod
+    def plan(cls, out: Path, stem: str, hash8: str) -> RunFolder:
+        """A folder for a new run; nothing is on disk before `create`."""
+        run_id = f"{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}"
+        return cls(out / f"{stem}-{hash8}" / "runs" / run_id)
+
+    def create(self, source: str) -> None:
+        """Make the folder with a copy of the user's file in it and point `latest` at it."""
+        self.path.mkdir(parents=True)
+        for part in (self.asks, self.replies, self.snapshots):
+            part.mkdir()
+        self.source.write_text(source, encoding="utf-8")
+        fresh = self.path.with_name(f".{self.run_id}.link")
+        fresh.symlink_to(self.run_id)
+        os.replace(fresh, self.path.with_name(LATEST))
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """An existing run; `latest` and the folder that holds `runs` are resolved. Raises `InputError`."""
+        for candidate in (path, path / "runs" / LATEST):
+            if (candidate / "trace.jsonl").is_file():
+                return cls(candidate.resolve())
+        raise InputError("this is not the folder of a run", remedy="`kernel-agent runs` lists them", path=path)
+
+    @property
+    def run_id(self) -> str:
+        """UTC time of the start and a short random suffix: sorts by time."""
+        return self.path.name
+
+    @property
+    def product(self) -> Path:
+        """`<out>/<stem>-<hash8>`: where the finished operator goes."""
+        return self.path.parent.parent
+
+    @property
+    def ledger(self) -> Path:
+        """The events."""
+        return self.path / "trace.jsonl"
+
+    @property
+    def trace(self) -> Path:
+        """The events for reading."""
+        return self.path / "trace.md"
+
+    @property
+    def asks(self) -> Path:
+        """Prompts as sent, whole."""
+        return self.path / "asks"
+
+    @property
+    def replies(self) -> Path:
+        """Replies as received."""
+        return self.path / "replies"
+
+    @property
+    def snapshots(self) -> Path:
+        """Candidates by content."""
+        return self.path / "snapshots"
+
+    @property
+    def source(self) -> Path:
+        """The user's file as it was when the run began."""
+        return self.path / "source.py"
+
+
+def write_once(path: Path, text: str) -> None:
+    """Write a file so that it is there whole or not at all, even after a kill; one that exists is left as it is."""
+    if path.exists():
+        return
+    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with open(partial, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)

@@ -1,0 +1,206 @@
+"""Starting a run, going on with one, and looking at what runs there are."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from kernel_agent.agent import events as ev
+from kernel_agent.agent import prompts
+from kernel_agent.agent.brief import make_brief
+from kernel_agent.agent.budget import EXPECTED_OUTPUT, Budget
+from kernel_agent.agent.ledger import Ledger, read_ledger
+from kernel_agent.agent.observer import Observer, Unwatched
+from kernel_agent.agent.orchestrator import FinishedRun, Orchestrator, described
+from kernel_agent.agent.runfolder import RunFolder
+from kernel_agent.agent.state import RunState, fold
+from kernel_agent.agent.tools import Tools
+from kernel_agent.agent.workshop import open_tools
+from kernel_agent.config import Backend, RunConfig
+from kernel_agent.deliver.certificate import installed_versions
+from kernel_agent.errors import InputError, InterruptedRun, KernelAgentError
+from kernel_agent.models.choice import BackendChoice, choose_backend
+from kernel_agent.models.defaults import model_name
+from kernel_agent.models.factory import make_model
+from kernel_agent.models.protocol import Conversation, Model, OnNotice, Usage
+from kernel_agent.models.tokens import estimate_tokens
+from kernel_agent.pairs.userfile import read_file
+from kernel_agent.report.trace import render_trace
+
+OpenTools = Callable[[RunConfig], AbstractContextManager[Tools]]
+
+
+class MakeModel(Protocol):
+    """`kernel_agent.models.make_model`, or what a test has in its place."""
+
+    def __call__(self, config: RunConfig, run_dir: Path, /, *, on_notice: OnNotice) -> Model:
+        """The model of a run; it goes on behind the replies that the folder holds."""
+        ...
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What may differ when a run goes on; None keeps what was."""
+
+    max_iters: int | None = None
+    max_tokens: int | None = None
+    max_cost_usd: float | None = None
+    wait: bool | None = None
+    replay: Path | None = None
+    """Where the recorded run lies now, if it was moved."""
+
+    def apply(self, config: RunConfig) -> RunConfig:
+        """The configuration with the changes in it."""
+        changed = {name: value for name, value in vars(self).items() if value is not None}
+        return RunConfig.model_validate({**config.model_dump(), **changed})
+
+
+@dataclass(frozen=True)
+class FirstPrompt:
+    """What a run would send first."""
+
+    choice: BackendChoice
+    model: str
+    conversation: Conversation
+    input_tokens: int
+    """Estimated."""
+    output_tokens: int
+    """Assumed."""
+    cost_usd: float | None
+    """Estimated for this one ask; None when the model's price is unknown."""
+
+
+def run(
+    config: RunConfig,
+    observer: Observer | None = None,
+    *,
+    tools: OpenTools = open_tools,
+    model: MakeModel = make_model,
+) -> FinishedRun:
+    """Start a run and bring it to its end.
+
+    Raises `InputError` (the file is wrong; no run folder is left), `ModelError`, `WaitingForReply`, `InterruptedRun`
+    and what else the rooms raise; once the folder exists, the run can be resumed after any of them.
+    """
+    observer = observer or Unwatched()
+    facts = read_file(config.file)
+    choice = choose_backend(config, os.environ)
+    config = config.model_copy(update={"backend": choice.backend, "replay": choice.replay or config.replay})
+    folder = RunFolder.plan(config.out, facts.stem, facts.hash8)
+    source = model(config, folder.path, on_notice=observer.on_notice)
+    with tools(config) as opened:
+        spec = opened.describe(facts)
+        folder.create(facts.source)
+        with Ledger.create(folder.ledger) as ledger:
+            orchestrator = Orchestrator(folder, ledger, opened, source, observer)
+            orchestrator.record(
+                ev.RunStarted(
+                    run_id=folder.run_id,
+                    config=_stored(config, folder),
+                    backend=choice.backend,
+                    backend_why=choice.why,
+                    model=source.name,
+                    versions=installed_versions(),
+                    stem=facts.stem,
+                    hash8=facts.hash8,
+                )
+            )
+            orchestrator.record(described(spec))
+            return _drive(orchestrator)
+
+
+def resume(
+    path: Path,
+    observer: Observer | None = None,
+    changes: Changes | None = None,
+    *,
+    tools: OpenTools = open_tools,
+    model: MakeModel = make_model,
+) -> FinishedRun:
+    """Go on with a run wherever its ledger ends. A finished run is returned as it is, unless its budget is changed.
+
+    Raises `InputError` when there is no run, `LedgerBusy` when another process works on it, and what `run` raises.
+    """
+    observer = observer or Unwatched()
+    changes = changes or Changes()
+    folder = RunFolder.open(path)
+    with Ledger.open(folder.ledger) as ledger:
+        state = fold(ledger)
+        stored = _started_config(state, folder)
+        resumed = ev.Resumed(config=_stored(changes.apply(_located(stored, folder)), folder), dropped=ledger.dropped)
+        if state.finished is not None and fold([ev.Entry(number=1, at="", event=resumed)], state).finished is not None:
+            return FinishedRun(folder, state)
+        config = _located(resumed.config, folder)
+        source = model(config, folder.path, on_notice=observer.on_notice)
+        with tools(config) as opened:
+            orchestrator = Orchestrator(folder, ledger, opened, source, observer)
+            orchestrator.record(resumed)
+            return _drive(orchestrator)
+
+
+def first_prompt(config: RunConfig, *, tools: OpenTools = open_tools) -> FirstPrompt:
+    """What `run` would ask first, with its estimated size and cost. Asks nothing, writes nothing, needs no key."""
+    facts = read_file(config.file)
+    choice = choose_backend(config, os.environ)
+    config = config.model_copy(update={"backend": choice.backend, "replay": choice.replay or config.replay})
+    hosted = choice.backend in {Backend.OPENAI, Backend.ANTHROPIC}
+    name = model_name(choice.backend, config) if hosted else config.model or choice.backend.value
+    with tools(config) as opened:
+        spec = opened.describe(facts)
+        pairs = tuple(pair for pair in opened.retrieve(spec).pairs if pair.chosen)
+    brief = make_brief(spec, pairs, freeze_forward=config.freeze_forward, max_asks=config.max_iters)
+    conversation = prompts.draft(brief).conversation
+    tokens = estimate_tokens(conversation.system) + sum(estimate_tokens(turn.text) for turn in conversation.turns)
+    price = Budget.of(config, name).price
+    cost = None if price is None else price.cost(Usage(input=tokens, output=EXPECTED_OUTPUT))
+    return FirstPrompt(choice, name, conversation, tokens, EXPECTED_OUTPUT, cost)
+
+
+def list_runs(out: Path) -> tuple[FinishedRun, ...]:
+    """The runs below a folder, newest first. `state.finished` is None for those that can be resumed."""
+    ledgers = [path for path in out.glob("*/runs/*/trace.jsonl") if not path.parent.is_symlink()]
+    newest_first = sorted(ledgers, key=lambda path: path.parent.name, reverse=True)
+    return tuple(FinishedRun(RunFolder(path.parent), fold(read_ledger(path).entries)) for path in newest_first)
+
+
+def resume_command(folder: RunFolder) -> str:
+    """The command line that goes on with a run."""
+    return f"kernel-agent resume {shlex.quote(str(folder.path))}"
+
+
+def _drive(orchestrator: Orchestrator) -> FinishedRun:
+    """Run to the end; whatever stops it is in the ledger before it is raised, and `trace.md` is up to date."""
+    folder = orchestrator.folder
+    try:
+        return orchestrator.run()
+    except KeyboardInterrupt:
+        orchestrator.record(ev.Interrupted(line="stopped from the keyboard"))
+        raise InterruptedRun("the run was stopped", remedy=f"go on with it: {resume_command(folder)}") from None
+    except KernelAgentError as error:
+        orchestrator.record(ev.Interrupted(line=error.message))
+        raise
+    finally:
+        folder.trace.write_text(render_trace(orchestrator.ledger), encoding="utf-8")
+
+
+def _stored(config: RunConfig, folder: RunFolder) -> RunConfig:
+    """A configuration whose paths are relative to the run folder, so that the folder can be moved."""
+    replay = None if config.replay is None else Path(os.path.relpath(config.replay, folder.path))
+    return config.model_copy(update={"file": Path(folder.source.name), "out": Path("../../.."), "replay": replay})
+
+
+def _located(config: RunConfig, folder: RunFolder) -> RunConfig:
+    """Inverse of `_stored`."""
+    replay = None if config.replay is None else Path(os.path.normpath(folder.path / config.replay))
+    return config.model_copy(update={"file": folder.source, "out": folder.product.parent, "replay": replay})
+
+
+def _started_config(state: RunState, folder: RunFolder) -> RunConfig:
+    if state.config is None:
+        raise InputError("the ledger holds no event yet", remedy="start a new run", path=folder.ledger)
+    return state.config

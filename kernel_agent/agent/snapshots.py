@@ -1,0 +1,59 @@
+"""Snapshots: every candidate of a run as a file named by its content. Rolling back means picking one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from kernel_agent.agent.runfolder import write_once
+from kernel_agent.errors import InputError
+from kernel_agent.pairs.spec import Candidate
+
+FORWARD = "# --- forward ---\n"
+BACKWARD = "# --- backward ---\n"
+
+
+@dataclass(frozen=True)
+class Snapshots:
+    """The candidates in one folder."""
+
+    folder: Path
+
+    def path(self, digest: str) -> Path:
+        """Where the candidate with this digest lies."""
+        return self.folder / f"{digest[:16]}.py"
+
+    def put(self, candidate: Candidate) -> str:
+        """Store a candidate and return its digest. The same candidate is stored once."""
+        write_once(self.path(candidate.digest), render(candidate))
+        return candidate.digest
+
+    def get(self, digest: str) -> Candidate:
+        """The candidate with this digest. Raises `InputError` when the file is gone or was edited."""
+        path = self.path(digest)
+        if not path.is_file():
+            raise InputError("this snapshot is missing", remedy="restore the run folder, or start a new run", path=path)
+        candidate = parse(path.read_text(encoding="utf-8"))
+        if candidate.digest != digest:
+            raise InputError(
+                "this snapshot was edited after it was judged", remedy="start a new run from the edited file", path=path
+            )
+        return candidate
+
+
+def render(candidate: Candidate) -> str:
+    """A candidate as text: its sections under their markers."""
+    forward = "" if candidate.forward is None else f"{FORWARD}{_line_end(candidate.forward)}"
+    return f"{forward}{BACKWARD}{_line_end(candidate.backward)}"
+
+
+def parse(text: str) -> Candidate:
+    """Inverse of `render`."""
+    if text.startswith(FORWARD):
+        forward, _, backward = text[len(FORWARD) :].partition("\n" + BACKWARD)
+        return Candidate(backward=backward, forward=forward)
+    return Candidate(backward=text[len(BACKWARD) :])
+
+
+def _line_end(text: str) -> str:
+    return text.rstrip("\n") + "\n"

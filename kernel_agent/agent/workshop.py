@@ -1,0 +1,136 @@
+"""The real rooms of the house, put together for the loop. Nothing here decides anything."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kernel_agent.agent.events import PairsRetrieved, RetrievedPair, TruthCrossChecked
+from kernel_agent.agent.tools import OnCase, Tools
+from kernel_agent.config import RunConfig
+from kernel_agent.deliver.certificate import Provenance
+from kernel_agent.gate.verdict import Verdict
+from kernel_agent.pairs.spec import Candidate, KernelSpec
+from kernel_agent.pairs.sweep import smallest
+
+if TYPE_CHECKING:
+    from kernel_agent.oracle import CrossCheck, DerivativeCheck, ReferenceCheck
+    from rag import SearchResult
+
+
+CHECKED_ELEMENTS = 1 << 16
+"""Elements of the arguments at which the truth is cross-checked: several whole forwards are run there."""
+
+CHECKED_VOLUME = 1 << 22
+"""Product of the dims there, a bound of the work of most kernels."""
+
+
+@contextmanager
+def open_tools(config: RunConfig) -> Iterator[Tools]:
+    """The rooms around one sandbox, which is closed, with all its children ended, when the block is left."""
+    from kernel_agent import gate, oracle
+    from kernel_agent.deliver import deliver
+    from kernel_agent.sandbox import Sandbox
+
+    with Sandbox() as sandbox:
+
+        def cross_check(spec: KernelSpec) -> TruthCrossChecked:
+            started = time.monotonic()
+            truths = oracle.Truths(spec, sandbox)
+            (fit,) = truths.fit([smallest(spec.sweep)], max_elements=CHECKED_ELEMENTS, max_volume=CHECKED_VOLUME)
+            found = oracle.cross_check(truths, oracle.Point(entry=fit.entry, seed=config.seed))
+            return cross_checked(found, time.monotonic() - started)
+
+        def check(spec: KernelSpec, pair_source: str, on_case: OnCase) -> Verdict:
+            return gate.check(spec, pair_source, sandbox, on_case=on_case)
+
+        def finish(
+            spec: KernelSpec, candidate: Candidate, verdict: Verdict, provenance: Provenance, folder: Path
+        ) -> tuple[Path, ...]:
+            return deliver(spec, candidate, verdict, provenance, folder).files()
+
+        yield Tools(
+            describe=lambda facts: oracle.describe(facts, sandbox),
+            cross_check=cross_check,
+            retrieve=lambda spec: retrieve(spec, config),
+            check=check,
+            deliver=finish,
+            unmeasured=_why_unmeasured(config),
+        )
+
+
+def cross_checked(found: CrossCheck, seconds: float) -> TruthCrossChecked:
+    """A cross-check in one sentence."""
+    from kernel_agent.oracle import Outcome
+
+    checks: tuple[DerivativeCheck | ReferenceCheck, ...] = (*found.derivatives, *found.references)
+    against = [c.reason for c in checks if c.outcome is Outcome.DISAGREES]
+    unclear = [c.reason for c in checks if c.outcome is Outcome.INCONCLUSIVE]
+    slopes = [c.relative_difference for c in found.derivatives if c.outcome is Outcome.AGREES]
+    parts = []
+    if slopes:
+        count = f"{len(slopes)} directional derivative{'' if len(slopes) == 1 else 's'}"
+        parts.append(f"{count} agree with central differences to {max(slopes):.0e}")
+    if any(check.outcome is Outcome.AGREES for check in found.references):
+        parts.append("the outputs agree with `reference`")
+    if found.skipped:
+        parts.append(f"no derivative was compared: {found.skipped}")
+    parts += [f"not conclusive: {reason}" for reason in dict.fromkeys(unclear)]
+    line = "; ".join(dict.fromkeys(against)) if against else "; ".join(parts)
+    return TruthCrossChecked(
+        passed=found.agrees,
+        line=f"at {found.point}: {line}",
+        worst=max((check.relative_difference for check in found.derivatives), default=0.0),
+        seconds=seconds,
+    )
+
+
+def retrieve(spec: KernelSpec, config: RunConfig) -> PairsRetrieved:
+    """Search for similar pairs as the configuration says."""
+    if not config.rag:
+        return PairsRetrieved(pairs=(), notice="retrieval is switched off (--no-rag)")
+    import rag
+
+    started = time.monotonic()
+    query = rag.Query(
+        source=spec.facts.source,
+        path=spec.facts.path,
+        k=config.topk,
+        min_sim=config.min_sim,
+        exclude=config.rag_exclude,
+    )
+    return retrieved(rag.search(query), time.monotonic() - started)
+
+
+def retrieved(result: SearchResult, seconds: float) -> PairsRetrieved:
+    """A search result as an event. The text of a pair is kept only when it is shown."""
+    pairs = tuple(
+        RetrievedPair(
+            slug=hit.pair.slug,
+            family=hit.pair.family,
+            path=hit.pair.path.as_posix(),
+            score=hit.scores.fused,
+            similarity=hit.scores.similarity,
+            chosen=hit.chosen,
+            reason=hit.reason,
+            forward=hit.pair.forward if hit.chosen else "",
+            backward=hit.pair.backward if hit.chosen else "",
+        )
+        for hit in result.hits
+    )
+    return PairsRetrieved(
+        pairs=pairs, unmatched_excludes=result.unmatched_excludes, notice=result.notice, seconds=seconds
+    )
+
+
+def _why_unmeasured(config: RunConfig) -> str:
+    import torch
+
+    if config.device == "cpu":
+        return "no GPU is used (--device cpu), so nothing can be timed"
+    if not torch.cuda.is_available():
+        return "no GPU here, so nothing can be timed"
+    return "this version does not time backwards yet"

@@ -1,0 +1,188 @@
+"""`trace.md`: a ledger as plain chronological text. Prompts, reasoning, tokens, checks and rollbacks; no number dumps.
+
+It depends on the ledger alone, so the same ledger always gives the same text. What was sent and answered is quoted with
+`> `; everything else is the tool's own words. The first ask is shown whole, later ones by what is new in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+
+from kernel_agent.agent import events as ev
+from kernel_agent.agent.events import Entry, PhaseName
+from kernel_agent.agent.explain import cases_in_words, gradients_in_words, headline
+from kernel_agent.gate.verdict import Verdict
+from kernel_agent.models.protocol import Reply, Turn
+
+NUMBER = {PhaseName.REFERENCE: 1, PhaseName.BACKWARD: 2, PhaseName.OPTIMIZE: 3}
+"""Phases as readers count them."""
+
+
+def render_trace(entries: Iterable[Entry]) -> str:
+    """The text of a ledger. Works on ledgers of unfinished runs too."""
+    parts: list[str] = []
+    start: datetime | None = None
+    for entry in entries:
+        at = datetime.fromisoformat(entry.at.replace("Z", "+00:00"))
+        start = start or at
+        parts += _event(entry.event, f"after {_duration((at - start).total_seconds())}")
+    return "\n\n".join(part.strip("\n") for part in parts if part.strip()) + "\n"
+
+
+def _event(event: ev.Event, when: str) -> list[str]:
+    match event:
+        case ev.RunStarted():
+            return _started(event)
+        case ev.SpecDescribed():
+            return _spec(event)
+        case ev.PhaseStarted():
+            return [f"## Phase {NUMBER[event.phase]}, {event.phase.value}: {event.line}"]
+        case ev.PhaseSkipped():
+            return [f"## Phase {NUMBER[event.phase]}, {event.phase.value}: skipped", _sentence(event.line)]
+        case ev.PhaseEnded():
+            return [f"End of phase {NUMBER[event.phase]}, {when}: {event.line}."]
+        case ev.TruthCrossChecked():
+            result = "passed" if event.passed else "FAILED"
+            return [f"Cross-check of the exact gradients {result}: {_sentence(event.line)}"]
+        case ev.PairsRetrieved():
+            return _pairs(event)
+        case ev.Asked():
+            return _ask(event, when)
+        case ev.Replied():
+            return _reply(event.number, event.reply, when)
+        case ev.CandidateExtracted():
+            sections = "a forward and a backward section" if event.has_forward else "a backward section"
+            notes = "".join(f"\n- {note}" for note in event.notes)
+            return [f"The reply holds {sections}: candidate `{event.digest[:16]}`.{notes}"]
+        case ev.Judged():
+            return _verdict(event, when)
+        case ev.Measured():
+            facts = "".join(f"\n- {fact}" for fact in event.measurement.facts)
+            return [f"Measured `{event.digest[:16]}`: {event.measurement.median_us:.1f} us per backward.{facts}"]
+        case ev.SnapshotKept():
+            return [f"Kept as the best candidate: {event.line}."]
+        case ev.SetAside():
+            return [f"Set aside: {_sentence(event.line)}"]
+        case ev.RolledBack():
+            count = event.asks_without_progress
+            why = f"{_count(count, 'ask')} without progress" if count else "the last candidate is not faster"
+            return [f"### Rolled back to `{event.digest[:16]}`: {why}"]
+        case ev.BudgetExhausted():
+            return [f"No further ask: {_sentence(event.line)}"]
+        case ev.Delivered():
+            return ["## Delivered", "\n".join(f"- {name}" for name in event.files)]
+        case ev.Interrupted():
+            return [f"### Interrupted {when}", _sentence(event.line)]
+        case ev.Resumed():
+            dropped = f"A damaged last line of the ledger was dropped ({len(event.dropped)} characters)."
+            return ["### Resumed", dropped if event.dropped else ""]
+        case ev.Finished():
+            return [f"## Result {when}: {event.outcome.value}", _sentence(event.line)]
+
+
+def _started(event: ev.RunStarted) -> list[str]:
+    used = event.versions
+    return [
+        f"# {event.stem}: run {event.run_id}",
+        f"Backwards are written by {event.backend.value} ({event.model}): {event.backend_why}.",
+        f"kernel-agent {used.kernel_agent}, Python {used.python}, torch {used.torch}, triton {used.triton}.",
+    ]
+
+
+def _spec(event: ev.SpecDescribed) -> list[str]:
+    spec = event.spec
+    kernels = ", ".join(f"`{name}`" for name in dict.fromkeys(spec.launches))
+    outputs = ", ".join(f"{facts.name}{'' if facts.needs_grad else ' (no gradient)'}" for facts in spec.outputs)
+    return [
+        f"The forward `{spec.facts.stub}` in {spec.facts.path.name} launches {kernels}, returns {outputs}; "
+        f"wanted are the gradients of {', '.join(spec.grads)} on {_count(len(spec.sweep), 'shape')}."
+    ]
+
+
+def _pairs(event: ev.PairsRetrieved) -> list[str]:
+    lines = []
+    for place, pair in enumerate(event.pairs, 1):
+        likeness = "" if pair.similarity is None else f", similarity {pair.similarity:.2f}"
+        outcome = "shown" if pair.chosen else "not shown"
+        why = f" ({pair.reason})" if pair.reason else ""
+        lines.append(f"{place}. {pair.family}/{pair.slug}: score {pair.score:.4f}{likeness}; {outcome}{why}")
+    unmatched = [f"No pair matches the excluded term {term!r}." for term in event.unmatched_excludes]
+    return ["## Retrieval", event.notice, *unmatched, "\n".join(lines)]
+
+
+def _ask(event: ev.Asked, when: str) -> list[str]:
+    parts = [f"### Ask {event.number} ({event.prompt.value}) {when}, about {event.estimated_input:,} tokens"]
+    if event.system is not None:
+        parts += ["System:", _quoted(event.system)]
+    if event.opening is not None:
+        parts += ["User:", _quoted(event.opening)]
+    elif event.turns:
+        parts.append("The system text and the first turn are those of the ask before; after them:")
+    return parts + [text for turn in event.turns for text in _turn(turn)]
+
+
+def _turn(turn: Turn) -> list[str]:
+    return [f"{turn.role.value.capitalize()}:", _quoted(turn.text)]
+
+
+def _reply(number: int, reply: Reply, when: str) -> list[str]:
+    use = reply.usage
+    tokens = f"{use.input:,} tokens in ({use.cached:,} cached), {use.output:,} out ({use.reasoning:,} reasoning)"
+    cost = "cost unknown" if reply.cost_usd is None else f"${reply.cost_usd:.4f}"
+    parts = [
+        f"### Reply {number} {when}",
+        f"{reply.model}: {tokens}, {cost}, {_duration(reply.latency_s)}; ended: {reply.stop.value}.",
+        "\n".join(f"- {notice.text}" for notice in reply.notices),
+    ]
+    if reply.reasoning:
+        parts += ["Reasoning:", _quoted(reply.reasoning)]
+    return [*parts, "Text:", _quoted(reply.text)]
+
+
+def _verdict(event: ev.Judged, when: str) -> list[str]:
+    verdict = event.verdict
+    parts = [f"### Check {event.number} {when}: {headline(verdict)}"]
+    if event.same_as is not None:
+        parts.append(f"The same candidate as in reply {event.same_as}; its verdict holds.")
+        return parts
+    return parts + verdict_lines(verdict)
+
+
+def verdict_lines(verdict: Verdict) -> list[str]:
+    """A verdict as paragraphs: what is wrong, which gradients are right, how many cases passed."""
+    parts = [verdict.message]
+    facts = (
+        [f"Cases: {cases_in_words(verdict)}, {_duration(verdict.seconds)}, tier {verdict.tier}"]
+        if verdict.cases
+        else []
+    )
+    facts += gradients_in_words(verdict.cases)
+    if verdict.forward is not None:
+        change = verdict.forward
+        lines = _count(change.lines_changed, "line")
+        facts.append(f"own forward: {lines} changed, {change.extra_saved_bytes:,} more bytes saved")
+    facts += verdict.notes
+    parts.append("\n".join(f"- {fact}" for fact in facts))
+    if verdict.details:
+        parts.append(_quoted(verdict.details))
+    return parts
+
+
+def _quoted(text: str) -> str:
+    return "\n".join(f"> {line}".rstrip() for line in text.strip("\n").split("\n"))
+
+
+def _sentence(line: str) -> str:
+    return line if line.endswith((".", "!", "?")) or not line else line + "."
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s"
