@@ -18,10 +18,11 @@ def generated_forward(spec: KernelSpec) -> str:
     call, before = _call(spec)
     names = [item.name for item in spec.outputs]
     outputs = _tuple(names) if spec.returns_tuple else names[0]
+    assigned = ", ".join(names) if len(names) > 1 else outputs
     return (
         before
         + _wrapped("def forward(", _signature(spec, function), "):")
-        + _wrapped(f"    {outputs} = {call}(", _arguments(function, spec), ")")
+        + _wrapped(f"    {assigned} = {call}(", _arguments(function, spec), ")")
         + _wrapped(f"    return {outputs}, (", _trailing(saved_layout(spec)), ")")
     )
 
@@ -57,6 +58,11 @@ def _stub(spec: KernelSpec) -> Function:
     return find_mark(tree, ImportedNames(tree), spec.facts.path).function
 
 
+def _passes_ctx(spec: KernelSpec) -> bool:
+    """Whether make_args itself fills the tolerated parameter `ctx`."""
+    return any(item.name == "ctx" for item in spec.inputs)
+
+
 def _call(spec: KernelSpec) -> tuple[str, str]:
     """How the stub is called, and the line that makes it callable where its name is taken."""
     name = spec.facts.stub
@@ -78,7 +84,7 @@ def _signature(spec: KernelSpec, function: Function) -> list[str]:
     names += [a.arg for a in arguments.kwonlyargs]
     has_default, parts = False, []
     for name in names:
-        if name == "ctx" and not any(item.name == "ctx" for item in spec.inputs):
+        if name == "ctx" and not _passes_ctx(spec):
             continue
         default = ast.unparse(defaults[name]) if name in defaults else "None" if has_default else ""
         if name.startswith("*"):
@@ -92,12 +98,12 @@ def _arguments(function: Function, spec: KernelSpec) -> list[str]:
     arguments, parts = function.args, []
     by_name = False
     for argument in (*arguments.posonlyargs, *arguments.args):
-        if argument.arg == "ctx" and not any(item.name == "ctx" for item in spec.inputs):
+        if argument.arg == "ctx" and not _passes_ctx(spec):
             by_name = True
             continue
         parts.append(f"{argument.arg}={argument.arg}" if by_name else argument.arg)
     parts += [f"*{arguments.vararg.arg}"] if arguments.vararg else []
-    parts += [f"{argument.arg}={argument.arg}" for argument in arguments.kwonlyargs]
+    parts += [f"{a.arg}={a.arg}" for a in arguments.kwonlyargs if a.arg != "ctx" or _passes_ctx(spec)]
     return parts + ([f"**{arguments.kwarg.arg}"] if arguments.kwarg else [])
 
 

@@ -51,7 +51,7 @@ def find_mark(tree: ast.Module, imported: ImportedNames, path: Path) -> MarkedSt
         for function in ast.walk(tree)
         if isinstance(function, Function)
         for decorator in function.decorator_list
-        if _is_mark(decorator, imported)
+        if is_mark(decorator, imported)
     ]
     if not marked:
         raise _missing(tree, path)
@@ -102,7 +102,8 @@ def _missing(tree: ast.Module, path: Path) -> InputError:
     return InputError("no function is marked with @autodiff", remedy=_IMPORT_REMEDY, path=path, line=1)
 
 
-def _is_mark(decorator: ast.expr, imported: ImportedNames) -> bool:
+def is_mark(decorator: ast.expr, imported: ImportedNames) -> bool:
+    """Whether a decorator is kernel-agent's `autodiff`, under whatever name it was imported."""
     target = decorator.func if isinstance(decorator, ast.Call) else decorator
     if imported.resolve(target) in _PATHS:
         return True

@@ -71,7 +71,8 @@ def _by_line(body: list[ast.stmt]) -> list[list[ast.stmt]]:
 
 
 def _first_line(node: ast.stmt) -> int:
-    return min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", []))])
+    decorators = node.decorator_list if isinstance(node, (Function, ast.ClassDef)) else []
+    return min([node.lineno, *(decorator.lineno for decorator in decorators)])
 
 
 def _comments(lines: list[str]) -> list[str]:
