@@ -56,7 +56,16 @@ def gate_file(pair: Path, sandbox: Sandbox, on_case: OnCase | None = None) -> Ve
 
 
 def render(verdict: Verdict, pair: Path) -> None:
-    """A picture of the verdict: one row per case, one column per gradient."""
-    from kernel_agent.report.verdict import verdict_view
+    """The headline, one row per gradient, and what the gate has to say beside it."""
+    from rich.text import Text
 
-    out().print(verdict_view(verdict, title=pair.name))
+    from kernel_agent.report.table import verdict_table
+    from kernel_agent.report.terminal import verdict_text
+
+    out().print(Text(f"{pair.name}: ").append_text(verdict_text(verdict)), soft_wrap=True)
+    if any(case.grads for case in verdict.cases):
+        out().print(verdict_table(verdict))
+    for note in verdict.notes:
+        out().print(Text(f"note: {note}", style="dim"), soft_wrap=True)
+    if verdict.details:
+        out().print(Text(verdict.details), soft_wrap=True)

@@ -125,7 +125,7 @@ def root(
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="No progress on stderr.", rich_help_panel=OUTPUT)
     ] = False,
-    version: Annotated[
+    version: Annotated[  # noqa: ARG001 - the callback does it
         bool,
         typer.Option("--version", callback=_version, is_eager=True, help="Print the version.", rich_help_panel=OUTPUT),
     ] = False,
@@ -137,7 +137,7 @@ def root(
     if context.invoked_subcommand is not None:
         if file_path is not None:
             raise InputError(
-                f"--file-path starts the main job and cannot be combined with the command {context.invoked_subcommand!r}",
+                f"--file-path starts the main job and cannot go with the command {context.invoked_subcommand!r}",
                 remedy="leave one of them out",
             )
         return

@@ -32,12 +32,21 @@ def search(
     with err().status("searching the pairs"):
         result = find(Query(source=file.read_text(), path=file, k=topk, min_sim=min_sim, exclude=terms))
     table = Table(title=f"nearest pairs for {file.name}", title_justify="left")
-    for column in ("", "pair", "cosine", "fused", "why"):
+    for column in ("", "pair", "similarity", "fused", "dense", "lexical", "structure", "why"):
         table.add_column(column)
     for hit in result.hits:
-        cosine = "" if hit.cosine is None else f"{hit.cosine:.2f}"
-        table.add_row("*" if hit.chosen else "", f"{hit.family}/{hit.slug}", cosine, f"{hit.fused:.4f}", hit.reason)
+        scores = hit.scores
+        ranks = (
+            "" if rank is None else f"#{rank}"
+            for rank in (scores.dense_rank, scores.lexical_rank, scores.structure_rank)
+        )
+        name = f"{hit.pair.family}/{hit.pair.slug}"
+        table.add_row(
+            "*" if hit.chosen else "", name, f"{scores.similarity:.2f}", f"{scores.fused:.4f}", *ranks, hit.reason
+        )
     out().print(table)
+    for term in result.unmatched_excludes:
+        err().print(f"no pair matches the excluded term {term!r}")
     if result.notice:
         err().print(result.notice)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from kernel_agent.agent.runfolder import RunFolder
 
 RunArgument = Annotated[str, typer.Argument(help="A run folder, a delivery folder, or a run id below --out.")]
-OutOption = Annotated[Path, typer.Option(help="Folder that holds deliveries and runs.")]
+OutOption = Annotated[Path, typer.Option("--out", help="Folder that holds deliveries and runs.")]
 
 
 def runs(
@@ -25,28 +25,22 @@ def runs(
     """List the runs below a folder, newest first."""
     from rich.table import Table
 
-    from kernel_agent.agent.ledger import read_ledger
-    from kernel_agent.agent.state import fold
+    from kernel_agent.agent.runs import list_runs
 
     table = Table(title=f"runs in {out_folder}", title_justify="left")
-    for column in ("run", "forward", "model", "asks", "outcome"):
+    for column in ("run", "forward", "source of backwards", "asks", "outcome"):
         table.add_column(column, overflow="fold")
-    found = sorted(out_folder.glob("*/runs/*/trace.jsonl"), key=lambda path: path.parent.name, reverse=True)
-    found = [path for path in found if not path.parent.is_symlink()]
-    for path in found:
-        state = fold(read_ledger(path).entries)
-        started = state.started
-        outcome = (
-            state.finished.outcome.value if state.finished else "unfinished: kernel-agent resume " + path.parent.name
-        )
+    for run in list_runs(out_folder):
+        state = run.state
+        unfinished = f"unfinished: kernel-agent resume {run.folder.run_id}"
         table.add_row(
-            path.parent.name,
-            started.stem if started else "",
-            f"{started.backend.value}: {started.model}" if started else "",
+            run.folder.run_id,
+            state.started.stem if state.started else "",
+            f"{state.started.backend.value}: {state.started.model}" if state.started else "",
             str(len(state.rounds)),
-            outcome,
+            unfinished if state.finished is None else state.finished.outcome.value,
         )
-    if not found:
+    if not table.rows:
         err().print(f"no runs below {out_folder}: start one with kernel-agent --file-path x.py")
         return
     out().print(table)
@@ -64,17 +58,22 @@ def resume(
     run: RunArgument,
     out_folder: OutOption = Path("generated"),
     max_iters: Annotated[int | None, typer.Option(help="A new limit of asks.")] = None,
+    max_cost_usd: Annotated[float | None, typer.Option(help="A new limit of cost.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="A new limit of tokens.")] = None,
+    replay: Annotated[Path | None, typer.Option(help="Where the replayed run lies now, if it was moved.")] = None,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="manual: exit with 4 instead of waiting.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one final record instead of the trace.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show streamed text and every case.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
 ) -> None:
     """Continue a run after an interrupt or a kill, without asking again for replies that were received."""
+    from kernel_agent.agent.runs import Changes
     from kernel_agent.cli import job
 
-    job.resume(
-        find_run(run, out_folder), job.View(as_json=as_json, verbose=verbose, quiet=quiet), max_iters, wait=not no_wait
+    changes = Changes(
+        max_iters=max_iters, max_tokens=max_tokens, max_cost_usd=max_cost_usd, wait=not no_wait, replay=replay
     )
+    job.resume(find_run(run, out_folder), job.View(as_json=as_json, verbose=verbose, quiet=quiet), changes)
 
 
 def find_run(run: str, out_folder: Path) -> RunFolder:
