@@ -113,9 +113,9 @@ def _is_tensor(argument: ast.arg, stub: ast.FunctionDef) -> bool:
     for node in ast.walk(stub):
         if isinstance(node, ast.Attribute) and node.attr in _TENSOR_USES and _is_name(node.value, argument.arg):
             return True
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr.endswith("_like"):
-            if any(_is_name(value, argument.arg) for value in node.args):
-                return True
+        like = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr.endswith("_like")
+        if like and any(_is_name(value, argument.arg) for value in node.args):  # type: ignore[attr-defined]
+            return True
     return argument.arg.startswith(_VECTORS[:4])
 
 
