@@ -24,7 +24,7 @@ from kernel_agent.pairs.sections import split_sections
 from rag import Signal, build_index
 from rag.describe import Description, describe
 from rag.index import Index
-from rag.retrieval import FEW_KNOWN_WORDS, MIN_SIM, dense_cosines, known_share, structure_cosines
+from rag.retrieval import FEW_KNOWN_WORDS, MIN_SIM, dense_cosines, known_words, structure_cosines
 
 Matrix = npt.NDArray[np.float64]
 
@@ -132,22 +132,19 @@ def main() -> None:
     for signal, scores in ((Signal.DENSE, dense), (Signal.LEXICAL, lexical), (Signal.STRUCTURE, structure)):
         report_threshold(signal, scores, kin)
 
-    shares = [known_share(query, index) for query in strange]
-    print(
-        f"\nshare of words known from other pairs: at least {least_known(index, queries):.2f}; with every name renamed"
-    )
-    print(f"  at most {max(shares):.2f}; structure ranks below {FEW_KNOWN_WORDS:.2f}")
+    known = [len(known_words(query, index)) for query in strange]
+    print(f"\ntelling words known from other pairs: at least {least_known(index, queries)}; with every name renamed at")
+    print(f"  most {max(known)}; structure ranks below {FEW_KNOWN_WORDS}")
     print("every name renamed and no docstring:")
     dense = matrix(index, strange, dense_cosines)
     lexical = matrix(index, strange, lambda query, index: index.lexical.cosines(query.terms))
     report_hits(kin, dense=dense, lexical=lexical, structure=structure, fused=fused(structure, lexical))
 
 
-def least_known(index: Index, queries: list[Description]) -> float:
-    """Least share of a query's words that occur in a pair other than its own."""
+def least_known(index: Index, queries: list[Description]) -> int:
+    """Least number of a query's telling words that occur in a pair other than its own."""
     frequency = index.lexical.lexicon.frequency
-    words = [[word for word in query.words if len(word) > 1] for query in queries]
-    return min(sum(frequency[word] > 1 for word in own) / len(own) for own in words)
+    return min(sum(frequency[word] > 1 for word in known_words(query, index)) for query in queries)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,8 +27,8 @@ class ForwardPart:
 
     @property
     def functions(self) -> tuple[ast.FunctionDef, ...]:
-        """Kernels and host functions at the top level."""
-        return tuple(statement for statement in self.statements if isinstance(statement, ast.FunctionDef))
+        """Kernels and host functions, also in a class or behind an `if` or `try`; none inside another function."""
+        return tuple(_functions(self.statements))
 
 
 def forward_part(source: str, path: Path | None = None) -> ForwardPart:
@@ -44,6 +45,14 @@ def forward_part(source: str, path: Path | None = None) -> ForwardPart:
     return ForwardPart(docstring, tuple(_without_others(body)))
 
 
+def _functions(nodes: Iterable[ast.AST]) -> Iterator[ast.FunctionDef]:
+    for node in nodes:
+        if isinstance(node, ast.FunctionDef):
+            yield node
+        elif isinstance(node, (ast.ClassDef, ast.If, ast.Try, ast.ExceptHandler, ast.With)):
+            yield from _functions(ast.iter_child_nodes(node))
+
+
 def parse(source: str, path: Path | None) -> ast.Module:
     """Parse Python text; a syntax error becomes an InputError with its place."""
     try:
@@ -52,6 +61,8 @@ def parse(source: str, path: Path | None) -> ast.Module:
         raise InputError(
             f"not valid Python: {error.msg}", path=path, line=error.lineno, remedy="correct the syntax of this line"
         ) from error
+    except ValueError as error:  # a null byte, before Python 3.12
+        raise InputError(f"not valid Python: {error}", path=path, remedy="give a text file") from error
 
 
 def _without_others(body: list[ast.stmt]) -> list[ast.stmt]:

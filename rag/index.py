@@ -100,7 +100,7 @@ class Index:
     @property
     def pairs(self) -> Path:
         """The folder of pairs."""
-        return Path(os.path.normpath(self.folder / self.manifest.pairs))
+        return (self.folder.resolve() / self.manifest.pairs).resolve()
 
     @functools.cached_property
     def lexical(self) -> LexicalIndex:

@@ -18,12 +18,13 @@ from rag.embed import embed, missing_packages
 from rag.index import Entry, Index, load_index
 from rag.query import Exclusion, Hit, Query, RetrievedPair, Scores, SearchResult, Signal
 from rag.structure import body_operations, cosine, count_grams, overlap
+from rag.words import LAYOUT_WORDS
 
 MIN_SIM: Mapping[Signal, float] = {Signal.DENSE: 0.45, Signal.LEXICAL: 0.15, Signal.STRUCTURE: 0.7}
 """Default thresholds, calibrated on the shipped pairs by `bench/rag_calibration.py`; see docs/retrieval.md."""
 
-FEW_KNOWN_WORDS = 0.35
-"""Below this share of words that the index knows, words say little and structure ranks in their place."""
+FEW_KNOWN_WORDS = 3
+"""With fewer telling words that the index knows, words say little and structure ranks in place of the dense signal."""
 
 NEAR_IDENTICAL = 0.9
 """Overlap of operation runs from which two backwards count as one."""
@@ -73,7 +74,7 @@ def search(query: Query, index: Index | None = None) -> SearchResult:
 
 def _rank(description: Description, index: Index, notices: list[str]) -> dict[Signal, Ranking]:
     rankings = {Signal.LEXICAL: Ranking.of(index.lexical.cosines(description.terms))}
-    if known_share(description, index) < FEW_KNOWN_WORDS:
+    if len(known_words(description, index)) < FEW_KNOWN_WORDS:
         notices.append("few words of this forward are known to the index: its structure is compared instead")
         rankings[Signal.STRUCTURE] = Ranking.of(structure_cosines(description, index))
         return rankings
@@ -90,10 +91,10 @@ def _judge(rankings: Mapping[Signal, Ranking]) -> Signal:
     return next(signal for signal in (Signal.STRUCTURE, Signal.DENSE, Signal.LEXICAL) if signal in rankings)
 
 
-def known_share(description: Description, index: Index) -> float:
-    """Share of the description's words of more than one letter that occur in the index, in [0, 1]."""
-    words = [word for word in description.words if len(word) > 1]
-    return sum(word in index.lexical.lexicon for word in words) / max(1, len(words))
+def known_words(description: Description, index: Index) -> tuple[str, ...]:
+    """The description's words that the index knows and that say more than how memory is walked, sorted."""
+    telling = (word for word in description.words if len(word) > 1 and word not in LAYOUT_WORDS)
+    return tuple(sorted(word for word in telling if word in index.lexical.lexicon))
 
 
 def dense_cosines(description: Description, index: Index) -> npt.NDArray[np.float64]:

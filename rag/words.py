@@ -16,6 +16,16 @@ _STOPPED = (
 STOP_WORDS = frozenset(_STOPPED.split())
 
 
+_LAYOUT = (
+    "acc base block blocks ceil col cols count cur device dim dims dst dtype dx dy elem elements end eps grid hi "
+    "idx index inp input inputs len length lo mask max min num numel off offs offset offsets out output outputs "
+    "pid pids prev program programs ptr ptrs res result row rows run shape size sizes src start step stride "
+    "strides tile tiles tmp val warps width x1 x2 xs ys"
+)
+LAYOUT_WORDS = frozenset(_LAYOUT.split())
+"""Words of the way a kernel walks memory. Two kernels that share them need have nothing else in common."""
+
+
 def split_words(text: str) -> list[str]:
     """The lower-case parts of identifiers or prose, without stop words: `_layer_normFwd` gives `layer norm`.
 

@@ -43,6 +43,14 @@ def test_backward_of_a_pair_is_left_out(pair_source):
     assert description.ops["tl.dot"] == 2
 
 
+@pytest.mark.parametrize("wrapper", ["class Op:", "if True:", "try:"])
+def test_kernels_inside_a_block_are_described(wrapper):
+    kernel = "    @triton.jit\n    def kernel(x):\n        tl.cumsum(x)\n" + (
+        "finally:\n    pass\n" if wrapper == "try:" else ""
+    )
+    assert describe(f"{wrapper}\n{kernel}").ops == {"tl.cumsum": 1}
+
+
 def test_path_gives_a_name_only_without_titles(tmp_path):
     source = "def run(): pass"
     assert "swiglu" in describe(source, tmp_path / "swiglu.py").names

@@ -111,6 +111,21 @@ def test_strange_names_are_searched_by_structure(index, pair_source):
     assert "structure" in result.notice
 
 
+def test_words_of_memory_layout_do_not_hide_a_strange_file(index):
+    # Every kernel says ptr, offs, mask: known words, and yet nothing is known.
+    source = """
+@triton.jit
+def k1(a_ptr, b_ptr, n, BLOCK: tl.constexpr):
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = offs < n
+    t = tl.load(a_ptr + offs, mask=mask)
+    tl.store(b_ptr + offs, t * tl.sigmoid(t), mask=mask)
+"""
+    result = search(Query(source), index)
+    assert result.judged_by is Signal.STRUCTURE
+    assert result.chosen[0].pair.family == "activation"
+
+
 def test_options_out_of_range_are_refused(index, layernorm):
     with pytest.raises(InputError, match=r"top k must not be negative"):
         search(Query(layernorm, k=-1), index)
