@@ -97,21 +97,17 @@ def run(
         spec = opened.describe(facts)
         folder.create(facts.source)
         with Ledger.create(folder.ledger) as ledger:
-            orchestrator = Orchestrator(folder, ledger, opened, source, observer)
-            orchestrator.record(
-                ev.RunStarted(
-                    run_id=folder.run_id,
-                    config=_stored(config, folder),
-                    backend=choice.backend,
-                    backend_why=choice.why,
-                    model=source.name,
-                    versions=installed_versions(),
-                    stem=facts.stem,
-                    hash8=facts.hash8,
-                )
+            started = ev.RunStarted(
+                run_id=folder.run_id,
+                config=_stored(config, folder),
+                backend=choice.backend,
+                backend_why=choice.why,
+                model=source.name,
+                versions=installed_versions(),
+                stem=facts.stem,
+                hash8=facts.hash8,
             )
-            orchestrator.record(described(spec))
-            return _drive(orchestrator)
+            return _drive(Orchestrator(folder, ledger, opened, source, observer), started, described(spec))
 
 
 def resume(
@@ -134,13 +130,12 @@ def resume(
         stored = _started_config(state, folder)
         resumed = ev.Resumed(config=_stored(changes.apply(_located(stored, folder)), folder), dropped=ledger.dropped)
         if state.finished is not None and fold([ev.Entry(number=1, at="", event=resumed)], state).finished is not None:
+            _write_trace(folder, ledger)  # it may have been killed between its last event and this
             return FinishedRun(folder, state)
         config = _located(resumed.config, folder)
         source = model(config, folder.path, on_notice=observer.on_notice)
         with tools(config) as opened:
-            orchestrator = Orchestrator(folder, ledger, opened, source, observer)
-            orchestrator.record(resumed)
-            return _drive(orchestrator)
+            return _drive(Orchestrator(folder, ledger, opened, source, observer), resumed)
 
 
 def first_prompt(config: RunConfig, *, tools: OpenTools = open_tools) -> FirstPrompt:
@@ -173,10 +168,12 @@ def resume_command(folder: RunFolder) -> str:
     return f"kernel-agent resume {shlex.quote(str(folder.path))}"
 
 
-def _drive(orchestrator: Orchestrator) -> FinishedRun:
-    """Run to the end; whatever stops it is in the ledger before it is raised, and `trace.md` is up to date."""
+def _drive(orchestrator: Orchestrator, *first: ev.Event) -> FinishedRun:
+    """Record the first events and run to the end; whatever stops it is in the ledger and in `trace.md` when raised."""
     folder = orchestrator.folder
     try:
+        for event in first:
+            orchestrator.record(event)
         return orchestrator.run()
     except KeyboardInterrupt:
         orchestrator.record(ev.Interrupted(line="stopped from the keyboard"))
@@ -185,7 +182,11 @@ def _drive(orchestrator: Orchestrator) -> FinishedRun:
         orchestrator.record(ev.Interrupted(line=error.message))
         raise
     finally:
-        folder.trace.write_text(render_trace(orchestrator.ledger), encoding="utf-8")
+        _write_trace(folder, orchestrator.ledger)
+
+
+def _write_trace(folder: RunFolder, ledger: Ledger) -> None:
+    folder.trace.write_text(render_trace(ledger), encoding="utf-8")
 
 
 def _stored(config: RunConfig, folder: RunFolder) -> RunConfig:
