@@ -72,3 +72,8 @@ def autodiff(
         return function
 
     return attach if stub is None else attach(stub)
+
+
+# `import kernel_agent.autodiff` hands out the function, because the package exports it under the module's name; files
+# that go on to write `kernel_agent.autodiff.autodiff` mean the same function.
+setattr(autodiff, "autodiff", autodiff)  # noqa: B010

@@ -1,0 +1,189 @@
+"""What one run of the stub shows, and what only a run can find wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from kernel_agent.errors import InputError
+from kernel_agent.pairs.assemble import assemble
+from kernel_agent.pairs.spec import ArgumentKind, Candidate, FileFacts, KernelSpec
+
+Observe = Callable[..., KernelSpec]
+RETURN = "    return y\n"
+MAKE = "    return (torch.randn(N, device=device),)\n"
+
+
+def refusal(observed: Observe, text: str, *changes: tuple[str, str]) -> InputError:
+    with pytest.raises(InputError) as caught:
+        observed(text, *changes)
+    assert caught.value.path is not None
+    assert caught.value.path.name == "scale.py"
+    assert "kernel_agent_" not in str(caught.value.path), "the message must name the user's file, not our copy"
+    assert caught.value.remedy
+    return caught.value
+
+
+def line_of(text: str, part: str) -> int:
+    return text[: text.index(part)].count("\n") + 1
+
+
+def test_the_smallest_entry_is_described(observed: Observe, scale_text: str) -> None:
+    spec = observed(scale_text)
+    (x,), (y,) = spec.inputs, spec.outputs
+    assert (x.name, x.kind, x.dtype, x.shape, x.needs_grad) == ("x", ArgumentKind.TENSOR, "float32", (7,), True)
+    assert (y.name, y.kind, y.dtype, y.shape, y.needs_grad) == ("y", ArgumentKind.TENSOR, "float32", (7,), True)
+    assert spec.grads == ("x",)
+    assert spec.launches == ("scale_kernel",)
+    assert not spec.returns_tuple
+    assert [entry.dims for entry in spec.sweep] == [{"N": 40}, {"N": 7}]
+
+
+def test_a_spec_survives_json(observed: Observe, scale_text: str) -> None:
+    """It travels from the child to the parent; flags, floats and tuples must not change type on the way."""
+    entry = "dict(N=7, causal=True, s=1.0, sizes=[3, 4], dtype=torch.float16, required=False)"
+    text = scale_text.replace("dict(N=40), dict(N=7)", entry).replace('device="cuda")', 'device="cuda", **rest)')
+    spec = observed(text)
+    again = KernelSpec.model_validate_json(spec.model_dump_json())
+    assert again == spec
+    dims = again.sweep[0].dims
+    assert dims == {"N": 7, "causal": True, "s": 1.0, "sizes": (3, 4), "dtype": "torch.float16"}
+    assert [type(value) for value in dims.values()] == [int, bool, float, tuple, str]
+    assert not again.sweep[0].required
+
+
+def test_files_written_for_a_gpu_are_observed_without_one(observed: Observe, scale_text: str) -> None:
+    changes = (
+        (
+            "@triton.jit\n",
+            'DEVICE = triton.runtime.driver.active.get_active_torch_device()\nassert DEVICE.type == "cuda"\n\n\n@triton.jit\n',
+        ),
+        ("    y = torch", "    assert x.is_cuda\n    y = torch"),
+        (MAKE, "    return (torch.randn(N, device=DEVICE),)\n"),
+    )
+    assert observed(scale_text, *changes).grads == ("x",)
+
+
+def test_all_kinds_of_outputs_are_told_apart(observed: Observe, scale_text: str) -> None:
+    returned = "    return y, None, x.numel(), y.detach(), torch.ones(3, dtype=torch.int64), [1], y * 1\n"
+    spec = observed(scale_text, (RETURN, returned), ("@autodiff\n", "@autodiff(nondiff_outputs=(6,))\n"))
+    kinds = [output.kind.value for output in spec.outputs]
+    assert kinds == ["tensor", "none", "other", "tensor", "tensor", "other", "tensor"]
+    assert [output.needs_grad for output in spec.outputs] == [True, False, False, False, False, False, False]
+    assert [output.name for output in spec.outputs] == ["y", "out1", "out2", "out3", "out4", "out5", "out6"]
+    assert spec.returns_tuple
+    assert spec.torch_ops, "the multiplication is computed by torch and a backward may use it too"
+
+
+def test_keyword_arguments_follow_positional_ones(observed: Observe, scale_text: str) -> None:
+    spec = observed(scale_text, (MAKE, "    return (torch.randn(N, device=device),), dict(factor=3.0)\n"))
+    assert [(item.name, item.kind.value, item.text) for item in spec.inputs] == [
+        ("x", "tensor", ""),
+        ("factor", "other", "3.0"),
+    ]
+
+
+def test_ctx_may_stand_in_the_stub(observed: Observe, scale_text: str) -> None:
+    spec = observed(scale_text, ("factor=2.0):\n    y", "factor=2.0, ctx=None):\n    y"))
+    assert spec.facts.parameters == ("x", "factor")
+
+
+def test_a_stub_that_trains_through_a_delivered_file_is_still_its_own_truth(observed: Observe, scale_text: str) -> None:
+    """A second run must prove the stub that is written there, not the operator of the first run."""
+    assert observed(scale_text, ("@autodiff\n", '@autodiff(backward="missing.py")\n')).launches == ("scale_kernel",)
+
+
+def test_setup_is_never_called(observed: Observe, scale_text: str) -> None:
+    assert observed(scale_text + "\n\ndef setup():\n    raise SystemExit('setup was called')\n")
+
+
+def test_a_surrogate_makes_the_gradient_custom(observed: Observe, scale_text: str) -> None:
+    assert observed(scale_text + "\n\ndef surrogate(x, factor=2.0):\n    return x\n").custom_gradient
+
+
+def test_a_pair_is_observed_without_its_backward(
+    observed: Observe, read: Callable[..., FileFacts], scale_text: str
+) -> None:
+    """The truth child must not run a line of the backward section."""
+    pair = assemble(observed(scale_text), Candidate(backward="raise SystemExit('the backward was run')\n"))
+    spec = observed(pair, name="scale_backward.py")
+    assert spec.facts.is_pair
+    assert spec.grads == ("x",)
+    assert [output.name for output in spec.outputs] == ["y"]
+    assert not spec.returns_tuple
+
+
+def test_make_args_raising(observed: Observe, scale_text: str) -> None:
+    error = refusal(observed, scale_text, (MAKE, "    raise ValueError('no such shape')\n"))
+    assert error.message == "make_args fails for N=7: ValueError: no such shape"
+    assert error.line == line_of(scale_text, MAKE)
+
+
+def test_an_import_that_raises(observed: Observe, scale_text: str) -> None:
+    error = refusal(observed, scale_text, ("SWEEP =", "assert 1 == 2\nSWEEP ="))
+    assert error.message.startswith("the file fails while it is imported: AssertionError")
+    assert error.line == line_of(scale_text, "SWEEP =")
+
+
+def test_an_import_that_exits(observed: Observe, scale_text: str) -> None:
+    assert "SystemExit" in refusal(observed, scale_text, ("SWEEP =", "raise SystemExit(0)\nSWEEP =")).message
+
+
+def test_a_stub_that_raises(observed: Observe, scale_text: str) -> None:
+    error = refusal(observed, scale_text, (RETURN, "    raise RuntimeError('broken')\n"))
+    assert error.message == "the stub `scale` fails: RuntimeError: broken"
+    assert error.line == line_of(scale_text, RETURN)
+
+
+def test_a_stub_that_launches_nothing(observed: Observe, scale_text: str) -> None:
+    error = refusal(
+        observed, scale_text, (RETURN, "    return x * factor\n"), ("    scale_kernel[", "    lambda: scale_kernel[")
+    )
+    assert "launches no Triton kernel" in error.message
+    assert error.line == line_of(scale_text, "def scale(")
+
+
+def test_no_floating_argument(observed: Observe, scale_text: str) -> None:
+    error = refusal(observed, scale_text, (MAKE, "    return (torch.ones(N, dtype=torch.int32),)\n"))
+    assert error.message.startswith("nothing is differentiable: `scale` gets no floating tensor")
+
+
+@pytest.mark.parametrize("returned", ["y.detach()", "y.to(torch.int32)", "None", "torch.ones(3)"])
+def test_no_differentiable_output(observed: Observe, scale_text: str, returned: str) -> None:
+    error = refusal(observed, scale_text, (RETURN, f"    return {returned}\n"))
+    assert error.message.startswith("nothing is differentiable: no output of `scale` depends on")
+
+
+def test_a_gradient_of_what_has_none(observed: Observe, scale_text: str) -> None:
+    wanted = ("@autodiff\n", "@autodiff(inputs_require_grad=(1,))\n")
+    passed = "    return torch.randn(N, device=device), {}\n"
+    assert "`factor`, which make_args does not pass" in refusal(observed, scale_text, wanted).message
+    assert "which is no tensor but 3" in refusal(observed, scale_text, wanted, (MAKE, passed.format("3"))).message
+    assert "which is None" in refusal(observed, scale_text, wanted, (MAKE, passed.format("None"))).message
+    integer = passed.format("torch.ones(1, dtype=torch.int32)")
+    assert "a tensor of int32" in refusal(observed, scale_text, wanted, (MAKE, integer)).message
+
+
+def test_arguments_that_do_not_fit_the_stub(observed: Observe, scale_text: str) -> None:
+    error = refusal(observed, scale_text, (MAKE, "    return torch.ones(N), 1.0, 2.0\n"))
+    assert error.message.startswith("make_args does not fit the stub")
+
+
+def test_a_nondiff_output_out_of_range(observed: Observe, scale_text: str) -> None:
+    error = refusal(observed, scale_text, ("@autodiff\n", "@autodiff(nondiff_outputs=(1,))\n"))
+    assert error.message == "nondiff_outputs names output 1, but `scale` returns 1 output(s)"
+
+
+@pytest.mark.parametrize(
+    ("sweep", "said"),
+    [
+        ("[] + []", "SWEEP is empty"),
+        ("dict(N=7)", "SWEEP is a dict"),
+        ("[(7,)]", r"SWEEP[0] is no dict"),
+        ("[dict(N=torch.ones(2))]", "SWEEP[0]['N'] is a Tensor"),
+        ('[dict(N=7, required="yes")]', "required"),
+    ],
+)
+def test_a_sweep_that_is_none(observed: Observe, scale_text: str, sweep: str, said: str) -> None:
+    assert said in refusal(observed, scale_text, ("[dict(N=40), dict(N=7)]", sweep)).message
