@@ -25,7 +25,8 @@ def pair_source():
     return lambda slug: next(PAIRS.glob(f"*/{slug}.py")).read_text()
 
 
-LAYERNORM = """
+LAYERNORM = '''
+"""LayerNorm over the last dimension."""
 import torch, triton
 import triton.language as tl
 from kernel_agent.autodiff import autodiff
@@ -58,7 +59,7 @@ SWEEP = [{"attention_heads": 8, "cross_entropy_vocab": 10}]
 
 def make_args(attention_heads, cross_entropy_vocab):
     return (torch.randn(attention_heads, cross_entropy_vocab),)
-"""
+'''
 
 
 @pytest.fixture
