@@ -15,7 +15,7 @@ RESERVED = frozenset({"saved", "needs"})
 def output_names(facts: FileFacts, count: int) -> tuple[str, ...]:
     """`count` distinct names that are neither parameters nor keywords: returned variables, else `out` or `out0`, ..."""
     function = defined_functions(parse(truth_source(facts.source)))[facts.stub]
-    taken = {*facts.parameters, *RESERVED}
+    taken = {*facts.parameters, facts.stub, *RESERVED}
     names: list[str] = []
     for position, variable in enumerate(_returned(function, count, facts.is_pair)):
         name = variable if variable and variable not in taken else "out" if count == 1 else f"out{position}"

@@ -70,10 +70,13 @@ def _stub(tree: ast.Module, imported: ImportedNames, path: Path | None) -> ast.F
                 line=function.lineno,
             )
     kernels = jit_kernels(tree, imported)
-    launching = launching_functions(functions) - set(kernels) - set(_NO_STUB)
+    launching = {
+        name
+        for name in launching_functions(functions) - {*kernels, *_NO_STUB}
+        if not name.startswith(("test", "bench"))
+    }
     called = {name for caller in launching for name in _called(functions[caller]) if name != caller}
     outermost = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in launching - called]
-    outermost = [node for node in outermost if not node.name.startswith(("test", "bench"))]
     if not outermost:
         raise InputError(
             "no function of the file launches a kernel" if kernels else "the file has no @triton.jit kernel",

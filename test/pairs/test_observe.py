@@ -54,11 +54,9 @@ def test_a_spec_survives_json(observed: Observe, scale_text: str) -> None:
 
 
 def test_files_written_for_a_gpu_are_observed_without_one(observed: Observe, scale_text: str) -> None:
+    device = "DEVICE = triton.runtime.driver.active.get_active_torch_device()\n"
     changes = (
-        (
-            "@triton.jit\n",
-            'DEVICE = triton.runtime.driver.active.get_active_torch_device()\nassert DEVICE.type == "cuda"\n\n\n@triton.jit\n',
-        ),
+        ("@triton.jit\n", device + 'assert DEVICE.type == "cuda"\n\n\n@triton.jit\n'),
         ("    y = torch", "    assert x.is_cuda\n    y = torch"),
         (MAKE, "    return (torch.randn(N, device=DEVICE),)\n"),
     )
