@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -81,6 +82,10 @@ def _landlock(scratch: Path, readable: Iterable[Path]) -> str:
     rules = [(path, landlock.READ) for path in (*system_paths(), *readable)]
     rules += [(path, landlock.DEVICE) for path in devices]
     rules.append((scratch, landlock.OWN))
+    # CUDA names its threads through /proc/self/task/*/comm and gives up when it cannot. The handle stays open on
+    # purpose: a rule holds on to an inode, and /proc makes a new one when nothing uses the old.
+    rules.append((Path("/proc/self/task"), landlock.Right.WRITE_FILE | landlock.Right.TRUNCATE))
+    os.open("/proc/self/task", os.O_PATH | os.O_CLOEXEC)
     version = landlock.restrict(rules)
     if version == 0:
         raise OSError("this kernel has no Landlock: files outside the scratch folder can be read and written")
@@ -110,6 +115,28 @@ def system_paths() -> tuple[Path, ...]:
     imported = [
         str(Path(path)) for name in ("torch", "triton") if name in sys.modules for path in sys.modules[name].__path__
     ]
-    names = (*_SYSTEM, sys.prefix, sys.base_prefix, sys.exec_prefix, *installed, *searched, *toolkits, *imported)
+    compilers = [os.environ.get("CC", ""), "cc", "gcc", "clang", "ptxas", "nvcc"]
+    names = (
+        *_SYSTEM,
+        *(str(prefix) for tool in compilers for prefix in _prefixes(tool)),
+        sys.prefix,
+        sys.base_prefix,
+        sys.exec_prefix,
+        *installed,
+        *searched,
+        *toolkits,
+        *imported,
+    )
     absolute = dict.fromkeys(Path(name) for name in names if name.startswith("/") and name != "/")
     return (*absolute, _PACKAGE)
+
+
+def _prefixes(tool: str) -> tuple[Path, ...]:
+    """Where a compiler's programs, libraries and headers lie: above the `bin` it is in, as named and as resolved."""
+    found = shutil.which(tool) if tool else None
+    if found is None:
+        return ()
+    folders = {Path(found).parent, Path(found).resolve().parent}
+    prefixes = [folder.parent for folder in folders if folder.name == "bin"]
+    # Never a whole home folder, for a compiler in ~/bin.
+    return tuple(p for p in prefixes if p not in (Path("/"), Path("/root")) and p.parent != Path("/home"))

@@ -6,9 +6,12 @@ adopts orphans (PR_SET_CHILD_SUBREAPER).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 _KERNEL_LISTS_CHILDREN = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
@@ -60,18 +63,22 @@ def _all_children() -> dict[int, list[int]]:
     return table
 
 
-def descendants(root: int) -> list[int]:
-    """Process ids below `root`, without it, parents before children."""
+def walk(root: int) -> Iterator[int]:
+    """Process ids below `root`, parents before children, each as soon as it is found."""
     table = None if _KERNEL_LISTS_CHILDREN else _all_children()
-    found, position = [root], 0
-    seen = {root}
-    while position < len(found):
-        pid = found[position]
-        position += 1
-        fresh = [child for child in (children(pid) if table is None else table.get(pid, [])) if child not in seen]
-        seen.update(fresh)
-        found.extend(fresh)
-    return found[1:]
+    seen, queue = {root}, deque([root])
+    while queue:
+        pid = queue.popleft()
+        for child in _listed_children(pid) if table is None else table.get(pid, []):
+            if child not in seen:
+                seen.add(child)
+                queue.append(child)
+                yield child
+
+
+def descendants(root: int) -> list[int]:
+    """All of `walk`."""
+    return list(walk(root))
 
 
 def usage(pids: list[int]) -> Usage:
@@ -92,12 +99,11 @@ def kill_descendants(patience_s: float = 10.0) -> tuple[int, ...]:
     """Kill and reap everything below this process, until nothing is left. Returns what could not be killed in time."""
     me, give_up = os.getpid(), time.monotonic() + patience_s
     while True:
-        left = descendants(me)
-        for pid in left:
-            try:
+        left = []
+        for pid in walk(me):  # killed on sight, so that a fork bomb does not grow while it is being counted
+            left.append(pid)
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass

@@ -143,10 +143,10 @@ class _Watch:
     def _limit_passed(self) -> Cut | None:
         now = process_tree.usage(process_tree.descendants(os.getpid()))
         self._peak = max(self._peak, now.memory_bytes)
-        if now.memory_bytes > self._limits.memory_bytes:
-            return Cut.OUT_OF_MEMORY
         if now.processes > self._limits.processes or now.threads > self._limits.threads:
             return Cut.TOO_MANY_PROCESSES
+        if now.memory_bytes > self._limits.memory_bytes:
+            return Cut.OUT_OF_MEMORY
         if time.monotonic() - self._start > self._limits.wall_s:
             return Cut.TIMED_OUT
         return None
