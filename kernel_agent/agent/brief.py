@@ -45,13 +45,16 @@ class Brief:
         return f"def backward({', '.join(('saved', *self.cotangents))}, needs=None):"
 
     @property
+    def output_names(self) -> tuple[str, ...]:
+        """Names of the outputs."""
+        return tuple(facts.name for facts in self.outputs)
+
+    @property
     def returns(self) -> str:
         """What it returns, in words."""
         if len(self.grads) == 1:
             return f"the gradient of `{self.grads[0]}`, one tensor"
-        return f"the tuple ({', '.join('d' + name for name in self.grads)}): the gradients of " + ", ".join(
-            f"`{name}`" for name in self.grads
-        )
+        return f"the tuple ({', '.join('d' + name for name in self.grads)}): the gradients of " + _listed(self.grads)
 
 
 def make_brief(spec: KernelSpec, pairs: tuple[RetrievedPair, ...], *, freeze_forward: bool, max_asks: int) -> Brief:
@@ -72,3 +75,8 @@ def make_brief(spec: KernelSpec, pairs: tuple[RetrievedPair, ...], *, freeze_for
         freeze_forward=freeze_forward,
         max_asks=max_asks,
     )
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    quoted = [f"`{name}`" for name in names]
+    return f"{', '.join(quoted[:-1])} and {quoted[-1]}"

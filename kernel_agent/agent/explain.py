@@ -15,6 +15,9 @@ def headline(verdict: Verdict) -> str:
     """One line: status, gradient, case and how far off."""
     if verdict.green:
         return f"GREEN: {_count(len(verdict.cases), 'case')} passed, every gradient right"
+    if verdict.message and not verdict.grad:
+        where = f" (case {verdict.case})" if verdict.case else ""
+        return f"{verdict.status.value}: {verdict.message}{where}"
     parts = [verdict.status.value]
     if verdict.grad:
         parts.append(f"gradient {verdict.grad}")
@@ -22,8 +25,6 @@ def headline(verdict: Verdict) -> str:
         parts.append(f"case {verdict.case}")
     if verdict.ratio is not None:
         parts.append(f"{ratio_words(verdict.ratio)} the allowed error")
-    if len(parts) == 1 and verdict.message:
-        return f"{parts[0]}: {verdict.message}"
     return ", ".join(parts)
 
 
@@ -31,7 +32,7 @@ def ratio_words(ratio: float) -> str:
     """`41.2 times`, or that the two cannot be compared."""
     if math.isinf(ratio) or math.isnan(ratio):
         return "not comparable within"
-    return f"{ratio:.3g} times"
+    return f"{ratio:.3g} times" if ratio < 1000 else f"{ratio:,.0f} times"
 
 
 def gradients_in_words(cases: Iterable[CaseResult]) -> tuple[str, ...]:

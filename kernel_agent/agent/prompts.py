@@ -110,6 +110,8 @@ def _environment() -> Environment:
         loader=PackageLoader("kernel_agent.agent", "prompts"),
         undefined=StrictUndefined,
         autoescape=False,
+        trim_blocks=True,
+        lstrip_blocks=True,
         keep_trailing_newline=True,
     )
     environment.filters.update(

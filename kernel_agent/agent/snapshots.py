@@ -24,7 +24,8 @@ class Snapshots:
         return self.folder / f"{digest[:16]}.py"
 
     def put(self, candidate: Candidate) -> str:
-        """Store a candidate and return its digest. The same candidate is stored once."""
+        """Store a candidate and return its digest, blank lines around its sections aside. It is stored once."""
+        candidate = Candidate(backward=_trimmed(candidate.backward), forward=_trimmed(candidate.forward or "") or None)
         write_once(self.path(candidate.digest), render(candidate))
         return candidate.digest
 
@@ -43,17 +44,15 @@ class Snapshots:
 
 def render(candidate: Candidate) -> str:
     """A candidate as text: its sections under their markers."""
-    forward = "" if candidate.forward is None else f"{FORWARD}{_line_end(candidate.forward)}"
-    return f"{forward}{BACKWARD}{_line_end(candidate.backward)}"
+    forward = "" if candidate.forward is None else f"{FORWARD}{candidate.forward}"
+    return f"{forward}{BACKWARD}{candidate.backward}"
 
 
 def parse(text: str) -> Candidate:
     """Inverse of `render`."""
-    if text.startswith(FORWARD):
-        forward, _, backward = text[len(FORWARD) :].partition("\n" + BACKWARD)
-        return Candidate(backward=backward, forward=forward)
-    return Candidate(backward=text[len(BACKWARD) :])
+    forward, _, backward = text.partition(BACKWARD)
+    return Candidate(backward=backward, forward=forward.removeprefix(FORWARD) or None)
 
 
-def _line_end(text: str) -> str:
-    return text.rstrip("\n") + "\n"
+def _trimmed(text: str) -> str:
+    return text.strip("\n") + "\n" if text.strip() else ""

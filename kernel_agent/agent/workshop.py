@@ -72,7 +72,9 @@ def cross_checked(found: CrossCheck, seconds: float) -> TruthCrossChecked:
     slopes = [c.relative_difference for c in found.derivatives if c.outcome is Outcome.AGREES]
     parts = []
     if slopes:
-        count = "a directional derivative agrees" if len(slopes) == 1 else f"{len(slopes)} directional derivatives agree"
+        count = (
+            "a directional derivative agrees" if len(slopes) == 1 else f"{len(slopes)} directional derivatives agree"
+        )
         parts.append(f"{count} with central differences to {max(slopes):.0e}")
     if any(check.outcome is Outcome.AGREES for check in found.references):
         parts.append("the outputs agree with `reference`")

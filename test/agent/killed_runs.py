@@ -68,7 +68,9 @@ def killed_and_resumed(out: Path, number: int | None, *, written: bool) -> dict[
     (path,) = out.glob("product-*/runs/2*")
     status = 0 if number is None else forked(lambda: resume(path, tools=mine.tools, model=mine.model))
     entries = read_ledger(path / "trace.jsonl").entries
-    kept = [entry.event.model_dump(mode="json") for entry in entries if entry.event.event not in {"run_started", "resumed"}]
+    kept = [
+        entry.event.model_dump(mode="json") for entry in entries if entry.event.event not in {"run_started", "resumed"}
+    ]
     return {
         "died": died,
         "resumed": status,

@@ -17,7 +17,7 @@ from kernel_agent.pairs.spec import ArgumentFacts, ArgumentKind, Candidate, File
 
 FORWARD = Path(__file__).parent / "forwards" / "product.py"
 
-BACKWARD = '''\
+BACKWARD = """\
 @triton.jit
 def product_bwd_kernel(DY, X, W, DX, DW, N, BLOCK: tl.constexpr):
     cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -33,7 +33,7 @@ def backward(saved, grad_y, needs=None):
     grad_y = grad_y.contiguous()
     product_bwd_kernel[(triton.cdiv(x.numel(), 32),)](grad_y, x, w, dx, dw, x.numel(), BLOCK=32)
     return dx, dw
-'''
+"""
 SWAPPED = BACKWARD.replace("tl.store(DW + cols, dy * tl.load(X", "tl.store(DW + cols, dy * tl.load(W")
 """dw is made from w instead of x: wrong, and right for dx."""
 CRASHING = BACKWARD.replace("x, w, _ = saved", "x, w = saved")

@@ -87,7 +87,9 @@ class Interrupter:
     def on_notice(self, notice: Notice) -> None: ...
 
 
-@pytest.mark.parametrize("event", ["run_started", "spec_described", "asked", "replied", "candidate_extracted", "judged"])
+@pytest.mark.parametrize(
+    "event", ["run_started", "spec_described", "asked", "replied", "candidate_extracted", "judged"]
+)
 def test_ctrl_c_names_the_command_that_goes_on(tmp_path: Path, event: str) -> None:
     script = Script(reply_text(SWAPPED), reply_text(BACKWARD))
     with pytest.raises(InterruptedRun) as caught:
