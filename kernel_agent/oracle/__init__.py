@@ -1,1 +1,37 @@
 """The truth for one forward: exact gradients out of its own kernels."""
+
+from kernel_agent.oracle.cotangents import CotangentKind, Cotangents, make_cotangents
+from kernel_agent.oracle.cross_check import CrossCheck, DerivativeCheck, Outcome, ReferenceCheck, cross_check
+from kernel_agent.oracle.describe import describe
+from kernel_agent.oracle.fit import Fit
+from kernel_agent.oracle.records import (
+    ForwardTruth,
+    GradientTruth,
+    OutputForm,
+    Point,
+    Refusal,
+    RefusalKind,
+    TruthError,
+)
+from kernel_agent.oracle.truth import Truths
+
+__all__ = [
+    "CotangentKind",
+    "Cotangents",
+    "CrossCheck",
+    "DerivativeCheck",
+    "Fit",
+    "ForwardTruth",
+    "GradientTruth",
+    "Outcome",
+    "OutputForm",
+    "Point",
+    "ReferenceCheck",
+    "Refusal",
+    "RefusalKind",
+    "TruthError",
+    "Truths",
+    "cross_check",
+    "describe",
+    "make_cotangents",
+]

@@ -1,0 +1,86 @@
+"""What a candidate child says, validated: every message comes from a process that ran untrusted code."""
+
+from __future__ import annotations
+
+import enum
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Said(BaseModel):
+    """Base of records that a child sends: frozen, strict, bounded."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Stage(str, enum.Enum):
+    """What a message is about."""
+
+    IMPORT = "import"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+
+
+class FailureKind(str, enum.Enum):
+    """What kind of exception ended a stage."""
+
+    COMPILE = "compile"
+    UNSUPPORTED = "unsupported"
+    LAUNCH = "launch"
+    PYTHON = "python"
+    FORM = "form"
+
+
+class Frame(Said):
+    """A line of the candidate's own source on the way to an error."""
+
+    line: int
+    function: str = Field(max_length=500)
+
+
+class Failure(Said):
+    """An exception in the candidate's code."""
+
+    kind: FailureKind
+    type: str = Field(max_length=500)
+    message: str = Field(max_length=20_000)
+    line: int | None = None
+    frames: tuple[Frame, ...] = Field(default=(), max_length=200)
+
+
+class Called(Said):
+    """A torch function called outside kernels."""
+
+    name: str = Field(max_length=500)
+    kind: str = Field(max_length=50)
+
+
+class Found(Said):
+    """A finding of the sanitizer."""
+
+    kind: str = Field(max_length=50)
+    message: str = Field(max_length=5000)
+    line: int | None = None
+
+
+class Returned(Said):
+    """One returned value: a tensor that travels beside the record, None, or something else."""
+
+    type: str = Field(max_length=500, description="`tensor`, `None`, or the name of a type")
+    dtype: str = Field(default="", max_length=50)
+    value: str = Field(default="", max_length=5000, description="repr of what is no tensor")
+
+
+class Answer(Said):
+    """One message of the candidate child."""
+
+    stage: Stage
+    number: int = Field(default=0, description="index of the forward's point, or of the case")
+    failure: Failure | None = None
+    returned: tuple[Returned, ...] = Field(default=(), max_length=1000)
+    is_tuple: bool = True
+    launches: int = 0
+    calls: tuple[Called, ...] = Field(default=(), max_length=2000)
+    findings: tuple[Found, ...] = Field(default=(), max_length=2000)
+    mutated: tuple[str, ...] = Field(default=(), max_length=1000)
+    extra_saved_bytes: int = 0

@@ -1,0 +1,65 @@
+"""A pair file as the gate reads it: the text that the candidate child gets, and what its syntax tree already says."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+
+from kernel_agent.errors import InputError
+from kernel_agent.gate.judge import Problem
+from kernel_agent.gate.verdict import Status
+from kernel_agent.gate.words import quoted
+from kernel_agent.pairs.meta import PairMeta, read_meta
+from kernel_agent.pairs.sections import CHECK_MARKER, split_sections
+from kernel_agent.pairs.spec import KernelSpec
+
+
+@dataclass(frozen=True)
+class CandidateText:
+    """One candidate before anything of it runs."""
+
+    source: str
+    """The whole pair file."""
+    shown: str
+    """What the candidate child imports: everything above the check section, with the same line numbers."""
+    meta: PairMeta
+    accepts_needs: bool
+    """Whether `backward` takes the keyword `needs`."""
+    problem: Problem | None = None
+    """Why it need not be run at all."""
+
+
+def read_candidate(spec: KernelSpec, source: str) -> CandidateText:
+    """Read a pair file without executing it. Raises `InputError` where its format is broken beyond judging."""
+    sections = split_sections(source)
+    shown = source.replace("\r\n", "\n").split(f"\n{CHECK_MARKER}", 1)[0] + "\n"
+    try:
+        tree = ast.parse(shown)
+    except (SyntaxError, ValueError) as error:
+        line = error.lineno if isinstance(error, SyntaxError) else None
+        said = error.msg if isinstance(error, SyntaxError) else str(error)
+        problem = Problem(Status.COMPILE_ERROR, f"the file is no valid Python: {said}{quoted(source, line)}", line)
+        return CandidateText(source, shown, PairMeta(grads=spec.grads), False, problem)
+    meta = read_meta(source)
+    if meta.grads != spec.grads:
+        raise InputError(
+            f"META says grads={meta.grads}, the gradients wanted are {spec.grads}",
+            remedy="Return the gradients of these inputs, in this order.",
+        )
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    problem = None
+    if not sections.backward.strip():
+        problem = Problem(Status.NO_CODE, "the backward section is empty")
+    elif "backward" not in functions or functions["backward"].lineno < sections.backward_line:
+        message = "the backward section defines no function `backward(saved, *grad_outputs, needs=None)`"
+        problem = Problem(Status.BAD_FORMAT, message)
+    elif "forward" not in functions:
+        problem = Problem(Status.BAD_FORMAT, "the forward section defines no function `forward`")
+    backward = functions.get("backward")
+    return CandidateText(source, shown, meta, backward is not None and _takes_needs(backward), problem)
+
+
+def _takes_needs(function: ast.FunctionDef) -> bool:
+    """By name, not by `**kwargs`: a catch-all promises nothing about needs."""
+    arguments = function.args
+    return any(argument.arg == "needs" for argument in (*arguments.args, *arguments.kwonlyargs))

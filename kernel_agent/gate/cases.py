@@ -1,0 +1,240 @@
+"""Which cases a candidate has to pass: shapes of SWEEP and odd ones beside them, seeds, kinds of cotangents.
+
+The plan comes from the spec alone, so that every candidate of a run, and a replay on another machine, meets the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from kernel_agent.errors import InputError
+from kernel_agent.gate.options import GateOptions
+from kernel_agent.oracle import CotangentKind, Fit, ForwardTruth, Point, Refusal, RefusalKind, TruthError, Truths
+from kernel_agent.pairs.spec import ShapeEntry
+
+_BOTH = (CotangentKind.RANDOM, CotangentKind.STRIDED)
+_SPECIAL = (CotangentKind.EXPANDED, CotangentKind.TRANSPOSED, CotangentKind.ZERO)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of the candidate's backward."""
+
+    point: Point
+    kind: CotangentKind
+    required: bool
+    needs: tuple[bool, ...] | None = None
+    """Passed as `needs=`; None: not passed."""
+
+    @property
+    def name(self) -> str:
+        """`M=17 N=100 seed=0 cotangent=strided`."""
+        if self.needs is None:
+            return f"{self.point.label} cotangent={self.kind.value}"
+        return f"{self.point.label} needs={self.needs}"
+
+
+@dataclass(frozen=True)
+class ShapePlan:
+    """All cases at one shape, run in one process."""
+
+    entry: ShapeEntry
+    required: bool
+    elements: int
+    cases: tuple[Case, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Shapes, cheapest first, and what was shrunk or left out."""
+
+    shapes: tuple[ShapePlan, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of cases."""
+        return sum(len(shape.cases) for shape in self.shapes)
+
+
+def make_plan(truths: Truths, options: GateOptions, *, accepts_needs: bool) -> Plan:
+    """Plan the cases of one spec. Runs the forward at every shape considered, once per spec and cache.
+
+    Raises `InputError` when the forward fails at a required entry as it stands, `TruthError` when the executor cannot
+    run it there.
+    """
+    notes: list[str] = []
+    swept = _swept(truths, options, notes)
+    wanted = list(swept.values())
+    odd = [entry for entry in _odd_entries([shape.entry for shape in wanted]) if entry.label not in swept]
+    answers = truths.forwards([Point(entry=e, seed=options.seeds[0]) for e in [*[s.entry for s in wanted], *odd]])
+    shapes = [
+        replace(shape, elements=answer.elements)
+        for shape, answer in zip(wanted, answers, strict=False)
+        if _accepted(truths, shape.entry, shape.entry in truths.spec.sweep, answer, notes)
+    ]
+    for shape, answer in zip(wanted, answers, strict=False):
+        if isinstance(answer, ForwardTruth) and answer.findings:
+            notes.append(f"the forward itself at {shape.entry.label}: {answer.findings[0]}")
+    shapes += _odd_shapes(odd, answers[len(wanted) :], options, notes)
+    shapes.sort(key=lambda shape: (shape.elements, not shape.required))
+    planned = _with_cases(truths, shapes, options, accepts_needs)
+    return _within_budget(planned, options, notes)
+
+
+def _swept(truths: Truths, options: GateOptions, notes: list[str]) -> dict[str, ShapePlan]:
+    """The entries of SWEEP that can be run, shrunk where they must be, by label."""
+    fits = truths.fit(truths.spec.sweep, max_elements=options.max_elements, max_volume=options.max_volume)
+    found: dict[str, ShapePlan] = {}
+    for fit in fits:
+        required = fit.asked.required
+        if fit.shrunk and not required:
+            notes.append(f"{fit.asked.label} left out: not required, and too large for the exact tier on a CPU")
+            continue
+        if fit.refusal:
+            if required and not fit.shrunk:
+                raise InputError(fit.refusal, path=truths.spec.facts.path, remedy="Correct make_args or the SWEEP entry.")
+            notes.append(f"{fit.asked.label} left out: make_args refuses smaller sizes ({_short(fit.refusal)})")
+            continue
+        label = fit.entry.label
+        if fit.shrunk:
+            notes.append(_shrunk(fit, label in found))
+        if label not in found or required:
+            found[label] = ShapePlan(fit.entry, required, fit.elements)
+    return found
+
+
+def _shrunk(fit: Fit, known: bool) -> str:
+    as_well = ", which is run anyway" if known else ""
+    return f"{fit.asked.label} shrunk to {fit.entry.label}{as_well}: larger ones are beyond the exact tier on a CPU"
+
+
+def _accepted(truths: Truths, entry: ShapeEntry, as_written: bool, answer: ForwardTruth | Refusal, notes: list[str]) -> bool:
+    """Whether a swept shape can be judged; raises when the user's own entry cannot."""
+    if isinstance(answer, ForwardTruth):
+        return True
+    if not (as_written and entry.required):
+        notes.append(f"{entry.label} left out: {_short(str(answer))}")
+        return False
+    where = f"at the required SWEEP entry {entry.label}"
+    if answer.kind in (RefusalKind.UNSUPPORTED, RefusalKind.RESOURCES):
+        raise TruthError(f"{answer} ({where})")
+    raise InputError(
+        f"{answer} ({where})",
+        remedy='Correct the forward, or mark the entry with "required": False.',
+        path=truths.spec.facts.path,
+        line=answer.line,
+    )
+
+
+def _odd_shapes(
+    entries: list[ShapeEntry], answers: tuple[ForwardTruth | Refusal, ...], options: GateOptions, notes: list[str]
+) -> list[ShapePlan]:
+    """The derived shapes to run: the first ones whose forward is sound."""
+    shapes: list[ShapePlan] = []
+    refused: list[str] = []
+    for entry, answer in zip(entries, answers, strict=True):
+        if len(shapes) == options.odd_sizes:
+            break
+        if isinstance(answer, Refusal):
+            refused.append(f"{entry.label} ({_short(str(answer))})")
+        elif answer.findings:
+            refused.append(f"{entry.label} ({_short(answer.findings[0])})")
+        else:
+            shapes.append(ShapePlan(entry, False, answer.elements))
+    if refused:
+        notes.append("odd sizes that the forward itself does not take: " + "; ".join(refused))
+    return shapes
+
+
+def _odd_entries(entries: list[ShapeEntry]) -> list[ShapeEntry]:
+    """Odd neighbours of the smallest entry of each combination of flags, most telling first, without repetitions."""
+    bases: dict[str, ShapeEntry] = {}
+    for entry in sorted(entries, key=lambda e: sum(_sizes(e).values())):
+        flags = {name: value for name, value in entry.dims.items() if type(value) is not int}
+        bases.setdefault(repr(sorted(flags.items(), key=str)), entry)
+    found: dict[str, ShapeEntry] = {}
+    for number, base in enumerate(bases.values()):
+        for derived in _neighbours(base) if number == 0 else [_changed(base, {n: _prime(v) for n, v in _sizes(base).items()})]:
+            found.setdefault(derived.label, derived)
+    return list(found.values())
+
+
+def _neighbours(base: ShapeEntry) -> Iterator[ShapeEntry]:
+    sizes = _sizes(base)
+    largest_first = sorted(sizes, key=lambda name: -sizes[name])
+    yield _changed(base, {name: _prime(size) for name, size in sizes.items()})
+    for name in largest_first:
+        yield _changed(base, {name: _prime(sizes[name])})
+    for name in largest_first:
+        yield _changed(base, {name: 1})
+    for step in (1, -1):
+        for name in largest_first:
+            if sizes[name] + step >= 1:
+                yield _changed(base, {name: sizes[name] + step})
+
+
+def _sizes(entry: ShapeEntry) -> dict[str, int]:
+    return {name: value for name, value in entry.dims.items() if type(value) is int and value > 0}
+
+
+def _changed(base: ShapeEntry, dims: dict[str, int]) -> ShapeEntry:
+    return ShapeEntry(dims={**base.dims, **dims}, required=False)
+
+
+def _prime(size: int) -> int:
+    """The smallest odd prime above `size`."""
+    number = max(3, size + 1)
+    while any(number % d == 0 for d in range(2, int(number**0.5) + 1)):
+        number += 1
+    return number
+
+
+def _with_cases(truths: Truths, shapes: list[ShapePlan], options: GateOptions, accepts_needs: bool) -> list[ShapePlan]:
+    """Give every shape its cases: the cheapest required one all kinds, other required ones both seeds and layouts."""
+    first = next((shape for shape in shapes if shape.required), None)
+    planned = []
+    for shape in shapes:
+        points = [Point(entry=shape.entry, seed=seed) for seed in options.seeds]
+        if shape.required:
+            cases = [Case(point, kind, True) for point in points for kind in _BOTH]
+        else:  # an odd shape asks about bounds; one seed per layout will do
+            pairs = zip(points, _BOTH, strict=False)
+            cases = [Case(point, kind, False) for point, kind in pairs]
+        if shape is first:
+            cases += [Case(points[0], kind, True) for kind in _SPECIAL]
+            cases += _partial(truths, points[0], accepts_needs)
+        planned.append(replace(shape, cases=tuple(cases)))
+    return planned
+
+
+def _partial(truths: Truths, point: Point, accepts_needs: bool) -> list[Case]:
+    """Cases in which an output has no cotangent, or not every gradient is needed."""
+    cases = []
+    if sum(output.needs_grad for output in truths.spec.outputs) > 1:
+        cases.append(Case(point, CotangentKind.NONE, True))
+    count = len(truths.spec.grads)
+    if accepts_needs and count > 1:
+        needs = tuple(i % 2 == 1 for i in range(count))
+        cases.append(Case(point, CotangentKind.RANDOM, True, needs))
+    return cases
+
+
+def _within_budget(shapes: list[ShapePlan], options: GateOptions, notes: list[str]) -> Plan:
+    """Keep at most `max_cases`, one of every required shape first, then in order."""
+    order = [case for shape in shapes if shape.required for case in shape.cases[:1]]
+    kept = {id(case) for case in order}
+    for case in [case for shape in shapes for case in shape.cases]:
+        if id(case) not in kept and len(kept) < options.max_cases:
+            kept.add(id(case))
+    total = sum(len(shape.cases) for shape in shapes)
+    if total > len(kept):
+        notes.append(f"{total - len(kept)} of {total} cases left out: the budget is {options.max_cases}")
+    trimmed = [replace(s, cases=tuple(c for c in s.cases if id(c) in kept)) for s in shapes]
+    return Plan(tuple(shape for shape in trimmed if shape.cases), tuple(notes))
+
+
+def _short(text: str) -> str:
+    line = text.strip().splitlines()[0] if text.strip() else ""
+    return line if len(line) <= 120 else line[:117] + "..."

@@ -1,0 +1,177 @@
+"""What runs in the candidate child: the candidate without its check section, inputs and cotangents. No truth is near.
+
+The parent imports nothing from here; it knows the entry by name. One message per forward and per case goes back.
+"""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from kernel_agent.gate.answer import Answer, Called, Failure, FailureKind, Found, Frame, Returned, Stage
+from kernel_agent.ir import (
+    Execution,
+    IRError,
+    LoweringError,
+    UnsupportedOp,
+    declared_dtype,
+    execute,
+    import_module,
+    standin,
+)
+from kernel_agent.oracle.wire import unpack
+
+if TYPE_CHECKING:
+    from kernel_agent.sandbox import Call
+
+FILE = "candidate.py"
+MODULE = "kernel_agent_candidate"
+
+
+class Ended(Exception):
+    """The candidate failed and the parent was told: nothing further is worth running."""
+
+
+def answered(call: Call) -> None:
+    """Payload: `source`, `points` (packed args and kwargs), `cases` (point, cotangent keys, needs)."""
+    torch.set_num_threads(1)
+    path = call.scratch / FILE
+    path.write_text(call.payload["source"], encoding="utf-8")
+    try:
+        with standin():
+            module = _imported(call, path)
+            saved: dict[int, tuple[Any, ...]] = {}
+            for number, case in enumerate(call.payload["cases"]):
+                if case["point"] not in saved:
+                    saved[case["point"]] = _forward(call, module, path, case["point"])
+                _backward(call, module, path, number, saved[case["point"]])
+    except Ended:
+        return
+
+
+def _imported(call: Call, path: Path) -> ModuleType:
+    try:
+        module = import_module(path, MODULE)
+    except (Exception, SystemExit) as error:
+        raise _told(call, Stage.IMPORT, 0, _failure(error, path)) from error
+    for name in ("forward", "backward"):
+        if not callable(getattr(module, name, None)):
+            message = f"the file defines no function `{name}`"
+            raise _told(call, Stage.IMPORT, 0, Failure(kind=FailureKind.FORM, type="", message=message))
+    _say(call, Answer(stage=Stage.IMPORT))
+    return module
+
+
+def _forward(call: Call, module: ModuleType, path: Path, number: int) -> tuple[Any, ...]:
+    form = call.payload["points"][number]
+    args, kwargs = unpack(form["args"], call.tensors), unpack(form["kwargs"], call.tensors)
+    try:
+        execution = execute(module.forward, tuple(args), kwargs)
+    except (Exception, SystemExit) as error:
+        raise _told(call, Stage.FORWARD, number, _failure(error, path)) from error
+    result = execution.result
+    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], (tuple, list))):
+        message = "`forward` does not return (outputs, saved) with a flat tuple of saved values"
+        raise _told(call, Stage.FORWARD, number, Failure(kind=FailureKind.FORM, type="", message=message))
+    outputs, saved = result[0], tuple(result[1])
+    values = tuple(outputs) if isinstance(outputs, (tuple, list)) else (outputs,)
+    known = {v.untyped_storage()._cdata for v in values if isinstance(v, Tensor)}
+    shapes = [(v.shape, declared_dtype(v)) for v in (*args, *kwargs.values()) if isinstance(v, Tensor)]
+    _say(
+        call,
+        _answer(Stage.FORWARD, number, execution, values, isinstance(outputs, (tuple, list))).model_copy(
+            update={"extra_saved_bytes": _extra_bytes(saved, known, shapes)}
+        ),
+        values,
+    )
+    return saved
+
+
+def _backward(call: Call, module: ModuleType, path: Path, number: int, saved: tuple[Any, ...]) -> None:
+    case = call.payload["cases"][number]
+    cotangents = [None if key is None else call.tensors[key] for key in case["cotangents"]]
+    kwargs = {} if case["needs"] is None else {"needs": tuple(case["needs"])}
+    try:
+        execution = execute(module.backward, (saved, *cotangents), kwargs)
+    except (Exception, SystemExit) as error:
+        raise _told(call, Stage.BACKWARD, number, _failure(error, path)) from error
+    result = execution.result
+    values = tuple(result) if isinstance(result, (tuple, list)) else (result,)
+    _say(call, _answer(Stage.BACKWARD, number, execution, values, isinstance(result, (tuple, list))), values)
+
+
+def _answer(stage: Stage, number: int, execution: Execution, values: tuple[Any, ...], is_tuple: bool) -> Answer:
+    return Answer(
+        stage=stage,
+        number=number,
+        returned=tuple(_returned(value) for value in values),
+        is_tuple=is_tuple,
+        launches=len(execution.launches),
+        calls=tuple(Called(name=c.name, kind=c.kind.value) for c in execution.torch_calls),
+        findings=tuple(Found(kind=f.kind.value, message=f.message[:5000], line=f.line) for f in execution.findings),
+        mutated=execution.mutated,
+    )
+
+
+def _returned(value: Any) -> Returned:
+    if isinstance(value, Tensor):
+        return Returned(type="tensor", dtype=str(declared_dtype(value)).removeprefix("torch."))
+    return Returned(type="None" if value is None else type(value).__name__, value=repr(value)[:1000])
+
+
+def _say(call: Call, answer: Answer, values: tuple[Any, ...] = ()) -> None:
+    tensors = {
+        str(i): value.detach().as_subclass(Tensor).contiguous()
+        for i, value in enumerate(values)
+        if isinstance(value, Tensor)
+    }
+    call.send(answer.model_dump(mode="json"), tensors)
+
+
+def _told(call: Call, stage: Stage, number: int, failure: Failure) -> Ended:
+    _say(call, Answer(stage=stage, number=number, failure=failure))
+    return Ended(failure.message)
+
+
+def _extra_bytes(saved: tuple[Any, ...], outputs: set[int], inputs: list[tuple[torch.Size, torch.dtype]]) -> int:
+    """Declared bytes of saved tensors that are neither outputs nor shaped and typed like an input.
+
+    Inputs are copied on their way into an execution, so they are known by form only; a saved copy of an input counts as
+    the input, which it could have been.
+    """
+    return sum(
+        value.numel() * declared_dtype(value).itemsize
+        for value in saved
+        if isinstance(value, Tensor)
+        and value.untyped_storage()._cdata not in outputs
+        and (value.shape, declared_dtype(value)) not in inputs
+    )
+
+
+def _failure(error: BaseException, path: Path) -> Failure:
+    """An exception as a record, with the frames that are the candidate's own."""
+    frames = tuple(
+        Frame(line=frame.lineno or 0, function=frame.name)
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename == str(path)
+    )[-20:]
+    line = frames[-1].line if frames else None
+    kind = FailureKind.PYTHON
+    message = str(error)
+    if isinstance(error, SyntaxError):
+        kind, line, message = FailureKind.COMPILE, error.lineno, error.msg
+    elif isinstance(error, IRError):
+        kind = FailureKind.LAUNCH
+        if isinstance(error, LoweringError):
+            kind = FailureKind.COMPILE
+        elif isinstance(error, UnsupportedOp):
+            kind = FailureKind.UNSUPPORTED
+        message = error.message
+        if error.line is not None and (not error.file or Path(error.file).name == path.name):
+            line = error.line
+    return Failure(kind=kind, type=type(error).__name__, message=message[:20_000], line=line, frames=frames)

@@ -1,0 +1,276 @@
+"""From what a candidate child answered to the result of one case. Contract first, values last."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from kernel_agent.gate import words
+from kernel_agent.gate.answer import Answer, Failure, FailureKind, Found, Returned
+from kernel_agent.gate.rule import Agreement, Comparison, compare
+from kernel_agent.gate.torch_ops import foreign_calls
+from kernel_agent.gate.verdict import GradientScore, Status
+from kernel_agent.oracle import ForwardTruth, GradientTruth
+from kernel_agent.pairs.meta import PairMeta
+from kernel_agent.pairs.spec import KernelSpec
+
+_STATUS_OF_FINDING = {
+    "OUT_OF_BOUNDS": Status.OUT_OF_BOUNDS,
+    "WILD_POINTER": Status.OUT_OF_BOUNDS,
+    "RACE": Status.RACE,
+    "UNINITIALIZED_READ": Status.UNINITIALIZED_READ,
+    "UNWRITTEN_OUTPUT": Status.NOT_FINITE,
+    "ASSERTION": Status.CRASHED,
+}
+_STATUS_OF_FAILURE = {
+    FailureKind.COMPILE: Status.COMPILE_ERROR,
+    FailureKind.UNSUPPORTED: Status.UNSUPPORTED_OP,
+    FailureKind.LAUNCH: Status.CRASHED,
+    FailureKind.PYTHON: Status.CRASHED,
+    FailureKind.FORM: Status.BAD_FORMAT,
+}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why something is red."""
+
+    status: Status
+    message: str
+    """One sentence in the words of the candidate's code."""
+    line: int | None = None
+    """Line of the pair file."""
+    details: str = ""
+    """Further facts, one per line."""
+    grad: str | None = None
+    tile: tuple[int, ...] | None = None
+    ratio: float | None = None
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The result of one answer: green when there is no problem."""
+
+    problem: Problem | None
+    scores: tuple[GradientScore, ...] = field(default=())
+
+
+def judge_failure(failure: Failure, source: str, where: str) -> Problem:
+    """An exception in the candidate's code; `where` is 'importing the file', 'forward' or 'backward'."""
+    status = _STATUS_OF_FAILURE[failure.kind]
+    if failure.type == "MemoryError":
+        status = Status.OUT_OF_MEMORY
+    prefix = f"{failure.type}: " if failure.type and failure.kind is FailureKind.PYTHON else ""
+    said = words.first_paragraph(failure.message)
+    message = f"{where}: {prefix}{said}" + words.quoted(source, failure.line)
+    return Problem(status, message, failure.line, words.trace(source, failure))
+
+
+def judge_forward(
+    answer: Answer, tensors: dict[str, Tensor], truth: ForwardTruth, spec: KernelSpec, meta: PairMeta, source: str
+) -> Problem | None:
+    """The candidate's forward against the outputs of the user's stub."""
+    foreign = foreign_calls(answer.calls, meta.torch_ops, (*spec.torch_ops, *truth.torch_ops))
+    foreign = tuple(name for name in foreign if name not in truth.torch_ops)
+    if foreign:
+        message = f"forward computes with torch: {words.listed(foreign)}; the user's stub does not"
+        return Problem(Status.TORCH_FALLBACK, message)
+    if not truth.findings:  # what the user's own kernels do is not the candidate's fault
+        found = [f for f in answer.findings if f.kind != "UNWRITTEN_OUTPUT"]
+        if found:
+            return _from_findings(found, source, "forward")
+    changed = [name for name in answer.mutated if name not in truth.mutated]
+    if changed:
+        names = words.listed(changed)
+        return Problem(Status.INPUT_MUTATED, f"forward changes the content of its arguments: {names}")
+    if len(answer.returned) != len(truth.outputs):
+        message = f"forward returns {len(answer.returned)} outputs, the user's stub {len(truth.outputs)}"
+        return Problem(Status.WRONG_FORWARD, message)
+    for i, (returned, expected) in enumerate(zip(answer.returned, truth.outputs, strict=True)):
+        name = spec.outputs[i].name if i < len(spec.outputs) else str(i)
+        problem = _output_problem(name, returned, tensors.get(str(i)), expected, truth, i)
+        if problem is not None:
+            return problem
+    return None
+
+
+def _output_problem(
+    name: str, returned: Returned, given: Tensor | None, expected: object, truth: ForwardTruth, position: int
+) -> Problem | None:
+    form = truth.forms[position]
+    if form is None or not isinstance(expected, Tensor):
+        if returned.type == "tensor" or returned.value != repr(expected)[:1000]:
+            said = returned.value or returned.type
+            return Problem(Status.WRONG_FORWARD, f"output `{name}` is {said}, the user's stub gives {expected!r:.100}")
+        return None
+    dtype = str(form.dtype).removeprefix("torch.")
+    if given is None:
+        return Problem(Status.WRONG_FORWARD, f"output `{name}` is {returned.type}, not a tensor")
+    if tuple(given.shape) != form.shape or returned.dtype != dtype:
+        message = f"output `{name}` is {returned.dtype} {tuple(given.shape)}, the user's stub gives {dtype} {form.shape}"
+        return Problem(Status.WRONG_FORWARD, message)
+    expected = expected.to(torch.float64)
+    size = float(torch.where(expected.isfinite(), expected, 0.0).square().mean().sqrt()) if expected.numel() else 0.0
+    seen = compare(given, expected, size)
+    if seen.passed:
+        return None
+    message = f"output `{name}` of forward differs from the user's stub: {words.difference(seen)}"
+    return Problem(Status.WRONG_FORWARD, message, tile=seen.tile, ratio=seen.ratio)
+
+
+def judge_backward(
+    answer: Answer,
+    tensors: dict[str, Tensor],
+    truth: GradientTruth,
+    forward: ForwardTruth,
+    cotangent_rms: tuple[float, ...],
+    needs: tuple[bool, ...] | None,
+    spec: KernelSpec,
+    meta: PairMeta,
+    source: str,
+) -> Judged:
+    """The candidate's gradients against the truth, with a score for every gradient that can be compared."""
+    sizes = tuple(0 if form is None else math.prod(form.shape) for form in forward.forms)
+    scores: list[GradientScore] = []
+    problems: list[Problem] = []
+    if len(answer.returned) == len(spec.grads):
+        for i, name in enumerate(spec.grads):
+            if needs is not None and not needs[i]:
+                continue
+            scale = truth.scale(name, cotangent_rms, sizes) if truth.grads[name] is not None else 0.0
+            problem, score = _gradient(name, answer.returned[i], tensors.get(str(i)), truth, scale, spec, forward)
+            problems += [] if problem is None else [problem]
+            scores += [] if score is None else [score]
+        problems = _with_exchange_hint(problems, answer, tensors, truth, spec)
+    contract = _contract_problem(answer, spec, meta, forward, source)
+    first = contract or next(iter(sorted(problems, key=lambda p: _ORDER.index(p.status))), None)
+    return Judged(first, tuple(scores))
+
+
+_ORDER = (Status.WRONG_COUNT, Status.WRONG_SHAPE, Status.WRONG_DTYPE, Status.NOT_FINITE, Status.WRONG_GRADIENT)
+
+
+def _contract_problem(
+    answer: Answer, spec: KernelSpec, meta: PairMeta, forward: ForwardTruth, source: str
+) -> Problem | None:
+    """Everything but values, in the order of `verdict.STAGE_OF`."""
+    if answer.launches == 0:
+        return Problem(Status.NO_TRITON_LAUNCH, "backward launches no Triton kernel")
+    foreign = foreign_calls(answer.calls, meta.torch_ops, (*spec.torch_ops, *forward.torch_ops))
+    if foreign:
+        remedy = "Compute it in a Triton kernel; torch may only allocate, view, copy, fill and add up partial buffers."
+        return Problem(Status.TORCH_FALLBACK, f"backward computes with torch: {words.listed(foreign)}", details=remedy)
+    # An unwritten output is judged by its values: NaN in a gradient is seen there, with the finding beside it.
+    found = [f for f in answer.findings if f.kind != "UNWRITTEN_OUTPUT"]
+    if found:
+        return _from_findings(found, source, "backward")
+    unwritten = [f for f in answer.findings if f.kind == "UNWRITTEN_OUTPUT"]
+    if answer.mutated:
+        names = words.listed(words.in_backward(answer.mutated, source))
+        return Problem(Status.INPUT_MUTATED, f"backward changes the content of what it is given: {names}")
+    if len(answer.returned) != len(spec.grads):
+        wanted = ", ".join(spec.grads)
+        message = f"backward returns {len(answer.returned)} gradients instead of {len(spec.grads)}: {wanted}"
+        return Problem(Status.WRONG_COUNT, message)
+    if unwritten:
+        return _from_findings(unwritten, source, "backward")
+    return None
+
+
+def _from_findings(findings: Sequence[Found], source: str, where: str) -> Problem:
+    known = [f for f in findings if f.kind in _STATUS_OF_FINDING] or list(findings)
+    order = list(_STATUS_OF_FINDING)
+    first = min(known, key=lambda f: order.index(f.kind) if f.kind in order else len(order))
+    status = _STATUS_OF_FINDING.get(first.kind, Status.CRASHED)
+    message = f"{where}: {first.message}" + words.quoted(source, first.line)
+    return Problem(status, message, first.line, "\n".join(f"{f.kind}: {f.message}" for f in findings[:10]))
+
+
+def _gradient(
+    name: str,
+    returned: Returned,
+    given: Tensor | None,
+    truth: GradientTruth,
+    scale: float,
+    spec: KernelSpec,
+    forward: ForwardTruth,
+) -> tuple[Problem | None, GradientScore | None]:
+    expected = truth.grads[name]
+    if expected is None:
+        if given is None and returned.type == "None":
+            return None, None
+        return Problem(Status.WRONG_SHAPE, f"`{name}` is no tensor here, so its gradient must be None", grad=name), None
+    if given is None:
+        if returned.type == "None" and not bool(expected.any()):
+            return None, GradientScore(grad=name, passed=True, ratio=0.0)
+        message = f"the gradient of `{name}` is {returned.type} instead of a tensor of shape {tuple(expected.shape)}"
+        return Problem(Status.WRONG_SHAPE, message, grad=name), _nothing(name)
+    if given.shape != expected.shape:
+        message = f"the gradient of `{name}` has shape {tuple(given.shape)} instead of {tuple(expected.shape)}"
+        return Problem(Status.WRONG_SHAPE, message, grad=name), _nothing(name)
+    seen = compare(given, expected, scale)
+    score = GradientScore(
+        grad=name, passed=seen.passed, ratio=seen.ratio, tile=seen.tile, relative_error=seen.relative_error
+    )
+    dtype = str(_argument_dtype(name, spec, forward)).removeprefix("torch.")
+    if returned.dtype != dtype:
+        message = f"the gradient of `{name}` is {returned.dtype}; `{name}` is {dtype}, so its gradient must be too"
+        return Problem(Status.WRONG_DTYPE, message, grad=name), score.model_copy(update={"passed": False})
+    if seen.passed:
+        return None, score
+    return _value_problem(name, seen, given, expected), score
+
+
+def _value_problem(name: str, seen: Comparison, given: Tensor, expected: Tensor) -> Problem:
+    if seen.agreement is Agreement.NOT_FINITE:
+        message = f"the gradient of `{name}` has {words.strange(given)} where the truth is finite, {words.place(seen)}"
+        return Problem(Status.NOT_FINITE, message, grad=name, tile=seen.tile, ratio=seen.ratio)
+    message = f"the gradient of `{name}` is wrong: {words.difference(seen)}"
+    details = words.worst_elements(name, given, expected, seen)
+    return Problem(Status.WRONG_GRADIENT, message, details=details, grad=name, tile=seen.tile, ratio=seen.ratio)
+
+
+def _with_exchange_hint(
+    problems: list[Problem], answer: Answer, tensors: dict[str, Tensor], truth: GradientTruth, spec: KernelSpec
+) -> list[Problem]:
+    """Say so where a wrong gradient is the right one of another input."""
+    result = []
+    for problem in problems:
+        given = tensors.get(str(spec.grads.index(problem.grad))) if problem.grad else None
+        twins = [
+            other
+            for other, expected in truth.grads.items()
+            if problem.status in (Status.WRONG_GRADIENT, Status.WRONG_SHAPE)
+            and given is not None
+            and expected is not None
+            and other != problem.grad
+            and given.shape == expected.shape
+            and bool(expected.any())
+            and compare(given, expected, 0.0).passed
+        ]
+        hint = f"; it is the gradient of `{twins[0]}`: return them in the order {', '.join(spec.grads)}" if twins else ""
+        result.append(
+            Problem(
+                problem.status,
+                problem.message + hint,
+                problem.line,
+                problem.details,
+                problem.grad,
+                problem.tile,
+                problem.ratio,
+            )
+        )
+    return result
+
+
+def _argument_dtype(name: str, spec: KernelSpec, forward: ForwardTruth) -> torch.dtype:
+    place = [fact.name for fact in spec.inputs].index(name)
+    return [*forward.args, *forward.kwargs.values()][place].dtype
+
+
+def _nothing(name: str) -> GradientScore:
+    return GradientScore(grad=name, passed=False, ratio=math.inf, relative_error=math.inf)

@@ -1,0 +1,27 @@
+"""`GateOptions`: how thorough a check is. Nothing here loosens the rule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernel_agent.sandbox import Limits
+
+
+@dataclass(frozen=True)
+class GateOptions:
+    """What a check runs. The plan depends on these and the spec alone, never on the speed of the machine."""
+
+    seeds: tuple[int, ...] = (0, 1)
+    """Seeds of make_args and of the cotangents."""
+    max_elements: int = 1 << 19
+    """Elements of all tensor arguments together; larger entries are shrunk (required) or left out (not required)."""
+    max_volume: int = 1 << 22
+    """Product of an entry's whole-number dims, a bound of the work."""
+    odd_sizes: int = 4
+    """Derived odd shapes to run, of those that the forward accepts."""
+    max_cases: int = 48
+    """Cases to run at most; each required entry gets at least one whatever this says."""
+    stop_at_red: bool = True
+    """Leave out the shapes after the first one with a red case."""
+    limits: Limits = Limits(wall_s=120.0)
+    """Of the process that runs the candidate, for one shape."""

@@ -1,0 +1,259 @@
+"""What runs in the truth child: the user's file without any backward, and nothing of a candidate.
+
+Entries for `kernel_agent.sandbox.Job`. The parent imports this module for nothing but its entries' names.
+A refusal (the forward itself fails somewhere) is an answer; any other failure ends the child and is the parent's to read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from kernel_agent.errors import InputError, KernelAgentError
+from kernel_agent.ir import (
+    ExecOptions,
+    Execution,
+    IRError,
+    LoweringError,
+    UnsupportedOp,
+    declared_dtype,
+    execute,
+    standin,
+)
+from kernel_agent.oracle.fit import fit_entry
+from kernel_agent.oracle.records import Point, Refusal, RefusalKind, error_form
+from kernel_agent.oracle.wire import pack
+from kernel_agent.pairs.arguments import build_arguments
+from kernel_agent.pairs.blame import first_line, line_in, module_path
+from kernel_agent.pairs.load import load_truth
+from kernel_agent.pairs.observe import observe
+from kernel_agent.pairs.spec import FileFacts, KernelSpec, ShapeEntry
+
+if TYPE_CHECKING:
+    from kernel_agent.sandbox import Call
+
+
+@dataclass(frozen=True)
+class Stub:
+    """The user's forward, imported and ready to call."""
+
+    spec: KernelSpec
+    module: ModuleType
+    function: Callable[..., Any]
+
+    def outputs(self, result: Any) -> tuple[Any, ...]:
+        """The outputs among what the forward returned: a pair's forward also returns what it saves."""
+        if self.spec.facts.is_pair:
+            result = result[0]
+        return tuple(result) if isinstance(result, (tuple, list)) else (result,)
+
+    def leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, int | str]:
+        """Where the floating tensor arguments that need gradients stand in a call, by their names in `spec.grads`."""
+        places: list[int | str] = [*range(len(args)), *kwargs]
+        values = [*args, *kwargs.values()]
+        return {
+            fact.name: place
+            for fact, place, value in zip(self.spec.inputs, places, values, strict=False)
+            if fact.name in self.spec.grads and isinstance(value, Tensor) and value.is_floating_point()
+        }
+
+
+def observed(call: Call) -> None:
+    """Payload: `facts`. Sends one message with the `KernelSpec`."""
+    torch.set_num_threads(1)
+    with answered(call):
+        call.send({"spec": observe(FileFacts.model_validate(call.payload["facts"])).model_dump(mode="json")})
+
+
+def fitted(call: Call) -> None:
+    """Payload: `spec`, `entries`, `max_elements`, `max_volume`. Sends one message with a `Fit` per entry."""
+    with answered(call), standin():
+        stub = load(call)
+        for form in call.payload["entries"]:
+            fit = fit_entry(
+                ShapeEntry.model_validate(form),
+                lambda entry: build_arguments(stub.module, entry, device="cpu", seed=0),
+                max_elements=call.payload["max_elements"],
+                max_volume=call.payload["max_volume"],
+            )
+            call.send({"fit": fit.model_dump(mode="json")})
+
+
+def forwards(call: Call) -> None:
+    """Payload: `spec`, `points`. Sends one message per point: a refusal, or arguments and outputs."""
+    with answered(call), standin():
+        stub = load(call)
+        for form in call.payload["points"]:
+            point = Point.model_validate(form)
+            try:
+                record, tensors = _forward(stub, point)
+            except Refused as refused:
+                call.send({"refusal": refused.refusal.model_dump(mode="json")})
+            else:
+                call.send(record, tensors)
+
+
+def gradients(call: Call) -> None:
+    """Payload: `spec`, `point`, `sets`: lists of cotangent tensor keys (or None) per output. One message per set."""
+    with answered(call), standin():
+        stub = load(call)
+        point = Point.model_validate(call.payload["point"])
+        leaves, outputs = _differentiable(stub, point)
+        for keys in call.payload["sets"]:
+            cotangents = [None if key is None else call.tensors[key] for key in keys]
+            grads = _backward(leaves, outputs, cotangents)
+            call.send({"names": list(grads)}, {f"grad.{name}": grad for name, grad in grads.items()})
+
+
+class Refused(Exception):
+    """Carries a `Refusal` out of an evaluation."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(str(refusal))
+        self.refusal = refusal
+
+
+@contextmanager
+def answered(call: Call) -> Iterator[None]:
+    """Send our own errors as records, so that the parent raises the same error with its place and remedy."""
+    torch.set_num_threads(1)
+    try:
+        yield
+    except Refused as refused:
+        call.send({"refusal": refused.refusal.model_dump(mode="json")})
+    except KernelAgentError as error:
+        call.send({"error": error_form(error)})
+
+
+def load(call: Call) -> Stub:
+    """Import the truth source of the payload's spec."""
+    spec = KernelSpec.model_validate(call.payload["spec"])
+    module = load_truth(spec.facts, call.scratch)
+    return Stub(spec, module, getattr(module, spec.facts.stub))
+
+
+def arguments_at(stub: Stub, point: Point) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    try:
+        built = build_arguments(stub.module, point.entry, device="cpu", seed=point.seed)
+    except InputError as error:
+        raise Refused(Refusal(kind=RefusalKind.ARGUMENTS, message=error.message, line=error.line)) from error
+    return tuple(built.args), dict(built.kwargs)
+
+
+def run(
+    stub: Stub, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: tuple[int | str, ...] = (), sanitize: bool = True
+) -> Execution:
+    """Execute the forward; raises `Refused` when it fails."""
+    try:
+        return execute(stub.function, args, kwargs, leaves=leaves, options=ExecOptions(sanitize=sanitize))
+    except UnsupportedOp as error:
+        raise Refused(Refusal(kind=RefusalKind.UNSUPPORTED, message=error.message, line=error.line)) from error
+    except LoweringError as error:
+        raise Refused(Refusal(kind=RefusalKind.COMPILE, message=error.message, line=error.line)) from error
+    except IRError as error:
+        raise Refused(Refusal(kind=RefusalKind.STUB, message=error.message, line=error.line)) from error
+    except MemoryError as error:
+        raise Refused(Refusal(kind=RefusalKind.RESOURCES, message=first_line(error))) from error
+    except Exception as error:  # the user's code again
+        raise Refused(Refusal(kind=RefusalKind.STUB, message=first_line(error), line=line_in(error, module_path(stub.module)))) from error
+
+
+def _forward(stub: Stub, point: Point) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    args, kwargs = arguments_at(stub, point)
+    start = time.perf_counter()
+    execution = run(stub, args, kwargs)
+    seconds = time.perf_counter() - start
+    outputs = stub.outputs(execution.result)
+    tensors: dict[str, Tensor] = {}
+    record = {
+        "args": pack(args, tensors, "args"),
+        "kwargs": pack(kwargs, tensors, "kwargs"),
+        "outputs": pack(outputs, tensors, "outputs", tensor=plain),
+        "forms": [_form(stub, i, output) for i, output in enumerate(outputs)],
+        "launches": [launch.kernel for launch in execution.launches],
+        "torch_ops": list(execution.torch_ops),
+        "findings": [finding.message for finding in execution.findings],
+        "mutated": list(execution.mutated),
+        "seconds": seconds,
+    }
+    return record, tensors
+
+
+def plain(image: Tensor) -> Tensor:
+    """An image as an ordinary dense tensor of its float64 values."""
+    return image.detach().as_subclass(Tensor).contiguous()
+
+
+def _form(stub: Stub, position: int, output: Any) -> dict[str, Any] | None:
+    if not isinstance(output, Tensor):
+        return None
+    dtype = declared_dtype(output)
+    observed_fact = stub.spec.outputs[position] if position < len(stub.spec.outputs) else None
+    return {
+        "shape": list(output.shape),
+        "dtype": str(dtype).removeprefix("torch."),
+        "differentiable": dtype.is_floating_point and observed_fact is not None and observed_fact.needs_grad,
+    }
+
+
+def _differentiable(stub: Stub, point: Point) -> tuple[dict[str, Tensor], tuple[Any, ...]]:
+    """Leaves by gradient name and the outputs connected to them, both float64."""
+    args, kwargs = arguments_at(stub, point)
+    places = stub.leaves(args, kwargs)
+    if stub.spec.custom_gradient:
+        return _surrogate(stub, args, kwargs, places)
+    execution = run(stub, args, kwargs, tuple(places.values()))
+    return {name: execution.leaves[place] for name, place in places.items()}, stub.outputs(execution.result)
+
+
+def _surrogate(
+    stub: Stub, args: tuple[Any, ...], kwargs: dict[str, Any], places: dict[str, int | str]
+) -> tuple[dict[str, Tensor], tuple[Any, ...]]:
+    """The declared gradient: autograd of `surrogate` in float64 on the same values."""
+    leaves: dict[str, Tensor] = {}
+
+    def wide(value: Any, place: int | str) -> Any:
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            return value
+        value = value.detach().to(torch.float64)
+        for name, leaf_place in places.items():
+            if leaf_place == place:
+                leaves[name] = value.requires_grad_()
+        return value
+
+    wide_args = [wide(value, i) for i, value in enumerate(args)]
+    wide_kwargs = {name: wide(value, name) for name, value in kwargs.items()}
+    with torch.enable_grad():
+        result = stub.module.surrogate(*wide_args, **wide_kwargs)
+    return leaves, tuple(result) if isinstance(result, (tuple, list)) else (result,)
+
+
+def _backward(
+    leaves: dict[str, Tensor], outputs: tuple[Any, ...], cotangents: list[Tensor | None]
+) -> dict[str, Tensor]:
+    """Exact gradients for one set of cotangents; zeros where nothing connects a leaf with an output."""
+    chosen = [
+        (output, cotangent.to(torch.float64))
+        for output, cotangent in zip(outputs, cotangents, strict=True)
+        if cotangent is not None and isinstance(output, Tensor) and output.requires_grad
+    ]
+    found: tuple[Tensor | None, ...] = (None,) * len(leaves)
+    if chosen and leaves:
+        found = torch.autograd.grad(
+            [output for output, _ in chosen],
+            list(leaves.values()),
+            [cotangent for _, cotangent in chosen],
+            retain_graph=True,
+            allow_unused=True,
+        )
+    return {
+        name: plain(torch.zeros_like(leaf) if grad is None else grad)
+        for (name, leaf), grad in zip(leaves.items(), found, strict=True)
+    }

@@ -1,0 +1,85 @@
+"""Cotangents: what a backward is fed. Made by the parent, so that no candidate and no forward has a say in them.
+
+Every cotangent has RMS 1 over its elements (or is zero or None), so that scales are comparable between kinds.
+Never `out.sum().backward()`: a cotangent of ones hides every mistake that a sum hides.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+
+import torch
+from torch import Tensor
+
+from kernel_agent.oracle.records import OutputForm
+
+
+class CotangentKind(str, enum.Enum):
+    """The values and the layout of the cotangents of one case."""
+
+    RANDOM = "random"
+    STRIDED = "strided"
+    TRANSPOSED = "transposed"
+    EXPANDED = "expanded"
+    ZERO = "zero"
+    NONE = "none"
+    NEEDS = "needs"
+
+
+Cotangents = tuple[Tensor | None, ...]
+"""One entry per output in position; None for outputs without gradient and for those left out on purpose."""
+
+
+def make_cotangents(kind: CotangentKind, outputs: tuple[OutputForm | None, ...], seed: int) -> Cotangents:
+    """Cotangents of one kind for outputs of these forms (None: not a tensor), reproducible from `seed`.
+
+    Kind NONE leaves out the last differentiable output; the caller asks for it only where two or more exist.
+    """
+    generator = torch.Generator().manual_seed(_mix(kind, seed))
+    last = max((i for i, form in enumerate(outputs) if form is not None and form.differentiable), default=-1)
+    result: list[Tensor | None] = []
+    for position, form in enumerate(outputs):
+        left_out = form is None or not form.differentiable or (kind is CotangentKind.NONE and position == last)
+        result.append(None if left_out or form is None else _one(kind, form, generator))
+    return tuple(result)
+
+
+def unit_cotangents(outputs: tuple[OutputForm | None, ...], position: int, seed: int) -> Cotangents:
+    """A random normal cotangent of RMS 1 for one output alone: measures the gradient scale that output causes."""
+    chosen = tuple(form if i == position else None for i, form in enumerate(outputs))
+    return make_cotangents(CotangentKind.RANDOM, chosen, seed + 7919)
+
+
+def rms(cotangent: Tensor | None) -> float:
+    """Root mean square of a cotangent; zero for None."""
+    if cotangent is None or cotangent.numel() == 0:
+        return 0.0
+    return float(cotangent.to(torch.float64).square().mean().sqrt())
+
+
+def _mix(kind: CotangentKind, seed: int) -> int:
+    return int.from_bytes(hashlib.sha256(f"{kind.value}:{seed}".encode()).digest()[:6], "little")
+
+
+def _one(kind: CotangentKind, form: OutputForm, generator: torch.Generator) -> Tensor:
+    shape = form.shape
+    if kind is CotangentKind.ZERO:
+        return torch.zeros(shape, dtype=form.dtype)
+    if kind is CotangentKind.EXPANDED and shape:
+        return _normal((*shape[:-1], 1), form.dtype, generator).expand(shape)
+    dense = _normal(shape, form.dtype, generator)
+    if kind is CotangentKind.STRIDED and shape:
+        # Every second element of a buffer twice as wide; the gaps hold NaN, so that reading them cannot go unnoticed.
+        wide = torch.full((*shape, 2), float("nan"), dtype=form.dtype)
+        wide[..., 0] = dense
+        return wide[..., 0]
+    if kind is CotangentKind.TRANSPOSED and len(shape) >= 2:
+        return dense.transpose(-1, -2).contiguous().transpose(-1, -2)
+    return dense
+
+
+def _normal(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    values = torch.randn(shape, generator=generator, dtype=torch.float64)
+    size = values.square().mean().sqrt() if values.numel() else torch.tensor(1.0)
+    return (values / size).to(dtype)

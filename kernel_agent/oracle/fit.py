@@ -1,0 +1,84 @@
+"""Makes a SWEEP entry small enough for a CPU: written for a GPU, it may ask for gigabytes.
+
+Deterministic in the entry alone, never in the speed of the machine, so that a verdict means the same everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pydantic import Field
+from torch import Tensor
+
+from kernel_agent.pairs.arguments import Arguments
+from kernel_agent.pairs.spec import Record, ShapeEntry
+
+SMALLEST = 32
+"""Dims up to this value are not halved: they are tile sizes, head counts and the like."""
+
+
+class Fit(Record):
+    """What became of one entry."""
+
+    asked: ShapeEntry
+    entry: ShapeEntry = Field(description="the entry that is run; equal to `asked` when it fits")
+    elements: int = Field(description="elements of the tensor arguments; 0 when make_args refuses every size")
+    refusal: str = Field(default="", description="what make_args said to the smallest entry tried")
+
+    @property
+    def shrunk(self) -> bool:
+        """Whether a smaller entry stands in for the one asked for."""
+        return self.entry.dims != self.asked.dims
+
+
+def volume(entry: ShapeEntry) -> int:
+    """Product of all whole-number dims: an upper bound of the work of most kernels (M*N*K of a matmul)."""
+    return math.prod(max(value, 1) for value in entry.dims.values() if type(value) is int)
+
+
+def fit_entry(
+    entry: ShapeEntry, build: Callable[[ShapeEntry], Arguments], *, max_elements: int, max_volume: int
+) -> Fit:
+    """Halve the largest dims until the arguments fit; `build` is make_args and may raise for sizes it refuses."""
+    current = entry
+    while volume(current) > max_volume:
+        smaller = next(halvings(current), None)
+        if smaller is None:
+            break
+        current = smaller
+    elements, refusal = _count(current, build)
+    if refusal and current is not entry:
+        for other in halvings(current):
+            elements, refusal = _count(other, build)
+            if not refusal:
+                current = other
+                break
+    while elements > max_elements:
+        accepted = next(((e, n) for e in halvings(current) for n, no in [_count(e, build)] if not no and n < elements), None)
+        if accepted is None:
+            break
+        current, elements = accepted
+    return Fit(asked=entry, entry=current, elements=elements, refusal=refusal)
+
+
+def halvings(entry: ShapeEntry) -> Iterator[ShapeEntry]:
+    """The entry with one dim halved, the largest dim first."""
+    sizes = [(value, name) for name, value in entry.dims.items() if type(value) is int and value > SMALLEST]
+    for value, name in sorted(sizes, key=lambda pair: -pair[0]):
+        yield entry.model_copy(update={"dims": {**entry.dims, name: value // 2}})
+
+
+def _count(entry: ShapeEntry, build: Callable[[ShapeEntry], Arguments]) -> tuple[int, str]:
+    try:
+        built = build(entry)
+    except Exception as error:  # make_args is the user's code: a refused size is an answer
+        return 0, f"{type(error).__name__}: {error}"
+    return sum(_elements(v) for v in (*built.args, *built.kwargs.values())), ""
+
+
+def _elements(value: Any) -> int:
+    if isinstance(value, Tensor):
+        return value.numel()
+    return sum(_elements(v) for v in value) if isinstance(value, (list, tuple)) else 0

@@ -1,0 +1,144 @@
+"""What the oracle answers: forwards, gradients and refusals at one point of a spec."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernel_agent.errors import InputError, KernelAgentError
+from kernel_agent.pairs.spec import Record, ShapeEntry
+
+ROUNDOFF = 1e-6
+"""Part of the natural gradient size (see `GradientTruth.scale`) below which a gradient is rounding of a zero."""
+
+
+class TruthError(KernelAgentError):
+    """The truth of a valid forward cannot be computed here: an operation we do not know, or too large a computation."""
+
+
+class Point(Record):
+    """One place at which a forward is evaluated: the dims of a SWEEP entry and a seed."""
+
+    entry: ShapeEntry
+    seed: int = 0
+
+    @property
+    def label(self) -> str:
+        """`M=17 N=100 seed=0`."""
+        return f"{self.entry.label} seed={self.seed}"
+
+
+class RefusalKind(str, enum.Enum):
+    """Why a forward gave no answer at a point."""
+
+    ARGUMENTS = "make_args raised"
+    STUB = "the forward raised"
+    UNSUPPORTED = "unsupported operation"
+    COMPILE = "the kernel does not compile"
+    MEMORY = "the forward leaves the bounds of its buffers"
+    NOT_FINITE = "the forward's output is not finite"
+    RESOURCES = "too large for this machine"
+
+
+class Refusal(Record):
+    """A point at which the forward itself fails: no candidate can be blamed there."""
+
+    kind: RefusalKind
+    message: str
+    line: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.kind.value}: {self.message}" if self.message else self.kind.value
+
+
+@dataclass(frozen=True)
+class OutputForm:
+    """Shape and dtype of one tensor output at one point."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    differentiable: bool
+
+
+@dataclass(frozen=True)
+class ForwardTruth:
+    """What the forward computes at one point."""
+
+    point: Point
+    args: tuple[Any, ...]
+    """Positional arguments of `make_args`: tensors of their real dtypes on the CPU, and plain values."""
+    kwargs: dict[str, Any]
+    outputs: tuple[Any, ...]
+    """One entry per output: float64 tensors for floating outputs, integer tensors and plain values as they are."""
+    forms: tuple[OutputForm | None, ...]
+    """One entry per output; None for what is not a tensor."""
+    launches: tuple[str, ...]
+    torch_ops: tuple[str, ...]
+    """Names of computing torch functions the stub itself calls."""
+    findings: tuple[str, ...]
+    """What the sanitizer says of the forward's own launches."""
+    mutated: tuple[str, ...]
+    """Arguments that the forward changes in place."""
+    seconds: float
+    """Wall time of the execution in the child."""
+
+    @property
+    def elements(self) -> int:
+        """Elements of all tensor arguments and outputs together."""
+        return sum(t.numel() for t in _tensors((self.args, self.kwargs, self.outputs)))
+
+
+@dataclass(frozen=True)
+class GradientTruth:
+    """The exact gradients of one forward for one set of cotangents."""
+
+    grads: dict[str, Tensor | None]
+    """Float64, one per name in `KernelSpec.grads`; None where that argument is no floating tensor at this point."""
+    units: dict[str, tuple[float, ...]]
+    """RMS of each gradient under a random normal cotangent of RMS 1 on one output alone, one entry per output."""
+    natural: dict[str, tuple[float, ...]]
+    """norm(output) / norm(input) per output: the size of a gradient norm by units alone, for a cotangent of norm 1."""
+
+    def scale(self, grad: str, cotangent_rms: tuple[float, ...], sizes: tuple[int, ...]) -> float:
+        """S per element: RMS of this gradient under random normal cotangents with these RMS values, one per output.
+
+        By linearity that is the root of the summed squares of `units` times RMS. A gradient that is zero by algebra has
+        only rounding there, which two correct programs round differently, so S never falls below `ROUNDOFF` of the
+        natural gradient size: with RELATIVE and SCALED of the rule that allows 1e-14 of it, some ulps of float64.
+        """
+        units = zip(self.units[grad], cotangent_rms, strict=True)
+        natural = zip(self.natural[grad], cotangent_rms, sizes, strict=True)
+        linear = math.sqrt(sum((u * r) ** 2 for u, r in units))
+        floor = math.sqrt(sum((n * r * math.sqrt(size)) ** 2 for n, r, size in natural))
+        truth = self.grads[grad]
+        elements = truth.numel() if truth is not None else 0
+        return max(linear, ROUNDOFF * floor / math.sqrt(max(elements, 1)))
+
+
+def error_form(error: KernelAgentError) -> dict[str, Any]:
+    """An error as JSON, to be raised again by `raise_again` in another process."""
+    place = {"path": str(error.path) if error.path else None, "line": error.line} if isinstance(error, InputError) else {}
+    return {"type": type(error).__name__, "message": error.message, "remedy": error.remedy, **place}
+
+
+def raise_again(form: Mapping[str, Any]) -> None:
+    """Raise the error that `error_form` described: `InputError` with its place, else `TruthError`."""
+    if form["type"] == "InputError":
+        path = Path(form["path"]) if form["path"] else None
+        raise InputError(form["message"], remedy=form["remedy"], path=path, line=form["line"])
+    raise TruthError(form["message"], remedy=form["remedy"])
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    return [t for v in value for t in _tensors(v)] if isinstance(value, (list, tuple)) else []

@@ -1,0 +1,209 @@
+"""`Truths`: the exact forward and gradients of one spec, computed once in truth children and kept by content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from kernel_agent.oracle.cache import Entry, make_cache
+from kernel_agent.oracle.cotangents import Cotangents, unit_cotangents
+from kernel_agent.oracle.fit import Fit
+from kernel_agent.oracle.job import LIMITS, run_truth
+from kernel_agent.oracle.records import (
+    ForwardTruth,
+    GradientTruth,
+    OutputForm,
+    Point,
+    Refusal,
+    RefusalKind,
+    TruthError,
+)
+from kernel_agent.oracle.wire import unpack
+from kernel_agent.pairs.sections import truth_source
+from kernel_agent.pairs.spec import KernelSpec, ShapeEntry, content_hash
+from kernel_agent.sandbox import Limits, Message, Sandbox
+
+REVISION = 1
+"""Raised whenever the executor or the truth changes meaning: older cache entries are then never met again."""
+
+
+class Truths:
+    """Answers about one spec. `cache_dir` None keeps them in memory only, out of every candidate's reach."""
+
+    def __init__(
+        self, spec: KernelSpec, sandbox: Sandbox, cache_dir: Path | None = None, limits: Limits = LIMITS
+    ) -> None:
+        self.spec = spec
+        self.sandbox = sandbox
+        self._cache = make_cache(cache_dir)
+        self._limits = limits
+        self._base = (
+            REVISION,
+            torch.__version__,
+            triton.__version__,
+            content_hash(truth_source(spec.facts.source)),
+            spec.facts.stub,
+            list(spec.grads),
+            [output.needs_grad for output in spec.outputs],
+        )
+
+    def fit(self, entries: Sequence[ShapeEntry], *, max_elements: int, max_volume: int) -> tuple[Fit, ...]:
+        """Halve entries until their arguments have at most `max_elements` elements; see `oracle.fit`."""
+        payload = {
+            "entries": [entry.model_dump(mode="json") for entry in entries],
+            "max_elements": max_elements,
+            "max_volume": max_volume,
+        }
+        key = self._key("fit", payload)
+        found = self._cache.get(key)
+        if found is None:
+            messages = self._run("fitted", payload)
+            found = Entry({"fits": [message.record["fit"] for message in messages]}, {})
+            self._cache.put(key, found)
+        return tuple(Fit.model_validate(fit) for fit in found.record["fits"])
+
+    def forwards(self, points: Sequence[Point]) -> tuple[ForwardTruth | Refusal, ...]:
+        """The forward at each point, or why there is none; all that are not known yet run in one child."""
+        keys = [self._key("forward", point.model_dump(mode="json")) for point in points]
+        missing = [i for i, key in enumerate(keys) if self._cache.get(key) is None]
+        while missing:
+            answered = self._run_forwards([points[i] for i in missing])
+            for i, message in zip(missing, answered, strict=False):
+                self._cache.put(keys[i], Entry(message.record, message.tensors))
+            missing = missing[len(answered) :]
+        entries = [self._cache.get(key) for key in keys]
+        return tuple(self._forward(point, entry) for point, entry in zip(points, entries, strict=True))
+
+    def forward(self, point: Point) -> ForwardTruth:
+        """The forward at one point. Raises `TruthError` where it refuses."""
+        (found,) = self.forwards([point])
+        if isinstance(found, Refusal):
+            raise TruthError(f"the forward has no answer at {point.label}: {found}")
+        return found
+
+    def gradients(self, forward: ForwardTruth, sets: Sequence[Cotangents]) -> tuple[GradientTruth, ...]:
+        """Exact gradients at one point for several sets of cotangents, each with one entry per output.
+
+        Raises `TruthError` where the forward cannot be differentiated.
+        """
+        point = forward.point
+        positions = [i for i, form in enumerate(forward.forms) if form is not None and form.differentiable]
+        units = [unit_cotangents(forward.forms, position, point.seed) for position in positions]
+        found = self._gradients(point, [*units, *sets])
+        ordered = list(self.spec.grads)
+        per_unit = dict(zip(positions, found, strict=False))
+        return tuple(
+            GradientTruth(
+                {name: grads.get(name) for name in ordered},
+                {
+                    name: tuple(
+                        _rms(per_unit[i].get(name)) if i in per_unit else 0.0 for i in range(len(forward.forms))
+                    )
+                    for name in ordered
+                },
+                {name: self._natural(forward, name, positions) for name in ordered},
+            )
+            for grads in found[len(units) :]
+        )
+
+    def _gradients(self, point: Point, sets: list[Cotangents]) -> list[dict[str, Tensor]]:
+        where = point.model_dump(mode="json")
+        keys = [self._key("gradient", where, [_digest(c) for c in cotangents]) for cotangents in sets]
+        missing = [i for i, key in enumerate(keys) if self._cache.get(key) is None]
+        if missing:
+            tensors: dict[str, Tensor] = {}
+            names: list[list[str | None]] = []
+            for i in missing:
+                tensors |= {f"{i}.{j}": c for j, c in enumerate(sets[i]) if c is not None}
+                names.append([None if c is None else f"{i}.{j}" for j, c in enumerate(sets[i])])
+            messages = self._run("gradients", {"point": where, "sets": names}, tensors)
+            for message in messages:
+                if "refusal" in message.record:
+                    refusal = Refusal.model_validate(message.record["refusal"])
+                    raise TruthError(f"no exact gradients at {point.label}: {refusal}")
+            for i, message in zip(missing, messages, strict=True):
+                self._cache.put(keys[i], Entry(message.record, message.tensors))
+        entries = [self._cache.get(key) for key in keys]
+        return [
+            {name: entry.tensors[f"grad.{name}"] for name in entry.record["names"]}
+            for entry in entries
+            if entry is not None
+        ]
+
+    def _run_forwards(self, points: list[Point]) -> list[Message]:
+        """Messages for a non-empty beginning of `points`: a point that kills the child is answered with a refusal."""
+        payload = {"points": [point.model_dump(mode="json") for point in points]}
+        try:
+            return list(self._run("forwards", payload))
+        except TruthError as error:
+            if len(points) > 1:
+                return self._run_forwards(points[: len(points) // 2])
+            refusal = Refusal(kind=RefusalKind.RESOURCES, message=error.message)
+            return [Message({"refusal": refusal.model_dump(mode="json")}, {})]
+
+    def _run(self, entry: str, payload: dict[str, Any], tensors: dict[str, Tensor] | None = None) -> tuple[Message, ...]:
+        whole = {"spec": self.spec.model_dump(mode="json"), **payload}
+        return run_truth(self.sandbox, f"child:{entry}", self.spec.facts, whole, tensors, self._limits)
+
+    def _forward(self, point: Point, entry: Entry | None) -> ForwardTruth | Refusal:
+        if entry is None:
+            raise TruthError("the truth cache lost an entry that was just written", remedy="Check the disk of the cache.")
+        record = entry.record
+        if "refusal" in record:
+            return Refusal.model_validate(record["refusal"])
+        forms = [
+            None if form is None else OutputForm(tuple(form["shape"]), getattr(torch, form["dtype"]), form["differentiable"])
+            for form in record["forms"]
+        ]
+        return ForwardTruth(
+            point,
+            unpack(record["args"], entry.tensors),
+            unpack(record["kwargs"], entry.tensors),
+            unpack(record["outputs"], entry.tensors),
+            tuple(forms),
+            tuple(record["launches"]),
+            tuple(record["torch_ops"]),
+            tuple(record["findings"]),
+            tuple(record["mutated"]),
+            record["seconds"],
+        )
+
+    def _natural(self, forward: ForwardTruth, name: str, positions: list[int]) -> tuple[float, ...]:
+        values = [*forward.args, *forward.kwargs.values()]
+        place = [fact.name for fact in self.spec.inputs].index(name)
+        value = values[place] if place < len(values) else None
+        size = _finite_norm(value) if isinstance(value, Tensor) else 0.0
+        return tuple(
+            _finite_norm(output) / size if i in positions and size > 0 else 0.0
+            for i, output in enumerate(forward.outputs)
+        )
+
+    def _key(self, *parts: Any) -> str:
+        return hashlib.sha256(json.dumps([self._base, parts], sort_keys=True).encode()).hexdigest()
+
+
+def _rms(gradient: Tensor | None) -> float:
+    if gradient is None or gradient.numel() == 0:
+        return 0.0
+    return float(gradient.nan_to_num(0.0, 0.0, 0.0).square().mean().sqrt())
+
+
+def _finite_norm(values: Tensor) -> float:
+    return float(values.to(torch.float64).nan_to_num(0.0, 0.0, 0.0).norm())
+
+
+def _digest(cotangent: Tensor | None) -> str | None:
+    """Hash of dtype, shape and values; the layout does not matter to the truth."""
+    if cotangent is None:
+        return None
+    flat = cotangent.contiguous().flatten()
+    raw = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+    head = f"{cotangent.dtype}{tuple(cotangent.shape)}".encode()
+    return hashlib.sha256(head + raw).hexdigest()
