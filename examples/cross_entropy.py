@@ -47,7 +47,7 @@ def cross_entropy(logits, labels, ignore_index=-100):
     M, V = logits.shape
     loss = torch.empty(M, dtype=torch.float32, device=logits.device)
     lse = torch.empty(M, dtype=torch.float32, device=logits.device)
-    BLOCK_V = min(triton.next_power_of_2(V), 8192)
+    BLOCK_V = min(triton.next_power_of_2(V), 4096)
     cross_entropy_fwd_kernel[(M,)](
         logits,
         labels,
@@ -57,6 +57,7 @@ def cross_entropy(logits, labels, ignore_index=-100):
         V,
         ignore_index,
         BLOCK_V=BLOCK_V,
+        num_warps=8,
     )
     return loss, lse
 

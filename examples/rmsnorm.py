@@ -38,7 +38,9 @@ def rmsnorm(x, weight, eps=1e-6):
     y = torch.empty_like(x)
     BLOCK_N = triton.next_power_of_2(N)
     BLOCK_M = max(1, 2048 // BLOCK_N)
-    rmsnorm_fwd_kernel[(triton.cdiv(M, BLOCK_M),)](x, weight, y, M, N, eps, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N)
+    rmsnorm_fwd_kernel[(triton.cdiv(M, BLOCK_M),)](
+        x, weight, y, M, N, eps, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, num_warps=8
+    )
     return y
 
 

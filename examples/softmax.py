@@ -41,7 +41,7 @@ def softmax(x, scale=1.0):
     M, N = x.shape
     y = torch.empty((M, N), dtype=x.dtype, device=x.device)
     BLOCK_N = min(triton.next_power_of_2(N), 4096)
-    softmax_fwd_kernel[(M,)](x, y, x.stride(0), y.stride(0), N, scale, BLOCK_N=BLOCK_N)
+    softmax_fwd_kernel[(M,)](x, y, x.stride(0), y.stride(0), N, scale, BLOCK_N=BLOCK_N, num_warps=8)
     return y
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from kernel_agent.errors import InputError
 from kernel_agent.pairs.assemble import assemble
+from kernel_agent.pairs.load import load_truth
 from kernel_agent.pairs.spec import ArgumentKind, Candidate, FileFacts, KernelSpec
 
 Observe = Callable[..., KernelSpec]
@@ -126,6 +128,12 @@ def test_an_import_that_raises(observed: Observe, scale_text: str) -> None:
 
 def test_an_import_that_exits(observed: Observe, scale_text: str) -> None:
     assert "SystemExit" in refusal(observed, scale_text, ("SWEEP =", "raise SystemExit(0)\nSWEEP =")).message
+
+
+def test_an_import_that_takes_too_long(read: Callable[..., FileFacts], scale_text: str, tmp_path: Path) -> None:
+    """Measured in processor time, so that a busy machine does not refuse a good file."""
+    with pytest.raises(InputError, match="heavy work at module level: importing the file takes"):
+        load_truth(read(scale_text), tmp_path, seconds=0.0)
 
 
 def test_a_stub_that_raises(observed: Observe, scale_text: str) -> None:
