@@ -193,3 +193,9 @@ def test_a_nondiff_output_out_of_range(observed: Observe, scale_text: str) -> No
 )
 def test_a_sweep_that_is_none(observed: Observe, scale_text: str, sweep: str, said: str) -> None:
     assert said in refusal(observed, scale_text, ("[dict(N=40), dict(N=7)]", sweep)).message
+
+
+def test_the_file_shown_in_the_documentation_is_one(observed: Observe) -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "pair-format.md").read_text()
+    spec = observed(text.split("```python\n")[1].split("```")[0])
+    assert spec.grads == ("x",)
