@@ -16,8 +16,8 @@ def headline(verdict: Verdict) -> str:
     if verdict.green:
         return f"GREEN: {_count(len(verdict.cases), 'case')} passed, every gradient right"
     if verdict.message and not verdict.grad:
-        where = f" (case {verdict.case})" if verdict.case else ""
-        return f"{verdict.status.value}: {verdict.message}{where}"
+        where = f" (case {verdict.case})" if verdict.case and verdict.case not in verdict.message else ""
+        return f"{verdict.status.value}: {_first_sentence(verdict.message)}{where}"
     parts = [verdict.status.value]
     if verdict.grad:
         parts.append(f"gradient {verdict.grad}")
@@ -80,6 +80,10 @@ def excerpt(source: str, line: int) -> str:
         f"{'>' if number == line else ' '} {number:>{width}}  {lines[number - 1]}" for number in range(first, last + 1)
     )
     return "\n".join(text.rstrip() for text in shown)
+
+
+def _first_sentence(text: str) -> str:
+    return text.split(". ")[0].rstrip(".")
 
 
 def _count(number: int, noun: str) -> str:

@@ -232,7 +232,7 @@ class Orchestrator:
         number, digest, verdict = open_round.number, open_round.candidate, open_round.verdict
         assert verdict is not None
         if digest is None or work is None:
-            self.record(ev.SetAside(number=number, digest=None, line=headline(verdict)))
+            self.record(ev.SetAside(number=number, digest=None, line="the reply holds no candidate"))
             return
         if open_round.phase is OPTIMIZE.name and verdict.green:
             work = self._measure(work)
@@ -258,7 +258,7 @@ class Orchestrator:
     def _no_progress(self, work: Work, best: Work | None) -> str:
         if best is not None and work.verdict.green and best.verdict.green:
             return f"{self._time(work)}, not enough less than {self._time(best)} of ask {best.number}"
-        return f"no better than that of ask {best.number if best else 0}: {headline(work.verdict)}"
+        return f"no better than that of ask {best.number if best else 0}"
 
     def _roll_back_if_stuck(self) -> None:
         best, base = self.state.best, self.state.base

@@ -36,16 +36,21 @@ def open_tools(config: RunConfig) -> Iterator[Tools]:
     from kernel_agent.sandbox import Sandbox
 
     with Sandbox() as sandbox:
+        known: dict[str, oracle.Truths] = {}
+
+        def truths_of(spec: KernelSpec) -> oracle.Truths:
+            return known.setdefault(spec.hash8, oracle.Truths(spec, sandbox))
 
         def cross_check(spec: KernelSpec) -> TruthCrossChecked:
             started = time.monotonic()
-            truths = oracle.Truths(spec, sandbox)
+            truths = truths_of(spec)
             (fit,) = truths.fit([smallest(spec.sweep)], max_elements=CHECKED_ELEMENTS, max_volume=CHECKED_VOLUME)
             found = oracle.cross_check(truths, oracle.Point(entry=fit.entry, seed=config.seed))
             return cross_checked(found, time.monotonic() - started)
 
         def check(spec: KernelSpec, pair_source: str, on_case: OnCase) -> Verdict:
-            return gate.check(spec, pair_source, sandbox, on_case=on_case)
+            options = gate.GateOptions(seeds=(config.seed, config.seed + 1))
+            return gate.check(spec, pair_source, sandbox, options, on_case, truths=truths_of(spec))
 
         def finish(
             spec: KernelSpec, candidate: Candidate, verdict: Verdict, provenance: Provenance, folder: Path

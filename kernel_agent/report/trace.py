@@ -12,25 +12,33 @@ from datetime import datetime
 from kernel_agent.agent import events as ev
 from kernel_agent.agent.events import Entry, PhaseName
 from kernel_agent.agent.explain import cases_in_words, gradients_in_words, headline
+from kernel_agent.agent.snapshots import parse
 from kernel_agent.gate.verdict import Verdict
-from kernel_agent.models.protocol import Reply, Turn
+from kernel_agent.models.protocol import Reply, Role, Turn
 
 NUMBER = {PhaseName.REFERENCE: 1, PhaseName.BACKWARD: 2, PhaseName.OPTIMIZE: 3}
 """Phases as readers count them."""
+
+FENCE = "```python\n"
 
 
 def render_trace(entries: Iterable[Entry]) -> str:
     """The text of a ledger. Works on ledgers of unfinished runs too."""
     parts: list[str] = []
     start: datetime | None = None
+    shown: set[str] = set()
     for entry in entries:
         at = datetime.fromisoformat(entry.at.replace("Z", "+00:00"))
         start = start or at
-        parts += _event(entry.event, f"after {_duration((at - start).total_seconds())}")
+        when = f"after {_duration((at - start).total_seconds())}"
+        parts += _event(entry.event, when, shown)
+        if isinstance(entry.event, ev.CandidateExtracted):
+            shown.add(entry.event.digest)
     return "\n\n".join(part.strip("\n") for part in parts if part.strip()) + "\n"
 
 
-def _event(event: ev.Event, when: str) -> list[str]:
+def _event(event: ev.Event, when: str, shown: set[str]) -> list[str]:
+    """The paragraphs of one event. `shown` holds the candidates whose code stands above it."""
     match event:
         case ev.RunStarted():
             return _started(event)
@@ -48,7 +56,7 @@ def _event(event: ev.Event, when: str) -> list[str]:
         case ev.PairsRetrieved():
             return _pairs(event)
         case ev.Asked():
-            return _ask(event, when)
+            return _ask(event, when, shown)
         case ev.Replied():
             return _reply(event.number, event.reply, when)
         case ev.CandidateExtracted():
@@ -111,7 +119,7 @@ def _pairs(event: ev.PairsRetrieved) -> list[str]:
     return ["## Retrieval", event.notice, *unmatched, "\n".join(lines)]
 
 
-def _ask(event: ev.Asked, when: str) -> list[str]:
+def _ask(event: ev.Asked, when: str, shown: set[str]) -> list[str]:
     parts = [f"### Ask {event.number} ({event.prompt.value}) {when}, about {event.estimated_input:,} tokens"]
     if event.system is not None:
         parts += ["System:", _quoted(event.system)]
@@ -119,10 +127,13 @@ def _ask(event: ev.Asked, when: str) -> list[str]:
         parts += ["User:", _quoted(event.opening)]
     elif event.turns:
         parts.append("The system text and the first turn are those of the ask before; after them:")
-    return parts + [text for turn in event.turns for text in _turn(turn)]
+    return parts + [text for turn in event.turns for text in _turn(turn, shown)]
 
 
-def _turn(turn: Turn) -> list[str]:
+def _turn(turn: Turn, shown: set[str]) -> list[str]:
+    digest = parse(turn.text.removeprefix(FENCE).removesuffix("```")).digest if turn.text.startswith(FENCE) else ""
+    if turn.role is Role.ASSISTANT and digest in shown:
+        return [f"Assistant: the candidate `{digest[:16]}`, as shown above."]
     return [f"{turn.role.value.capitalize()}:", _quoted(turn.text)]
 
 
