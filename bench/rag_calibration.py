@@ -59,14 +59,16 @@ class _Renamed(ast.NodeTransformer):
         return node
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
-        """Rename a definition."""
+        """Rename a definition and drop its docstring."""
         self.generic_visit(node)
+        if ast.get_docstring(node) is not None:
+            node.body = node.body[1:] or [ast.Pass()]
         node.name = self._new(node.name)
         return node
 
 
 def renamed(forward: str) -> str:
-    """The forward with strangers' names and no docstring."""
+    """The forward with strangers' names and no docstrings."""
     return ast.unparse(_Renamed().visit(ast.parse(forward)))
 
 

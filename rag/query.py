@@ -40,7 +40,12 @@ class Query:
     min_sim: float | None = None
     """Least similarity of a chosen pair, in [0, 1]; None: the calibrated default of the signal that judges."""
     exclude: tuple[str, ...] = ()
-    """Pairs whose path contains one of these, in any case, are not chosen."""
+    """Pairs whose path contains one of these, in any case, are not chosen. Blank ones are ignored."""
+
+    @property
+    def terms(self) -> tuple[str, ...]:
+        """The terms of `exclude`, trimmed, without blank ones: a blank one would match every path."""
+        return tuple(term.strip() for term in self.exclude if term.strip())
 
 
 @dataclass(frozen=True)

@@ -101,6 +101,13 @@ def test_exclude_terms_that_match_nothing_are_reported(index, layernorm):
     assert search(Query(layernorm, exclude=("rmsnrom", "silu")), index).unmatched_excludes == ("rmsnrom",)
 
 
+def test_blank_exclude_terms_exclude_nothing(index, layernorm):
+    # `--rag-exclude a,` splits into "a" and "": an empty string is part of every path.
+    result = search(Query(layernorm, exclude=("", " ")), index)
+    assert result.chosen
+    assert result.unmatched_excludes == ()
+
+
 def test_strange_names_are_searched_by_structure(index, pair_source):
     source = pair_source("attention_one_tile").split("# --- forward ---")[1].split("# --- backward ---")[0]
     for number, name in enumerate(("_attention_fwd", "forward", "scale", "inside", "lse", "LSE", "BLOCK", "OUT", "at")):

@@ -21,6 +21,7 @@ NEAREST = {
     "attention": {"attention"},
     "attention_block_ptr": {"attention"},
     "matmul": {"matmul"},
+    "grouped_gemm": {"moe"},
 }
 
 
