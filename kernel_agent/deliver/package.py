@@ -117,18 +117,25 @@ def _takes_needs(backward: str) -> bool:
 
 
 def _argument_call(pair: str, dims: set[str]) -> str:
-    """The arguments of the `make_args` call: the entry as a dict, or spread, plus device and seed where named."""
+    """The arguments of the `make_args` call, by the rule of `pairs.arguments.build_arguments`."""
     function = next(n for n in ast.parse(pair).body if isinstance(n, ast.FunctionDef) and n.name == "make_args")
-    positional = [*function.args.posonlyargs, *function.args.args]
-    required = positional[: len(positional) - len(function.args.defaults)]
-    names = {argument.arg for argument in (*positional, *function.args.kwonlyargs)}
-    takes_dict = len(required) == 1 and required[0].arg not in dims
-    extra = [
-        text
-        for name, text in (("device", "device=device"), ("seed", "seed=0"))
-        if name in names - {required[0].arg if takes_dict else ""}
+    arguments = function.args
+    positional = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
+    required = positional[: len(positional) - len(arguments.defaults)]
+    required += [
+        a.arg for a, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if default is None
     ]
-    return ", ".join(["dict(entry)" if takes_dict else "**entry", *extra])
+    names = {*positional, *(argument.arg for argument in arguments.kwonlyargs)}
+    unnamed = [name for name in required if name not in dims and name not in ("device", "dtype", "seed")]
+    extra = [text for name, text in (("device", "device=device"), ("seed", "seed=0")) if name in names]
+    if "dtype" in required and "dtype" not in dims:
+        extra.append("dtype=torch.float32")
+    if len(unnamed) == 1:
+        if "dtype" in names and "dtype" in dims:
+            extra.append('dtype=entry["dtype"]')
+        return ", ".join([f"{unnamed[0]}=dict(entry)", *extra])
+    passed = "entry" if dims <= names or arguments.kwarg else "{k: v for k, v in entry.items() if k != 'dtype'}"
+    return ", ".join([f"**{passed}", *extra])
 
 
 def _with_imports(source: str, imports: Iterable[str]) -> str:

@@ -179,7 +179,13 @@ def test_missing_delivered_file_is_named(tmp_path):
 
 @pytest.mark.parametrize(
     ("parameters", "call"),
-    [("N, device", "**entry, device=device"), ("entry, seed=0", "dict(entry), seed=0"), ("N, M", "**entry")],
+    [
+        ("N, M, device", "**entry, device=device"),
+        ("entry, seed=0", "entry=dict(entry), seed=0"),
+        ("N, M", "**entry"),
+        ("N, M, dtype", "**entry, dtype=torch.float32"),
+        ("dims, *, device", "dims=dict(entry), device=device"),
+    ],
 )
 def test_make_args_is_called_by_the_contract(parameters, call):
     from kernel_agent.deliver.package import _argument_call
