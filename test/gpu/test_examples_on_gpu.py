@@ -1,0 +1,63 @@
+"""The shipped examples as real kernels on a real device, against their references.
+
+The exact tier says nothing of rounding or of what the hardware does with a kernel; this does, for the forwards we ship.
+"""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernel_agent.pairs.arguments import build_arguments
+from kernel_agent.pairs.spec import ShapeEntry
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+STUBS = sorted(path.stem for path in EXAMPLES.glob("*.py"))
+TF32 = {"attention", "attention_block_ptr", "grouped_gemm", "matmul"}
+"""Examples whose fp32 `tl.dot` runs in tf32, unit roundoff 2**-11; torch's fp32 matmul does not."""
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="runs real kernels: needs a CUDA device"),
+    pytest.mark.filterwarnings("ignore:tl.make_block_ptr is deprecated:UserWarning"),
+]
+
+
+def load(name):
+    module_spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(module_spec)
+    module_spec.loader.exec_module(module)
+    return module
+
+
+def floating_outputs(result):
+    flat = result if isinstance(result, (tuple, list)) else (result,)
+    return [out for out in flat if isinstance(out, torch.Tensor) and out.is_floating_point()]
+
+
+def in_double(values):
+    return [v.double() if isinstance(v, torch.Tensor) and v.is_floating_point() else v for v in values]
+
+
+@pytest.mark.parametrize("name", STUBS)
+def test_example_agrees_with_its_reference_on_the_device(name):
+    # Twice the error of the reference in the same dtype: an honest kernel rounds no worse than that, whatever the scale.
+    module = load(name)
+    stub = getattr(module, name)
+    entries = [e for e in module.SWEEP if e.get("required", True)][:3]
+    for entry in entries:
+        dims = {key: value for key, value in entry.items() if key != "required"}
+        arguments = build_arguments(module, ShapeEntry(dims=dims), device="cuda", seed=0)
+        mine = floating_outputs(stub(*arguments.args, **arguments.kwargs))
+        honest = floating_outputs(module.reference(*arguments.args, **arguments.kwargs))
+        kwargs = dict(zip(arguments.kwargs, in_double(arguments.kwargs.values()), strict=True))
+        exact = floating_outputs(module.reference(*in_double(arguments.args), **kwargs))
+        assert len(mine) >= len(exact) == len(honest) > 0
+        for position, (got, low, truth) in enumerate(zip(mine, honest, exact, strict=False)):
+            truth = truth.double()
+            floor = truth.square().mean().sqrt() * 2 * torch.finfo(got.dtype).eps
+            dots = truth.square().mean().sqrt() * 2.0**-8 if name in TF32 else 0.0
+            error = (got.double() - truth).abs().max()
+            allowed = 2 * (low.double() - truth).abs().max() + floor + dots
+            assert error <= allowed, f"{name} {dims} output {position}: error {error:.2e}, allowed {allowed:.2e}"
