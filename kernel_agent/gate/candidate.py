@@ -38,8 +38,8 @@ def read_candidate(spec: KernelSpec, source: str) -> CandidateText:
     except (SyntaxError, ValueError) as error:
         line = error.lineno if isinstance(error, SyntaxError) else None
         said = error.msg if isinstance(error, SyntaxError) else str(error)
-        problem = Problem(Status.COMPILE_ERROR, f"the file is no valid Python: {said}{quoted(source, line)}", line)
-        return CandidateText(source, shown, PairMeta(grads=spec.grads), False, problem)
+        invalid = Problem(Status.COMPILE_ERROR, f"the file is no valid Python: {said}{quoted(source, line)}", line)
+        return CandidateText(source, shown, PairMeta(grads=spec.grads), False, invalid)
     meta = read_meta(source)
     if meta.grads != spec.grads:
         raise InputError(
@@ -47,7 +47,7 @@ def read_candidate(spec: KernelSpec, source: str) -> CandidateText:
             remedy="Return the gradients of these inputs, in this order.",
         )
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
-    problem = None
+    problem: Problem | None = None
     if not sections.backward.strip():
         problem = Problem(Status.NO_CODE, "the backward section is empty")
     elif "backward" not in functions or functions["backward"].lineno < sections.backward_line:

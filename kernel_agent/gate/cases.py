@@ -69,14 +69,13 @@ def make_plan(truths: Truths, options: GateOptions, *, accepts_needs: bool) -> P
     wanted = list(swept.values())
     odd = [entry for entry in _odd_entries([shape.entry for shape in wanted]) if entry.label not in swept]
     answers = truths.forwards([Point(entry=e, seed=options.seeds[0]) for e in [*[s.entry for s in wanted], *odd]])
-    shapes = [
-        replace(shape, elements=answer.elements)
-        for shape, answer in zip(wanted, answers, strict=False)
-        if _accepted(truths, shape.entry, shape.entry in truths.spec.sweep, answer, notes)
-    ]
+    shapes: list[ShapePlan] = []
     for shape, answer in zip(wanted, answers, strict=False):
-        if isinstance(answer, ForwardTruth) and answer.findings:
-            notes.append(f"the forward itself at {shape.entry.label}: {answer.findings[0]}")
+        if isinstance(answer, Refusal):
+            _leave_out(truths, shape.entry, answer, notes)
+            continue
+        shapes.append(replace(shape, elements=answer.elements))
+        notes += [f"the forward itself at {shape.entry.label}: {finding}" for finding in answer.findings[:1]]
     shapes += _odd_shapes(odd, answers[len(wanted) :], options, notes)
     shapes.sort(key=lambda shape: (shape.elements, not shape.required))
     planned = _with_cases(truths, shapes, options, accepts_needs)
@@ -94,7 +93,9 @@ def _swept(truths: Truths, options: GateOptions, notes: list[str]) -> dict[str, 
             continue
         if fit.refusal:
             if required and not fit.shrunk:
-                raise InputError(fit.refusal, path=truths.spec.facts.path, remedy="Correct make_args or the SWEEP entry.")
+                raise InputError(
+                    fit.refusal, path=truths.spec.facts.path, remedy="Correct make_args or the SWEEP entry."
+                )
             notes.append(f"{fit.asked.label} left out: make_args refuses smaller sizes ({_short(fit.refusal)})")
             continue
         label = fit.entry.label
@@ -110,13 +111,11 @@ def _shrunk(fit: Fit, known: bool) -> str:
     return f"{fit.asked.label} shrunk to {fit.entry.label}{as_well}: larger ones are beyond the exact tier on a CPU"
 
 
-def _accepted(truths: Truths, entry: ShapeEntry, as_written: bool, answer: ForwardTruth | Refusal, notes: list[str]) -> bool:
-    """Whether a swept shape can be judged; raises when the user's own entry cannot."""
-    if isinstance(answer, ForwardTruth):
-        return True
-    if not (as_written and entry.required):
+def _leave_out(truths: Truths, entry: ShapeEntry, answer: Refusal, notes: list[str]) -> None:
+    """Note a swept shape that the forward refuses; raises when the user wrote it so and requires it."""
+    if not (entry.required and entry in truths.spec.sweep):
         notes.append(f"{entry.label} left out: {_short(str(answer))}")
-        return False
+        return
     where = f"at the required SWEEP entry {entry.label}"
     if answer.kind in (RefusalKind.UNSUPPORTED, RefusalKind.RESOURCES):
         raise TruthError(f"{answer} ({where})")
@@ -156,7 +155,9 @@ def _odd_entries(entries: list[ShapeEntry]) -> list[ShapeEntry]:
         bases.setdefault(repr(sorted(flags.items(), key=str)), entry)
     found: dict[str, ShapeEntry] = {}
     for number, base in enumerate(bases.values()):
-        for derived in _neighbours(base) if number == 0 else [_changed(base, {n: _prime(v) for n, v in _sizes(base).items()})]:
+        for derived in (
+            _neighbours(base) if number == 0 else [_changed(base, {n: _prime(v) for n, v in _sizes(base).items()})]
+        ):
             found.setdefault(derived.label, derived)
     return list(found.values())
 

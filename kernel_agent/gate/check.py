@@ -1,19 +1,19 @@
-"""`check`: the one judge of every backward. Truth first, then the candidate in a process of its own, then the comparison."""
+"""`check`: the one judge of every backward. Truth first, the candidate in a process of its own, then the comparison."""
 
 from __future__ import annotations
 
 import difflib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from kernel_agent.errors import InputError
 from kernel_agent.gate import words
+from kernel_agent.gate.batch import Outcome, Question, ask, run_batch
 from kernel_agent.gate.candidate import CandidateText, read_candidate
-from kernel_agent.gate.cases import Case, Plan, ShapePlan, make_plan
+from kernel_agent.gate.cases import Plan, make_plan
 from kernel_agent.gate.judge import Problem
-from kernel_agent.gate.options import GateOptions
-from kernel_agent.gate.shape import ShapeRun, run_shape
+from kernel_agent.gate.options import STANDARD, GateOptions
 from kernel_agent.gate.verdict import CaseResult, ForwardChange, Status, Verdict
 from kernel_agent.oracle import Truths
 from kernel_agent.pairs.assemble import assemble
@@ -31,24 +31,28 @@ class _Progress:
 
     plan: Plan
     on_case: OnCase | None
-    results: list[CaseResult]
-    first_case: Case | None = None
-    first_problem: Problem | None = None
+    outcomes: list[Outcome] = field(default_factory=list)
+    first_red: Outcome | None = None
     extra_saved_bytes: int = 0
 
-    def add(self, case: Case, result: CaseResult, problem: Problem | None) -> None:
-        self.results.append(result)
-        if problem is not None and self.first_problem is None:
-            self.first_case, self.first_problem = case, problem
+    def add(self, outcome: Outcome) -> None:
+        """Keep an outcome and tell whoever watches."""
+        self.outcomes.append(outcome)
+        if outcome.problem is not None and self.first_red is None:
+            self.first_red = outcome
         if self.on_case is not None:
-            self.on_case(result, len(self.results), self.plan.size)
+            self.on_case(outcome.result, len(self.outcomes), self.plan.size)
+
+    def at_red_shape(self, outcome: Outcome) -> bool:
+        """Whether an outcome belongs to the shape of the first red one."""
+        return self.first_red is not None and outcome.case.point.entry == self.first_red.case.point.entry
 
 
 def check(
     spec: KernelSpec,
     pair_source: str,
     sandbox: Sandbox,
-    options: GateOptions = GateOptions(),
+    options: GateOptions = STANDARD,
     on_case: OnCase | None = None,
     *,
     truths: Truths | None = None,
@@ -57,7 +61,7 @@ def check(
 
     `pair_source` may be a dataset file or an assembled candidate; its check section is neither read nor shown to it.
     `truths` keeps what was computed for earlier candidates; without it, everything is computed for this call.
-    A bad candidate is a red verdict. Raises `InputError` or `TruthError` when the spec's own forward cannot be judged by.
+    A bad candidate is a red verdict. Raises `InputError` or `TruthError` when the spec's forward cannot be judged by.
     """
     start = time.perf_counter()
     truths = truths or Truths(spec, sandbox)
@@ -66,29 +70,49 @@ def check(
     except InputError as error:
         return Verdict(status=Status.BAD_FORMAT, message=error.message, line=error.line, details=error.remedy)
     if text.problem is not None:
-        return _red(text.problem, None, None, options, start)
+        return _red(text.problem, None, None, start)
     plan = make_plan(truths, options, accepts_needs=text.accepts_needs)
-    progress = _Progress(plan, on_case, [])
-    for shape in plan.shapes:
-        run = run_shape(truths, sandbox, shape, text, options)
-        for outcome in run.outcomes:
-            progress.add(outcome.case, outcome.result, outcome.problem)
-        progress.extra_saved_bytes = max(progress.extra_saved_bytes, run.extra_saved_bytes)
-        if progress.first_problem is not None and options.stop_at_red:
+    progress = _Progress(plan, on_case)
+    for questions in _batches(ask(truths, plan.shapes)):
+        _run(questions, progress, spec, sandbox, text, options)
+        if progress.first_red is not None and options.stop_at_red:
             break
-    if progress.first_problem is not None:
-        problem = _with_pattern(progress.first_problem, progress, run, shape)
-        return _red(problem, progress, _forward_change(spec, text, progress), options, start)
-    return _accepted(progress, _forward_change(spec, text, progress), start)
+    change = _forward_change(spec, text, progress)
+    if progress.first_red is not None and progress.first_red.problem is not None:
+        return _red(_with_pattern(progress.first_red.problem, progress), progress, change, start)
+    return _accepted(progress, change, start)
+
+
+def _batches(asked: list[list[Question]]) -> list[list[Question]]:
+    """The cheapest shape by itself, since most candidates fail there; all others in one further process."""
+    rest = [question for questions in asked[1:] for question in questions]
+    return [batch for batch in (*asked[:1], rest) if batch]
+
+
+def _run(
+    questions: list[Question],
+    progress: _Progress,
+    spec: KernelSpec,
+    sandbox: Sandbox,
+    text: CandidateText,
+    options: GateOptions,
+) -> None:
+    run = run_batch(questions, spec, sandbox, text, options)
+    progress.extra_saved_bytes = max(progress.extra_saved_bytes, run.extra_saved_bytes)
+    for outcome in run.outcomes:
+        if options.stop_at_red and progress.first_red is not None and not progress.at_red_shape(outcome):
+            return
+        progress.add(outcome)
 
 
 def _accepted(progress: _Progress, change: ForwardChange, start: float) -> Verdict:
-    ran = any(result.required for result in progress.results)
-    message = f"all {len(progress.results)} cases agree with the exact gradients"
+    results = tuple(outcome.result for outcome in progress.outcomes)
+    ran = any(result.required for result in results)
+    message = f"all {len(results)} cases agree with the exact gradients"
     return Verdict(
         status=Status.GREEN if ran else Status.NO_CASE,
         message=message if ran else "no required entry of SWEEP could be run, so nothing is proven",
-        cases=tuple(progress.results),
+        cases=results,
         cases_planned=progress.plan.size,
         notes=progress.plan.notes,
         forward=change,
@@ -96,10 +120,8 @@ def _accepted(progress: _Progress, change: ForwardChange, start: float) -> Verdi
     )
 
 
-def _red(
-    problem: Problem, progress: _Progress | None, change: ForwardChange | None, options: GateOptions, start: float
-) -> Verdict:
-    case = progress.first_case.name if progress and progress.first_case else None
+def _red(problem: Problem, progress: _Progress | None, change: ForwardChange | None, start: float) -> Verdict:
+    case = progress.first_red.case.name if progress and progress.first_red else None
     return Verdict(
         status=problem.status,
         message=f"{problem.message} [{case}]" if case else problem.message,
@@ -109,7 +131,7 @@ def _red(
         ratio=problem.ratio,
         line=problem.line,
         details=problem.details,
-        cases=tuple(progress.results) if progress else (),
+        cases=tuple(outcome.result for outcome in progress.outcomes) if progress else (),
         cases_planned=progress.plan.size if progress else 0,
         notes=progress.plan.notes if progress else (),
         forward=change,
@@ -117,25 +139,23 @@ def _red(
     )
 
 
-def _with_pattern(problem: Problem, progress: _Progress, run: ShapeRun, shape: ShapePlan) -> Problem:
+def _with_pattern(problem: Problem, progress: _Progress) -> Problem:
     """Add what the cases of the red shape have in common: often that is the diagnosis."""
+    here = [outcome for outcome in progress.outcomes if progress.at_red_shape(outcome)]
     rows = [problem.details] if problem.details else []
-    scores = [(outcome, score) for outcome in run.outcomes for score in outcome.result.grads]
-    names = list(dict.fromkeys(score.grad for _, score in scores))
-    right = [n for n in names if all(s.passed for _, s in scores if s.grad == n)]
+    scores = [score for outcome in here for score in outcome.result.grads]
+    names = list(dict.fromkeys(score.grad for score in scores))
+    right = [name for name in names if all(score.passed for score in scores if score.grad == name)]
     if right and len(right) < len(names):
-        rows.append(f"right in every case at {shape.entry.label}: {words.listed(right)}")
-    good = [o.case.name for o in run.outcomes if o.result.status is Status.GREEN]
-    bad = [o.case.name for o in run.outcomes if o.result.status is not Status.GREEN]
-    earlier = len(progress.results) - len(run.outcomes)
-    if good:
-        rows.append(f"red: {'; '.join(bad)}")
-        rows.append(f"green at this shape: {'; '.join(good)}")
+        rows.append(f"right in every case at this shape: {words.listed(right)}")
+    green = [outcome.case.name for outcome in here if outcome.problem is None]
+    if green:
+        rows.append("red: " + "; ".join(outcome.case.name for outcome in here if outcome.problem is not None))
+        rows.append("green at this shape: " + "; ".join(green))
+    earlier = len(progress.outcomes) - len(here)
     if earlier:
         rows.append(f"{earlier} cases at other shapes before this one are green")
-    return Problem(
-        problem.status, problem.message, problem.line, "\n".join(rows), problem.grad, problem.tile, problem.ratio
-    )
+    return replace(problem, details="\n".join(rows))
 
 
 def _forward_change(spec: KernelSpec, text: CandidateText, progress: _Progress) -> ForwardChange:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -111,11 +111,13 @@ def _output_problem(
     if given is None:
         return Problem(Status.WRONG_FORWARD, f"output `{name}` is {returned.type}, not a tensor")
     if tuple(given.shape) != form.shape or returned.dtype != dtype:
-        message = f"output `{name}` is {returned.dtype} {tuple(given.shape)}, the user's stub gives {dtype} {form.shape}"
+        message = (
+            f"output `{name}` is {returned.dtype} {tuple(given.shape)}, the user's stub gives {dtype} {form.shape}"
+        )
         return Problem(Status.WRONG_FORWARD, message)
-    expected = expected.to(torch.float64)
-    size = float(torch.where(expected.isfinite(), expected, 0.0).square().mean().sqrt()) if expected.numel() else 0.0
-    seen = compare(given, expected, size)
+    wide = expected.to(torch.float64)
+    size = float(torch.where(wide.isfinite(), wide, 0.0).square().mean().sqrt()) if wide.numel() else 0.0
+    seen = compare(given, wide, size)
     if seen.passed:
         return None
     message = f"output `{name}` of forward differs from the user's stub: {words.difference(seen)}"
@@ -145,7 +147,7 @@ def judge_backward(
             problem, score = _gradient(name, answer.returned[i], tensors.get(str(i)), truth, scale, spec, forward)
             problems += [] if problem is None else [problem]
             scores += [] if score is None else [score]
-        problems = _with_exchange_hint(problems, answer, tensors, truth, spec)
+        problems = _with_exchange_hint(problems, tensors, truth, spec)
     contract = _contract_problem(answer, spec, meta, forward, source)
     first = contract or next(iter(sorted(problems, key=lambda p: _ORDER.index(p.status))), None)
     return Judged(first, tuple(scores))
@@ -235,7 +237,7 @@ def _value_problem(name: str, seen: Comparison, given: Tensor, expected: Tensor)
 
 
 def _with_exchange_hint(
-    problems: list[Problem], answer: Answer, tensors: dict[str, Tensor], truth: GradientTruth, spec: KernelSpec
+    problems: list[Problem], tensors: dict[str, Tensor], truth: GradientTruth, spec: KernelSpec
 ) -> list[Problem]:
     """Say so where a wrong gradient is the right one of another input."""
     result = []
@@ -252,18 +254,10 @@ def _with_exchange_hint(
             and bool(expected.any())
             and compare(given, expected, 0.0).passed
         ]
-        hint = f"; it is the gradient of `{twins[0]}`: return them in the order {', '.join(spec.grads)}" if twins else ""
-        result.append(
-            Problem(
-                problem.status,
-                problem.message + hint,
-                problem.line,
-                problem.details,
-                problem.grad,
-                problem.tile,
-                problem.ratio,
-            )
+        hint = (
+            f"; it is the gradient of `{twins[0]}`: return them in the order {', '.join(spec.grads)}" if twins else ""
         )
+        result.append(replace(problem, message=problem.message + hint))
     return result
 
 

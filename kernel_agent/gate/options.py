@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kernel_agent.sandbox import Limits
 
@@ -23,5 +23,9 @@ class GateOptions:
     """Cases to run at most; each required entry gets at least one whatever this says."""
     stop_at_red: bool = True
     """Leave out the shapes after the first one with a red case."""
-    limits: Limits = Limits(wall_s=120.0)
-    """Of the process that runs the candidate, for one shape."""
+    limits: Limits = field(default_factory=Limits)
+    """Of each of the two processes that run the candidate: one for the cheapest shape, one for all others."""
+
+
+STANDARD = GateOptions()
+"""What every verdict of a run is made with."""

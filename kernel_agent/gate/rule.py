@@ -1,4 +1,4 @@
-"""The rule of the exact tier: is this gradient the true one? Written once, used for gradients and forward outputs alike.
+"""The rule of the exact tier: is this gradient the true one? Used for gradients and forward outputs alike.
 
 Both sides are float64, so every difference beyond rounding is a mistake. The comparison goes tile by tile, because a
 norm over the whole tensor lets a wrong tail hide behind large values elsewhere, and an elementwise one rejects honest
@@ -130,6 +130,6 @@ def _tile_norms(t: Tensor, extent: tuple[int, ...]) -> Tensor:
         t = torch.nn.functional.pad(t, padding)
     for d in reversed(grouped):
         t = t.unflatten(d, (-1, extent[d]))
-    # Unflattening from the back leaves grouped dimension d at d + (grouped dimensions before it), its inside right after.
+    # Unflattened from the back, grouped dimension d stands at d + (grouped ones before it), its inside right after.
     inside = [d + before + 1 for before, d in enumerate(grouped)]
     return t.square().sum(dim=inside).sqrt() if inside else t.abs()

@@ -13,9 +13,46 @@ from kernel_agent.gate.answer import Called
 _FREE = frozenset({"ALLOCATION", "VIEW", "COPY", "FILL", "REDUCTION", "INDEX"})
 _NEVER = frozenset({"grad", "backward", "requires_grad_", "numpy"})
 """Ways to have gradients made by someone else; no kernel needs them, whatever class they are in."""
-_PRODUCTS = ("matmul", "mm", "bmm", "mv", "dot", "addmm", "baddbmm", "addbmm", "einsum", "linear", "__matmul__", "__rmatmul__")
-_SUMS = ("add", "sub", "add_", "sub_", "neg", "neg_", "__add__", "__radd__", "__iadd__", "__sub__", "__rsub__", "__isub__")
-_FACTORS = ("mul", "mul_", "div", "div_", "true_divide", "__mul__", "__rmul__", "__imul__", "__truediv__", "__itruediv__")
+_PRODUCTS = (
+    "matmul",
+    "mm",
+    "bmm",
+    "mv",
+    "dot",
+    "addmm",
+    "baddbmm",
+    "addbmm",
+    "einsum",
+    "linear",
+    "__matmul__",
+    "__rmatmul__",
+)
+_SUMS = (
+    "add",
+    "sub",
+    "add_",
+    "sub_",
+    "neg",
+    "neg_",
+    "__add__",
+    "__radd__",
+    "__iadd__",
+    "__sub__",
+    "__rsub__",
+    "__isub__",
+)
+_FACTORS = (
+    "mul",
+    "mul_",
+    "div",
+    "div_",
+    "true_divide",
+    "__mul__",
+    "__rmul__",
+    "__imul__",
+    "__truediv__",
+    "__itruediv__",
+)
 _SCANS = ("cumsum", "cumsum_", "flip")
 _SCATTERS = ("index_add", "index_add_", "index_copy", "index_copy_", "scatter_add", "scatter_add_", "embedding")
 _FAMILIES = (_PRODUCTS, _SUMS, _FACTORS, _SCANS, _SCATTERS)

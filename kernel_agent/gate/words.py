@@ -60,10 +60,15 @@ def place(seen: Comparison) -> str:
 def difference(seen: Comparison) -> str:
     """How two tensors differ, and what the difference looks like."""
     if math.isinf(seen.ratio):
-        what = f"{seen.strange} elements are infinite or NaN on one side only" if seen.strange else "it must be exactly zero"
+        what = (
+            f"{seen.strange} elements are infinite or NaN on one side only"
+            if seen.strange
+            else "it must be exactly zero"
+        )
         return f"{what}, first {place(seen)}" if seen.strange else f"{what} {place(seen)}"
     many = f"{seen.wrong_tiles} of {seen.tiles} tiles are wrong, the worst " if seen.tiles > 1 else "wrong "
-    text = f"{many}{place(seen)}, by {seen.ratio:.3g} times the allowed error; relative error of the whole {seen.relative_error:.3g}"
+    much = f"by {seen.ratio:.3g} times the allowed error; relative error of the whole {seen.relative_error:.3g}"
+    text = f"{many}{place(seen)}, {much}"
     hint = _factor_hint(seen)
     return f"{text}; {hint}" if hint else text
 

@@ -1,4 +1,4 @@
-"""Truths on disk, addressed by the hash of what they were computed from: raw tensors behind a JSON header, never pickle.
+"""Truths on disk by the hash of what they were computed from: raw tensors behind a JSON header, never pickle.
 
 One file per entry: eight bytes of header length, the header (the record and the table of tensors), the tensors' bytes.
 A file is written beside its place and moved there, so that a killed run leaves no half entry; a damaged one is a miss.

@@ -1,7 +1,7 @@
 """What runs in the truth child: the user's file without any backward, and nothing of a candidate.
 
 Entries for `kernel_agent.sandbox.Job`. The parent imports this module for nothing but its entries' names.
-A refusal (the forward itself fails somewhere) is an answer; any other failure ends the child and is the parent's to read.
+A refusal (the forward itself fails somewhere) is an answer; any other failure ends the child, for the parent to read.
 """
 
 from __future__ import annotations
@@ -101,15 +101,18 @@ def forwards(call: Call) -> None:
 
 
 def gradients(call: Call) -> None:
-    """Payload: `spec`, `point`, `sets`: lists of cotangent tensor keys (or None) per output. One message per set."""
+    """Payload: `spec`, `requests`: each a `point` and `sets`, lists of cotangent tensor keys (or None) per output.
+
+    Sends one message per set, in order.
+    """
     with answered(call), standin():
         stub = load(call)
-        point = Point.model_validate(call.payload["point"])
-        leaves, outputs = _differentiable(stub, point)
-        for keys in call.payload["sets"]:
-            cotangents = [None if key is None else call.tensors[key] for key in keys]
-            grads = _backward(leaves, outputs, cotangents)
-            call.send({"names": list(grads)}, {f"grad.{name}": grad for name, grad in grads.items()})
+        for request in call.payload["requests"]:
+            leaves, outputs = _differentiable(stub, Point.model_validate(request["point"]))
+            for keys in request["sets"]:
+                cotangents = [None if key is None else call.tensors[key] for key in keys]
+                grads = _backward(leaves, outputs, cotangents)
+                call.send({"names": list(grads)}, {f"grad.{name}": grad for name, grad in grads.items()})
 
 
 class Refused(Exception):
@@ -140,6 +143,7 @@ def load(call: Call) -> Stub:
 
 
 def arguments_at(stub: Stub, point: Point) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments at a point; raises `Refused` when make_args does."""
     try:
         built = build_arguments(stub.module, point.entry, device="cpu", seed=point.seed)
     except InputError as error:
@@ -162,7 +166,9 @@ def run(
     except MemoryError as error:
         raise Refused(Refusal(kind=RefusalKind.RESOURCES, message=first_line(error))) from error
     except Exception as error:  # the user's code again
-        raise Refused(Refusal(kind=RefusalKind.STUB, message=first_line(error), line=line_in(error, module_path(stub.module)))) from error
+        raise Refused(
+            Refusal(kind=RefusalKind.STUB, message=first_line(error), line=line_in(error, module_path(stub.module)))
+        ) from error
 
 
 def _forward(stub: Stub, point: Point) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -64,7 +64,8 @@ class CrossCheck(Record):
     @property
     def agrees(self) -> bool:
         """True when nothing disagrees; an inconclusive comparison does not."""
-        return all(check.outcome is not Outcome.DISAGREES for check in (*self.derivatives, *self.references))
+        outcomes = [c.outcome for c in self.derivatives] + [c.outcome for c in self.references]
+        return Outcome.DISAGREES not in outcomes
 
 
 def cross_check(truths: Truths, point: Point) -> CrossCheck:
@@ -107,7 +108,9 @@ def _derivatives(truths: Truths, forward: ForwardTruth) -> tuple[DerivativeCheck
             for name, grad in truth.grads.items()
             if grad is not None
         }
-        expected = math.sqrt(sum(float(g.square().sum()) * sizes[n] ** 2 for n, g in truth.grads.items() if g is not None))
+        expected = math.sqrt(
+            sum(float(g.square().sum()) * sizes[n] ** 2 for n, g in truth.grads.items() if g is not None)
+        )
         checks.append(
             _judge(
                 tuple(names[i] if i < len(names) else str(i) for i in chosen),
@@ -194,6 +197,8 @@ def _against_reference(name: str, output: Tensor, given: Tensor, tolerance: floa
 def _tolerance(forward: ForwardTruth) -> float:
     """A reference may round through any dtype in sight, and through float32 where it says `.float()`."""
     dtypes = {form.dtype for form in forward.forms if form is not None and form.dtype.is_floating_point}
-    dtypes |= {v.dtype for v in (*forward.args, *forward.kwargs.values()) if isinstance(v, Tensor) and v.is_floating_point()}
+    dtypes |= {
+        v.dtype for v in (*forward.args, *forward.kwargs.values()) if isinstance(v, Tensor) and v.is_floating_point()
+    }
     coarsest = max((float(torch.finfo(dtype).eps) for dtype in dtypes), default=0.0)
     return 32 * max(coarsest, float(torch.finfo(torch.float32).eps) * 8)

@@ -52,7 +52,9 @@ def differences(call: Call) -> None:
         point = Point.model_validate(call.payload["point"])
         args, kwargs = arguments_at(stub, point)
         places = stub.leaves(args, kwargs)
-        steps = {place: _scaled(call.tensors[f"direction.{name}"], args, kwargs, place) for name, place in places.items()}
+        steps = {
+            place: _scaled(call.tensors[f"direction.{name}"], args, kwargs, place) for name, place in places.items()
+        }
         wide, half, none = (_outputs_at(stub, args, kwargs, steps, h) for h in (STEP, STEP / 2, 0.0))
         for keys in call.payload["sets"]:
             cotangents = [None if key is None else call.tensors[key].to(torch.float64) for key in keys]

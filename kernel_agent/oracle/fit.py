@@ -56,7 +56,9 @@ def fit_entry(
                 current = other
                 break
     while elements > max_elements:
-        accepted = next(((e, n) for e in halvings(current) for n, no in [_count(e, build)] if not no and n < elements), None)
+        accepted = next(
+            ((e, n) for e in halvings(current) for n, no in [_count(e, build)] if not no and n < elements), None
+        )
         if accepted is None:
             break
         current, elements = accepted
@@ -80,5 +82,5 @@ def _count(entry: ShapeEntry, build: Callable[[ShapeEntry], Arguments]) -> tuple
 
 def _elements(value: Any) -> int:
     if isinstance(value, Tensor):
-        return value.numel()
+        return int(value.numel())
     return sum(_elements(v) for v in value) if isinstance(value, (list, tuple)) else 0

@@ -124,7 +124,9 @@ class GradientTruth:
 
 def error_form(error: KernelAgentError) -> dict[str, Any]:
     """An error as JSON, to be raised again by `raise_again` in another process."""
-    place = {"path": str(error.path) if error.path else None, "line": error.line} if isinstance(error, InputError) else {}
+    place = (
+        {"path": str(error.path) if error.path else None, "line": error.line} if isinstance(error, InputError) else {}
+    )
     return {"type": type(error).__name__, "message": error.message, "remedy": error.remedy, **place}
 
 

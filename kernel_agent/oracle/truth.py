@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,14 @@ from kernel_agent.sandbox import Limits, Message, Sandbox
 
 REVISION = 1
 """Raised whenever the executor or the truth changes meaning: older cache entries are then never met again."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """Cotangents whose gradients are wanted at one point."""
+
+    forward: ForwardTruth
+    sets: tuple[Cotangents, ...]
 
 
 class Truths:
@@ -93,49 +102,70 @@ class Truths:
 
         Raises `TruthError` where the forward cannot be differentiated.
         """
-        point = forward.point
-        positions = [i for i, form in enumerate(forward.forms) if form is not None and form.differentiable]
-        units = [unit_cotangents(forward.forms, position, point.seed) for position in positions]
-        found = self._gradients(point, [*units, *sets])
-        ordered = list(self.spec.grads)
+        self.prepare([Request(forward, tuple(sets))])
+        positions = _differentiable(forward)
+        found = [self._gradient(forward.point, c) for c in (*_units(forward), *sets)]
         per_unit = dict(zip(positions, found, strict=False))
+        outputs = range(len(forward.forms))
+        units = {
+            name: tuple(_rms(per_unit[i].get(name)) if i in per_unit else 0.0 for i in outputs)
+            for name in self.spec.grads
+        }
+        natural = {name: self._natural(forward, name) for name in self.spec.grads}
         return tuple(
-            GradientTruth(
-                {name: grads.get(name) for name in ordered},
-                {
-                    name: tuple(
-                        _rms(per_unit[i].get(name)) if i in per_unit else 0.0 for i in range(len(forward.forms))
-                    )
-                    for name in ordered
-                },
-                {name: self._natural(forward, name, positions) for name in ordered},
-            )
-            for grads in found[len(units) :]
+            GradientTruth({name: grads.get(name) for name in self.spec.grads}, units, natural)
+            for grads in found[len(positions) :]
         )
 
-    def _gradients(self, point: Point, sets: list[Cotangents]) -> list[dict[str, Tensor]]:
-        where = point.model_dump(mode="json")
-        keys = [self._key("gradient", where, [_digest(c) for c in cotangents]) for cotangents in sets]
-        missing = [i for i, key in enumerate(keys) if self._cache.get(key) is None]
+    def prepare(self, requests: Sequence[Request]) -> None:
+        """Compute what `gradients` will be asked for, all that is not known yet in one child.
+
+        Raises `TruthError` where a forward cannot be differentiated.
+        """
+        missing: list[tuple[Point, Cotangents]] = []
+        for request in requests:
+            for cotangents in (*_units(request.forward), *request.sets):
+                if self._cache.get(self._gradient_key(request.forward.point, cotangents)) is None:
+                    missing.append((request.forward.point, cotangents))
         if missing:
-            tensors: dict[str, Tensor] = {}
-            names: list[list[str | None]] = []
-            for i in missing:
-                tensors |= {f"{i}.{j}": c for j, c in enumerate(sets[i]) if c is not None}
-                names.append([None if c is None else f"{i}.{j}" for j, c in enumerate(sets[i])])
-            messages = self._run("gradients", {"point": where, "sets": names}, tensors)
-            for message in messages:
-                if "refusal" in message.record:
-                    refusal = Refusal.model_validate(message.record["refusal"])
-                    raise TruthError(f"no exact gradients at {point.label}: {refusal}")
-            for i, message in zip(missing, messages, strict=True):
-                self._cache.put(keys[i], Entry(message.record, message.tensors))
-        entries = [self._cache.get(key) for key in keys]
-        return [
-            {name: entry.tensors[f"grad.{name}"] for name in entry.record["names"]}
-            for entry in entries
-            if entry is not None
-        ]
+            self._compute(missing)
+
+    def _compute(self, missing: list[tuple[Point, Cotangents]]) -> None:
+        tensors: dict[str, Tensor] = {}
+        payload: list[dict[str, Any]] = []
+        for i, (point, cotangents) in enumerate(missing):
+            where = point.model_dump(mode="json")
+            if not payload or payload[-1]["point"] != where:
+                payload.append({"point": where, "sets": []})
+            tensors |= {f"{i}.{j}": c for j, c in enumerate(cotangents) if c is not None}
+            payload[-1]["sets"].append([None if c is None else f"{i}.{j}" for j, c in enumerate(cotangents)])
+        try:
+            messages = self._run("gradients", {"requests": payload}, tensors)
+        except TruthError:
+            points = list(dict.fromkeys(point.model_dump_json() for point, _ in missing))
+            if len(points) == 1:
+                raise
+            # One point too large must not take the others with it.
+            first = points[: len(points) // 2]
+            self._compute([m for m in missing if m[0].model_dump_json() in first])
+            self._compute([m for m in missing if m[0].model_dump_json() not in first])
+            return
+        for (point, cotangents), message in zip(missing, messages, strict=False):
+            if "refusal" in message.record:
+                refusal = Refusal.model_validate(message.record["refusal"])
+                raise TruthError(f"no exact gradients at {point.label}: {refusal}")
+            self._cache.put(self._gradient_key(point, cotangents), Entry(message.record, message.tensors))
+
+    def _gradient_key(self, point: Point, cotangents: Cotangents) -> str:
+        return self._key("gradient", point.model_dump(mode="json"), [_digest(c) for c in cotangents])
+
+    def _gradient(self, point: Point, cotangents: Cotangents) -> dict[str, Tensor]:
+        entry = self._cache.get(self._gradient_key(point, cotangents))
+        if entry is None:
+            raise TruthError(
+                "the truth cache lost an entry that was just written", remedy="Check the disk of the cache."
+            )
+        return {name: entry.tensors[f"grad.{name}"] for name in entry.record["names"]}
 
     def _run_forwards(self, points: list[Point]) -> list[Message]:
         """Messages for a non-empty beginning of `points`: a point that kills the child is answered with a refusal."""
@@ -148,18 +178,24 @@ class Truths:
             refusal = Refusal(kind=RefusalKind.RESOURCES, message=error.message)
             return [Message({"refusal": refusal.model_dump(mode="json")}, {})]
 
-    def _run(self, entry: str, payload: dict[str, Any], tensors: dict[str, Tensor] | None = None) -> tuple[Message, ...]:
+    def _run(
+        self, entry: str, payload: dict[str, Any], tensors: dict[str, Tensor] | None = None
+    ) -> tuple[Message, ...]:
         whole = {"spec": self.spec.model_dump(mode="json"), **payload}
         return run_truth(self.sandbox, f"child:{entry}", self.spec.facts, whole, tensors, self._limits)
 
     def _forward(self, point: Point, entry: Entry | None) -> ForwardTruth | Refusal:
         if entry is None:
-            raise TruthError("the truth cache lost an entry that was just written", remedy="Check the disk of the cache.")
+            raise TruthError(
+                "the truth cache lost an entry that was just written", remedy="Check the disk of the cache."
+            )
         record = entry.record
         if "refusal" in record:
             return Refusal.model_validate(record["refusal"])
         forms = [
-            None if form is None else OutputForm(tuple(form["shape"]), getattr(torch, form["dtype"]), form["differentiable"])
+            None
+            if form is None
+            else OutputForm(tuple(form["shape"]), getattr(torch, form["dtype"]), form["differentiable"])
             for form in record["forms"]
         ]
         return ForwardTruth(
@@ -175,10 +211,11 @@ class Truths:
             record["seconds"],
         )
 
-    def _natural(self, forward: ForwardTruth, name: str, positions: list[int]) -> tuple[float, ...]:
+    def _natural(self, forward: ForwardTruth, name: str) -> tuple[float, ...]:
         values = [*forward.args, *forward.kwargs.values()]
         place = [fact.name for fact in self.spec.inputs].index(name)
         value = values[place] if place < len(values) else None
+        positions = _differentiable(forward)
         size = _finite_norm(value) if isinstance(value, Tensor) else 0.0
         return tuple(
             _finite_norm(output) / size if i in positions and size > 0 else 0.0
@@ -187,6 +224,15 @@ class Truths:
 
     def _key(self, *parts: Any) -> str:
         return hashlib.sha256(json.dumps([self._base, parts], sort_keys=True).encode()).hexdigest()
+
+
+def _differentiable(forward: ForwardTruth) -> list[int]:
+    return [i for i, form in enumerate(forward.forms) if form is not None and form.differentiable]
+
+
+def _units(forward: ForwardTruth) -> list[Cotangents]:
+    """Cotangents that measure the gradient scale of each output."""
+    return [unit_cotangents(forward.forms, position, forward.point.seed) for position in _differentiable(forward)]
 
 
 def _rms(gradient: Tensor | None) -> float:
@@ -203,7 +249,9 @@ def _digest(cotangent: Tensor | None) -> str | None:
     """Hash of dtype, shape and values; the layout does not matter to the truth."""
     if cotangent is None:
         return None
-    flat = cotangent.contiguous().flatten()
+    flat = torch.empty(cotangent.numel(), dtype=cotangent.dtype).copy_(
+        cotangent.flatten()
+    )  # one element keeps any stride
     raw = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
     head = f"{cotangent.dtype}{tuple(cotangent.shape)}".encode()
     return hashlib.sha256(head + raw).hexdigest()

@@ -1,4 +1,4 @@
-"""Python values as JSON plus named tensors, so that arguments and outputs can travel between processes without pickle."""
+"""Python values as JSON plus named tensors: arguments and outputs travel between processes without pickle."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from kernel_agent.sandbox.fork_server import ForkServer
 from kernel_agent.sandbox.job import Job, Message, Protection, Report, SandboxError
 from kernel_agent.sandbox.running_job import RunningJob
 
-PRELOAD = ("torch", "triton")
+PRELOAD = ("torch", "triton", "kernel_agent.ir")
 _NOT_YET_BUILT = ("seccomp",)
 _CLOSE_S = 60.0
 _LAUNCHES = 2

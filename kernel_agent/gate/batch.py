@@ -1,7 +1,8 @@
-"""All cases of one shape: truth in one child, then the candidate in another, then the comparison in the parent."""
+"""A batch of cases: truth in one child, then the candidate in another, then the comparison in the parent."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,9 @@ from kernel_agent.gate.options import GateOptions
 from kernel_agent.gate.verdict import CaseResult, Status
 from kernel_agent.oracle import Cotangents, ForwardTruth, GradientTruth, Point, Truths, make_cotangents
 from kernel_agent.oracle.cotangents import rms
+from kernel_agent.oracle.truth import Request
 from kernel_agent.oracle.wire import pack
+from kernel_agent.pairs.spec import KernelSpec
 from kernel_agent.sandbox import Ending, Job, Limits, Message, Report, Sandbox
 
 _STATUS_OF_ENDING = {
@@ -48,47 +51,57 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class ShapeRun:
-    """The outcomes at one shape, in the order of the plan."""
+class BatchRun:
+    """The outcomes of one batch, in the order of the plan; it ends with the first case that has no answer."""
 
     outcomes: tuple[Outcome, ...]
     extra_saved_bytes: int
     """As the candidate child reports it, at the seed that saved most."""
 
 
-def run_shape(truths: Truths, sandbox: Sandbox, shape: ShapePlan, text: CandidateText, options: GateOptions) -> ShapeRun:
-    """Ask the candidate all cases of one shape and judge its answers."""
-    questions = _questions(truths, shape)
-    job = _job(shape, questions, text, options.limits)
-    report = sandbox.run(job)
+def ask(truths: Truths, shapes: Sequence[ShapePlan]) -> list[list[Question]]:
+    """The questions of every shape, truth included; what is not known yet is computed in two children."""
+    points = {case.point.model_dump_json(): case.point for shape in shapes for case in shape.cases}
+    truths.forwards(list(points.values()))
+    forwards = {key: truths.forward(point) for key, point in points.items()}
+    asked = [[(case, _cotangents(case, forwards)) for case in shape.cases] for shape in shapes]
+    sets: dict[str, list[Cotangents]] = {key: [] for key in points}
+    for case, cotangents in (pair for pairs in asked for pair in pairs):
+        sets[case.point.model_dump_json()].append(cotangents)
+    truths.prepare([Request(forwards[key], tuple(sets[key])) for key in points])
+    found = {key: iter(truths.gradients(forwards[key], sets[key])) for key in points}
+    return [
+        [Question(c, forwards[c.point.model_dump_json()], t, next(found[c.point.model_dump_json()])) for c, t in pairs]
+        for pairs in asked
+    ]
+
+
+def _cotangents(case: Case, forwards: dict[str, ForwardTruth]) -> Cotangents:
+    return make_cotangents(case.kind, forwards[case.point.model_dump_json()].forms, case.point.seed)
+
+
+def run_batch(
+    questions: list[Question], spec: KernelSpec, sandbox: Sandbox, text: CandidateText, options: GateOptions
+) -> BatchRun:
+    """Ask the candidate a batch of cases in one fresh process and judge its answers."""
+    report = sandbox.run(_job(questions, text, options.limits))
     script = _Script(report, questions)
-    outcomes, stopped = [], False
+    outcomes: list[Outcome] = []
     for number, question in enumerate(questions):
-        if stopped:
+        outcomes.append(_outcome(question.case, _judge(script, question, number, text, spec, options)))
+        if script.ended(number):
             break
-        judged = _judge(script, question, number, text, truths, options)
-        stopped = script.ended(number)
-        outcomes.append(_outcome(question.case, judged))
-    return ShapeRun(tuple(outcomes), script.extra_saved_bytes)
+    return BatchRun(tuple(outcomes), script.extra_saved_bytes)
 
 
-def _questions(truths: Truths, shape: ShapePlan) -> list[Question]:
-    questions: list[Question] = []
-    for point in dict.fromkeys(case.point.model_dump_json() for case in shape.cases):
-        cases = [case for case in shape.cases if case.point.model_dump_json() == point]
-        forward = truths.forward(cases[0].point)
-        sets = [make_cotangents(case.kind, forward.forms, case.point.seed) for case in cases]
-        found = truths.gradients(forward, sets)
-        questions += [Question(c, forward, s, t) for c, s, t in zip(cases, sets, found, strict=True)]
-    return questions
-
-
-def _job(shape: ShapePlan, questions: list[Question], text: CandidateText, limits: Limits) -> Job:
+def _job(questions: list[Question], text: CandidateText, limits: Limits) -> Job:
     tensors: dict[str, Tensor] = {}
     points = _points(questions)
     packed: list[dict[str, Any]] = []
     for i, (_, forward) in enumerate(points):
-        packed.append({"args": pack(forward.args, tensors, f"p{i}.a"), "kwargs": pack(forward.kwargs, tensors, f"p{i}.k")})
+        packed.append(
+            {"args": pack(forward.args, tensors, f"p{i}.a"), "kwargs": pack(forward.kwargs, tensors, f"p{i}.k")}
+        )
     cases = []
     for i, question in enumerate(questions):
         tensors |= {f"c{i}.{j}": c for j, c in enumerate(question.cotangents) if c is not None}
@@ -100,7 +113,7 @@ def _job(shape: ShapePlan, questions: list[Question], text: CandidateText, limit
             }
         )
     payload = {"source": text.shown, "points": packed, "cases": cases}
-    label = f"candidate at {shape.entry.label}"
+    label = f"candidate from {questions[0].case.name}"
     return Job("kernel_agent.gate.child:answered", payload, tensors, limits, label)
 
 
@@ -148,7 +161,7 @@ class _Script:
 
     @property
     def extra_saved_bytes(self) -> int:
-        """See `ShapeRun`."""
+        """See `BatchRun`."""
         return max((a.extra_saved_bytes for a, _ in self.answers.values()), default=0)
 
     def ended(self, number: int) -> bool:
@@ -157,11 +170,10 @@ class _Script:
 
 
 def _judge(
-    script: _Script, question: Question, number: int, text: CandidateText, truths: Truths, options: GateOptions
+    script: _Script, question: Question, number: int, text: CandidateText, spec: KernelSpec, options: GateOptions
 ) -> Judged:
     if script.out_of_turn:
         return Judged(Problem(Status.CRASHED, f"the candidate wrote to the result channel: {script.out_of_turn}"))
-    spec = truths.spec
     forward = script.answers.get((Stage.FORWARD, script.point_of[number]))
     backward = script.answers.get((Stage.BACKWARD, number))
     problem = None
@@ -195,13 +207,15 @@ def _unanswered(script: _Script, text: CandidateText, limits: Limits) -> Problem
     report = script.report
     status = _STATUS_OF_ENDING.get(report.ending, Status.CRASHED)
     said = {
-        Ending.TIMED_OUT: f"the candidate does not finish within {limits.wall_s:.0f} s at this shape",
-        Ending.OUT_OF_MEMORY: f"the candidate needs more than {limits.memory_bytes >> 20} MiB at this shape",
+        Ending.TIMED_OUT: f"the candidate does not finish within {limits.wall_s:.0f} s here",
+        Ending.OUT_OF_MEMORY: f"the candidate needs more than {limits.memory_bytes >> 20} MiB here",
         Ending.EXITED: f"the candidate ends its own process with status {report.exit_code}",
         Ending.FINISHED: "the candidate's process finished without answering every case",
     }.get(report.ending, report.message)
     error = f"{report.error.type}: {words.first_paragraph(report.error.message)}" if report.error else ""
-    return Problem(status, said, details="\n".join(part for part in (error, report.stderr_tail[-2000:].strip()) if part))
+    return Problem(
+        status, said, details="\n".join(part for part in (error, report.stderr_tail[-2000:].strip()) if part)
+    )
 
 
 def _outcome(case: Case, judged: Judged) -> Outcome:
