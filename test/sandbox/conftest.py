@@ -13,7 +13,7 @@ from kernel_agent.sandbox.process_tree import descendants
 
 @pytest.fixture(scope="session")
 def shared_sandbox() -> Iterator[Sandbox]:
-    with Sandbox(preload=("torch", "triton")) as sandbox:
+    with Sandbox() as sandbox:
         yield sandbox
 
 

@@ -219,7 +219,7 @@ def deep_scratch(call: Call) -> None:
     """A scratch folder that a plain recursive delete cannot delete."""
     call.send({"scratch": str(call.scratch)})
     os.chdir(call.scratch)
-    for _ in range(3000):
+    for _ in range(1500):
         os.mkdir("d")
         os.chdir("d")
     (call.scratch / "locked").mkdir()

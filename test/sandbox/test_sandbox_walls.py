@@ -12,9 +12,10 @@ from sandbox_jobs import Run, job
 from kernel_agent.sandbox import Limits, Sandbox, landlock
 from kernel_agent.sandbox.protection import protections
 
+PROTECTIONS = protections()
 needs_landlock = pytest.mark.skipif(landlock.abi() == 0, reason="this kernel has no Landlock")
 needs_namespace = pytest.mark.skipif(
-    not any(wall.name == "network namespace" and wall.active for wall in protections()),
+    not any(wall.name == "network namespace" and wall.active for wall in PROTECTIONS),
     reason="this machine permits no network namespace",
 )
 
@@ -155,5 +156,5 @@ def test_a_child_inherits_only_its_streams_and_its_channel(run: Run) -> None:
 
 
 def test_protections_are_reported_as_a_child_has_them(run: Run) -> None:
-    assert run("say_nothing").protections == protections()
-    assert {wall.name for wall in protections() if not wall.active} >= {"seccomp"}, "what is not built is said"
+    assert run("say_nothing").protections == PROTECTIONS
+    assert {wall.name for wall in PROTECTIONS if not wall.active} >= {"seccomp"}, "what is not built is said"
