@@ -152,7 +152,10 @@ def test_decorated_stub_trains_through_the_delivered_file(spec, tmp_path):
     deliver(spec, Candidate(backward=BACKWARD, forward=OWN_FORWARD), GREEN, SOURCE, tmp_path)
     named = FORWARD.replace('("x",))', '("x",), backward="scale_backward.py")')
     (tmp_path / "scale.py").write_text(named)
-    training = "import torch, scale; x = torch.ones(10, requires_grad=True); scale.scale(x, 3.0).sum().backward(); print(x.grad)"
+    training = (
+        "import torch, scale; x = torch.ones(10, requires_grad=True); "
+        "scale.scale(x, 3.0).sum().backward(); print(x.grad)"
+    )
     done = run_interpreted("-W", "error", "-c", training, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "tensor([3., 3., 3., 3., 3., 3., 3., 3., 3., 3.])"

@@ -42,7 +42,7 @@ def in_double(values):
 
 @pytest.mark.parametrize("name", STUBS)
 def test_example_agrees_with_its_reference_on_the_device(name):
-    # Twice the error of the reference in the same dtype: an honest kernel rounds no worse than that, whatever the scale.
+    # Twice the error of the reference in the same dtype: an honest kernel rounds no worse at any scale.
     module = load(name)
     stub = getattr(module, name)
     entries = [e for e in module.SWEEP if e.get("required", True)][:3]
