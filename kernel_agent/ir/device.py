@@ -150,6 +150,8 @@ class _CpuTensors(TorchFunctionMode):  # type: ignore[misc]
         self, func: Any, _types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Redirect device arguments."""
+        if func is torch.device:  # naming the GPU is not using it
+            return func(*args, **(kwargs or {}))
         if func is torch.Tensor.cuda:
             return args[0]
         kwargs = {key: on_cpu(value) for key, value in (kwargs or {}).items() if key != "pin_memory"}

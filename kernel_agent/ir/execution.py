@@ -34,7 +34,7 @@ class ExecOptions:
     """How an execution is run."""
 
     sanitize: bool = True
-    """Judge reads of unwritten memory and races. Bounds are always judged."""
+    """Judge reads of unwritten memory, unwritten outputs and races. Bounds are always judged."""
     poison: bool = True
     """Fresh `empty()` allocations hold NaN and count as unwritten."""
     safety: Safety = Safety.AUTO
@@ -105,7 +105,8 @@ def _run(
     inputs = _Inputs(fn, args, kwargs, leaves, capture)
     with standin(), capture.running():
         result = fn(*inputs.args, **inputs.kwargs)
-    _find_unwritten(result, capture)
+    if options.sanitize:
+        _find_unwritten(result, capture)
     return Execution(
         result,
         inputs.leaves,

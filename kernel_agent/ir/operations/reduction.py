@@ -59,9 +59,10 @@ def _reduce(machine: Machine, op: Op, operands: list[Any], active: Active) -> li
     values = _whole(op, operands)
     rank = values[0].dim() - 1
     while values[0].size(axis) > 1:
-        half = values[0].size(axis) // 2
-        left = [value.narrow(axis, 0, half) for value in values]
-        right = [value.narrow(axis, half, half) for value in values]
+        # neighbours are combined, so that the order of elements is kept for combines that do not commute
+        pairs = [value.unflatten(axis, (-1, 2)) for value in values]
+        left = [pair.select(axis + 1, 0) for pair in pairs]
+        right = [pair.select(axis + 1, 1) for pair in pairs]
         merged = machine.run_lanes(op.regions[0][0], [*left, *right], active, rank)
         values = [value.expand(like.shape) for value, like in zip(merged, left, strict=True)]
     return [value.squeeze(axis) for value in values]

@@ -1,0 +1,109 @@
+"""The stand-in device answers what GPU files ask, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import triton
+from triton.runtime.autotuner import Autotuner
+from triton.runtime.jit import JITFunction
+
+from kernel_agent.ir import execute, import_module, standin
+
+GPU_FILE = """
+import torch, triton
+import triton.language as tl
+
+DEVICE = triton.runtime.driver.active.get_active_torch_device()
+FIXED = torch.device("cuda:0")
+CAPABILITY = torch.cuda.get_device_capability()
+SMS = torch.cuda.get_device_properties(DEVICE).multi_processor_count
+SHARED = triton.runtime.driver.active.utils.get_device_properties(torch.cuda.current_device())["max_shared_mem"]
+TARGET = triton.runtime.driver.active.get_current_target()
+TABLE = torch.arange(4, device=DEVICE)
+assert torch.cuda.is_available()
+CONFIGS = [triton.Config({"BLOCK": 32 if CAPABILITY[0] >= 9 else 16}, num_warps=SMS // 33)]
+
+
+@triton.autotune(CONFIGS, key=["n"])
+@triton.jit
+def kernel(X, Y, n, BLOCK: tl.constexpr):
+    c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(Y + c, tl.load(X + c, mask=c < n) + BLOCK, mask=c < n)
+
+
+def stub(x):
+    assert x.is_cuda and x.device == FIXED and DEVICE.type == "cuda"
+    programs = torch.cuda.get_device_properties(x.device).multi_processor_count
+    y = torch.empty_like(x)
+    with torch.cuda.device(x.device):
+        kernel[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](x, y, x.numel())
+    torch.cuda.synchronize()
+    return y, programs
+"""
+
+
+@pytest.fixture
+def gpu_file(tmp_path: Path) -> Path:
+    path = tmp_path / "gpu_file.py"
+    path.write_text(GPU_FILE)
+    return path
+
+
+def test_a_file_that_asks_for_the_gpu_at_import_and_in_its_stub_runs(gpu_file):
+    module = import_module(gpu_file, "standin_gpu_file")
+    assert module.CAPABILITY == (9, 0)
+    assert (module.SMS, module.SHARED, module.TARGET.arch) == (132, 232448, 90)
+    y, programs = execute(module.stub, (torch.zeros(40),)).result
+    assert programs == 132
+    assert y.tolist() == [32.0] * 40
+    assert sys.modules["standin_gpu_file"] is module
+
+
+def patched_names() -> dict[str, object]:
+    """Everything the stand-in and the capture replace."""
+    names = dict(vars(torch.cuda))
+    names["Generator"] = torch.Generator
+    names["apply"] = torch.autograd.Function.__dict__["apply"]
+    names["driver"] = triton.runtime.driver._active
+    names["run"], names["tune"] = JITFunction.run, Autotuner.run
+    names["dtype"], names["modes"] = torch.get_default_dtype(), torch._C._len_torch_function_stack()
+    names["grad"] = torch.is_grad_enabled()
+    return names
+
+
+def test_nothing_stays_patched_after_import_and_execution(gpu_file):
+    before = patched_names()
+    module = import_module(gpu_file, "standin_gpu_file_2")
+    execute(module.stub, (torch.zeros(8),), {}, leaves=(0,))
+    assert patched_names() == before
+
+
+def test_nothing_stays_patched_when_the_stub_raises(gpu_file):
+    before = patched_names()
+
+    def stub(x):
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        execute(stub, (torch.zeros(8),), {}, leaves=(0,))
+    assert patched_names() == before
+
+
+def test_a_file_that_fails_to_import_leaves_no_module(tmp_path):
+    path = tmp_path / "broken.py"
+    path.write_text("raise RuntimeError('at import')")
+    with pytest.raises(RuntimeError, match="at import"):
+        import_module(path, "standin_broken")
+    assert "standin_broken" not in sys.modules
+
+
+def test_standin_may_be_nested_and_makes_tensors_on_the_cpu():
+    with standin(), standin():
+        generator = torch.Generator(device="cuda").manual_seed(0)
+        x = torch.randn(3, device="cuda", generator=generator)
+        assert x.cuda() is x
+    assert x.device.type == "cpu"
