@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-import click
 import typer
 
 from kernel_agent import __version__
@@ -19,6 +18,9 @@ from kernel_agent.cli.rag import rag
 from kernel_agent.cli.runs import resume, runs, trace
 from kernel_agent.cli.streams import err, show_error
 from kernel_agent.errors import EnvironmentProblem, ExitCode, InputError, KernelAgentError
+
+# Typer has carried its own click since 0.2x, older ones use the package: either way this is the base of usage errors.
+UsageProblem: type[BaseException] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
 app = typer.Typer(
     name="kernel-agent",
@@ -190,12 +192,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except KernelAgentError as error:
         show_error(error)
         return int(error.exit_code)
-    except click.exceptions.Exit as stop:
+    except typer.Exit as stop:
         return stop.exit_code
-    except click.ClickException as error:
-        error.show()
+    except UsageProblem as error:
+        error.show()  # type: ignore[attr-defined]
         return int(ExitCode.BAD_INPUT)
-    except (click.Abort, KeyboardInterrupt):
+    except (typer.Abort, KeyboardInterrupt):
         err().print("interrupted")
         return int(ExitCode.INTERRUPTED)
     return result if isinstance(result, int) else int(ExitCode.OK)

@@ -51,7 +51,7 @@ def trace(run: RunArgument, out_folder: OutOption = Path("generated")) -> None:
     from kernel_agent.agent.ledger import read_ledger
     from kernel_agent.report.trace import render_trace
 
-    print(render_trace(read_ledger(find_run(run, out_folder).ledger).entries))
+    print(render_trace(read_ledger(find_run(run, out_folder).ledger).entries), end="")
 
 
 def resume(
