@@ -55,6 +55,12 @@ def _constant_key(value: Any) -> str:
 
 def generic_text(kernel: Any, signature: Mapping[str, Any], constexprs: Mapping[Path, Any]) -> str:
     """Inlined, canonical Triton IR of the kernel as generic-form text. Raises `LoweringError`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what Triton deprecates in its language is not ours to raise on
+        return _printed(kernel, signature, constexprs)
+
+
+def _printed(kernel: Any, signature: Mapping[str, Any], constexprs: Mapping[Path, Any]) -> str:
     source = ASTSource(kernel, dict(signature), dict(constexprs))
     options = _BACKEND.parse_options({})
     context = mlir.context()
@@ -62,9 +68,7 @@ def generic_text(kernel: Any, signature: Mapping[str, Any], constexprs: Mapping[
     _BACKEND.load_dialects(context)
     helpers = (options, _BACKEND.get_codegen_implementation(options), _BACKEND.get_module_map(), context)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # deprecations of Triton's language are not ours to raise on
-            module = source.make_ir(TARGET, *helpers)
+        module = source.make_ir(TARGET, *helpers)
     except CompilationError as error:
         raise _lowering_error(kernel, error) from error
     manager = mlir.pass_manager(module.context)

@@ -85,7 +85,7 @@ def _if(machine: Machine, op: Op, operands: list[Any], active: Active) -> list[R
 
 @rule("tt.call")
 def _call(machine: Machine, op: Op, operands: list[Any], active: Active) -> list[RuntimeValue]:
-    callee = machine.module.functions[str(op.attributes["callee"]).lstrip("@")]
+    callee = machine.module.functions[str(op.attributes["callee"]).lstrip("@").strip('"')]
     return machine.run_function(callee, operands, active)
 
 
