@@ -19,9 +19,9 @@ from torch import Tensor
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
 
-from kernel_agent.ir.errors import LaunchError
+from kernel_agent.ir.errors import CaptureError, LaunchError
 from kernel_agent.ir.findings import Findings
-from kernel_agent.ir.functions import capturing
+from kernel_agent.ir.functions import TORCH_APPLY, capturing
 from kernel_agent.ir.images import ImageMode, declared_dtype
 from kernel_agent.ir.launch import LaunchOptions, launch
 from kernel_agent.ir.lower import lower
@@ -184,6 +184,8 @@ class Capture:
         values = dict(bound.arguments)
         sizes = grid(dict(values)) if callable(grid) else grid
         file, line = _launch_site()
+        if self.grad:
+            _refuse_foreign_function(name)
         with torch._C.DisableTorchFunction(), torch.set_grad_enabled(self.grad):
             signature = Signature(kernel, values, self.buffer)
             module = lower(kernel, signature.types, signature.constants)
@@ -220,6 +222,21 @@ def _run_first_configuration(self: Any, *args: Any, **kwargs: Any) -> Any:
     result = self.fn.run(*args, **{**kwargs, **chosen})
     self.nargs = None
     return result
+
+
+def _refuse_foreign_function(kernel: str) -> None:
+    """A launch inside of torch's own `Function.apply` would get its gradient from a backward nobody has proven."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is TORCH_APPLY.__code__:
+            raise CaptureError(
+                f"kernel {kernel} runs inside a torch.autograd.Function whose apply was bound before the stand-in",
+                remedy="Import the file with kernel_agent.ir.import_module, or call the function's forward directly.",
+                kernel=kernel,
+            )
+        if frame.f_back is None:
+            return
+        frame = frame.f_back
 
 
 def _launch_site() -> tuple[str, int | None]:

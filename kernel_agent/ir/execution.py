@@ -150,7 +150,7 @@ class _Inputs:
         declared = declared_dtype(value)
         leaf = value.detach().to(torch.float64).clone(memory_format=torch.contiguous_format).requires_grad_(True)
         self.leaves[key] = leaf
-        if torch._debug_has_internal_overlap(value) != 0:
+        if torch._debug_has_internal_overlap(value) == 1:  # several indices share one element
             return declare(leaf.clone(), declared)
         storage = images.storage(value, held_dtype(declared))
         with torch.enable_grad():

@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 
-_ORIGINAL = torch.autograd.Function.__dict__["apply"].__func__
+TORCH_APPLY = torch.autograd.Function.__dict__["apply"].__func__
+"""torch's own `Function.apply`, as a plain function of the class and its arguments."""
+
 _capturing = 0
 
 
@@ -53,6 +55,6 @@ class Context:
 def dispatching_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     """`Function.apply`: torch's own, unless a capture runs and the function is not one of ours."""
     if not _capturing or cls.__module__.startswith("kernel_agent.ir."):
-        return _ORIGINAL(cls, *args, **kwargs)
+        return TORCH_APPLY(cls, *args, **kwargs)
     separate_context = cls.setup_context is not torch.autograd.Function.setup_context
     return cls.forward(*args, **kwargs) if separate_context else cls.forward(Context(len(args)), *args, **kwargs)

@@ -101,6 +101,11 @@ class Machine:
             self.tapes[id(buffer)] = tape
         return tape
 
+    @property
+    def in_lanes(self) -> bool:
+        """Whether a region of scalar operations runs on whole tiles, see `run_lanes`."""
+        return self._lane_rank > 0
+
     def remember(self, floats: Tensor) -> int:
         """Keep floats whose bits go their own way; the result is the position of the first one."""
         start = sum(int(source.numel()) for source in self._sources)

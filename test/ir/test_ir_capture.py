@@ -11,7 +11,7 @@ import triton.language as tl
 from gradient_check import check_gradients
 from torch import Tensor
 
-from kernel_agent.ir import CallClass, LaunchError, as_image, declared_dtype, execute
+from kernel_agent.ir import CallClass, CaptureError, LaunchError, as_image, declared_dtype, execute
 
 
 @triton.jit
@@ -167,6 +167,24 @@ def test_an_apply_that_was_bound_at_import_is_run_plainly_too(tmp_path):
     assert module.double.__func__.__name__ == "dispatching_apply"
     assert torch.autograd.Function.apply.__func__.__name__ == "apply"
     assert x.requires_grad
+
+
+bound_here = Double.apply
+
+
+def test_an_apply_that_was_bound_elsewhere_is_refused_instead_of_believed():
+    # its gradient would silently come from the function's own backward
+    with pytest.raises(CaptureError, match="bound before the stand-in"):
+        execute(lambda x: bound_here(x), (torch.randn(4),), {}, leaves=(0,))
+
+
+def test_an_expanded_leaf_gets_one_gradient_element_per_index():
+    check_gradients(lambda x: x.contiguous() * 2.0, (torch.randn(3, 1).expand(3, 4),), lambda x: 2 * x)
+
+
+def test_functions_that_return_several_tensors_under_names():
+    execution = execute(lambda x: x.max(-1).indices.dtype, (torch.randn(3, 4).half(),))
+    assert execution.result is torch.int64
 
 
 def test_torch_functions_are_sorted_by_what_they_do():

@@ -118,7 +118,9 @@ def _load(machine: Machine, op: Op, operands: list[Any], active: Active) -> list
     type_ = op.results[0].type
     if isinstance(operands[0], BlockPointer):
         block = operands[0]
-        pointer, mask = block_target(block, block.offsets, type_.tile, op.attributes.get("boundaryCheck", ()))
+        pointer, mask = block_target(
+            block, block.offsets, type_.tile, op.attributes.get("boundaryCheck", ()), type_.scalar
+        )
         pad = op.attributes.get("padding") == _PAD_NAN and type_.scalar.kind is Kind.FLOAT
         return [
             load(machine, op, pointer, mask, torch.tensor(math.nan, dtype=type_.dtype) if pad else None, type_, active)
@@ -134,27 +136,28 @@ def _store(machine: Machine, op: Op, operands: list[Any], active: Active) -> lis
     type_ = op.operands[1].type
     if isinstance(operands[0], BlockPointer):
         block = operands[0]
-        pointer, mask = block_target(block, block.offsets, type_.tile, op.attributes.get("boundaryCheck", ()))
+        pointer, mask = block_target(
+            block, block.offsets, type_.tile, op.attributes.get("boundaryCheck", ()), type_.scalar
+        )
     else:
         pointer, mask = operands[0], operands[2] if len(operands) > 2 else None
     store(machine, op, pointer, operands[1], mask, type_, active)
     return []
 
 
-def _descriptor_target(
-    block: BlockPointer, offsets: list[Tensor], tile: tuple[int, ...]
-) -> tuple[Pointer, Tensor, Type]:
+def _descriptor_target(block: BlockPointer, offsets: list[Tensor], type_: Type) -> tuple[Pointer, Tensor | None, Type]:
     """A descriptor may have more dimensions than the tile: leading ones of length 1. All bounds are checked."""
-    shape = (1,) * (len(block.extents) - len(tile)) + tile
-    pointer, mask = block_target(block, [offset.to(torch.int64) for offset in offsets], shape, range(len(shape)))
-    return pointer, mask, Type(Kind.TENSOR, "", shape, None)
+    shape = (1,) * (len(block.extents) - len(type_.tile)) + type_.tile
+    starts = [offset.to(torch.int64) for offset in offsets]
+    pointer, mask = block_target(block, starts, shape, range(len(shape)), type_.scalar)
+    return pointer, mask, Type(Kind.TENSOR, type_.name, shape, type_.element)
 
 
 @rule("tt.descriptor_load")
 def _descriptor_load(machine: Machine, op: Op, operands: list[Any], active: Active) -> list[RuntimeValue]:
     type_ = op.results[0].type
-    pointer, mask, block = _descriptor_target(operands[0], operands[1:], type_.tile)
-    value = load(machine, op, pointer, mask, None, Type(Kind.TENSOR, "", block.shape, type_.element), active)
+    pointer, mask, block = _descriptor_target(operands[0], operands[1:], type_)
+    value = load(machine, op, pointer, mask, None, block, active)
     extra = len(block.shape) - len(type_.tile)
     return [value.reshape(value.size(0), *value.shape[1 + extra :])]
 
@@ -163,8 +166,8 @@ def _descriptor_load(machine: Machine, op: Op, operands: list[Any], active: Acti
 def _descriptor_store(machine: Machine, op: Op, operands: list[Any], active: Active) -> list[RuntimeValue]:
     block, value, *offsets = operands
     type_ = op.operands[1].type
-    pointer, mask, target = _descriptor_target(block, offsets, type_.tile)
+    pointer, mask, target = _descriptor_target(block, offsets, type_)
     extra = len(target.shape) - len(type_.tile)
     value = value.reshape(value.size(0), *[1] * extra, *value.shape[1:])
-    store(machine, op, pointer, value, mask, Type(Kind.TENSOR, "", target.shape, type_.element), active)
+    store(machine, op, pointer, value, mask, target, active)
     return []

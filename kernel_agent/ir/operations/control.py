@@ -76,6 +76,10 @@ def _if(machine: Machine, op: Op, operands: list[Any], active: Active) -> list[R
         return machine.run_values(then[0], [], active)
     if not bool(condition.any()):
         return machine.run_values(otherwise[0], [], active) if otherwise else []
+    if machine.in_lanes:
+        raise machine.unsupported(
+            op, "a condition inside a combine function that differs between elements is not supported"
+        )
     pieces: Pieces = []
     for taken, region in ((condition, then), (~condition, otherwise)):
         rows = taken.nonzero().flatten()

@@ -12,7 +12,8 @@ from torch import Tensor
 from kernel_agent.ir.memory import ADDRESS_BITS, Buffer
 from kernel_agent.ir.operations.registry import rule
 from kernel_agent.ir.program import Op
-from kernel_agent.ir.values import Active, BlockPointer, Pointer, RuntimeValue
+from kernel_agent.ir.types import Type
+from kernel_agent.ir.values import Active, BlockPointer, Pointer
 
 if TYPE_CHECKING:
     from kernel_agent.ir.machine import Machine
@@ -69,9 +70,10 @@ class Target:
 
 
 def block_target(
-    block: BlockPointer, offsets: list[Tensor], shape: tuple[int, ...], checked: Collection[int]
+    block: BlockPointer, offsets: list[Tensor], shape: tuple[int, ...], checked: Collection[int], element: Type
 ) -> tuple[Pointer, Tensor | None]:
     """Pointers of a block of the given shape, and a mask from the dimensions whose bounds are checked."""
+    scale = 1 if block.base.buffer is not None else max(1, element.bits // 8)
     rank = len(shape)
     offset = block.base.offset.reshape(-1, *[1] * rank)
     mask: Tensor | None = None
@@ -79,10 +81,7 @@ def block_target(
         along = [1] * (rank + 1)
         along[dim + 1] = length
         place = offsets[dim].reshape(-1, *[1] * rank) + torch.arange(length).view(along)
-        scale = 1 if block.base.buffer is not None else None
-        if scale is None:
-            raise ValueError("a block pointer needs a pointer argument as its base")
-        offset = offset + place * block.strides[dim].reshape(-1, *[1] * rank)
+        offset = offset + place * (block.strides[dim].reshape(-1, *[1] * rank) * scale)
         if dim in checked:
             inside = (place >= 0) & (place < block.extents[dim].reshape(-1, *[1] * rank))
             mask = inside if mask is None else mask & inside
@@ -106,8 +105,3 @@ def targets(machine: Machine, op: Op, pointer: Pointer, mask: Tensor | None, act
             element = (pointer.offset - buffer.base).div(buffer.itemsize, rounding_mode="floor")
             found.append(Target(buffer, torch.where(mine, element, 0), mine))
     return found
-
-
-def is_block(value: RuntimeValue) -> bool:
-    """Whether an operand is a block pointer or descriptor."""
-    return isinstance(value, BlockPointer)
