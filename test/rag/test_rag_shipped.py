@@ -22,6 +22,7 @@ NEAREST = {
     "attention_block_ptr": {"attention"},
     "matmul": {"matmul"},
     "grouped_gemm": {"moe"},
+    "gated_recurrence": {"linear_attention"},
 }
 
 
