@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from kernel_agent.errors import InputError
 from kernel_agent.gate.options import GateOptions
-from kernel_agent.oracle import CotangentKind, Fit, ForwardTruth, Point, Refusal, RefusalKind, TruthError, Truths
+from kernel_agent.oracle import CotangentKind, ForwardTruth, Point, Refusal, RefusalKind, TruthError, Truths
 from kernel_agent.pairs.spec import ShapeEntry
 
 _BOTH = (CotangentKind.RANDOM, CotangentKind.STRIDED)
@@ -47,7 +47,7 @@ class ShapePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """Shapes, cheapest first, and what was shrunk or left out."""
+    """Shapes in the order in which they are run, and what was shrunk or left out."""
 
     shapes: tuple[ShapePlan, ...]
     notes: tuple[str, ...]
@@ -77,8 +77,7 @@ def make_plan(truths: Truths, options: GateOptions, *, accepts_needs: bool) -> P
         shapes.append(replace(shape, elements=answer.elements))
         notes += [f"the forward itself at {shape.entry.label}: {finding}" for finding in answer.findings[:1]]
     shapes += _odd_shapes(odd, answers[len(wanted) :], options, notes)
-    shapes.sort(key=lambda shape: (shape.elements, not shape.required))
-    planned = _with_cases(truths, shapes, options, accepts_needs)
+    planned = _with_cases(truths, _cheap_first(shapes), options, accepts_needs)
     return _within_budget(planned, options, notes)
 
 
@@ -86,10 +85,12 @@ def _swept(truths: Truths, options: GateOptions, notes: list[str]) -> dict[str, 
     """The entries of SWEEP that can be run, shrunk where they must be, by label."""
     fits = truths.fit(truths.spec.sweep, max_elements=options.max_elements, max_volume=options.max_volume)
     found: dict[str, ShapePlan] = {}
+    shrunk: list[str] = []
+    left_out: list[str] = []
     for fit in fits:
         required = fit.asked.required
         if fit.shrunk and not required:
-            notes.append(f"{fit.asked.label} left out: not required, and too large for the exact tier on a CPU")
+            left_out.append(fit.asked.label)
             continue
         if fit.refusal:
             if required and not fit.shrunk:
@@ -100,15 +101,14 @@ def _swept(truths: Truths, options: GateOptions, notes: list[str]) -> dict[str, 
             continue
         label = fit.entry.label
         if fit.shrunk:
-            notes.append(_shrunk(fit, label in found))
+            shrunk.append(f"{fit.asked.label} to {label}")
         if label not in found or required:
             found[label] = ShapePlan(fit.entry, required, fit.elements)
+    if shrunk:
+        notes.append("shrunk, since the exact tier runs on a CPU: " + "; ".join(shrunk))
+    if left_out:
+        notes.append("left out as too large for a CPU and not required: " + "; ".join(left_out))
     return found
-
-
-def _shrunk(fit: Fit, known: bool) -> str:
-    as_well = ", which is run anyway" if known else ""
-    return f"{fit.asked.label} shrunk to {fit.entry.label}{as_well}: larger ones are beyond the exact tier on a CPU"
 
 
 def _leave_out(truths: Truths, entry: ShapeEntry, answer: Refusal, notes: list[str]) -> None:
@@ -190,6 +190,13 @@ def _prime(size: int) -> int:
     while any(number % d == 0 for d in range(2, int(number**0.5) + 1)):
         number += 1
     return number
+
+
+def _cheap_first(shapes: list[ShapePlan]) -> list[ShapePlan]:
+    """The cheapest required shape, which says most about most mistakes, then all others by size."""
+    ordered = sorted(shapes, key=lambda shape: (shape.elements, not shape.required))
+    first = next((shape for shape in ordered if shape.required), None)
+    return ordered if first is None else [first, *(shape for shape in ordered if shape is not first)]
 
 
 def _with_cases(truths: Truths, shapes: list[ShapePlan], options: GateOptions, accepts_needs: bool) -> list[ShapePlan]:

@@ -15,7 +15,7 @@ class GateOptions:
     """Seeds of make_args and of the cotangents."""
     max_elements: int = 1 << 19
     """Elements of all tensor arguments together; larger entries are shrunk (required) or left out (not required)."""
-    max_volume: int = 1 << 22
+    max_volume: int = 1 << 23
     """Product of an entry's whole-number dims, a bound of the work."""
     odd_sizes: int = 4
     """Derived odd shapes to run, of those that the forward accepts."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from kernel_agent.errors import InputError, KernelAgentError
+from kernel_agent.errors import EnvironmentProblem, InputError, KernelAgentError
 from kernel_agent.ir import (
     ExecOptions,
     Execution,
@@ -157,6 +157,8 @@ def run(
     """Execute the forward; raises `Refused` when it fails."""
     try:
         return execute(stub.function, args, kwargs, leaves=leaves, options=ExecOptions(sanitize=sanitize))
+    except (InputError, EnvironmentProblem):
+        raise
     except UnsupportedOp as error:
         raise Refused(Refusal(kind=RefusalKind.UNSUPPORTED, message=error.message, line=error.line)) from error
     except LoweringError as error:

@@ -19,6 +19,7 @@ from kernel_agent.oracle.job import run_truth
 from kernel_agent.oracle.records import ForwardTruth, OutputForm, Point, raise_again
 from kernel_agent.oracle.truth import Truths
 from kernel_agent.pairs.spec import Record
+from kernel_agent.pairs.sweep import smallest
 
 TOLERANCE = 1e-5
 """Largest relative difference between an exact and a central-difference derivative that counts as agreement."""
@@ -68,8 +69,9 @@ class CrossCheck(Record):
         return Outcome.DISAGREES not in outcomes
 
 
-def cross_check(truths: Truths, point: Point) -> CrossCheck:
-    """Check the truth at one point. Raises as `Truths.gradients` does where there is no truth."""
+def cross_check(truths: Truths, point: Point | None = None) -> CrossCheck:
+    """Check the truth at one point; None: the smallest SWEEP entry. Raises as `Truths.gradients` does."""
+    point = point or Point(entry=smallest(truths.spec.sweep))
     forward = truths.forward(point)
     references = _references(truths, forward) if truths.spec.facts.has_reference else ()
     if truths.spec.custom_gradient:

@@ -15,8 +15,10 @@ from torch import Tensor
 from kernel_agent.pairs.arguments import Arguments
 from kernel_agent.pairs.spec import Record, ShapeEntry
 
-SMALLEST = 32
-"""Dims up to this value are not halved: they are tile sizes, head counts and the like."""
+LONG = 128
+"""Dims beyond this are halved first: what is left of them still spans several tiles."""
+COUNT = 32
+"""Dims up to this are taken for counts (batch, heads, experts) and halved before the widths between COUNT and LONG."""
 
 
 class Fit(Record):
@@ -35,13 +37,13 @@ class Fit(Record):
 
 def volume(entry: ShapeEntry) -> int:
     """Product of all whole-number dims: an upper bound of the work of most kernels (M*N*K of a matmul)."""
-    return math.prod(max(value, 1) for value in entry.dims.values() if type(value) is int)
+    return math.prod(max(value, 1) for value in _whole(entry).values())
 
 
 def fit_entry(
     entry: ShapeEntry, build: Callable[[ShapeEntry], Arguments], *, max_elements: int, max_volume: int
 ) -> Fit:
-    """Halve the largest dims until the arguments fit; `build` is make_args and may raise for sizes it refuses."""
+    """Halve dims until the arguments fit; `build` is make_args and may raise for sizes it refuses."""
     current = entry
     while volume(current) > max_volume:
         smaller = next(halvings(current), None)
@@ -66,10 +68,22 @@ def fit_entry(
 
 
 def halvings(entry: ShapeEntry) -> Iterator[ShapeEntry]:
-    """The entry with one dim halved, the largest dim first."""
-    sizes = [(value, name) for name, value in entry.dims.items() if type(value) is int and value > SMALLEST]
-    for value, name in sorted(sizes, key=lambda pair: -pair[0]):
-        yield entry.model_copy(update={"dims": {**entry.dims, name: value // 2}})
+    """The entry with one dim halved: long dims first, then even counts, then widths, then whatever is above 1."""
+    for name, value in sorted(_whole(entry).items(), key=lambda item: _turn(item[1])):
+        if value > 1:
+            yield entry.model_copy(update={"dims": {**entry.dims, name: value // 2}})
+
+
+def _turn(value: int) -> tuple[int, int]:
+    if value > LONG:
+        return 0, -value
+    if value <= COUNT:
+        return (1, value) if value >= 4 and value % 2 == 0 else (3, -value)
+    return 2, -value
+
+
+def _whole(entry: ShapeEntry) -> dict[str, int]:
+    return {name: value for name, value in entry.dims.items() if type(value) is int}
 
 
 def _count(entry: ShapeEntry, build: Callable[[ShapeEntry], Arguments]) -> tuple[int, str]:

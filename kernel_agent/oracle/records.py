@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernel_agent.errors import InputError, KernelAgentError
+from kernel_agent.errors import EnvironmentProblem, InputError, KernelAgentError
 from kernel_agent.pairs.spec import Record, ShapeEntry
 
 ROUNDOFF = 1e-6
@@ -124,6 +124,8 @@ class GradientTruth:
 
 def error_form(error: KernelAgentError) -> dict[str, Any]:
     """An error as JSON, to be raised again by `raise_again` in another process."""
+    if isinstance(error, EnvironmentProblem):
+        return {"type": EnvironmentProblem.__name__, "message": error.message, "remedy": error.remedy}
     place = (
         {"path": str(error.path) if error.path else None, "line": error.line} if isinstance(error, InputError) else {}
     )
@@ -131,10 +133,12 @@ def error_form(error: KernelAgentError) -> dict[str, Any]:
 
 
 def raise_again(form: Mapping[str, Any]) -> None:
-    """Raise the error that `error_form` described: `InputError` with its place, else `TruthError`."""
+    """Raise the error that `error_form` described: `InputError`, `EnvironmentProblem`, or `TruthError` for all else."""
     if form["type"] == "InputError":
         path = Path(form["path"]) if form["path"] else None
         raise InputError(form["message"], remedy=form["remedy"], path=path, line=form["line"])
+    if form["type"] == "EnvironmentProblem":
+        raise EnvironmentProblem(form["message"], remedy=form["remedy"])
     raise TruthError(form["message"], remedy=form["remedy"])
 
 
