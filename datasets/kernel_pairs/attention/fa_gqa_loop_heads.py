@@ -198,16 +198,17 @@ def backward(saved, grad_o, needs=None):
 
 # --- check ---
 SWEEP = (
-    {"B": 1, "T": 64, "S": 64, "HQ": 4, "HK": 2, "D": 32},
-    {"B": 2, "T": 75, "S": 141, "HQ": 3, "HK": 1, "D": 20},
-    {"B": 1, "T": 83, "S": 50, "HQ": 4, "HK": 2, "D": 16, "causal": False},
-    {"B": 1, "T": 96, "S": 96, "HQ": 4, "HK": 4, "D": 16, "dtype": "bfloat16"},
+    {"B": 1, "T": 64, "past": 0, "HK": 2, "group": 2, "D": 32},
+    {"B": 2, "T": 75, "past": 66, "HK": 1, "group": 3, "D": 20},
+    {"B": 1, "T": 50, "past": 33, "HK": 2, "group": 2, "D": 16, "causal": False},
+    {"B": 1, "T": 96, "past": 0, "HK": 4, "group": 1, "D": 16, "dtype": "bfloat16"},
 )
 
 
-def make_args(B, T, S, HQ, HK, D, causal=True, dtype="float32", device="cpu", seed=0):
+def make_args(B, T, past, HK, group, D, causal=True, dtype="float32", device="cpu", seed=0):
     g = torch.Generator().manual_seed(seed)
-    shapes = ((B, T, HQ, D), (B, S, HK, D), (B, S, HK, D))
+    # The queries are the last T of past + T positions.
+    shapes = ((B, T, HK * group, D), (B, past + T, HK, D), (B, past + T, HK, D))
     tensors = (torch.randn(shape, generator=g) for shape in shapes)
     return (*(t.to(device=device, dtype=getattr(torch, dtype)) for t in tensors), causal)
 

@@ -101,10 +101,10 @@ def make_args(nodes, edges, F, dtype="float32", device="cpu", seed=0):
     g = torch.Generator().manual_seed(seed)
     x, weight = torch.randn(nodes, F, generator=g), torch.randn(edges, generator=g)
     # Half of the edges meet in node 0; the last node neither sends nor receives.
-    into = torch.randint(0, nodes - 1, (edges,), generator=g)
+    into = torch.randint(0, max(1, nodes - 1), (edges,), generator=g)
     into[: edges // 2] = 0
     into = into.sort().values
-    source = torch.randint(0, nodes - 1, (edges,), generator=g)
+    source = torch.randint(0, max(1, nodes - 1), (edges,), generator=g)
     edge = source.argsort(stable=True)
 
     def pointers(ids):

@@ -99,8 +99,8 @@ def make_args(S, L, C, dtype="float32", device="cpu", seed=0):
     g = torch.Generator().manual_seed(seed)
     x = torch.randn(L, C, generator=g) * 2
     # The second segment is empty.
-    cuts = torch.randint(1, L, (S - 1,), generator=g).sort().values
-    cuts[1] = cuts[0]
+    cuts = torch.randint(0, L + 1, (S - 1,), generator=g).sort().values
+    cuts[1:2] = cuts[:1]
     offsets = torch.cat((torch.zeros(1, dtype=torch.int64), cuts, torch.tensor([L]))).to(torch.int32)
     return x.to(device=device, dtype=getattr(torch, dtype)), offsets.to(device)
 
