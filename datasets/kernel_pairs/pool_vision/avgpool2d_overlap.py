@@ -1,4 +1,4 @@
-"""Overlapping 2-D average pooling, padding counted or not: each pixel sums the cotangents of its rectangle of windows."""
+"""Overlapping 2-D average pooling, padding counted or not: each pixel sums the cotangents of the windows over it."""
 
 import torch
 import triton

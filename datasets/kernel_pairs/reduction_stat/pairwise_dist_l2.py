@@ -1,4 +1,4 @@
-"""All-pairs Euclidean distances: one gradient kernel serves both operands, launched again with their roles exchanged."""
+"""All-pairs Euclidean distances: one gradient kernel serves both operands, launched twice with exchanged roles."""
 
 import torch
 import triton
