@@ -157,19 +157,19 @@ def _verdict(event: ev.Judged, when: str) -> list[str]:
     if event.same_as is not None:
         parts.append(f"The same candidate as in reply {event.same_as}; its verdict holds.")
         return parts
-    return parts + verdict_lines(verdict)
+    return parts + verdict_lines(verdict, said=headline(verdict))
 
 
-def verdict_lines(verdict: Verdict) -> list[str]:
-    """A verdict as paragraphs: what is wrong, which gradients are right, how many cases passed."""
-    parts = [verdict.message]
+def verdict_lines(verdict: Verdict, said: str = "") -> list[str]:
+    """A verdict as paragraphs: what is wrong, unless `said` has it; which gradients are right; cases passed."""
+    parts = [] if verdict.message in said or verdict.green else [verdict.message]
     facts = (
         [f"Cases: {cases_in_words(verdict)}, {_duration(verdict.seconds)}, tier {verdict.tier}"]
         if verdict.cases
         else []
     )
     facts += gradients_in_words(verdict.cases)
-    if verdict.forward is not None:
+    if verdict.forward is not None and (verdict.forward.lines_changed or verdict.forward.extra_saved_bytes):
         change = verdict.forward
         lines = _count(change.lines_changed, "line")
         facts.append(f"own forward: {lines} changed, {change.extra_saved_bytes:,} more bytes saved")

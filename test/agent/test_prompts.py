@@ -55,7 +55,7 @@ def test_the_first_prompt_shows_the_forward_the_saved_tuple_and_the_pairs() -> N
 def test_a_frozen_forward_without_pairs_is_said_in_the_first_prompt() -> None:
     text = prompts.draft(brief(pairs=(), freeze_forward=True)).conversation.turns[0].text
     assert "The user has frozen the forward" in text
-    assert "No proven pair is similar enough" in text
+    assert "No proven pair that resembles this forward" in text
 
 
 def test_a_wrong_gradient_is_told_in_words() -> None:
