@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 SIGKILL = 9
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_a_run_killed_at_any_event_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
     command = [sys.executable, str(Path(__file__).with_name("killed_runs.py")), str(tmp_path)]
     environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
