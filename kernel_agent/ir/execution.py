@@ -38,10 +38,10 @@ class ExecOptions:
     poison: bool = True
     """Fresh `empty()` allocations hold NaN and count as unwritten."""
     safety: Safety = Safety.AUTO
-    chunk_elements: int = 1 << 22
+    chunk_elements: int = 1 << 21
     """Programs x largest tile that run at once without recording."""
-    recorded_elements: int = 1 << 25
-    """The same while recording; larger launches are checkpointed in chunks."""
+    recorded_elements: int = 1 << 24
+    """Elements of intermediate values that a recorded launch may keep; larger launches are checkpointed in chunks."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from kernel_agent.ir import operations
 from kernel_agent.ir.findings import Findings
 from kernel_agent.ir.machine import Machine
 from kernel_agent.ir.memory import Buffer, Leave, Tape
-from kernel_agent.ir.program import Module
+from kernel_agent.ir.program import Block, Module
 from kernel_agent.ir.sanitizer import Sanitizer
 from kernel_agent.ir.types import Kind
 from kernel_agent.ir.values import Active, BlockPointer, Pointer, RuntimeValue
@@ -30,10 +30,10 @@ class LaunchOptions:
     """Judge unwritten reads and races; bounds are always judged."""
     safe: bool = False
     """See `Machine.safe`."""
-    chunk_elements: int = 1 << 22
+    chunk_elements: int = 1 << 21
     """Programs x largest tile that run at once without recording."""
-    recorded_elements: int = 1 << 25
-    """The same when recording for gradients; larger launches are checkpointed per chunk."""
+    recorded_elements: int = 1 << 24
+    """Elements of intermediate values that are kept when recording; larger launches are checkpointed in chunks."""
 
 
 def launch(
@@ -54,17 +54,16 @@ def launch(
         return
     sequential = _order_matters(module)
     recording = torch.is_grad_enabled() and any(buffer.root.requires_grad for buffer in buffers.values())
-    limit = options.recorded_elements if recording else options.chunk_elements
-    size = 1 if sequential else max(1, limit // _largest_tile(module))
-    chunks = programs.split(size)
-    checkpoint = recording and len(chunks) > 1 and not sequential
+    together = programs.numel() * _elements_per_program(module) <= options.recorded_elements
+    checkpoint = recording and not sequential and not together
     sanitizer = Sanitizer(module, grid, findings, watch=options.sanitize, races=not sequential)
     machine = Machine(module, grid, buffers, sanitizer, safe=options.safe, keep_initial=checkpoint)
-    for chunk in chunks:
-        if checkpoint:
-            _run_checkpointed(machine, arguments, chunk)
-        else:
-            _run(machine, arguments, chunk)
+    if checkpoint:
+        _run_checkpointed(machine, arguments, programs, options.recorded_elements)
+    else:
+        chunk = max(1, options.chunk_elements // _largest_tile(module))
+        for part in programs.split(1 if sequential else programs.numel() if recording else chunk):
+            _run(machine, arguments, part)
     for tape in machine.tapes.values():
         if tape.changed:
             root = tape.buffer.root
@@ -103,13 +102,40 @@ def _largest_tile(module: Module) -> int:
     return max(sizes, default=1)
 
 
-def _run_checkpointed(machine: Machine, arguments: Sequence[RuntimeValue], programs: Tensor) -> None:
-    """Run a chunk without recording; its backward runs it again with recording."""
+def _elements_per_program(module: Module) -> int:
+    """A guess, from the text alone, of what one program computes: the body of a loop counts eight times."""
+
+    def count(blocks: list[Block]) -> int:
+        total = 0
+        for op in (op for block in blocks for op in block.ops):
+            inner = sum(count(region) for region in op.regions)
+            total += inner * (8 if op.name in ("scf.for", "scf.while") else 1)
+            total += sum(math.prod(result.type.tile) for result in op.results)
+        return total
+
+    return max(1, sum(count(function.blocks) for function in module.functions.values()))
+
+
+def _run_checkpointed(
+    machine: Machine, arguments: Sequence[RuntimeValue], programs: Tensor, recorded_elements: int
+) -> None:
+    """Run in chunks without recording; the backward runs each chunk again with recording.
+
+    What a program computes depends on its loops, so the size of a chunk is learnt from the chunk before.
+    """
     buffers = [buffer for buffer in _reachable(machine, arguments) if buffer.is_float]
-    tokens = [machine.tape(buffer).token for buffer in buffers]
-    advanced = Chunk.apply(machine, arguments, programs, buffers, *tokens)
-    for buffer, token in zip(buffers, advanced, strict=True):
-        machine.tape(buffer).token = token
+    size = max(1, recorded_elements // _elements_per_program(machine.module))
+    start = 0
+    while start < programs.numel():
+        part = programs[start : start + size]
+        start += part.numel()
+        tokens = [machine.tape(buffer).token for buffer in buffers]
+        machine.computed = 0
+        advanced = Chunk.apply(machine, arguments, part, buffers, *tokens)
+        for buffer, token in zip(buffers, advanced, strict=True):
+            machine.tape(buffer).token = token
+        each = machine.computed // part.numel() + 1
+        size = min(4 * size, max(1, recorded_elements // each))
 
 
 def _reachable(machine: Machine, arguments: Sequence[RuntimeValue]) -> list[Buffer]:

@@ -76,7 +76,11 @@ def _printed(kernel: Any, signature: Mapping[str, Any], constexprs: Mapping[Path
     passes.common.add_canonicalizer(manager)
     passes.common.add_cse(manager)
     passes.common.add_symbol_dce(manager)
-    manager.run(module, "kernel_agent")
+    try:
+        manager.run(module, "kernel_agent")
+    except RuntimeError as error:
+        name = kernel.fn.__name__
+        raise LoweringError(f"Triton's passes fail on kernel {name}: {error}", kernel=name) from error
     module.set_attr("generic", mlir.builder(context).get_int32_attr(1))
     return str(module)
 

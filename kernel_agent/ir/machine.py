@@ -66,6 +66,8 @@ class Machine:
         """Contents at the start of the launch are needed again, by a replay."""
         self.tapes: dict[int, Tape] = {}
         self.environment: dict[int, tuple[Active, RuntimeValue]] = {}
+        self.computed = 0
+        """Elements of all values computed so far: what recording them would keep."""
         self._lane_rank = 0
         self._sources: list[Tensor] = []
 
@@ -161,6 +163,8 @@ class Machine:
             results = self._apply(op, operands, active)
             for value, result in zip(op.results, results, strict=True):
                 environment[value.id] = (active, result)
+                if isinstance(result, Tensor):
+                    self.computed += result.numel()
             for dead in op.last_uses:
                 environment.pop(dead, None)
         return Outcome()

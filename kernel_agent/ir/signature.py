@@ -91,7 +91,7 @@ class Signature:
             return self._descriptor(value, parameter.name)
         if isinstance(value, Tensor):
             self._values.append(self._pointer(value, parameter.name))
-            return "*" + _ELEMENTS[declared_dtype(value)]
+            return "*" + self._element(value, parameter.name)
         if not isinstance(value, (bool, int, float)):
             raise LaunchError(
                 f"kernel {self.kernel.fn.__name__}: argument {parameter.name} is a {type(value).__name__}, "
@@ -113,12 +113,19 @@ class Signature:
             buffer.name = name
         return Pointer(buffer, torch.tensor([tensor.storage_offset()]))
 
+    def _element(self, tensor: Tensor, name: str) -> str:
+        dtype = declared_dtype(tensor)
+        if dtype not in _ELEMENTS:
+            kernel = self.kernel.fn.__name__
+            raise LaunchError(f"kernel {kernel}: argument {name} is {dtype}, which Triton does not know", kernel=kernel)
+        return _ELEMENTS[dtype]
+
     def _descriptor(self, value: Any, name: str) -> str:
         base = self._pointer(value.base, name)
         extents = [torch.tensor([size]) for size in value.shape]
         strides = [torch.tensor([stride]) for stride in value.strides]
         self._values.append(BlockPointer(base, extents, strides, []))
-        return f"tensordesc<{_ELEMENTS[declared_dtype(value.base)]}{list(value.block_shape)}>"
+        return f"tensordesc<{self._element(value.base, name)}{list(value.block_shape)}>"
 
 
 def _always_constant(value: Any) -> bool:

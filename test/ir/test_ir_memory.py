@@ -178,6 +178,35 @@ def test_scans_and_reductions_with_combines_of_their_own():
 
 
 @triton.jit
+def _sharper(a, b):
+    if a * a > b * b:
+        chosen = a * 2.0
+    else:
+        chosen = b
+    return chosen
+
+
+@triton.jit
+def _branching_reduce(X, Y, N: tl.constexpr):
+    row = tl.program_id(0)
+    tl.store(Y + row, tl.reduce(tl.load(X + row * N + tl.arange(0, N)), 0, _sharper))
+
+
+def branching_reduce(x: Tensor) -> Tensor:
+    y = torch.empty(x.shape[0], device=x.device)
+    _branching_reduce[(x.shape[0],)](x, y, N=x.shape[1])
+    return y
+
+
+def test_a_combine_function_with_a_branch_chooses_element_by_element():
+    # two elements per row: with more, the combine is not associative and order would matter
+    def reference(x: Tensor) -> Tensor:
+        return torch.where(x[:, 0] ** 2 > x[:, 1] ** 2, 2 * x[:, 0], x[:, 1])
+
+    check_gradients(branching_reduce, (torch.randn(6, 2),), reference)
+
+
+@triton.jit
 def _sorted(X, Y, Z, N: tl.constexpr):
     row, c = tl.program_id(0), tl.arange(0, N)
     x = tl.load(X + row * N + c)

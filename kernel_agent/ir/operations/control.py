@@ -76,10 +76,9 @@ def _if(machine: Machine, op: Op, operands: list[Any], active: Active) -> list[R
         return machine.run_values(then[0], [], active)
     if not bool(condition.any()):
         return machine.run_values(otherwise[0], [], active) if otherwise else []
-    if machine.in_lanes:
-        raise machine.unsupported(
-            op, "a condition inside a combine function that differs between elements is not supported"
-        )
+    if machine.in_lanes:  # elements of one tile differ: combine functions have no effects, so both sides are computed
+        both = zip(machine.run_values(then[0], [], active), machine.run_values(otherwise[0], [], active), strict=True)
+        return [torch.where(condition, yes, no) for yes, no in both]
     pieces: Pieces = []
     for taken, region in ((condition, then), (~condition, otherwise)):
         rows = taken.nonzero().flatten()
