@@ -99,7 +99,7 @@ _CASTS = {
 }
 _SEVERAL_VIEWS = frozenset({"unbind", "split", "chunk", "split_with_sizes", "tensor_split", "hsplit", "vsplit"})
 _UNWRITTEN = frozenset({"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"})
-_FACTORIES_OF_NOTHING = (RuntimeError, TypeError, ValueError, IndexError)
+_UNDECIDED = (RuntimeError, TypeError, ValueError, IndexError)
 """What a call on meta tensors may raise when its result depends on values; the real call then decides."""
 
 _POISON = 77
@@ -261,7 +261,7 @@ def _expected(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     try:
         with torch.no_grad():
             result = func(*meta_args, **meta_kwargs)
-    except _FACTORIES_OF_NOTHING:
+    except _UNDECIDED:
         return None
 
     def describe(value: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernel_agent.ir import operations
+import kernel_agent.ir.operations  # noqa: F401  (fills the registry)
 from kernel_agent.ir.findings import Findings
 from kernel_agent.ir.machine import Machine
 from kernel_agent.ir.memory import Buffer, Leave, Tape
@@ -18,8 +18,6 @@ from kernel_agent.ir.program import Block, Module
 from kernel_agent.ir.sanitizer import Sanitizer
 from kernel_agent.ir.types import Kind
 from kernel_agent.ir.values import Active, BlockPointer, Pointer, RuntimeValue
-
-__all__ = ["LaunchOptions", "launch", "operations"]
 
 
 @dataclass(frozen=True)
