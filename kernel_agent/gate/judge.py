@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -149,8 +150,8 @@ def judge_backward(
             scores += [] if score is None else [score]
         problems = _with_exchange_hint(problems, tensors, truth, spec)
     contract = _contract_problem(answer, spec, meta, forward, source)
-    first = contract or next(iter(sorted(problems, key=lambda p: _ORDER.index(p.status))), None)
-    return Judged(first, tuple(scores))
+    by_value = min(problems, key=lambda p: _ORDER.index(p.status), default=None)
+    return Judged(contract or _unwritten(answer, by_value, spec), tuple(scores))
 
 
 _ORDER = (Status.WRONG_COUNT, Status.WRONG_SHAPE, Status.WRONG_DTYPE, Status.NOT_FINITE, Status.WRONG_GRADIENT)
@@ -166,11 +167,10 @@ def _contract_problem(
     if foreign:
         remedy = "Compute it in a Triton kernel; torch may only allocate, view, copy, fill and add up partial buffers."
         return Problem(Status.TORCH_FALLBACK, f"backward computes with torch: {words.listed(foreign)}", details=remedy)
-    # An unwritten output is judged by its values: NaN in a gradient is seen there, with the finding beside it.
+    # An unwritten output is judged by its values; the finding explains the NaN there.
     found = [f for f in answer.findings if f.kind != "UNWRITTEN_OUTPUT"]
     if found:
         return _from_findings(found, source, "backward")
-    unwritten = [f for f in answer.findings if f.kind == "UNWRITTEN_OUTPUT"]
     if answer.mutated:
         names = words.listed(words.in_backward(answer.mutated, source))
         return Problem(Status.INPUT_MUTATED, f"backward changes the content of what it is given: {names}")
@@ -178,9 +178,18 @@ def _contract_problem(
         wanted = ", ".join(spec.grads)
         message = f"backward returns {len(answer.returned)} gradients instead of {len(spec.grads)}: {wanted}"
         return Problem(Status.WRONG_COUNT, message)
-    if unwritten:
-        return _from_findings(unwritten, source, "backward")
     return None
+
+
+def _unwritten(answer: Answer, problem: Problem | None, spec: KernelSpec) -> Problem | None:
+    """Explain NaN by memory that nothing wrote; alone, an unwritten gradient is a problem too."""
+    findings = [f for f in answer.findings if f.kind == "UNWRITTEN_OUTPUT"]
+    if not findings or (problem is not None and problem.status is not Status.NOT_FINITE):
+        return problem
+    said = re.sub(r"output (\d+)", lambda m: f"the gradient of `{spec.grads[int(m[1])]}`", findings[0].message)
+    if problem is None:
+        return Problem(Status.NOT_FINITE, said)
+    return replace(problem, message=f"{problem.message}; {said}")
 
 
 def _from_findings(findings: Sequence[Found], source: str, where: str) -> Problem:
