@@ -31,8 +31,14 @@ def job(name: str, limits: Limits | None = None, tensors: object = None, **paylo
 
 def alive(pids: list[int]) -> list[int]:
     """Those of `pids` that still run; a zombie that init has not yet reaped does not count."""
-    found = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
-    return [process.pid for process in found if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+    return [pid for pid in pids if _runs(pid)]
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def wait_until_gone(pids: list[int], seconds: float = 10) -> list[int]:
