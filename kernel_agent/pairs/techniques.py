@@ -4,6 +4,8 @@ from __future__ import annotations
 
 TECHNIQUES = {
     "row-local": "one program owns one row or tile of the gradient; nothing crosses programs",
+    "elementwise": "the gradient at an element depends on that element alone",
+    "broadcast-adjoint": "the gradient of a sum is its cotangent, spread over what was summed",
     "multi-row-tile": "a program owns several short rows as one 2-D tile",
     "column-owner": "a program owns a column tile and walks the rows: no partial sums leave it",
     "two-pass": "a long row is read twice: first the sums, then the gradient",

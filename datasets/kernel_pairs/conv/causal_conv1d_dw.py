@@ -1,4 +1,4 @@
-"""Depthwise causal convolution with SiLU over (B, C, L): dx looks K-1 steps ahead, dweight is summed from chunks."""
+"""Depthwise causal conv1d with bias and SiLU: dx gathers the next few dz, dweight and dbias leave as chunk partials."""
 
 import torch
 import triton
@@ -9,7 +9,7 @@ META = {
     "family": "conv",
     "op": "causal_conv1d",
     "schema": 1,
-    "techniques": ("halo", "recompute", "two-stage-partials", "strided-cotangent"),
+    "techniques": ("halo", "gather-form", "recompute", "two-stage-partials", "strided-cotangent"),
     "saves": (),
     "grads": ("x", "weight", "bias"),
     "dtypes": ("float32", "bfloat16", "float16"),
@@ -21,106 +21,99 @@ META = {
 
 # --- forward ---
 @triton.jit
-def _conv_at(x_row, w_row, bias, t, L, K: tl.constexpr):
-    """bias + sum_j w[j] x[t - K + 1 + j] for a tile of times t, zero before the sequence."""
-    z = tl.zeros(t.shape, tl.float32) + bias
-    for j in tl.static_range(K):
-        s = t - (K - 1) + j
-        x = tl.load(x_row + s, mask=(s >= 0) & (s < L), other=0.0).to(tl.float32)
-        z += tl.load(w_row + j).to(tl.float32) * x
-    return z
-
-
-@triton.jit
-def _conv_fwd(X, W, Bias, Y, C, L, K: tl.constexpr, BLOCK: tl.constexpr):
+def _causal_conv_fwd(X, W, Bias, Y, D, T, WIDTH: tl.constexpr, BLOCK_T: tl.constexpr):
+    # One program: one channel of one sequence, BLOCK_T steps. The shifted loads of the taps meet in L1.
     row = tl.program_id(0).to(tl.int64)
-    c = row % C
-    t = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    z = _conv_at(X + row * L, W + c * K, tl.load(Bias + c).to(tl.float32), t, L, K)
-    tl.store(Y + row * L + t, z * tl.sigmoid(z), mask=t < L)
+    d = row % D
+    t = tl.program_id(1) * BLOCK_T + tl.arange(0, BLOCK_T)
+    z = tl.zeros((BLOCK_T,), tl.float32) + tl.load(Bias + d).to(tl.float32)
+    for tap in tl.static_range(WIDTH):
+        past = t + (tap + 1 - WIDTH)
+        x = tl.load(X + row * T + past, mask=(past >= 0) & (past < T), other=0.0).to(tl.float32)
+        z += x * tl.load(W + d * WIDTH + tap).to(tl.float32)
+    tl.store(Y + row * T + t, z * tl.sigmoid(z), mask=t < T)
 
 
 def forward(x, weight, bias):
     x, weight = x.contiguous(), weight.contiguous()
-    B, C, L = x.shape
+    B, D, T = x.shape
     y = torch.empty_like(x)
-    BLOCK = max(32, min(1024, triton.next_power_of_2(L)))
-    _conv_fwd[(B * C, triton.cdiv(L, BLOCK))](x, weight, bias, y, C, L, K=weight.shape[1], BLOCK=BLOCK)
+    BLOCK_T = min(1024, max(16, triton.next_power_of_2(T)))
+    _causal_conv_fwd[(B * D, triton.cdiv(T, BLOCK_T))](
+        x, weight, bias, y, D, T, WIDTH=weight.shape[1], BLOCK_T=BLOCK_T, num_warps=4
+    )
     return y, (x, weight, bias)
 
 
 # --- backward ---
 @triton.jit
-def _dz_at(dy_row, dy_t, x_row, w_row, bias, t, L, K: tl.constexpr):
-    """Gradient of the pre-activation at times t, recomputed where it is needed; zero after the sequence."""
-    z = _conv_at(x_row, w_row, bias, t, L, K)
-    s = tl.sigmoid(z)
-    dy = tl.load(dy_row + t * dy_t, mask=t < L, other=0.0).to(tl.float32)
-    return dy * s * (1.0 + z * (1.0 - s))
-
-
-@triton.jit
-def _conv_bwd(
-    DY, X, W, Bias, DX, DWP, DBP, B, C, L, dy_b, dy_c, dy_t, K: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr
+def _causal_conv_bwd(
+    DY, X, W, Bias, DX, Parts, D, T, dy_b, dy_d, dy_t, WIDTH: tl.constexpr, BLOCK_T: tl.constexpr, SLOTS: tl.constexpr
 ):
     row = tl.program_id(0).to(tl.int64)
-    b = row // C
-    c = row % C
+    d = row % D
     chunk = tl.program_id(1)
-    t = chunk * BLOCK + tl.arange(0, BLOCK)
-    dy_row = DY + b * dy_b + c * dy_c
-    bias = tl.load(Bias + c).to(tl.float32)
-    dx = tl.zeros((BLOCK,), tl.float32)
-    dz = _dz_at(dy_row, dy_t, X + row * L, W + c * K, bias, t, L, K)
-    k = tl.arange(0, BLOCK_K)
-    dw = tl.zeros((BLOCK_K,), tl.float32)
-    for j in tl.static_range(K):
-        # Tap j of output t read x[t-K+1+j]; so x[t] was read by output t+K-1-j, up to K-1 steps beyond this chunk.
-        ahead = dz
-        if j < K - 1:
-            ahead = _dz_at(dy_row, dy_t, X + row * L, W + c * K, bias, t + (K - 1 - j), L, K)
-        dx += tl.load(W + c * K + j).to(tl.float32) * ahead
-        s = t - (K - 1) + j
-        x = tl.load(X + row * L + s, mask=(s >= 0) & (s < L), other=0.0).to(tl.float32)
-        dw += tl.where(k == j, tl.sum(dz * x, 0), 0.0)
-    tl.store(DX + row * L + t, dx, mask=t < L)
-    # Partials ordered (chunk, batch, channel): the final sum runs over one leading axis.
-    part = (chunk * B + b) * C + c
-    tl.store(DWP + part * K + k, dw, mask=k < K)
-    tl.store(DBP + part, tl.sum(dz, 0))
+    t = chunk * BLOCK_T + tl.arange(0, BLOCK_T)
+    DY += row // D * dy_b + d * dy_d
+    bias = tl.load(Bias + d).to(tl.float32)
+    slot = tl.arange(0, SLOTS)
+    sums = tl.zeros((SLOTS,), tl.float32)
+    dx = tl.zeros((BLOCK_T,), tl.float32)
+    # x[t] reaches z[t + ahead] through one tap each: dz of the next WIDTH - 1 steps is rebuilt here, also past the
+    # chunk's end, so that no program waits for another. Equal loads of different turns are merged by the compiler.
+    for ahead in tl.static_range(WIDTH):
+        z = tl.zeros((BLOCK_T,), tl.float32) + bias
+        for tap in tl.static_range(WIDTH):
+            past = t + (ahead + tap + 1 - WIDTH)
+            x = tl.load(X + row * T + past, mask=(past >= 0) & (past < T), other=0.0).to(tl.float32)
+            z += x * tl.load(W + d * WIDTH + tap).to(tl.float32)
+        future = t + ahead
+        dy = tl.load(DY + future.to(tl.int64) * dy_t, mask=future < T, other=0.0).to(tl.float32)
+        gate = tl.sigmoid(z)
+        dz = dy * gate * (1.0 + z * (1.0 - gate))
+        dx += dz * tl.load(W + d * WIDTH + (WIDTH - 1 - ahead)).to(tl.float32)
+        # x[t] dz[t + ahead] is tap WIDTH - 1 - ahead's share; the last slot holds dbias.
+        x = tl.load(X + row * T + t, mask=t < T, other=0.0).to(tl.float32)
+        sums += tl.where(slot == WIDTH - 1 - ahead, tl.sum(x * dz, 0), 0.0)
+        if ahead == 0:
+            sums += tl.where(slot == WIDTH, tl.sum(dz, 0), 0.0)
+    tl.store(DX + row * T + t, dx, mask=t < T)
+    part = (row * tl.num_programs(1) + chunk) * (WIDTH + 1)
+    tl.store(Parts + part + slot, sums, mask=slot <= WIDTH)
 
 
 def backward(saved, grad_y, needs=None):
     x, weight, bias = saved
-    (B, C, L), K = x.shape, weight.shape[1]
-    BLOCK = max(32, min(512, triton.next_power_of_2(L)))
-    chunks = triton.cdiv(L, BLOCK)
+    B, D, T = x.shape
+    WIDTH = weight.shape[1]
+    BLOCK_T = min(1024, max(16, triton.next_power_of_2(T)))
+    chunks = triton.cdiv(T, BLOCK_T)
     dx = torch.empty_like(x)
-    dw_parts = torch.empty(chunks * B, C, K, device=x.device, dtype=torch.float32)
-    db_parts = torch.empty(chunks * B, C, device=x.device, dtype=torch.float32)
-    _conv_bwd[(B * C, chunks)](
-        grad_y, x, weight, bias, dx, dw_parts, db_parts, B, C, L, *grad_y.stride(),
-        K=K, BLOCK_K=triton.next_power_of_2(K), BLOCK=BLOCK,
+    parts = torch.empty(B, D, chunks, WIDTH + 1, device=x.device, dtype=torch.float32)
+    _causal_conv_bwd[(B * D, chunks)](
+        grad_y, x, weight, bias, dx, parts, D, T, *grad_y.stride(),
+        WIDTH=WIDTH, BLOCK_T=BLOCK_T, SLOTS=triton.next_power_of_2(WIDTH + 1), num_warps=4,
     )  # fmt: skip
-    return dx, dw_parts.sum(0).to(weight.dtype), db_parts.sum(0).to(bias.dtype)
+    totals = parts.sum((0, 2))
+    return dx, totals[:, :WIDTH].to(weight.dtype), totals[:, WIDTH].to(bias.dtype)
 
 
 # --- check ---
 SWEEP = (
-    {"B": 2, "C": 3, "L": 64, "K": 4},
-    {"B": 1, "C": 5, "L": 75, "K": 3},
-    {"B": 2, "C": 2, "L": 32, "K": 4, "dtype": "bfloat16"},
+    {"B": 2, "D": 3, "T": 64, "W": 4},
+    {"B": 1, "D": 2, "T": 1061, "W": 3},
+    {"B": 2, "D": 4, "T": 50, "W": 4, "dtype": "bfloat16"},
 )
 
 
-def make_args(B, C, L, K, dtype="float32", device="cpu", seed=0):
+def make_args(B, D, T, W, dtype="float32", device="cpu", seed=0):
     g = torch.Generator().manual_seed(seed)
-    tensors = (torch.randn(B, C, L, generator=g), torch.randn(C, K, generator=g) / 2, torch.randn(C, generator=g) / 2)
+    tensors = (torch.randn(B, D, T, generator=g), torch.randn(D, W, generator=g) * 0.5, torch.randn(D, generator=g))
     return tuple(t.to(device=device, dtype=getattr(torch, dtype)) for t in tensors)
 
 
 def reference(x, weight, bias):
-    C, K = weight.shape
-    padded = torch.nn.functional.pad(x.float(), (K - 1, 0))
-    z = torch.nn.functional.conv1d(padded, weight.float()[:, None], bias.float(), groups=C)
+    D, W = weight.shape
+    padded = torch.nn.functional.pad(x.float(), (W - 1, 0))
+    z = torch.nn.functional.conv1d(padded, weight.float()[:, None, :], bias.float(), groups=D)
     return torch.nn.functional.silu(z).to(x.dtype)

@@ -9,7 +9,7 @@ META = {
     "family": "gather_scatter",
     "op": "embedding",
     "schema": 1,
-    "techniques": ("segment-owner", "deterministic", "inverse-index"),
+    "techniques": ("sorted-segments", "inverse-map", "strided-cotangent"),
     "saves": ("sorted_ids: i64 (T)", "order: i64 (T)"),
     "grads": ("weight",),
     "dtypes": ("float32", "bfloat16", "float16"),

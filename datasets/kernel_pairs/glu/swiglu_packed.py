@@ -9,7 +9,7 @@ META = {
     "family": "glu",
     "op": "swiglu",
     "schema": 1,
-    "techniques": ("elementwise", "packed-layout", "recompute", "strided-cotangent"),
+    "techniques": ("elementwise", "recompute", "strided-cotangent"),
     "saves": (),
     "grads": ("x",),
     "dtypes": ("float32", "bfloat16", "float16"),

@@ -9,7 +9,7 @@ META = {
     "family": "glu",
     "op": "swiglu",
     "schema": 1,
-    "techniques": ("elementwise", "recompute", "many-gradients-one-pass"),
+    "techniques": ("elementwise", "recompute", "one-launch"),
     "saves": (),
     "grads": ("gate", "up"),
     "dtypes": ("float32", "bfloat16", "float16"),

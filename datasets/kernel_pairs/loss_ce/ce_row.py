@@ -9,7 +9,7 @@ META = {
     "family": "loss_ce",
     "op": "cross_entropy",
     "schema": 1,
-    "techniques": ("log-sum-exp", "tiled-long-axis", "recompute", "row-local"),
+    "techniques": ("saved-lse", "recompute", "elementwise"),
     "saves": ("lse: fp32 (M,)",),
     "grads": ("logits",),
     "dtypes": ("float32", "bfloat16", "float16"),

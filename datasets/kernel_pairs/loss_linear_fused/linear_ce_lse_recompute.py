@@ -9,7 +9,7 @@ META = {
     "family": "loss_linear_fused",
     "op": "linear_cross_entropy",
     "schema": 1,
-    "techniques": ("log-sum-exp", "recompute", "chunked-vocabulary", "loop-swap", "tensor-core"),
+    "techniques": ("saved-lse", "recompute", "chunked", "owner-grid"),
     "saves": ("lse: fp32 (T,)",),
     "grads": ("hidden", "weight"),
     "dtypes": ("float32", "bfloat16", "float16"),

@@ -9,7 +9,7 @@ META = {
     "family": "loss_other",
     "op": "huber_loss",
     "schema": 1,
-    "techniques": ("elementwise", "recompute", "many-gradients-one-pass", "strided-cotangent"),
+    "techniques": ("elementwise", "one-launch", "strided-cotangent"),
     "saves": (),
     "grads": ("pred", "target"),
     "dtypes": ("float32", "bfloat16", "float16"),

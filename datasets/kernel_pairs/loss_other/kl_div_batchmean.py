@@ -9,7 +9,7 @@ META = {
     "family": "loss_other",
     "op": "kl_div",
     "schema": 1,
-    "techniques": ("elementwise", "scalar-cotangent", "many-gradients-one-pass", "constexpr-variants"),
+    "techniques": ("elementwise", "one-launch", "broadcast-adjoint"),
     "saves": (),
     "grads": ("log_input", "target"),
     "dtypes": ("float32", "bfloat16"),

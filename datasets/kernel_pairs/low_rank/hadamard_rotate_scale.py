@@ -9,7 +9,7 @@ META = {
     "family": "low_rank",
     "op": "hadamard_transform",
     "schema": 1,
-    "techniques": ("orthogonal-adjoint", "recompute", "persistent-grid", "two-stage-partials", "register-shuffle"),
+    "techniques": ("orthogonal-adjoint", "recompute", "persistent-grid", "two-stage-partials"),
     "saves": (),
     "grads": ("x", "diagonal"),
     "dtypes": ("float32", "bfloat16", "float16"),

@@ -1,4 +1,4 @@
-"""C = A @ B^T: both gradients are the same GEMM with other strides and another reduced axis, nothing is transposed."""
+"""C = A B^T on strided operands: dA and dB are two more products of one tiled kernel, transposed by strides alone."""
 
 import torch
 import triton
@@ -9,7 +9,7 @@ META = {
     "family": "matmul",
     "op": "matmul",
     "schema": 1,
-    "techniques": ("tensor-core", "strided-cotangent", "l2-swizzle", "shared-kernel"),
+    "techniques": ("owner-grid", "strided-cotangent"),
     "saves": (),
     "grads": ("a", "b"),
     "dtypes": ("float32", "bfloat16", "float16"),
@@ -21,68 +21,95 @@ META = {
 
 # --- forward ---
 @triton.jit
-def _gemm(
-    A, B, C, M, N, K, a_m, a_k, b_k, b_n, GROUP: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+def _matmul_nt_fwd(
+    A, B, C, M, N, K, a_m, a_k, b_n, b_k,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    # Tiles are numbered down GROUP rows before the next column, so that concurrent programs share rows of B in L2.
+    # Programs walk GROUP row tiles before the next column tile, so that neighbours find their operands in L2.
     pid = tl.program_id(0)
-    tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
-    band = pid // (GROUP * tiles_n)
-    height = tl.minimum(tiles_m - band * GROUP, GROUP)
-    tile_m = band * GROUP + (pid % (GROUP * tiles_n)) % height
-    tile_n = (pid % (GROUP * tiles_n)) // height
-    m = (tile_m * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
-    n = (tile_n * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
+    tiles_n = tl.cdiv(N, BLOCK_N)
+    first = (pid // (GROUP * tiles_n)) * GROUP
+    height = tl.minimum(tl.cdiv(M, BLOCK_M) - first, GROUP)
+    m = ((first + pid % (GROUP * tiles_n) % height) * BLOCK_M).to(tl.int64) + tl.arange(0, BLOCK_M)
+    n = ((pid % (GROUP * tiles_n) // height) * BLOCK_N).to(tl.int64) + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K).to(tl.int64)
+    a_at = A + m[:, None] * a_m + k[None, :] * a_k
+    b_at = B + n[None, :] * b_n + k[:, None] * b_k
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for start in range(0, K, BLOCK_K):
-        left = K - start
-        a = tl.load(
-            A + m[:, None] * a_m + (start + k)[None, :] * a_k, mask=(m[:, None] < M) & (k[None, :] < left), other=0.0
-        )
-        b = tl.load(
-            B + (start + k)[:, None] * b_k + n[None, :] * b_n, mask=(k[:, None] < left) & (n[None, :] < N), other=0.0
-        )
+        a = tl.load(a_at, mask=(m[:, None] < M) & (k[None, :] < K - start), other=0.0)
+        b = tl.load(b_at, mask=(n[None, :] < N) & (k[:, None] < K - start), other=0.0)
         acc = tl.dot(a, b, acc)
+        a_at += BLOCK_K * a_k
+        b_at += BLOCK_K * b_k
     tl.store(C + m[:, None] * N + n[None, :], acc, mask=(m[:, None] < M) & (n[None, :] < N))
 
 
-def _matmul(a, b):
-    """a @ b for 2-D operands of any strides, into a fresh contiguous tensor."""
-    (M, K), N = a.shape, b.shape[1]
-    c = torch.empty(M, N, device=a.device, dtype=a.dtype)
-    BLOCK_M, BLOCK_N = (max(16, min(128, triton.next_power_of_2(size))) for size in (M, N))
-    BLOCK_K = max(16, min(128 // a.element_size(), triton.next_power_of_2(K)))
-    _gemm[(triton.cdiv(M, BLOCK_M) * triton.cdiv(N, BLOCK_N),)](
-        a, b, c, M, N, K, *a.stride(), *b.stride(), GROUP=8,
-        BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K, num_warps=8 if BLOCK_M * BLOCK_N > 8192 else 4,
-    )  # fmt: skip
-    return c
-
-
 def forward(a, b):
-    return _matmul(a, b.T), (a, b)
+    M, K = a.shape
+    N = b.shape[0]
+    c = torch.empty(M, N, device=a.device, dtype=a.dtype)
+    _matmul_nt_fwd[(triton.cdiv(M, 128) * triton.cdiv(N, 128),)](
+        a, b, c, M, N, K, a.stride(0), a.stride(1), b.stride(0), b.stride(1),
+        BLOCK_M=128, BLOCK_N=128, BLOCK_K=128 // a.element_size(), GROUP=8, num_warps=8, num_stages=3,
+    )  # fmt: skip
+    return c, (a, b)
 
 
 # --- backward ---
-def backward(saved, grad_c, needs=(True, True)):
+@triton.jit
+def _matmul_nt_bwd(
+    L, R, OUT, M, N, K, l_m, l_k, r_k, r_n,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    # OUT (M, N) = L (M, K) R (K, N); which axis of the saved operand is summed is only a matter of strides.
+    pid = tl.program_id(0)
+    tiles_n = tl.cdiv(N, BLOCK_N)
+    first = (pid // (GROUP * tiles_n)) * GROUP
+    height = tl.minimum(tl.cdiv(M, BLOCK_M) - first, GROUP)
+    m = ((first + pid % (GROUP * tiles_n) % height) * BLOCK_M).to(tl.int64) + tl.arange(0, BLOCK_M)
+    n = ((pid % (GROUP * tiles_n) // height) * BLOCK_N).to(tl.int64) + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K).to(tl.int64)
+    l_at = L + m[:, None] * l_m + k[None, :] * l_k
+    r_at = R + k[:, None] * r_k + n[None, :] * r_n
+    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for start in range(0, K, BLOCK_K):
+        left = tl.load(l_at, mask=(m[:, None] < M) & (k[None, :] < K - start), other=0.0)
+        right = tl.load(r_at, mask=(k[:, None] < K - start) & (n[None, :] < N), other=0.0)
+        acc = tl.dot(left, right, acc)
+        l_at += BLOCK_K * l_k
+        r_at += BLOCK_K * r_k
+    tl.store(OUT + m[:, None] * N + n[None, :], acc, mask=(m[:, None] < M) & (n[None, :] < N))
+
+
+def _product(left, right):
+    M, K = left.shape
+    N = right.shape[1]
+    out = torch.empty(M, N, device=right.device, dtype=right.dtype)
+    _matmul_nt_bwd[(triton.cdiv(M, 128) * triton.cdiv(N, 128),)](
+        left, right, out, M, N, K, left.stride(0), left.stride(1), right.stride(0), right.stride(1),
+        BLOCK_M=128, BLOCK_N=128, BLOCK_K=128 // right.element_size(), GROUP=8, num_warps=8, num_stages=3,
+    )  # fmt: skip
+    return out
+
+
+def backward(saved, grad_c, needs=None):
     a, b = saved
-    # (M, N) @ (N, K) and (N, M) @ (M, K): views only; a transposed or expanded cotangent is just other strides.
-    da = _matmul(grad_c, b) if needs[0] else None
-    db = _matmul(grad_c.T, a) if needs[1] else None
+    need_a, need_b = needs or (True, True)
+    da = _product(grad_c, b) if need_a else None
+    db = _product(grad_c.t(), a) if need_b else None
     return da, db
 
 
 # --- check ---
-SWEEP = ({"M": 32, "N": 48, "K": 64}, {"M": 37, "N": 21, "K": 50}, {"M": 64, "N": 32, "K": 16, "dtype": "float16"})
+SWEEP = ({"M": 32, "N": 16, "K": 64}, {"M": 150, "N": 37, "K": 45}, {"M": 24, "N": 40, "K": 72, "dtype": "bfloat16"})
 
 
 def make_args(M, N, K, dtype="float32", device="cpu", seed=0):
     g = torch.Generator().manual_seed(seed)
-    a, b = torch.randn(M, K, generator=g), torch.randn(N, K, generator=g) / K**0.5
-    return tuple(t.to(device=device, dtype=getattr(torch, dtype)) for t in (a, b))
+    tensors = (torch.randn(M, K, generator=g), torch.randn(N, K, generator=g))
+    return tuple(t.to(device=device, dtype=getattr(torch, dtype)) for t in tensors)
 
 
 def reference(a, b):
-    return (a.float() @ b.float().T).to(a.dtype)
+    return (a.float() @ b.float().t()).to(a.dtype)

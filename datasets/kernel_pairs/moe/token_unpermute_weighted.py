@@ -9,7 +9,7 @@ META = {
     "family": "moe",
     "op": "moe_combine",
     "schema": 1,
-    "techniques": ("inverse-index", "row-dot", "many-gradients-one-pass", "strided-cotangent"),
+    "techniques": ("inverse-map", "one-launch", "row-local", "strided-cotangent"),
     "saves": (),
     "grads": ("rows", "weights"),
     "dtypes": ("float32", "bfloat16", "float16"),

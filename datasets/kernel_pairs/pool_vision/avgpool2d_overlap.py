@@ -9,7 +9,7 @@ META = {
     "family": "pool_vision",
     "op": "avg_pool2d",
     "schema": 1,
-    "techniques": ("gather-form", "halo", "bounds-skipping", "constexpr-variants", "strided-cotangent"),
+    "techniques": ("gather-form", "halo", "strided-cotangent"),
     "saves": (),
     "grads": ("x",),
     "dtypes": ("float32", "bfloat16", "float16"),

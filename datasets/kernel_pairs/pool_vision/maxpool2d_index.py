@@ -1,4 +1,4 @@
-"""Overlapping 2-D max pooling with saved winners: each pixel gathers from the windows that cover it, without atomics."""
+"""Overlapping 2-D max pooling with saved winners: each pixel gathers from the windows over it, without atomics."""
 
 import torch
 import triton
@@ -9,7 +9,7 @@ META = {
     "family": "pool_vision",
     "op": "max_pool2d",
     "schema": 1,
-    "techniques": ("gather-form", "saved-index", "halo", "strided-cotangent"),
+    "techniques": ("gather-form", "argmax-routing", "halo", "strided-cotangent"),
     "saves": ("winner: i8 (B, C, HO, WO)",),
     "grads": ("x",),
     "dtypes": ("float32", "bfloat16", "float16"),

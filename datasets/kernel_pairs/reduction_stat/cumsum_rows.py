@@ -9,7 +9,7 @@ META = {
     "family": "reduction_stat",
     "op": "cumsum",
     "schema": 1,
-    "techniques": ("reverse-scan", "tiled-long-axis", "multi-row-tile", "strided-cotangent"),
+    "techniques": ("reverse-scan", "chunked", "multi-row-tile", "strided-cotangent"),
     "saves": (),
     "grads": ("x",),
     "dtypes": ("float32", "bfloat16", "float16"),

@@ -9,7 +9,7 @@ META = {
     "family": "reduction_stat",
     "op": "cdist",
     "schema": 1,
-    "techniques": ("loop-swap", "recompute", "tensor-core", "strided-cotangent"),
+    "techniques": ("loop-swap", "owner-grid", "recompute", "strided-cotangent"),
     "saves": (),
     "grads": ("x", "y"),
     "dtypes": ("float32", "bfloat16"),

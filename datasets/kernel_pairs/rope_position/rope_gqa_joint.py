@@ -9,7 +9,7 @@ META = {
     "family": "rope_position",
     "op": "rotary_embedding",
     "schema": 1,
-    "techniques": ("orthogonal-adjoint", "many-gradients-one-pass", "multi-row-tile", "optional-cotangent"),
+    "techniques": ("orthogonal-adjoint", "one-launch", "optional-cotangent", "strided-cotangent"),
     "saves": (),
     "grads": ("q", "k"),
     "dtypes": ("float32", "bfloat16", "float16"),

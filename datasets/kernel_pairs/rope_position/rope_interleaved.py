@@ -9,7 +9,7 @@ META = {
     "family": "rope_position",
     "op": "rotary_embedding",
     "schema": 1,
-    "techniques": ("orthogonal-adjoint", "register-shuffle", "shared-kernel"),
+    "techniques": ("orthogonal-adjoint", "multi-row-tile"),
     "saves": (),
     "grads": ("x",),
     "dtypes": ("float32", "bfloat16", "float16"),
