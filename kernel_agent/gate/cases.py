@@ -211,7 +211,9 @@ def _with_cases(truths: Truths, shapes: list[ShapePlan], options: GateOptions, a
             pairs = zip(points, _BOTH, strict=False)
             cases = [Case(point, kind, False) for point, kind in pairs]
         if shape is first:
-            cases += [Case(points[0], kind, True) for kind in _SPECIAL]
+            flat = all(len(output.shape) < 2 for output in truths.spec.outputs if output.needs_grad)
+            special = [kind for kind in _SPECIAL if not (flat and kind is CotangentKind.TRANSPOSED)]
+            cases += [Case(points[0], kind, True) for kind in special]
             cases += _partial(truths, points[0], accepts_needs)
         planned.append(replace(shape, cases=tuple(cases)))
     return planned

@@ -132,4 +132,7 @@ def _tile_norms(t: Tensor, extent: tuple[int, ...]) -> Tensor:
         t = t.unflatten(d, (-1, extent[d]))
     # Unflattened from the back, grouped dimension d stands at d + (grouped ones before it), its inside right after.
     inside = [d + before + 1 for before, d in enumerate(grouped)]
-    return t.square().sum(dim=inside).sqrt() if inside else t.abs()
+    if not inside:
+        return t.abs()
+    largest = t.abs().amax()  # squares of very small or large values would vanish or overflow
+    return largest * (t / largest).square().sum(dim=inside).sqrt() if bool(largest > 0) else t.sum(dim=inside)

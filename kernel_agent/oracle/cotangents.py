@@ -24,7 +24,6 @@ class CotangentKind(str, enum.Enum):
     EXPANDED = "expanded"
     ZERO = "zero"
     NONE = "none"
-    NEEDS = "needs"
 
 
 Cotangents = tuple[Tensor | None, ...]

@@ -1,0 +1,87 @@
+"""Which cases are planned: every required entry, odd sizes that the forward takes, and the same plan every time."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernel_agent.errors import InputError
+from kernel_agent.gate import GateOptions
+from kernel_agent.gate.cases import make_plan
+from kernel_agent.oracle import CotangentKind, Truths, describe
+from kernel_agent.pairs.userfile import read_file
+
+
+@pytest.fixture
+def truths_of(judge, tmp_path):
+    """Truths of a pair of this folder with changes anywhere in its text."""
+
+    def write(name, *changes):
+        text = judge.source(name)
+        for old, new in changes:
+            assert old in text
+            text = text.replace(old, new)
+        path = tmp_path / f"{name}.py"
+        path.write_text(text)
+        return Truths(describe(read_file(path), judge.sandbox), judge.sandbox)
+
+    return write
+
+
+def plan_of(truths, **options):
+    return make_plan(truths, GateOptions(**options), accepts_needs=False)
+
+
+def test_the_cheapest_required_shape_comes_first_and_meets_every_kind_of_cotangent(judge):
+    plan = make_plan(judge.truths("two_outputs"), GateOptions(), accepts_needs=True)
+    kinds = {case.kind for case in plan.shapes[0].cases if case.needs is None}
+    assert kinds == set(CotangentKind) - {CotangentKind.TRANSPOSED}, "a vector has no transpose"
+    assert any(case.needs == (False, True) for case in plan.shapes[0].cases)
+
+
+def test_every_required_entry_meets_both_seeds_and_both_layouts(judge):
+    for shape in plan_of(judge.truths("layernorm")).shapes:
+        if shape.required:
+            seen = {(case.point.seed, case.kind) for case in shape.cases}
+            assert seen >= {(s, k) for s in (0, 1) for k in (CotangentKind.RANDOM, CotangentKind.STRIDED)}
+
+
+def test_odd_sizes_include_primes_and_one(judge):
+    odd = [shape.entry.dims for shape in plan_of(judge.truths("layernorm")).shapes if not shape.required]
+    assert {"M": 7, "N": 41} in odd, "both dims prime"
+    assert any(dims["N"] == 1 for dims in odd)
+
+
+def test_a_small_budget_still_runs_every_required_entry_once(judge):
+    plan = plan_of(judge.truths("layernorm"), max_cases=1)
+    assert [len(shape.cases) for shape in plan.shapes] == [1, 1]
+    assert any("cases left out" in note for note in plan.notes)
+
+
+def test_large_required_entries_are_shrunk_and_large_others_left_out_and_both_are_said(truths_of):
+    sweep = "SWEEP = (dict(M=4096, N=4096), dict(M=8192, N=8192, required=False), "
+    plan = plan_of(truths_of("layernorm", ("SWEEP = (", sweep)))
+    assert any("M=4096 N=4096 to M=512 N=512" in note for note in plan.notes), plan.notes
+    assert any("M=8192 N=8192" in note and "left out" in note for note in plan.notes), plan.notes
+    assert max(shape.elements for shape in plan.shapes) < 2 * GateOptions().max_elements
+
+
+def test_odd_sizes_that_the_forward_refuses_are_dropped_with_a_note(truths_of):
+    refuse = ("    M, N = x.shape\n    y = ", "    M, N = x.shape\n    assert N % 10 == 0\n    y = ")
+    plan = plan_of(truths_of("softmax", refuse))
+    assert all(int(shape.entry.dims["N"]) % 10 == 0 for shape in plan.shapes)
+    assert any("does not take" in note and "AssertionError" in note for note in plan.notes), plan.notes
+
+
+def test_odd_sizes_at_which_the_forward_itself_leaves_its_buffers_are_dropped(truths_of):
+    # A forward without masks works at the user's sizes only. No candidate can be blamed for that.
+    unmasked = ('x = tl.load(X + row * N + c, mask=m, other=-float("inf"))', "x = tl.load(X + row * N + c)")
+    even = ("SWEEP = (dict(M=4, N=50), dict(M=20, N=90, ", "SWEEP = (dict(M=4, N=64), dict(M=20, N=128, ")
+    plan = plan_of(truths_of("softmax", unmasked, even))
+    assert all(int(shape.entry.dims["N"]) in (1, 64, 128) for shape in plan.shapes), plan
+    assert any("outside" in note for note in plan.notes), plan.notes
+
+
+def test_a_required_entry_at_which_the_forward_fails_is_the_users_to_mend(truths_of):
+    refuse = ("    M, N = x.shape\n    y = ", "    M, N = x.shape\n    assert N < 60\n    y = ")
+    with pytest.raises(InputError, match="required SWEEP entry M=20 N=90"):
+        plan_of(truths_of("softmax", refuse))

@@ -1,0 +1,152 @@
+"""What a verdict tells a model, and the contract of candidates for a user's own file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kernel_agent.gate import GateOptions, Status, check
+from kernel_agent.oracle import Truths, describe
+from kernel_agent.pairs.assemble import assemble
+from kernel_agent.pairs.spec import Candidate
+from kernel_agent.pairs.userfile import read_file
+
+USER_FILE = Path(__file__).parent / "users" / "scaled_norm.py"
+BACKWARD = (USER_FILE.parent / "scaled_norm_backward.txt").read_text()
+OWN_FORWARD = """
+def forward(x, w, eps=1e-6):
+    y, r = scaled_norm(x, w, {eps})
+    return (y, r), (x, w, y, {saved}, eps)
+"""
+
+
+def test_a_red_verdict_says_case_gradient_tile_ratio_and_what_is_right(judge):
+    verdict = judge("layernorm", ("* c1 - c2", "* c1 + c2"))
+    assert verdict.case == "M=5 N=40 seed=0 cotangent=random"
+    assert verdict.grad == "x"
+    assert verdict.tile == (0, 0)
+    assert verdict.ratio is not None
+    assert verdict.ratio > 1
+    assert "x[" in verdict.details, "some elements with their truth"
+    assert "right in every case at this shape: `weight` and `bias`" in verdict.details
+
+
+def test_a_strided_failure_is_set_against_the_layouts_that_pass(judge):
+    # The pattern over cases is the diagnosis: random green and strided red means ignored strides.
+    verdict = judge("softmax", ("grad_out.stride(1), N", "1, N"))
+    assert verdict.case is not None
+    assert "strided" in verdict.case
+    assert "green at this shape: M=4 N=50 seed=0 cotangent=random" in verdict.details
+
+
+def test_exchanged_gradients_are_recognised(judge):
+    verdict = judge("layernorm", ("dw.to(weight.dtype), db.to(bias.dtype)", "db, dw"))
+    assert "it is the gradient of `bias`" in verdict.message
+
+
+def test_a_common_factor_is_named(judge):
+    verdict = judge("layernorm", ("tl.atomic_add(DB + c, g,", "tl.atomic_add(DB + c, 2 * g,"))
+    assert "twice the truth" in verdict.message
+
+
+def test_a_finding_points_at_the_candidates_line(judge):
+    change = ("X + row * N + c, mask=m, other=0.0)", "X + row * N + c)")
+    source = judge.source("layernorm", change)
+    verdict = judge.check_source("layernorm", source)
+    assert verdict.line is not None
+    assert "tl.load(X + row * N + c)" in source.splitlines()[verdict.line - 1]
+    assert "tl.load(X + row * N + c)" in verdict.message
+
+
+def test_an_exception_shows_the_candidates_own_frames_alone(judge):
+    verdict = judge("layernorm", ("M, N = x.shape", "M, N, K = x.shape"))
+    assert verdict.status is Status.CRASHED
+    assert "ValueError" in verdict.message
+    assert "M, N, K = x.shape" in verdict.message
+    assert "site-packages" not in verdict.details
+
+
+def test_a_compile_error_has_the_line_of_the_kernel(judge):
+    source = judge.source("softmax", ("y * (g", "probs * (g"))
+    verdict = judge.check_source("softmax", source)
+    assert verdict.line is not None
+    assert "probs" in source.splitlines()[verdict.line - 1], verdict.message
+
+
+def test_checking_stops_after_the_first_red_shape_unless_told_otherwise(judge):
+    change = ("m = c < N", "m = (c < N) & (c < 50)")  # right up to N=50, wrong beyond
+    stopped = judge("softmax", change)
+    whole = judge("softmax", change, options=GateOptions(stop_at_red=False))
+    assert not stopped.green
+    assert len(stopped.cases) < len(whole.cases) == whole.cases_planned
+
+
+def test_progress_is_reported_for_every_case(judge):
+    seen = []
+    source = judge.source("softmax")
+    spec, truths = judge.spec("softmax"), judge.truths("softmax")
+    verdict = check(spec, source, judge.sandbox, on_case=lambda *a: seen.append(a), truths=truths)
+    assert [done for _, done, _ in seen] == list(range(1, verdict.cases_planned + 1))
+
+
+def test_a_one_tuple_is_as_good_as_a_bare_gradient(judge):
+    assert judge("softmax", ("return dx", "return (dx,)")).green
+
+
+def test_an_unneeded_gradient_may_be_none(judge):
+    change = ("return dx, dw", "dx = dx if needs is None or needs[0] else None\n    return dx, dw")
+    assert judge("layernorm", change).green
+
+
+def test_an_empty_backward_section_is_no_code(judge):
+    assert judge.with_backward("softmax", "").status is Status.NO_CODE
+
+
+def test_a_backward_section_without_backward_is_bad_format(judge):
+    assert judge.with_backward("softmax", "def backwards(saved, g):\n    return g").status is Status.BAD_FORMAT
+
+
+def test_a_missing_marker_is_bad_format(judge):
+    verdict = judge.check_source("softmax", judge.source("softmax").replace("# --- backward ---", ""))
+    assert verdict.status is Status.BAD_FORMAT
+    assert "marker" in verdict.message
+
+
+@pytest.fixture(scope="module")
+def user(sandbox):
+    spec = describe(read_file(USER_FILE), sandbox)
+    truths = Truths(spec, sandbox)
+
+    def judge_candidate(candidate):
+        return check(spec, assemble(spec, candidate), sandbox, truths=truths)
+
+    return judge_candidate
+
+
+def test_a_candidate_for_a_users_stub_is_green_without_a_forward_of_its_own(user):
+    verdict = user(Candidate(backward=BACKWARD))
+    assert verdict.green, f"{verdict.message}\n{verdict.details}"
+    assert verdict.forward is not None
+    assert verdict.forward.lines_changed == 0
+
+
+def test_a_forward_of_its_own_is_measured(user):
+    own = OWN_FORWARD.format(eps="eps", saved="r.clone()")
+    verdict = user(Candidate(backward=BACKWARD, forward=own))
+    assert verdict.green, verdict.message
+    assert verdict.forward is not None
+    assert verdict.forward.lines_changed > 0
+    assert verdict.forward.extra_saved_bytes > 0
+
+
+def test_a_forward_that_computes_something_else_is_rejected(user):
+    own = OWN_FORWARD.format(eps="0.1", saved="r")
+    verdict = user(Candidate(backward=BACKWARD, forward=own))
+    assert verdict.status is Status.WRONG_FORWARD
+    assert "output `y`" in verdict.message
+
+
+def test_a_forward_that_computes_with_torch_is_a_fallback(user):
+    own = OWN_FORWARD.format(eps="eps", saved="(r * 2) / 2")
+    assert user(Candidate(backward=BACKWARD, forward=own)).status is Status.TORCH_FALLBACK

@@ -1,0 +1,61 @@
+"""Cotangents: reproducible, of RMS 1, and laid out as their kind says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernel_agent.oracle import CotangentKind, OutputForm, make_cotangents
+from kernel_agent.oracle.cotangents import rms
+
+MATRIX = OutputForm((6, 10), torch.float32, True)
+STATISTIC = OutputForm((6,), torch.float32, False)
+
+
+def one(kind: CotangentKind, form: OutputForm = MATRIX, seed: int = 0) -> torch.Tensor:
+    (made,) = make_cotangents(kind, (form,), seed)
+    assert made is not None
+    return made
+
+
+@pytest.mark.parametrize("kind", [k for k in CotangentKind if k not in (CotangentKind.ZERO, CotangentKind.NONE)])
+def test_every_kind_has_rms_one(kind):
+    # The S term of the rule multiplies by the RMS: a kind with another size would be judged more loosely.
+    assert rms(one(kind)) == pytest.approx(1.0, abs=1e-5)
+
+
+def test_the_same_seed_gives_the_same_values_and_another_seed_others():
+    assert torch.equal(one(CotangentKind.RANDOM), one(CotangentKind.RANDOM))
+    assert not torch.equal(one(CotangentKind.RANDOM), one(CotangentKind.RANDOM, seed=1))
+
+
+def test_layouts_are_what_they_are_called():
+    assert one(CotangentKind.RANDOM).is_contiguous()
+    assert one(CotangentKind.STRIDED).stride() == (20, 2)
+    assert one(CotangentKind.TRANSPOSED).stride() == (1, 6)
+    assert one(CotangentKind.EXPANDED).stride() == (1, 0)
+
+
+def test_the_gaps_of_a_strided_cotangent_hold_nan():
+    # A kernel that reads a gap must not get a harmless number from it.
+    strided = one(CotangentKind.STRIDED)
+    whole = strided.as_strided((6, 20), (20, 1))
+    assert bool(whole[:, 1::2].isnan().all())
+
+
+def test_outputs_without_gradient_get_none():
+    assert make_cotangents(CotangentKind.RANDOM, (MATRIX, STATISTIC, None), 0)[1:] == (None, None)
+
+
+def test_kind_none_leaves_out_the_last_differentiable_output():
+    first, second, third = make_cotangents(CotangentKind.NONE, (MATRIX, MATRIX, STATISTIC), 0)
+    assert first is not None
+    assert second is None
+    assert third is None
+
+
+def test_scalars_can_have_every_kind():
+    for kind in CotangentKind:
+        made = make_cotangents(kind, (OutputForm((), torch.float32, True), MATRIX), 0)[0]
+        assert made is not None
+        assert made.shape == ()

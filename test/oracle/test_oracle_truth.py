@@ -1,0 +1,142 @@
+"""The truth of real kernels, computed in a child: against autograd of the references, and kept by content."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from forwards import SCALED
+
+from kernel_agent.errors import InputError
+from kernel_agent.oracle import (
+    CotangentKind,
+    Outcome,
+    Point,
+    Refusal,
+    RefusalKind,
+    Truths,
+    cross_check,
+    describe,
+    make_cotangents,
+)
+from kernel_agent.pairs.spec import ShapeEntry
+from kernel_agent.pairs.userfile import read_file
+from kernel_agent.sandbox import Sandbox
+
+
+@pytest.fixture
+def spec_of(tmp_path, sandbox):
+    def write(text, *changes):
+        for old, new in changes:
+            assert old in text
+            text = text.replace(old, new)
+        path = tmp_path / "user.py"
+        path.write_text(text)
+        return describe(read_file(path), sandbox)
+
+    return write
+
+
+def test_gradients_of_layernorm_are_those_of_its_formula(judge):
+    truths = judge.truths("layernorm")
+    forward = truths.forward(Point(entry=ShapeEntry(dims={"M": 5, "N": 40})))
+    cotangents = make_cotangents(CotangentKind.RANDOM, forward.forms, 0)
+    (truth,) = truths.gradients(forward, [cotangents])
+    leaves = [a.double().requires_grad_() for a in forward.args]
+    y = torch.nn.functional.layer_norm(leaves[0], (40,), leaves[1], leaves[2], 1e-5)
+    expected = torch.autograd.grad(y, leaves, cotangents[0].double())
+    for name, grad in zip(("x", "weight", "bias"), expected, strict=True):
+        # eps goes through float32 in the kernel's signature; beyond that both sides are float64.
+        torch.testing.assert_close(truth.grads[name], grad, rtol=1e-9, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_the_scale_is_linear_in_the_cotangent_and_zero_for_a_zero_one(judge):
+    truths = judge.truths("two_outputs")
+    forward = truths.forward(Point(entry=ShapeEntry(dims={"n": 100})))
+    (truth,) = truths.gradients(forward, [make_cotangents(CotangentKind.RANDOM, forward.forms, 0)])
+    one = truth.scale("x", (1.0, 1.0), (100, 100))
+    assert one == pytest.approx(2**0.5, rel=0.2), "dx = ds + dp * y, all of them normal"
+    assert truth.scale("x", (3.0, 3.0), (100, 100)) == pytest.approx(3 * one)
+    assert truth.scale("x", (0.0, 0.0), (100, 100)) == 0.0
+
+
+def test_a_truth_on_disk_needs_no_child_again(judge, tmp_path):
+    point = Point(entry=ShapeEntry(dims={"M": 4, "N": 50}))
+    first = Truths(judge.spec("softmax"), judge.sandbox, tmp_path)
+    forward = first.forward(point)
+    cotangents = make_cotangents(CotangentKind.STRIDED, forward.forms, 0)
+    (truth,) = first.gradients(forward, [cotangents])
+    closed = Sandbox()
+    closed.close()
+    again = Truths(judge.spec("softmax"), closed, tmp_path)
+    (kept,) = again.gradients(again.forward(point), [cotangents])
+    assert torch.equal(kept.grads["x"], truth.grads["x"])
+    assert kept.units == truth.units
+
+
+def test_a_refused_size_is_an_answer_and_not_an_error(judge):
+    truths = judge.truths("matmul_bias")
+    good, bad = truths.forwards(
+        [Point(entry=ShapeEntry(dims={"M": m, "N": 24, "K": 18})) for m in (20, -1)],
+    )
+    assert not isinstance(good, Refusal)
+    assert isinstance(bad, Refusal)
+    assert bad.kind is RefusalKind.ARGUMENTS
+
+
+def test_a_surrogate_replaces_the_gradient_and_not_the_outputs(spec_of, sandbox):
+    surrogate = "def surrogate(x, w):\n    return 2 * x + 3 * w\n\n\ndef reference(x, w):"
+    spec = spec_of(SCALED, ("def reference(x, w):", surrogate))
+    truths = Truths(spec, sandbox)
+    forward = truths.forward(Point(entry=spec.sweep[0]))
+    cotangents = make_cotangents(CotangentKind.RANDOM, forward.forms, 0)
+    (truth,) = truths.gradients(forward, [cotangents])
+    x, w = forward.args
+    torch.testing.assert_close(forward.outputs[0], x.double() * w.double())
+    torch.testing.assert_close(truth.grads["x"], 2 * cotangents[0].double())
+    torch.testing.assert_close(truth.grads["w"], 3 * cotangents[0].double())
+
+
+def test_an_error_of_the_child_arrives_with_path_line_and_remedy(spec_of):
+    with pytest.raises(InputError, match="make_args") as caught:
+        spec_of(SCALED, ("    g = torch.Generator()", "    raise ValueError('sizes')\n    g = torch.Generator()"))
+    assert caught.value.path is not None
+    assert caught.value.path.name == "user.py"
+    assert caught.value.line == SCALED.splitlines().index("    g = torch.Generator().manual_seed(seed)") + 1
+    assert caught.value.remedy
+
+
+def test_a_file_that_leaves_its_process_is_an_input_error(spec_of):
+    with pytest.raises(InputError, match="ends the process"):
+        spec_of(SCALED, ("SWEEP = [", "import os\nos._exit(0)\nSWEEP = ["))
+
+
+def test_exact_gradients_agree_with_central_differences_for_every_output(judge):
+    seen = cross_check(judge.truths("two_outputs"))
+    assert seen.agrees
+    assert [check.outputs for check in seen.derivatives] == [("s",), ("p",), ("s", "p")]
+    assert all(check.outcome is Outcome.AGREES for check in seen.derivatives)
+
+
+def test_a_gradient_lost_on_the_way_is_seen_by_the_differences(spec_of, sandbox):
+    # A detached copy cuts autograd but not the forward's slope: exactly what the cross-check is there for.
+    spec = spec_of(SCALED, ("](x, w, y,", "](x, w.detach().clone(), y,"))
+    (check,) = cross_check(Truths(spec, sandbox)).derivatives
+    assert check.outcome is Outcome.DISAGREES
+
+
+def test_a_reference_that_disagrees_names_output_and_element(spec_of, sandbox):
+    wrong = "def reference(x, w):\n    y = x * w\n    y[7] += 1\n    return y\n\n\ndef unused(x, w):"
+    spec = spec_of(SCALED, ("def reference(x, w):", wrong))
+    seen = cross_check(Truths(spec, sandbox))
+    (check,) = seen.references
+    assert check.outcome is Outcome.DISAGREES
+    assert check.output == "y"
+    assert check.worst == (7,)
+    assert not seen.agrees
+
+
+def test_a_reference_that_raises_is_inconclusive_and_said(spec_of, sandbox):
+    spec = spec_of(SCALED, ("    return x * w\n", "    raise RuntimeError('no GPU')\n"))
+    seen = cross_check(Truths(spec, sandbox))
+    assert seen.agrees
+    assert "no GPU" in seen.references[0].reason
