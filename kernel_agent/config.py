@@ -34,18 +34,24 @@ class RunConfig(BaseModel):
 
     file: Path = Field(description="the user's forward file")
     out: Path = Field(default=Path("generated"), description="where delivered files go")
-    backend: Backend | None = Field(default=None, description="None: chosen from the keys present, else the offline default")
+    backend: Backend | None = Field(
+        default=None, description="None: chosen from the keys present, else the offline default"
+    )
     model: str | None = Field(default=None, description="model name; None: the backend's default")
     base_url: str | None = Field(default=None, description="an OpenAI- or Anthropic-compatible server")
     effort: Effort = Effort.MEDIUM
     replay: Path | None = Field(default=None, description="the recorded run whose replies are replayed")
     topk: int = Field(default=4, ge=0, le=32, description="retrieved pairs shown to the model")
-    min_sim: float | None = Field(default=None, ge=0.0, le=1.0, description="least descriptor cosine; None: the calibrated default")
+    min_sim: float | None = Field(
+        default=None, ge=0.0, le=1.0, description="least descriptor cosine; None: the calibrated default"
+    )
     rag: bool = True
     rag_exclude: tuple[str, ...] = ()
     max_iters: int = Field(default=10, ge=1, description="asks over phases 2 and 3 together")
     patience: int = Field(default=3, ge=1, description="asks without progress before rolling back to the best snapshot")
-    min_rel_impr: float = Field(default=0.02, ge=0.0, description="relative speed-up an optimised candidate must show to be kept")
+    min_rel_impr: float = Field(
+        default=0.02, ge=0.0, description="relative speed-up an optimised candidate must show to be kept"
+    )
     max_cost_usd: float | None = Field(default=None, gt=0)
     max_tokens: int | None = Field(default=None, gt=0, description="input and output tokens over the whole run")
     seed: int = 0
