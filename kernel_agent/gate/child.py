@@ -16,6 +16,7 @@ from torch import Tensor
 from kernel_agent.gate.answer import Answer, Called, Failure, FailureKind, Found, Frame, Returned, Stage
 from kernel_agent.ir import (
     Execution,
+    Finding,
     IRError,
     LoweringError,
     UnsupportedOp,
@@ -113,9 +114,15 @@ def _answer(stage: Stage, number: int, execution: Execution, values: tuple[Any, 
         is_tuple=is_tuple,
         launches=len(execution.launches),
         calls=tuple(Called(name=c.name, kind=c.kind.value) for c in execution.torch_calls),
-        findings=tuple(Found(kind=f.kind.value, message=f.message[:5000], line=f.line) for f in execution.findings),
+        findings=tuple(_found(f) for f in execution.findings),
         mutated=execution.mutated,
     )
+
+
+def _found(finding: Finding) -> Found:
+    """A line counts only in the candidate's own file: Triton's standard library has lines too."""
+    own = not finding.file or Path(finding.file).name == FILE
+    return Found(kind=finding.kind.value, message=finding.message[:5000], line=finding.line if own else None)
 
 
 def _returned(value: Any) -> Returned:

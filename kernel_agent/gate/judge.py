@@ -223,6 +223,9 @@ def _gradient(
     if given.shape != expected.shape:
         message = f"the gradient of `{name}` has shape {tuple(given.shape)} instead of {tuple(expected.shape)}"
         return Problem(Status.WRONG_SHAPE, message, grad=name), _nothing(name)
+    if given.is_complex():
+        message = f"the gradient of `{name}` is {returned.dtype}; gradients of real inputs are real"
+        return Problem(Status.WRONG_DTYPE, message, grad=name), _nothing(name)
     seen = compare(given, expected, scale)
     score = GradientScore(
         grad=name, passed=seen.passed, ratio=seen.ratio, tile=seen.tile, relative_error=seen.relative_error

@@ -31,7 +31,7 @@ from kernel_agent.oracle.fit import fit_entry
 from kernel_agent.oracle.records import Point, Refusal, RefusalKind, error_form
 from kernel_agent.oracle.wire import pack
 from kernel_agent.pairs.arguments import build_arguments
-from kernel_agent.pairs.blame import first_line, line_in, module_path
+from kernel_agent.pairs.blame import blame, first_line, line_in, module_path
 from kernel_agent.pairs.load import load_truth
 from kernel_agent.pairs.observe import observe
 from kernel_agent.pairs.spec import FileFacts, KernelSpec, ShapeEntry
@@ -111,7 +111,7 @@ def gradients(call: Call) -> None:
             leaves, outputs = _differentiable(stub, Point.model_validate(request["point"]))
             for keys in request["sets"]:
                 cotangents = [None if key is None else call.tensors[key] for key in keys]
-                grads = _backward(leaves, outputs, cotangents)
+                grads = _backward(stub, leaves, outputs, cotangents)
                 call.send({"names": list(grads)}, {f"grad.{name}": grad for name, grad in grads.items()})
 
 
@@ -238,13 +238,24 @@ def _surrogate(
 
     wide_args = [wide(value, i) for i, value in enumerate(args)]
     wide_kwargs = {name: wide(value, name) for name, value in kwargs.items()}
-    with torch.enable_grad():
-        result = stub.module.surrogate(*wide_args, **wide_kwargs)
-    return leaves, tuple(result) if isinstance(result, (tuple, list)) else (result,)
+    try:
+        with torch.enable_grad():
+            result = stub.module.surrogate(*wide_args, **wide_kwargs)
+    except Exception as error:  # the user's code
+        raise blame(error, stub.module, "`surrogate` fails", "It takes the stub's arguments, as float64.") from error
+    outputs = tuple(result) if isinstance(result, (tuple, list)) else (result,)
+    if len(outputs) != len(stub.spec.outputs):
+        raise _unlike_the_stub(stub, f"{len(outputs)} outputs instead of {len(stub.spec.outputs)}")
+    return leaves, outputs
+
+
+def _unlike_the_stub(stub: Stub, what: str) -> InputError:
+    remedy = "Return one value per output of the stub, of the same shape."
+    return InputError(f"`surrogate` returns {what}", remedy=remedy, path=stub.spec.facts.path)
 
 
 def _backward(
-    leaves: dict[str, Tensor], outputs: tuple[Any, ...], cotangents: list[Tensor | None]
+    stub: Stub, leaves: dict[str, Tensor], outputs: tuple[Any, ...], cotangents: list[Tensor | None]
 ) -> dict[str, Tensor]:
     """Exact gradients for one set of cotangents; zeros where nothing connects a leaf with an output."""
     chosen = [
@@ -252,6 +263,9 @@ def _backward(
         for output, cotangent in zip(outputs, cotangents, strict=True)
         if cotangent is not None and isinstance(output, Tensor) and output.requires_grad
     ]
+    for output, cotangent in chosen:
+        if output.shape != cotangent.shape:
+            raise _unlike_the_stub(stub, f"shape {tuple(output.shape)} instead of {tuple(cotangent.shape)}")
     found: tuple[Tensor | None, ...] = (None,) * len(leaves)
     if chosen and leaves:
         found = torch.autograd.grad(

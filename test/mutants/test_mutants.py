@@ -147,6 +147,11 @@ def test_a_mutant_is_rejected_for_its_mistake(judge, mutant):
         assert verdict.grad == mutant.grad, verdict.message
 
 
+def test_a_complex_gradient_is_rejected(judge):
+    verdict = judge("softmax", ("    return dx", "    return torch.complex(dx, dx)"))
+    assert verdict.status in (Status.WRONG_DTYPE, Status.TORCH_FALLBACK), verdict.message
+
+
 def test_rounding_to_half_precision_is_beyond_the_exact_tier(judge):
     # The limit that docs/verification.md states: casts do not round here, so a lossy accumulator is not seen.
     assert judge("softmax", ("tl.sum(g * y, 0)", "tl.sum((g * y).to(tl.float16), 0)")).green

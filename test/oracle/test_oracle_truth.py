@@ -96,6 +96,16 @@ def test_a_surrogate_replaces_the_gradient_and_not_the_outputs(spec_of, sandbox)
     torch.testing.assert_close(truth.grads["w"], 3 * cotangents[0].double())
 
 
+@pytest.mark.parametrize("body", ["x.sum()", "(x, w)", "x.no_such_method()"])
+def test_a_surrogate_unlike_the_stub_is_an_input_error(spec_of, sandbox, body):
+    surrogate = f"def surrogate(x, w):\n    return {body}\n\n\ndef reference(x, w):"
+    spec = spec_of(SCALED, ("def reference(x, w):", surrogate))
+    truths = Truths(spec, sandbox)
+    forward = truths.forward(Point(entry=spec.sweep[0]))
+    with pytest.raises(InputError, match="surrogate"):
+        truths.gradients(forward, [make_cotangents(CotangentKind.RANDOM, forward.forms, 0)])
+
+
 def test_an_error_of_the_child_arrives_with_path_line_and_remedy(spec_of):
     with pytest.raises(InputError, match="make_args") as caught:
         spec_of(SCALED, ("    g = torch.Generator()", "    raise ValueError('sizes')\n    g = torch.Generator()"))
