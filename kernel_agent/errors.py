@@ -62,6 +62,6 @@ class WaitingForReply(KernelAgentError):
 
 
 class InterruptedRun(KernelAgentError):
-    """The person at the keyboard stopped a run. Its ledger is on disk; the remedy is the command that goes on with it."""
+    """The person at the keyboard stopped a run. Its ledger is on disk; the remedy is the command to go on with it."""
 
     exit_code = ExitCode.INTERRUPTED

@@ -1,4 +1,4 @@
-"""What a dataset entry must look like beyond being right: the rules that let many authors' pairs read as one collection."""
+"""What a dataset entry must look like beyond being right: the rules that let many pairs read as one collection."""
 
 from __future__ import annotations
 
