@@ -94,16 +94,17 @@ def strange(given: Tensor) -> str:
 
 
 def worst_elements(name: str, given: Tensor, expected: Tensor, seen: Comparison, count: int = 3) -> str:
-    """The elements of the worst tile that are farthest off."""
+    """The elements of the worst tile that are farthest off, in units of the truth's RMS: values are never told."""
     window = tuple(
         slice(i * e, min((i + 1) * e, n)) for i, e, n in zip(seen.tile, seen.extent, expected.shape, strict=True)
     )
     error = (given[window] - expected[window]).abs().flatten()
+    rms = float(expected[window].square().mean().sqrt()) or 1.0
     rows = []
     for flat in error.nan_to_num(0.0).topk(min(count, error.numel())).indices:
         inside = torch.unravel_index(flat, expected[window].shape)
         index = tuple(int(i) + w.start for i, w in zip(inside, window, strict=True))
-        rows.append(f"{name}{list(index)}: {float(given[index]):.6g} instead of {float(expected[index]):.6g}")
+        rows.append(f"{name}{list(index)}: off by {float(error[flat]) / rms:.3g} x the RMS of the tile's truth")
     return "\n".join(rows)
 
 
