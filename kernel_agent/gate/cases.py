@@ -14,7 +14,14 @@ from kernel_agent.oracle import CotangentKind, ForwardTruth, Point, Refusal, Ref
 from kernel_agent.pairs.spec import ShapeEntry
 
 _BOTH = (CotangentKind.RANDOM, CotangentKind.STRIDED)
-_SPECIAL = (CotangentKind.EXPANDED, CotangentKind.TRANSPOSED, CotangentKind.ZERO)
+_SPECIAL = (
+    CotangentKind.EXPANDED,
+    CotangentKind.TRANSPOSED,
+    CotangentKind.ONE_HOT,
+    CotangentKind.TINY,
+    CotangentKind.HUGE,
+    CotangentKind.ZERO,
+)
 
 
 @dataclass(frozen=True)

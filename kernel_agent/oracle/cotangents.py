@@ -1,6 +1,6 @@
 """Cotangents: what a backward is fed. Made by the parent, so that no candidate and no forward has a say in them.
 
-Every cotangent has RMS 1 over its elements (or is zero or None), so that scales are comparable between kinds.
+Every cotangent has RMS 1 over its elements, but TINY and HUGE, which are that one times a constant, and zero or None.
 Never `out.sum().backward()`: a cotangent of ones hides every mistake that a sum hides.
 """
 
@@ -22,9 +22,15 @@ class CotangentKind(str, enum.Enum):
     STRIDED = "strided"
     TRANSPOSED = "transposed"
     EXPANDED = "expanded"
+    ONE_HOT = "one-hot"
+    TINY = "tiny"
+    HUGE = "huge"
     ZERO = "zero"
     NONE = "none"
 
+
+SCALES = {CotangentKind.TINY: 2.0**-12, CotangentKind.HUGE: 2.0**12}
+"""Powers of two within the range of float16: a gradient is linear in its cotangent, so it must scale exactly along."""
 
 Cotangents = tuple[Tensor | None, ...]
 """One entry per output in position; None for outputs without gradient and for those left out on purpose."""
@@ -67,7 +73,11 @@ def _one(kind: CotangentKind, form: OutputForm, generator: torch.Generator) -> T
         return torch.zeros(shape, dtype=form.dtype)
     if kind is CotangentKind.EXPANDED and shape:
         return _normal((*shape[:-1], 1), form.dtype, generator).expand(shape)
-    dense = _normal(shape, form.dtype, generator)
+    dense = _normal(shape, form.dtype, generator) * SCALES.get(kind, 1.0)
+    if kind is CotangentKind.ONE_HOT and dense.numel():
+        hot = int(torch.randint(dense.numel(), (1,), generator=generator))
+        dense = torch.zeros_like(dense)
+        dense.view(-1)[hot] = dense.numel() ** 0.5
     if kind is CotangentKind.STRIDED and shape:
         # Every second element of a buffer twice as wide; the gaps hold NaN, so that reading them cannot go unnoticed.
         wide = torch.full((*shape, 2), float("nan"), dtype=form.dtype)

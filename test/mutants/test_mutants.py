@@ -46,6 +46,13 @@ MUTANTS = (
         "bias",
     ),
     Mutant(
+        "a_clipped_gradient",  # only a huge cotangent reaches the clip
+        "layernorm",
+        ("g * xh, mask", "tl.minimum(tl.maximum(g * xh, -1000.0), 1000.0), mask"),
+        Status.WRONG_GRADIENT,
+        "weight",
+    ),
+    Mutant(
         "swapped_gradients",
         "layernorm",
         ("dw.to(weight.dtype), db.to(bias.dtype)", "db, dw"),

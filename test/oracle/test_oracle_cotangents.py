@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernel_agent.oracle import CotangentKind, OutputForm, make_cotangents
-from kernel_agent.oracle.cotangents import rms
+from kernel_agent.oracle.cotangents import SCALES, rms
 
 MATRIX = OutputForm((6, 10), torch.float32, True)
 STATISTIC = OutputForm((6,), torch.float32, False)
@@ -19,9 +19,9 @@ def one(kind: CotangentKind, form: OutputForm = MATRIX, seed: int = 0) -> torch.
 
 
 @pytest.mark.parametrize("kind", [k for k in CotangentKind if k not in (CotangentKind.ZERO, CotangentKind.NONE)])
-def test_every_kind_has_rms_one(kind):
+def test_every_kind_has_rms_one_but_for_its_scale(kind):
     # The S term of the rule multiplies by the RMS: a kind with another size would be judged more loosely.
-    assert rms(one(kind)) == pytest.approx(1.0, abs=1e-5)
+    assert rms(one(kind)) / SCALES.get(kind, 1.0) == pytest.approx(1.0, abs=1e-5)
 
 
 def test_the_same_seed_gives_the_same_values_and_another_seed_others():
@@ -34,6 +34,17 @@ def test_layouts_are_what_they_are_called():
     assert one(CotangentKind.STRIDED).stride() == (20, 2)
     assert one(CotangentKind.TRANSPOSED).stride() == (1, 6)
     assert one(CotangentKind.EXPANDED).stride() == (1, 0)
+
+
+def test_one_hot_has_a_single_element():
+    assert int(one(CotangentKind.ONE_HOT).count_nonzero()) == 1
+
+
+def test_scaled_kinds_stay_finite_in_half_precision():
+    # An infinity in the cotangent would make every gradient non-finite and the case say nothing.
+    half = OutputForm((64, 64), torch.float16, True)
+    assert bool(one(CotangentKind.HUGE, half).isfinite().all())
+    assert int(one(CotangentKind.TINY, half).count_nonzero()) > 4000
 
 
 def test_the_gaps_of_a_strided_cotangent_hold_nan():
