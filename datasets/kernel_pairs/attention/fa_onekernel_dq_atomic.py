@@ -51,10 +51,11 @@ def forward(q, k, v):
     (B, H, SQ, D), SK = q.shape, k.shape[2]
     out = torch.empty_like(q)
     lse = torch.empty(B, H, SQ, device=q.device, dtype=torch.float32)
-    BLOCK_M, BLOCK_N = (128, 64) if SQ > 512 else (32, 32)
+    BLOCK_M, BLOCK_N = (128, 64) if SQ > 512 and q.element_size() == 2 else (32, 32)
     _full_fwd[(triton.cdiv(SQ, BLOCK_M), B * H)](
         q, k, v, out, lse, SQ, SK, D, D**-0.5,
-        BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_D=max(16, triton.next_power_of_2(D)), num_warps=8 if SQ > 512 else 4,
+        BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_D=max(16, triton.next_power_of_2(D)),
+        num_warps=8 if BLOCK_M > 32 else 4,
     )  # fmt: skip
     return out, (q, k, v, out, lse)
 
@@ -101,11 +102,11 @@ def backward(saved, grad_out, needs=None):
     (B, H, SQ, D), SK = q.shape, k.shape[2]
     dq = torch.zeros(B, H, SQ, D, device=q.device, dtype=torch.float32)
     dk, dv = torch.empty_like(k), torch.empty_like(v)
-    BLOCK_M, BLOCK_N = (64, 128) if SQ > 512 else (16, 32)
+    BLOCK_M, BLOCK_N = (64 if D <= 64 else 32, 64) if SQ > 512 and q.element_size() == 2 else (16, 32)
     _full_bwd[(triton.cdiv(SK, BLOCK_N), B * H)](
         q, k, v, out, grad_out, lse, dq, dk, dv, H, SQ, SK, D, D**-0.5, *grad_out.stride(),
         BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_D=max(16, triton.next_power_of_2(D)),
-        num_warps=8 if SQ > 512 else 4, num_stages=2,
+        num_warps=8 if BLOCK_M > 16 else 4, num_stages=2,
     )  # fmt: skip
     return dq.to(q.dtype), dk, dv
 

@@ -41,11 +41,16 @@ def _sigmoid_fwd(
     tl.store(Out + (head * S + m[:, None]) * D + d[None, :], acc, mask=in_m)
 
 
+def _block(S, q):
+    # Four (BLOCK, D) operands share the multiprocessor's memory, twice as large in fp32.
+    return 64 if S > 256 and q.element_size() == 2 else 32
+
+
 def forward(q, k, v, bias):
     q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
     B, H, S, D = q.shape
     out = torch.empty_like(q)
-    BLOCK = 64 if S > 256 else 32
+    BLOCK = _block(S, q)
     _sigmoid_fwd[(triton.cdiv(S, BLOCK), B * H)](
         q, k, v, bias, out, S, D, H, D**-0.5,
         BLOCK_M=BLOCK, BLOCK_N=BLOCK, BLOCK_D=max(16, triton.next_power_of_2(D)),
@@ -112,7 +117,7 @@ def backward(saved, grad_out, needs=None):
     q, k, v, bias = saved
     B, H, S, D = q.shape
     do = grad_out.contiguous()
-    BLOCK = 64 if S > 256 else 32
+    BLOCK = _block(S, q)
     tiles = triton.cdiv(S, BLOCK)
     blocks = {"BLOCK_M": BLOCK, "BLOCK_N": BLOCK, "BLOCK_D": max(16, triton.next_power_of_2(D))}
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)

@@ -89,7 +89,9 @@ def _running_states(a, b, scale, reverse, chunk):
     return states
 
 
-def forward(q, k, v, chunk=64):
+def forward(q, k, v, chunk=None):
+    # The chunk's four tiles and two states have to fit into shared memory at K = V = 128.
+    chunk = chunk or 128 // q.element_size()
     q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
     (B, H, T, KD), VD = q.shape, v.shape[-1]
     scale = KD**-0.5
@@ -97,7 +99,19 @@ def forward(q, k, v, chunk=64):
     out = torch.empty_like(v)
     BK, BV = (max(16, triton.next_power_of_2(size)) for size in (KD, VD))
     _chunk_out[(triton.cdiv(T, chunk), B * H)](
-        q, k, v, states, out, T, KD, VD, scale, CHUNK=chunk, BLOCK_K=BK, BLOCK_V=BV
+        q,
+        k,
+        v,
+        states,
+        out,
+        T,
+        KD,
+        VD,
+        scale,
+        CHUNK=chunk,
+        BLOCK_K=BK,
+        BLOCK_V=BV,
+        num_warps=8 if BK * BV > 4096 else 4,
     )
     return out, (q, k, v, states, chunk)
 
@@ -144,7 +158,23 @@ def backward(saved, grad_out, needs=None):
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     BK, BV = (max(16, triton.next_power_of_2(size)) for size in (KD, VD))
     _chunk_grads[(triton.cdiv(T, chunk), B * H)](
-        q, k, v, do, states, dstates, dq, dk, dv, T, KD, VD, scale, CHUNK=chunk, BLOCK_K=BK, BLOCK_V=BV
+        q,
+        k,
+        v,
+        do,
+        states,
+        dstates,
+        dq,
+        dk,
+        dv,
+        T,
+        KD,
+        VD,
+        scale,
+        CHUNK=chunk,
+        BLOCK_K=BK,
+        BLOCK_V=BV,
+        num_warps=8 if BK * BV > 4096 else 4,
     )
     return dq, dk, dv
 
@@ -164,6 +194,6 @@ def make_args(B, H, T, K, V, dtype="float32", device="cpu", seed=0):
     return q, k, v, 16
 
 
-def reference(q, k, v, chunk=64):
+def reference(q, k, v, chunk=None):
     scores = (q.float() @ k.float().transpose(-1, -2)).tril() * q.shape[-1] ** -0.5
     return (scores @ v.float()).to(v.dtype)

@@ -10,7 +10,7 @@ META = {
     "op": "add_rms_norm",
     "schema": 1,
     "techniques": ("row-local", "saved-statistics", "two-stage-partials", "optional-cotangent", "shared-gradient"),
-    "saves": ("inv_rms: fp32 (M,)",),
+    "saves": ("h: fp32 or bf16 or fp16 (M, N)", "inv_rms: fp32 (M,)"),
     "grads": ("x", "residual", "weight"),
     "dtypes": ("float32", "bfloat16", "float16"),
     "license": "Apache-2.0",

