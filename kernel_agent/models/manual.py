@@ -74,7 +74,11 @@ class ManualModel:
         while not (self._exchange.has_reply(number) and self._is_still(path)):
             if not self._wait:
                 resume = f"kernel-agent resume {shlex.quote(str(self._run))}"
-                raise WaitingForReply(f"{ask} waits for a reply", remedy=f"write it to {path}, then run: {resume}")
+                # The message goes into the ledger, which holds no path of this machine.
+                raise WaitingForReply(
+                    f"{ask.relative_to(self._run)} waits for a reply",
+                    remedy=f"read {ask}, write the reply to {path}, then run: {resume}",
+                )
             if not told:
                 self._on_notice(Notice(kind=NoticeKind.WAITING, text=f"{ask} waits for a reply in {path}"))
                 told = True
