@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from kernel_agent.errors import InputError
 from kernel_agent.gate.judge import Problem
 from kernel_agent.gate.verdict import Status
-from kernel_agent.gate.words import quoted
+from kernel_agent.gate.words import listed, quoted
 from kernel_agent.pairs.meta import PairMeta, read_meta
-from kernel_agent.pairs.sections import CHECK_MARKER, split_sections
+from kernel_agent.pairs.sections import split_sections
 from kernel_agent.pairs.spec import KernelSpec
+from kernel_agent.pairs.statements import statements
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,12 @@ class CandidateText:
 def read_candidate(spec: KernelSpec, source: str) -> CandidateText:
     """Read a pair file without executing it. Raises `InputError` where its format is broken beyond judging."""
     sections = split_sections(source)
-    shown = source.replace("\r\n", "\n").split(f"\n{CHECK_MARKER}", 1)[0] + "\n"
+    shown = sections.above_check
     try:
         tree = ast.parse(shown)
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last two: nested too deeply
         line = error.lineno if isinstance(error, SyntaxError) else None
-        said = error.msg if isinstance(error, SyntaxError) else str(error)
+        said = error.msg if isinstance(error, SyntaxError) else str(error) or "it is nested too deeply"
         invalid = Problem(Status.COMPILE_ERROR, f"the file is no valid Python: {said}{quoted(source, line)}", line)
         return CandidateText(source, shown, PairMeta(grads=spec.grads), False, invalid)
     meta = read_meta(source)
@@ -55,8 +56,17 @@ def read_candidate(spec: KernelSpec, source: str) -> CandidateText:
         problem = Problem(Status.BAD_FORMAT, message)
     elif "forward" not in functions:
         problem = Problem(Status.BAD_FORMAT, "the forward section defines no function `forward`")
+    elif rebound := _bound(shown) & _bound(sections.check):
+        names = listed(sorted(rebound))
+        message = f"the check section binds {names} again: the delivered file would run something else than is proven"
+        problem = Problem(Status.BAD_FORMAT, message)
     backward = functions.get("backward")
     return CandidateText(source, shown, meta, backward is not None and _takes_needs(backward), problem)
+
+
+def _bound(text: str) -> frozenset[str]:
+    """Names that a part of a file binds at module level, imports aside: those may well stand twice."""
+    return frozenset(name for item in statements(text) if not item.is_import for name in item.binds)
 
 
 def _takes_needs(function: ast.FunctionDef) -> bool:

@@ -32,10 +32,14 @@ class Sections:
     check_line: int
     """Line of the check marker."""
 
+    @property
+    def above_check(self) -> str:
+        """Everything above the check marker, with the same line numbers."""
+        return f"{self.head}{FORWARD_MARKER}\n{self.forward}{BACKWARD_MARKER}\n{self.backward}"
+
     def join(self) -> str:
         """Return the whole file; the exact inverse of `split_sections`."""
-        parts = (self.head, FORWARD_MARKER, self.forward, BACKWARD_MARKER, self.backward, CHECK_MARKER, self.check)
-        return "".join(part + "\n" if part in SECTION_MARKERS else part for part in parts)
+        return f"{self.above_check}{CHECK_MARKER}\n{self.check}"
 
 
 def has_all_markers(source: str) -> bool:
