@@ -56,6 +56,16 @@ def test_arithmetic_matches_numpy_at_every_width(name):
         np.testing.assert_array_equal(ours, theirs, err_msg=f"{operation} of {name}")
 
 
+@pytest.mark.parametrize("name", ["int8", "int16", "int32", "int64"])
+def test_the_least_integer_divided_by_minus_one_wraps(name):
+    # The processor traps on this division: it would end the process instead of the test.
+    dtype = getattr(torch, name)
+    least, minus_one = torch.full((32,), torch.iinfo(dtype).min, dtype=dtype), torch.full((32,), -1, dtype=dtype)
+    got = _run(least, minus_one)
+    assert (got[2] == torch.iinfo(dtype).min).all(), "quotient"
+    assert (got[3] == 0).all(), "remainder"
+
+
 @triton.jit
 def _random(Y, BITS, seed, BLOCK: tl.constexpr):
     c = tl.arange(0, BLOCK)

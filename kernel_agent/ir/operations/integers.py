@@ -44,6 +44,12 @@ def _nonzero(divisor: Tensor) -> Tensor:
     return torch.where(divisor == 0, torch.ones_like(divisor), divisor)
 
 
+def _quotient(a: Tensor, b: Tensor, rounding: str) -> Tensor:
+    """Signed division; by -1 it is negation, which wraps, where the processor's own instruction would trap."""
+    quotient = torch.div(a, torch.where(b == -1, 1, _nonzero(b)), rounding_mode=rounding)
+    return torch.where(b == -1, -a, quotient)
+
+
 POINTWISE.update(
     {
         "arith.divui": _on_unsigned_divisor(np.floor_divide),
@@ -59,9 +65,9 @@ POINTWISE.update(
         "arith.addi": lambda _, a, b: a ^ b if a.dtype == torch.bool else a + b,
         "arith.subi": lambda _, a, b: a ^ b if a.dtype == torch.bool else a - b,
         "arith.muli": lambda _, a, b: a & b if a.dtype == torch.bool else a * b,
-        "arith.divsi": lambda _, a, b: torch.div(a, _nonzero(b), rounding_mode="trunc"),
-        "arith.floordivsi": lambda _, a, b: torch.div(a, _nonzero(b), rounding_mode="floor"),
-        "arith.ceildivsi": lambda _, a, b: -torch.div(-a, _nonzero(b), rounding_mode="floor"),
+        "arith.divsi": lambda _, a, b: _quotient(a, b, "trunc"),
+        "arith.floordivsi": lambda _, a, b: _quotient(a, b, "floor"),
+        "arith.ceildivsi": lambda _, a, b: -_quotient(-a, b, "floor"),
         "arith.remsi": lambda _, a, b: torch.fmod(a, _nonzero(b)),
         "math.absi": lambda _, a: torch.abs(a),
     }
