@@ -186,7 +186,12 @@ def _unwritten(answer: Answer, problem: Problem | None, spec: KernelSpec) -> Pro
     findings = [f for f in answer.findings if f.kind == "UNWRITTEN_OUTPUT"]
     if not findings or (problem is not None and problem.status is not Status.NOT_FINITE):
         return problem
-    said = re.sub(r"output (\d+)", lambda m: f"the gradient of `{spec.grads[int(m[1])]}`", findings[0].message)
+
+    def named(match: re.Match[str]) -> str:
+        place = int(match[1])
+        return f"the gradient of `{spec.grads[place]}`" if place < len(spec.grads) else match[0]
+
+    said = re.sub(r"output ([0-9]{1,4})\b", named, findings[0].message)
     if problem is None:
         return Problem(Status.NOT_FINITE, said)
     return replace(problem, message=f"{problem.message}; {said}")
@@ -226,6 +231,7 @@ def _gradient(
     if given.is_complex():
         message = f"the gradient of `{name}` is {returned.dtype}; gradients of real inputs are real"
         return Problem(Status.WRONG_DTYPE, message, grad=name), _nothing(name)
+    given = given.to(torch.float64)  # whatever the child sent: what it says of the dtype need not be true
     seen = compare(given, expected, scale)
     score = GradientScore(
         grad=name, passed=seen.passed, ratio=seen.ratio, tile=seen.tile, relative_error=seen.relative_error

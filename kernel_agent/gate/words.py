@@ -113,7 +113,7 @@ def in_backward(paths: Sequence[str], source: str) -> tuple[str, ...]:
     names = _unpacked(source)
     result = []
     for path in paths:
-        match = re.fullmatch(r"saved\[(\d+)\]", path)
+        match = re.fullmatch(r"saved\[([0-9]{1,4})\]", path)
         known = match is not None and int(match[1]) < len(names)
         result.append(f"{path} ({names[int(match[1])]})" if match is not None and known else path)
     return tuple(result)
