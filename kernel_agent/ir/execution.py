@@ -200,7 +200,9 @@ def _leaf_key(path: tuple[Any, ...], name: str, leaves: Collection[int | str]) -
 
 def _find_unwritten(result: Any, capture: Capture) -> None:
     """Report output tensors with elements that nothing wrote."""
-    for place, tensor in enumerate(leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)):
+    for place, tensor in enumerate(tree_leaves(result)):
+        if not isinstance(tensor, Tensor):
+            continue
         buffer = capture.known_buffer(tensor)
         missing = buffer.unwritten(tensor) if buffer is not None else 0
         if buffer is not None and missing:
