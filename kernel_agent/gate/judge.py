@@ -280,8 +280,9 @@ def _with_exchange_hint(
 
 
 def _argument_dtype(name: str, spec: KernelSpec, forward: ForwardTruth) -> torch.dtype:
-    place = [fact.name for fact in spec.inputs].index(name)
-    return [*forward.args, *forward.kwargs.values()][place].dtype
+    argument = forward.argument(spec, name)
+    assert isinstance(argument, Tensor)  # it has a gradient
+    return argument.dtype
 
 
 def _nothing(name: str) -> GradientScore:

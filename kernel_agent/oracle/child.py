@@ -30,7 +30,7 @@ from kernel_agent.ir import (
 from kernel_agent.oracle.fit import fit_entry
 from kernel_agent.oracle.records import Point, Refusal, RefusalKind, error_form
 from kernel_agent.oracle.wire import pack
-from kernel_agent.pairs.arguments import build_arguments
+from kernel_agent.pairs.arguments import argument_places, build_arguments
 from kernel_agent.pairs.blame import blame, first_line, line_in, module_path
 from kernel_agent.pairs.load import load_truth
 from kernel_agent.pairs.observe import observe
@@ -56,12 +56,13 @@ class Stub:
 
     def leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, int | str]:
         """Where the floating tensor arguments that need gradients stand in a call, by their names in `spec.grads`."""
-        places: list[int | str] = [*range(len(args)), *kwargs]
-        values = [*args, *kwargs.values()]
+        names = [fact.name for fact in self.spec.inputs]
+        places = argument_places(names, args, kwargs)
+        values = {name: args[place] if isinstance(place, int) else kwargs[place] for name, place in places.items()}
         return {
-            fact.name: place
-            for fact, place, value in zip(self.spec.inputs, places, values, strict=False)
-            if fact.name in self.spec.grads and isinstance(value, Tensor) and value.is_floating_point()
+            name: places[name]
+            for name in names
+            if name in self.spec.grads and isinstance(values.get(name), Tensor) and values[name].is_floating_point()
         }
 
 

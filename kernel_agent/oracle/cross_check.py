@@ -147,9 +147,9 @@ def _chosen(forms: tuple[OutputForm | None, ...], chosen: tuple[int, ...], seed:
 
 def _input_sizes(truths: Truths, forward: ForwardTruth) -> dict[str, float]:
     """RMS of each input: directions are scaled by it in the child, so that every input moves by the same part."""
-    values = [*forward.args, *forward.kwargs.values()]
     sizes = {}
-    for fact, value in zip(truths.spec.inputs, values, strict=False):
+    for fact in truths.spec.inputs:
+        value = forward.argument(truths.spec, fact.name)
         if isinstance(value, Tensor) and value.is_floating_point() and value.numel():
             sizes[fact.name] = float(value.to(torch.float64).square().mean().sqrt()) or 1.0
         else:

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from kernel_agent.errors import EnvironmentProblem, InputError, KernelAgentError
-from kernel_agent.pairs.spec import Record, ShapeEntry
+from kernel_agent.pairs.arguments import argument_places
+from kernel_agent.pairs.spec import KernelSpec, Record, ShapeEntry
 
 ROUNDOFF = 1e-6
 """Part of the natural gradient size (see `GradientTruth.scale`) below which a gradient is rounding of a zero."""
@@ -88,6 +89,11 @@ class ForwardTruth:
     """Arguments that the forward changes in place."""
     seconds: float
     """Wall time of the execution in the child."""
+
+    def argument(self, spec: KernelSpec, name: str) -> Any:
+        """The argument of one of the names in `spec.inputs`; None where `make_args` does not pass it here."""
+        place = argument_places([fact.name for fact in spec.inputs], self.args, self.kwargs).get(name)
+        return self.args[place] if isinstance(place, int) else self.kwargs.get(name)
 
     @property
     def elements(self) -> int:

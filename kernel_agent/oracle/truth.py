@@ -212,9 +212,7 @@ class Truths:
         )
 
     def _natural(self, forward: ForwardTruth, name: str) -> tuple[float, ...]:
-        values = [*forward.args, *forward.kwargs.values()]
-        place = [fact.name for fact in self.spec.inputs].index(name)
-        value = values[place] if place < len(values) else None
+        value = forward.argument(self.spec, name)
         positions = _differentiable(forward)
         size = _finite_norm(value) if isinstance(value, Tensor) else 0.0
         return tuple(

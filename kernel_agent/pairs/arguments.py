@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -81,6 +81,14 @@ def argument_names(stub: Callable[..., Any], arguments: Arguments) -> tuple[str,
         elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             names.append(parameter.name)
     return (*names[: len(arguments.args)], *arguments.kwargs)
+
+
+def argument_places(names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, int | str]:
+    """Where the named arguments stand in a call: positional ones by their position, keyword ones by their name.
+
+    `names` come from another entry's call (`KernelSpec.inputs`), which may have had other keywords, in another order.
+    """
+    return {**dict(zip(names, range(len(args)), strict=False)), **{name: name for name in kwargs}}
 
 
 def _call(

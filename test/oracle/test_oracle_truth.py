@@ -49,6 +49,22 @@ def test_gradients_of_layernorm_are_those_of_its_formula(judge):
         torch.testing.assert_close(truth.grads[name], grad, rtol=1e-9, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
 
 
+def test_keyword_arguments_are_known_by_name_whatever_their_order_at_an_entry(spec_of, sandbox):
+    # By position, the gradient of x would be that of w at every shape whose keywords come in another order.
+    passed = "return torch.randn(n, generator=g).to(device), torch.randn(n, generator=g).to(device)"
+    named = "x, w = torch.randn(n, generator=g), torch.randn(n, generator=g)\n"
+    named += "    return (), (dict(x=x, w=w) if n == 70 else dict(w=w, x=x))"
+    spec = spec_of(SCALED, (passed, named))
+    truths = Truths(spec, sandbox)
+    forward = truths.forward(Point(entry=ShapeEntry(dims={"n": 71})))
+    assert list(forward.kwargs) == ["w", "x"], "the order that the test is about"
+    cotangents = make_cotangents(CotangentKind.RANDOM, forward.forms, 0)
+    (truth,) = truths.gradients(forward, [cotangents])
+    assert cotangents[0] is not None
+    torch.testing.assert_close(truth.grads["x"], cotangents[0].double() * forward.kwargs["w"].double())
+    torch.testing.assert_close(truth.grads["w"], cotangents[0].double() * forward.kwargs["x"].double())
+
+
 def test_the_scale_is_linear_in_the_cotangent_and_zero_for_a_zero_one(judge):
     truths = judge.truths("two_outputs")
     forward = truths.forward(Point(entry=ShapeEntry(dims={"n": 100})))
