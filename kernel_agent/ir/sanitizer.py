@@ -174,10 +174,12 @@ class Sanitizer:
         if shadow.touched or shadow.pending_size > _PENDING_LIMIT:
             shadow.settle()
         if shadow.touched:
-            for owner in (shadow.writer[lanes.index], shadow.atomic[lanes.index]):
-                foreign = (owner >= 0) & (owner != lanes.program)
+            writer, atomic = shadow.writer[lanes.index], shadow.atomic[lanes.index]
+            # What many wrote plainly was one value in one store, the reader's own too; what many added up was not.
+            foreign = (writer >= 0) & (writer != lanes.program)
+            for bad in (foreign, _others(atomic, lanes.program)):
                 self._judge(
-                    FindingKind.RACE, "reads what another program writes in the same launch", foreign, buffer, lanes, op
+                    FindingKind.RACE, "reads what another program writes in the same launch", bad, buffer, lanes, op
                 )
 
     def store(
@@ -194,15 +196,13 @@ class Sanitizer:
                 differs = ~_same(values[owner], values)
                 self._judge(FindingKind.RACE, "stores different values to one element", differs, buffer, lanes, op)
             writer, reader = shadow.writer[index], shadow.reader[index]
-            clash = ((writer >= 0) & (writer != program)) | ((reader != _NOBODY) & (reader != program))
+            clash = ((writer != _NOBODY) & (writer != program)) | _others(reader, program)
             if bool(clash.any()):
                 clash &= ~_same(contents[index], values)
                 what = "overwrites what another program reads or writes in the same launch"
                 self._judge(FindingKind.RACE, what, clash, buffer, lanes, op)
-            atomic = shadow.atomic[index]
-            mixed = (atomic != _NOBODY) & (atomic != program)
             what = "stores plainly what another program updates atomically"
-            self._judge(FindingKind.RACE, what, mixed, buffer, lanes, op)
+            self._judge(FindingKind.RACE, what, _others(shadow.atomic[index], program), buffer, lanes, op)
             shadow.writer[index] = program
             shadow.touched = True
         if buffer.written is not None:
@@ -220,8 +220,7 @@ class Sanitizer:
         if self.races:
             shadow = self._shadow(buffer)
             shadow.settle()
-            writer, reader = shadow.writer[index], shadow.reader[index]
-            mixed = ((writer != _NOBODY) & (writer != program)) | ((reader != _NOBODY) & (reader != program))
+            mixed = _others(shadow.writer[index], program) | _others(shadow.reader[index], program)
             what = "updates atomically what another program reads or stores plainly"
             self._judge(FindingKind.RACE, what, mixed, buffer, lanes, op)
             _claim(shadow.atomic, lanes)
@@ -282,6 +281,11 @@ def _claim(owners: Tensor, lanes: Lanes) -> None:
     owners[index] = torch.where((known == _NOBODY) | (known == program), program, _MANY)
     clash = owners[index] != program
     owners[index[clash]] = _MANY
+
+
+def _others(owners: Tensor, program: Tensor) -> Tensor:
+    """Which elements belong to another program than that of the lane; many are always others, of many too."""
+    return (owners == _MANY) | ((owners != _NOBODY) & (owners != program))
 
 
 def _same(a: Tensor, b: Tensor) -> Tensor:

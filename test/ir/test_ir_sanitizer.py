@@ -155,6 +155,67 @@ def test_reading_the_other_programs_output_in_the_same_launch_races():
 
 
 @triton.jit
+def _clears_what_others_wrote(X, Y, BLOCK: tl.constexpr, PROGRAMS: tl.constexpr):
+    tl.store(Y + tl.arange(0, PROGRAMS * BLOCK), 0.0)
+    c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(Y + c, tl.load(X + c))  # write
+
+
+def test_clearing_in_every_program_races_with_what_one_of_them_stores():
+    # Executed side by side the result is right; on a device a late program clears what an early one has stored.
+    def stub(x: Tensor) -> Tensor:
+        y = torch.empty_like(x)
+        _clears_what_others_wrote[(2,)](x, y, BLOCK=16, PROGRAMS=2)
+        return y
+
+    finding = only(execute(stub, (torch.randn(32),)), FindingKind.RACE)
+    assert finding.line == line_of(_clears_what_others_wrote, "write")
+
+
+@triton.jit
+def _adds_up_and_reads(X, S, Y, BLOCK: tl.constexpr):
+    c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(X + c)
+    tl.atomic_add(S, tl.sum(x, 0))
+    tl.store(Y + c, x / tl.load(S))  # read
+
+
+@pytest.mark.parametrize("programs", [2, 4])
+def test_reading_a_sum_that_other_programs_still_add_to_races(programs):
+    # Executed side by side every program reads the whole sum; on a device it reads what has arrived so far.
+    def stub(x: Tensor) -> Tensor:
+        y, s = torch.empty_like(x), torch.zeros(1, device=x.device)
+        _adds_up_and_reads[(programs,)](x, s, y, BLOCK=16)
+        return y
+
+    finding = only(execute(stub, (torch.rand(16 * programs),)), FindingKind.RACE)
+    assert finding.line == line_of(_adds_up_and_reads, "read")
+
+
+def test_a_single_program_may_read_what_it_added():
+    def stub(x: Tensor) -> Tensor:
+        y, s = torch.empty_like(x), torch.zeros(1, device=x.device)
+        _adds_up_and_reads[(1,)](x, s, y, BLOCK=16)
+        return y
+
+    assert not execute(stub, (torch.rand(16),)).findings
+
+
+@triton.jit
+def _counts_without_atomics(Y):
+    tl.store(Y, tl.load(Y) + 1.0)  # write
+
+
+def test_counting_programs_without_atomics_races():
+    # Nothing here varies over programs, so that it is executed once for all; on a device updates are lost.
+    def stub(y: Tensor) -> None:
+        _counts_without_atomics[(3,)](y)
+
+    finding = only(execute(stub, (torch.zeros(1),)), FindingKind.RACE)
+    assert finding.line == line_of(_counts_without_atomics, "write")
+
+
+@triton.jit
 def _accumulate(X, Y, N, BLOCK: tl.constexpr):
     c = tl.arange(0, BLOCK)
     tl.atomic_add(Y + c, tl.load(X + tl.program_id(0) * N + c, mask=c < N), mask=c < N)  # add
@@ -219,6 +280,17 @@ def test_output_that_is_not_fully_written_is_reported(dtype):
 
     finding = only(execute(stub, (torch.ones(10, dtype=dtype),)), FindingKind.UNWRITTEN_OUTPUT)
     assert finding.count == 5
+
+
+def test_an_unwritten_output_is_named_by_its_place_among_all_outputs():
+    # The gate reads the gradient's name off the place: a None before it must count.
+    def stub(x: Tensor) -> tuple[None, Tensor]:
+        y = torch.empty_like(x)
+        _half[(1,)](x, y, x.numel(), BLOCK=16)
+        return None, y
+
+    finding = only(execute(stub, (torch.ones(10),)), FindingKind.UNWRITTEN_OUTPUT)
+    assert "output 1 " in finding.message
 
 
 def test_changed_arguments_are_named_even_when_nested():
