@@ -10,7 +10,7 @@ from gradient_check import check_gradients
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernel_agent.ir import as_image, execute
+from kernel_agent.ir import UnsupportedOp, as_image, execute
 
 
 @triton.jit
@@ -291,6 +291,35 @@ def by_address(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
 
 def test_pointers_loaded_from_memory_as_in_a_grouped_gemm():
     check_gradients(by_address, (torch.randn(10), torch.randn(20)), lambda a, b: (2 * a, 3 * b))
+
+
+@triton.jit
+def _counts_by_address(ADDRESSES, OLD):
+    i = tl.arange(0, 2)
+    counters = tl.load(ADDRESSES + i).to(tl.pointer_type(tl.int32))
+    tl.store(OLD + i, tl.atomic_add(counters, 1))
+
+
+def test_an_atomic_on_several_buffers_finds_the_old_value_of_each():
+    def stub(a: Tensor, b: Tensor) -> Tensor:
+        addresses = torch.tensor([a.data_ptr(), b.data_ptr()], device=a.device)
+        old = torch.empty(2, dtype=torch.int32, device=a.device)
+        _counts_by_address[(1,)](addresses, old)
+        return old
+
+    counters = (torch.tensor([3], dtype=torch.int32), torch.tensor([5], dtype=torch.int32))
+    assert execute(stub, counters).result.tolist() == [3, 5]
+
+
+@triton.jit
+def _exchanges_bits(X):
+    tl.atomic_cas(X.to(tl.pointer_type(tl.int32), bitcast=True), 1065353216, 0)  # the bits of 1.0
+
+
+def test_exchanging_the_bits_of_floats_is_refused():
+    # Floats are held as values here: compared with bits, they would never be equal and nothing would be exchanged.
+    with pytest.raises(UnsupportedOp, match="bits of floats"):
+        execute(lambda x: _exchanges_bits[(1,)](x), (torch.ones(1),))
 
 
 def test_running_a_backward_needs_no_gradients_and_takes_saved_images():

@@ -40,7 +40,7 @@ def _read_modify_write(machine: Machine, op: Op, operands: list[Any], active: Ac
             old = _one_by_one(tape, kind, lanes.index, values)
             if target.buffer.is_float and type_.scalar.kind is Kind.INT:
                 raise machine.unsupported(op, "the old value of an atomic extreme of floats cannot be used")
-            result = lanes.spread(old.to(type_.dtype))
+            result = _with_found(result, lanes, old.to(type_.dtype))
         else:
             _update(machine, op, tape, kind, lanes.index, values)
     return [result]
@@ -51,6 +51,12 @@ def _lanes(machine: Machine, op: Op, target: Target, value: Any, active: Active)
     shape = value.shape if isinstance(value, Tensor) else value.pattern.shape
     every_program = torch.empty(active.size, *[1] * (len(shape) - 1), dtype=torch.bool)
     return Lanes(target.offset, valid, active).broadcast(every_program, torch.empty(shape, device="meta"))
+
+
+def _with_found(result: Tensor, lanes: Lanes, old: Tensor) -> Tensor:
+    """The result with the values (n,) that these lanes found; other lanes may have gone to other buffers."""
+    found = lanes.spread(old)
+    return found if lanes.valid is None else torch.where(lanes.valid, found, result)
 
 
 def _update(machine: Machine, op: Op, tape: Tape, kind: int, index: Tensor, values: Tensor) -> None:
@@ -124,6 +130,8 @@ def _compare_and_swap(machine: Machine, op: Op, operands: list[Any], active: Act
     result = torch.zeros((1,) * (len(type_.tile) + 1), dtype=type_.dtype)
     for target in targets(machine, op, pointer, None, active):
         check_width(machine, op, target.buffer, type_.scalar)
+        if target.buffer.is_float != (type_.scalar.kind is Kind.FLOAT):
+            raise machine.unsupported(op, "comparing and exchanging the bits of floats is not supported")
         lanes = _lanes(machine, op, target, value, active)
         machine.sanitizer.update(target.buffer, lanes, op)
         tape = machine.tape(target.buffer)
@@ -136,5 +144,5 @@ def _compare_and_swap(machine: Machine, op: Op, operands: list[Any], active: Act
             found.append(old)
             if old == wanted:
                 contents[place] = new
-        result = lanes.spread(torch.tensor(found, dtype=type_.dtype))
+        result = _with_found(result, lanes, torch.tensor(found, dtype=type_.dtype))
     return [result]
