@@ -23,7 +23,7 @@ from kernel_agent.agent.runfolder import RunFolder
 from kernel_agent.agent.snapshots import Snapshots, render
 from kernel_agent.agent.state import Round, RunState, Work, advance, fold
 from kernel_agent.agent.tools import Tools
-from kernel_agent.config import RunConfig
+from kernel_agent.config import Backend, RunConfig
 from kernel_agent.deliver.certificate import Provenance
 from kernel_agent.errors import KernelAgentError
 from kernel_agent.models.exchange import Exchange
@@ -192,9 +192,13 @@ class Orchestrator:
 
     def _receive(self, open_round: Round) -> None:
         number = open_round.number
-        if self.exchange.has_reply(number) and self.exchange.facts_path(number).is_file():
+        facts = self.exchange.facts_path(number).is_file()
+        # Where a person writes the replies, a text without facts may still be growing.
+        if self.exchange.has_reply(number) and (facts or self._config.backend is not Backend.MANUAL):
             # It was received, and paid for, before the run was killed.
             reply = self.exchange.read_reply(number, model=self.model.name)
+            if not facts:
+                self.exchange.write_reply(number, reply)
         else:
             reply = self.model.ask(open_round.conversation, on_text=self.observer.on_text)
             reply = reply if reply.text.strip() else reply.model_copy(update={"text": NO_TEXT})

@@ -14,6 +14,7 @@ from kernel_agent.agent import events as ev
 from kernel_agent.agent.events import Entry, Outcome
 from kernel_agent.agent.ledger import read_ledger
 from kernel_agent.agent.runs import Changes, resume, run
+from kernel_agent.config import Backend
 from kernel_agent.errors import ExitCode, InterruptedRun, WaitingForReply
 from kernel_agent.models.protocol import Notice
 
@@ -101,6 +102,19 @@ def test_ctrl_c_names_the_command_that_goes_on(tmp_path: Path, event: str) -> No
     finished = resume(path, tools=script.tools, model=script.model)
     assert finished.outcome is Outcome.DELIVERED
     assert len(script.asked) == 2
+
+
+def test_a_reply_that_was_paid_for_is_taken_even_without_its_record(tmp_path: Path) -> None:
+    # The process died after the text of the reply was on disk and before the record of its usage was.
+    script = Script(reply_text(SWAPPED), reply_text(BACKWARD))
+    hosted = config(tmp_path, backend=Backend.OPENAI)
+    with pytest.raises(InterruptedRun):
+        run(hosted, Interrupter("asked"), tools=script.tools, model=script.model)
+    (path,) = tmp_path.glob("product-*/runs/2*")
+    (path / "replies" / "0001.md").write_text(reply_text(SWAPPED))
+    assert resume(path, tools=script.tools, model=script.model).outcome is Outcome.DELIVERED
+    assert len(script.asked) == 1, "only the second reply was asked for"
+    assert (path / "replies" / "0001.json").is_file()
 
 
 def test_a_manual_reply_that_is_not_there_yet_ends_the_run_and_resuming_takes_it(tmp_path: Path) -> None:
