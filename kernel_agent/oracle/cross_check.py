@@ -16,10 +16,11 @@ from torch import Tensor
 from kernel_agent.oracle.cotangents import CotangentKind, Cotangents, make_cotangents
 from kernel_agent.oracle.difference import Slope
 from kernel_agent.oracle.job import run_truth
-from kernel_agent.oracle.records import ForwardTruth, OutputForm, Point, raise_again
+from kernel_agent.oracle.records import ForwardTruth, OutputForm, Point, Refusal, TruthError
 from kernel_agent.oracle.truth import Truths
 from kernel_agent.pairs.spec import Record
 from kernel_agent.pairs.sweep import smallest
+from kernel_agent.sandbox import Message
 
 TOLERANCE = 1e-5
 """Largest relative difference between an exact and a central-difference derivative that counts as agreement."""
@@ -101,7 +102,7 @@ def _derivatives(truths: Truths, forward: ForwardTruth) -> tuple[DerivativeCheck
         "point": point.model_dump(mode="json"),
         "sets": [[None if c is None else f"{i}.{j}" for j, c in enumerate(s)] for i, s in enumerate(sets)],
     }
-    messages = run_truth(truths.sandbox, "difference:differences", spec.facts, payload, tensors)
+    messages = _answered(run_truth(truths.sandbox, "difference:differences", spec.facts, payload, tensors), point)
     sizes = _input_sizes(truths, forward)
     checks = []
     for chosen, truth, message in zip(combinations, exact, messages, strict=True):
@@ -160,9 +161,7 @@ def _input_sizes(truths: Truths, forward: ForwardTruth) -> dict[str, float]:
 def _references(truths: Truths, forward: ForwardTruth) -> tuple[ReferenceCheck, ...]:
     spec = truths.spec
     payload = {"spec": spec.model_dump(mode="json"), "point": forward.point.model_dump(mode="json")}
-    (message,) = run_truth(truths.sandbox, "difference:references", spec.facts, payload)
-    if "refusal" in message.record:
-        raise_again({"type": "TruthError", "message": "make_args fails for the reference", "remedy": ""})
+    (message,) = _answered(run_truth(truths.sandbox, "difference:references", spec.facts, payload), forward.point)
     names = [fact.name for fact in spec.outputs]
     if "failed" in message.record:
         reason = f"reference raises {message.record['failed']}"
@@ -175,6 +174,15 @@ def _references(truths: Truths, forward: ForwardTruth) -> tuple[ReferenceCheck, 
             continue
         checks.append(_against_reference(name, output.to(torch.float64), given, tolerance))
     return tuple(checks)
+
+
+def _answered(messages: tuple[Message, ...], point: Point) -> tuple[Message, ...]:
+    """The messages; raises `TruthError` when one of them is a refusal: the truth itself had an answer there."""
+    for message in messages:
+        if "refusal" in message.record:
+            refusal = Refusal.model_validate(message.record["refusal"])
+            raise TruthError(f"the truth at {point.label} cannot be cross-checked: {refusal}")
+    return messages
 
 
 def _against_reference(name: str, output: Tensor, given: Tensor, tolerance: float) -> ReferenceCheck:

@@ -13,6 +13,7 @@ from kernel_agent.oracle import (
     Point,
     Refusal,
     RefusalKind,
+    TruthError,
     Truths,
     cross_check,
     describe,
@@ -47,6 +48,16 @@ def test_gradients_of_layernorm_are_those_of_its_formula(judge):
     for name, grad in zip(("x", "weight", "bias"), expected, strict=True):
         # eps goes through float32 in the kernel's signature; beyond that both sides are float64.
         torch.testing.assert_close(truth.grads[name], grad, rtol=1e-9, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_a_forward_that_fails_a_step_aside_is_a_truth_error(spec_of, sandbox):
+    # The truth has an answer at the point itself; the refusal comes where a difference quotient is expected.
+    body, made = "y = torch.empty_like(x)", "return torch.randn(n, generator=g).to(device), "
+    fails = f'if x[0].item() != 0.5:\n        raise ValueError("aside")\n    {body}'
+    half = "x = torch.randn(n, generator=g).to(device)\n    x[0] = 0.5\n    return x, "
+    spec = spec_of(SCALED, (body, fails), (made, half))
+    with pytest.raises(TruthError, match="aside"):
+        cross_check(Truths(spec, sandbox))
 
 
 def test_keyword_arguments_are_known_by_name_whatever_their_order_at_an_entry(spec_of, sandbox):
