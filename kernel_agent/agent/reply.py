@@ -145,7 +145,7 @@ def _head(text: str) -> tuple[str, list[str]]:
     """What stands above the first marker: imports, constants and helpers are kept, a docstring and META are not."""
     try:
         tree = ast.parse(text)
-    except SyntaxError:
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the gate says what is wrong with it
         return text, []
     kept: list[str] = []
     dropped: list[str] = []

@@ -230,7 +230,7 @@ def _own_saves(forward: str) -> Iterable[str]:
     """Names in the saved tuple of a candidate's own forward that are no parameters; nothing if it cannot be read."""
     try:
         tree = ast.parse(forward)
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the gate says what is wrong with it
         return
     for function in tree.body:
         if not isinstance(function, ast.FunctionDef) or function.name != "forward":

@@ -139,3 +139,8 @@ def test_a_reply_without_a_backward_is_told_why_and_the_contract(text: str, stop
     assert status is Status.NO_CODE
     assert words in message
     assert "# --- backward ---" in message
+
+
+def test_code_above_the_marker_that_no_parser_takes_reaches_the_gate() -> None:
+    # Nested too deeply for Python's parser, which then raises no SyntaxError.
+    assert "--1" in backward_of(block(f"x = {'-' * 20_000}1\n# --- backward ---\n{BACKWARD}"))

@@ -273,6 +273,12 @@ def test_a_candidates_own_forward_takes_the_generated_ones_place(
     assert values(saved[1]) == [4.0]
 
 
+def test_a_forward_that_no_parser_takes_is_assembled_all_the_same(observed: Observe, scale_text: str) -> None:
+    # Nested too deeply for Python's parser, which then raises no SyntaxError; the gate says what is wrong.
+    own = f"x = {'-' * 20_000}1\n"
+    assert own in assemble(observed(scale_text), Candidate(backward=BACKWARD, forward=own))
+
+
 def test_meta_says_what_the_spec_knows(observed: Observe, scale_text: str) -> None:
     text = scale_text.replace("@autodiff\n", "@autodiff(nondiff_outputs=(1,))\n").replace(
         RETURN, "    return y, y * 2\n"
