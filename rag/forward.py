@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernel_agent.errors import InputError
 from kernel_agent.pairs.sections import has_all_markers, split_sections
+from kernel_agent.pairs.syntax import parse
 
 # Top-level names of the published convention that are not the forward itself.
 NOT_FORWARD = frozenset(
@@ -51,18 +51,6 @@ def _functions(nodes: Iterable[ast.AST]) -> Iterator[ast.FunctionDef]:
             yield node
         elif isinstance(node, (ast.ClassDef, ast.If, ast.Try, ast.ExceptHandler, ast.With)):
             yield from _functions(ast.iter_child_nodes(node))
-
-
-def parse(source: str, path: Path | None) -> ast.Module:
-    """Parse Python text; a syntax error becomes an InputError with its place."""
-    try:
-        return ast.parse(source)
-    except SyntaxError as error:
-        raise InputError(
-            f"not valid Python: {error.msg}", path=path, line=error.lineno, remedy="correct the syntax of this line"
-        ) from error
-    except ValueError as error:  # a null byte, before Python 3.12
-        raise InputError(f"not valid Python: {error}", path=path, remedy="give a text file") from error
 
 
 def _without_others(body: list[ast.stmt]) -> list[ast.stmt]:

@@ -18,14 +18,13 @@ def new(
 ) -> None:
     """Add a SWEEP / make_args / @autodiff scaffold to a bare kernel file."""
     from kernel_agent.pairs.scaffold import scaffold
+    from kernel_agent.pairs.userfile import read_text
 
-    if not file.is_file():
-        raise InputError("there is no such file", path=file, remedy="name a Python file with a Triton kernel")
     if output is not None and output.exists():
         raise InputError(
             "this file exists already and is not overwritten", path=output, remedy="choose another --output"
         )
-    text = scaffold(file.read_text())
+    text = scaffold(read_text(file))
     target = file if in_place else output
     if target is None:
         out().print(text, markup=False, end="", soft_wrap=True)

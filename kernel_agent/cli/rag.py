@@ -23,14 +23,13 @@ def search(
     """Show the pairs that a run on this file would retrieve."""
     from rich.table import Table
 
+    from kernel_agent.pairs.userfile import read_text
     from rag import Query
     from rag import search as find
 
-    if not file.is_file():
-        raise InputError("there is no such file", path=file, remedy="name a Python file with a Triton kernel")
     terms = tuple(term.strip() for term in rag_exclude.split(",") if term.strip())
     with err().status("searching the pairs"):
-        result = find(Query(source=file.read_text(), path=file, k=topk, min_sim=min_sim, exclude=terms))
+        result = find(Query(source=read_text(file), path=file, k=topk, min_sim=min_sim, exclude=terms))
     table = Table(title=f"nearest pairs for {file.name}", title_justify="left")
     for column in ("", "pair", "similarity", "fused", "dense", "lexical", "structure", "why"):
         table.add_column(column)

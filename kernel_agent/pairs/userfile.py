@@ -24,7 +24,7 @@ def read_file(path: Path) -> FileFacts:
     Raises `InputError` with path, line, one sentence and a remedy for everything in the file that cannot work and that
     can be seen without running it. What only a run shows is found by `kernel_agent.pairs.observe`.
     """
-    source = _read_text(path)
+    source = read_text(path)
     try:
         return read_source(source, path)
     except InputError as error:
@@ -125,7 +125,8 @@ def _grows(tree: ast.Module) -> bool:
     return sum(isinstance(n, ast.Name) and n.id == "SWEEP" for s in tree.body for n in ast.walk(s)) > 1
 
 
-def _read_text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """The text of a file that a user named. Raises `InputError` where there is none."""
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -80,5 +80,5 @@ def test_renaming_changes_words_but_not_structure(layernorm):
 
 
 def test_syntax_error_names_file_and_line(tmp_path):
-    with pytest.raises(InputError, match=r"broken\.py:2: not valid Python"):
+    with pytest.raises(InputError, match=r"broken\.py:2: this is not valid Python"):
         describe("x = 1\ndef (:\n", tmp_path / "broken.py")
