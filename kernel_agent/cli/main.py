@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -197,6 +198,13 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except UsageProblem as error:
         error.show()  # type: ignore[attr-defined]
         return int(ExitCode.BAD_INPUT)
+    except BrokenPipeError:  # whoever read stdout has gone, such as `head`; Python flushes it once more at the end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return int(ExitCode.ENVIRONMENT)
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename else ""
+        show_error(EnvironmentProblem(f"{place}{error.strerror or error}", remedy="check the path and its permissions"))
+        return int(ExitCode.ENVIRONMENT)
     except (typer.Abort, KeyboardInterrupt):
         err().print("interrupted")
         return int(ExitCode.INTERRUPTED)

@@ -5,9 +5,16 @@ import sys
 import time
 
 import pytest
+from forwards import FORWARD
 
 from kernel_agent import __version__
 from kernel_agent.cli.main import run
+from kernel_agent.errors import ExitCode
+
+MARK = '@autodiff(inputs_require_grad=("x",))\n'
+BARE = "import torch\nimport triton\nimport triton.language as tl\n\n\n"
+BARE += FORWARD[FORWARD.index("@triton.jit") :].replace(MARK, "")
+"""A kernel and its stub without anything of ours."""
 
 
 def test_help_starts_within_half_a_second():
@@ -56,6 +63,36 @@ def test_missing_file_ends_with_code_two_and_a_remedy(capsys, tmp_path):
     shown = capsys.readouterr().err
     assert "absent.py" in shown
     assert "Traceback" not in shown
+
+
+@pytest.mark.parametrize("command", [["new"], ["rag", "search"], ["check"]], ids=" ".join)
+def test_a_file_that_is_no_text_ends_with_code_two_and_its_path(capsys, tmp_path, command):
+    path = tmp_path / "kernel.py"
+    path.write_bytes(b"\xff\xfe")
+    assert run([*command, str(path)]) == ExitCode.BAD_INPUT
+    assert "UTF-8" in capsys.readouterr().err
+
+
+def test_a_place_that_cannot_be_written_is_one_message(capsys, tmp_path):
+    kernel, blocked = tmp_path / "kernel.py", tmp_path / "blocked"
+    kernel.write_text(BARE)
+    blocked.write_text("a file where a folder is wanted")
+    assert run(["new", str(kernel), "--output", str(blocked / "out.py")]) == ExitCode.ENVIRONMENT
+    said = capsys.readouterr().err
+    assert "error: " in said
+    assert "out.py" in said
+
+
+def test_a_reader_that_stops_early_sees_no_traceback(tmp_path):
+    long = tmp_path / "long.py"
+    long.write_text(BARE + "# more than a pipe holds\n" * 9000)
+    command = [sys.executable, "-m", "kernel_agent", "new", str(long)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        assert child.stdout.readline()
+        child.stdout.close()
+        assert child.stderr.read() == b""
 
 
 def test_unknown_option_ends_with_code_two(capsys):
