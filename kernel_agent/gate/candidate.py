@@ -13,6 +13,7 @@ from kernel_agent.pairs.meta import PairMeta, read_meta
 from kernel_agent.pairs.sections import split_sections
 from kernel_agent.pairs.spec import KernelSpec
 from kernel_agent.pairs.statements import statements
+from kernel_agent.pairs.syntax import accepts
 
 
 @dataclass(frozen=True)
@@ -61,15 +62,9 @@ def read_candidate(spec: KernelSpec, source: str) -> CandidateText:
         message = f"the check section binds {names} again: the delivered file would run something else than is proven"
         problem = Problem(Status.BAD_FORMAT, message)
     backward = functions.get("backward")
-    return CandidateText(source, shown, meta, backward is not None and _takes_needs(backward), problem)
+    return CandidateText(source, shown, meta, backward is not None and accepts(backward, "needs"), problem)
 
 
 def _bound(text: str) -> frozenset[str]:
     """Names that a part of a file binds at module level, imports aside: those may well stand twice."""
     return frozenset(name for item in statements(text) if not item.is_import for name in item.binds)
-
-
-def _takes_needs(function: ast.FunctionDef) -> bool:
-    """By name, not by `**kwargs`: a catch-all promises nothing about needs."""
-    arguments = function.args
-    return any(argument.arg == "needs" for argument in (*arguments.args, *arguments.kwonlyargs))

@@ -129,6 +129,11 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
                 yield from _statements(handler.body)
 
 
+def accepts(function: Function, keyword: str) -> bool:
+    """Whether a parameter has this name and may be given by it; `**kwargs` promises nothing about a name."""
+    return any(argument.arg == keyword for argument in (*function.args.args, *function.args.kwonlyargs))
+
+
 def parameter_names(function: Function) -> tuple[str, ...]:
     """Names of a function's parameters in order: positional, `*args`, keyword-only; `**kwargs` is left out."""
     arguments = function.args
