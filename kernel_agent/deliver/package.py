@@ -16,8 +16,10 @@ from kernel_agent.errors import KernelAgentError
 from kernel_agent.gate.verdict import Verdict
 from kernel_agent.pairs.assemble import assemble
 from kernel_agent.pairs.spec import Candidate, KernelSpec, content_hash
+from kernel_agent.pairs.syntax import accepts
 
-OPERATOR_IMPORTS = ("import inspect", "import os", "import sys")
+OPERATOR_IMPORTS = ("import inspect", "import os", "import subprocess", "import sys")
+DISPATCH_IMPORT = "from torch.utils._python_dispatch import TorchDispatchMode"
 
 
 class NotGreen(KernelAgentError):
@@ -93,6 +95,8 @@ def deliver(spec: KernelSpec, candidate: Candidate, verdict: Verdict, provenance
 def render_operator(spec: KernelSpec, candidate: Candidate) -> str:
     """The finished pair with its operator section."""
     pair = assemble(spec, candidate)
+    reference = "reference" if spec.facts.has_reference and not spec.custom_gradient else ""
+    tf32 = "tl.dot(" in spec.facts.source and "ieee" not in spec.facts.source
     section = _template(
         "operator.py.j2",
         stub=spec.facts.stub,
@@ -101,19 +105,20 @@ def render_operator(spec: KernelSpec, candidate: Candidate) -> str:
         nondiff_outputs=tuple(i for i, out in enumerate(spec.outputs) if not out.needs_grad),
         grads=spec.grads,
         fingerprint=forward_fingerprint(spec.facts.source),
-        reference="reference" if spec.facts.has_reference and not spec.custom_gradient else "",
+        reference=reference,
+        tf32=tf32,
         takes_needs=_takes_needs(candidate.backward),
         argument_call=_argument_call(pair, {name for entry in spec.sweep for name in entry.dims}),
     )
-    return _with_imports(pair, OPERATOR_IMPORTS).rstrip() + "\n\n\n" + section
+    imports = (*OPERATOR_IMPORTS, *([DISPATCH_IMPORT] if reference and tf32 else []))
+    return _with_imports(pair, imports).rstrip() + "\n\n\n" + section
 
 
 def _takes_needs(backward: str) -> bool:
     functions = [
         node for node in ast.parse(backward).body if isinstance(node, ast.FunctionDef) and node.name == "backward"
     ]
-    arguments = functions[-1].args
-    return any(argument.arg == "needs" for argument in (*arguments.args, *arguments.kwonlyargs))
+    return accepts(functions[-1], "needs")
 
 
 def _argument_call(pair: str, dims: set[str]) -> str:

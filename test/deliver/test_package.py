@@ -129,11 +129,19 @@ def test_delivered_file_imports_only_what_it_may(delivery):
     tree = ast.parse(delivery.operator.read_text())
     roots = {alias.name.split(".")[0] for node in tree.body if isinstance(node, ast.Import) for alias in node.names}
     roots |= {node.module.split(".")[0] for node in tree.body if isinstance(node, ast.ImportFrom)}
-    assert roots <= {"torch", "triton", "inspect", "os", "sys"}
+    assert roots <= {"torch", "triton", "inspect", "os", "subprocess", "sys"}
 
 
 def test_delivered_file_reads_as_a_pair_again(delivery):
     assert read_file(delivery.operator).is_pair
+
+
+def test_the_operator_section_reads_well(delivery):
+    # Users commit delivered files into linted repositories.
+    text = delivery.operator.read_text()
+    section = text[text.index("# --- operator ---") :]
+    assert [line for line in section.splitlines() if len(line) > 120] == []
+    assert "\n\n\n\n" not in text
 
 
 def test_certificate_names_verdict_hashes_and_the_command_that_verifies(delivery):

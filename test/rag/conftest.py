@@ -5,12 +5,20 @@ from pathlib import Path
 import pytest
 
 from rag import Index, build_index
+from rag.embed import missing_packages
 
 PAIRS = Path(__file__).parent / "pairs"
 
 
 @pytest.fixture(scope="session")
-def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
+def embedding_model() -> None:
+    """Skips where the model is not installed: words alone are searched there, which other tests cover."""
+    if missing := missing_packages():
+        pytest.skip(f"needs the embedding model: {', '.join(missing)} not installed")
+
+
+@pytest.fixture(scope="session")
+def index(tmp_path_factory: pytest.TempPathFactory, embedding_model: None) -> Index:
     return build_index(PAIRS, tmp_path_factory.mktemp("dense"))
 
 
