@@ -103,6 +103,7 @@ def render_operator(spec: KernelSpec, candidate: Candidate) -> str:
         class_name="".join(part.capitalize() for part in spec.facts.stub.split("_")) + "Function",
         parameters=tuple(spec.facts.parameters),
         nondiff_outputs=tuple(i for i, out in enumerate(spec.outputs) if not out.needs_grad),
+        mutated=spec.mutated,
         grads=spec.grads,
         fingerprint=forward_fingerprint(spec.facts.source),
         reference=reference,

@@ -71,6 +71,7 @@ def _observe(facts: FileFacts, folder: Path) -> KernelSpec:
         returns_tuple=returns_tuple,
         grads=_grads(facts, inputs),
         launches=tuple(launch.kernel for launch in execution.launches),
+        mutated=execution.mutated,
         custom_gradient=facts.has_surrogate,
         torch_ops=tuple(execution.torch_ops),
     )

@@ -88,6 +88,7 @@ class KernelSpec(Record):
     returns_tuple: bool = Field(description="False: the stub returns one bare value")
     grads: tuple[str, ...] = Field(description="names of inputs whose gradients a backward returns, in order")
     launches: tuple[str, ...] = Field(description="kernels launched at the first entry, in order")
+    mutated: tuple[str, ...] = Field(default=(), description="names of tensor inputs that the stub writes into")
     custom_gradient: bool = Field(default=False, description="`surrogate` replaces the truth for gradients")
     torch_ops: tuple[str, ...] = Field(
         default=(),

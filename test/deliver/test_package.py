@@ -181,6 +181,46 @@ def test_editing_the_forward_after_delivery_warns(spec, tmp_path):
     assert "ForwardChanged" in done.stderr
 
 
+IN_PLACE = FORWARD.replace("y = torch.empty_like(x)\n", "y = x\n")
+"""The same stub writing over its input, which it returns."""
+
+
+@pytest.fixture
+def in_place(spec, tmp_path):
+    file = tmp_path / "scale.py"
+    file.write_text(IN_PLACE)
+    spec = spec.model_copy(update={"facts": read_file(file), "mutated": ("x",)})
+    deliver(spec, Candidate(backward=BACKWARD, forward=OWN_FORWARD), GREEN, SOURCE, tmp_path)
+    file.write_text(IN_PLACE.replace('("x",))', '("x",), backward="scale_backward.py")'))
+    return tmp_path
+
+
+def test_overwriting_what_autograd_saved_is_an_error_not_a_wrong_gradient(in_place):
+    # Triton writes evade the version counter: the square would be differentiated at the overwritten value.
+    training = (
+        "import torch, scale; x = torch.ones(8, requires_grad=True); y = x * 3; z = (y * y).sum(); "
+        "scale.scale(y, 3.0); z.backward()"
+    )
+    done = run_interpreted("-c", training, cwd=in_place)
+    assert "modified by an inplace operation" in done.stderr
+
+
+def test_an_in_place_stub_trains(in_place):
+    training = (
+        "import torch, scale; x = torch.ones(4, requires_grad=True); y = scale.scale(x * 2, 3.0); "
+        "y.sum().backward(); print(x.grad)"
+    )
+    done = run_interpreted("-W", "error", "-c", training, cwd=in_place)
+    assert done.stdout.strip() == "tensor([6., 6., 6., 6.])", done.stderr
+
+
+def test_overwriting_a_leaf_that_requires_grad_is_refused(in_place):
+    done = run_interpreted(
+        "-c", "import torch, scale; scale.scale(torch.ones(4, requires_grad=True), 3.0)", cwd=in_place
+    )
+    assert "pass a clone" in done.stderr
+
+
 def test_missing_delivered_file_is_named(tmp_path):
     (tmp_path / "scale.py").write_text(FORWARD.replace('("x",))', '("x",), backward="gone.py")'))
     done = run_interpreted("-c", "import torch, scale; scale.scale(torch.ones(10), 3.0)", cwd=tmp_path)

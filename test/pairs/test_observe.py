@@ -31,6 +31,12 @@ def line_of(text: str, part: str) -> int:
     return text[: text.index(part)].count("\n") + 1
 
 
+def test_inputs_that_the_stub_writes_into_are_named(observed: Observe, scale_text: str) -> None:
+    # Deliveries tell autograd of these: an unseen write gives silently wrong gradients elsewhere.
+    assert observed(scale_text).mutated == ()
+    assert observed(scale_text, ("y = torch.empty_like(x)", "y = x")).mutated == ("x",)
+
+
 def test_the_smallest_entry_is_described(observed: Observe, scale_text: str) -> None:
     spec = observed(scale_text)
     (x,), (y,) = spec.inputs, spec.outputs
