@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from kernel_agent.config import Backend, Effort
-from kernel_agent.models.errors import CutStream, ProviderUnavailable, said, status_error
+from kernel_agent.models.errors import CutStream, ProviderUnavailable, require_stream, said, status_error
 from kernel_agent.models.hosted import CONNECT_S, HostedModel, Part
 from kernel_agent.models.protocol import Conversation, Progress, Reply, Role, StopReason, Usage
 
@@ -75,6 +75,7 @@ class AnthropicModel(HostedModel):
         with self._client() as client:
             with self._opening():
                 stream = self._send(client, conversation)
+            require_stream(stream.response.headers.get("content-type", ""), server=self._server)
             with self._reading():
                 return read(stream, self.name, on_text)
 
@@ -126,7 +127,7 @@ class AnthropicModel(HostedModel):
             yield
         except anthropic.APIStatusError as error:
             message = self._key.redact(said(error.body))
-            raise status_error(error.status_code, message, server=self._server, variable=self._key.variable) from error
+            raise status_error(error.status_code, message, server=self._server, key=self._key) from error
         except anthropic.APIError as error:
             message = f"cannot reach {self._server}: {self._key.redact(error.message)}"
             raise ProviderUnavailable(message, remedy="check the network and --base-url") from error

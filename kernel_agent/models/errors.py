@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from kernel_agent.errors import EnvironmentProblem, ExitCode, KernelAgentError
+
+if TYPE_CHECKING:
+    from kernel_agent.models.keys import Key
 
 
 class ModelError(KernelAgentError):
@@ -21,6 +26,10 @@ class MissingKey(ModelError):
 
 class KeyRejected(ModelError):
     """The provider does not accept the key, or the key may not use this model."""
+
+
+class WrongProtocol(ModelError):
+    """Something answers at this address, but no model: a web page, a proxy's log-in."""
 
 
 class RequestRejected(ModelError):
@@ -68,17 +77,30 @@ def said(body: object) -> str:
     return str(body or "nothing more")
 
 
-def status_error(status: int, message: str, *, server: str, variable: str) -> ModelError:
+def require_stream(content_type: str, *, server: str) -> None:
+    """Accept what a streamed reply is sent as. Raises `WrongProtocol` for a web page, which holds no event at all."""
+    if content_type.partition(";")[0].strip().lower() in {"text/html", "application/xhtml+xml"}:
+        raise WrongProtocol(
+            f"{server} does not speak the protocol: it answered with a web page",
+            remedy="check --base-url; most servers want /v1 at its end",
+        )
+
+
+def status_error(status: int, message: str, *, server: str, key: Key) -> ModelError:
     """The error that an HTTP status means. `message` is the server's own, without any key in it."""
+    variable = key.variable
+    if status in {401, 403} and not key.given:
+        return KeyRejected(
+            f"{server} wants a key ({status}), and {variable} is not set",
+            remedy=f"set {variable} to a key of this server",
+        )
     if status in {401, 403}:
         return KeyRejected(
             f"{server} does not accept the key in {variable} ({status})",
             remedy="check the key, and that it may use this model",
         )
     if status == 429 or status >= 500:
-        return ProviderUnavailable(
-            f"{server} did not answer ({status}): {message}", remedy="try again later: `kernel-agent resume RUN`"
-        )
+        return ProviderUnavailable(f"{server} did not answer ({status}): {message}", remedy="try again later")
     return RequestRejected(
         f"{server} rejected the request ({status}): {message}",
         status=status,

@@ -19,10 +19,12 @@ class Key:
     """What a person has to set."""
     secret: str = field(repr=False)
     """Sent to the provider and to nobody else."""
+    given: bool = True
+    """False: the variable is not set, and the secret is a word that stands for no key."""
 
     def redact(self, text: str) -> str:
         """The text without the secret: servers repeat keys in their error messages."""
-        return text.replace(self.secret, f"[{self.variable}]")
+        return text.replace(self.secret, f"[{self.variable}]") if self.given else text
 
 
 def has_key(backend: Backend, environ: Mapping[str, str]) -> bool:
@@ -40,5 +42,5 @@ def find_key(backend: Backend, environ: Mapping[str, str], *, optional: bool = F
     if has_key(backend, environ):
         return Key(variable, environ[variable].strip())
     if optional:
-        return Key(variable, "unused")
+        return Key(variable, "unused", given=False)
     raise MissingKey(f"{variable} is not set: export it, or use --backend manual, which needs no key")

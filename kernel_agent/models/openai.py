@@ -20,6 +20,7 @@ from kernel_agent.models.errors import (
     ProviderUnavailable,
     RefusedReply,
     is_policy,
+    require_stream,
     said,
     status_error,
 )
@@ -86,6 +87,7 @@ class OpenAIModel(HostedModel):
                 summary=self._sends(Part.SUMMARY),
                 cache=self._sends(Part.CACHE),
             )
+        require_stream(stream.response.headers.get("content-type", ""), server=self._server)
         with self._reading():
             return responses.read(stream, on_text)
 
@@ -93,6 +95,7 @@ class OpenAIModel(HostedModel):
         effort = reasoning_effort(self.name, self._effort) if self._sends(Part.EFFORT) else None
         with self._opening():
             stream = chat.send(client, self.name, conversation, effort, usage=self._sends(Part.USAGE))
+        require_stream(stream.response.headers.get("content-type", ""), server=self._server)
         with self._reading():
             return chat.read(stream, self.name, on_text)
 
@@ -126,7 +129,7 @@ class OpenAIModel(HostedModel):
             return RefusedReply(
                 f"{self._server} refused the request: {message}", remedy="ask another model with --model"
             )
-        return status_error(error.status_code, message, server=self._server, variable=self._key.variable)
+        return status_error(error.status_code, message, server=self._server, key=self._key)
 
 
 def reasoning_effort(model: str, effort: Effort) -> Effort | None:

@@ -23,7 +23,7 @@ from typing import Any
 import wire_formats
 from wire_formats import Answer
 
-__all__ = ["Answer", "Cut", "Failure", "Raw", "Request", "ScriptedServer"]
+__all__ = ["Answer", "Cut", "Failure", "Page", "Raw", "Request", "ScriptedServer"]
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,14 @@ class Raw:
     frames: list[bytes]
 
 
-Step = Answer | Failure | Cut | Raw
+@dataclass(frozen=True)
+class Page:
+    """A web page with status 200, as a proxy or a wrong address sends it."""
+
+    html: str = "<!doctype html><title>Welcome</title>"
+
+
+Step = Answer | Failure | Cut | Raw | Page
 
 
 @dataclass(frozen=True)
@@ -125,6 +132,8 @@ def _handler(server: ScriptedServer) -> type[BaseHTTPRequestHandler]:
             step = server.take(Request(self.path, headers, body))
             if isinstance(step, Failure):
                 self._fail(step)
+            elif isinstance(step, Page):
+                self._stream([step.html.encode()], content_type="text/html; charset=utf-8")
             elif isinstance(step, Raw):
                 self._stream(step.frames)
             elif isinstance(step, Answer):
@@ -144,9 +153,11 @@ def _handler(server: ScriptedServer) -> type[BaseHTTPRequestHandler]:
             self.end_headers()
             self.wfile.write(body)
 
-        def _stream(self, frames: list[bytes], *, abrupt: bool = False) -> None:
+        def _stream(
+            self, frames: list[bytes], *, abrupt: bool = False, content_type: str = "text/event-stream"
+        ) -> None:
             self.send_response(200)
-            self.send_header("content-type", "text/event-stream")
+            self.send_header("content-type", content_type)
             self.send_header("transfer-encoding", "chunked")
             self.end_headers()
             for frame in frames:

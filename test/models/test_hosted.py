@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hosted_models import SECRET
-from scripted_server import Answer, Cut, Failure, ScriptedServer
+from scripted_server import Answer, Cut, Failure, Page, ScriptedServer
 
+from kernel_agent.config import Backend, RunConfig
 from kernel_agent.errors import ExitCode
-from kernel_agent.models import Conversation, Model, ModelError, Notice, NoticeKind, StopReason, Usage
-from kernel_agent.models.errors import CutStream, KeyRejected, ProviderUnavailable, RequestRejected
+from kernel_agent.models import Conversation, Model, ModelError, Notice, NoticeKind, StopReason, Usage, make_model
+from kernel_agent.models.errors import CutStream, KeyRejected, ProviderUnavailable, RequestRejected, WrongProtocol
 
 Build = Callable[..., Model]
 TWO_BLOCKS = "First:\n```python\na = 1\n```\nor rather:\n```python\nb = 2\n```\n"
@@ -188,6 +190,21 @@ def test_an_error_that_repeats_the_key_is_redacted(build: Build, conversation: C
 def test_a_rejected_key_names_its_variable(build: Build, conversation: Conversation) -> None:
     with ScriptedServer(Failure(401, "who are you?")) as server, pytest.raises(KeyRejected, match=r"_API_KEY"):
         build(server).ask(conversation)
+
+
+def test_a_server_that_wants_a_key_where_none_is_set_says_which(conversation: Conversation) -> None:
+    # "does not accept the key in OPENAI_API_KEY" sends people to look for a key that they never set.
+    with ScriptedServer(Failure(401, "unused is no key")) as server:
+        config = RunConfig(file=Path("x.py"), base_url=server.openai_url, model="m", backend=Backend.OPENAI)
+        with pytest.raises(KeyRejected, match=r"wants a key .* OPENAI_API_KEY is not set") as refused:
+            make_model(config, Path("run"), environ={}).ask(conversation)
+    assert "set OPENAI_API_KEY" in refused.value.remedy
+
+
+def test_a_web_page_is_told_from_a_cut_reply(build: Build, conversation: Conversation) -> None:
+    with ScriptedServer(Page()) as server, pytest.raises(WrongProtocol, match="does not speak the protocol"):
+        build(server).ask(conversation)
+    assert len(server.requests) == 1, "asking again brings the same page"
 
 
 def json_headers(server: ScriptedServer) -> str:
