@@ -24,6 +24,8 @@ class KernelAgentError(Exception):
     """Base of all our errors: a message, a remedy, and the exit code it ends the process with."""
 
     exit_code = ExitCode.RED
+    run: Path | None = None
+    """Folder of the run that this stopped, which can be resumed; None when there is none."""
 
     def __init__(self, message: str, *, remedy: str = "") -> None:
         super().__init__(message)
@@ -65,3 +67,20 @@ class InterruptedRun(KernelAgentError):
     """The person at the keyboard stopped a run. Its ledger is on disk; the remedy is the command to go on with it."""
 
     exit_code = ExitCode.INTERRUPTED
+
+
+class InternalError(KernelAgentError):
+    """A defect of this tool: an exception that nobody meant to raise. It is the cause of this one."""
+
+    @classmethod
+    def of(cls, error: BaseException) -> InternalError:
+        """One line for an unexpected exception."""
+        said = " ".join(str(error).split())
+        what = f"{type(error).__name__}: {said}" if said else type(error).__name__
+        return cls(f"internal error: {what}", remedy="please report it with this run's trace")
+
+
+def file_problem(error: OSError) -> EnvironmentProblem:
+    """What a failed call of the operating system means to the person at the keyboard."""
+    place = f"{error.filename}: " if error.filename else ""
+    return EnvironmentProblem(f"{place}{error.strerror or error}", remedy="check the path and its permissions")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from kernel_agent.agent.state import RunState
 from kernel_agent.config import Backend, RunConfig
+from kernel_agent.errors import InputError
 from kernel_agent.models.prices import Price, Rates, price_of
 from kernel_agent.models.protocol import Usage
 
@@ -27,13 +28,22 @@ class Budget:
     max_cost_usd: float | None
     """Dollars of all asks."""
     price: Price | None = None
-    """None: the model's price is unknown, so that a cost limit cannot be kept."""
+    """None: the model's price is unknown; then there is no cost limit."""
 
     @classmethod
     def of(cls, config: RunConfig, model: str) -> Budget:
-        """The budget that a configuration sets for asks of this model."""
+        """The budget that a configuration sets for asks of this model.
+
+        Raises `InputError` for a cost limit that cannot be kept, as the model's price is unknown.
+        """
         free = config.backend in {Backend.REPLAY, Backend.MANUAL, Backend.COMPILER}
-        return cls(config.max_iters, config.max_tokens, config.max_cost_usd, FREE if free else price_of(model))
+        price = FREE if free else price_of(model)
+        if price is None and config.max_cost_usd is not None:
+            raise InputError(
+                f"--max-cost-usd {config.max_cost_usd:g} cannot be kept to: {model} has no known price",
+                remedy="limit the tokens instead (--max-tokens), or leave --max-cost-usd out",
+            )
+        return cls(config.max_iters, config.max_tokens, config.max_cost_usd, price)
 
     def refusal(self, state: RunState, estimated_input: int) -> str:
         """Why the next ask, with this many input tokens, may not be sent; empty when it may."""
@@ -47,10 +57,8 @@ class Budget:
                 f"the next ask needs about {estimated_input + output:,} tokens; "
                 f"{used:,} of {self.max_tokens:,} are used (--max-tokens)"
             )
-        if self.max_cost_usd is None:
+        if self.max_cost_usd is None or self.price is None:
             return ""
-        if self.price is None:
-            return f"this model has no known price, so that ${self.max_cost_usd:g} (--max-cost-usd) cannot be kept to"
         cost = self.price.cost(Usage(input=estimated_input, output=output))
         if state.cost_usd + cost > self.max_cost_usd:
             return (

@@ -140,7 +140,8 @@ class Orchestrator:
                 self.record(ev.Delivered(files=names, line=headline(best.verdict)))
             self.record(ev.Finished(outcome=ev.Outcome.DELIVERED, digest=best.digest, line=headline(best.verdict)))
         else:
-            line = "no reply held code" if best is None else f"the best candidate is {headline(best.verdict)}"
+            none = "no reply held code" if self.state.rounds else f"nothing was asked: {self.state.exhausted}"
+            line = none if best is None else f"the best candidate is {headline(best.verdict)}"
             self.record(
                 ev.Finished(outcome=ev.Outcome.NO_GREEN_VERDICT, digest=best.digest if best else None, line=line)
             )

@@ -14,6 +14,7 @@ from kernel_agent.agent import events as ev
 from kernel_agent.agent import prompts
 from kernel_agent.agent.brief import make_brief
 from kernel_agent.agent.budget import EXPECTED_OUTPUT, Budget
+from kernel_agent.agent.device import require_device
 from kernel_agent.agent.ledger import Ledger, read_ledger
 from kernel_agent.agent.observer import Observer, Unwatched
 from kernel_agent.agent.orchestrator import FinishedRun, Orchestrator, described
@@ -21,12 +22,14 @@ from kernel_agent.agent.runfolder import RunFolder
 from kernel_agent.agent.state import RunState, fold
 from kernel_agent.agent.tools import Tools
 from kernel_agent.agent.workshop import open_tools
-from kernel_agent.config import Backend, RunConfig
+from kernel_agent.config import RunConfig
 from kernel_agent.deliver.certificate import installed_versions
-from kernel_agent.errors import InputError, InterruptedRun, KernelAgentError
+from kernel_agent.errors import InputError, InternalError, InterruptedRun, KernelAgentError, file_problem
 from kernel_agent.models.choice import BackendChoice, choose_backend
 from kernel_agent.models.defaults import model_name
+from kernel_agent.models.errors import NoBackend
 from kernel_agent.models.factory import make_model
+from kernel_agent.models.keys import KEY_VARIABLES
 from kernel_agent.models.protocol import Conversation, Model, OnNotice, Usage
 from kernel_agent.models.tokens import estimate_tokens
 from kernel_agent.pairs.userfile import read_file
@@ -65,6 +68,7 @@ class FirstPrompt:
     """What a run would send first."""
 
     choice: BackendChoice
+    """Without a key and without `--backend`: the hosted backend that is the default, so that there is a price."""
     model: str
     conversation: Conversation
     input_tokens: int
@@ -72,7 +76,14 @@ class FirstPrompt:
     output_tokens: int
     """Assumed."""
     cost_usd: float | None
-    """Estimated for this one ask; None when the model's price is unknown."""
+    """Estimated for this one ask; None when the model's price is unknown, and where nobody is paid."""
+    notices: tuple[str, ...] = ()
+    """What the search for similar pairs has to say, a line each."""
+
+    @property
+    def hosted(self) -> bool:
+        """True when asking costs money."""
+        return self.choice.backend in KEY_VARIABLES
 
 
 def run(
@@ -84,15 +95,18 @@ def run(
 ) -> FinishedRun:
     """Start a run and bring it to its end.
 
-    Raises `InputError` (the file is wrong; no run folder is left), `ModelError`, `WaitingForReply`, `InterruptedRun`
-    and what else the rooms raise; once the folder exists, the run can be resumed after any of them.
+    Raises `InputError` (the file is wrong, a limit cannot be kept; no run folder is left), `EnvironmentProblem`,
+    `ModelError`, `WaitingForReply`, `InterruptedRun` and what else the rooms raise; once the folder exists, the error
+    names it (`KernelAgentError.run`) and the run can be resumed.
     """
     observer = observer or Unwatched()
     facts = read_file(config.file)
+    require_device(config.device)
     choice = choose_backend(config, os.environ)
     config = config.model_copy(update={"backend": choice.backend, "replay": choice.replay or config.replay})
     folder = RunFolder.plan(config.out, facts.stem, facts.hash8)
     source = model(config, folder.path, on_notice=observer.on_notice)
+    Budget.of(config, source.name)
     with tools(config) as opened:
         spec = opened.describe(facts)
         folder.create(facts.source)
@@ -133,7 +147,9 @@ def resume(
             _write_trace(folder, ledger)  # it may have been killed between its last event and this
             return FinishedRun(folder, state)
         config = _located(resumed.config, folder)
+        require_device(config.device)
         source = model(config, folder.path, on_notice=observer.on_notice)
+        Budget.of(config, source.name)
         with tools(config) as opened:
             return _drive(Orchestrator(folder, ledger, opened, source, observer), resumed)
 
@@ -141,19 +157,39 @@ def resume(
 def first_prompt(config: RunConfig, *, tools: OpenTools = open_tools) -> FirstPrompt:
     """What `run` would ask first, with its estimated size and cost. Asks nothing, writes nothing, needs no key."""
     facts = read_file(config.file)
-    choice = choose_backend(config, os.environ)
+    require_device(config.device)
+    choice = _choice_with_price(config)
     config = config.model_copy(update={"backend": choice.backend, "replay": choice.replay or config.replay})
-    hosted = choice.backend in {Backend.OPENAI, Backend.ANTHROPIC}
+    hosted = choice.backend in KEY_VARIABLES
     name = model_name(choice.backend, config) if hosted else config.model or choice.backend.value
+    price = Budget.of(config, name).price if hosted else None
     with tools(config) as opened:
         spec = opened.describe(facts)
-        pairs = tuple(pair for pair in opened.retrieve(spec).pairs if pair.chosen)
+        found = opened.retrieve(spec)
+    pairs = tuple(pair for pair in found.pairs if pair.chosen)
     brief = make_brief(spec, pairs, freeze_forward=config.freeze_forward, max_asks=config.max_iters)
     conversation = prompts.draft(brief).conversation
     tokens = estimate_tokens(conversation.system) + sum(estimate_tokens(turn.text) for turn in conversation.turns)
-    price = Budget.of(config, name).price
     cost = None if price is None else price.cost(Usage(input=tokens, output=EXPECTED_OUTPUT))
-    return FirstPrompt(choice, name, conversation, tokens, EXPECTED_OUTPUT, cost)
+    unmatched = tuple(f"no pair matches the excluded term {term!r}" for term in found.unmatched_excludes)
+    notices = (*unmatched, *found.notice.splitlines())
+    return FirstPrompt(choice, name, conversation, tokens, EXPECTED_OUTPUT, cost, notices)
+
+
+def _choice_with_price(config: RunConfig) -> BackendChoice:
+    """Who would be asked; where no key is set and nobody was named, the hosted backend that is the default."""
+    if config.backend is not None or config.replay is not None:
+        return choose_backend(config, os.environ)
+    backend, variable = next(iter(KEY_VARIABLES.items()))
+    try:
+        choice = choose_backend(config, os.environ)
+    except NoBackend:
+        return BackendChoice(backend, f"it is the default, although {variable} is not set, which a run needs")
+    if choice.backend in KEY_VARIABLES:
+        return choice
+    return BackendChoice(
+        backend, f"it is the default; no key is set, and a run would use {choice.backend.value} instead"
+    )
 
 
 def list_runs(out: Path) -> tuple[FinishedRun, ...]:
@@ -161,6 +197,12 @@ def list_runs(out: Path) -> tuple[FinishedRun, ...]:
     ledgers = [path for path in out.glob("*/runs/*/trace.jsonl") if not path.parent.is_symlink()]
     newest_first = sorted(ledgers, key=lambda path: path.parent.name, reverse=True)
     return tuple(FinishedRun(RunFolder(path.parent), fold(read_ledger(path).entries)) for path in newest_first)
+
+
+def read_run(path: Path) -> FinishedRun:
+    """A run as it stands on disk. Raises `InputError` when there is none."""
+    folder = RunFolder.open(path)
+    return FinishedRun(folder, fold(read_ledger(folder.ledger).entries))
 
 
 def resume_command(folder: RunFolder) -> str:
@@ -175,14 +217,29 @@ def _drive(orchestrator: Orchestrator, *first: ev.Event) -> FinishedRun:
         for event in first:
             orchestrator.record(event)
         return orchestrator.run()
-    except KeyboardInterrupt:
-        orchestrator.record(ev.Interrupted(line="stopped from the keyboard"))
-        raise InterruptedRun("the run was stopped", remedy=f"go on with it: {resume_command(folder)}") from None
+    except KeyboardInterrupt as stop:
+        orchestrator.record(ev.Interrupted(line=str(stop) or "stopped from the keyboard"))
+        raise _of_run(
+            InterruptedRun("the run was stopped", remedy=f"go on with it: {resume_command(folder)}"), folder
+        ) from None
     except KernelAgentError as error:
         orchestrator.record(ev.Interrupted(line=error.message))
+        error.run = folder.path
         raise
+    except OSError as error:
+        problem = file_problem(error)
+        orchestrator.record(ev.Interrupted(line=error.strerror or str(error)))
+        raise _of_run(problem, folder) from error
+    except Exception as error:
+        orchestrator.record(ev.Interrupted(line=f"internal error: {type(error).__name__}"))
+        raise _of_run(InternalError.of(error), folder) from error
     finally:
         _write_trace(folder, orchestrator.ledger)
+
+
+def _of_run(error: KernelAgentError, folder: RunFolder) -> KernelAgentError:
+    error.run = folder.path
+    return error
 
 
 def _write_trace(folder: RunFolder, ledger: Ledger) -> None:

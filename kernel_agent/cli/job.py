@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import typer
-from pydantic import ValidationError
-from rich.console import Console
+from rich.text import Text
 
 from kernel_agent.agent.events import Outcome
 from kernel_agent.agent.observer import Observer, Unwatched
@@ -19,7 +17,7 @@ from kernel_agent.agent.runs import resume as go_on
 from kernel_agent.agent.runs import run as run_job
 from kernel_agent.cli.streams import err
 from kernel_agent.config import RunConfig
-from kernel_agent.errors import ExitCode, InputError
+from kernel_agent.errors import ExitCode
 from kernel_agent.report.record import final_record
 from kernel_agent.report.table import final_table
 from kernel_agent.report.terminal import TerminalProgress
@@ -39,16 +37,6 @@ class View:
     def observer(self) -> AbstractContextManager[Observer]:
         """Who is told of the run while it happens."""
         return nullcontext(Unwatched()) if self.quiet else TerminalProgress(err(), verbose=self.verbose)
-
-
-def make_config(**options: Any) -> RunConfig:
-    """Validated configuration. Raises `InputError` that names the option."""
-    try:
-        return RunConfig.model_validate(options)
-    except ValidationError as error:
-        first = error.errors()[0]
-        option = "--" + str(first["loc"][0]).replace("_", "-") if first["loc"] else "options"
-        raise InputError(f"{option}: {first['msg']}", remedy="kernel-agent --help lists the options") from None
 
 
 def start(config: RunConfig, view: View) -> None:
@@ -71,11 +59,15 @@ def dry_run(config: RunConfig) -> None:
     print(prompt.conversation.system)
     for turn in prompt.conversation.turns:
         print(f"\n{turn.text}")
-    cost = "unknown price" if prompt.cost_usd is None else f"about ${prompt.cost_usd:.4f}"
-    err().print(
+    missing = "unknown price" if prompt.hosted else "no price"
+    cost = missing if prompt.cost_usd is None else f"about ${prompt.cost_usd:.4f}"
+    for notice in prompt.notices:
+        err().print(Text(notice, style="yellow"), soft_wrap=True)
+    line = (
         f"{prompt.choice.backend.value} ({prompt.model}), because {prompt.choice.why}: "
         f"about {prompt.input_tokens:,} tokens in and {prompt.output_tokens:,} out, {cost}; nothing was asked"
     )
+    err().print(Text(line), soft_wrap=True)
 
 
 def _show(finished: FinishedRun, view: View) -> None:
@@ -85,5 +77,5 @@ def _show(finished: FinishedRun, view: View) -> None:
         print(finished.folder.trace.read_text(encoding="utf-8"), end="")
     if not view.quiet:
         # A trace on the same terminal can be long: the table comes last, where the eye is.
-        Console(stderr=True).print(final_table(finished))
+        err().print(final_table(finished), soft_wrap=True)
     raise typer.Exit(int(ExitCode.OK if finished.outcome is Outcome.DELIVERED else ExitCode.RED))

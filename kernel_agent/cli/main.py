@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from types import FrameType
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -17,8 +21,16 @@ from kernel_agent.cli.doctor import doctor
 from kernel_agent.cli.new import new
 from kernel_agent.cli.rag import rag
 from kernel_agent.cli.runs import resume, runs, trace
-from kernel_agent.cli.streams import err, show_error
-from kernel_agent.errors import EnvironmentProblem, ExitCode, InputError, KernelAgentError
+from kernel_agent.cli.stopped import show_stop
+from kernel_agent.errors import (
+    EnvironmentProblem,
+    ExitCode,
+    InputError,
+    InternalError,
+    InterruptedRun,
+    KernelAgentError,
+    file_problem,
+)
 
 # Typer has carried its own click since 0.2x, older ones use the package: either way this is the base of usage errors.
 UsageProblem: type[BaseException] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
@@ -145,11 +157,17 @@ def root(
             )
         return
     if file_path is None:
+        given = [name for name in context.params if _given(context, name)]
+        if given:
+            raise InputError(
+                "--file-path is missing",
+                remedy="kernel-agent --file-path FILE.py; kernel-agent --help lists all options",
+            )
         print(context.get_help())
-        raise typer.Exit(int(ExitCode.BAD_INPUT) if len(sys.argv) > 1 else 0)
-    from kernel_agent.cli import job
+        raise typer.Exit
+    from kernel_agent.cli.options import make_config
 
-    config = job.make_config(
+    config = make_config(
         file=file_path,
         device=device,
         seed=seed,
@@ -171,10 +189,25 @@ def root(
         out=out,
         wait=not no_wait,
     )
+    _read_first(config.file)
+    from kernel_agent.cli import job
+
     if dry_run:
         job.dry_run(config)
     else:
         job.start(config, job.View(as_json=as_json, verbose=verbose, quiet=quiet))
+
+
+def _given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _read_first(file: Path) -> None:
+    """Complain of the file at once, before the seconds that it takes to load torch."""
+    from kernel_agent.pairs.userfile import read_file
+
+    read_file(file)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -182,30 +215,52 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(int(run(arguments)))
 
 
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM, as schedulers and `timeout` send it, ends a run as Ctrl-C does: children ended, ledger resumable."""
+
+    def interrupt(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001 - a handler's arguments
+        raise KeyboardInterrupt("ended by SIGTERM")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code; every failure has been shown."""
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    as_json, verbose = "--json" in words, not {"-v", "--verbose"}.isdisjoint(words)
     try:
         if sys.platform != "linux":
             raise EnvironmentProblem(
                 f"kernel-agent runs on Linux; this is {sys.platform} (use a Linux machine, a container or WSL)"
             )
-        result = app(args=None if arguments is None else list(arguments), standalone_mode=False)
+        with _terminated_as_interrupted():
+            result = app(args=words, standalone_mode=False)
     except KernelAgentError as error:
-        show_error(error)
-        return int(error.exit_code)
+        return show_stop(error, as_json=as_json, verbose=verbose)
     except typer.Exit as stop:
         return stop.exit_code
     except UsageProblem as error:
+        if as_json:
+            return show_stop(InputError(error.format_message(), remedy="kernel-agent --help"), as_json=True)  # type: ignore[attr-defined]
         error.show()  # type: ignore[attr-defined]
         return int(ExitCode.BAD_INPUT)
     except BrokenPipeError:  # whoever read stdout has gone, such as `head`; Python flushes it once more at the end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return int(ExitCode.ENVIRONMENT)
     except OSError as error:
-        place = f"{error.filename}: " if error.filename else ""
-        show_error(EnvironmentProblem(f"{place}{error.strerror or error}", remedy="check the path and its permissions"))
-        return int(ExitCode.ENVIRONMENT)
+        return show_stop(file_problem(error), as_json=as_json)
     except (typer.Abort, KeyboardInterrupt):
-        err().print("interrupted")
-        return int(ExitCode.INTERRUPTED)
+        return show_stop(InterruptedRun("interrupted"), as_json=as_json)
+    except Exception as error:  # the last resort: a defect of ours, shown as one line
+        unexpected = InternalError.of(error)
+        unexpected.__cause__ = error
+        return show_stop(unexpected, as_json=as_json, verbose=verbose)
     return result if isinstance(result, int) else int(ExitCode.OK)

@@ -67,13 +67,18 @@ def resume(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
 ) -> None:
     """Continue a run after an interrupt or a kill, without asking again for replies that were received."""
+    from kernel_agent.cli.options import make_config
+
+    limits = {"max_iters": max_iters, "max_cost_usd": max_cost_usd, "max_tokens": max_tokens}
+    make_config(file=Path(run), **{name: value for name, value in limits.items() if value is not None})
+    folder = find_run(run, out_folder)
     from kernel_agent.agent.runs import Changes
     from kernel_agent.cli import job
 
     changes = Changes(
         max_iters=max_iters, max_tokens=max_tokens, max_cost_usd=max_cost_usd, wait=not no_wait, replay=replay
     )
-    job.resume(find_run(run, out_folder), job.View(as_json=as_json, verbose=verbose, quiet=quiet), changes)
+    job.resume(folder, job.View(as_json=as_json, verbose=verbose, quiet=quiet), changes)
 
 
 def find_run(run: str, out_folder: Path) -> RunFolder:
@@ -83,7 +88,8 @@ def find_run(run: str, out_folder: Path) -> RunFolder:
     path = Path(run)
     if path.exists():
         return RunFolder.open(path)
-    matches = [match for match in out_folder.glob(f"*/runs/{run}*") if not match.is_symlink()]
+    folders = (folder for folder in out_folder.glob("*/runs/*") if not folder.is_symlink())
+    matches = [folder for folder in folders if folder.name.startswith(run)]
     if len(matches) != 1:
         problem = "no run has this id" if not matches else f"{len(matches)} runs begin with this id"
         raise InputError(f"{problem}: {run}", remedy=f"kernel-agent runs --out {out_folder} lists them")

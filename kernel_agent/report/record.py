@@ -6,8 +6,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from kernel_agent.agent.events import Outcome
 from kernel_agent.agent.orchestrator import FinishedRun
+from kernel_agent.errors import ExitCode, KernelAgentError
 from kernel_agent.gate.verdict import Verdict
 from kernel_agent.models.protocol import Usage
+from kernel_agent.report.table import reason
 
 
 class FinalRecord(BaseModel):
@@ -16,8 +18,12 @@ class FinalRecord(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
     run: str = Field(description="the run folder, as a path from the working directory or absolute, as it was given")
-    outcome: Outcome
-    verdict: Verdict | None = Field(description="of the best candidate; null when no reply held code")
+    outcome: Outcome | None = Field(description="null when the run did not come to its end")
+    reason: str = Field(description="one line: why it ended as it did")
+    remedy: str = Field(default="", description="what to do about it, if anything")
+    resume: str | None = Field(default=None, description="the command that goes on with a run that was stopped")
+    exit_code: int
+    verdict: Verdict | None = Field(description="of the best candidate; null when there is none, `reason` says why")
     candidate: str | None = Field(description="digest of the best candidate")
     files: tuple[str, ...] = Field(description="delivered files")
     backend: str
@@ -27,12 +33,36 @@ class FinalRecord(BaseModel):
     cost_usd: float | None = Field(description="null when the price of a reply is unknown")
 
 
+class StoppedRecord(BaseModel):
+    """What `--json` prints instead when there is no run: the input was wrong, or something is missing here."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    error: str
+    remedy: str
+    exit_code: int
+
+
 def final_record(run: FinishedRun) -> FinalRecord:
-    """The record of a run."""
+    """The record of a run that came to its end."""
+    code = ExitCode.OK if run.outcome is Outcome.DELIVERED else ExitCode.RED
+    record = _record(run, reason=reason(run), exit_code=code)
+    return record.model_copy(update={"outcome": run.outcome})
+
+
+def stopped_run_record(run: FinishedRun, error: KernelAgentError, *, resume: str) -> FinalRecord:
+    """The record of a run that an error, a signal or a missing reply stopped."""
+    record = _record(run, reason=error.message, exit_code=error.exit_code)
+    return record.model_copy(update={"remedy": error.remedy, "resume": resume})
+
+
+def _record(run: FinishedRun, *, reason: str, exit_code: ExitCode) -> FinalRecord:
     state, started = run.state, run.state.started
     return FinalRecord(
         run=str(run.folder.path),
-        outcome=run.outcome,
+        outcome=None,
+        reason=reason,
+        exit_code=int(exit_code),
         verdict=state.best.verdict if state.best else None,
         candidate=state.best.digest if state.best else None,
         files=tuple(str(run.folder.product / name) for name in (state.delivered.files if state.delivered else ())),

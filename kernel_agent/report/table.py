@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from kernel_agent.agent.orchestrator import FinishedRun
@@ -16,25 +16,36 @@ def final_table(run: FinishedRun) -> RenderableType:
     state = run.state
     parts: list[RenderableType] = []
     if state.best is None:
-        parts.append(Text("no reply held code", style="red"))
+        parts.append(Text(reason(run), style="red"))
     else:
         parts += [verdict_text(state.best.verdict), verdict_table(state.best.verdict)]
         parts += [Text(f"note: {note}", style="dim") for note in state.best.verdict.notes]
-    facts = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    facts.add_column(style="dim")
-    facts.add_column(overflow="fold")
-    facts.add_row("asks", str(len(state.rounds)))
-    facts.add_row("tokens", tokens(run))
-    facts.add_row("cost", cost(run))
-    for name in state.delivered.files if state.delivered else ():
-        facts.add_row("file", str(run.folder.product / name))
-    facts.add_row("trace", str(run.folder.trace))
-    return Group(*parts, facts)
+        if not state.best.verdict.green and state.exhausted:
+            parts.append(Text(state.exhausted, style="red"))
+    parts += [_fact("asks", str(len(state.rounds))), _fact("tokens", tokens(run)), _fact("cost", cost(run))]
+    parts += [
+        _fact("file", str(run.folder.product / name)) for name in (state.delivered.files if state.delivered else ())
+    ]
+    return Group(*parts, _fact("trace", str(run.folder.trace)))
+
+
+def reason(run: FinishedRun) -> str:
+    """One line: why a run ended as it did."""
+    state = run.state
+    line = state.finished.line if state.finished is not None else "the run did not come to its end"
+    if state.green or not state.exhausted:
+        return line
+    return line if state.exhausted in line else f"{line}; {state.exhausted}"
+
+
+def _fact(name: str, value: str) -> Text:
+    """One line, not a row of a table, which would cut or fold paths where the terminal is narrow."""
+    return Text.assemble((f"{name:<8}", "dim"), value)
 
 
 def verdict_table(verdict: Verdict) -> Table:
     """One row per gradient: cases in which it was right, and the worst error as a part of the allowed one."""
-    table = Table("gradient", "cases right", "worst error / allowed")
+    table = Table(Column("gradient", no_wrap=True), "cases right", "worst error / allowed")
     names = dict.fromkeys(score.grad for case in verdict.cases for score in case.grads)
     for name in names:
         scores = [score for case in verdict.cases for score in case.grads if score.grad == name]

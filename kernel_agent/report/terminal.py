@@ -100,12 +100,12 @@ def event_line(event: ev.Event) -> Text | None:
             return Text("  set aside: no progress", style="dim")
         case ev.RolledBack():
             return Text(f"  rolled back to {event.digest[:16]}", style="yellow")
-        case ev.BudgetExhausted() | ev.Interrupted():
+        case ev.BudgetExhausted():
             return Text(f"  {event.line}", style="yellow")
         case ev.Resumed():
             return Text("resumed" + (": a damaged last line of the ledger was dropped" if event.dropped else ""))
-        case ev.CandidateExtracted() | ev.Delivered() | ev.Finished():
-            return None
+        case ev.CandidateExtracted() | ev.Delivered() | ev.Finished() | ev.Interrupted():
+            return None  # the end of a run, whatever it is, is told below its last line
 
 
 def verdict_text(verdict: Verdict) -> Text:

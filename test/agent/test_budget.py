@@ -12,6 +12,7 @@ from kernel_agent.agent.orchestrator import FinishedRun
 from kernel_agent.agent.runs import run
 from kernel_agent.agent.state import RunState
 from kernel_agent.config import Backend
+from kernel_agent.errors import InputError
 from kernel_agent.models.prices import Price, Rates
 from kernel_agent.models.protocol import Usage
 
@@ -46,11 +47,13 @@ def test_the_cost_of_the_next_ask_is_counted_before_it_is_sent() -> None:
     assert "--max-cost-usd" in budget.refusal(RunState(cost_usd=2.0), 1_000)
 
 
-def test_a_cost_limit_cannot_be_kept_without_a_price(tmp_path: Path) -> None:
+def test_a_cost_limit_that_cannot_be_kept_is_refused_before_anything_runs(tmp_path: Path) -> None:
     script = Script(GOOD)
-    finished = start(script, tmp_path, backend=Backend.OPENAI, model="home-made", max_cost_usd=1.0)
+    with pytest.raises(InputError, match="no known price") as refused:
+        start(script, tmp_path, backend=Backend.OPENAI, model="home-made", max_cost_usd=1.0)
+    assert "--max-tokens" in refused.value.remedy
     assert script.asked == []
-    assert "no known price" in finished.state.exhausted
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_replies_written_by_hand_cost_nothing(tmp_path: Path) -> None:

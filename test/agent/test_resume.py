@@ -15,7 +15,7 @@ from kernel_agent.agent.events import Entry, Outcome
 from kernel_agent.agent.ledger import read_ledger
 from kernel_agent.agent.runs import Changes, resume, run
 from kernel_agent.config import Backend
-from kernel_agent.errors import ExitCode, InterruptedRun, WaitingForReply
+from kernel_agent.errors import ExitCode, InternalError, InterruptedRun, WaitingForReply
 from kernel_agent.models.protocol import Notice
 
 ROOT = Path(__file__).parents[2]
@@ -72,14 +72,15 @@ def test_a_larger_budget_opens_a_run_that_ended_red(tmp_path: Path) -> None:
 
 
 class Interrupter:
-    """An observer at whose keyboard somebody presses Ctrl-C when a certain event happens."""
+    """An observer at whose keyboard somebody presses Ctrl-C, or that breaks, when a certain event happens."""
 
-    def __init__(self, event: str) -> None:
+    def __init__(self, event: str, raised: BaseException | None = None) -> None:
         self.event = event
+        self.raised = raised or KeyboardInterrupt()
 
     def on_event(self, entry: Entry) -> None:
         if entry.event.event == self.event:
-            raise KeyboardInterrupt
+            raise self.raised
 
     def on_text(self, piece: str) -> None: ...
 
@@ -125,3 +126,19 @@ def test_a_manual_reply_that_is_not_there_yet_ends_the_run_and_resuming_takes_it
     assert (path / "asks" / "0001.md").is_file()
     (path / "replies" / "0001.md").write_text(reply_text(BACKWARD))
     assert resume(path, tools=script.tools).outcome is Outcome.DELIVERED
+
+
+def test_a_defect_of_ours_names_the_run_and_leaves_it_resumable(tmp_path: Path) -> None:
+    script = Script(reply_text(BACKWARD))
+    with pytest.raises(InternalError, match="internal error: ") as caught:
+        run(
+            config(tmp_path),
+            Interrupter("asked", ZeroDivisionError("of no meaning")),
+            tools=script.tools,
+            model=script.model,
+        )
+    (path,) = tmp_path.glob("product-*/runs/2*")
+    assert caught.value.run == path
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert "internal error: ZeroDivisionError" in (path / "trace.md").read_text()
+    assert resume(path, tools=script.tools, model=script.model).outcome is Outcome.DELIVERED

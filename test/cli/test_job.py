@@ -4,38 +4,14 @@ Runs are real: the fork server, the gate and the delivery all work; only the rep
 """
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
+from command_line import command, kernel_agent
 from forwards import FORWARD, RIGHT, WRONG
-
-
-@dataclass(frozen=True)
-class Done:
-    """A finished command line."""
-
-    code: int
-    out: str
-    err: str
-
-
-def command(*arguments, cwd):
-    environment = {k: v for k, v in os.environ.items() if not k.endswith("_API_KEY")}
-    full = [sys.executable, "-m", "kernel_agent", *arguments]
-    return subprocess.Popen(full, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def kernel_agent(*arguments, cwd):
-    process = command(*arguments, cwd=cwd)
-    out, err = process.communicate(timeout=120)
-    return Done(process.returncode, out, err)
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +44,8 @@ def delivered(home, waiting, run_folder):
 def test_missing_manual_reply_ends_with_code_four(waiting):
     # Scripts that drive the manual backend tell "answer me" from "failed" by this code alone.
     assert waiting.code == 4, waiting.err
-    assert "asks/0001.md" in waiting.err
+    assert waiting.err.count("asks/0001.md waits for a reply") == 1, "told once"
+    assert "error" not in waiting.err, "waiting is a normal state"
     assert "kernel-agent resume" in waiting.err
 
 
@@ -168,7 +145,16 @@ def test_a_file_without_a_mark_ends_with_code_two_and_its_line(home, tmp_path):
     assert "Traceback" not in refused.err
 
 
-def test_interrupt_ends_children_and_prints_the_resume_line(home, tmp_path):
+def test_a_run_that_waits_leaves_its_trace_on_stdout(waiting, run_folder):
+    # `kernel-agent ... > LOGS/x.txt` left an empty file unless the run came to its end.
+    assert waiting.out.startswith("# square: run ")
+    assert "### Ask 1 (draft)" in waiting.out
+    assert "waits for a reply" in waiting.out
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+def test_a_signal_ends_children_and_prints_trace_and_resume_line(home, tmp_path, number):
+    # Schedulers and `timeout` send SIGTERM: it left the children running and the ledger without a word.
     process = command("--file-path", "square.py", "--backend", "manual", "--no-rag", "--out", str(tmp_path), cwd=home)
     asks = lambda: list(Path(tmp_path).glob("*/runs/*/asks/0001.md"))  # noqa: E731 - polled below
     deadline = time.monotonic() + 90
@@ -176,11 +162,13 @@ def test_interrupt_ends_children_and_prints_the_resume_line(home, tmp_path):
         time.sleep(0.1)
     time.sleep(0.5)
     children = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
     _, alive = psutil.wait_procs(children, timeout=10)
     assert process.returncode == 130, err
     assert "kernel-agent resume" in err
+    assert out.startswith("# square: run ")
+    assert "### Interrupted" in out
     assert alive == []
 
 
