@@ -16,21 +16,19 @@ dataset = typer.Typer(name="dataset", help="The proven forward/backward pairs.",
 @dataset.command("list")
 def list_pairs(family: Annotated[str, typer.Option(help="Only this family.")] = "") -> None:
     """List the shipped pairs with their techniques."""
-    from rich.table import Table
-
+    from kernel_agent.cli.tables import Listing
     from kernel_agent.data import pairs_root
     from kernel_agent.pairs.meta import read_meta
 
-    table = Table(title="kernel pairs", title_justify="left")
-    for column in ("family", "pair", "gradients", "techniques"):
-        table.add_column(column)
+    folding = frozenset({"gradients", "techniques"})
+    table = Listing("kernel pairs", ("family", "pair", "gradients", "techniques"), folding)
     for path in pair_files([pairs_root()]):
         meta = read_meta(path.read_text())
         if family in ("", meta.family):
-            table.add_row(meta.family, meta.slug, ", ".join(meta.grads), ", ".join(meta.techniques))
+            table.add(meta.family, meta.slug, ", ".join(meta.grads), ", ".join(meta.techniques))
     if not table.rows:
         raise InputError(f"no pair belongs to the family {family!r}", remedy="kernel-agent dataset list shows all")
-    out().print(table)
+    table.show(out())
 
 
 @dataset.command("check")
@@ -57,10 +55,12 @@ def check_pairs(
             good = verdict.green and not complaints
             red += not good
             progress.console.print(
-                f"{verdict.status.value:<16} {path.parent.name}/{path.stem}  {verdict.message}", markup=False
+                f"{verdict.status.value:<16} {path.parent.name}/{path.stem}  {verdict.message}",
+                markup=False,
+                soft_wrap=True,
             )
             for complaint in complaints:
-                progress.console.print(f"{'LINT':<16} {complaint}", markup=False)
+                progress.console.print(f"{'LINT':<16} {complaint}", markup=False, soft_wrap=True)
             progress.advance(task)
     err().print(f"{len(files) - red} of {len(files)} pairs are green")
     raise typer.Exit(int(ExitCode.RED if red else ExitCode.OK))

@@ -30,4 +30,4 @@ def new(
         out().print(text, markup=False, end="", soft_wrap=True)
         return
     target.write_text(text)
-    err().print(f"wrote {target}: fill in the shapes, then run kernel-agent --file-path {target}")
+    err().print(f"wrote {target}: fill in the shapes, then run kernel-agent --file-path {target}", soft_wrap=True)

@@ -21,8 +21,7 @@ def search(
     rag_exclude: Annotated[str, typer.Option(help="Comma-separated terms of paths to leave out.")] = "",
 ) -> None:
     """Show the pairs that a run on this file would retrieve."""
-    from rich.table import Table
-
+    from kernel_agent.cli.tables import Listing
     from kernel_agent.pairs.userfile import read_text
     from rag import Query
     from rag import search as find
@@ -30,9 +29,8 @@ def search(
     terms = tuple(term.strip() for term in rag_exclude.split(",") if term.strip())
     with err().status("searching the pairs"):
         result = find(Query(source=read_text(file), path=file, k=topk, min_sim=min_sim, exclude=terms))
-    table = Table(title=f"nearest pairs for {file.name}", title_justify="left")
-    for column in ("", "pair", "similarity", "fused", "dense", "lexical", "structure", "why"):
-        table.add_column(column)
+    columns = ("", "pair", "similarity", "fused", "dense", "lexical", "structure", "why")
+    table = Listing(f"nearest pairs for {file.name}", columns, folding=frozenset({"why"}))
     for hit in result.hits:
         scores = hit.scores
         ranks = (
@@ -40,14 +38,14 @@ def search(
             for rank in (scores.dense_rank, scores.lexical_rank, scores.structure_rank)
         )
         name = f"{hit.pair.family}/{hit.pair.slug}"
-        table.add_row(
+        table.add(
             "*" if hit.chosen else "", name, f"{scores.similarity:.2f}", f"{scores.fused:.4f}", *ranks, hit.reason
         )
-    out().print(table)
+    table.show(out())
     for term in result.unmatched_excludes:
-        err().print(f"no pair matches the excluded term {term!r}")
+        err().print(f"no pair matches the excluded term {term!r}", soft_wrap=True)
     if result.notice:
-        err().print(result.notice)
+        err().print(result.notice, soft_wrap=True)
 
 
 @rag.command()
@@ -62,4 +60,4 @@ def build(
         raise InputError("there is no such folder", path=folder, remedy="name a folder that holds pair files")
     with err().status(f"indexing {folder}"):
         index = build_index(folder, output)
-    err().print(f"indexed {len(index.entries)} pairs into {output}")
+    err().print(f"indexed {len(index.entries)} pairs into {output}", soft_wrap=True)

@@ -23,17 +23,15 @@ def runs(
     ),
 ) -> None:
     """List the runs below a folder, newest first."""
-    from rich.table import Table
-
     from kernel_agent.agent.runs import list_runs
+    from kernel_agent.cli.tables import Listing
 
-    table = Table(title=f"runs in {out_folder}", title_justify="left")
-    for column in ("run", "forward", "source of backwards", "asks", "outcome"):
-        table.add_column(column, overflow="fold")
+    columns = ("run", "forward", "source of backwards", "asks", "outcome")
+    table = Listing(f"runs in {out_folder}", columns, folding=frozenset({"source of backwards", "outcome"}))
     for run in list_runs(out_folder):
         state = run.state
         unfinished = f"unfinished: kernel-agent resume {run.folder.run_id}"
-        table.add_row(
+        table.add(
             run.folder.run_id,
             state.started.stem if state.started else "",
             f"{state.started.backend.value}: {state.started.model}" if state.started else "",
@@ -41,9 +39,9 @@ def runs(
             unfinished if state.finished is None else state.finished.outcome.value,
         )
     if not table.rows:
-        err().print(f"no runs below {out_folder}: start one with kernel-agent --file-path x.py")
+        err().print(f"no runs below {out_folder}: start one with kernel-agent --file-path x.py", soft_wrap=True)
         return
-    out().print(table)
+    table.show(out())
 
 
 def trace(run: RunArgument, out_folder: OutOption = Path("generated")) -> None:
