@@ -35,7 +35,7 @@ def test_names_are_whole_on_a_narrow_terminal():
 
 
 def test_prose_is_folded_where_the_terminal_is_narrow():
-    assert len(drawn(110, terminal=True).splitlines()) > len(drawn(300, terminal=True).splitlines())
+    assert len(drawn(130, terminal=True).splitlines()) > len(drawn(300, terminal=True).splitlines())
 
 
 def test_a_pipe_gets_one_line_of_tabs_per_row():
