@@ -14,7 +14,6 @@ from kernel_agent.config import RunConfig
 from kernel_agent.deliver.certificate import Provenance
 from kernel_agent.gate.verdict import Verdict
 from kernel_agent.pairs.spec import Candidate, KernelSpec
-from kernel_agent.pairs.sweep import smallest
 
 if TYPE_CHECKING:
     from kernel_agent.oracle import CrossCheck, DerivativeCheck, ReferenceCheck
@@ -33,6 +32,7 @@ def open_tools(config: RunConfig) -> Iterator[Tools]:
     """The rooms around one sandbox, which is closed, with all its children ended, when the block is left."""
     from kernel_agent import gate, oracle
     from kernel_agent.deliver import deliver
+    from kernel_agent.pairs.sweep import smallest
     from kernel_agent.sandbox import Sandbox
 
     with Sandbox() as sandbox:

@@ -1,7 +1,23 @@
 """The gate: the one judge of every backward, whoever wrote it."""
 
-from kernel_agent.gate.check import check
-from kernel_agent.gate.options import GateOptions
+from typing import TYPE_CHECKING, Any
+
 from kernel_agent.gate.verdict import CaseResult, ForwardChange, GradientScore, Status, Verdict
 
+if TYPE_CHECKING:
+    from kernel_agent.gate.check import check
+    from kernel_agent.gate.options import GateOptions
+
 __all__ = ["CaseResult", "ForwardChange", "GateOptions", "GradientScore", "Status", "Verdict", "check"]
+
+
+def __getattr__(name: str) -> Any:
+    """What judges, loaded when it is wanted: verdicts are read by commands that need no torch."""
+    if name not in {"GateOptions", "check"}:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from kernel_agent.gate.check import check
+    from kernel_agent.gate.options import GateOptions
+
+    # The function takes the place of the file `check.py`, which the import has put there.
+    globals().update(check=check, GateOptions=GateOptions)
+    return globals()[name]

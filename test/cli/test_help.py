@@ -38,6 +38,17 @@ def test_help_imports_nothing_heavy():
     assert done.stderr.strip() == "[]"
 
 
+@pytest.mark.parametrize("arguments", [["runs"], ["trace", "none"], ["--file-path", "none.py"]], ids=" ".join)
+def test_looking_at_runs_and_wrong_files_load_no_torch(arguments, tmp_path):
+    # Two seconds of loading for a list of folders, or for the word that a file is not there.
+    code = (
+        f"import sys; from kernel_agent.cli.main import run; run({arguments!r}); "
+        "print([name for name in ('torch', 'triton', 'openai', 'faiss') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
 def test_every_published_option_is_listed(capsys):
     # Users of the published tool bring their command lines along: a renamed option breaks them.
     run(["--help"])
