@@ -230,11 +230,13 @@ def _partial(truths: Truths, point: Point, accepts_needs: bool) -> list[Case]:
     """Cases in which an output has no cotangent, or not every gradient is needed."""
     cases = []
     if sum(output.needs_grad for output in truths.spec.outputs) > 1:
-        cases.append(Case(point, CotangentKind.NONE, True))
+        cases += [Case(point, kind, True) for kind in (CotangentKind.NONE, CotangentKind.LAST_ONLY)]
     count = len(truths.spec.grads)
     if accepts_needs and count > 1:
-        needs = tuple(i % 2 == 1 for i in range(count))
-        cases.append(Case(point, CotangentKind.RANDOM, True, needs))
+        # Every gradient is wanted once without its neighbours: a branch that computes one from another's buffer shows.
+        for parity in (1, 0):
+            needs = tuple(i % 2 == parity for i in range(count))
+            cases.append(Case(point, CotangentKind.RANDOM, True, needs))
     return cases
 
 

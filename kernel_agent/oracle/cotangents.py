@@ -27,6 +27,7 @@ class CotangentKind(str, enum.Enum):
     HUGE = "huge"
     ZERO = "zero"
     NONE = "none"
+    LAST_ONLY = "last-only"
 
 
 SCALES = {CotangentKind.TINY: 2.0**-12, CotangentKind.HUGE: 2.0**12}
@@ -39,13 +40,15 @@ Cotangents = tuple[Tensor | None, ...]
 def make_cotangents(kind: CotangentKind, outputs: tuple[OutputForm | None, ...], seed: int) -> Cotangents:
     """Cotangents of one kind for outputs of these forms (None: not a tensor), reproducible from `seed`.
 
-    Kind NONE leaves out the last differentiable output; the caller asks for it only where two or more exist.
+    Kind NONE leaves out the last differentiable output, LAST_ONLY all others: to be asked for only where two or more exist.
     """
     generator = torch.Generator().manual_seed(_mix(kind, seed))
     last = max((i for i, form in enumerate(outputs) if form is not None and form.differentiable), default=-1)
     result: list[Tensor | None] = []
     for position, form in enumerate(outputs):
-        left_out = form is None or not form.differentiable or (kind is CotangentKind.NONE and position == last)
+        left_out = form is None or not form.differentiable
+        left_out |= kind is CotangentKind.NONE and position == last
+        left_out |= kind is CotangentKind.LAST_ONLY and position != last
         result.append(None if left_out or form is None else _one(kind, form, generator))
     return tuple(result)
 

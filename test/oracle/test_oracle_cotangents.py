@@ -65,8 +65,15 @@ def test_kind_none_leaves_out_the_last_differentiable_output():
     assert third is None
 
 
+def test_kind_last_only_leaves_out_all_but_the_last_differentiable_output():
+    first, second, third = make_cotangents(CotangentKind.LAST_ONLY, (MATRIX, MATRIX, STATISTIC), 0)
+    assert first is None
+    assert second is not None
+    assert third is None
+
+
 def test_scalars_can_have_every_kind():
+    scalar = OutputForm((), torch.float32, True)
     for kind in CotangentKind:
-        made = make_cotangents(kind, (OutputForm((), torch.float32, True), MATRIX), 0)[0]
-        assert made is not None
+        made = next(c for c in make_cotangents(kind, (scalar, scalar), 0) if c is not None)
         assert made.shape == ()
