@@ -234,7 +234,14 @@ def _terminated_as_interrupted() -> Iterator[None]:
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code; every failure has been shown."""
-    words = sys.argv[1:] if arguments is None else list(arguments)
+    try:
+        return _run(sys.argv[1:] if arguments is None else list(arguments))
+    except BrokenPipeError:  # whoever read stdout has gone, such as `head`; Python flushes it once more at the end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return int(ExitCode.ENVIRONMENT)
+
+
+def _run(words: list[str]) -> int:
     as_json, verbose = "--json" in words, not {"-v", "--verbose"}.isdisjoint(words)
     try:
         if sys.platform != "linux":
@@ -252,9 +259,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
             return show_stop(InputError(error.format_message(), remedy="kernel-agent --help"), as_json=True)  # type: ignore[attr-defined]
         error.show()  # type: ignore[attr-defined]
         return int(ExitCode.BAD_INPUT)
-    except BrokenPipeError:  # whoever read stdout has gone, such as `head`; Python flushes it once more at the end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return int(ExitCode.ENVIRONMENT)
+    except BrokenPipeError:
+        raise
     except OSError as error:
         return show_stop(file_problem(error), as_json=as_json)
     except (typer.Abort, KeyboardInterrupt):

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from command_line import kernel_agent
+from command_line import command, kernel_agent
 from forwards import FORWARD
 
 from kernel_agent.cli import main
@@ -154,3 +154,13 @@ def test_a_budget_below_the_first_ask_is_the_reason_in_record_and_table(home):
     record = json.loads(again.out)
     assert record["verdict"] is None
     assert "--max-tokens" in record["reason"]
+
+
+def test_a_reader_that_is_gone_when_a_run_stops_sees_no_traceback(home):
+    # The trace of a stopped run is printed while its error is handled: a broken pipe there was met by nobody.
+    waits = command("--file-path", "square.py", "--backend", "manual", "--no-wait", "--no-rag", "-q", cwd=home)
+    waits.stdout.close()
+    said = waits.stderr.read()
+    waits.stderr.close()
+    assert waits.wait(60) == ExitCode.ENVIRONMENT
+    assert "Traceback" not in said
