@@ -40,7 +40,7 @@ Cotangents = tuple[Tensor | None, ...]
 def make_cotangents(kind: CotangentKind, outputs: tuple[OutputForm | None, ...], seed: int) -> Cotangents:
     """Cotangents of one kind for outputs of these forms (None: not a tensor), reproducible from `seed`.
 
-    Kind NONE leaves out the last differentiable output, LAST_ONLY all others: to be asked for only where two or more exist.
+    Kind NONE leaves out the last differentiable output, LAST_ONLY all others: for specs with two or more alone.
     """
     generator = torch.Generator().manual_seed(_mix(kind, seed))
     last = max((i for i, form in enumerate(outputs) if form is not None and form.differentiable), default=-1)
