@@ -68,7 +68,7 @@ class Returned(Said):
 
     type: str = Field(max_length=500, description="`tensor`, `None`, or the name of a type")
     dtype: str = Field(default="", max_length=50)
-    value: str = Field(default="", max_length=5000, description="repr of what is no tensor")
+    value: str = Field(default="", max_length=5000, description="`plain_form` of what is no tensor")
 
 
 class Answer(Said):

@@ -25,6 +25,7 @@ from kernel_agent.ir import (
     import_module,
     standin,
 )
+from kernel_agent.oracle.plainform import plain_form
 from kernel_agent.oracle.wire import unpack
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def _found(finding: Finding) -> Found:
 def _returned(value: Any) -> Returned:
     if isinstance(value, Tensor):
         return Returned(type="tensor", dtype=str(declared_dtype(value)).removeprefix("torch."))
-    return Returned(type="None" if value is None else type(value).__name__, value=repr(value)[:1000])
+    return Returned(type="None" if value is None else type(value).__name__, value=plain_form(value))
 
 
 def _say(call: Call, answer: Answer, values: tuple[Any, ...] = ()) -> None:

@@ -28,6 +28,7 @@ from kernel_agent.ir import (
     standin,
 )
 from kernel_agent.oracle.fit import fit_entry
+from kernel_agent.oracle.plainform import holds_tensors, plain_form
 from kernel_agent.oracle.records import Point, Refusal, RefusalKind, error_form
 from kernel_agent.oracle.wire import pack
 from kernel_agent.pairs.arguments import argument_places, build_arguments
@@ -180,11 +181,16 @@ def _forward(stub: Stub, point: Point) -> tuple[dict[str, Any], dict[str, Tensor
     execution = run(stub, args, kwargs)
     seconds = time.perf_counter() - start
     outputs = stub.outputs(execution.result)
+    nested = [i for i, output in enumerate(outputs) if holds_tensors(output)]
+    if nested:
+        message = f"output {nested[0]} is a {type(outputs[nested[0]]).__name__} that holds tensors"
+        raise Refused(Refusal(kind=RefusalKind.STUB, message=message, line=stub.spec.facts.stub_line))
+    told = tuple(output if isinstance(output, Tensor) else plain_form(output) for output in outputs)
     tensors: dict[str, Tensor] = {}
     record = {
         "args": pack(args, tensors, "args"),
         "kwargs": pack(kwargs, tensors, "kwargs"),
-        "outputs": pack(outputs, tensors, "outputs", tensor=plain),
+        "outputs": pack(told, tensors, "outputs", tensor=plain),
         "forms": [_form(stub, i, output) for i, output in enumerate(outputs)],
         "launches": [launch.kernel for launch in execution.launches],
         "torch_ops": list(execution.torch_ops),

@@ -77,7 +77,7 @@ class ForwardTruth:
     """Positional arguments of `make_args`: tensors of their real dtypes on the CPU, and plain values."""
     kwargs: dict[str, Any]
     outputs: tuple[Any, ...]
-    """One entry per output: float64 tensors for floating outputs, integer tensors and plain values as they are."""
+    """One entry per output: float64 tensors for floating outputs, integer tensors, the `plain_form` of all else."""
     forms: tuple[OutputForm | None, ...]
     """One entry per output; None for what is not a tensor."""
     launches: tuple[str, ...]

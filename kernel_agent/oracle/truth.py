@@ -31,7 +31,7 @@ from kernel_agent.pairs.sections import truth_source
 from kernel_agent.pairs.spec import KernelSpec, ShapeEntry, content_hash
 from kernel_agent.sandbox import Limits, Message, Sandbox
 
-REVISION = 2
+REVISION = 3
 """Raised whenever the executor or the truth changes meaning: older cache entries are then never met again."""
 
 

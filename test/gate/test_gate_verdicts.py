@@ -150,3 +150,18 @@ def test_a_forward_that_computes_something_else_is_rejected(user):
 def test_a_forward_that_computes_with_torch_is_a_fallback(user):
     own = OWN_FORWARD.format(eps="eps", saved="(r * 2) / 2")
     assert user(Candidate(backward=BACKWARD, forward=own)).status is Status.TORCH_FALLBACK
+
+
+def test_outputs_that_are_no_tensors_are_compared_by_what_they_say(sandbox, tmp_path):
+    # A torch.Size travels as a tuple and an object prints its address: neither was ever equal to itself.
+    returned = "return y, r, y.shape, object(), dict(n=(1, 2.5)), torch.float16"
+    path = tmp_path / "scaled_norm.py"
+    path.write_text(USER_FILE.read_text().replace("return y, r", returned))
+    spec = describe(read_file(path), sandbox)
+    backward = BACKWARD.replace("grad_y, grad_r)", "grad_y, grad_r, *others)")
+    source = assemble(spec, Candidate(backward=backward))
+    verdict = check(spec, source, sandbox)
+    assert verdict.green, verdict.message
+    lied = check(spec, source.replace("n=(1, 2.5)", "n=(1, 2.0)"), sandbox)
+    assert lied.status is Status.WRONG_FORWARD
+    assert "output `out4` is {'n': (1, 2.0)}, the user's stub gives {'n': (1, 2.5)}" in lied.message
