@@ -12,9 +12,12 @@ from typing import Any
 import torch
 
 from kernel_agent.errors import InputError
-from kernel_agent.pairs.blame import blame, module_path
+from kernel_agent.pairs.blame import blame, line_in, module_path
 from kernel_agent.pairs.spec import Dim, ShapeEntry
+from kernel_agent.pairs.timelimit import TimeUp, time_limit
 
+MAKE_ARGS_SECONDS = 20.0
+"""Processor seconds for the arguments of one entry."""
 OURS = ("device", "dtype", "seed")
 """Parameters that the tool fills in, if make_args names them and the entry does not."""
 
@@ -37,17 +40,26 @@ def build_arguments(module: ModuleType, entry: ShapeEntry, *, device: str | torc
     default, else torch.float32. Without a `seed` parameter it runs under `torch.manual_seed(seed)`; global generators
     are left as they were.
 
-    Raises `InputError` with the line in the user's file when make_args raises or cannot take the entry.
+    Raises `InputError` with the line in the user's file when make_args raises, takes longer than
+    `MAKE_ARGS_SECONDS`, or cannot take the entry.
     """
     make_args = module.make_args
     dims = {name: _runtime(value) for name, value in entry.dims.items()}
     call_args, call_kwargs = _call(make_args, dims, device, seed, module, entry)
     python_state = random.getstate()
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), time_limit(MAKE_ARGS_SECONDS):
             torch.manual_seed(seed)
             random.seed(seed)
             result = make_args(*call_args, **call_kwargs)
+    except TimeUp as error:
+        path = module_path(module)
+        raise InputError(
+            f"make_args takes longer than {MAKE_ARGS_SECONDS:g} s for {entry.label}",
+            remedy="Make the arguments of one entry quickly, and let the sizes of the entry say how large they are.",
+            path=path,
+            line=line_in(error, path),
+        ) from error
     except Exception as error:
         what = f"make_args fails for {entry.label}"
         raise blame(error, module, what, "Correct make_args, or this SWEEP entry.") from error

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from kernel_agent.errors import InputError
+from kernel_agent.pairs import arguments
 from kernel_agent.pairs.assemble import assemble
 from kernel_agent.pairs.load import load_truth
 from kernel_agent.pairs.spec import ArgumentKind, Candidate, FileFacts, KernelSpec
+from kernel_agent.pairs.timelimit import time_limit
 
 Observe = Callable[..., KernelSpec]
 RETURN = "    return y\n"
@@ -137,9 +140,39 @@ def test_an_import_that_exits(observed: Observe, scale_text: str) -> None:
 
 
 def test_an_import_that_takes_too_long(read: Callable[..., FileFacts], scale_text: str, tmp_path: Path) -> None:
-    """Measured in processor time, so that a busy machine does not refuse a good file."""
+    """A file that catches the interruption and ends is told afterwards what it took."""
+    work = "try:\n    while True:\n        pass\nexcept BaseException:\n    sum(range(10**7))\nSWEEP ="
     with pytest.raises(InputError, match="heavy work at module level: importing the file takes"):
-        load_truth(read(scale_text), tmp_path, seconds=0.0)
+        load_truth(read(scale_text, ("SWEEP =", work)), tmp_path, seconds=0.2)
+
+
+@pytest.mark.parametrize("loop", ["while True:\n    LATE = 1", "import time\nwhile True:\n    time.sleep(9)"])
+def test_an_import_that_does_not_end(
+    read: Callable[..., FileFacts], scale_text: str, tmp_path: Path, loop: str
+) -> None:
+    """It held the whole run for minutes and was then called a slow forward."""
+    with pytest.raises(InputError, match="heavy work at module level: importing the file does not end") as caught:
+        load_truth(read(scale_text, ("SWEEP =", loop + "\nSWEEP =")), tmp_path, seconds=0.5)
+    assert caught.value.line is not None
+    assert line_of(scale_text, "SWEEP =") <= caught.value.line <= line_of(scale_text, "SWEEP =") + 2
+
+
+def test_a_make_args_that_does_not_end(observed: Observe, scale_text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even when it catches everything that is raised in it once."""
+    monkeypatch.setattr(arguments, "MAKE_ARGS_SECONDS", 0.5)
+    forever = "        while True:\n            N += 1\n"
+    loop = "    try:\n" + forever + "    except BaseException:\n" + forever
+    error = refusal(observed, scale_text, (MAKE, loop))
+    assert error.message == "make_args takes longer than 0.5 s for N=7"
+    assert error.line in (line_of(scale_text, MAKE) + 4, line_of(scale_text, MAKE) + 5)
+
+
+def test_a_limit_leaves_the_timers_of_others_as_they_were() -> None:
+    """The signals are the process's: a test's own timeout must still fire after the block."""
+    before = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_PROF)
+    with time_limit(5.0):
+        assert signal.getitimer(signal.ITIMER_PROF)[0] > 0
+    assert (signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_PROF)) == before
 
 
 def test_a_stub_that_raises(observed: Observe, scale_text: str) -> None:
