@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+from unittest import mock
+
+from triton.runtime.autotuner import Autotuner
+from triton.runtime.jit import JITFunction
 
 from kernel_agent.autodiff import MARK, AutodiffMark
 from kernel_agent.errors import InputError
@@ -18,19 +26,46 @@ IMPORT_SECONDS = 30.0
 """Processor seconds that an import may take; a file that needs more is at work, not being defined."""
 
 
+class Launched(Exception):
+    """A kernel was launched where none may be."""
+
+    def __init__(self, kernel: str) -> None:
+        super().__init__(f"kernel {kernel} is launched")
+        self.kernel = kernel
+
+
+@contextmanager
+def no_launches() -> Iterator[None]:
+    """Raise `Launched` for a launch inside of the block: outside of an execution nothing could run it."""
+
+    def run(self: Any, *_: Any, **__: Any) -> Any:
+        raise Launched(getattr(self.fn, "__name__", "") or self.base_fn.__name__)
+
+    with mock.patch.object(JITFunction, "run", run), mock.patch.object(Autotuner, "run", run):
+        yield
+
+
 def load_truth(facts: FileFacts, folder: Path, *, seconds: float = IMPORT_SECONDS) -> ModuleType:
     """Write the truth source into `folder` and import it from there, so that what runs is what was read.
 
-    Raises `InputError` with the line when the file raises or exits while imported, or takes longer than `seconds` of
-    processor time.
+    Raises `InputError` with the line when the file raises, exits or launches while imported, or takes longer than
+    `seconds` of processor time.
     """
     path = folder / f"{facts.stem}.py"
     remedy = 'Move it into functions or under `if __name__ == "__main__":`.'
     path.write_text(truth_source(facts.source), encoding="utf-8")
     start = time.process_time()
     try:
-        with standin(), time_limit(seconds):
+        with standin(), no_launches(), time_limit(seconds):
             module = import_module(path, f"kernel_agent_truth_{facts.hash8}")
+    except Launched as error:
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        raise InputError(
+            f"heavy work at module level: the kernel `{error.kernel}` is launched",
+            remedy=remedy,
+            path=path,
+            line=frames[0].lineno if frames else None,  # the statement of the file, not the line of the stub
+        ) from error
     except TimeUp as error:
         message = f"heavy work at module level: importing the file does not end within {seconds:g} s"
         raise InputError(message, remedy=remedy, path=path, line=line_in(error, path)) from error

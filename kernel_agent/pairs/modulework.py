@@ -11,6 +11,7 @@ from kernel_agent.pairs.syntax import Function, ImportedNames, defined_functions
 
 _REMEDY = 'Move it into a function or under `if __name__ == "__main__":`; importing the file must only define things.'
 _LARGE = 1 << 24
+_BENCHMARKS = frozenset(f"triton.testing.{name}" for name in ("do_bench", "do_bench_cudagraph"))
 _FACTORIES = frozenset(
     f"torch.{name}"
     for name in ("rand", "randn", "zeros", "ones", "empty", "full", "randint", "arange", "eye", "linspace")
@@ -21,7 +22,8 @@ def check_module_work(tree: ast.Module, imported: ImportedNames, path: Path) -> 
     """Raise `InputError` with the line of the first heavy statement that importing the file would run.
 
     Seen: a launch `kernel[grid](...)`, a call of a function of the file that launches, `.backward()` and `.step()`,
-    `.run()` of a benchmark, and torch factories asked for more than 2**24 elements. A clock meets other slow imports.
+    `.run()` of a benchmark, `triton.testing.do_bench`, and torch factories asked for more than 2**24
+    elements. What is not seen here is met while the file is imported (`pairs.load`).
     """
     functions = defined_functions(tree)
     launching = launching_functions(functions)
@@ -63,6 +65,8 @@ def _reason(
         return f"`.{target.attr}()` is called, as in a training loop"
     if isinstance(target, ast.Attribute) and target.attr == "run" and isinstance(target.value, ast.Name):
         return f"the benchmark `{target.value.id}` is run" if target.value.id in functions else None
+    if imported.resolve(target) in _BENCHMARKS:
+        return f"`{ast.unparse(target)}(...)` measures"
     if imported.resolve(target) in _FACTORIES:
         sizes = [
             n.value for arg in call.args for n in ast.walk(arg) if isinstance(n, ast.Constant) and type(n.value) is int

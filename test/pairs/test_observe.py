@@ -135,6 +135,27 @@ def test_an_import_that_raises(observed: Observe, scale_text: str) -> None:
     assert error.line == line_of(scale_text, "SWEEP =")
 
 
+@pytest.mark.parametrize(
+    "work",
+    [
+        "run = lambda f: f()\nms = run(lambda: scale(torch.ones(3)))",
+        "import functools\nms = functools.partial(scale, torch.ones(3))()",
+    ],
+)
+def test_an_import_that_launches(observed: Observe, scale_text: str, work: str) -> None:
+    """Whatever way the launch takes, the statement of the file is named, not the stub that it comes through."""
+    error = refusal(observed, scale_text, ("SWEEP =", work + "\nSWEEP ="))
+    assert error.message == "heavy work at module level: the kernel `scale_kernel` is launched"
+    assert error.line == line_of(scale_text, "SWEEP =") + 1
+
+
+def test_an_autotuned_kernel_launched_by_an_import_is_named(observed: Observe, scale_text: str) -> None:
+    """An autotuner would measure on a device that is not there."""
+    tuned = "@triton.autotune([triton.Config({})], key=[])\n@triton.jit\n"
+    work = ("SWEEP =", "run = lambda f: f()\nms = run(lambda: scale(torch.ones(3)))\nSWEEP =")
+    assert "kernel `scale_kernel` is launched" in refusal(observed, scale_text, ("@triton.jit\n", tuned), work).message
+
+
 def test_an_import_that_exits(observed: Observe, scale_text: str) -> None:
     assert "SystemExit" in refusal(observed, scale_text, ("SWEEP =", "raise SystemExit(0)\nSWEEP =")).message
 

@@ -201,6 +201,8 @@ def test_an_optional_module_may_be_missing(read: Read, scale_text: str) -> None:
         ("table = torch.randn(8192, 8192)", "67,108,864 elements"),
         ("def bench():\n    scale(1)\n\n\ndef run_all():\n    bench()\n\n\nrun_all()", "`run_all(...)` launches"),
         ("@triton.testing.perf_report([])\ndef bench():\n    pass\n\n\nbench.run()", "benchmark `bench` is run"),
+        ("ms = triton.testing.do_bench(lambda: scale(1))", "`triton.testing.do_bench(...)` measures"),
+        ("from triton.testing import do_bench\n\nms = do_bench(lambda: scale(1))", "`do_bench(...)` measures"),
     ],
 )
 def test_heavy_work_at_module_level(read: Read, scale_text: str, work: str, said: str) -> None:
