@@ -32,7 +32,7 @@ from kernel_agent.oracle.plainform import holds_tensors, plain_form
 from kernel_agent.oracle.records import Point, Refusal, RefusalKind, error_form
 from kernel_agent.oracle.wire import pack
 from kernel_agent.pairs.arguments import argument_places, build_arguments
-from kernel_agent.pairs.blame import blame, first_line, line_in, module_path
+from kernel_agent.pairs.blame import blame, essence, first_line, line_in, module_path
 from kernel_agent.pairs.load import load_truth
 from kernel_agent.pairs.observe import observe
 from kernel_agent.pairs.spec import FileFacts, KernelSpec, ShapeEntry
@@ -164,7 +164,7 @@ def run(
     except UnsupportedOp as error:
         raise Refused(Refusal(kind=RefusalKind.UNSUPPORTED, message=error.message, line=error.line)) from error
     except LoweringError as error:
-        raise Refused(Refusal(kind=RefusalKind.COMPILE, message=error.message, line=error.line)) from error
+        raise Refused(Refusal(kind=RefusalKind.COMPILE, message=essence(error.message), line=error.line)) from error
     except IRError as error:
         raise Refused(Refusal(kind=RefusalKind.STUB, message=error.message, line=error.line)) from error
     except MemoryError as error:

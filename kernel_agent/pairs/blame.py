@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from pathlib import Path
 from types import ModuleType
 
 from kernel_agent.errors import InputError, KernelAgentError
+from kernel_agent.ir import IRError
 
 
 def blame(error: BaseException, module: ModuleType, what: str, remedy: str) -> KernelAgentError:
@@ -22,6 +24,27 @@ def blame_file(error: BaseException, path: Path, what: str, remedy: str) -> Kern
     if isinstance(error, KernelAgentError):
         return error
     return InputError(f"{what}: {first_line(error)}", remedy=remedy, path=path, line=line_in(error, path))
+
+
+def refused_kernel(error: IRError, path: Path) -> InputError:
+    """`blame` for a kernel that Triton refuses: the line of the kernel where it is of this file, else of the launch."""
+    own = error.line is not None and Path(error.file).name == path.name
+    line = error.line if own else line_in(error, path)
+    return InputError(essence(error.message), remedy=error.remedy or "Correct the launch.", path=path, line=line)
+
+
+def essence(message: str) -> str:
+    """Triton's message without the source that it quotes, whose lines are counted from the kernel and not the file.
+
+    >>> essence("Triton cannot compile kernel k (line 9): at 1:4:\\ndef k(X):\\n    ^\\nNameError('a is not defined')")
+    'Triton cannot compile kernel k: a is not defined'
+    """
+    quoted = re.match(r"(.*?)(?: \(line \d+\))?: at \d+:\d+:\n.*\n[ \t]*\^[ \t]*(?:\n|$)", message, re.DOTALL)
+    head, said = (quoted[1], message[quoted.end() :]) if quoted else ("", message)
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    first = lines[0] if lines else ""
+    raised = re.fullmatch(r"\w+\((['\"])(.*)\1,?\)", first)
+    return ": ".join(part for part in (head, raised[2] if raised else first) if part)
 
 
 def line_in(error: BaseException, path: Path) -> int | None:

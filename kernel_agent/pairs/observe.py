@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from kernel_agent.errors import InputError
-from kernel_agent.ir import Execution, IRError, declared_dtype, execute, standin
+from kernel_agent.ir import Execution, IRError, LaunchError, LoweringError, declared_dtype, execute, standin
 from kernel_agent.pairs.arguments import Arguments, argument_names, build_arguments
-from kernel_agent.pairs.blame import blame
+from kernel_agent.pairs.blame import blame, module_path, refused_kernel
 from kernel_agent.pairs.load import load_truth
 from kernel_agent.pairs.outputnames import output_names
 from kernel_agent.pairs.spec import ArgumentFacts, ArgumentKind, FileFacts, KernelSpec
@@ -27,8 +27,9 @@ def observe(facts: FileFacts) -> KernelSpec:
     """Import the file under the stand-in device, make the smallest arguments, call the stub once and describe it.
 
     Raises `InputError` with the place in the user's file for what only a run shows: an import, make_args or stub that
-    raises; a gradient asked of an argument that is no floating tensor; no launch; no differentiable output.
-    Raises `IRError` for a kernel that cannot be lowered or executed.
+    raises; a kernel that Triton refuses; a gradient asked of an argument that is no floating tensor; no launch; no
+    differentiable output.
+    Raises `IRError` for a kernel that the executor cannot run.
     """
     with tempfile.TemporaryDirectory(prefix="kernel_agent_") as scratch:
         folder = Path(scratch)
@@ -161,6 +162,8 @@ def _run(
 ) -> Execution:
     try:
         return execute(stub, arguments.args, arguments.kwargs, leaves=leaves)
+    except (LoweringError, LaunchError) as error:
+        raise refused_kernel(error, module_path(module)) from error
     except IRError:
         raise
     except Exception as error:

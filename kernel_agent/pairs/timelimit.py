@@ -10,7 +10,7 @@ from typing import Any
 
 PATIENCE = 4
 """Seconds on the clock per second of processor time: a busy machine is slow, and a sleeping file is still at work."""
-_AGAIN = 1.0
+AGAIN = 1.0
 """Seconds until the code is told once more, should it have caught what it was told."""
 
 
@@ -34,7 +34,7 @@ def time_limit(seconds: float) -> Iterator[None]:
 
     timers = ((signal.ITIMER_PROF, signal.SIGPROF, seconds), (signal.ITIMER_REAL, signal.SIGALRM, seconds * PATIENCE))
     before = [(which, number, signal.signal(number, tell)) for which, number, _ in timers]
-    left = [signal.setitimer(which, after, _AGAIN) for which, _, after in timers]
+    left = [signal.setitimer(which, after, AGAIN) for which, _, after in timers]
     try:
         yield
     finally:

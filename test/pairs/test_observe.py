@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kernel_agent.errors import InputError
-from kernel_agent.pairs import arguments
+from kernel_agent.pairs import arguments, timelimit
 from kernel_agent.pairs.assemble import assemble
 from kernel_agent.pairs.load import load_truth
 from kernel_agent.pairs.spec import ArgumentKind, Candidate, FileFacts, KernelSpec
@@ -160,8 +160,12 @@ def test_an_import_that_exits(observed: Observe, scale_text: str) -> None:
     assert "SystemExit" in refusal(observed, scale_text, ("SWEEP =", "raise SystemExit(0)\nSWEEP =")).message
 
 
-def test_an_import_that_takes_too_long(read: Callable[..., FileFacts], scale_text: str, tmp_path: Path) -> None:
+def test_an_import_that_takes_too_long(
+    read: Callable[..., FileFacts], scale_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A file that catches the interruption and ends is told afterwards what it took."""
+    for name in ("PATIENCE", "AGAIN"):
+        monkeypatch.setattr(timelimit, name, 1000)  # it is interrupted once, however busy the machine is
     work = "try:\n    while True:\n        pass\nexcept BaseException:\n    sum(range(10**7))\nSWEEP ="
     with pytest.raises(InputError, match="heavy work at module level: importing the file takes"):
         load_truth(read(scale_text, ("SWEEP =", work)), tmp_path, seconds=0.2)
@@ -200,6 +204,27 @@ def test_a_stub_that_raises(observed: Observe, scale_text: str) -> None:
     error = refusal(observed, scale_text, (RETURN, "    raise RuntimeError('broken')\n"))
     assert error.message == "the stub `scale` fails: RuntimeError: broken"
     assert error.line == line_of(scale_text, RETURN)
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("undefined", "undefined is not defined"),
+        ("tl.nope(factor)", "module 'triton.language' has no attribute 'nope'"),
+        ("at.reshape(3, 5)", "Shape element 0 must be a power of 2"),
+    ],
+)
+def test_a_kernel_that_triton_refuses(observed: Observe, scale_text: str, written: str, said: str) -> None:
+    """One line of the user's file: Triton counts from the kernel and quotes it, and that went out as the tool's own."""
+    error = refusal(observed, scale_text, ("* factor, mask", f"* {written}, mask"))
+    assert error.message == f"Triton cannot compile kernel scale_kernel: {said}"
+    assert error.line == line_of(scale_text, "tl.store(Y + at")
+
+
+def test_a_launch_that_does_not_fit_its_kernel(observed: Observe, scale_text: str) -> None:
+    error = refusal(observed, scale_text, ("x.numel(), BLOCK=16", "x.numel(), BLOK=16"))
+    assert error.message == "kernel scale_kernel has no parameter BLOK"
+    assert error.line == line_of(scale_text, "scale_kernel[")
 
 
 def test_a_stub_that_launches_nothing(observed: Observe, scale_text: str) -> None:
