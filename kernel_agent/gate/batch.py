@@ -39,6 +39,8 @@ class Question:
     forward: ForwardTruth
     cotangents: Cotangents
     truth: GradientTruth
+    stub_ops: frozenset[str]
+    """Computing torch functions that the stub calls here, at the smallest entry, or at any required shape."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +72,15 @@ def ask(truths: Truths, shapes: Sequence[ShapePlan]) -> list[list[Question]]:
         sets[case.point.model_dump_json()].append(cotangents)
     truths.prepare([Request(forwards[key], tuple(sets[key])) for key in points])
     found = {key: iter(truths.gradients(forwards[key], sets[key])) for key in points}
-    return [
-        [Question(c, forwards[c.point.model_dump_json()], t, next(found[c.point.model_dump_json()])) for c, t in pairs]
-        for pairs in asked
-    ]
+    everywhere = frozenset(truths.spec.torch_ops).union(
+        *(forwards[c.point.model_dump_json()].torch_ops for pairs in asked for c, _ in pairs if c.required)
+    )
+
+    def question(case: Case, cotangents: Cotangents) -> Question:
+        key = case.point.model_dump_json()
+        return Question(case, forwards[key], cotangents, next(found[key]), everywhere.union(forwards[key].torch_ops))
+
+    return [[question(case, cotangents) for case, cotangents in pairs] for pairs in asked]
 
 
 def _cotangents(case: Case, forwards: dict[str, ForwardTruth]) -> Cotangents:
@@ -178,7 +185,9 @@ def _judge(
     backward = script.answers.get((Stage.BACKWARD, number))
     problem = None
     if forward is not None:
-        problem = judge_forward(forward[0], forward[1].tensors, question.forward, spec, text.meta, text.source)
+        problem = judge_forward(
+            forward[0], forward[1].tensors, question.forward, spec, text.meta, question.stub_ops, text.source
+        )
     if backward is None:
         return Judged(problem or _unanswered(script, text, options.limits))
     judged = judge_backward(
@@ -190,6 +199,7 @@ def _judge(
         question.case.needs,
         spec,
         text.meta,
+        question.stub_ops,
         text.source,
     )
     last = number == len(script.point_of) - 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -72,10 +72,16 @@ def judge_failure(failure: Failure, source: str, where: str) -> Problem:
 
 
 def judge_forward(
-    answer: Answer, tensors: dict[str, Tensor], truth: ForwardTruth, spec: KernelSpec, meta: PairMeta, source: str
+    answer: Answer,
+    tensors: dict[str, Tensor],
+    truth: ForwardTruth,
+    spec: KernelSpec,
+    meta: PairMeta,
+    stub_ops: Collection[str],
+    source: str,
 ) -> Problem | None:
-    """The candidate's forward against the outputs of the user's stub."""
-    foreign = foreign_calls(answer.calls, meta.torch_ops, (*spec.torch_ops, *truth.torch_ops))
+    """The candidate's forward against the outputs of the user's stub, which calls `stub_ops` at one shape or other."""
+    foreign = foreign_calls(answer.calls, meta.torch_ops, stub_ops)
     foreign = tuple(name for name in foreign if name not in truth.torch_ops)
     if foreign:
         message = f"forward computes with torch: {words.listed(foreign)}; the user's stub does not"
@@ -134,6 +140,7 @@ def judge_backward(
     needs: tuple[bool, ...] | None,
     spec: KernelSpec,
     meta: PairMeta,
+    stub_ops: Collection[str],
     source: str,
 ) -> Judged:
     """The candidate's gradients against the truth, with a score for every gradient that can be compared."""
@@ -149,7 +156,7 @@ def judge_backward(
             problems += [] if problem is None else [problem]
             scores += [] if score is None else [score]
         problems = _with_exchange_hint(problems, tensors, truth, spec)
-    contract = _contract_problem(answer, spec, meta, forward, source)
+    contract = _contract_problem(answer, spec, meta, stub_ops, source)
     by_value = min(problems, key=lambda p: _ORDER.index(p.status), default=None)
     return Judged(contract or _unwritten(answer, by_value, spec), tuple(scores))
 
@@ -158,12 +165,12 @@ _ORDER = (Status.WRONG_COUNT, Status.WRONG_SHAPE, Status.WRONG_DTYPE, Status.NOT
 
 
 def _contract_problem(
-    answer: Answer, spec: KernelSpec, meta: PairMeta, forward: ForwardTruth, source: str
+    answer: Answer, spec: KernelSpec, meta: PairMeta, stub_ops: Collection[str], source: str
 ) -> Problem | None:
     """Everything but values, in the order of `verdict.STAGE_OF`."""
     if answer.launches == 0:
         return Problem(Status.NO_TRITON_LAUNCH, "backward launches no Triton kernel")
-    foreign = foreign_calls(answer.calls, meta.torch_ops, (*spec.torch_ops, *forward.torch_ops))
+    foreign = foreign_calls(answer.calls, meta.torch_ops, stub_ops)
     if foreign:
         remedy = "Compute it in a Triton kernel; torch may only allocate, view, copy, fill and add up partial buffers."
         return Problem(Status.TORCH_FALLBACK, f"backward computes with torch: {words.listed(foreign)}", details=remedy)

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from kernel_agent.errors import InputError
+from kernel_agent.pairs.adjoints import declarable
 from kernel_agent.pairs.generated import generated_forward, saved_layout
 from kernel_agent.pairs.mark import find_mark
 from kernel_agent.pairs.meta import SCHEMA
@@ -191,7 +192,7 @@ def _meta(spec: KernelSpec, candidate: Candidate) -> str:
     if spec.facts.nondiff_outputs:
         values["nondiff_outputs"] = spec.facts.nondiff_outputs
     if spec.torch_ops:
-        values["torch_ops"] = spec.torch_ops
+        values["torch_ops"] = tuple(sorted({*spec.torch_ops, *declarable(spec.torch_ops)}))
     if spec.custom_gradient:
         values["gradient"] = "custom"
     values["origin"] = "kernel-agent"

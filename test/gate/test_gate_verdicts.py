@@ -165,3 +165,48 @@ def test_outputs_that_are_no_tensors_are_compared_by_what_they_say(sandbox, tmp_
     lied = check(spec, source.replace("n=(1, 2.5)", "n=(1, 2.0)"), sandbox)
     assert lied.status is Status.WRONG_FORWARD
     assert "output `out4` is {'n': (1, 2.0)}, the user's stub gives {'n': (1, 2.5)}" in lied.message
+
+
+def _with_torch(stub_line):
+    """The user's file with torch work in its stub."""
+    text = USER_FILE.read_text()
+    assert "    return y, r\n" in text
+    return text.replace("    return y, r\n", stub_line + "    return y, r\n")
+
+
+def _tanh_backward(call):
+    return BACKWARD.replace("x, w, y, r, eps = saved\n", f"x, w, y, r, eps = saved\n    grad_y = {call}\n")
+
+
+def test_what_the_adjoint_of_the_stubs_tanh_needs_is_permitted_and_more_is_not(sandbox, tmp_path):
+    # The prompt says "and their adjoints"; META of a run is written by the tool, so it has to declare them.
+    path = tmp_path / "scaled_norm.py"
+    path.write_text(_with_torch("    y = torch.tanh(y)\n"))
+    spec = describe(read_file(path), sandbox)
+    assert spec.torch_ops == ("tanh",)
+    truths = Truths(spec, sandbox)
+    good = assemble(spec, Candidate(backward=_tanh_backward("grad_y * (1 - y * y)")))
+    verdict = check(spec, good, sandbox, truths=truths)
+    assert verdict.green, verdict.message
+    product = assemble(spec, Candidate(backward=_tanh_backward("grad_y @ torch.ones(40, 40)")))
+    verdict = check(spec, product, sandbox, truths=truths)
+    assert verdict.status is Status.TORCH_FALLBACK
+    assert "`mul`" not in verdict.message
+
+
+def test_what_the_stub_calls_at_another_required_shape_is_permitted_here_too(sandbox, tmp_path):
+    # A backward is one text for all shapes: it cannot know at which of them the stub goes through torch.
+    path = tmp_path / "scaled_norm.py"
+    text = _with_torch("    y = torch.mul(y, 1.0) if N > 50 else y\n")
+    sweep = 'SWEEP = [{"M": 6, "N": 40}, {"M": 6, "N": 64, "required": %s}]'
+    verdicts = []
+    for required in (True, False):
+        path.write_text(text.replace('SWEEP = [{"M": 6, "N": 40}]', sweep % required))
+        spec = describe(read_file(path), sandbox)
+        assert spec.torch_ops == (), "the smallest entry does not show it"
+        source = assemble(spec, Candidate(backward=_tanh_backward("grad_y * 1.0")))
+        declared = source.replace("    origin=", '    torch_ops=("mul",),\n    origin=')
+        assert declared != source
+        verdicts.append(check(spec, declared, sandbox))
+    assert verdicts[0].green, verdicts[0].message
+    assert verdicts[1].status is Status.TORCH_FALLBACK, "an entry that may be skipped permits nothing elsewhere"
