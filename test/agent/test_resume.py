@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +26,12 @@ SIGKILL = 9
 @pytest.mark.timeout(240)
 def test_a_run_killed_at_any_event_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
     command = [sys.executable, str(Path(__file__).with_name("killed_runs.py")), str(tmp_path)]
-    environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
+    path = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
+    environment = {"PYTHONPATH": path, "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)]),
+        "PATH": "/usr/bin:/bin",
+        "OMP_NUM_THREADS": "1",
+    }
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     whole, *killed = [json.loads(line) for line in done.stdout.splitlines()]

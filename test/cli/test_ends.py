@@ -3,8 +3,8 @@
 import json
 
 import pytest
+from cli_forwards import FORWARD
 from command_line import command, kernel_agent
-from forwards import FORWARD
 
 from kernel_agent.cli import main
 from kernel_agent.cli.main import run

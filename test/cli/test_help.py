@@ -5,7 +5,7 @@ import sys
 import time
 
 import pytest
-from forwards import FORWARD
+from cli_forwards import FORWARD
 
 from kernel_agent import __version__
 from kernel_agent.cli.main import run

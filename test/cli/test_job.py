@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from cli_forwards import FORWARD, RIGHT, WRONG
 from command_line import command, kernel_agent
-from forwards import FORWARD, RIGHT, WRONG
 
 
 @pytest.fixture(scope="module")

@@ -52,7 +52,7 @@ def test_every_shipped_pair_is_listed_whole_in_a_pipe(capsys):
 
 def test_the_paths_of_a_final_table_are_not_folded(tmp_path):
     # 80 columns are what a pipe has; this path is longer.
-    from forwards import FORWARD
+    from cli_forwards import FORWARD
 
     home = tmp_path / ("a_folder_with_a_name_that_fills_a_good_part_of_the_line_" * 2)
     home.mkdir()

@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 import venv
 import zipfile
 from pathlib import Path
@@ -42,7 +41,9 @@ def installed(wheel, tmp_path_factory):
 
     def run(*arguments):
         # PYTHONPATH does not process .pth files, so an editable install of the checkout stays out of reach.
-        borrowed = {**os.environ, "PYTHONPATH": f"{site}:{sysconfig.get_path('purelib')}", "OMP_NUM_THREADS": "1"}
+        places = [site, *(place for place in sys.path if place and not Path(place).is_relative_to(ROOT / "test"))]
+        path = os.pathsep.join(place for place in places if Path(place) != ROOT)
+        borrowed = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
         return subprocess.run([python, *arguments], capture_output=True, text=True, check=False, cwd=home, env=borrowed)
 
     return run
