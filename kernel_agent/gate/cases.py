@@ -22,6 +22,8 @@ _SPECIAL = (
     CotangentKind.HUGE,
     CotangentKind.ZERO,
 )
+_NAMED = 3
+"""Refused odd sizes that a note names."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,8 @@ def _odd_shapes(
         else:
             shapes.append(ShapePlan(entry, False, answer.elements))
     if refused:
-        notes.append("odd sizes that the forward itself does not take: " + "; ".join(refused))
+        more = [f"and {len(refused) - _NAMED} more"] if len(refused) > _NAMED else []
+        notes.append("odd sizes that the forward itself does not take: " + "; ".join([*refused[:_NAMED], *more]))
     return shapes
 
 

@@ -35,7 +35,7 @@ class Arguments:
 def build_arguments(module: ModuleType, entry: ShapeEntry, *, device: str | torch.device, seed: int) -> Arguments:
     """Make the stub's arguments for one entry.
 
-    With exactly one required parameter that no SWEEP key names, make_args gets the dims as a dict, else as
+    With exactly one required parameter, one that no SWEEP key names, make_args gets the dims as a dict, else as
     keywords. `device`, `dtype` and `seed` are passed only if it names them: `dtype` from the entry, else its own
     default, else torch.float32. Without a `seed` parameter it runs under `torch.manual_seed(seed)`; global generators
     are left as they were.
@@ -118,7 +118,8 @@ def _call(
         ours["dtype"] = torch.float32
     extra = {name: value for name, value in ours.items() if name in named}
     unnamed = [p for p in named.values() if p.default is p.empty and p.name not in dims and p.name not in OURS]
-    if len(unnamed) == 1:
+    others = [p for p in named.values() if p.default is p.empty and p.name in dims]
+    if len(unnamed) == 1 and not others:
         if "dtype" in named and "dtype" in dims:
             extra["dtype"] = dims["dtype"]
         if unnamed[0].kind is inspect.Parameter.KEYWORD_ONLY:

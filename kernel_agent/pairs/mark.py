@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernel_agent.errors import InputError
-from kernel_agent.pairs.syntax import Function, ImportedNames, parameter_names
+from kernel_agent.pairs.modulework import launching_functions
+from kernel_agent.pairs.syntax import Function, ImportedNames, defined_functions, parameter_names
 
 _PATHS = frozenset({"kernel_agent.autodiff", "kernel_agent.autodiff.autodiff"})
 _KEYWORDS = ("inputs_require_grad", "nondiff_outputs", "backward")
@@ -99,7 +100,10 @@ def _missing(tree: ast.Module, path: Path) -> InputError:
                     path=path,
                     line=decorator.lineno,
                 )
-    return InputError("no function is marked with @autodiff", remedy=_IMPORT_REMEDY, path=path, line=1)
+    functions = defined_functions(tree)
+    launching = [functions[name].lineno for name in launching_functions(functions)]
+    line = max(launching, default=1)  # a stub stands below what it calls
+    return InputError("no function is marked with @autodiff", remedy=_IMPORT_REMEDY, path=path, line=line)
 
 
 def is_mark(decorator: ast.expr, imported: ImportedNames) -> bool:

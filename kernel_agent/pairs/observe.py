@@ -5,6 +5,8 @@ Imports and runs the user's code, so it belongs into a child process; the parent
 
 from __future__ import annotations
 
+import ast
+import inspect
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from kernel_agent.errors import InputError
 from kernel_agent.ir import Execution, IRError, LaunchError, LoweringError, declared_dtype, execute, standin
@@ -21,6 +24,7 @@ from kernel_agent.pairs.load import load_truth
 from kernel_agent.pairs.outputnames import output_names
 from kernel_agent.pairs.spec import ArgumentFacts, ArgumentKind, FileFacts, KernelSpec
 from kernel_agent.pairs.sweep import read_sweep, smallest
+from kernel_agent.pairs.syntax import assigned_values, parse
 
 
 def observe(facts: FileFacts) -> KernelSpec:
@@ -43,7 +47,7 @@ def observe(facts: FileFacts) -> KernelSpec:
 
 def _observe(facts: FileFacts, folder: Path) -> KernelSpec:
     module = load_truth(facts, folder)
-    sweep = read_sweep(module.SWEEP, facts.path)
+    sweep = read_sweep(module.SWEEP, facts.path, _sweep_node(facts))
     entry = smallest(sweep)
     stub = getattr(module, facts.stub)
     with standin():
@@ -78,6 +82,11 @@ def _observe(facts: FileFacts, folder: Path) -> KernelSpec:
     )
 
 
+def _sweep_node(facts: FileFacts) -> ast.expr | None:
+    values = assigned_values(parse(facts.source), "SWEEP")
+    return values[-1] if values else None
+
+
 def _inputs(facts: FileFacts, stub: Callable[..., Any], arguments: Arguments) -> tuple[ArgumentFacts, ...]:
     """Describe the arguments; raises when a wanted gradient cannot be."""
     try:
@@ -85,7 +94,9 @@ def _inputs(facts: FileFacts, stub: Callable[..., Any], arguments: Arguments) ->
     except TypeError as error:
         raise InputError(
             f"make_args does not fit the stub: `{facts.stub}` got {error}",
-            remedy="Return the stub's arguments in order, or (args, kwargs).",
+            remedy="Write `ctx=None`, after the other parameters: `ctx` is never filled."
+            if _wants_ctx(stub)
+            else "Return the stub's arguments in order, or (args, kwargs).",
             path=facts.path,
             line=facts.stub_line,
         ) from None
@@ -98,6 +109,9 @@ def _inputs(facts: FileFacts, stub: Callable[..., Any], arguments: Arguments) ->
         for name, value in values.items()
     )
     if not any(item.needs_grad for item in inputs):
+        nested = [name for name, value in values.items() if _holds_tensors(value)]
+        if nested:
+            raise _nested_argument(nested[0], values[nested[0]], facts)
         raise InputError(
             f"nothing is differentiable: `{facts.stub}` gets no floating tensor",
             remedy="Let make_args return a floating point tensor for at least one argument.",
@@ -105,6 +119,11 @@ def _inputs(facts: FileFacts, stub: Callable[..., Any], arguments: Arguments) ->
             line=facts.stub_line,
         )
     return inputs
+
+
+def _wants_ctx(stub: Callable[..., Any]) -> bool:
+    ctx = inspect.signature(stub).parameters.get("ctx")
+    return ctx is not None and ctx.default is inspect.Parameter.empty
 
 
 def _wanted(facts: FileFacts, names: tuple[str, ...]) -> tuple[str, ...] | None:
@@ -131,6 +150,8 @@ def _check_wanted(name: str, values: dict[str, Any], facts: FileFacts) -> None:
     value = values.get(name)
     if _floating(value):
         return
+    if _holds_tensors(value):
+        raise _nested_argument(name, value, facts)
     if name not in values:
         problem, remedy = "which make_args does not pass", "Pass it, or take it out of inputs_require_grad."
     elif value is None:
@@ -190,6 +211,14 @@ def _outputs(facts: FileFacts, values: tuple[Any, ...]) -> tuple[ArgumentFacts, 
             path=facts.path,
             line=facts.stub_line,
         )
+    for value in values:
+        if _holds_tensors(value):
+            raise InputError(
+                f"`{facts.stub}` returns a {type(value).__name__} that holds tensors, which is not supported",
+                remedy="Return every tensor by itself: one, or several in a flat tuple, such as `return y, stats`.",
+                path=facts.path,
+                line=facts.stub_line,
+            )
     names = output_names(facts, len(values))
     outputs = tuple(
         _describe(
@@ -207,6 +236,19 @@ def _outputs(facts: FileFacts, values: tuple[Any, ...]) -> tuple[ArgumentFacts, 
             line=facts.stub_line,
         )
     return outputs
+
+
+def _nested_argument(name: str, value: Any, facts: FileFacts) -> InputError:
+    return InputError(
+        f"`{name}` is a {type(value).__name__} of tensors, and gradients of tensors inside of one are not supported",
+        remedy=f"Pass each tensor as an argument of its own, such as `def {facts.stub}(*{name})`, or one stacked tensor.",
+        path=facts.path,
+        line=facts.stub_line,
+    )
+
+
+def _holds_tensors(value: Any) -> bool:
+    return not isinstance(value, torch.Tensor) and any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(value))
 
 
 def _describe(name: str, value: Any, needs_grad: bool) -> ArgumentFacts:

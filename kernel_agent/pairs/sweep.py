@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import numbers
 from pathlib import Path
@@ -16,13 +17,21 @@ from kernel_agent.pairs.spec import Dim, ShapeEntry
 _REMEDY = "SWEEP is a list of dicts of dims, such as [dict(M=128, N=512), dict(M=7, N=33, required=False)]."
 
 
-def read_sweep(value: Any, path: Path) -> tuple[ShapeEntry, ...]:
-    """Turn SWEEP's value into entries. Raises `InputError` when it is empty or no sequence of dicts of plain values."""
+def read_sweep(value: Any, path: Path, node: ast.expr | None = None) -> tuple[ShapeEntry, ...]:
+    """Turn SWEEP's value into entries; `node`, what the file assigns to SWEEP, gives messages their lines.
+
+    Raises `InputError` when it is empty or no sequence of dicts of plain values.
+    """
+    line = None if node is None else node.lineno
     if isinstance(value, dict) or not hasattr(value, "__iter__"):
-        raise InputError(f"SWEEP is a {type(value).__name__}", remedy=_REMEDY, path=path)
-    entries = tuple(_entry(item, index, path) for index, item in enumerate(value))
+        raise InputError(f"SWEEP is {_a(value)}", remedy=_REMEDY, path=path, line=line)
+    items = list(value)
+    lines = [line] * len(items)
+    if isinstance(node, (ast.List, ast.Tuple)) and len(node.elts) == len(items):
+        lines = [item.lineno for item in node.elts]
+    entries = tuple(_entry(item, index, path, lines[index]) for index, item in enumerate(items))
     if not entries:
-        raise InputError("SWEEP is empty", remedy=_REMEDY, path=path)
+        raise InputError("SWEEP is empty", remedy=_REMEDY, path=path, line=line)
     return entries
 
 
@@ -37,20 +46,25 @@ def _sizes(dim: Dim) -> list[int]:
     return [dim] if type(dim) is int else []
 
 
-def _entry(item: Any, index: int, path: Path) -> ShapeEntry:
+def _entry(item: Any, index: int, path: Path, line: int | None) -> ShapeEntry:
     if not isinstance(item, dict) or not all(isinstance(name, str) for name in item):
-        raise InputError(f"SWEEP[{index}] is no dict with names as keys: {item!r}", remedy=_REMEDY, path=path)
+        raise InputError(
+            f"SWEEP[{index}] is no dict with names as keys: {item!r:.60}", remedy=_REMEDY, path=path, line=line
+        )
     required = item.get("required", True)
     if not isinstance(required, bool):
-        raise InputError(f'SWEEP[{index}]["required"] is {required!r}', remedy="Write True or False.", path=path)
-    dims = {name: _dim(value, f"SWEEP[{index}][{name!r}]", path) for name, value in item.items() if name != "required"}
+        message = f'SWEEP[{index}]["required"] is {required!r:.60}'
+        raise InputError(message, remedy="Write True or False.", path=path, line=line)
+    dims = {
+        name: _dim(value, f"SWEEP[{index}][{name!r}]", path, line) for name, value in item.items() if name != "required"
+    }
     try:
         return ShapeEntry(dims=dims, required=required)
     except ValidationError:
-        raise InputError(f"SWEEP[{index}] nests tuples too deeply", remedy=_REMEDY, path=path) from None
+        raise InputError(f"SWEEP[{index}] nests tuples too deeply", remedy=_REMEDY, path=path, line=line) from None
 
 
-def _dim(value: Any, where: str, path: Path) -> Any:
+def _dim(value: Any, where: str, path: Path, line: int | None) -> Any:
     if value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and math.isfinite(value)):
         return value
     if isinstance(value, numbers.Integral):
@@ -58,9 +72,16 @@ def _dim(value: Any, where: str, path: Path) -> Any:
     if isinstance(value, torch.dtype):
         return str(value)
     if isinstance(value, (tuple, list)):
-        return tuple(_dim(inner, where, path) for inner in value)
+        return tuple(_dim(inner, where, path, line) for inner in value)
     raise InputError(
-        f"{where} is a {type(value).__name__}",
+        f"{where} is {_a(value)}",
         remedy="A SWEEP entry holds numbers, flags, names, dtypes and tuples of them; make tensors in make_args.",
         path=path,
+        line=line,
     )
+
+
+def _a(value: Any) -> str:
+    """`a dict`, `an object`."""
+    name = type(value).__name__
+    return f"an {name}" if name[0].lower() in "aeiou" else f"a {name}"

@@ -113,11 +113,16 @@ def _read_pair(source: str, path: Path) -> FileFacts:
 def _check_sweep(tree: ast.Module, path: Path) -> None:
     values = assigned_values(tree, "SWEEP")
     if not values:
-        raise InputError("the file has no SWEEP", remedy=_SWEEP_REMEDY, path=path, line=1)
+        raise InputError("the file has no SWEEP", remedy=_SWEEP_REMEDY, path=path, line=_last_line(tree))
     if len(values) == 1 and isinstance(values[0], (ast.List, ast.Tuple)) and not values[0].elts and not _grows(tree):
         raise InputError("SWEEP is empty", remedy=_SWEEP_REMEDY, path=path, line=values[0].lineno)
     if "make_args" not in defined_functions(tree) and not assigned_values(tree, "make_args"):
-        raise InputError("the file has no make_args", remedy=_MAKE_ARGS_REMEDY, path=path, line=1)
+        raise InputError("the file has no make_args", remedy=_MAKE_ARGS_REMEDY, path=path, line=_last_line(tree))
+
+
+def _last_line(tree: ast.Module) -> int:
+    """Where what is missing would be added."""
+    return max((node.end_lineno or 1 for node in tree.body), default=1)
 
 
 def _grows(tree: ast.Module) -> bool:
@@ -128,7 +133,7 @@ def _grows(tree: ast.Module) -> bool:
 def read_text(path: Path) -> str:
     """The text of a file that a user named. Raises `InputError` where there is none."""
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")  # Python takes a byte order mark too
     except FileNotFoundError:
         raise InputError("there is no such file", remedy="Check the path.", path=path) from None
     except IsADirectoryError:

@@ -28,10 +28,6 @@ def test_a_run_killed_at_any_event_ends_as_if_it_had_not_been(tmp_path: Path) ->
     command = [sys.executable, str(Path(__file__).with_name("killed_runs.py")), str(tmp_path)]
     path = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
     environment = {"PYTHONPATH": path, "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
-        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)]),
-        "PATH": "/usr/bin:/bin",
-        "OMP_NUM_THREADS": "1",
-    }
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     whole, *killed = [json.loads(line) for line in done.stdout.splitlines()]
