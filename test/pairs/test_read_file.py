@@ -237,3 +237,15 @@ def test_a_file_that_is_not_text(tmp_path: Path) -> None:
     (tmp_path / "x.py").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InputError, match="cannot be read"):
         read_file(tmp_path / "x.py")
+
+
+def test_a_byte_order_mark_is_legal_python(scale_text: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.py"
+    path.write_text(scale_text, encoding="utf-8-sig")
+    assert read_file(path).source == scale_text
+
+
+def test_what_is_missing_points_at_where_it_belongs(read: Read, scale_text: str) -> None:
+    """Line 1 is the file's docstring: an editor that jumps there shows nothing."""
+    assert refusal(read, scale_text, ("@autodiff\n", "")).line == line_of(scale_text, "def scale(") - 1
+    assert refusal(read, scale_text, ("SWEEP =", "SWEPT =")).line == scale_text.count("\n")
