@@ -118,7 +118,7 @@ def _call(
         ours["dtype"] = torch.float32
     extra = {name: value for name, value in ours.items() if name in named}
     unnamed = [p for p in named.values() if p.default is p.empty and p.name not in dims and p.name not in OURS]
-    others = [p for p in named.values() if p.default is p.empty and p.name in dims]
+    others = [p for p in named.values() if p.default is p.empty and p.name in dims and p.name not in OURS]
     if len(unnamed) == 1 and not others:
         if "dtype" in named and "dtype" in dims:
             extra["dtype"] = dims["dtype"]

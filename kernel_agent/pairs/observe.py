@@ -241,7 +241,7 @@ def _outputs(facts: FileFacts, values: tuple[Any, ...]) -> tuple[ArgumentFacts, 
 def _nested_argument(name: str, value: Any, facts: FileFacts) -> InputError:
     return InputError(
         f"`{name}` is a {type(value).__name__} of tensors, and gradients of tensors inside of one are not supported",
-        remedy=f"Pass each tensor as an argument of its own, such as `def {facts.stub}(*{name})`, or one stacked tensor.",
+        remedy=f"Pass each tensor as an argument of its own, as in `def {facts.stub}(*{name})`, or one stacked tensor.",
         path=facts.path,
         line=facts.stub_line,
     )

@@ -246,6 +246,48 @@ def test_no_differentiable_output(observed: Observe, scale_text: str, returned: 
     assert error.message.startswith("nothing is differentiable: no output of `scale` depends on")
 
 
+@pytest.mark.parametrize(
+    ("returned", "kind"), [('{"y": y}', "dict"), ("y, [y, y]", "list"), ("y, (y, 1)", "tuple"), ('y, {"s": y}', "dict")]
+)
+def test_tensors_inside_of_an_output(observed: Observe, scale_text: str, returned: str, kind: str) -> None:
+    """A dict was called not differentiable; what lies inside of a further output was never compared."""
+    error = refusal(observed, scale_text, (RETURN, f"    return {returned}\n"))
+    assert error.message == f"`scale` returns a {kind} that holds tensors, which is not supported"
+    assert "flat tuple" in error.remedy
+
+
+@pytest.mark.parametrize("mark", ["@autodiff\n", "@autodiff(inputs_require_grad=(0,))\n"])
+def test_a_list_of_tensors_as_an_argument(observed: Observe, scale_text: str, mark: str) -> None:
+    """Nothing in it was differentiated, and the message said that there was no tensor."""
+    stub = ("    y = torch", "    x = x[0]\n    y = torch")
+    made = (MAKE, "    return [torch.randn(N, device=device)], 2.0\n")
+    error = refusal(observed, scale_text, stub, ("@autodiff\n", mark), made)
+    assert "`x` is a list of tensors" in error.message
+    assert "def scale(*x)" in error.remedy
+
+
+def test_a_stub_that_wants_a_ctx(observed: Observe, scale_text: str) -> None:
+    error = refusal(observed, scale_text, ("def scale(x, factor=2.0)", "def scale(ctx, x, factor=2.0)"))
+    assert "`ctx=None`" in error.remedy
+
+
+def test_make_args_wants_what_no_entry_gives(observed: Observe, scale_text: str) -> None:
+    """Two required parameters are names; a dict for the one that is missing helps nobody."""
+    error = refusal(observed, scale_text, ("make_args(N, device", "make_args(N, K, device"))
+    assert error.message == "make_args wants `K`, not in the SWEEP entry N=7"
+    assert error.line == line_of(scale_text, "def make_args")
+
+
+def test_a_wrong_entry_of_sweep_has_its_line(observed: Observe, scale_text: str) -> None:
+    sweep = "[\n    dict(N=40),\n    dict(N=7, foo=object()),\n]"
+    error = refusal(observed, scale_text, ("[dict(N=40), dict(N=7)]", sweep))
+    assert error.message == "SWEEP[1]['foo'] is an object"
+    assert error.line == line_of(scale_text, "SWEEP =") + 2
+    assert refusal(observed, scale_text, ("[dict(N=40), dict(N=7)]", "dict(N=7)")).line == line_of(
+        scale_text, "SWEEP ="
+    )
+
+
 def test_a_gradient_of_what_has_none(observed: Observe, scale_text: str) -> None:
     wanted = ("@autodiff\n", "@autodiff(inputs_require_grad=(1,))\n")
     passed = "    return torch.randn(N, device=device), {}\n"
