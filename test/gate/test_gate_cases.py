@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from kernel_agent.errors import InputError
@@ -70,6 +72,15 @@ def test_odd_sizes_that_the_forward_refuses_are_dropped_with_a_note(truths_of):
     plan = plan_of(truths_of("softmax", refuse))
     assert all(int(shape.entry.dims["N"]) % 10 == 0 for shape in plan.shapes)
     assert any("does not take" in note and "AssertionError" in note for note in plan.notes), plan.notes
+
+
+def test_at_most_three_refused_odd_sizes_are_named(truths_of):
+    # A forward that takes one width alone refuses a dozen: the note was longer than the verdict.
+    refuse = ("    M, N = x.shape\n    y = ", "    M, N = x.shape\n    assert N in (50, 90)\n    y = ")
+    plan = plan_of(truths_of("softmax", refuse))
+    (note,) = [note for note in plan.notes if note.startswith("odd sizes")]
+    assert note.count("AssertionError") == 3
+    assert re.search(r"; and \d+ more$", note)
 
 
 def test_odd_sizes_at_which_the_forward_itself_leaves_its_buffers_are_dropped(truths_of):
