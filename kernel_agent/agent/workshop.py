@@ -32,11 +32,13 @@ def open_tools(config: RunConfig) -> Iterator[Tools]:
     """The rooms around one sandbox, which is closed, with all its children ended, when the block is left."""
     from kernel_agent import gate, oracle
     from kernel_agent.deliver import deliver
+    from kernel_agent.gate.cases import forward_findings
     from kernel_agent.pairs.sweep import smallest
     from kernel_agent.sandbox import Sandbox
 
     with Sandbox() as sandbox:
         known: dict[str, oracle.Truths] = {}
+        options = gate.GateOptions(seeds=(config.seed, config.seed + 1))
 
         def truths_of(spec: KernelSpec) -> oracle.Truths:
             return known.setdefault(spec.hash8, oracle.Truths(spec, sandbox))
@@ -46,10 +48,10 @@ def open_tools(config: RunConfig) -> Iterator[Tools]:
             truths = truths_of(spec)
             (fit,) = truths.fit([smallest(spec.sweep)], max_elements=CHECKED_ELEMENTS, max_volume=CHECKED_VOLUME)
             found = oracle.cross_check(truths, oracle.Point(entry=fit.entry, seed=config.seed))
-            return cross_checked(found, time.monotonic() - started)
+            findings = forward_findings(truths, options)
+            return cross_checked(found, time.monotonic() - started, findings)
 
         def check(spec: KernelSpec, pair_source: str, on_case: OnCase) -> Verdict:
-            options = gate.GateOptions(seeds=(config.seed, config.seed + 1))
             return gate.check(spec, pair_source, sandbox, options, on_case, truths=truths_of(spec))
 
         def finish(
@@ -67,8 +69,8 @@ def open_tools(config: RunConfig) -> Iterator[Tools]:
         )
 
 
-def cross_checked(found: CrossCheck, seconds: float) -> TruthCrossChecked:
-    """A cross-check in one sentence."""
+def cross_checked(found: CrossCheck, seconds: float, findings: tuple[str, ...] = ()) -> TruthCrossChecked:
+    """A cross-check in one sentence, and the first of what the user's own kernels do wrong, before an ask is paid."""
     from kernel_agent.oracle import Outcome
 
     checks: tuple[DerivativeCheck | ReferenceCheck, ...] = (*found.derivatives, *found.references)
@@ -87,9 +89,11 @@ def cross_checked(found: CrossCheck, seconds: float) -> TruthCrossChecked:
         parts.append(f"no derivative was compared: {found.skipped}")
     parts += [f"not conclusive: {reason}" for reason in dict.fromkeys(unclear)]
     line = "; ".join(dict.fromkeys(against)) if against else "; ".join(parts)
+    more = f" (and at {len(findings) - 1} more shapes)" if len(findings) > 1 else ""
+    own = f"; the forward itself at {findings[0]}{more}" if findings else ""
     return TruthCrossChecked(
         passed=found.agrees,
-        line=f"at {found.point}: {line}",
+        line=f"at {found.point}: {line}{own}",
         worst=max((check.relative_difference for check in found.derivatives), default=0.0),
         seconds=seconds,
     )

@@ -90,6 +90,23 @@ def make_plan(truths: Truths, options: GateOptions, *, accepts_needs: bool) -> P
     return _within_budget(planned, options, notes)
 
 
+def forward_findings(truths: Truths, options: GateOptions) -> tuple[str, ...]:
+    """What the sanitizer says of the user's own kernels at the swept shapes: `M=8 N=64: ...`, one line per shape.
+
+    The forwards are those that `make_plan` asks for, which finds them computed. Raises as it does.
+    """
+    notes: list[str] = []
+    wanted = list(_swept(truths, options, notes).values())
+    answers = truths.forwards([Point(entry=shape.entry, seed=options.seeds[0]) for shape in wanted])
+    found = []
+    for shape, answer in zip(wanted, answers, strict=True):
+        if isinstance(answer, Refusal):
+            _leave_out(truths, shape.entry, answer, notes)
+        else:
+            found += [f"{shape.entry.label}: {finding}" for finding in answer.findings[:1]]
+    return tuple(found)
+
+
 def _swept(truths: Truths, options: GateOptions, notes: list[str]) -> dict[str, ShapePlan]:
     """The entries of SWEEP that can be run, shrunk where they must be, by label."""
     fits = truths.fit(truths.spec.sweep, max_elements=options.max_elements, max_volume=options.max_volume)
