@@ -43,15 +43,24 @@ def gate_file(pair: Path, sandbox: Sandbox, on_case: OnCase | None = None) -> Ve
     """Describe and gate one pair file. Raises `InputError` for anything else."""
     from kernel_agent.gate import check as gate_check
     from kernel_agent.oracle import describe
-    from kernel_agent.pairs.userfile import read_file
+    from kernel_agent.pairs.meta import meta_node
+    from kernel_agent.pairs.sections import SECTION_MARKERS, has_marker
+    from kernel_agent.pairs.syntax import parse
+    from kernel_agent.pairs.userfile import read_file, read_text
 
-    facts = read_file(pair)
-    if not facts.is_pair:
+    source = read_text(pair)
+    lacks = [] if meta_node(parse(source, pair)) is not None else ["no META"]
+    lacks += [] if has_marker(source) else ["no section markers"]
+    if lacks:
+        markers = ", ".join(f"`{marker}`" for marker in SECTION_MARKERS)
         raise InputError(
-            "this file has no backward section to check",
+            f"this is no pair file, it has {' and '.join(lacks)}: there is no backward section to check",
             path=pair,
-            remedy=f"to make one: kernel-agent --file-path {pair}",
+            line=max(len(source.splitlines()), 1),
+            remedy=f"A pair file has META = dict(grads=(...)) and the lines {markers} (docs/pair-format.md). "
+            f"To make one of a forward: kernel-agent --file-path {pair}",
         )
+    facts = read_file(pair)
     return gate_check(describe(facts, sandbox), facts.source, sandbox, on_case=on_case)
 
 

@@ -164,3 +164,22 @@ def test_a_reader_that_is_gone_when_a_run_stops_sees_no_traceback(home):
     waits.stderr.close()
     assert waits.wait(60) == ExitCode.ENVIRONMENT
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("text", "lacks"),
+    [
+        (FORWARD, "no META and no section markers"),
+        ("def backward(saved, g):\n    return g\n", "no META and no section markers"),
+        ('META = dict(grads=("x",))\n', "no section markers"),
+        ("# --- forward ---\n", "no META"),
+    ],
+)
+def test_a_file_that_is_no_pair_is_told_what_a_pair_is(home, capsys, text, lacks):
+    # Half of them were told that no function is marked with @autodiff, which a pair file has no use for.
+    (home / "pair.py").write_text(text)
+    assert run(["check", "pair.py"]) == ExitCode.BAD_INPUT
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"pair.py:{text.count(chr(10))}: this is no pair file, it has {lacks}:" in said
+    for word in ("META = dict(", "# --- forward ---", "# --- backward ---", "# --- check ---", "pair-format.md"):
+        assert word in said
