@@ -62,7 +62,8 @@ def generic_text(kernel: Any, signature: Mapping[str, Any], constexprs: Mapping[
 
 def _printed(kernel: Any, signature: Mapping[str, Any], constexprs: Mapping[Path, Any]) -> str:
     source = ASTSource(kernel, dict(signature), dict(constexprs))
-    options = _BACKEND.parse_options({})
+    # assertions are lowered in debug mode only; the overflow checks that come with it are not the user's
+    options = _BACKEND.parse_options({"debug": True, "sanitize_overflow": False})
     context = mlir.context()
     mlir.load_dialects(context)
     _BACKEND.load_dialects(context)
