@@ -6,12 +6,18 @@ INSTALLED := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test lint types licences pytest clean
+# The IR is read on the oldest and the newest supported Triton too, each in a virtual environment of its own; 3.9 needs Python 3.11.
+OLDEST_TRITON := 3.6.0
+NEWEST_TRITON := 3.9.0
+NEWER_PYTHON ?= $(shell for p in $(PYTHON) python3.14 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+
+.PHONY: demo test lint types licences pytest tritons oldest newest clean
 
 demo: $(INSTALLED)
 	$(BIN)/kernel-agent --file-path examples/layernorm.py --topk 4
 
-test: lint types licences pytest
+test: lint types licences pytest tritons
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "kernel-agent needs Python 3.10 or newer; set PYTHON=python3.x")'
@@ -33,5 +39,29 @@ licences: $(INSTALLED)
 pytest: $(INSTALLED)
 	$(BIN)/pytest -n 2 --dist loadfile
 
+tritons: oldest newest
+
+oldest: .venv-triton-$(OLDEST_TRITON)/.installed
+	.venv-triton-$(OLDEST_TRITON)/bin/python -m pytest -n 2 --dist loadfile test/ir
+
+ifeq ($(NEWER_PYTHON),)
+newest:
+	@echo 'Triton $(NEWEST_TRITON) needs Python 3.11 or newer, and none is on the PATH: the IR tests do not run on it here.'
+else
+newest: .venv-triton-$(NEWEST_TRITON)/.installed
+	.venv-triton-$(NEWEST_TRITON)/bin/python -m pytest -n 2 --dist loadfile test/ir
+endif
+
+.venv-triton-$(OLDEST_TRITON)/.installed: PY = $(PYTHON)
+.venv-triton-$(NEWEST_TRITON)/.installed: PY = $(NEWER_PYTHON)
+# torch's CPU wheel does not ask for a Triton, so any of them goes beside it.
+.venv-triton-%/.installed: constraints.txt
+	$(PY) -m venv $(@D)
+	grep -v '^triton' constraints.txt > $(@D)/constraints.txt
+	$(@D)/bin/python -m pip install --quiet -c $(@D)/constraints.txt torch==2.13.0
+	$(@D)/bin/python -m pip install --quiet --no-deps triton==$*
+	$(@D)/bin/python -m pip install --quiet -c $(@D)/constraints.txt numpy pydantic psutil pytest pytest-timeout pytest-xdist
+	@touch $@
+
 clean:
-	rm -rf $(VENV) generated build dist
+	rm -rf $(VENV) .venv-triton-* generated build dist

@@ -43,7 +43,8 @@ def lower(kernel: Any, signature: Mapping[str, Any], constexprs: Mapping[Path, A
     """
     _self_test()
     constants = sorted((path, _constant_key(value)) for path, value in constexprs.items())
-    key = f"{kernel.cache_key}|{sorted(signature.items())}|{constants}"
+    # The same text in another file has other source lines to show.
+    key = f"{kernel.fn.__code__.co_filename}|{kernel.cache_key}|{sorted(signature.items())}|{constants}"
     if key not in _MODULES:
         _MODULES[key] = parse(generic_text(kernel, signature, constexprs))
     return _MODULES[key]
@@ -135,5 +136,5 @@ def _self_test() -> None:
         reason = str(error)
     raise EnvironmentProblem(
         f"Triton {triton.__version__} does not print IR as expected: {reason}",
-        remedy="Install a supported Triton: 3.6 (torch 2.11) or 3.7 (torch 2.13).",
+        remedy="Install a supported Triton: 3.6 (torch 2.11), 3.7 (torch 2.13), 3.8 or 3.9 (torch 2.15).",
     )

@@ -76,7 +76,7 @@ class _Parser:
         rest = self.text[self.at : self.at + 80].split("\n")[0]
         return ParseError(
             f"Triton's IR could not be read: expected {expected} before {rest!r}",
-            remedy="This Triton version prints IR in a form that is not known; use Triton 3.6 or 3.7.",
+            remedy="This Triton version prints IR in a form that is not known; use one of Triton 3.6 to 3.9.",
         )
 
     def until(self, stops: str) -> str:
