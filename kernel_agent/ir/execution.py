@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import inspect
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +16,7 @@ from kernel_agent.ir.device import standin
 from kernel_agent.ir.findings import Finding, FindingKind
 from kernel_agent.ir.images import Images, declare, declared_dtype, held_dtype
 from kernel_agent.ir.launch import LaunchOptions
+from kernel_agent.ir.signature_names import argument_names
 from kernel_agent.ir.torch_calls import CallClass, TorchCall
 
 
@@ -58,6 +58,8 @@ class Execution:
     """Torch functions called outside kernels, each once, in order of first call."""
     mutated: tuple[str, ...] = ()
     """Argument tensors whose content changed: `x`, or `saved[0]` for nested ones."""
+    arguments: dict[str, Tensor] = field(default_factory=dict)
+    """Images of the argument tensors as the call left them, by the same names, in argument order."""
 
     @property
     def torch_ops(self) -> tuple[str, ...]:
@@ -77,8 +79,8 @@ def execute(
 
     `args` and `kwargs` may hold tensors in tuples, lists and dicts; all are copied, with their strides and shared
     storages.
-    `leaves` names top-level tensor arguments, by position or keyword, that results are connected to by autograd;
-    without any, nothing is recorded. Leaves have the argument's shape; an expanded argument gets one element per
+    `leaves` names tensor arguments that results are connected to by autograd: by position, or by name (`x`,
+    `weights[0]` for one in a tuple); without any, nothing is recorded. Leaves have the argument's shape; an expanded argument gets one element per
     index.
 
     Raises what `fn` raises, and `IRError`. What the sanitizer finds is in the result, not raised.
@@ -114,6 +116,7 @@ def _run(
         capture.findings.all(),
         tuple(capture.calls),
         inputs.mutated(),
+        inputs.images(),
     )
 
 
@@ -130,7 +133,7 @@ class _Inputs:
     ) -> None:
         self.leaves: dict[int | str, Tensor] = {}
         self._before: list[tuple[str, Tensor, Tensor]] = []
-        names = _parameter_names(fn, len(args))
+        names = argument_names(fn, len(args))
         images = Images()
         flat, spec = tree_flatten_with_path((list(args), dict(kwargs)))
         values = []
@@ -158,6 +161,10 @@ class _Inputs:
             image.copy_(leaf)
         return declare(image, declared)
 
+    def images(self) -> dict[str, Tensor]:
+        """The images by name."""
+        return {name: image for name, image, _ in self._before}
+
     def mutated(self) -> tuple[str, ...]:
         """Names of arguments whose content is no longer what it was."""
         changed = []
@@ -170,18 +177,6 @@ class _Inputs:
         return tuple(changed)
 
 
-def _parameter_names(fn: Callable[..., Any], count: int) -> list[str]:
-    """Parameter names by position; `*args` are numbered."""
-    try:
-        parameters = list(inspect.signature(fn).parameters.values())
-    except (TypeError, ValueError):  # builtins have no signature
-        parameters = []
-    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "args")
-    first_rest = len(names)
-    return [names[k] if k < first_rest else f"{rest}[{k - first_rest}]" for k in range(count)]
-
-
 def _name_of(path: tuple[Any, ...], names: list[str]) -> str:
     """`x`, `saved[0]`, `options['scale']`: path below (args, kwargs)."""
     in_args = path[0].idx == 0
@@ -191,9 +186,7 @@ def _name_of(path: tuple[Any, ...], names: list[str]) -> str:
 
 def _leaf_key(path: tuple[Any, ...], name: str, leaves: Collection[int | str]) -> int | str | None:
     """The entry of `leaves` that means this argument, if any."""
-    if len(path) != 2:
-        return None
-    if path[0].idx == 0 and path[1].idx in leaves:
+    if len(path) == 2 and path[0].idx == 0 and path[1].idx in leaves:
         return int(path[1].idx)
     return name if name in leaves else None
 

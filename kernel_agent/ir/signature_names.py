@@ -1,0 +1,38 @@
+"""Names of the positional arguments of a call, for whatever can be called."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def argument_names(fn: Callable[..., Any], count: int) -> list[str]:
+    """One name per positional argument of a call; those that fall into `*args` are numbered, `args[0]`.
+
+    For `SomeFunction.apply` they are the parameters of its `forward` behind `ctx`; for a module those of its `forward`.
+    """
+    given = 0
+    while isinstance(fn, functools.partial):
+        given, fn = given + len(fn.args), fn.func
+    parameters = _parameters(fn)
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][given:]
+    rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "args")
+    return [names[k] if k < len(names) else f"{rest}[{k - len(names)}]" for k in range(count)]
+
+
+def _parameters(fn: Callable[..., Any]) -> list[inspect.Parameter]:
+    owner = getattr(fn, "__self__", None)
+    skipped = 0
+    if isinstance(owner, type) and issubclass(owner, torch.autograd.Function) and fn.__name__ == "apply":
+        with_context = owner.setup_context is torch.autograd.Function.setup_context
+        fn, skipped = owner.forward, int(with_context)
+    elif isinstance(fn, torch.nn.Module):
+        fn = fn.forward
+    try:
+        return list(inspect.signature(fn).parameters.values())[skipped:]
+    except (TypeError, ValueError):  # builtins have no signature
+        return []
