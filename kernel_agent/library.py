@@ -37,7 +37,7 @@ class BrokenForward(IRError):
 
 
 def outputs(stub: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What `stub(*args, **kwargs)` returns, computed exactly: floating tensors come back as float64, nothing is rounded.
+    """What `stub(*args, **kwargs)` returns, computed exactly: nothing is rounded, floats come back as float64.
 
     The arguments are not changed. Raises `BrokenForward` when the kernels leave their buffers, `IRError` for what
     cannot be executed, and whatever the stub raises.

@@ -80,8 +80,8 @@ def execute(
     `args` and `kwargs` may hold tensors in tuples, lists and dicts; all are copied, with their strides and shared
     storages.
     `leaves` names tensor arguments that results are connected to by autograd: by position, or by name (`x`,
-    `weights[0]` for one in a tuple); without any, nothing is recorded. Leaves have the argument's shape; an expanded argument gets one element per
-    index.
+    `weights[0]` for one in a tuple); without any, nothing is recorded. Leaves have the argument's shape; an expanded
+    argument gets one element per index.
 
     Raises what `fn` raises, and `IRError`. What the sanitizer finds is in the result, not raised.
     """

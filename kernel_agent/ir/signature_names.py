@@ -25,9 +25,10 @@ def argument_names(fn: Callable[..., Any], count: int) -> list[str]:
 
 
 def _parameters(fn: Callable[..., Any]) -> list[inspect.Parameter]:
-    owner = getattr(fn, "__self__", None)
+    owner: Any = getattr(fn, "__self__", None)
     skipped = 0
-    if isinstance(owner, type) and issubclass(owner, torch.autograd.Function) and fn.__name__ == "apply":
+    is_function = inspect.isclass(owner) and issubclass(owner, torch.autograd.Function)
+    if is_function and fn.__name__ == "apply":
         with_context = owner.setup_context is torch.autograd.Function.setup_context
         fn, skipped = owner.forward, int(with_context)
     elif isinstance(fn, torch.nn.Module):

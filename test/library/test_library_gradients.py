@@ -66,7 +66,8 @@ def test_outputs_are_not_rounded_to_the_declared_dtype():
     # float16 outputs would be off by 1e-4.
     x, w, _ = operands()
     y = kernel_agent.outputs(scaled_silu, x, w)
-    assert type(y) is Tensor and y.dtype == torch.float64
+    assert type(y) is Tensor
+    assert y.dtype == torch.float64
     torch.testing.assert_close(y, reference(x.double(), w.double()), rtol=1e-12, atol=1e-13)
 
 
@@ -126,7 +127,8 @@ def test_a_partial_and_a_lambda_are_stubs_too():
 def test_an_argument_without_influence_has_a_zero_gradient():
     x, w, dy = operands()
     found = kernel_agent.gradients(lambda x, w, unused: scaled_silu(x, w), x, w, x.clone(), cotangents=dy)
-    assert found["unused"].shape == x.shape and not found["unused"].any()
+    assert found["unused"].shape == x.shape
+    assert not found["unused"].any()
 
 
 def test_missing_and_none_cotangents_count_as_zero():
