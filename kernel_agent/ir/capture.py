@@ -23,7 +23,7 @@ from kernel_agent.ir.errors import CaptureError, LaunchError
 from kernel_agent.ir.findings import Findings
 from kernel_agent.ir.functions import TORCH_APPLY, capturing
 from kernel_agent.ir.images import ImageMode, declared_dtype
-from kernel_agent.ir.launch import LaunchOptions, launch
+from kernel_agent.ir.launch import LaunchOptions, Runner, launch
 from kernel_agent.ir.lower import lower
 from kernel_agent.ir.memory import ADDRESS_BITS, Buffer
 from kernel_agent.ir.program import Module
@@ -110,10 +110,12 @@ class _Compiled:
 class Capture:
     """Buffers, launches and calls of one execution."""
 
-    def __init__(self, *, grad: bool, poison: bool, options: LaunchOptions) -> None:
+    def __init__(self, *, grad: bool, poison: bool, options: LaunchOptions, runner: Runner = launch) -> None:
         self.grad = grad
         self.poison = poison
         self.options = options
+        self.runner = runner
+        """What executes a lowered launch."""
         self.findings = Findings()
         self.launches: list[Launch] = []
         self.calls: dict[TorchCall, None] = {}
@@ -192,7 +194,7 @@ class Capture:
             blocks = _grid(sizes, name)
             self.launches.append(Launch(name, blocks, file, line, module))
             arguments = signature.arguments(module)
-            launch(module, blocks, arguments, self.buffers, self.findings, self.options)
+            self.runner(module, blocks, arguments, self.buffers, self.findings, self.options)
         return _Compiled(self, kernel, values)
 
 

@@ -104,7 +104,7 @@ def _run(
 ) -> Execution:
     launch_options = LaunchOptions(options.sanitize, safe, options.chunk_elements, options.recorded_elements)
     capture = Capture(grad=bool(leaves), poison=options.poison, options=launch_options)
-    inputs = _Inputs(fn, args, kwargs, leaves, capture)
+    inputs = Inputs(fn, args, kwargs, leaves, capture)
     with standin(), capture.running():
         result = fn(*inputs.args, **inputs.kwargs)
     if options.sanitize:
@@ -120,7 +120,7 @@ def _run(
     )
 
 
-class _Inputs:
+class Inputs:
     """Images of the arguments of one call."""
 
     def __init__(
@@ -130,11 +130,12 @@ class _Inputs:
         kwargs: dict[str, Any],
         leaves: Collection[int | str],
         capture: Capture,
+        images: Images | None = None,
     ) -> None:
         self.leaves: dict[int | str, Tensor] = {}
         self._before: list[tuple[str, Tensor, Tensor]] = []
         names = argument_names(fn, len(args))
-        images = Images()
+        images = images or Images()
         flat, spec = tree_flatten_with_path((list(args), dict(kwargs)))
         values = []
         for path, value in flat:

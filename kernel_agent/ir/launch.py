@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -14,10 +14,26 @@ import kernel_agent.ir.operations  # noqa: F401  (fills the registry)
 from kernel_agent.ir.findings import Findings
 from kernel_agent.ir.machine import Machine
 from kernel_agent.ir.memory import Buffer, Leave, Tape
+from kernel_agent.ir.meter import Meter
 from kernel_agent.ir.program import Block, Module
 from kernel_agent.ir.sanitizer import Sanitizer
 from kernel_agent.ir.types import Kind
 from kernel_agent.ir.values import Active, BlockPointer, Pointer, RuntimeValue
+
+
+class Runner(Protocol):
+    """`launch`, or what takes its place."""
+
+    def __call__(
+        self,
+        module: Module,
+        grid: tuple[int, int, int],
+        arguments: Sequence[RuntimeValue],
+        buffers: dict[int, Buffer],
+        findings: Findings,
+        options: LaunchOptions,
+    ) -> None:
+        """See `launch`."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +57,12 @@ def launch(
     buffers: dict[int, Buffer],
     findings: Findings,
     options: LaunchOptions,
+    meter: Meter | None = None,
 ) -> None:
     """Run a kernel. `arguments` are one value per parameter of its entry function, scalars as Python numbers.
 
     `buffers` maps the upper bits of virtual addresses to all buffers a kernel may reach. Buffers are changed in
-    place, and under autograd when gradients are enabled. Raises `UnsupportedOp`.
+    place, and under autograd when gradients are enabled. A `meter` counts what runs. Raises `UnsupportedOp`.
     """
     programs = torch.arange(math.prod(grid))
     if programs.numel() == 0:
@@ -55,7 +72,7 @@ def launch(
     together = programs.numel() * _elements_per_program(module) <= options.recorded_elements
     checkpoint = recording and not sequential and not together
     sanitizer = Sanitizer(module, grid, findings, watch=options.sanitize, races=not sequential)
-    machine = Machine(module, grid, buffers, sanitizer, safe=options.safe, keep_initial=checkpoint)
+    machine = Machine(module, grid, buffers, sanitizer, safe=options.safe, keep_initial=checkpoint, meter=meter)
     if checkpoint:
         _run_checkpointed(machine, arguments, programs, options.recorded_elements)
     else:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kernel_agent.ir.errors import UnsupportedOp
 from kernel_agent.ir.memory import Buffer, Enter, Tape
+from kernel_agent.ir.meter import Meter
 from kernel_agent.ir.operations.bits import apply_to_bits
 from kernel_agent.ir.operations.registry import DERIVATIVES, POINTWISE, RULES
 from kernel_agent.ir.operations.safe import SafePointwise
@@ -54,6 +55,7 @@ class Machine:
         *,
         safe: bool = False,
         keep_initial: bool = False,
+        meter: Meter | None = None,
     ) -> None:
         self.module = module
         self.grid = grid
@@ -64,6 +66,8 @@ class Machine:
         """Zero cotangents give zero gradients even where a derivative is infinite."""
         self.keep_initial = keep_initial
         """Contents at the start of the launch are needed again, by a replay."""
+        self.meter = meter
+        """Counts blocks and accesses as they run."""
         self.tapes: dict[int, Tape] = {}
         self.environment: dict[int, tuple[Active, RuntimeValue]] = {}
         self.computed = 0
@@ -152,6 +156,8 @@ class Machine:
 
     def _run_block(self, block: Block, arguments: Sequence[RuntimeValue], active: Active) -> Outcome:
         environment = self.environment
+        if self.meter is not None and not self.in_lanes:
+            self.meter.block(block, active)
         for value, given in zip(block.arguments, arguments, strict=True):
             environment[value.id] = (active, given)
         for op in block.ops:

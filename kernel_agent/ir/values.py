@@ -50,6 +50,19 @@ class Active:
         return rows
 
 
+class Deferred:
+    """A value that is kept in another form than one tensor; only machines that make such values meet them."""
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Deferred:
+        """The same value for other programs."""
+        raise NotImplementedError
+
+    @classmethod
+    def join(cls, pieces: Sequence[tuple[Tensor, RuntimeValue]], size: int) -> RuntimeValue:
+        """See `join_rows`; at least one piece is of this class."""
+        raise NotImplementedError
+
+
 @dataclass(eq=False)
 class Pointer:
     """Pointers into one buffer, or, without a buffer, virtual byte addresses."""
@@ -125,6 +138,9 @@ def join_rows(pieces: Sequence[tuple[Tensor, RuntimeValue]], size: int) -> Runti
     if len(pieces) == 1:
         return pieces[0][1]
     first = pieces[0][1]
+    deferred = next((value for _, value in pieces if isinstance(value, Deferred)), None)
+    if deferred is not None:
+        return deferred.join(pieces, size)
     if isinstance(first, Pointer):
         buffers = {id(value.buffer) for _, value in pieces}
         if len(buffers) == 1:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kernel_agent.ir.memory import Buffer, Load, Store
+from kernel_agent.ir.meter import Access
 from kernel_agent.ir.operations.bits import to_bits, to_floats
 from kernel_agent.ir.operations.pointers import block_target, targets
 from kernel_agent.ir.operations.registry import rule
@@ -70,7 +71,10 @@ def load(
 
 def _gather(machine: Machine, op: Op, buffer: Buffer, offset: Tensor, valid: Tensor | None, active: Active) -> Tensor:
     tape = machine.tape(buffer)
-    machine.sanitizer.read(buffer, Lanes(offset, valid, active), op)
+    lanes = Lanes(offset, valid, active)
+    machine.sanitizer.read(buffer, lanes, op)
+    if machine.meter is not None:
+        machine.meter.access(Access.READ, op, buffer, lanes)
     index = offset if valid is None else torch.where(valid, offset, 0)
     if buffer.size == 0:
         return torch.zeros(index.shape, dtype=tape.contents.dtype)
@@ -93,6 +97,8 @@ def store(
         stored = to_memory(machine, buffer, value, type_)
         lanes = Lanes(target.offset, valid, active).broadcast(stored)
         values = lanes.select(stored)
+        if machine.meter is not None:
+            machine.meter.access(Access.WRITE, op, buffer, lanes)
         tape = machine.tape(buffer)
         owner = tape.owners(lanes.index)
         machine.sanitizer.store(buffer, lanes, values, tape.contents, owner, op)

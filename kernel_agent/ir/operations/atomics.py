@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kernel_agent.ir.memory import Add, Extreme, Load, Store, Tape
+from kernel_agent.ir.meter import Access
 from kernel_agent.ir.operations.access import check_width, to_memory
 from kernel_agent.ir.operations.pointers import Target, targets
 from kernel_agent.ir.operations.registry import rule
@@ -50,7 +51,10 @@ def _lanes(machine: Machine, op: Op, target: Target, value: Any, active: Active)
     valid = machine.sanitizer.in_bounds(target.buffer, target.offset, target.mask, op, active, "atomic update")
     shape = value.shape if isinstance(value, Tensor) else value.pattern.shape
     every_program = torch.empty(active.size, *[1] * (len(shape) - 1), dtype=torch.bool)
-    return Lanes(target.offset, valid, active).broadcast(every_program, torch.empty(shape, device="meta"))
+    lanes = Lanes(target.offset, valid, active).broadcast(every_program, torch.empty(shape, device="meta"))
+    if machine.meter is not None:
+        machine.meter.access(Access.ATOMIC, op, target.buffer, lanes)
+    return lanes
 
 
 def _with_found(result: Tensor, lanes: Lanes, old: Tensor) -> Tensor:
