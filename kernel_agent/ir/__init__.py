@@ -9,6 +9,7 @@ from kernel_agent.ir.errors import CaptureError, IRError, LaunchError, LoweringE
 from kernel_agent.ir.execution import ExecOptions, Execution, Safety, execute
 from kernel_agent.ir.findings import Finding, FindingKind
 from kernel_agent.ir.images import as_image, declared_dtype
+from kernel_agent.ir.numerics import Numerics
 from kernel_agent.ir.torch_calls import CallClass, TorchCall
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "Launch",
     "LaunchError",
     "LoweringError",
+    "Numerics",
     "ParseError",
     "Safety",
     "TorchCall",

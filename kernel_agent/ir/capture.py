@@ -168,7 +168,7 @@ class Capture:
             mock.patch.object(Autotuner, "run", _run_first_configuration),
             capturing(),
             torch.set_grad_enabled(self.grad),
-            ImageMode(self, grad=self.grad, poison=self.poison),
+            ImageMode(self, grad=self.grad, poison=self.poison, numerics=self.options.numerics),
         ):
             yield
 

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten_with_path, tree_leaves, tree_unflatten
 
+from kernel_agent.errors import InputError
 from kernel_agent.ir.capture import Capture, Launch
 from kernel_agent.ir.device import standin
 from kernel_agent.ir.findings import Finding, FindingKind
 from kernel_agent.ir.images import Images, declare, declared_dtype, held_dtype
 from kernel_agent.ir.launch import LaunchOptions
+from kernel_agent.ir.numerics import Numerics
 from kernel_agent.ir.signature_names import argument_names
 from kernel_agent.ir.torch_calls import CallClass, TorchCall
 
@@ -42,6 +44,8 @@ class ExecOptions:
     """Programs x largest tile that run at once without recording."""
     recorded_elements: int = 1 << 24
     """Elements of intermediate values that a recorded launch may keep; larger launches are checkpointed in chunks."""
+    numerics: Numerics = Numerics.EXACT
+    """FAITHFUL rounds every result as the kernel would, in kernels and in torch code between them."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +87,14 @@ def execute(
     `weights[0]` for one in a tuple); without any, nothing is recorded. Leaves have the argument's shape; an expanded
     argument gets one element per index.
 
-    Raises what `fn` raises, and `IRError`. What the sanitizer finds is in the result, not raised.
+    Raises what `fn` raises, `IRError`, and `InputError` for leaves in faithful arithmetic, which is for running forward
+    and backward kernels, not for autograd. What the sanitizer finds is in the result, not raised.
     """
+    if leaves and options.numerics is Numerics.FAITHFUL:
+        raise InputError(
+            "faithful arithmetic does not record gradients: rounding has no derivative",
+            remedy="Execute the backward's own kernels, or take gradients with numerics=Numerics.EXACT.",
+        )
     kwargs = kwargs or {}
     safe = options.safety is Safety.ALWAYS
     execution = _run(fn, args, kwargs, leaves, options, safe=safe)
@@ -102,7 +112,9 @@ def _run(
     *,
     safe: bool,
 ) -> Execution:
-    launch_options = LaunchOptions(options.sanitize, safe, options.chunk_elements, options.recorded_elements)
+    launch_options = LaunchOptions(
+        options.sanitize, safe, options.chunk_elements, options.recorded_elements, options.numerics
+    )
     capture = Capture(grad=bool(leaves), poison=options.poison, options=launch_options)
     inputs = Inputs(fn, args, kwargs, leaves, capture)
     with standin(), capture.running():
@@ -135,7 +147,7 @@ class Inputs:
         self.leaves: dict[int | str, Tensor] = {}
         self._before: list[tuple[str, Tensor, Tensor]] = []
         names = argument_names(fn, len(args))
-        images = images or Images()
+        images = images or Images(capture.options.numerics)
         flat, spec = tree_flatten_with_path((list(args), dict(kwargs)))
         values = []
         for path, value in flat:

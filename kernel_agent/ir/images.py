@@ -19,6 +19,8 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from kernel_agent.ir.device import CUDA, on_cpu
 from kernel_agent.ir.memory import Buffer
+from kernel_agent.ir.numerics import Numerics
+from kernel_agent.ir.rounding import rounded
 from kernel_agent.ir.torch_calls import CallClass, TorchCall, class_of
 
 _ATTRIBUTE = "_declared_dtype"
@@ -50,7 +52,8 @@ def as_image(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 class Images:
     """Makes images of argument tensors; tensors that share storage get images that share storage."""
 
-    def __init__(self) -> None:
+    def __init__(self, numerics: Numerics = Numerics.EXACT) -> None:
+        self._faithful = numerics is Numerics.FAITHFUL
         self._storages: dict[int, Tensor] = {}
         self._kept: list[Tensor] = []
 
@@ -58,6 +61,8 @@ class Images:
         """See `as_image`."""
         declared = dtype or declared_dtype(tensor)
         flat = self.storage(tensor, held_dtype(declared))
+        if self._faithful and declared.is_floating_point:
+            flat.copy_(rounded(flat, declared))
         return declare(flat.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset()), declared)
 
     def storage(self, tensor: Tensor, held: torch.dtype) -> Tensor:
@@ -99,6 +104,13 @@ _CASTS = {
 }
 _SEVERAL_VIEWS = frozenset({"unbind", "split", "chunk", "split_with_sizes", "tensor_split", "hsplit", "vsplit"})
 _UNWRITTEN = frozenset({"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"})
+_PRODUCTS = frozenset(
+    {
+        *("matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "mv", "dot", "inner", "linear", "bilinear", "einsum"),
+        *("addmm", "addmv", "baddbmm", "addbmm", "tensordot", "chain_matmul"),
+    }
+)
+"""Sums of products, which GPUs accumulate in float32."""
 _UNDECIDED = (RuntimeError, TypeError, ValueError, IndexError)
 """What a call on meta tensors may raise when its result depends on values; the real call then decides."""
 
@@ -109,8 +121,10 @@ _POISON = 77
 class ImageMode(TorchFunctionMode):  # type: ignore[misc]
     """Runs torch code on images."""
 
-    def __init__(self, session: Session, *, grad: bool, poison: bool) -> None:
+    def __init__(self, session: Session, *, grad: bool, poison: bool, numerics: Numerics = Numerics.EXACT) -> None:
         super().__init__()
+        self.faithful = numerics is Numerics.FAITHFUL
+        """Results are rounded to the dtype they report."""
         self.session = session
         self.grad = grad
         self.poison = poison
@@ -162,6 +176,8 @@ class ImageMode(TorchFunctionMode):  # type: ignore[misc]
         with torch.set_grad_enabled(self.grad), _float64_by_default():
             result = self._compute(name, func, args, kwargs)
         result = self._declare_all(name, result, expected, inputs)
+        if self.faithful:
+            _round_all((args[0], result) if name == "__setitem__" else result)
         self._note(name, args, kwargs, result, inputs)
         return result
 
@@ -177,6 +193,8 @@ class ImageMode(TorchFunctionMode):  # type: ignore[misc]
                 parts = func(*args, **kwargs)
             return tuple(args[0].as_strided(part.size(), part.stride(), part.storage_offset()) for part in parts)
         kwargs.pop("pin_memory", None)
+        if self.faithful and name in _PRODUCTS and "out" not in kwargs:
+            return _product_in_float32(func, args, kwargs)
         real_args, real_kwargs = tree_map(_real, (args, kwargs))
         with torch.autograd.graph.saved_tensors_hooks(_frozen, lambda tensor: tensor):
             return func(*real_args, **real_kwargs)
@@ -303,6 +321,28 @@ def _guess(name: str, tensor: Tensor, inputs: list[Tensor]) -> torch.dtype:
     for other in floats[1:]:
         dtype = torch.promote_types(dtype, other)
     return dtype
+
+
+def _product_in_float32(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """A sum of products, accumulated in float32 unless a declared dtype is wider."""
+    floats = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor) and value.is_floating_point()]
+    wide = any(declared_dtype(value) == torch.float64 for value in floats)
+
+    def narrow(value: Any) -> Any:
+        return value.to(torch.float32) if any(value is tensor for tensor in floats) and not wide else _real(value)
+
+    real_args, real_kwargs = tree_map(narrow, (args, kwargs))
+    result = func(*real_args, **real_kwargs)
+    return result.to(torch.float64) if result.is_floating_point() else result
+
+
+def _round_all(result: Any) -> None:
+    """Round images in place to what they report. A view's elements are its base's and mostly rounded already."""
+    for tensor in tree_leaves(result):
+        if isinstance(tensor, Tensor) and tensor.dtype == torch.float64:
+            near = rounded(tensor.detach(), declared_dtype(tensor))
+            if not bool(((near == tensor) | tensor.isnan()).all()):
+                tensor.copy_(near)
 
 
 def _frozen(tensor: Tensor) -> Tensor:

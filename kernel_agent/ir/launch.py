@@ -15,9 +15,11 @@ from kernel_agent.ir.findings import Findings
 from kernel_agent.ir.machine import Machine
 from kernel_agent.ir.memory import Buffer, Leave, Tape
 from kernel_agent.ir.meter import Meter
+from kernel_agent.ir.numerics import Numerics
 from kernel_agent.ir.program import Block, Module
+from kernel_agent.ir.rounding import rounded
 from kernel_agent.ir.sanitizer import Sanitizer
-from kernel_agent.ir.types import Kind
+from kernel_agent.ir.types import STORED_FLOATS, Kind
 from kernel_agent.ir.values import Active, BlockPointer, Pointer, RuntimeValue
 
 
@@ -48,6 +50,7 @@ class LaunchOptions:
     """Programs x largest tile that run at once without recording."""
     recorded_elements: int = 1 << 24
     """Elements of intermediate values that are kept when recording; larger launches are checkpointed in chunks."""
+    numerics: Numerics = Numerics.EXACT
 
 
 def launch(
@@ -72,7 +75,16 @@ def launch(
     together = programs.numel() * _elements_per_program(module) <= options.recorded_elements
     checkpoint = recording and not sequential and not together
     sanitizer = Sanitizer(module, grid, findings, watch=options.sanitize, races=not sequential)
-    machine = Machine(module, grid, buffers, sanitizer, safe=options.safe, keep_initial=checkpoint, meter=meter)
+    machine = Machine(
+        module,
+        grid,
+        buffers,
+        sanitizer,
+        safe=options.safe,
+        numerics=options.numerics,
+        keep_initial=checkpoint,
+        meter=meter,
+    )
     if checkpoint:
         _run_checkpointed(machine, arguments, programs, options.recorded_elements)
     else:
@@ -93,7 +105,10 @@ def _run(machine: Machine, arguments: Sequence[RuntimeValue], programs: Tensor) 
     values: list[Any] = []
     for parameter, given in zip(entry.blocks[0].arguments, arguments, strict=True):
         is_number = isinstance(given, (bool, int, float))
-        values.append(torch.tensor([given], dtype=parameter.type.dtype) if is_number else given)
+        value = torch.tensor([given], dtype=parameter.type.dtype) if is_number else given
+        if machine.faithful and isinstance(given, float):
+            value = rounded(value, STORED_FLOATS[parameter.type.name])
+        values.append(value)
     machine.environment.clear()
     machine.run_function(entry, values, Active(programs))
 

@@ -12,7 +12,9 @@ from torch import Tensor
 from kernel_agent.ir.errors import UnsupportedOp
 from kernel_agent.ir.memory import Buffer, Enter, Tape
 from kernel_agent.ir.meter import Meter
+from kernel_agent.ir.numerics import Numerics
 from kernel_agent.ir.operations.bits import apply_to_bits
+from kernel_agent.ir.operations.faithful import apply_faithful
 from kernel_agent.ir.operations.registry import DERIVATIVES, POINTWISE, RULES
 from kernel_agent.ir.operations.safe import SafePointwise
 from kernel_agent.ir.program import Block, Function, Module, Op
@@ -54,6 +56,7 @@ class Machine:
         sanitizer: Sanitizer,
         *,
         safe: bool = False,
+        numerics: Numerics = Numerics.EXACT,
         keep_initial: bool = False,
         meter: Meter | None = None,
     ) -> None:
@@ -62,6 +65,8 @@ class Machine:
         self.buffers = buffers
         """Buffers of this execution by the upper bits of their virtual address."""
         self.sanitizer = sanitizer
+        self.faithful = numerics is Numerics.FAITHFUL
+        """Results are rounded as the IR declares."""
         self.safe = safe
         """Zero cotangents give zero gradients even where a derivative is infinite."""
         self.keep_initial = keep_initial
@@ -102,6 +107,7 @@ class Machine:
                 contents.clone() if self.keep_initial else contents,
                 keep=self.keep_initial or torch.is_grad_enabled(),
             )
+            tape.faithful = self.faithful
             if records:
                 tape.token = Enter.apply(flat, tape)
             self.tapes[id(buffer)] = tape
@@ -166,7 +172,9 @@ class Machine:
             if op.name in ("cf.br", "cf.cond_br"):
                 return Outcome(jumps=self._branch(op, active))
             operands = [self.read(value.id, active) for value in op.operands]
-            results = self._apply(op, operands, active)
+            results = (
+                apply_faithful(self, op, operands, active) if self.faithful else self.compute(op, operands, active)
+            )
             for value, result in zip(op.results, results, strict=True):
                 environment[value.id] = (active, result)
                 if isinstance(result, Tensor):
@@ -188,7 +196,8 @@ class Machine:
         finally:
             self._lane_rank = outer
 
-    def _apply(self, op: Op, operands: list[RuntimeValue], active: Active) -> Sequence[RuntimeValue]:
+    def compute(self, op: Op, operands: list[RuntimeValue], active: Active) -> Sequence[RuntimeValue]:
+        """The results of one operation, exact. Raises `UnsupportedOp`."""
         if self._sources and any(isinstance(value, Bits) for value in operands):
             return apply_to_bits(self, op, operands, active)
         function = POINTWISE.get(op.name)

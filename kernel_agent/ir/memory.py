@@ -64,6 +64,8 @@ class Tape:
         self.keep = keep
         self.token = torch.zeros((), dtype=torch.float64)
         self.changed = False
+        self.faithful = False
+        """What atomic updates make is rounded to the buffer's dtype."""
         self.shared: Tensor | None = None
         """Adjoint buffer of an enclosing tape, for replays."""
         self._adjoint: Tensor | None = None

@@ -14,6 +14,7 @@ from kernel_agent.ir.operations.access import check_width, to_memory
 from kernel_agent.ir.operations.pointers import Target, targets
 from kernel_agent.ir.operations.registry import rule
 from kernel_agent.ir.program import Op
+from kernel_agent.ir.rounding import rounded
 from kernel_agent.ir.sanitizer import Lanes
 from kernel_agent.ir.types import Kind
 from kernel_agent.ir.values import Active
@@ -70,6 +71,8 @@ def _update(machine: Machine, op: Op, tape: Tape, kind: int, index: Tensor, valu
     if kind in (_ADD, _FADD):
         if records:
             tape.token = Add.apply(tape.token, values, tape, index)
+        elif tape.faithful and floats:
+            _add_in_turn(tape, index, values)
         else:
             tape.open_for_writing().index_add_(0, index, values)
     elif kind in (_MAX, _MIN) or (floats and kind in (_UMAX, _UMIN)):
@@ -91,6 +94,15 @@ def _update(machine: Machine, op: Op, tape: Tape, kind: int, index: Tensor, valu
         raise machine.unsupported(op, f"atomic operation {kind} is not supported")
 
 
+def _add_in_turn(tape: Tape, index: Tensor, values: Tensor) -> None:
+    """Additions to one element round one after the other, in the order of the lanes."""
+    order = index.argsort(stable=True)
+    ascending = index[order]
+    turn = torch.arange(index.numel(), device=index.device) - torch.searchsorted(ascending, ascending)
+    for lanes in order[turn.argsort(stable=True)].split(turn.bincount().tolist()):
+        _at_once(tape, _FADD, index[lanes], values[lanes])
+
+
 def _one_by_one(tape: Tape, kind: int, index: Tensor, values: Tensor) -> Tensor:
     """Apply lanes in order and return the value each one found, shape (n,)."""
     if index.unique().numel() == index.numel():
@@ -106,6 +118,8 @@ def _at_once(tape: Tape, kind: int, index: Tensor, values: Tensor) -> Tensor:
     else:
         old = tape.contents.index_select(0, index)
     new = _combined(kind, old, values)
+    if tape.faithful and tape.buffer.is_float:
+        new = rounded(new, tape.buffer.declared)
     if tape.records(new):
         tape.token = Store.apply(tape.token, new, tape, index, None)
     else:

@@ -27,6 +27,10 @@ def _dot(_: Machine, op: Op, operands: list[Any], __: Active) -> list[Tensor]:
     return [torch.matmul(a, b) + accumulator]
 
 
+_ROUNDING = frozenset({"arith.addf", "arith.mulf"})
+"""Combines whose every step rounds when arithmetic is faithful."""
+
+
 def _combine(op: Op) -> str:
     """Name of the operation when the combine region is one plain operation on its two arguments, else empty."""
     block = op.regions[0][0]
@@ -46,7 +50,7 @@ def _whole(op: Op, operands: list[Any]) -> list[Tensor]:
 @rule("tt.reduce")
 def _reduce(machine: Machine, op: Op, operands: list[Any], active: Active) -> list[Tensor]:
     axis = op.attributes["axis"] + 1
-    name = _combine(op)
+    name = "" if machine.faithful and _combine(op) in _ROUNDING else _combine(op)
     tile = op.operands[0].type.tile
     if name in ("arith.addf", "arith.addi") and operands[0].dtype != torch.bool:
         return [expand_tile(operands[0], tile).sum(axis, dtype=operands[0].dtype)]
@@ -75,7 +79,7 @@ def _scan(machine: Machine, op: Op, operands: list[Any], active: Active) -> list
     backwards = bool(op.attributes.get("reverse", False))
     if backwards:
         values = [value.flip(axis) for value in values]
-    if _combine(op) in ("arith.addf", "arith.addi"):
+    if _combine(op) in ("arith.addf", "arith.addi") and not (machine.faithful and values[0].is_floating_point()):
         values = [values[0].cumsum(axis, dtype=values[0].dtype)]
     else:
         values = _prefixes(machine, op, values, axis, active)
