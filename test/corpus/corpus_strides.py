@@ -34,15 +34,15 @@ def _add_2d_reference(x: Tensor, y: Tensor) -> Tensor:
 
 
 @triton.jit
-def _outer_3d(A, B, C, OUT, I, J, K, BI: tl.constexpr, BJ: tl.constexpr, BK: tl.constexpr):
+def _outer_3d(A, B, C, OUT, L, M, N, BI: tl.constexpr, BJ: tl.constexpr, BK: tl.constexpr):
     i = tl.arange(0, BI)[:, None, None]
     j = tl.arange(0, BJ)[None, :, None]
     k = tl.arange(0, BK)[None, None, :]
-    a = tl.load(A + i, mask=i < I, other=0.0)
-    b = tl.load(B + j, mask=j < J, other=0.0)
-    c = tl.load(C + k, mask=k < K, other=0.0)
+    a = tl.load(A + i, mask=i < L, other=0.0)
+    b = tl.load(B + j, mask=j < M, other=0.0)
+    c = tl.load(C + k, mask=k < N, other=0.0)
     value = (a + b) * (b - c) + a * c
-    tl.store(OUT + (i * J + j) * K + k, value, mask=(i < I) & (j < J) & (k < K))
+    tl.store(OUT + (i * M + j) * N + k, value, mask=(i < L) & (j < M) & (k < N))
 
 
 def outer_3d(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
