@@ -19,6 +19,7 @@ from kernel_agent.ir.images import Images, declare, declared_dtype, held_dtype
 from kernel_agent.ir.launch import LaunchOptions
 from kernel_agent.ir.numerics import Numerics
 from kernel_agent.ir.signature_names import argument_names
+from kernel_agent.ir.slopes import Slopes
 from kernel_agent.ir.torch_calls import CallClass, TorchCall
 
 
@@ -26,7 +27,7 @@ class Safety(str, enum.Enum):
     """Whether zero cotangents are kept zero where derivatives are infinite."""
 
     AUTO = "AUTO"
-    """Only if a trial backward shows NaN."""
+    """Only if some derivative is infinite or undefined and a trial backward shows NaN."""
     ALWAYS = "ALWAYS"
     NEVER = "NEVER"
 
@@ -97,9 +98,9 @@ def execute(
         )
     kwargs = kwargs or {}
     safe = options.safety is Safety.ALWAYS
-    execution = _run(fn, args, kwargs, leaves, options, safe=safe)
-    if leaves and options.safety is Safety.AUTO and _has_undefined_gradients(execution):
-        execution = _run(fn, args, kwargs, leaves, options, safe=True)
+    execution, tame = _run(fn, args, kwargs, leaves, options, safe=safe)
+    if leaves and options.safety is Safety.AUTO and not tame and _has_undefined_gradients(execution):
+        execution, _ = _run(fn, args, kwargs, leaves, options, safe=True)
     return execution
 
 
@@ -111,9 +112,11 @@ def _run(
     options: ExecOptions,
     *,
     safe: bool,
-) -> Execution:
+) -> tuple[Execution, bool]:
+    """The execution, and whether all derivatives that safe mode guards were finite."""
+    slopes = Slopes() if leaves and not safe else None
     launch_options = LaunchOptions(
-        options.sanitize, safe, options.chunk_elements, options.recorded_elements, options.numerics
+        options.sanitize, safe, options.chunk_elements, options.recorded_elements, options.numerics, slopes
     )
     capture = Capture(grad=bool(leaves), poison=options.poison, options=launch_options)
     inputs = Inputs(fn, args, kwargs, leaves, capture)
@@ -121,7 +124,7 @@ def _run(
         result = fn(*inputs.args, **inputs.kwargs)
     if options.sanitize:
         _find_unwritten(result, capture)
-    return Execution(
+    execution = Execution(
         result,
         inputs.leaves,
         tuple(capture.launches),
@@ -130,6 +133,7 @@ def _run(
         inputs.mutated(),
         inputs.images(),
     )
+    return execution, slopes is None or slopes.all_finite()
 
 
 class Inputs:

@@ -19,6 +19,7 @@ from kernel_agent.ir.numerics import Numerics
 from kernel_agent.ir.program import Block, Module
 from kernel_agent.ir.rounding import rounded
 from kernel_agent.ir.sanitizer import Sanitizer
+from kernel_agent.ir.slopes import Slopes
 from kernel_agent.ir.types import STORED_FLOATS, Kind
 from kernel_agent.ir.values import Active, BlockPointer, Pointer, RuntimeValue
 
@@ -51,6 +52,8 @@ class LaunchOptions:
     recorded_elements: int = 1 << 24
     """Elements of intermediate values that are kept when recording; larger launches are checkpointed in chunks."""
     numerics: Numerics = Numerics.EXACT
+    slopes: Slopes | None = None
+    """Who watches for infinite derivatives; None when nobody will ask for gradients, or safe mode is on."""
 
 
 def launch(
@@ -84,6 +87,7 @@ def launch(
         numerics=options.numerics,
         keep_initial=checkpoint,
         meter=meter,
+        slopes=options.slopes,
     )
     if checkpoint:
         _run_checkpointed(machine, arguments, programs, options.recorded_elements)

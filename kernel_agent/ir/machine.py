@@ -19,6 +19,7 @@ from kernel_agent.ir.operations.registry import DERIVATIVES, POINTWISE, RULES
 from kernel_agent.ir.operations.safe import SafePointwise
 from kernel_agent.ir.program import Block, Function, Module, Op
 from kernel_agent.ir.sanitizer import Sanitizer
+from kernel_agent.ir.slopes import Slopes
 from kernel_agent.ir.values import Active, Bits, RuntimeValue, join_rows, take_rows
 
 _LEAVES_BLOCK = frozenset(
@@ -59,6 +60,7 @@ class Machine:
         numerics: Numerics = Numerics.EXACT,
         keep_initial: bool = False,
         meter: Meter | None = None,
+        slopes: Slopes | None = None,
     ) -> None:
         self.module = module
         self.grid = grid
@@ -69,6 +71,8 @@ class Machine:
         """Results are rounded as the IR declares."""
         self.safe = safe
         """Zero cotangents give zero gradients even where a derivative is infinite."""
+        self.slopes = slopes
+        """Who watches for infinite derivatives; None when nobody will ask for gradients, or safe mode is on."""
         self.keep_initial = keep_initial
         """Contents at the start of the launch are needed again, by a replay."""
         self.meter = meter
@@ -204,7 +208,10 @@ class Machine:
         if function is not None:
             if self.safe and op.name in DERIVATIVES and any(value.requires_grad for value in operands):
                 return (SafePointwise.apply(op, *operands),)
-            return (function(op, *operands),)
+            result = function(op, *operands)
+            if self.slopes is not None and op.name in DERIVATIVES:
+                self.slopes.watch(op, result, operands)
+            return (result,)
         rule = RULES.get(op.name)
         if rule is None:
             raise self.unsupported(op, f"operation {op.name} is not supported")
