@@ -168,7 +168,13 @@ class Capture:
             mock.patch.object(Autotuner, "run", _run_first_configuration),
             capturing(),
             torch.set_grad_enabled(self.grad),
-            ImageMode(self, grad=self.grad, poison=self.poison, numerics=self.options.numerics),
+            ImageMode(
+                self,
+                grad=self.grad,
+                poison=self.poison,
+                numerics=self.options.numerics,
+                device=self.options.device,
+            ),
         ):
             yield
 

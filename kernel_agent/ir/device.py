@@ -23,9 +23,12 @@ from torch.overrides import TorchFunctionMode
 
 from kernel_agent.ir.functions import dispatching_apply
 from kernel_agent.ir.lower import TARGET
+from kernel_agent.ir.memory import CPU
 
 CUDA = torch.device("cuda", 0)
 """The device that everything claims to be on."""
+
+_START_CUDA = torch.cuda._lazy_init
 
 
 @dataclass(frozen=True)
@@ -134,13 +137,24 @@ class _Stream(_Scope):
         return event
 
 
+def names_gpu(value: Any) -> bool:
+    """Whether a device argument names a GPU."""
+    if isinstance(value, torch.device):
+        return bool(value.type == "cuda")
+    return isinstance(value, str) and value.split(":")[0] == "cuda"
+
+
 def on_cpu(value: Any) -> Any:
     """A device argument for the machine at hand: what names a GPU becomes the CPU."""
-    if isinstance(value, torch.device) and value.type == "cuda":
-        return torch.device("cpu")
-    if isinstance(value, str) and value.split(":")[0] == "cuda":
-        return "cpu"
-    return value
+    if not names_gpu(value):
+        return value
+    return "cpu" if isinstance(value, str) else CPU
+
+
+def start_cuda(device: torch.device) -> None:
+    """Start torch's CUDA runtime for a device that is really there: under the stand-in torch would not do it."""
+    if device.type == "cuda":
+        _START_CUDA()
 
 
 class _CpuTensors(TorchFunctionMode):  # type: ignore[misc]

@@ -13,10 +13,11 @@ from torch.utils._pytree import tree_flatten_with_path, tree_leaves, tree_unflat
 
 from kernel_agent.errors import InputError
 from kernel_agent.ir.capture import Capture, Launch
-from kernel_agent.ir.device import standin
+from kernel_agent.ir.device import standin, start_cuda
 from kernel_agent.ir.findings import Finding, FindingKind
 from kernel_agent.ir.images import Images, declare, declared_dtype, held_dtype
 from kernel_agent.ir.launch import LaunchOptions
+from kernel_agent.ir.memory import CPU
 from kernel_agent.ir.numerics import Numerics
 from kernel_agent.ir.signature_names import argument_names
 from kernel_agent.ir.slopes import Slopes
@@ -47,6 +48,8 @@ class ExecOptions:
     """Elements of intermediate values that a recorded launch may keep; larger launches are checkpointed in chunks."""
     numerics: Numerics = Numerics.EXACT
     """FAITHFUL rounds every result as the kernel would, in kernels and in torch code between them."""
+    device: torch.device | None = None
+    """Where everything is computed; None: on the GPU of the first argument that lives on one, else on the CPU."""
 
 
 @dataclass(frozen=True)
@@ -114,9 +117,11 @@ def _run(
     safe: bool,
 ) -> tuple[Execution, bool]:
     """The execution, and whether all derivatives that safe mode guards were finite."""
+    device = options.device or _device_of((args, kwargs))
+    start_cuda(device)
     slopes = Slopes() if leaves and not safe else None
     launch_options = LaunchOptions(
-        options.sanitize, safe, options.chunk_elements, options.recorded_elements, options.numerics, slopes
+        options.sanitize, safe, options.chunk_elements, options.recorded_elements, options.numerics, slopes, device
     )
     capture = Capture(grad=bool(leaves), poison=options.poison, options=launch_options)
     inputs = Inputs(fn, args, kwargs, leaves, capture)
@@ -136,6 +141,12 @@ def _run(
     return execution, slopes is None or slopes.all_finite()
 
 
+def _device_of(values: Any) -> torch.device:
+    """The GPU of the first tensor that is on one, else the CPU."""
+    devices = [leaf.device for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+    return next((device for device in devices if device.type == "cuda"), CPU)
+
+
 class Inputs:
     """Images of the arguments of one call."""
 
@@ -151,7 +162,8 @@ class Inputs:
         self.leaves: dict[int | str, Tensor] = {}
         self._before: list[tuple[str, Tensor, Tensor]] = []
         names = argument_names(fn, len(args))
-        images = images or Images(capture.options.numerics)
+        self._device = capture.options.device
+        images = images or Images(capture.options.numerics, self._device)
         flat, spec = tree_flatten_with_path((list(args), dict(kwargs)))
         values = []
         for path, value in flat:
@@ -168,7 +180,8 @@ class Inputs:
 
     def _leaf(self, images: Images, value: Tensor, key: int | str) -> Tensor:
         declared = declared_dtype(value)
-        leaf = value.detach().to(torch.float64).clone(memory_format=torch.contiguous_format).requires_grad_(True)
+        leaf = value.detach().to(self._device, torch.float64).clone(memory_format=torch.contiguous_format)
+        leaf.requires_grad_(True)
         self.leaves[key] = leaf
         if torch._debug_has_internal_overlap(value) == 1:  # several indices share one element
             return declare(leaf.clone(), declared)
@@ -227,8 +240,11 @@ def _has_undefined_gradients(execution: Execution) -> bool:
     outputs = [leaf for leaf in tree_leaves(execution.result) if isinstance(leaf, Tensor) and leaf.requires_grad]
     if not outputs or not execution.leaves or any(bool(output.isnan().any()) for output in outputs):
         return False
-    generator = torch.Generator().manual_seed(0)
-    cotangents = [torch.randn(output.shape, generator=generator, dtype=output.dtype) for output in outputs]
+    generator = torch.Generator(CPU).manual_seed(0)
+    cotangents = [
+        torch.randn(output.shape, generator=generator, dtype=output.dtype, device=CPU).to(output.device)
+        for output in outputs
+    ]
     gradients = torch.autograd.grad(
         outputs, list(execution.leaves.values()), cotangents, retain_graph=True, allow_unused=True
     )

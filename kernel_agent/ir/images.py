@@ -1,15 +1,15 @@
 """Images: float64 tensors that report the dtype and device the code under test believes in.
 
-An image is a plain CPU tensor, float64 for every floating dtype, that carries its declared dtype as an attribute.
-Inside `ImageMode`, torch functions see and return images: the values are computed in float64 and never rounded, while
-dtype, device, element size and data pointers answer as on the GPU. Result dtypes come from running the same call on
-meta tensors.
+An image is a plain tensor on the device of the execution, float64 for every floating dtype, that carries its declared
+dtype as an attribute. Inside `ImageMode`, torch functions see and return images: the values are computed in float64 and
+never rounded, while dtype, device, element size and data pointers answer as on the GPU. Result dtypes come from running
+the same call on meta tensors.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -17,9 +17,10 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
-from kernel_agent.ir.device import CUDA, on_cpu
-from kernel_agent.ir.memory import Buffer
+from kernel_agent.ir.device import CUDA, names_gpu
+from kernel_agent.ir.memory import CPU, Buffer
 from kernel_agent.ir.numerics import Numerics
+from kernel_agent.ir.placement import compute_on
 from kernel_agent.ir.rounding import rounded
 from kernel_agent.ir.torch_calls import CallClass, TorchCall, class_of
 
@@ -52,8 +53,10 @@ def as_image(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 class Images:
     """Makes images of argument tensors; tensors that share storage get images that share storage."""
 
-    def __init__(self, numerics: Numerics = Numerics.EXACT) -> None:
+    def __init__(self, numerics: Numerics = Numerics.EXACT, device: torch.device | None = None) -> None:
         self._faithful = numerics is Numerics.FAITHFUL
+        self._device = device
+        """Where images are made; None: where their tensors are."""
         self._storages: dict[int, Tensor] = {}
         self._kept: list[Tensor] = []
 
@@ -72,7 +75,7 @@ class Images:
             elements = tensor.untyped_storage().nbytes() // tensor.element_size()
             whole = torch.as_strided(tensor.detach(), (elements,), (1,), 0)
             plain = whole.view(held) if tensor.dtype in _WIDE_UNSIGNED else whole
-            self._storages[key] = plain.to(held, copy=True)
+            self._storages[key] = plain.to(self._device or plain.device, held, copy=True)
             self._kept.append(tensor)
         return self._storages[key]
 
@@ -121,13 +124,22 @@ _POISON = 77
 class ImageMode(TorchFunctionMode):  # type: ignore[misc]
     """Runs torch code on images."""
 
-    def __init__(self, session: Session, *, grad: bool, poison: bool, numerics: Numerics = Numerics.EXACT) -> None:
+    def __init__(
+        self,
+        session: Session,
+        *,
+        grad: bool,
+        poison: bool,
+        numerics: Numerics = Numerics.EXACT,
+        device: torch.device = CPU,
+    ) -> None:
         super().__init__()
         self.faithful = numerics is Numerics.FAITHFUL
         """Results are rounded to the dtype they report."""
         self.session = session
         self.grad = grad
         self.poison = poison
+        self.device = device
 
     def __torch_function__(
         self, func: Any, _types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -194,10 +206,18 @@ class ImageMode(TorchFunctionMode):  # type: ignore[misc]
             return tuple(args[0].as_strided(part.size(), part.stride(), part.storage_offset()) for part in parts)
         kwargs.pop("pin_memory", None)
         if self.faithful and name in _PRODUCTS and "out" not in kwargs:
-            return _product_in_float32(func, args, kwargs)
-        real_args, real_kwargs = tree_map(_real, (args, kwargs))
+            return _product_in_float32(func, args, kwargs, self._real)
+        real_args, real_kwargs = tree_map(self._real, (args, kwargs))
         with torch.autograd.graph.saved_tensors_hooks(_frozen, lambda tensor: tensor):
+            if self.device != CPU:
+                return compute_on(self.device, name, func, real_args, real_kwargs)
             return func(*real_args, **real_kwargs)
+
+    def _real(self, value: Any) -> Any:
+        """An argument for the real call: float64 for floating dtypes, the execution's device for the GPU."""
+        if isinstance(value, torch.dtype):
+            return held_dtype(value)
+        return self.device if names_gpu(value) else value
 
     def _declare_all(self, name: str, result: Any, expected: Any, inputs: list[Tensor]) -> Any:
         """Give every tensor of the result its declared dtype, and a storage of its own where the GPU would make one."""
@@ -265,7 +285,7 @@ def _expected(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
             twin = torch.empty_strided(value.size(), value.stride(), dtype=declared_dtype(value), device="meta")
             seen.append(twin)
             return twin
-        if isinstance(value, (str, torch.device)) and on_cpu(value) is not value:
+        if names_gpu(value):
             return torch.device("meta")
         return value
 
@@ -305,11 +325,6 @@ def _question(session: Session, func: Any, args: tuple[Any, ...]) -> Any:
     return None
 
 
-def _real(value: Any) -> Any:
-    """An argument for the real call: float64 for floating dtypes, the CPU for the GPU."""
-    return held_dtype(value) if isinstance(value, torch.dtype) else on_cpu(value)
-
-
 def _guess(name: str, tensor: Tensor, inputs: list[Tensor]) -> torch.dtype:
     """Declared dtype of a result whose meta run failed: floats follow the inputs' promotion."""
     floats = [declared_dtype(given) for given in inputs if given.is_floating_point()]
@@ -323,13 +338,13 @@ def _guess(name: str, tensor: Tensor, inputs: list[Tensor]) -> torch.dtype:
     return dtype
 
 
-def _product_in_float32(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+def _product_in_float32(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], real: Callable[[Any], Any]) -> Tensor:
     """A sum of products, accumulated in float32 unless a declared dtype is wider."""
     floats = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor) and value.is_floating_point()]
     wide = any(declared_dtype(value) == torch.float64 for value in floats)
 
     def narrow(value: Any) -> Any:
-        return value.to(torch.float32) if any(value is tensor for tensor in floats) and not wide else _real(value)
+        return value.to(torch.float32) if any(value is tensor for tensor in floats) and not wide else real(value)
 
     real_args, real_kwargs = tree_map(narrow, (args, kwargs))
     result = func(*real_args, **real_kwargs)

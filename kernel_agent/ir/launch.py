@@ -13,7 +13,7 @@ from torch import Tensor
 import kernel_agent.ir.operations  # noqa: F401  (fills the registry)
 from kernel_agent.ir.findings import Findings
 from kernel_agent.ir.machine import Machine
-from kernel_agent.ir.memory import Buffer, Leave, Tape
+from kernel_agent.ir.memory import CPU, Buffer, Leave, Tape
 from kernel_agent.ir.meter import Meter
 from kernel_agent.ir.numerics import Numerics
 from kernel_agent.ir.program import Block, Module
@@ -54,6 +54,8 @@ class LaunchOptions:
     numerics: Numerics = Numerics.EXACT
     slopes: Slopes | None = None
     """Who watches for infinite derivatives; None when nobody will ask for gradients, or safe mode is on."""
+    device: torch.device = CPU
+    """Where the buffers are, and everything is computed."""
 
 
 def launch(
@@ -70,7 +72,7 @@ def launch(
     `buffers` maps the upper bits of virtual addresses to all buffers a kernel may reach. Buffers are changed in
     place, and under autograd when gradients are enabled. A `meter` counts what runs. Raises `UnsupportedOp`.
     """
-    programs = torch.arange(math.prod(grid))
+    programs = torch.arange(math.prod(grid), device=options.device)
     if programs.numel() == 0:
         return
     sequential = _order_matters(module)
@@ -83,6 +85,7 @@ def launch(
         grid,
         buffers,
         sanitizer,
+        device=options.device,
         safe=options.safe,
         numerics=options.numerics,
         keep_initial=checkpoint,
@@ -108,8 +111,10 @@ def _run(machine: Machine, arguments: Sequence[RuntimeValue], programs: Tensor) 
     entry = machine.module.entry
     values: list[Any] = []
     for parameter, given in zip(entry.blocks[0].arguments, arguments, strict=True):
-        is_number = isinstance(given, (bool, int, float))
-        value = torch.tensor([given], dtype=parameter.type.dtype) if is_number else given
+        if not isinstance(given, (bool, int, float)):
+            values.append(given.map(lambda part: part.to(machine.device, non_blocking=True)))
+            continue
+        value = torch.full((1,), given, dtype=parameter.type.dtype, device=machine.device)
         if machine.faithful and isinstance(given, float):
             value = rounded(value, STORED_FLOATS[parameter.type.name])
         values.append(value)
@@ -207,12 +212,20 @@ class Chunk(torch.autograd.Function):  # type: ignore[misc]
         """Run again from the contents at the start, recorded, on the adjoint buffers of the whole launch."""
         outer: Machine = ctx.machine
         silent = Sanitizer(outer.module, outer.grid, Findings(), watch=False, races=False)
-        replay = Machine(outer.module, outer.grid, outer.buffers, silent, safe=outer.safe)
+        replay = Machine(
+            outer.module,
+            outer.grid,
+            outer.buffers,
+            silent,
+            device=outer.device,
+            safe=outer.safe,
+            numerics=outer.numerics,
+        )
         for tape in outer.tapes.values():
             again = replay.tapes[id(tape.buffer)] = Tape(tape.buffer, tape.initial, keep=True)
             if tape.buffer in ctx.buffers:
                 again.shared = tape.adjoint
-                again.token = torch.zeros((), dtype=torch.float64, requires_grad=True)
+                again.token.requires_grad_()
         with torch.enable_grad():
             _run(replay, ctx.arguments, ctx.programs)
             ends = [tape.token for tape in replay.tapes.values() if tape.token.grad_fn is not None]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kernel_agent.ir.errors import UnsupportedOp
-from kernel_agent.ir.memory import Buffer, Enter, Tape
+from kernel_agent.ir.memory import CPU, Buffer, Enter, Tape
 from kernel_agent.ir.meter import Meter
 from kernel_agent.ir.numerics import Numerics
 from kernel_agent.ir.operations.bits import apply_to_bits
@@ -56,6 +56,7 @@ class Machine:
         buffers: dict[int, Buffer],
         sanitizer: Sanitizer,
         *,
+        device: torch.device = CPU,
         safe: bool = False,
         numerics: Numerics = Numerics.EXACT,
         keep_initial: bool = False,
@@ -67,8 +68,11 @@ class Machine:
         self.buffers = buffers
         """Buffers of this execution by the upper bits of their virtual address."""
         self.sanitizer = sanitizer
+        self.numerics = numerics
         self.faithful = numerics is Numerics.FAITHFUL
         """Results are rounded as the IR declares."""
+        self.device = device
+        """Where programs, buffers and all values live."""
         self.safe = safe
         """Zero cotangents give zero gradients even where a derivative is infinite."""
         self.slopes = slopes
@@ -257,7 +261,7 @@ def _meet(jumps: list[Jump], root: Active) -> Jump:
     rows = [jump.active.rows_in(root) for jump in jumps]
     together, order = torch.sort(torch.cat(rows))
     place = torch.empty_like(order)
-    place[order] = torch.arange(order.numel())
+    place[order] = torch.arange(order.numel(), device=order.device)
     active = root.subset(together)
     positions = place.split([part.numel() for part in rows])
     arguments = [

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from kernel_agent.ir.errors import CaptureError
 
+CPU = torch.device("cpu")
+
 ADDRESS_BITS = 40
 """Every buffer owns 2**40 virtual bytes."""
 
@@ -33,7 +35,7 @@ class Buffer:
         self.itemsize = int(declared.itemsize)
         self.base = next(_NUMBERS) << ADDRESS_BITS
         """Virtual address of the first element."""
-        self.written = None if written else torch.zeros(self.size, dtype=torch.bool)
+        self.written = None if written else torch.zeros(self.size, dtype=torch.bool, device=root.device)
         """Which elements hold a value; None when all do."""
 
     @property
@@ -62,7 +64,7 @@ class Tape:
         self.contents = contents
         """Live elements, shape (size,), detached. Equal to `initial` until the first write when that must be kept."""
         self.keep = keep
-        self.token = torch.zeros((), dtype=torch.float64)
+        self.token = torch.zeros((), dtype=torch.float64, device=contents.device)
         self.changed = False
         self.faithful = False
         """What atomic updates make is rounded to the buffer's dtype."""
@@ -99,8 +101,8 @@ class Tape:
         if index.numel() < 2:
             return None
         if self._last_lane is None:
-            self._last_lane = torch.empty(self.buffer.size, dtype=torch.int64)
-        lane = torch.arange(index.numel())
+            self._last_lane = torch.empty(self.buffer.size, dtype=torch.int64, device=index.device)
+        lane = torch.arange(index.numel(), device=index.device)
         self._last_lane.index_copy_(0, index, lane)
         owner = self._last_lane.index_select(0, index)
         return None if torch.equal(owner, lane) else owner
@@ -118,8 +120,8 @@ class Tape:
         return bool(self.token.requires_grad or any(value.requires_grad for value in values))
 
 
-def _token_gradient(gradient: Tensor | None) -> Tensor:
-    return torch.zeros((), dtype=torch.float64) if gradient is None else gradient
+def _token_gradient(gradient: Tensor | None, tape: Tape) -> Tensor:
+    return torch.zeros((), dtype=torch.float64, device=tape.initial.device) if gradient is None else gradient
 
 
 class Enter(torch.autograd.Function):  # type: ignore[misc]
@@ -178,7 +180,7 @@ class Load(torch.autograd.Function):  # type: ignore[misc]
             if valid is not None:
                 index, gradient = index.masked_select(valid), gradient.masked_select(valid)
             ctx.tape.adjoint.index_add_(0, index.reshape(-1), gradient.reshape(-1))
-        return _token_gradient(token), None, None, None
+        return _token_gradient(token, ctx.tape), None, None, None
 
 
 class Store(torch.autograd.Function):  # type: ignore[misc]
@@ -200,9 +202,9 @@ class Store(torch.autograd.Function):  # type: ignore[misc]
         adjoint = ctx.tape.adjoint
         gradient = adjoint.index_select(0, index)
         if owner is not None:
-            gradient = torch.where(owner == torch.arange(owner.numel()), gradient, 0.0)
+            gradient = torch.where(owner == torch.arange(owner.numel(), device=owner.device), gradient, 0.0)
         adjoint.index_fill_(0, index, 0)
-        return _token_gradient(token), gradient, None, None, None
+        return _token_gradient(token, ctx.tape), gradient, None, None, None
 
 
 class Add(torch.autograd.Function):  # type: ignore[misc]
@@ -221,7 +223,7 @@ class Add(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, token: Tensor | None) -> tuple[Tensor, Tensor, None, None]:
         """Gather."""
         (index,) = ctx.saved_tensors
-        return _token_gradient(token), ctx.tape.adjoint.index_select(0, index), None, None
+        return _token_gradient(token, ctx.tape), ctx.tape.adjoint.index_select(0, index), None, None
 
 
 class Extreme(torch.autograd.Function):  # type: ignore[misc]
@@ -236,8 +238,9 @@ class Extreme(torch.autograd.Function):  # type: ignore[misc]
         before = contents.index_select(0, index)
         contents.scatter_reduce_(0, index, values, "amax" if largest else "amin")
         wins = (contents.index_select(0, index) == values) & (before != values)
-        lane = torch.arange(index.numel())
-        first = torch.full((tape.buffer.size,), index.numel()).scatter_reduce_(0, index[wins], lane[wins], "amin")
+        lane = torch.arange(index.numel(), device=index.device)
+        first = torch.full((tape.buffer.size,), index.numel(), device=index.device)
+        first.scatter_reduce_(0, index[wins], lane[wins], "amin")
         ctx.save_for_backward(index, wins & (first.index_select(0, index) == lane))
         return token.clone()
 
@@ -248,4 +251,4 @@ class Extreme(torch.autograd.Function):  # type: ignore[misc]
         adjoint = ctx.tape.adjoint
         gradient = torch.where(wins, adjoint.index_select(0, index), 0.0)
         adjoint.index_fill_(0, index[wins], 0)
-        return _token_gradient(token), gradient, None, None, None
+        return _token_gradient(token, ctx.tape), gradient, None, None, None

@@ -55,7 +55,7 @@ class Lanes:
         """The inverse of `select`; zero where no lane takes part."""
         if self.valid is None:
             return values.view(self.shape)
-        return torch.zeros(self.shape, dtype=values.dtype).masked_scatter(self.valid.expand(self.shape), values)
+        return values.new_zeros(self.shape).masked_scatter(self.valid.expand(self.shape), values)
 
     @cached_property
     def index(self) -> Tensor:
@@ -66,7 +66,9 @@ class Lanes:
     def program(self) -> Tensor:
         """Program of each lane, shape (n,), int32; an access that does not vary over programs belongs to many."""
         rows = self.shape[0]
-        ids = self.active.ids.to(torch.int32) if rows == self.active.size else torch.tensor([_MANY], dtype=torch.int32)
+        ids = self.active.ids.to(torch.int32)
+        if rows != self.active.size:
+            ids = ids.new_full((1,), _MANY)
         return self.select(ids.view(rows, *[1] * (len(self.shape) - 1)))
 
 
@@ -86,7 +88,7 @@ class Shadow:
     @classmethod
     def of(cls, buffer: Buffer) -> Shadow:
         """A shadow of an untouched buffer."""
-        return cls(*(torch.full((buffer.size,), _NOBODY, dtype=torch.int32) for _ in range(3)))
+        return cls(*(buffer.root.new_full((buffer.size,), _NOBODY, dtype=torch.int32) for _ in range(3)))
 
     def settle(self) -> None:
         """Fold pending reads into the map of readers."""

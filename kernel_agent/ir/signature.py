@@ -14,7 +14,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from kernel_agent.ir.errors import LaunchError
 from kernel_agent.ir.images import declared_dtype
 from kernel_agent.ir.lower import Path
-from kernel_agent.ir.memory import Buffer
+from kernel_agent.ir.memory import CPU, Buffer
 from kernel_agent.ir.program import Module
 from kernel_agent.ir.types import Kind
 from kernel_agent.ir.values import BlockPointer, Pointer, RuntimeValue
@@ -111,7 +111,7 @@ class Signature:
         buffer = self._buffer_of(tensor, name=name)
         if buffer.name.startswith("tensor("):
             buffer.name = name
-        return Pointer(buffer, torch.tensor([tensor.storage_offset()]))
+        return Pointer(buffer, torch.tensor([tensor.storage_offset()], device=CPU))
 
     def _element(self, tensor: Tensor, name: str) -> str:
         dtype = declared_dtype(tensor)
@@ -122,8 +122,8 @@ class Signature:
 
     def _descriptor(self, value: Any, name: str) -> str:
         base = self._pointer(value.base, name)
-        extents = [torch.tensor([size]) for size in value.shape]
-        strides = [torch.tensor([stride]) for stride in value.strides]
+        extents = [torch.tensor([size], device=CPU) for size in value.shape]
+        strides = [torch.tensor([stride], device=CPU) for stride in value.strides]
         self._values.append(BlockPointer(base, extents, strides, []))
         return f"tensordesc<{self._element(value.base, name)}{list(value.block_shape)}>"
 

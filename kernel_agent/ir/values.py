@@ -40,7 +40,7 @@ class Active:
 
     def rows_in(self, ancestor: Active) -> Tensor:
         """Positions of these programs in an ancestor set."""
-        rows = torch.arange(self.size)
+        rows = torch.arange(self.size, device=self.ids.device)
         current = self
         while current is not ancestor:
             if current.parent is None or current.rows is None:
@@ -113,15 +113,15 @@ class Bits:
     @classmethod
     def of(cls, integers: Tensor) -> Bits:
         """Integers that come from no float."""
-        return cls(integers, torch.zeros((1,) * integers.dim(), dtype=torch.int64))
+        return cls(integers, integers.new_zeros((1,) * integers.dim(), dtype=torch.int64))
 
     def choose(self, condition: Tensor, otherwise: RuntimeValue | None) -> Bits:
         """These lanes where the condition holds, `otherwise` (or zero) elsewhere."""
         if isinstance(otherwise, Bits):
             pattern, element = otherwise.pattern, otherwise.element
         else:
-            pattern = torch.zeros((), dtype=self.pattern.dtype) if otherwise is None else otherwise
-            element = torch.zeros((), dtype=torch.int64)
+            pattern = self.pattern.new_zeros(()) if otherwise is None else otherwise
+            element = self.element.new_zeros(())
         return Bits(torch.where(condition, self.pattern, pattern), torch.where(condition, self.element, element))
 
 
@@ -158,7 +158,7 @@ def join_rows(pieces: Sequence[tuple[Tensor, RuntimeValue]], size: int) -> Runti
     stacked = torch.cat([value.expand(rows.numel(), *tile) for rows, value in pieces])
     order = torch.cat([rows for rows, _ in pieces])
     inverse = torch.empty_like(order)
-    inverse[order] = torch.arange(size)
+    inverse[order] = torch.arange(size, device=order.device)
     return stacked.index_select(0, inverse)
 
 

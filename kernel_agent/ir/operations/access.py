@@ -61,11 +61,11 @@ def load(
                 outside = ~valid if target.mask is None else target.mask & ~valid
                 value = torch.where(outside, math.nan, value)
                 valid = outside | valid
-            fill = torch.zeros((), dtype=dtype) if result is None else result
+            fill = value.new_zeros(()) if result is None else result
             value = torch.where(valid, value, fill)
         result = value
     if result is None:
-        result = torch.zeros((1,) * (len(type_.tile) + 1), dtype=dtype)
+        result = torch.zeros((1,) * (len(type_.tile) + 1), dtype=dtype, device=machine.device)
     return Pointer(None, result) if element.kind is Kind.POINTER else result
 
 
@@ -77,7 +77,7 @@ def _gather(machine: Machine, op: Op, buffer: Buffer, offset: Tensor, valid: Ten
         machine.meter.access(Access.READ, op, buffer, lanes)
     index = offset if valid is None else torch.where(valid, offset, 0)
     if buffer.size == 0:
-        return torch.zeros(index.shape, dtype=tape.contents.dtype)
+        return tape.contents.new_zeros(index.shape)
     if tape.records():
         value, tape.token = Load.apply(tape.token, tape, index, valid)
         return value
@@ -128,9 +128,8 @@ def _load(machine: Machine, op: Op, operands: list[Any], active: Active) -> list
             block, block.offsets, type_.tile, op.attributes.get("boundaryCheck", ()), type_.scalar
         )
         pad = op.attributes.get("padding") == _PAD_NAN and type_.scalar.kind is Kind.FLOAT
-        return [
-            load(machine, op, pointer, mask, torch.tensor(math.nan, dtype=type_.dtype) if pad else None, type_, active)
-        ]
+        other = pointer.offset.new_full((), math.nan, dtype=type_.dtype) if pad else None
+        return [load(machine, op, pointer, mask, other, type_, active)]
     _, has_mask, has_other = op.attributes.get("operandSegmentSizes", (1, len(operands) > 1, len(operands) > 2))
     mask = operands[1] if has_mask else None
     other = operands[1 + has_mask] if has_other else None

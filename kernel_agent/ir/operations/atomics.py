@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from kernel_agent.ir.memory import Add, Extreme, Load, Store, Tape
+from kernel_agent.ir.memory import CPU, Add, Extreme, Load, Store, Tape
 from kernel_agent.ir.meter import Access
 from kernel_agent.ir.operations.access import check_width, to_memory
 from kernel_agent.ir.operations.pointers import Target, targets
@@ -30,7 +30,7 @@ def _read_modify_write(machine: Machine, op: Op, operands: list[Any], active: Ac
     pointer, value, *rest = operands
     type_ = op.results[0].type
     used = op.results[0].id in machine.module.used
-    result = torch.zeros((1,) * (len(type_.tile) + 1), dtype=type_.dtype)
+    result = torch.zeros((1,) * (len(type_.tile) + 1), dtype=type_.dtype, device=machine.device)
     for target in targets(machine, op, pointer, rest[0] if rest else None, active):
         check_width(machine, op, target.buffer, type_.scalar)
         lanes = _lanes(machine, op, target, value, active)
@@ -51,7 +51,7 @@ def _read_modify_write(machine: Machine, op: Op, operands: list[Any], active: Ac
 def _lanes(machine: Machine, op: Op, target: Target, value: Any, active: Active) -> Lanes:
     valid = machine.sanitizer.in_bounds(target.buffer, target.offset, target.mask, op, active, "atomic update")
     shape = value.shape if isinstance(value, Tensor) else value.pattern.shape
-    every_program = torch.empty(active.size, *[1] * (len(shape) - 1), dtype=torch.bool)
+    every_program = torch.empty(active.size, *[1] * (len(shape) - 1), dtype=torch.bool, device="meta")
     lanes = Lanes(target.offset, valid, active).broadcast(every_program, torch.empty(shape, device="meta"))
     if machine.meter is not None:
         machine.meter.access(Access.ATOMIC, op, target.buffer, lanes)
@@ -145,7 +145,7 @@ def _combined(kind: int, old: Tensor, value: Tensor) -> Tensor:
 def _compare_and_swap(machine: Machine, op: Op, operands: list[Any], active: Active) -> list[Tensor]:
     pointer, expected, value = operands
     type_ = op.results[0].type
-    result = torch.zeros((1,) * (len(type_.tile) + 1), dtype=type_.dtype)
+    result = torch.zeros((1,) * (len(type_.tile) + 1), dtype=type_.dtype, device=machine.device)
     for target in targets(machine, op, pointer, None, active):
         check_width(machine, op, target.buffer, type_.scalar)
         if target.buffer.is_float != (type_.scalar.kind is Kind.FLOAT):
@@ -162,5 +162,5 @@ def _compare_and_swap(machine: Machine, op: Op, operands: list[Any], active: Act
             found.append(old)
             if old == wanted:
                 contents[place] = new
-        result = _with_found(result, lanes, torch.tensor(found, dtype=type_.dtype))
+        result = _with_found(result, lanes, torch.tensor(found, dtype=type_.dtype, device=CPU).to(machine.device))
     return [result]

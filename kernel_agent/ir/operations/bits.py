@@ -29,7 +29,7 @@ def to_bits(machine: Machine, value: Tensor, float_type: Type) -> Bits:
     stored = STORED_FLOATS.get(float_type.name, {16: torch.float16, 32: torch.float32}.get(width, torch.float64))
     pattern = value.detach().to(stored).contiguous().view(_PATTERN[width])
     start = machine.remember(value)
-    return Bits(pattern, torch.arange(start + 1, start + 1 + value.numel()).view(value.shape))
+    return Bits(pattern, torch.arange(start + 1, start + 1 + value.numel(), device=value.device).view(value.shape))
 
 
 def to_floats(machine: Machine, value: Bits | Tensor, float_type: Type) -> Tensor:
@@ -125,4 +125,4 @@ def _plain(machine: Machine, op: Op, operands: list[Any], active: Active) -> lis
 
 def _identity(value: RuntimeValue) -> Tensor:
     """Identities of a value's lanes; zero for integers that are no floats' bits."""
-    return value.element if isinstance(value, Bits) else torch.zeros((1,) * value.dim(), dtype=torch.int64)
+    return value.element if isinstance(value, Bits) else value.new_zeros((1,) * value.dim(), dtype=torch.int64)

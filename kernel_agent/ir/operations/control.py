@@ -30,7 +30,7 @@ def _for(machine: Machine, op: Op, operands: list[Any], active: Active) -> list[
     body = op.regions[0][0]
     trips = (high - low + step - 1).div(step, rounding_mode="floor").clamp(min=0)
     shortest, longest = int(trips.min()), int(trips.max())
-    current, rows = active, torch.arange(active.size)
+    current, rows = active, torch.arange(active.size, device=active.ids.device)
     left: Pieces = []
     for k in range(longest):
         if k >= shortest:
@@ -52,7 +52,7 @@ def _for(machine: Machine, op: Op, operands: list[Any], active: Active) -> list[
 @rule("scf.while")
 def _while(machine: Machine, op: Op, operands: list[Any], active: Active) -> list[RuntimeValue]:
     before, after = op.regions[0][0], op.regions[1][0]
-    current, rows, carried = active, torch.arange(active.size), list(operands)
+    current, rows, carried = active, torch.arange(active.size, device=active.ids.device), list(operands)
     left: Pieces = []
     while True:
         condition, *passed = machine.run_values(before, carried, current)

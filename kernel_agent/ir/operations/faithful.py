@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from kernel_agent.ir.memory import CPU
 from kernel_agent.ir.operations.registry import Rule
 from kernel_agent.ir.program import Op
 from kernel_agent.ir.rounding import Mode, fused_multiply_add, rounded, tf32_nearest, tf32_truncated
@@ -115,7 +116,7 @@ def _exp(machine: Machine, op: Op, operands: list[Any], active: Active) -> list[
     if op.results[0].type.scalar.name != "f32":
         (exact,) = machine.compute(op, operands, active)
         return [rounded(exact, storage_dtype(machine, op, op.results[0].type))]
-    log2_e = rounded(torch.tensor(_LOG2_E, dtype=torch.float64), torch.float32)
+    log2_e = rounded(torch.tensor(_LOG2_E, dtype=torch.float64, device=CPU), torch.float32)
     return [rounded(torch.exp2(rounded(operands[0] * log2_e.item(), torch.float32)), torch.float32)]
 
 

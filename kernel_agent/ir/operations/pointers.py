@@ -80,7 +80,7 @@ def block_target(
     for dim, length in enumerate(shape):
         along = [1] * (rank + 1)
         along[dim + 1] = length
-        place = offsets[dim].reshape(-1, *[1] * rank) + torch.arange(length).view(along)
+        place = offsets[dim].reshape(-1, *[1] * rank) + torch.arange(length, device=offset.device).view(along)
         offset = offset + place * (block.strides[dim].reshape(-1, *[1] * rank) * scale)
         if dim in checked:
             inside = (place >= 0) & (place < block.extents[dim].reshape(-1, *[1] * rank))
@@ -93,7 +93,7 @@ def targets(machine: Machine, op: Op, pointer: Pointer, mask: Tensor | None, act
     if pointer.buffer is not None:
         return [Target(pointer.buffer, pointer.offset, mask)]
     numbers = pointer.offset >> ADDRESS_BITS
-    everywhere = torch.ones((1,) * numbers.dim(), dtype=torch.bool) if mask is None else mask
+    everywhere = numbers.new_ones((1,) * numbers.dim(), dtype=torch.bool) if mask is None else mask
     shape = torch.broadcast_shapes(numbers.shape, everywhere.shape)
     found = []
     for number in numbers.expand(shape)[everywhere.expand(shape)].unique().tolist():

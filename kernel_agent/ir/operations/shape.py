@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kernel_agent.ir.attributes import Dense
+from kernel_agent.ir.memory import CPU
 from kernel_agent.ir.operations.registry import rule
 from kernel_agent.ir.program import Op
 from kernel_agent.ir.values import Active, BlockPointer, Pointer, RuntimeValue, expand_tile, same_programs
@@ -23,36 +24,37 @@ def on_offsets(value: RuntimeValue, change: Callable[[Tensor], Tensor]) -> Runti
 
 
 @rule("arith.constant")
-def _constant(_: Machine, op: Op, __: list[Any], ___: Active) -> list[Tensor]:
+def _constant(machine: Machine, op: Op, __: list[Any], ___: Active) -> list[Tensor]:
     type_ = op.results[0].type
     value = op.attributes["value"]
     data = value.data if isinstance(value, Dense) else value
     if isinstance(data, tuple):
-        return [torch.tensor(data, dtype=type_.dtype).view(1, *type_.tile)]
-    return [_full(data, type_.dtype, len(type_.tile))]
+        return [torch.tensor(data, dtype=type_.dtype, device=CPU).to(machine.device).view(1, *type_.tile)]
+    return [_full(data, type_.dtype, len(type_.tile), machine.device)]
 
 
-def _full(data: bool | int | float, dtype: torch.dtype, rank: int) -> Tensor:
+def _full(data: bool | int | float, dtype: torch.dtype, rank: int, device: torch.device) -> Tensor:
     if dtype == torch.bool:
         data = bool(data)
-    return torch.full((1,) * (rank + 1), data, dtype=dtype)
+    return torch.full((1,) * (rank + 1), data, dtype=dtype, device=device)
 
 
 @rule("ub.poison")
-def _poison(_: Machine, op: Op, __: list[Any], ___: Active) -> list[Tensor]:
-    return [_full(0, op.results[0].type.dtype, len(op.results[0].type.tile))]
+def _poison(machine: Machine, op: Op, __: list[Any], ___: Active) -> list[Tensor]:
+    return [_full(0, op.results[0].type.dtype, len(op.results[0].type.tile), machine.device)]
 
 
 @rule("tt.make_range")
-def _range(_: Machine, op: Op, __: list[Any], ___: Active) -> list[Tensor]:
-    return [torch.arange(op.attributes["start"], op.attributes["end"], dtype=torch.int32).view(1, -1)]
+def _range(machine: Machine, op: Op, __: list[Any], ___: Active) -> list[Tensor]:
+    start, end = op.attributes["start"], op.attributes["end"]
+    return [torch.arange(start, end, dtype=torch.int32, device=machine.device).view(1, -1)]
 
 
 @rule("tt.get_program_id")
 def _program_id(machine: Machine, op: Op, _: list[Any], active: Active) -> list[Tensor]:
     axis, (x, y, _z) = op.attributes["axis"], machine.grid
     if machine.grid[axis] == 1:
-        return [torch.zeros(1, dtype=torch.int32)]
+        return [torch.zeros(1, dtype=torch.int32, device=machine.device)]
     ids = active.ids
     along = (ids % x, ids.div(x, rounding_mode="floor") % y, ids.div(x * y, rounding_mode="floor"))[axis]
     return [along.to(torch.int32)]
@@ -60,7 +62,7 @@ def _program_id(machine: Machine, op: Op, _: list[Any], active: Active) -> list[
 
 @rule("tt.get_num_programs")
 def _program_count(machine: Machine, op: Op, _: list[Any], __: Active) -> list[Tensor]:
-    return [torch.tensor([machine.grid[op.attributes["axis"]]], dtype=torch.int32)]
+    return [_full(machine.grid[op.attributes["axis"]], torch.int32, 0, machine.device)]
 
 
 @rule("tt.splat")
@@ -137,7 +139,7 @@ def _histogram(_: Machine, op: Op, operands: list[Any], __: Active) -> list[Tens
     bins = op.results[0].type.tile[0]
     inside = (whole[0] >= 0) & (whole[0] < bins)
     weight = (inside & whole[1] if len(whole) > 1 else inside).to(torch.int32)
-    empty = torch.zeros(whole[0].size(0), bins, dtype=torch.int32)
+    empty = weight.new_zeros(whole[0].size(0), bins)
     return [empty.scatter_add(1, whole[0].clamp(0, bins - 1).to(torch.int64), weight)]
 
 
