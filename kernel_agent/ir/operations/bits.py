@@ -84,6 +84,7 @@ _TAKES_BITS = frozenset(
         "tt.store",
         "tt.descriptor_store",
         "tt.atomic_rmw",
+        "tt.extern_elementwise",
         "tt.call",
         "scf.for",
         "scf.if",
