@@ -151,7 +151,7 @@ class Machine:
         returned: list[tuple[Active, list[RuntimeValue]]] = []
         while waiting:
             label = min(waiting, key=order.__getitem__)
-            jump = _meet(waiting.pop(label), active)
+            jump = _meet(waiting.pop(label))
             outcome = self._run_block(function.blocks[order[label]], jump.arguments, jump.active)
             for leap in outcome.jumps:
                 waiting.setdefault(leap.label, []).append(leap)
@@ -254,15 +254,24 @@ class Machine:
         )
 
 
-def _meet(jumps: list[Jump], root: Active) -> Jump:
-    """Programs that reach one block from several places go on together."""
+def _meet(jumps: list[Jump]) -> Jump:
+    """Programs that reach one block from several places go on together.
+
+    They become a part of the smallest set that all of them come from: values of a block that every path to here
+    passes through belong to that set or to a larger one.
+    """
     if len(jumps) == 1:
         return jumps[0]
-    rows = [jump.active.rows_in(root) for jump in jumps]
+    origin = jumps[0].active
+    while not all(jump.active.is_within(origin) for jump in jumps):
+        if origin.parent is None:
+            raise RuntimeError("programs of different launches meet")
+        origin = origin.parent
+    rows = [jump.active.rows_in(origin) for jump in jumps]
     together, order = torch.sort(torch.cat(rows))
     place = torch.empty_like(order)
     place[order] = torch.arange(order.numel(), device=order.device)
-    active = root.subset(together)
+    active = origin.subset(together)
     positions = place.split([part.numel() for part in rows])
     arguments = [
         join_rows([(part, jump.arguments[k]) for part, jump in zip(positions, jumps, strict=True)], active.size)

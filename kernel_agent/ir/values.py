@@ -38,6 +38,13 @@ class Active:
         """The programs at the given positions."""
         return Active(self.ids[rows], self, rows)
 
+    def is_within(self, ancestor: Active) -> bool:
+        """Whether these programs were narrowed from `ancestor`, or are that set itself."""
+        current: Active | None = self
+        while current is not None and current is not ancestor:
+            current = current.parent
+        return current is ancestor
+
     def rows_in(self, ancestor: Active) -> Tensor:
         """Positions of these programs in an ancestor set."""
         rows = torch.arange(self.size, device=self.ids.device)
