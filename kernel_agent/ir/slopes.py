@@ -5,6 +5,8 @@ Only where a zero cotangent meets such a derivative (0 x inf = NaN) does safe mo
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -25,11 +27,13 @@ class Slopes:
         if torch.is_grad_enabled() and not result.requires_grad:
             return  # without recording, as in the first run of a checkpoint, every result may be differentiated later
         with torch.no_grad():
-            for partial in DERIVATIVES[op.name](result, *operands):
-                if isinstance(partial, Tensor):
-                    self._sums.append(partial.sum())
-            if len(self._sums) > _FOLD_AT:
-                self._sums = [torch.stack(self._sums).sum()]
+            self.note(DERIVATIVES[op.name](result, *operands))
+
+    def note(self, slopes: Iterable[Tensor | float | None]) -> None:
+        """Note partial derivatives."""
+        self._sums += [slope.sum() for slope in slopes if isinstance(slope, Tensor)]
+        if len(self._sums) > _FOLD_AT:
+            self._sums = [torch.stack(self._sums).sum()]
 
     def all_finite(self) -> bool:
         """Whether every derivative was finite; sums that overflow count as infinite."""

@@ -1,4 +1,9 @@
-"""Arithmetic on floats. Values stay float64 whatever width the kernel declares; nothing rounds."""
+"""Arithmetic on floats. Values stay float64 whatever width the kernel declares; nothing rounds, casts included.
+
+Where a function has a kink the gradient is that of torch: ties of maximum and minimum share it evenly, a clamped value
+keeps it on the bounds, the derivative of the absolute value of zero is zero. `maxnumf` and `minnumf` drop NaN as the
+device does, `maximumf` and `minimumf` hand it on.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernel_agent.ir.operations import special
 from kernel_agent.ir.operations.registry import POINTWISE, pointwise
 from kernel_agent.ir.program import Op
 
@@ -15,6 +21,20 @@ from kernel_agent.ir.program import Op
 def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
     """Adapt a torch function that needs to know nothing of the operation."""
     return lambda op, *operands: function(*operands)  # noqa: ARG005
+
+
+def largest(a: Tensor, b: Tensor) -> Tensor:
+    """The larger operand, or the one that is not NaN."""
+    if not (a.requires_grad or b.requires_grad):
+        return torch.fmax(a, b)
+    return torch.maximum(torch.where(a.isnan(), b, a), torch.where(b.isnan(), a, b))
+
+
+def least(a: Tensor, b: Tensor) -> Tensor:
+    """The smaller operand, or the one that is not NaN."""
+    if not (a.requires_grad or b.requires_grad):
+        return torch.fmin(a, b)
+    return torch.minimum(torch.where(a.isnan(), b, a), torch.where(b.isnan(), a, b))
 
 
 POINTWISE.update(
@@ -26,12 +46,13 @@ POINTWISE.update(
             "arith.mulf": torch.mul,
             "arith.divf": torch.div,
             "arith.negf": torch.neg,
-            "arith.remf": torch.fmod,
-            "arith.maxnumf": torch.fmax,
-            "arith.minnumf": torch.fmin,
+            "arith.remf": special.fmod,
+            "arith.maxnumf": largest,
+            "arith.minnumf": least,
             "arith.maximumf": torch.maximum,
             "arith.minimumf": torch.minimum,
             "tt.precise_divf": torch.div,
+            "tt.approx_divf": torch.div,
             "tt.precise_sqrt": torch.sqrt,
             "math.exp": torch.exp,
             "math.exp2": torch.exp2,
@@ -51,7 +72,8 @@ POINTWISE.update(
             "math.floor": torch.floor,
             "math.ceil": torch.ceil,
             "math.trunc": torch.trunc,
-            "math.round": torch.round,
+            "math.round": special.round_half_away,
+            "math.roundeven": torch.round,
             "math.powf": torch.pow,
             "math.copysign": torch.copysign,
         }.items()
@@ -64,9 +86,15 @@ def _fma(_: Op, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     return a * b + c
 
 
+_PROPAGATES = 0xFFFF
+"""Value of the `propagateNan` attribute with which NaN stays NaN."""
+
+
 @pointwise("tt.clampf")
-def _clamp(_: Op, value: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    return torch.minimum(torch.maximum(value, low), high)
+def _clamp(op: Op, value: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """`min(max(value, low), high)`: bounds that are out of order give the upper one, NaN gives the lower one."""
+    clamped = torch.clamp(value, low, high)
+    return clamped if op.attributes["propagateNan"] == _PROPAGATES else torch.where(value.isnan(), low, clamped)
 
 
 @pointwise("arith.truncf", "arith.extf", "tt.fp_to_fp")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -54,10 +55,12 @@ def _reduce(machine: Machine, op: Op, operands: list[Any], active: Active) -> li
     tile = op.operands[0].type.tile
     if name in ("arith.addf", "arith.addi") and operands[0].dtype != torch.bool:
         return [expand_tile(operands[0], tile).sum(axis, dtype=operands[0].dtype)]
-    if name in ("arith.maxnumf", "arith.maximumf", "arith.maxsi"):
+    if name in ("arith.maximumf", "arith.maxsi"):
         return [expand_tile(operands[0], tile).amax(axis)]
-    if name in ("arith.minnumf", "arith.minimumf", "arith.minsi"):
+    if name in ("arith.minimumf", "arith.minsi"):
         return [expand_tile(operands[0], tile).amin(axis)]
+    if name in ("arith.maxnumf", "arith.minnumf"):
+        return [_extreme(expand_tile(operands[0], tile), axis, largest=name == "arith.maxnumf")]
     if name == "arith.mulf":
         return [expand_tile(operands[0], tile).prod(axis)]
     values = _whole(op, operands)
@@ -70,6 +73,17 @@ def _reduce(machine: Machine, op: Op, operands: list[Any], active: Active) -> li
         merged = machine.run_lanes(op.regions[0][0], [*left, *right], active, rank)
         values = [value.expand(like.shape) for value, like in zip(merged, left, strict=True)]
     return [value.squeeze(axis) for value in values]
+
+
+def _extreme(values: Tensor, axis: int, *, largest: bool) -> Tensor:
+    """Maximum or minimum along an axis, of what is not NaN if anything; ties share the gradient evenly."""
+    result = values.amax(axis) if largest else values.amin(axis)
+    if not result.is_cuda and not bool(result.isnan().any()):
+        return result
+    bound = -math.inf if largest else math.inf
+    missing = values.isnan()
+    others = torch.where(missing, bound, values)
+    return torch.where(missing.all(axis), math.nan, others.amax(axis) if largest else others.amin(axis))
 
 
 @rule("tt.scan")
@@ -103,6 +117,11 @@ def _prefixes(machine: Machine, op: Op, values: list[Tensor], axis: int, active:
 
 @rule("tt.map_elementwise")
 def _map(machine: Machine, op: Op, operands: list[Any], active: Active) -> list[Tensor]:
-    if op.attributes.get("pack", 1) != 1:
-        raise machine.unsupported(op, "map_elementwise with pack > 1 is not supported")
-    return machine.run_lanes(op.regions[0][0], operands, active, operands[0].dim() - 1)
+    """The region takes `pack` neighbours of every operand, and passes on as many of every result."""
+    pack = int(op.attributes.get("pack", 1))
+    if pack == 1:
+        return machine.run_lanes(op.regions[0][0], operands, active, operands[0].dim() - 1)
+    parts = [part for value in _whole(op, operands) for part in value.unflatten(-1, (-1, pack)).unbind(-1)]
+    like = parts[0].shape
+    results = [value.expand(like) for value in machine.run_lanes(op.regions[0][0], parts, active, parts[0].dim() - 1)]
+    return [torch.stack(results[k : k + pack], -1).flatten(-2) for k in range(0, len(results), pack)]
