@@ -22,7 +22,9 @@ from kernel_agent.pairs.spec import KernelSpec
 _STATUS_OF_FINDING = {
     "OUT_OF_BOUNDS": Status.OUT_OF_BOUNDS,
     "WILD_POINTER": Status.OUT_OF_BOUNDS,
+    "WRAPPED_OFFSET": Status.OUT_OF_BOUNDS,
     "RACE": Status.RACE,
+    "DUPLICATE_LANES": Status.RACE,
     "UNINITIALIZED_READ": Status.UNINITIALIZED_READ,
     "UNWRITTEN_OUTPUT": Status.NOT_FINITE,
     "ASSERTION": Status.CRASHED,

@@ -29,6 +29,7 @@ from kernel_agent.ir.memory import ADDRESS_BITS, Buffer
 from kernel_agent.ir.program import Module
 from kernel_agent.ir.signature import Signature
 from kernel_agent.ir.torch_calls import TorchCall
+from kernel_agent.ir.views import Geometry
 
 _OPTIONS = frozenset(
     [
@@ -136,6 +137,7 @@ class Capture:
             whole = base.dim() == 1 and base.is_contiguous() and base.numel() == elements
             root = base if whole else base.as_strided((elements,), (1,), 0)
         buffer = Buffer(name or f"tensor{tuple(tensor.shape)}", root, declared_dtype(tensor), written=written)
+        buffer.extents.whole = Geometry.of(base)
         self.buffers[buffer.base >> ADDRESS_BITS] = buffer
         self._by_storage[tensor.untyped_storage()._cdata] = buffer
         return buffer

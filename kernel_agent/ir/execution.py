@@ -173,7 +173,7 @@ class Inputs:
             name = _name_of(path, names)
             key = _leaf_key(path, name, leaves)
             image = self._leaf(images, value, key) if key is not None else images.image(value)
-            capture.buffer(image, name=name)
+            capture.buffer(image, name=name).extents.give(name, image)
             self._before.append((name, image, image.detach().clone()))
             values.append(image)
         self.args, self.kwargs = tree_unflatten(values, spec)
@@ -227,12 +227,20 @@ def _find_unwritten(result: Any, capture: Capture) -> None:
         if not isinstance(tensor, Tensor):
             continue
         buffer = capture.known_buffer(tensor)
-        missing = buffer.unwritten(tensor) if buffer is not None else 0
-        if buffer is not None and missing:
-            message = f"{missing} of {tensor.numel()} elements of output {place} ({buffer.name}) were never written"
-            capture.findings.add(
-                Finding(FindingKind.UNWRITTEN_OUTPUT, message, buffer=buffer.name, size=tensor.numel(), count=missing)
-            )
+        missing = None if buffer is None else buffer.unwritten(tensor)
+        if buffer is None or missing is None or missing.size(0) == 0:
+            continue
+        first = tuple(missing[0].tolist())
+        count = missing.size(0)
+        message = (
+            f"{count} of {tensor.numel()} elements of output {place} ({buffer.name}) were never written, "
+            f"the first is {list(first)}"
+        )
+        offset = sum(at * step for at, step in zip(first, tensor.stride(), strict=True))
+        kind = FindingKind.UNWRITTEN_OUTPUT
+        capture.findings.add(
+            Finding(kind, message, buffer=buffer.name, offset=offset, size=tensor.numel(), lane=first, count=count)
+        )
 
 
 def _has_undefined_gradients(execution: Execution) -> bool:

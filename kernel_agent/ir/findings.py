@@ -7,14 +7,39 @@ from dataclasses import dataclass, replace
 
 
 class FindingKind(str, enum.Enum):
-    """What went wrong in a kernel."""
+    """What went wrong in a kernel; `str(kind)` is its name in words."""
 
     OUT_OF_BOUNDS = "OUT_OF_BOUNDS"
-    RACE = "RACE"
-    UNINITIALIZED_READ = "UNINITIALIZED_READ"
-    UNWRITTEN_OUTPUT = "UNWRITTEN_OUTPUT"
+    """An access outside of what the pointer's argument reaches."""
     WILD_POINTER = "WILD_POINTER"
+    """A pointer into no tensor of the call."""
+    WRAPPED_OFFSET = "WRAPPED_OFFSET"
+    """An address made with a 32-bit number whose true value has more bits."""
+    RACE = "RACE"
+    """Two programs meet at one element, one of them writes, and nothing puts them in order."""
+    DUPLICATE_LANES = "DUPLICATE_LANES"
+    """One store of one program writes different values to one element."""
+    UNINITIALIZED_READ = "UNINITIALIZED_READ"
+    """A read of memory that nothing wrote."""
+    UNWRITTEN_OUTPUT = "UNWRITTEN_OUTPUT"
+    """A returned tensor with elements that nothing wrote."""
     ASSERTION = "ASSERTION"
+    """A `tl.device_assert` that did not hold."""
+
+    def __str__(self) -> str:
+        return _WORDS[self]
+
+
+_WORDS = {
+    FindingKind.OUT_OF_BOUNDS: "out of bounds",
+    FindingKind.WILD_POINTER: "wild pointer",
+    FindingKind.WRAPPED_OFFSET: "wrapped offset",
+    FindingKind.RACE: "race",
+    FindingKind.DUPLICATE_LANES: "duplicate lanes",
+    FindingKind.UNINITIALIZED_READ: "uninitialized read",
+    FindingKind.UNWRITTEN_OUTPUT: "unwritten output",
+    FindingKind.ASSERTION: "assertion",
+}
 
 
 @dataclass(frozen=True)
@@ -23,7 +48,7 @@ class Finding:
 
     kind: FindingKind
     message: str
-    """One sentence with kernel, line, buffer and numbers."""
+    """One sentence with kernel, file and line, buffer, numbers, program and lane."""
     kernel: str = ""
     """Name of the kernel; empty for an output that no kernel wrote."""
     file: str = ""
@@ -32,13 +57,20 @@ class Finding:
     buffer: str = ""
     """Name of the argument whose memory it is about."""
     offset: int | None = None
-    """First offending element, counted from the start of the buffer."""
+    """First offending element, counted from the first element of the argument."""
     size: int | None = None
-    """Number of elements of the buffer."""
+    """Number of elements of the argument."""
     program: tuple[int, int, int] | None = None
-    """Program ids of the first offender."""
+    """Program ids of the first offender; None where all programs do the same."""
+    lane: tuple[int, ...] | None = None
+    """Index of the first offender within the tile; empty for a scalar access."""
+    variables: tuple[str, ...] = ()
+    """Names of the source variables that the address is made of."""
     count: int = 1
     """Number of offending element accesses."""
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.message}"
 
 
 class Findings:

@@ -79,7 +79,7 @@ def launch(
     recording = torch.is_grad_enabled() and any(buffer.root.requires_grad for buffer in buffers.values())
     together = programs.numel() * _elements_per_program(module) <= options.recorded_elements
     checkpoint = recording and not sequential and not together
-    sanitizer = Sanitizer(module, grid, findings, watch=options.sanitize, races=not sequential)
+    sanitizer = Sanitizer(module, grid, findings, watch=options.sanitize, one_by_one=sequential)
     machine = Machine(
         module,
         grid,
@@ -119,6 +119,9 @@ def _run(machine: Machine, arguments: Sequence[RuntimeValue], programs: Tensor) 
             value = rounded(value, STORED_FLOATS[parameter.type.name])
         values.append(value)
     machine.environment.clear()
+    machine.arguments = {
+        parameter.id: value for parameter, value in zip(entry.blocks[0].arguments, values, strict=True)
+    }
     machine.run_function(entry, values, Active(programs))
 
 
@@ -211,7 +214,7 @@ class Chunk(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Run again from the contents at the start, recorded, on the adjoint buffers of the whole launch."""
         outer: Machine = ctx.machine
-        silent = Sanitizer(outer.module, outer.grid, Findings(), watch=False, races=False)
+        silent = Sanitizer(outer.module, outer.grid, Findings(), watch=False)
         replay = Machine(
             outer.module,
             outer.grid,

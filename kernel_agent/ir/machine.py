@@ -68,6 +68,7 @@ class Machine:
         self.buffers = buffers
         """Buffers of this execution by the upper bits of their virtual address."""
         self.sanitizer = sanitizer
+        sanitizer.machine = self
         self.numerics = numerics
         self.faithful = numerics is Numerics.FAITHFUL
         """Results are rounded as the IR declares."""
@@ -83,6 +84,8 @@ class Machine:
         """Counts blocks and accesses as they run."""
         self.tapes: dict[int, Tape] = {}
         self.environment: dict[int, tuple[Active, RuntimeValue]] = {}
+        self.arguments: dict[int, RuntimeValue] = {}
+        """Values of the entry's parameters by id, which outlive their last use for the words of findings."""
         self.computed = 0
         """Elements of all values computed so far: what recording them would keep."""
         self._lane_rank = 0

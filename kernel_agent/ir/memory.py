@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kernel_agent.ir.errors import CaptureError
+from kernel_agent.ir.views import Extents, Geometry
 
 CPU = torch.device("cpu")
 
@@ -35,6 +36,8 @@ class Buffer:
         self.itemsize = int(declared.itemsize)
         self.base = next(_NUMBERS) << ADDRESS_BITS
         """Virtual address of the first element."""
+        self.extents = Extents(self.size, Geometry((self.size,), (1,), 0))
+        """What arguments reach of it."""
         self.written = None if written else torch.zeros(self.size, dtype=torch.bool, device=root.device)
         """Which elements hold a value; None when all do."""
 
@@ -48,11 +51,11 @@ class Buffer:
         if self.written is not None:
             self.written.as_strided(view.size(), view.stride(), view.storage_offset())[key] = True
 
-    def unwritten(self, view: Tensor) -> int:
-        """How many elements of a tensor over this storage nothing wrote."""
+    def unwritten(self, view: Tensor) -> Tensor:
+        """Indices that nothing wrote of a tensor over this storage, shape (n, rank), int64."""
         if self.written is None:
-            return 0
-        return int((~self.written.as_strided(view.size(), view.stride(), view.storage_offset())).sum())
+            return torch.empty((0, view.dim()), dtype=torch.int64, device=CPU)
+        return (~self.written.as_strided(view.size(), view.stride(), view.storage_offset())).nonzero()
 
 
 class Tape:

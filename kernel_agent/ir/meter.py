@@ -6,9 +6,9 @@ import enum
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from kernel_agent.ir.lanes import Lanes
     from kernel_agent.ir.memory import Buffer
     from kernel_agent.ir.program import Block, Op
-    from kernel_agent.ir.sanitizer import Lanes
     from kernel_agent.ir.values import Active
 
 

@@ -111,7 +111,7 @@ class Signature:
         buffer = self._buffer_of(tensor, name=name)
         if buffer.name.startswith("tensor("):
             buffer.name = name
-        return Pointer(buffer, torch.tensor([tensor.storage_offset()], device=CPU))
+        return Pointer(buffer, torch.tensor([tensor.storage_offset()], device=CPU), buffer.extents.view(tensor, name))
 
     def _element(self, tensor: Tensor, name: str) -> str:
         dtype = declared_dtype(tensor)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from kernel_agent.ir.memory import Buffer
+    from kernel_agent.ir.views import View
 
 RuntimeValue = Any
 """A tensor, a `Pointer`, a `BlockPointer` or `Bits`."""
@@ -77,10 +78,12 @@ class Pointer:
     buffer: Buffer | None
     offset: Tensor
     """Elements from the start of the buffer, or the virtual byte address; int64."""
+    view: View | None = None
+    """What of the buffer the argument reaches that they come from, where that is known."""
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Pointer:
         """The same pointers with another layout."""
-        return Pointer(self.buffer, change(self.offset))
+        return Pointer(self.buffer, change(self.offset), self.view)
 
     def address(self) -> Tensor:
         """Virtual byte addresses, int64."""
@@ -151,7 +154,8 @@ def join_rows(pieces: Sequence[tuple[Tensor, RuntimeValue]], size: int) -> Runti
     if isinstance(first, Pointer):
         buffers = {id(value.buffer) for _, value in pieces}
         if len(buffers) == 1:
-            return Pointer(first.buffer, join_rows([(rows, value.offset) for rows, value in pieces], size))
+            view = first.view if all(value.view is first.view for _, value in pieces) else None
+            return Pointer(first.buffer, join_rows([(rows, value.offset) for rows, value in pieces], size), view)
         return Pointer(None, join_rows([(rows, value.address()) for rows, value in pieces], size))
     if isinstance(first, BlockPointer):
         return _join_blocks(pieces, size)

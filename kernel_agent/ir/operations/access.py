@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from kernel_agent.ir.lanes import Lanes
 from kernel_agent.ir.memory import Buffer, Load, Store
 from kernel_agent.ir.meter import Access
 from kernel_agent.ir.operations.bits import to_bits, to_floats
-from kernel_agent.ir.operations.pointers import block_target, targets
+from kernel_agent.ir.operations.pointers import Target, block_target, targets
 from kernel_agent.ir.operations.registry import rule
 from kernel_agent.ir.program import Op
-from kernel_agent.ir.sanitizer import Lanes
 from kernel_agent.ir.types import Kind, Type
 from kernel_agent.ir.values import Active, Bits, BlockPointer, Pointer, RuntimeValue
 
@@ -47,8 +47,8 @@ def load(
     result = other
     for target in targets(machine, op, pointer, mask, active):
         check_width(machine, op, target.buffer, element)
-        valid = machine.sanitizer.in_bounds(target.buffer, target.offset, target.mask, op, active, "load")
-        value = _gather(machine, op, target.buffer, target.offset, valid, active)
+        valid = machine.sanitizer.in_bounds(target.buffer, target.offset, target.mask, op, active, "load", target.view)
+        value = _gather(machine, op, target, valid, active)
         if target.buffer.is_float and element.kind is Kind.INT:
             bits = to_bits(machine, value, element)
             result = bits if valid is None else bits.choose(valid, result)
@@ -69,9 +69,10 @@ def load(
     return Pointer(None, result) if element.kind is Kind.POINTER else result
 
 
-def _gather(machine: Machine, op: Op, buffer: Buffer, offset: Tensor, valid: Tensor | None, active: Active) -> Tensor:
+def _gather(machine: Machine, op: Op, target: Target, valid: Tensor | None, active: Active) -> Tensor:
+    buffer, offset = target.buffer, target.offset
     tape = machine.tape(buffer)
-    lanes = Lanes(offset, valid, active)
+    lanes = Lanes(offset, valid, active, target.view)
     machine.sanitizer.read(buffer, lanes, op)
     if machine.meter is not None:
         machine.meter.access(Access.READ, op, buffer, lanes)
@@ -93,9 +94,9 @@ def store(
     for target in targets(machine, op, pointer, mask, active):
         buffer = target.buffer
         check_width(machine, op, buffer, type_.scalar)
-        valid = machine.sanitizer.in_bounds(buffer, target.offset, target.mask, op, active, "store")
+        valid = machine.sanitizer.in_bounds(buffer, target.offset, target.mask, op, active, "store", target.view)
         stored = to_memory(machine, buffer, value, type_)
-        lanes = Lanes(target.offset, valid, active).broadcast(stored)
+        lanes = Lanes(target.offset, valid, active, target.view).broadcast(stored)
         values = lanes.select(stored)
         if machine.meter is not None:
             machine.meter.access(Access.WRITE, op, buffer, lanes)

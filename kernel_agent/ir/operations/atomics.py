@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from kernel_agent.ir.lanes import Lanes
 from kernel_agent.ir.memory import CPU, Add, Extreme, Load, Store, Tape
 from kernel_agent.ir.meter import Access
 from kernel_agent.ir.operations.access import check_width, to_memory
@@ -15,7 +16,6 @@ from kernel_agent.ir.operations.pointers import Target, targets
 from kernel_agent.ir.operations.registry import rule
 from kernel_agent.ir.program import Op
 from kernel_agent.ir.rounding import rounded
-from kernel_agent.ir.sanitizer import Lanes
 from kernel_agent.ir.types import Kind
 from kernel_agent.ir.values import Active
 
@@ -49,10 +49,12 @@ def _read_modify_write(machine: Machine, op: Op, operands: list[Any], active: Ac
 
 
 def _lanes(machine: Machine, op: Op, target: Target, value: Any, active: Active) -> Lanes:
-    valid = machine.sanitizer.in_bounds(target.buffer, target.offset, target.mask, op, active, "atomic update")
+    valid = machine.sanitizer.in_bounds(
+        target.buffer, target.offset, target.mask, op, active, "atomic update", target.view
+    )
     shape = value.shape if isinstance(value, Tensor) else value.pattern.shape
     every_program = torch.empty(active.size, *[1] * (len(shape) - 1), dtype=torch.bool, device="meta")
-    lanes = Lanes(target.offset, valid, active).broadcast(every_program, torch.empty(shape, device="meta"))
+    lanes = Lanes(target.offset, valid, active, target.view).broadcast(every_program, torch.empty(shape, device="meta"))
     if machine.meter is not None:
         machine.meter.access(Access.ATOMIC, op, target.buffer, lanes)
     return lanes

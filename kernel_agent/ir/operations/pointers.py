@@ -14,6 +14,7 @@ from kernel_agent.ir.operations.registry import rule
 from kernel_agent.ir.program import Op
 from kernel_agent.ir.types import Type
 from kernel_agent.ir.values import Active, BlockPointer, Pointer
+from kernel_agent.ir.views import View
 
 if TYPE_CHECKING:
     from kernel_agent.ir.machine import Machine
@@ -26,7 +27,7 @@ def _add(_: Machine, op: Op, operands: list[Any], __: Active) -> list[Pointer]:
     if pointer.buffer is None:
         pointee = op.results[0].type.scalar.element
         offset = offset * max(1, (pointee.bits if pointee else 8) // 8)
-    return [Pointer(pointer.buffer, pointer.offset + offset)]
+    return [Pointer(pointer.buffer, pointer.offset + offset, pointer.view)]
 
 
 @rule("tt.int_to_ptr")
@@ -67,6 +68,8 @@ class Target:
     buffer: Buffer
     offset: Tensor
     mask: Tensor | None
+    view: View | None = None
+    """The argument that the pointer came from, where that is known."""
 
 
 def block_target(
@@ -85,13 +88,13 @@ def block_target(
         if dim in checked:
             inside = (place >= 0) & (place < block.extents[dim].reshape(-1, *[1] * rank))
             mask = inside if mask is None else mask & inside
-    return Pointer(block.base.buffer, offset), mask
+    return Pointer(block.base.buffer, offset, block.base.view), mask
 
 
 def targets(machine: Machine, op: Op, pointer: Pointer, mask: Tensor | None, active: Active) -> list[Target]:
     """Resolve pointers to buffers. Only virtual addresses can reach more than one."""
     if pointer.buffer is not None:
-        return [Target(pointer.buffer, pointer.offset, mask)]
+        return [Target(pointer.buffer, pointer.offset, mask, pointer.view)]
     numbers = pointer.offset >> ADDRESS_BITS
     everywhere = numbers.new_ones((1,) * numbers.dim(), dtype=torch.bool) if mask is None else mask
     shape = torch.broadcast_shapes(numbers.shape, everywhere.shape)

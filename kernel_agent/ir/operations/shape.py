@@ -151,7 +151,8 @@ def _select(machine: Machine, op: Op, operands: list[Any], _: Active) -> list[Ru
     if isinstance(then, Pointer):
         condition = _align(condition, then.offset)
         if then.buffer is otherwise.buffer:
-            return [Pointer(then.buffer, torch.where(condition, then.offset, otherwise.offset))]
+            view = then.view if then.view is otherwise.view else None
+            return [Pointer(then.buffer, torch.where(condition, then.offset, otherwise.offset), view)]
         return [Pointer(None, torch.where(condition, then.address(), otherwise.address()))]
     return [torch.where(_align(condition, then), then, otherwise)]
 
