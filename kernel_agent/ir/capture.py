@@ -1,31 +1,35 @@
 """Follows one call of a stub: every kernel launch in it is lowered and executed instead of going to a GPU.
 
-This is the part that leans on Triton's internals: `JITFunction.run` and `Autotuner.run` are replaced for the duration
-of one call. Autotuned kernels run with the first configuration that survives the user's own pruning.
+This is the part that leans on Triton's internals: `JITFunction.run` and `Autotuner.run` answer differently on the
+capturing thread. Autotuned kernels run with the first configuration that survives the user's own pruning and that
+Triton accepts.
 """
 
 from __future__ import annotations
 
 import contextlib
 import inspect
+import operator
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
 from triton.runtime.autotuner import Autotuner
+from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernel_agent.ir.errors import CaptureError, LaunchError
+from kernel_agent.ir.errors import CaptureError, LaunchError, LoweringError
 from kernel_agent.ir.findings import Findings
-from kernel_agent.ir.functions import TORCH_APPLY, capturing
-from kernel_agent.ir.images import ImageMode, declared_dtype
+from kernel_agent.ir.functions import apply_patch
+from kernel_agent.ir.images import ImageMode, Images, declared_dtype, is_image
 from kernel_agent.ir.launch import LaunchOptions, Runner, launch
 from kernel_agent.ir.lower import lower
 from kernel_agent.ir.memory import ADDRESS_BITS, Buffer
+from kernel_agent.ir.patches import CodePatch, Patch, Scene
 from kernel_agent.ir.program import Module
 from kernel_agent.ir.signature import Signature
 from kernel_agent.ir.torch_calls import TorchCall
@@ -111,12 +115,29 @@ class _Compiled:
 class Capture:
     """Buffers, launches and calls of one execution."""
 
-    def __init__(self, *, grad: bool, poison: bool, options: LaunchOptions, runner: Runner = launch) -> None:
+    def __init__(
+        self,
+        *,
+        grad: bool,
+        poison: bool,
+        options: LaunchOptions,
+        runner: Runner = launch,
+        configs: Mapping[str, int] | None = None,
+    ) -> None:
         self.grad = grad
         self.poison = poison
         self.options = options
         self.runner = runner
         """What executes a lowered launch."""
+        self.configs = configs or {}
+        """Which configuration an autotuned kernel runs with, by its name; 0 for those that are not named."""
+        self.tuned: dict[str, int] = {}
+        """How many configurations every autotuned kernel that was launched has after pruning."""
+        self.functions = 0
+        """How many `autograd.Function`s the stub is inside of."""
+        self.images = Images(options.numerics, options.device)
+        self._adopted: dict[int, tuple[Tensor, Tensor]] = {}
+        self._tuners: dict[int, tuple[Any, dict[str, Any]]] = {}
         self.findings = Findings()
         self.launches: list[Launch] = []
         self.calls: dict[TorchCall, None] = {}
@@ -150,25 +171,41 @@ class Capture:
         """A torch function was called."""
         self.calls[call] = None
 
+    def adopt(self, tensor: Tensor, image: Tensor | None = None) -> Tensor:
+        """The image of a tensor that is no argument: a module's parameter, a table among the globals.
+
+        The same tensor has the same image throughout, and tensors that share storage have images that do. `image` says
+        which one it shall be.
+        """
+        if image is not None:
+            self._adopted[id(tensor)] = (tensor, image)
+        if is_image(tensor):
+            return tensor
+        known = self._adopted.get(id(tensor))
+        if known is None:
+            with torch._C.DisableTorchFunction():
+                # torch code that the mode cannot see computed it from images: it is connected to them
+                ours = tensor.grad_fn is not None and tensor.dtype == torch.float64
+                known = self._adopted[id(tensor)] = (tensor, tensor if ours else self.images.image(tensor))
+        return known[1]
+
+    @contextlib.contextmanager
+    def inside_function(self) -> Iterator[None]:
+        """The stub runs the forward of an `autograd.Function`, where torch records nothing."""
+        self.functions += 1
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self.functions -= 1
+
     # --- launches
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Intercept launches and run torch code on images while the block runs."""
-        capture = self
-
-        def run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-            for hook in getattr(self, "pre_run_hooks", ()):
-                hook(*args, **kwargs)
-            if warmup:
-                bound = inspect.signature(self.fn).bind_partial(*args, **_parameters_only(self, kwargs))
-                return _Compiled(capture, self, dict(bound.arguments))
-            return capture.launch(self, grid, args, kwargs)
-
+        """Intercept launches on this thread and run torch code on images while the block runs."""
         with (
-            mock.patch.object(JITFunction, "run", run),
-            mock.patch.object(Autotuner, "run", _run_first_configuration),
-            capturing(),
+            SCENE.entered(self),
             torch.set_grad_enabled(self.grad),
             ImageMode(
                 self,
@@ -178,7 +215,45 @@ class Capture:
                 device=self.options.device,
             ),
         ):
-            yield
+            try:
+                yield
+            finally:
+                for tuner, before in self._tuners.values():
+                    vars(tuner).pop("best_config", None)
+                    vars(tuner).update(before)
+
+    def tune(self, tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """`Autotuner.run` without a clock. Hooks that only its benchmark calls are not called.
+
+        Raises `LaunchError` when no configuration is left, and `LoweringError` when Triton refuses all of them.
+        """
+        name = tuner.base_fn.__name__
+        configs = list(tuner.configs)
+        given = dict(zip(tuner.arg_names, args, strict=False))
+        if len(configs) > 1 and tuner.early_config_prune is not None:
+            configs = list(tuner.early_config_prune(configs, given, **kwargs))
+        if not configs:
+            raise LaunchError(f"kernel {name}: pruning leaves no autotune configuration", kernel=name)
+        self.tuned[name] = len(configs)
+        refused: LoweringError | None = None
+        for config in configs[self.configs.get(name, 0) :]:
+            chosen = config.all_kwargs()
+            if chosen.keys() & kwargs.keys():
+                twice = ", ".join(sorted(chosen.keys() & kwargs.keys()))
+                raise LaunchError(f"kernel {name}: {twice} comes from autotune and from the launch", kernel=name)
+            self._tuners.setdefault(
+                id(tuner), (tuner, {key: vars(tuner)[key] for key in ("best_config",) if key in vars(tuner)})
+            )
+            tuner.best_config = config
+            if config.pre_hook is not None:
+                config.pre_hook({**given, **kwargs, **chosen})
+            try:
+                return tuner.fn.run(*args, **kwargs, **chosen)
+            except LoweringError as error:
+                if name in self.configs:
+                    raise
+                refused = refused or error
+        raise refused or LaunchError(f"kernel {name} has no such autotune configuration", kernel=name)
 
     def launch(self, kernel: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Compiled:
         """Lower and execute one launch. Raises `LaunchError`, `LoweringError`, `UnsupportedOp`."""
@@ -191,11 +266,9 @@ class Capture:
         except TypeError as error:
             raise LaunchError(f"kernel {name} is launched with wrong arguments: {error}", kernel=name) from error
         bound.apply_defaults()
-        values = dict(bound.arguments)
+        values = {key: self._argument(value) for key, value in bound.arguments.items()}
         sizes = grid(dict(values)) if callable(grid) else grid
         file, line = _launch_site()
-        if self.grad:
-            _refuse_foreign_function(name)
         with torch._C.DisableTorchFunction(), torch.set_grad_enabled(self.grad):
             signature = Signature(kernel, values, self.buffer)
             module = lower(kernel, signature.types, signature.constants)
@@ -205,48 +278,31 @@ class Capture:
             self.runner(module, blocks, arguments, self.buffers, self.findings, self.options)
         return _Compiled(self, kernel, values)
 
+    def _argument(self, value: Any) -> Any:
+        """A launch argument; tensors in it as images."""
+        if isinstance(value, Tensor):
+            return self.adopt(value)
+        if isinstance(value, (tuple, list)):
+            parts = [self._argument(part) for part in value]
+            return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+        if isinstance(value, TensorDescriptor):
+            return replace(value, base=self.adopt(value.base))
+        return value
+
 
 def _parameters_only(kernel: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in kwargs.items() if key in kernel.arg_names}
 
 
 def _grid(sizes: Any, kernel: str) -> tuple[int, int, int]:
-    listed = [int(size) for size in (sizes if isinstance(sizes, (tuple, list)) else (sizes,))]
+    try:
+        listed = [operator.index(size) for size in (sizes if isinstance(sizes, (tuple, list)) else (sizes,))]
+    except TypeError as error:
+        raise LaunchError(f"kernel {kernel} is launched with grid {sizes}: {error}", kernel=kernel) from error
     if not 1 <= len(listed) <= 3 or min(listed) < 0:
         raise LaunchError(f"kernel {kernel} is launched with grid {tuple(listed)}: one to three sizes are needed")
     x, y, z = (*listed, 1, 1)[:3]
     return x, y, z
-
-
-def _run_first_configuration(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """`Autotuner.run` without a clock."""
-    self.nargs = dict(zip(self.arg_names, args, strict=False))
-    configs = list(self.configs)
-    if len(configs) > 1 and self.early_config_prune is not None:
-        configs = list(self.early_config_prune(configs, self.nargs, **kwargs)) or configs
-    config = configs[0]
-    self.best_config = config
-    chosen = config.all_kwargs()
-    if config.pre_hook is not None:
-        config.pre_hook({**self.nargs, **kwargs, **chosen})
-    result = self.fn.run(*args, **{**kwargs, **chosen})
-    self.nargs = None
-    return result
-
-
-def _refuse_foreign_function(kernel: str) -> None:
-    """A launch inside of torch's own `Function.apply` would get its gradient from a backward nobody has proven."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code is TORCH_APPLY.__code__:
-            raise CaptureError(
-                f"kernel {kernel} runs inside a torch.autograd.Function whose apply was bound before the stand-in",
-                remedy="Import the file with kernel_agent.ir.import_module, or call the function's forward directly.",
-                kernel=kernel,
-            )
-        if frame.f_back is None:
-            return
-        frame = frame.f_back
 
 
 def _launch_site() -> tuple[str, int | None]:
@@ -261,3 +317,61 @@ def _launch_site() -> tuple[str, int | None]:
             break
         frame = frame.f_back
     return "", None
+
+
+# --- what the capturing thread meets instead of Triton and torch
+
+
+def _actor() -> Capture:
+    capture = SCENE.actor
+    if capture is None:
+        raise CaptureError("a launch was captured outside of any capture")
+    return capture
+
+
+def _run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> _Compiled:
+    """`JITFunction.run`."""
+    for hook in getattr(self, "pre_run_hooks", ()):
+        hook(*args, **kwargs)
+    if warmup:
+        bound = inspect.signature(self.fn).bind_partial(*args, **_parameters_only(self, kwargs))
+        return _Compiled(_actor(), self, dict(bound.arguments))
+    return _actor().launch(self, grid, args, kwargs)
+
+
+def _tune(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """`Autotuner.run`."""
+    return _actor().tune(self, args, kwargs)
+
+
+def _interpret(self: Any, *_args: Any, **_kwargs: Any) -> Any:
+    """`InterpretedFunction.run`: what it wraps has been rewritten for NumPy and has no IR."""
+    name = self.fn.__name__
+    raise CaptureError(
+        f"kernel {name} was made for Triton's interpreter",
+        remedy="Unset TRITON_INTERPRET before the file is imported.",
+        kernel=name,
+    )
+
+
+def _uncompiled(model: Any = None, **_options: Any) -> Any:
+    """`torch.compile`: what it is given runs as it is written."""
+    return model if model is not None else lambda model: model
+
+
+def _patches() -> list[Patch | CodePatch]:
+    patches: list[Patch | CodePatch] = [
+        apply_patch(),
+        Patch(JITFunction, "run", _run),
+        Patch(Autotuner, "run", _tune),
+        Patch(InterpretedFunction, "run", _interpret),
+        Patch(torch, "compile", _uncompiled),
+    ]
+    compiler = sys.modules.get("torch._dynamo.eval_frame")
+    if compiler is not None:  # functions that were compiled at import ask it at every call
+        patches.append(Patch(compiler, "_callback_from_stance", lambda _callback: None))
+    return patches
+
+
+SCENE: Scene[Capture] = Scene(_patches)
+"""Where launches go to the current thread's capture."""

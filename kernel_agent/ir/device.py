@@ -15,15 +15,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 import triton
 from torch.overrides import TorchFunctionMode
 
-from kernel_agent.ir.functions import dispatching_apply
 from kernel_agent.ir.lower import TARGET
 from kernel_agent.ir.memory import CPU
+from kernel_agent.ir.patches import Patch, Scene
 
 CUDA = torch.device("cuda", 0)
 """The device that everything claims to be on."""
@@ -50,6 +49,7 @@ class DeviceProperties:
 
 
 PROPERTIES = DeviceProperties()
+_GENERATOR = torch.Generator
 
 
 class _DriverUtils:
@@ -107,6 +107,17 @@ class StandInDriver:
         """See `get_empty_cache_for_benchmark`."""
 
 
+class _Elsewhere:
+    """Triton's active driver as threads without a stand-in know it, made when it is first asked for."""
+
+    def __init__(self, active: Any) -> None:
+        self._active = active
+
+    def __getattr__(self, name: str) -> Any:
+        """An attribute of the driver. Raises what Triton raises on a machine without one."""
+        return getattr(self._active or triton.runtime.driver.default, name)
+
+
 class _Scope:
     """`torch.cuda.device`, `torch.cuda.stream` and the like: a context that does nothing."""
 
@@ -134,7 +145,37 @@ class _Stream(_Scope):
 
     def record_event(self, event: object = None) -> object:
         """Nothing runs."""
-        return event
+        return event or _Event()
+
+    def wait_event(self, _event: object) -> None:
+        """Nothing runs."""
+
+    def query(self) -> bool:
+        """Nothing runs."""
+        return True
+
+
+class _Event:
+    """An event that has passed."""
+
+    def __init__(self, *_args: object, **_kwargs: object) -> None:
+        self.device = CUDA
+
+    def record(self, _stream: object = None) -> None:
+        """Nothing runs."""
+
+    wait = record
+
+    def synchronize(self) -> None:
+        """Nothing runs."""
+
+    def query(self) -> bool:
+        """Nothing runs."""
+        return True
+
+    def elapsed_time(self, _end: object) -> float:
+        """Milliseconds between two events; nothing is timed here."""
+        return 1.0
 
 
 def names_gpu(value: Any) -> bool:
@@ -169,18 +210,17 @@ class _CpuTensors(TorchFunctionMode):  # type: ignore[misc]
         if func is torch.Tensor.cuda:
             return args[0]
         kwargs = {key: on_cpu(value) for key, value in (kwargs or {}).items() if key != "pin_memory"}
+        if type(kwargs.get("device")) is int:
+            kwargs["device"] = CPU
         return func(*[on_cpu(value) for value in args], **kwargs)
 
 
-class _Generator(torch.Generator):  # type: ignore[misc]
+def _generator(device: Any = "cpu") -> torch.Generator:
     """A generator that lives on the CPU wherever it is asked for."""
-
-    def __new__(cls, device: Any = "cpu") -> Any:
-        """Ignore the device."""
-        return super().__new__(cls, device=on_cpu(device))
+    return _GENERATOR(device=on_cpu(device))
 
 
-def _answers() -> dict[str, Any]:
+def _cuda_answers() -> dict[str, Any]:
     """Replacements of attributes of `torch.cuda`."""
     return {
         "is_available": lambda: True,
@@ -195,31 +235,72 @@ def _answers() -> dict[str, Any]:
         "mem_get_info": lambda _device=None: (PROPERTIES.total_memory, PROPERTIES.total_memory),
         "memory_allocated": lambda _device=None: 0,
         "max_memory_allocated": lambda _device=None: 0,
+        "memory_reserved": lambda _device=None: 0,
         "reset_peak_memory_stats": lambda _device=None: None,
         "empty_cache": lambda: None,
         "synchronize": lambda _device=None: None,
         "manual_seed": lambda _seed: None,
         "manual_seed_all": lambda _seed: None,
+        "is_current_stream_capturing": lambda: False,
         "device": _Scope,
         "device_of": _Scope,
         "stream": _Scope,
         "Stream": _Stream,
+        "Event": _Event,
         "current_stream": lambda _device=None: _Stream(),
         "default_stream": lambda _device=None: _Stream(),
+        "set_stream": lambda _stream: None,
+        # what torch's own functions ask in turn, for modules that bound those before the stand-in
         "_lazy_init": lambda: None,
+        "_is_compiled": lambda: True,
+        "_nvml_based_avail": lambda: True,
+        "_get_device_properties": lambda _device: PROPERTIES,
+        "_exchange_device": lambda _device: 0,
+        "_maybe_exchange_device": lambda _device: 0,
     }
+
+
+_C_ANSWERS: dict[str, Any] = {
+    "_cuda_getDevice": lambda: 0,
+    "_cuda_setDevice": lambda _device: None,
+    "_cuda_synchronize": lambda: None,
+    "_cuda_getCurrentRawStream": lambda _device: 0,
+}
+"""Replacements of attributes of `torch._C`."""
+
+_ACCELERATOR_ANSWERS: dict[str, Any] = {
+    "is_available": lambda: True,
+    "device_count": lambda: 1,
+    "current_accelerator": lambda *_args, **_kwargs: torch.device("cuda"),
+    "current_device_index": lambda: 0,
+    "current_device_idx": lambda: 0,
+    "set_device_index": lambda _device: None,
+    "set_device_idx": lambda _device: None,
+    "synchronize": lambda _device=None: None,
+}
+"""Replacements of attributes of `torch.accelerator`."""
+
+
+def _patches() -> list[Patch]:
+    answers = [
+        (torch.cuda, _cuda_answers()),
+        (torch._C, _C_ANSWERS),
+        (torch.accelerator, _ACCELERATOR_ANSWERS),
+        (torch, {"Generator": _generator, "set_default_device": lambda _device: None}),
+    ]
+    patches = [Patch(owner, name, answer) for owner, named in answers for name, answer in named.items()]
+    driver = triton.runtime.driver
+    return [*patches, Patch(driver, "_active", StandInDriver(), elsewhere=_Elsewhere(driver._active))]
+
+
+SCENE: Scene[bool] = Scene(_patches)
+"""Where questions about the GPU are answered by the stand-in."""
 
 
 @contextlib.contextmanager
 def standin() -> Iterator[None]:
-    """Answer for a GPU while the block runs. May be nested."""
-    with contextlib.ExitStack() as stack:
-        for name, answer in _answers().items():
-            stack.enter_context(mock.patch.object(torch.cuda, name, answer))
-        stack.enter_context(mock.patch.object(torch, "Generator", _Generator))
-        stack.enter_context(mock.patch.object(triton.runtime.driver, "_active", StandInDriver()))
-        stack.enter_context(mock.patch.object(torch.autograd.Function, "apply", classmethod(dispatching_apply)))
-        stack.enter_context(_CpuTensors())
+    """Answer for a GPU on this thread while the block runs. May be nested."""
+    with SCENE.entered(True), _CpuTensors():
         yield
 
 

@@ -9,17 +9,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten_with_path, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_map
 
 from kernel_agent.errors import InputError
 from kernel_agent.ir.capture import Capture, Launch
 from kernel_agent.ir.device import standin, start_cuda
 from kernel_agent.ir.findings import Finding, FindingKind
-from kernel_agent.ir.images import Images, declare, declared_dtype, held_dtype
+from kernel_agent.ir.inputs import Inputs
 from kernel_agent.ir.launch import LaunchOptions
 from kernel_agent.ir.memory import CPU
 from kernel_agent.ir.numerics import Numerics
-from kernel_agent.ir.signature_names import argument_names
 from kernel_agent.ir.slopes import Slopes
 from kernel_agent.ir.torch_calls import CallClass, TorchCall
 
@@ -87,9 +86,11 @@ def execute(
 
     `args` and `kwargs` may hold tensors in tuples, lists and dicts; all are copied, with their strides and shared
     storages.
-    `leaves` names tensor arguments that results are connected to by autograd: by position, or by name (`x`,
-    `weights[0]` for one in a tuple); without any, nothing is recorded. Leaves have the argument's shape; an expanded
-    argument gets one element per index.
+    `fn` may be any callable: a function, a method, a partial, an `autograd.Function`'s apply, a module. `leaves` names
+    tensor arguments that results are connected to by autograd: by position, or by name (`x`, `weights[0]` for one in a
+    tuple), and parameters of a module as `named_parameters` does; without any, nothing is recorded. Leaves have the
+    argument's shape; an argument whose indices share elements (an expanded one) gets one element per index, and of two
+    arguments that overlap each gets a gradient of its own.
 
     Raises what `fn` raises, `IRError`, and `InputError` for leaves in faithful arithmetic, which is for running forward
     and backward kernels, not for autograd. What the sanitizer finds is in the result, not raised.
@@ -125,8 +126,9 @@ def _run(
     )
     capture = Capture(grad=bool(leaves), poison=options.poison, options=launch_options)
     inputs = Inputs(fn, args, kwargs, leaves, capture)
-    with standin(), capture.running():
+    with standin(), capture.running(), inputs.module_kept():
         result = fn(*inputs.args, **inputs.kwargs)
+    result = tree_map(lambda part: capture.adopt(part) if isinstance(part, Tensor) else part, result)
     if options.sanitize:
         _find_unwritten(result, capture)
     execution = Execution(
@@ -145,80 +147,6 @@ def _device_of(values: Any) -> torch.device:
     """The GPU of the first tensor that is on one, else the CPU."""
     devices = [leaf.device for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
     return next((device for device in devices if device.type == "cuda"), CPU)
-
-
-class Inputs:
-    """Images of the arguments of one call."""
-
-    def __init__(
-        self,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        leaves: Collection[int | str],
-        capture: Capture,
-        images: Images | None = None,
-    ) -> None:
-        self.leaves: dict[int | str, Tensor] = {}
-        self._before: list[tuple[str, Tensor, Tensor]] = []
-        names = argument_names(fn, len(args))
-        self._device = capture.options.device
-        images = images or Images(capture.options.numerics, self._device)
-        flat, spec = tree_flatten_with_path((list(args), dict(kwargs)))
-        values = []
-        for path, value in flat:
-            if not isinstance(value, Tensor):
-                values.append(value)
-                continue
-            name = _name_of(path, names)
-            key = _leaf_key(path, name, leaves)
-            image = self._leaf(images, value, key) if key is not None else images.image(value)
-            capture.buffer(image, name=name).extents.give(name, image)
-            self._before.append((name, image, image.detach().clone()))
-            values.append(image)
-        self.args, self.kwargs = tree_unflatten(values, spec)
-
-    def _leaf(self, images: Images, value: Tensor, key: int | str) -> Tensor:
-        declared = declared_dtype(value)
-        leaf = value.detach().to(self._device, torch.float64).clone(memory_format=torch.contiguous_format)
-        leaf.requires_grad_(True)
-        self.leaves[key] = leaf
-        if torch._debug_has_internal_overlap(value) == 1:  # several indices share one element
-            return declare(leaf.clone(), declared)
-        storage = images.storage(value, held_dtype(declared))
-        with torch.enable_grad():
-            image = storage.as_strided(value.size(), value.stride(), value.storage_offset())
-            image.copy_(leaf)
-        return declare(image, declared)
-
-    def images(self) -> dict[str, Tensor]:
-        """The images by name."""
-        return {name: image for name, image, _ in self._before}
-
-    def mutated(self) -> tuple[str, ...]:
-        """Names of arguments whose content is no longer what it was."""
-        changed = []
-        for name, image, before in self._before:
-            same = torch.equal(image.detach(), before) or torch.allclose(
-                image.detach().double(), before.double(), rtol=0.0, atol=0.0, equal_nan=True
-            )
-            if not same:
-                changed.append(name)
-        return tuple(changed)
-
-
-def _name_of(path: tuple[Any, ...], names: list[str]) -> str:
-    """`x`, `saved[0]`, `options['scale']`: path below (args, kwargs)."""
-    in_args = path[0].idx == 0
-    top = names[path[1].idx] if in_args else str(path[1].key)
-    return top + "".join(str(key) for key in path[2:])
-
-
-def _leaf_key(path: tuple[Any, ...], name: str, leaves: Collection[int | str]) -> int | str | None:
-    """The entry of `leaves` that means this argument, if any."""
-    if len(path) == 2 and path[0].idx == 0 and path[1].idx in leaves:
-        return int(path[1].idx)
-    return name if name in leaves else None
 
 
 def _find_unwritten(result: Any, capture: Capture) -> None:

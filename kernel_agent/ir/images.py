@@ -8,16 +8,19 @@ the same call on meta tensors.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload, OpOverloadPacket
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
+from kernel_agent.ir.custom_ops import custom_function
 from kernel_agent.ir.device import CUDA, names_gpu
+from kernel_agent.ir.errors import CaptureError
+from kernel_agent.ir.exactness import exactly
 from kernel_agent.ir.memory import CPU, Buffer
 from kernel_agent.ir.numerics import Numerics
 from kernel_agent.ir.placement import compute_on
@@ -29,6 +32,11 @@ _WIDE_UNSIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.ui
 """torch computes little with these; images hold the same bits signed."""
 
 
+def is_image(tensor: Tensor) -> bool:
+    """Whether a tensor is an image."""
+    return hasattr(tensor, _ATTRIBUTE)
+
+
 def declared_dtype(tensor: Tensor) -> torch.dtype:
     """The dtype an image reports; the tensor's own dtype for any other tensor."""
     return getattr(tensor, _ATTRIBUTE, None) or tensor.dtype
@@ -36,6 +44,8 @@ def declared_dtype(tensor: Tensor) -> torch.dtype:
 
 def held_dtype(declared: torch.dtype) -> torch.dtype:
     """The dtype an image of a declared dtype is held in."""
+    if declared.is_complex:
+        return torch.complex128
     return torch.float64 if declared.is_floating_point else _WIDE_UNSIGNED.get(declared, declared)
 
 
@@ -80,8 +90,21 @@ class Images:
         return self._storages[key]
 
 
+def _name(func: Any) -> str:
+    """The name of a torch function, without the overload of an operator."""
+    if isinstance(func, (OpOverload, OpOverloadPacket)):
+        return str(func._qualified_op_name if isinstance(func, OpOverloadPacket) else func._schema.name).split("::")[-1]
+    return str(getattr(func, "__name__", ""))
+
+
 class Session(Protocol):
-    """What the mode tells of its work."""
+    """What the mode asks, and tells of its work."""
+
+    functions: int
+    """How many `autograd.Function`s the code is inside of."""
+
+    def adopt(self, tensor: Tensor) -> Tensor:
+        """The image of a tensor that is none."""
 
     def buffer(self, tensor: Tensor, *, written: bool = True) -> Buffer:
         """The buffer behind an image."""
@@ -117,6 +140,12 @@ _PRODUCTS = frozenset(
 _UNDECIDED = (RuntimeError, TypeError, ValueError, IndexError)
 """What a call on meta tensors may raise when its result depends on values; the real call then decides."""
 
+_PARTS = tuple(getattr(Tensor, name) for name in ("data", "T", "mT", "H", "mH", "real", "imag"))
+"""Attributes that are tensors on the same memory."""
+
+_NO_TENSORS = frozenset({torch.device, torch.is_grad_enabled, torch._C._set_grad_enabled})
+"""Naming the GPU is not using it, and whether gradients are recorded is answered and set as the code sees it."""
+
 _POISON = 77
 """Unwritten integers: tracked, so the value only has to be defined."""
 
@@ -146,8 +175,8 @@ class ImageMode(TorchFunctionMode):  # type: ignore[misc]
     ) -> Any:
         """Run one torch function on images."""
         kwargs = dict(kwargs or {})
-        name = getattr(func, "__name__", "")
-        if func is torch.device:  # naming the GPU is not using it
+        name = _name(func)
+        if func in _NO_TENSORS:
             return func(*args, **kwargs)
         if name == "__get__":
             return self._attribute(func, args)
@@ -178,20 +207,34 @@ class ImageMode(TorchFunctionMode):  # type: ignore[misc]
             return declared.itemsize
         if own is Tensor.nbytes:
             return declared.itemsize * tensor.numel()
+        if own is Tensor.data and self.session.functions:
+            return self._call("data", _alias, args, {})
         with torch.set_grad_enabled(self.grad):
-            result = func(*args)
+            result = func(tensor if is_image(tensor) or own not in _PARTS else self.session.adopt(tensor))
         return declare(result, declared) if isinstance(result, Tensor) and result is not tensor else result
 
     def _call(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         inputs = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
+        if not all(is_image(value) for value in inputs):
+            args, kwargs = tree_map(self._adopted, (args, kwargs))
+            inputs = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
+        python = custom_function(func)
+        if python is not None:
+            with self:
+                return python(*args, **kwargs)
+        if name == "detach" and self.session.functions:  # a forward is not recorded: there detaching changes nothing
+            func = _alias
         expected = _expected(name, func, args, kwargs, bool(inputs))
-        with torch.set_grad_enabled(self.grad), _float64_by_default():
-            result = self._compute(name, func, args, kwargs)
-        result = self._declare_all(name, result, expected, inputs)
-        if self.faithful:
-            _round_all((args[0], result) if name == "__setitem__" else result)
+        with torch.set_grad_enabled(self.grad):
+            result = self._compute(name, func, *exactly(name, args, kwargs, getattr(expected, "dtype", None)))
+            result = self._declare_all(name, result, expected, inputs)
+            if self.faithful:
+                _round_all((args[0], result) if name == "__setitem__" else result)
         self._note(name, args, kwargs, result, inputs)
         return result
+
+    def _adopted(self, value: Any) -> Any:
+        return self.session.adopt(value) if isinstance(value, Tensor) else value
 
     def _compute(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if name in ("cuda", "cpu"):
@@ -236,8 +279,16 @@ class ImageMode(TorchFunctionMode):  # type: ignore[misc]
                 continue
             tensor = leaf.clone() if known else leaf
             dtype = hint.dtype if isinstance(hint, (_Fresh, _Same)) else _guess(name, tensor, inputs)
+            if isinstance(hint, (_Fresh, _Same)) and hint.shape != tensor.shape:
+                raise CaptureError(
+                    f"torch function {name} reads the bits of {tensor.dtype} memory, which is not followed",
+                    remedy="Convert values with .to(dtype), or reinterpret bits inside of a kernel.",
+                )
             if tensor.dtype != held_dtype(dtype):
-                dtype = tensor.dtype
+                if tensor.dtype != held_dtype(tensor.dtype):
+                    tensor = tensor.to(held_dtype(tensor.dtype))
+                if tensor.dtype != held_dtype(dtype):
+                    dtype = tensor.dtype
             changed.append(declare(tensor, dtype))
         return spec.unflatten(changed)
 
@@ -266,14 +317,15 @@ class ImageMode(TorchFunctionMode):  # type: ignore[misc]
 
 
 class _Same:
-    """On meta tensors the call returned one of its arguments."""
+    """On meta tensors the call returned one of its arguments, of this dtype and shape."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, dtype: torch.dtype, shape: torch.Size) -> None:
         self.dtype = dtype
+        self.shape = shape
 
 
 class _Fresh(_Same):
-    """On meta tensors the call returned a new tensor of this dtype."""
+    """On meta tensors the call returned a new tensor of this dtype and shape."""
 
 
 def _expected(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], has_inputs: bool) -> Any:
@@ -293,7 +345,7 @@ def _expected(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     meta_kwargs.pop("pin_memory", None)
     meta_kwargs.pop("generator", None)
     if name in ("cuda", "cpu"):
-        return _Same(declared_dtype(args[0]))
+        return _Same(declared_dtype(args[0]), args[0].shape)
     if not has_inputs and class_of(name, floats=True) is CallClass.ALLOCATION:
         meta_kwargs["device"] = torch.device("meta")
     try:
@@ -306,7 +358,7 @@ def _expected(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
         if not isinstance(value, Tensor):
             return value
         same = any(value is twin for twin in seen)
-        return _Same(value.dtype) if same else _Fresh(value.dtype)
+        return (_Same if same else _Fresh)(value.dtype, value.shape)
 
     return tree_map(describe, result)
 
@@ -318,11 +370,16 @@ def _question(session: Session, func: Any, args: tuple[Any, ...]) -> Any:
     if func is Tensor.get_device:
         return 0
     if func is Tensor.data_ptr:
-        buffer = session.buffer(args[0])
+        buffer = session.buffer(session.adopt(args[0]))
         return buffer.base + args[0].storage_offset() * buffer.itemsize
     if func is Tensor.type and len(args) == 1:
         return f"torch.cuda.{str(declared_dtype(args[0])).removeprefix('torch.')}"
     return None
+
+
+def _alias(tensor: Tensor) -> Tensor:
+    """A view of all of a tensor."""
+    return tensor.view_as(tensor)
 
 
 def _guess(name: str, tensor: Tensor, inputs: list[Tensor]) -> torch.dtype:
@@ -371,14 +428,3 @@ def _poison(tensor: Tensor) -> None:
             tensor.fill_(float("nan"))
         else:
             tensor.fill_(0 if tensor.dtype == torch.bool else _POISON)
-
-
-@contextlib.contextmanager
-def _float64_by_default() -> Iterator[None]:
-    """Numbers without a dtype must not be rounded to float32 on their way into an image."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)

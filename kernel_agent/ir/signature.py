@@ -86,7 +86,8 @@ class Signature:
             self.constants[path] = value.value if isinstance(value, tl.constexpr) else value
             return "constexpr"
         if isinstance(value, (tuple, list)):
-            return tuple(self._classify((*path, place), part, parameter) for place, part in enumerate(value))
+            parts = [self._classify((*path, place), part, parameter) for place, part in enumerate(value)]
+            return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
         if isinstance(value, TensorDescriptor):
             return self._descriptor(value, parameter.name)
         if isinstance(value, Tensor):

@@ -11,7 +11,7 @@ import triton.language as tl
 from gradient_check import check_gradients
 from torch import Tensor
 
-from kernel_agent.ir import CallClass, CaptureError, LaunchError, as_image, declared_dtype, execute
+from kernel_agent.ir import CallClass, LaunchError, as_image, declared_dtype, execute
 
 
 @triton.jit
@@ -114,68 +114,6 @@ def test_a_stub_under_no_grad_or_detach_still_gives_the_kernels_gradient():
         return double(x.detach())
 
     check_gradients(stub, (torch.randn(20),), lambda x: 2 * x)
-
-
-class Double(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return double(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad * 100  # wrong on purpose: the truth must come from the kernel
-
-
-def test_autograd_functions_are_run_plainly():
-    check_gradients(lambda x: Double.apply(x), (torch.randn(20),), lambda x: 2 * x)
-
-
-BOUND_EARLY = """
-import torch, triton
-import triton.language as tl
-
-@triton.jit
-def kernel(X, Y, n, BLOCK: tl.constexpr):
-    c = tl.arange(0, BLOCK)
-    tl.store(Y + c, tl.load(X + c, mask=c < n) * 2, mask=c < n)
-
-class Double(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        y = torch.empty_like(x)
-        kernel[(1,)](x, y, x.numel(), BLOCK=32)
-        return y
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad * 100
-
-double = Double.apply
-"""
-
-
-def test_an_apply_that_was_bound_at_import_is_run_plainly_too(tmp_path):
-    from kernel_agent.ir import import_module
-
-    path = tmp_path / "bound_early.py"
-    path.write_text(BOUND_EARLY)
-    module = import_module(path, "capture_bound_early")
-    check_gradients(module.double, (torch.randn(20),), lambda x: 2 * x)
-    # outside of a capture it is torch's own apply again
-    x = torch.randn(3, requires_grad=True)
-    assert module.double.__func__.__name__ == "dispatching_apply"
-    assert torch.autograd.Function.apply.__func__.__name__ == "apply"
-    assert x.requires_grad
-
-
-bound_here = Double.apply
-
-
-def test_an_apply_that_was_bound_elsewhere_is_refused_instead_of_believed():
-    # its gradient would silently come from the function's own backward
-    with pytest.raises(CaptureError, match="bound before the stand-in"):
-        execute(lambda x: bound_here(x), (torch.randn(4),), {}, leaves=(0,))
 
 
 def test_an_expanded_leaf_gets_one_gradient_element_per_index():
