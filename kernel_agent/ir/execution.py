@@ -41,10 +41,9 @@ class ExecOptions:
     poison: bool = True
     """Fresh `empty()` allocations hold NaN and count as unwritten."""
     safety: Safety = Safety.AUTO
-    chunk_elements: int = 1 << 21
-    """Programs x largest tile that run at once without recording."""
-    recorded_elements: int = 1 << 24
-    """Elements of intermediate values that a recorded launch may keep; larger launches are checkpointed in chunks."""
+    memory: int = 1 << 30
+    """Bytes that intermediate values may take, about. What would take more is recomputed in the backward, in chunks of
+    programs and segments of loops; the tensors themselves, and what their overwritten elements held, come on top."""
     numerics: Numerics = Numerics.EXACT
     """FAITHFUL rounds every result as the kernel would, in kernels and in torch code between them."""
     device: torch.device | None = None
@@ -121,9 +120,7 @@ def _run(
     device = options.device or _device_of((args, kwargs))
     start_cuda(device)
     slopes = Slopes() if leaves and not safe else None
-    launch_options = LaunchOptions(
-        options.sanitize, safe, options.chunk_elements, options.recorded_elements, options.numerics, slopes, device
-    )
+    launch_options = LaunchOptions(options.sanitize, safe, options.memory, options.numerics, slopes, device)
     capture = Capture(grad=bool(leaves), poison=options.poison, options=launch_options)
     inputs = Inputs(fn, args, kwargs, leaves, capture)
     with standin(), capture.running(), inputs.module_kept():

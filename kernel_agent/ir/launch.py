@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 import kernel_agent.ir.operations  # noqa: F401  (fills the registry)
+from kernel_agent.ir.chunks import Plan, run_checkpointed
 from kernel_agent.ir.findings import Findings
 from kernel_agent.ir.machine import Machine
-from kernel_agent.ir.memory import CPU, Buffer, Leave, Tape
+from kernel_agent.ir.memory import CPU, Buffer, Leave
 from kernel_agent.ir.meter import Meter
 from kernel_agent.ir.numerics import Numerics
-from kernel_agent.ir.program import Block, Module
+from kernel_agent.ir.program import Module
 from kernel_agent.ir.rounding import rounded
 from kernel_agent.ir.sanitizer import Sanitizer
+from kernel_agent.ir.segments import Loop
 from kernel_agent.ir.slopes import Slopes
 from kernel_agent.ir.types import STORED_FLOATS, Kind
 from kernel_agent.ir.values import Active, BlockPointer, Pointer, RuntimeValue
@@ -39,6 +41,13 @@ class Runner(Protocol):
         """See `launch`."""
 
 
+@dataclass
+class Kept:
+    """What the launches of one execution have recorded so far."""
+
+    nbytes: int = 0
+
+
 @dataclass(frozen=True)
 class LaunchOptions:
     """How a launch is run."""
@@ -47,15 +56,14 @@ class LaunchOptions:
     """Judge unwritten reads and races; bounds are always judged."""
     safe: bool = False
     """See `Machine.safe`."""
-    chunk_elements: int = 1 << 21
-    """Programs x largest tile that run at once without recording."""
-    recorded_elements: int = 1 << 24
-    """Elements of intermediate values that are kept when recording; larger launches are checkpointed in chunks."""
+    memory: int = 1 << 30
+    """Bytes that intermediate values may take, about; see `chunks` and `segments`."""
     numerics: Numerics = Numerics.EXACT
     slopes: Slopes | None = None
     """Who watches for infinite derivatives; None when nobody will ask for gradients, or safe mode is on."""
     device: torch.device = CPU
     """Where the buffers are, and everything is computed."""
+    kept: Kept = field(default_factory=Kept)
 
 
 def launch(
@@ -77,8 +85,8 @@ def launch(
         return
     sequential = _order_matters(module)
     recording = torch.is_grad_enabled() and any(buffer.root.requires_grad for buffer in buffers.values())
-    together = programs.numel() * _elements_per_program(module) <= options.recorded_elements
-    checkpoint = recording and not sequential and not together
+    plan = Plan.of(module, programs.numel(), options.memory, options.kept.nbytes, options.device)
+    checkpoint = recording and not sequential and plan.checkpoint
     sanitizer = Sanitizer(module, grid, findings, watch=options.sanitize, one_by_one=sequential)
     machine = Machine(
         module,
@@ -92,11 +100,14 @@ def launch(
         meter=meter,
         slopes=options.slopes,
     )
+    machine.records, machine.budget = recording, max(plan.budget // 2, plan.budget - options.kept.nbytes)
+    machine.reachable = _reachable(module, buffers, arguments)
     if checkpoint:
-        _run_checkpointed(machine, arguments, programs, options.recorded_elements)
+        run_checkpointed(machine, plan, lambda machine, part: _run(machine, arguments, part), programs)
+    elif sequential:
+        _run_in_order(machine, arguments, programs)
     else:
-        chunk = max(1, options.chunk_elements // _largest_tile(module))
-        for part in programs.split(1 if sequential else programs.numel() if recording else chunk):
+        for part in programs.split(plan.together):
             _run(machine, arguments, part)
     for tape in machine.tapes.values():
         if tape.changed:
@@ -105,6 +116,9 @@ def launch(
                 root.copy_(Leave.apply(tape.token, tape).view(root.shape))
             elif tape.contents.data_ptr() != root.data_ptr():
                 root.copy_(tape.contents.view(root.shape))
+    if recording and not checkpoint:
+        options.kept.nbytes += machine.computed
+    machine.close()
 
 
 def _run(machine: Machine, arguments: Sequence[RuntimeValue], programs: Tensor) -> None:
@@ -125,6 +139,23 @@ def _run(machine: Machine, arguments: Sequence[RuntimeValue], programs: Tensor) 
     machine.run_function(entry, values, Active(programs))
 
 
+def _run_in_order(machine: Machine, arguments: Sequence[RuntimeValue], programs: Tensor) -> None:
+    loop, done = Loop(machine, None), 0
+
+    while done < programs.numel():
+        count = loop.ahead(programs.numel() - done, programs.numel() - done)
+        part = programs[done : done + count]
+
+        def run(machine: Machine, carried: list[RuntimeValue], active: Active) -> list[RuntimeValue]:
+            for program in active.ids.split(1):
+                _run(machine, arguments, program)
+            return carried
+
+        loop.run(run, [], Active(part), count)
+        done += count
+    loop.end()
+
+
 def _order_matters(module: Module) -> bool:
     """Whether programs talk to each other: locks, or atomics whose old value is used."""
     return any(
@@ -133,104 +164,14 @@ def _order_matters(module: Module) -> bool:
     )
 
 
-def _largest_tile(module: Module) -> int:
-    """Elements of the largest float tile a program computes."""
-    sizes = [
-        math.prod(result.type.tile)
-        for op in module.all_ops
-        for result in op.results
-        if result.type.kind is Kind.TENSOR and result.type.scalar.kind is not Kind.POINTER
-    ]
-    return max(sizes, default=1)
-
-
-def _elements_per_program(module: Module) -> int:
-    """A guess, from the text alone, of what one program computes: the body of a loop counts eight times."""
-
-    def count(blocks: list[Block]) -> int:
-        total = 0
-        for op in (op for block in blocks for op in block.ops):
-            inner = sum(count(region) for region in op.regions)
-            total += inner * (8 if op.name in ("scf.for", "scf.while") else 1)
-            total += sum(math.prod(result.type.tile) for result in op.results)
-        return total
-
-    return max(1, sum(count(function.blocks) for function in module.functions.values()))
-
-
-def _run_checkpointed(
-    machine: Machine, arguments: Sequence[RuntimeValue], programs: Tensor, recorded_elements: int
-) -> None:
-    """Run in chunks without recording; the backward runs each chunk again with recording.
-
-    What a program computes depends on its loops, so the size of a chunk is learnt from the chunk before.
-    """
-    buffers = [buffer for buffer in _reachable(machine, arguments) if buffer.is_float]
-    size = max(1, recorded_elements // _elements_per_program(machine.module))
-    start = 0
-    while start < programs.numel():
-        part = programs[start : start + size]
-        start += part.numel()
-        tokens = [machine.tape(buffer).token for buffer in buffers]
-        machine.computed = 0
-        advanced = Chunk.apply(machine, arguments, part, buffers, *tokens)
-        for buffer, token in zip(buffers, advanced, strict=True):
-            machine.tape(buffer).token = token
-        each = machine.computed // part.numel() + 1
-        size = min(4 * size, max(1, recorded_elements // each))
-
-
-def _reachable(machine: Machine, arguments: Sequence[RuntimeValue]) -> list[Buffer]:
-    """Buffers that arguments point to, or all when a kernel makes pointers from integers."""
-    if any(op.name == "tt.int_to_ptr" for op in machine.module.all_ops):
-        return list(machine.buffers.values())
+def _reachable(module: Module, buffers: dict[int, Buffer], arguments: Sequence[RuntimeValue]) -> list[Buffer]:
+    """Buffers that arguments point to, or all when a kernel makes or reads pointers."""
+    made = (op for op in module.all_ops if op.name in ("tt.int_to_ptr", "tt.load"))
+    if any(op.results[0].type.scalar.kind is Kind.POINTER for op in made):
+        return list(buffers.values())
     found: dict[int, Buffer] = {}
     for value in arguments:
         pointer = value.base if isinstance(value, BlockPointer) else value
         if isinstance(pointer, Pointer) and pointer.buffer is not None:
             found[id(pointer.buffer)] = pointer.buffer
     return list(found.values())
-
-
-class Chunk(torch.autograd.Function):  # type: ignore[misc]
-    """(Tokens of all reachable buffers) -> tokens, over a chunk of programs that run independently of the others."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        machine: Machine,
-        arguments: Sequence[RuntimeValue],
-        programs: Tensor,
-        buffers: list[Buffer],
-        *tokens: Tensor,
-    ) -> tuple[Tensor, ...]:
-        """Run, keeping nothing but the contents at the start of the launch."""
-        ctx.machine, ctx.arguments, ctx.programs, ctx.buffers = machine, arguments, programs, buffers
-        with torch.no_grad():
-            _run(machine, arguments, programs)
-        return tuple(token.clone() for token in tokens)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Run again from the contents at the start, recorded, on the adjoint buffers of the whole launch."""
-        outer: Machine = ctx.machine
-        silent = Sanitizer(outer.module, outer.grid, Findings(), watch=False)
-        replay = Machine(
-            outer.module,
-            outer.grid,
-            outer.buffers,
-            silent,
-            device=outer.device,
-            safe=outer.safe,
-            numerics=outer.numerics,
-        )
-        for tape in outer.tapes.values():
-            again = replay.tapes[id(tape.buffer)] = Tape(tape.buffer, tape.initial, keep=True)
-            if tape.buffer in ctx.buffers:
-                again.shared = tape.adjoint
-                again.token.requires_grad_()
-        with torch.enable_grad():
-            _run(replay, ctx.arguments, ctx.programs)
-            ends = [tape.token for tape in replay.tapes.values() if tape.token.grad_fn is not None]
-            torch.autograd.backward(ends, [torch.zeros_like(end) for end in ends])
-        return (None, None, None, None, *[torch.zeros_like(gradient) for gradient in gradients])

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from kernel_agent.ir.errors import UnsupportedOp
+from kernel_agent.ir.findings import Findings
 from kernel_agent.ir.memory import CPU, Buffer, Enter, Tape
 from kernel_agent.ir.meter import Meter
 from kernel_agent.ir.numerics import Numerics
@@ -20,7 +22,7 @@ from kernel_agent.ir.operations.safe import SafePointwise
 from kernel_agent.ir.program import Block, Function, Module, Op
 from kernel_agent.ir.sanitizer import Sanitizer
 from kernel_agent.ir.slopes import Slopes
-from kernel_agent.ir.values import Active, Bits, RuntimeValue, join_rows, take_rows
+from kernel_agent.ir.values import Active, Bits, Pointer, RuntimeValue, join_rows, take_rows
 
 _LEAVES_BLOCK = frozenset(
     {"scf.yield", "scf.condition", "tt.return", "tt.reduce.return", "tt.scan.return", "tt.map_elementwise.return"}
@@ -87,7 +89,13 @@ class Machine:
         self.arguments: dict[int, RuntimeValue] = {}
         """Values of the entry's parameters by id, which outlive their last use for the words of findings."""
         self.computed = 0
-        """Elements of all values computed so far: what recording them would keep."""
+        """Bytes of all values computed so far: about what recording them keeps."""
+        self.records = False
+        """Whether gradients will be asked for."""
+        self.budget = sys.maxsize
+        """Bytes of values that may be recorded at one time; loops that would exceed it run in segments."""
+        self.reachable: list[Buffer] = []
+        """Buffers that this launch may touch."""
         self._lane_rank = 0
         self._sources: list[Tensor] = []
 
@@ -119,10 +127,52 @@ class Machine:
                 keep=self.keep_initial or torch.is_grad_enabled(),
             )
             tape.faithful = self.faithful
+            tape.stable = self.keep_initial
             if records:
                 tape.token = Enter.apply(flat, tape)
             self.tapes[id(buffer)] = tape
         return tape
+
+    @property
+    def recording(self) -> bool:
+        """Whether values computed now are kept for a backward pass."""
+        return self.records and torch.is_grad_enabled() and not self._lane_rank
+
+    def replay(self, contents: dict[int, Tensor], floats: Collection[Buffer], *, keep: bool) -> Machine:
+        """A machine that repeats a part of this launch inside of a backward pass, recorded and without judging.
+
+        `contents` is memory at the start, by id of the buffer; unless it is to be kept, writes change it. Adjoints of
+        the buffers of `floats` go to the adjoint buffers of this launch.
+        """
+        silent = Sanitizer(self.module, self.grid, Findings(), watch=False)
+        again = Machine(
+            self.module,
+            self.grid,
+            self.buffers,
+            silent,
+            device=self.device,
+            safe=self.safe,
+            numerics=self.numerics,
+        )
+        again.records, again.budget, again.reachable = True, self.budget, self.reachable
+        for tape in self.tapes.values():
+            if id(tape.buffer) in contents:
+                other = again.tapes[id(tape.buffer)] = Tape(tape.buffer, contents[id(tape.buffer)], keep=keep)
+                other.stable = keep
+                if tape.buffer in floats:
+                    other.shared = tape.adjoint
+                    other.token.requires_grad_()
+        return again
+
+    def ends(self) -> list[Tensor]:
+        """Tokens of what was recorded, with which a backward pass starts."""
+        return [tape.token for tape in self.tapes.values() if tape.token.grad_fn is not None]
+
+    def close(self) -> None:
+        """Nothing more will run."""
+        self.environment.clear()
+        for tape in self.tapes.values():
+            tape.close()
 
     @property
     def in_lanes(self) -> bool:
@@ -189,7 +239,9 @@ class Machine:
             for value, result in zip(op.results, results, strict=True):
                 environment[value.id] = (active, result)
                 if isinstance(result, Tensor):
-                    self.computed += result.numel()
+                    self.computed += result.nbytes
+                elif isinstance(result, Pointer):
+                    self.computed += result.offset.nbytes
             for dead in op.last_uses:
                 environment.pop(dead, None)
         return Outcome()

@@ -67,13 +67,18 @@ class Tape:
         self.contents = contents
         """Live elements, shape (size,), detached. Equal to `initial` until the first write when that must be kept."""
         self.keep = keep
+        self.stable = False
+        """Whether nobody else changes `initial` either."""
         self.token = torch.zeros((), dtype=torch.float64, device=contents.device)
         self.changed = False
         self.faithful = False
         """What atomic updates make is rounded to the buffer's dtype."""
         self.shared: Tensor | None = None
         """Adjoint buffer of an enclosing tape, for replays."""
+        self.log: list[tuple[Tensor, Tensor]] | None = None
+        """(Elements, what they held) of every write, while somebody wants to know."""
         self._adjoint: Tensor | None = None
+        self._snapshot: Tensor | None = None
         self._last_lane: Tensor | None = None
         self._task = -1
 
@@ -91,13 +96,28 @@ class Tape:
         """Start (or, with None, end) this tape's part in the running backward pass."""
         self._task, self._adjoint = torch._C._current_graph_task_id(), value
 
-    def open_for_writing(self) -> Tensor:
-        """Live contents that may be changed in place."""
+    def open_for_writing(self, index: Tensor) -> Tensor:
+        """Live contents, of which the elements `index` (n,) are going to be changed in place."""
+        if self.log is not None:
+            self.log.append((index, self.contents.index_select(0, index)))
         if not self.changed:
             self.changed = True
             if self.keep:
                 self.contents = self.contents.clone()
+        self._snapshot = None
         return self.contents
+
+    def snapshot(self) -> Tensor:
+        """The contents as they are now, in a tensor that no later write changes; not to be changed by the caller."""
+        if self._snapshot is None:
+            self._snapshot = self.contents if self.stable and self.keep and not self.changed else self.contents.clone()
+        return self._snapshot
+
+    def close(self) -> None:
+        """The launch is over: keep what a backward pass needs. Tokens and tapes would hold each other alive."""
+        self.token = torch.zeros_like(self.token)
+        self.contents = self.initial
+        self.log = self._snapshot = self._last_lane = None
 
     def owners(self, index: Tensor) -> Tensor | None:
         """Whose value each element keeps, as lanes (n,), when some of `index` (n,) are equal; None when none are."""
@@ -114,7 +134,7 @@ class Tape:
         """Write values (n,) to elements (n,); of equal elements the owner's value stays."""
         if owner is not None:
             values = values.index_select(0, owner)
-        self.open_for_writing().index_copy_(0, index, values)
+        self.open_for_writing(index).index_copy_(0, index, values)
 
     def records(self, *values: Tensor) -> bool:
         """Whether an access must be recorded for the backward pass."""
@@ -219,7 +239,7 @@ class Add(torch.autograd.Function):  # type: ignore[misc]
         ctx.set_materialize_grads(False)
         ctx.tape = tape
         ctx.save_for_backward(index)
-        tape.open_for_writing().index_add_(0, index, values)
+        tape.open_for_writing(index).index_add_(0, index, values)
         return token.clone()
 
     @staticmethod
@@ -237,7 +257,7 @@ class Extreme(torch.autograd.Function):  # type: ignore[misc]
         """Scatter-reduce, and find per element the first lane that made the result."""
         ctx.set_materialize_grads(False)
         ctx.tape = tape
-        contents = tape.open_for_writing()
+        contents = tape.open_for_writing(index)
         before = contents.index_select(0, index)
         contents.scatter_reduce_(0, index, values, "amax" if largest else "amin")
         wins = (contents.index_select(0, index) == values) & (before != values)

@@ -62,6 +62,19 @@ class Op:
     last_uses: tuple[int, ...] = ()
     """Ids of values of the same block that nothing reads after this operation."""
 
+    @cached_property
+    def captures(self) -> tuple[int, ...]:
+        """Ids of values from outside that the regions read."""
+        inside: set[int] = set()
+        read: dict[int, None] = {}
+        for blocks in self.regions:
+            inside.update(value.id for block in blocks for value in block.arguments)
+            for op in walk(blocks):
+                inside.update(result.id for result in op.results)
+                inside.update(value.id for region in op.regions for block in region for value in block.arguments)
+                read.update((value.id, None) for value in op.operands)
+        return tuple(place for place in read if place not in inside)
+
 
 @dataclass(eq=False)
 class Function:

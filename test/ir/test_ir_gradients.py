@@ -178,7 +178,7 @@ def test_causal_attention_with_online_softmax(length):
 def test_running_in_checkpointed_chunks_changes_nothing(stub, shapes):
     # every chunk is replayed in the backward on one shared adjoint buffer
     args = tuple(torch.randn(shape) for shape in shapes)
-    options = ExecOptions(chunk_elements=512, recorded_elements=512)
+    options = ExecOptions(memory=1 << 15)
     reference = _layernorm_reference if stub is layernorm else _attention_reference
     check_gradients(stub, args, reference, options=options)
 

@@ -76,14 +76,14 @@ def _update(machine: Machine, op: Op, tape: Tape, kind: int, index: Tensor, valu
         elif tape.faithful and floats:
             _add_in_turn(tape, index, values)
         else:
-            tape.open_for_writing().index_add_(0, index, values)
+            tape.open_for_writing(index).index_add_(0, index, values)
     elif kind in (_MAX, _MIN) or (floats and kind in (_UMAX, _UMIN)):
         # Triton updates floats as integers: positive ones signed, negative ones unsigned and therefore reversed.
         largest = kind in (_MAX, _UMIN) if floats and op.operands[1].type.scalar.kind is Kind.INT else kind == _MAX
         if records:
             tape.token = Extreme.apply(tape.token, values, tape, index, largest)
         else:
-            tape.open_for_writing().scatter_reduce_(0, index, values, "amax" if largest else "amin")
+            tape.open_for_writing(index).scatter_reduce_(0, index, values, "amax" if largest else "amin")
     elif kind == _EXCHANGE:
         owner = tape.owners(index)
         if records:
@@ -155,7 +155,7 @@ def _compare_and_swap(machine: Machine, op: Op, operands: list[Any], active: Act
         lanes = _lanes(machine, op, target, value, active)
         machine.sanitizer.update(target.buffer, lanes, op)
         tape = machine.tape(target.buffer)
-        contents = tape.open_for_writing()
+        contents = tape.open_for_writing(lanes.index)
         found = []
         for place, wanted, new in zip(
             lanes.index.tolist(), lanes.select(expected).tolist(), lanes.select(value).tolist(), strict=True

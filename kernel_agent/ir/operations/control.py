@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from bisect import bisect_right
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from kernel_agent.ir.operations.registry import rule
-from kernel_agent.ir.program import Op
+from kernel_agent.ir.program import Block, Op
+from kernel_agent.ir.segments import Loop, Stretch
 from kernel_agent.ir.values import Active, RuntimeValue, join_rows, take_rows
 
 if TYPE_CHECKING:
@@ -29,11 +32,12 @@ def _for(machine: Machine, op: Op, operands: list[Any], active: Active) -> list[
     carried: list[RuntimeValue] = list(operands[3:])
     body = op.regions[0][0]
     trips = (high - low + step - 1).div(step, rounding_mode="floor").clamp(min=0)
-    shortest, longest = int(trips.min()), int(trips.max())
-    current, rows = active, torch.arange(active.size, device=active.ids.device)
+    lengths = trips.unique().tolist()
+    current, rows = active, torch.arange(active.size, device=machine.device)
     left: Pieces = []
-    for k in range(longest):
-        if k >= shortest:
+    loop, k = Loop(machine, op), 0
+    while k < lengths[-1]:
+        if k >= lengths[0]:
             going = (trips.expand(active.size) if trips.size(0) == 1 else trips)[rows] > k
             if not bool(going.all()):
                 stays, leaves = going.nonzero().flatten(), (~going).nonzero().flatten()
@@ -41,31 +45,61 @@ def _for(machine: Machine, op: Op, operands: list[Any], active: Active) -> list[
                 carried = [take_rows(value, stays) for value in carried]
                 rows = rows[stays]
                 current = active.subset(rows)
-        counter = (low + k * step).to(body.arguments[0].type.dtype)
-        counter = counter if current is active else take_rows(counter, rows)
-        carried = machine.run_values(body, [counter, *carried], current)
+        first, each = (low, step) if current is active else (take_rows(low, rows), take_rows(step, rows))
+        until = lengths[bisect_right(lengths, k)]  # where the next programs leave
+        count = loop.ahead(until - k, lengths[-1] - k)
+        carried = loop.run(_iterations(body, first + k * each, each, count), carried, current, count)
+        k += count
+    loop.end()
     if not left:
         return carried
     return _join([*left, (rows, carried)], active.size) if carried else []
 
 
+def _iterations(body: Block, first: Tensor, step: Tensor, count: int) -> Stretch:
+    def run(machine: Machine, carried: list[RuntimeValue], active: Active) -> list[RuntimeValue]:
+        for k in range(count):
+            counter = (first + k * step).to(body.arguments[0].type.dtype)
+            carried = machine.run_values(body, [counter, *carried], active)
+        return carried
+
+    return run
+
+
 @rule("scf.while")
 def _while(machine: Machine, op: Op, operands: list[Any], active: Active) -> list[RuntimeValue]:
-    before, after = op.regions[0][0], op.regions[1][0]
-    current, rows, carried = active, torch.arange(active.size, device=active.ids.device), list(operands)
+    before = op.regions[0][0]
+    current, rows = active, torch.arange(active.size, device=machine.device)
+    passed = machine.run_values(before, operands, active)
     left: Pieces = []
+    loop = Loop(machine, op)
     while True:
-        condition, *passed = machine.run_values(before, carried, current)
-        going = condition.expand(current.size)
+        going = passed[0].expand(current.size)
         if not bool(going.all()):
             stays, leaves = going.nonzero().flatten(), (~going).nonzero().flatten()
-            left.append((rows[leaves], [take_rows(value, leaves) for value in passed]))
+            left.append((rows[leaves], [take_rows(value, leaves) for value in passed[1:]]))
             rows = rows[stays]
             if rows.numel() == 0:
+                loop.end()
                 return _join(left, active.size)
             passed = [take_rows(value, stays) for value in passed]
             current = active.subset(rows)
-        carried = machine.run_values(after, passed, current)
+        count = loop.ahead(sys.maxsize, 1)
+        passed = loop.run(_rounds(op, count), passed, current, count)
+
+
+def _rounds(op: Op, most: int) -> Stretch:
+    """Rounds of a while loop, until a program leaves it; a condition and the values passed with it are carried."""
+    before, after = op.regions[0][0], op.regions[1][0]
+
+    def run(machine: Machine, passed: list[RuntimeValue], active: Active) -> list[RuntimeValue]:
+        for _ in range(most):
+            passed = machine.run_values(before, machine.run_values(after, passed[1:], active), active)
+            if not bool(passed[0].all()):
+                break
+        return passed
+
+    return run
 
 
 @rule("scf.if")
