@@ -73,6 +73,14 @@ def _printed(kernel: Any, signature: Mapping[str, Any], constexprs: Mapping[Path
         module = source.make_ir(TARGET, *helpers)
     except CompilationError as error:
         raise _lowering_error(kernel, error) from error
+    except RuntimeError as error:  # the verifier has printed the operation and its line by now
+        name = kernel.fn.__name__
+        raise LoweringError(
+            f"Triton builds no valid IR from kernel {name}: {error}",
+            remedy="Look for the operation that Triton names on stderr.",
+            kernel=name,
+            file=kernel.fn.__code__.co_filename,
+        ) from error
     manager = mlir.pass_manager(module.context)
     passes.common.add_inliner(manager)
     passes.common.add_canonicalizer(manager)

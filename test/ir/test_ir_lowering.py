@@ -61,6 +61,20 @@ def test_what_triton_refuses_comes_with_its_message_and_line():
 
 
 @triton.jit
+def _pointer_is_no_tile(X, BLOCK: tl.constexpr):
+    tl.atomic_or(X, tl.load(X + tl.arange(0, BLOCK)))
+
+
+def test_ir_that_does_not_verify_is_a_lowering_error_and_not_a_crash(capfd):
+    def stub(x):
+        _pointer_is_no_tile[(1,)](x, BLOCK=16)
+
+    with pytest.raises(LoweringError, match="no valid IR from kernel _pointer_is_no_tile"):
+        execute(stub, (torch.arange(16, dtype=torch.int32),))
+    assert "tt.atomic_rmw" in capfd.readouterr().err
+
+
+@triton.jit
 def _named(X, BLOCK: tl.constexpr):
     offsets = tl.arange(0, BLOCK)
     total = tl.sum(tl.load(X + offsets), 0)  # sum
