@@ -13,6 +13,13 @@ from kernel_agent.oracle.records import (
     RefusalKind,
     TruthError,
 )
+from kernel_agent.oracle.rounding_error import (
+    RoundingError,
+    rounding_at,
+    rounding_error,
+    rounding_of_gradients,
+    rounding_of_outputs,
+)
 from kernel_agent.oracle.truth import Truths
 
 __all__ = [
@@ -29,9 +36,14 @@ __all__ = [
     "ReferenceCheck",
     "Refusal",
     "RefusalKind",
+    "RoundingError",
     "TruthError",
     "Truths",
     "cross_check",
     "describe",
     "make_cotangents",
+    "rounding_at",
+    "rounding_error",
+    "rounding_of_gradients",
+    "rounding_of_outputs",
 ]

@@ -22,6 +22,7 @@ from kernel_agent.ir import (
     Execution,
     IRError,
     LoweringError,
+    Numerics,
     UnsupportedOp,
     declared_dtype,
     execute,
@@ -154,11 +155,18 @@ def arguments_at(stub: Stub, point: Point) -> tuple[tuple[Any, ...], dict[str, A
 
 
 def run(
-    stub: Stub, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: tuple[int | str, ...] = (), sanitize: bool = True
+    stub: Stub,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    leaves: tuple[int | str, ...] = (),
+    *,
+    sanitize: bool = True,
+    numerics: Numerics = Numerics.EXACT,
 ) -> Execution:
     """Execute the forward; raises `Refused` when it fails."""
     try:
-        return execute(stub.function, args, kwargs, leaves=leaves, options=ExecOptions(sanitize=sanitize))
+        options = ExecOptions(sanitize=sanitize, numerics=numerics)
+        return execute(stub.function, args, kwargs, leaves=leaves, options=options)
     except (InputError, EnvironmentProblem):
         raise
     except UnsupportedOp as error:
