@@ -115,6 +115,25 @@ def test_tensors_in_a_list_have_names_of_their_own():
     torch.testing.assert_close(found["pair[1]"], dw, rtol=1e-12, atol=1e-13)
 
 
+class _Silu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+        ctx.save_for_backward(x, w)
+        return scaled_silu(x, w)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor]:
+        raise AssertionError("the backward that came with the forward proves nothing")
+
+
+def test_an_autograd_function_takes_the_names_of_its_forward_and_not_its_backward():
+    x, w, dy = operands()
+    found = kernel_agent.gradients(_Silu.apply, x, w, cotangents=dy)
+    dx, dw = expected(x, w, dy)
+    torch.testing.assert_close(found["x"], dx, rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(found["w"], dw, rtol=1e-12, atol=1e-13)
+
+
 def test_a_partial_and_a_lambda_are_stubs_too():
     x, w, dy = operands()
     dx, _ = expected(x, w, dy, scale=2.0)
