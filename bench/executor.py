@@ -1,10 +1,10 @@
 """Time the executor of Triton IR against Triton's own interpreter, and against its own bars.
 
-Run: OMP_NUM_THREADS=1 python bench/executor.py [executor.json]      (the figures beside this file are from that command)
+Run: OMP_NUM_THREADS=1 python bench/executor.py bench/executor.json       (the file gets the figures as data)
 
 All seconds are processor time of this tool on one thread of a CPU: how long exact checking takes. They say nothing of
 the speed of a kernel on a GPU. Both sides of a ratio are measured in this run, on the same kernel and the same inputs,
-after their outputs were compared. Lowering a kernel is not timed (the interpreter has none); it happens once per kernel.
+after their outputs were compared. Lowering is not timed: it happens once per kernel, and the interpreter has none.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ HERE = Path(__file__).resolve().parent
 EXAMPLES = HERE.parent / "examples"
 RATIO_BAR = 20.0
 SHAPES: dict[str, dict[str, Any]] = {
-    "attention": dict(B=1, H=8, T=1024, S=1024, D=64, causal=True),
-    "attention_block_ptr": dict(B=1, H=8, T=1024, D=64, causal=True),
-    "cross_entropy": dict(M=512, V=2000),
-    "gated_recurrence": dict(B=2, H=8, T=64, K=64, V=64),
-    "grouped_gemm": dict(M=1000, N=512, K=128, E=8),
-    "layernorm": dict(M=604, N=1000),
-    "matmul": dict(M=1024, N=1024, K=256),
-    "rmsnorm": dict(batch=4, seq=256, hidden=512),
-    "rotary": dict(B=2, T=128, HQ=8, HK=2, D=64),
-    "softmax": dict(M=1024, N=500),
-    "swiglu": dict(tokens=512, hidden=1024),
+    "attention": {"B": 1, "H": 8, "T": 1024, "S": 1024, "D": 64, "causal": True},
+    "attention_block_ptr": {"B": 1, "H": 8, "T": 1024, "D": 64, "causal": True},
+    "cross_entropy": {"M": 512, "V": 2000},
+    "gated_recurrence": {"B": 2, "H": 8, "T": 64, "K": 64, "V": 64},
+    "grouped_gemm": {"M": 1000, "N": 512, "K": 128, "E": 8},
+    "layernorm": {"M": 604, "N": 1000},
+    "matmul": {"M": 1024, "N": 1024, "K": 256},
+    "rmsnorm": {"batch": 4, "seq": 256, "hidden": 512},
+    "rotary": {"B": 2, "T": 128, "HQ": 8, "HK": 2, "D": 64},
+    "softmax": {"M": 1024, "N": 500},
+    "swiglu": {"tokens": 512, "hidden": 1024},
 }
 """One shape per example, of the size that its SWEEP asks for or smaller, so that the interpreter needs seconds."""
 
@@ -146,11 +146,11 @@ def resident() -> int:
 
 
 def attention_bars() -> None:
-    """Print seconds and growth of the peak of memory, in MiB: a fresh process runs this, so that nothing else counts."""
+    """Print seconds, and MiB by which the peak of memory grows: a fresh process runs this, so nothing else counts."""
     torch.set_num_threads(1)
-    small, given = load("attention", dict(B=1, H=1, T=64, S=64, D=64, causal=True))
+    small, given = load("attention", {"B": 1, "H": 1, "T": 64, "S": 64, "D": 64, "causal": True})
     execute(small, given.args, given.kwargs, leaves=("q", "k", "v"))
-    stub, given = load("attention", dict(B=1, H=8, T=2048, S=2048, D=64, causal=True))
+    stub, given = load("attention", {"B": 1, "H": 8, "T": 2048, "S": 2048, "D": 64, "causal": True})
     cotangent = torch.randn(given.args[0].shape, dtype=torch.float64)
     before, start = resident(), time.process_time()
     execution = execute(stub, given.args, given.kwargs, leaves=("q", "k", "v"))
