@@ -189,7 +189,7 @@ def _unit(found: list[Tensor | None]) -> list[Tensor | None]:
 
 def _refuse_broken(execution: Execution) -> None:
     for finding in execution.findings:
-        if finding.kind in _MEMORY:
+        if finding.kind in _MEMORY and not finding.in_storage:
             raise BrokenForward(finding)
 
 

@@ -117,7 +117,7 @@ def _run(
     safe: bool,
 ) -> tuple[Execution, bool]:
     """The execution, and whether all derivatives that safe mode guards were finite."""
-    device = options.device or _device_of((args, kwargs))
+    device = options.device or device_of((args, kwargs))
     start_cuda(device)
     slopes = Slopes() if leaves and not safe else None
     launch_options = LaunchOptions(options.sanitize, safe, options.memory, options.numerics, slopes, device)
@@ -127,7 +127,7 @@ def _run(
         result = fn(*inputs.args, **inputs.kwargs)
     result = tree_map(lambda part: capture.adopt(part) if isinstance(part, Tensor) else part, result)
     if options.sanitize:
-        _find_unwritten(result, capture)
+        find_unwritten(result, capture)
     execution = Execution(
         result,
         inputs.leaves,
@@ -140,13 +140,13 @@ def _run(
     return execution, slopes is None or slopes.all_finite()
 
 
-def _device_of(values: Any) -> torch.device:
+def device_of(values: Any) -> torch.device:
     """The GPU of the first tensor that is on one, else the CPU."""
     devices = [leaf.device for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
     return next((device for device in devices if device.type == "cuda"), CPU)
 
 
-def _find_unwritten(result: Any, capture: Capture) -> None:
+def find_unwritten(result: Any, capture: Capture) -> None:
     """Report output tensors with elements that nothing wrote."""
     for place, tensor in enumerate(tree_leaves(result)):
         if not isinstance(tensor, Tensor):

@@ -66,6 +66,8 @@ class Finding:
     """Index of the first offender within the tile; empty for a scalar access."""
     variables: tuple[str, ...] = ()
     """Names of the source variables that the address is made of."""
+    in_storage: bool = False
+    """Whether an access out of bounds stays in the storage of its argument, so that what it finds is defined."""
     count: int = 1
     """Number of offending element accesses."""
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kernel_agent.ir.address import Source, number_at, sources
+from kernel_agent.ir.errors import LaunchError
 from kernel_agent.ir.findings import Finding, FindingKind, Findings
 from kernel_agent.ir.happens_before import OneByOne
 from kernel_agent.ir.lanes import Lanes
@@ -29,6 +30,8 @@ _ACQUIRE, _RELEASE, _ACQUIRE_RELEASE = 2, 3, 4
 _WITHIN_PROGRAM = 2
 """Values of the attributes `sem` and `scope` of atomics."""
 _SHOWN_VARIABLES = 6
+_TRIES = 1000
+"""Failed exchanges in a row after which a program waits forever."""
 
 
 class Sanitizer:
@@ -46,6 +49,7 @@ class Sanitizer:
         self.races: Races = OneByOne(programs) if one_by_one else SideBySide(programs)
         self.machine: Machine | None = None
         """Who runs the launch, asked for the values of variables."""
+        self._failures = 0
 
     # --- bounds
 
@@ -147,7 +151,39 @@ class Sanitizer:
             found = self.races.update(buffer, lanes, order)
         self._judge_races(found, buffer, lanes, op)
 
+    def exchanged(self, buffer: Buffer, lanes: Lanes, op: Op, element: int, *, succeeded: bool) -> None:
+        """Count failed exchanges. Raises `LaunchError` for a program that tries forever.
+
+        Programs run one at a time, so that nobody changes what a program finds at its second try.
+        """
+        self._failures = 0 if succeeded else self._failures + 1
+        if self._failures < _TRIES:
+            return
+        view = lanes.view or buffer.extents.all(buffer.name)
+        where = self._where(op)
+        program = self._ids(int(lanes.active.ids[0]))
+        place = self.module.place(op)
+        raise LaunchError(
+            f"{where}program {program} waits forever for {_element(view, element)} of {view.name}, "
+            "which no program before it releases",
+            remedy="Release the lock on every path; programs are run in the order of their ids, one at a time.",
+            kernel=self.module.entry.name,
+            op=op.name,
+            line=place.line if place else None,
+            file=place.file if place else "",
+        )
+
     # --- reporting
+
+    def _where(self, op: Op) -> str:
+        """`softmax_kernel, x.py:17: `."""
+        place = self.module.place(op)
+        kernel = self.module.entry.name
+        return f"{kernel}, {place.file.rpartition('/')[2]}:{place.line}: " if place else f"{kernel}: "
+
+    def _ids(self, program: int) -> tuple[int, int, int] | None:
+        x, y, _ = self.grid
+        return None if program < 0 else (program % x, program // x % y, program // (x * y))
 
     def _judge_races(self, clashes: list[Clash], buffer: Buffer, lanes: Lanes, op: Op) -> None:
         for clash in clashes:
@@ -178,20 +214,17 @@ class Sanitizer:
         active: Active,
     ) -> None:
         place = self.module.place(op)
-        kernel = self.module.entry.name
-        x, y, _ = self.grid
-        ids = None if program < 0 else (program % x, program // x % y, program // (x * y))
+        ids = self._ids(program)
         named = sources(self.module, op, lane) if view is not None and lane is not None else ()
         said = [self._said(source, active, row) for source in named[:_SHOWN_VARIABLES]]
-        where = f"{kernel}, {place.file.rpartition('/')[2]}:{place.line}: " if place else f"{kernel}: "
         message += f" ({', '.join(said)})" if said else ""
         message += f"; program {ids}" if ids else "; all programs"
         message += f", lane {list(lane)}" if lane else ""
         self.findings.add(
             Finding(
                 kind,
-                where + message,
-                kernel,
+                self._where(op) + message,
+                self.module.entry.name,
                 place.file if place else "",
                 place.line if place else None,
                 view.name if view else "",
@@ -200,6 +233,7 @@ class Sanitizer:
                 ids,
                 lane,
                 tuple(source.value.variable for source in named),
+                view is not None and element is not None and 0 <= element < view.storage,
                 count,
             )
         )

@@ -164,5 +164,6 @@ def _compare_and_swap(machine: Machine, op: Op, operands: list[Any], active: Act
             found.append(old)
             if old == wanted:
                 contents[place] = new
+            machine.sanitizer.exchanged(target.buffer, lanes, op, place, succeeded=old == wanted)
         result = _with_found(result, lanes, torch.tensor(found, dtype=type_.dtype, device=CPU).to(machine.device))
     return [result]
