@@ -128,7 +128,7 @@ def _lane_before(op: Op, operand: Value, lane: Lane | None) -> Lane | None:
         flat = 0
         for at, n in zip(lane, after, strict=True):
             flat = flat * n + at
-        return tuple(int(part) for part in torch.unravel_index(torch.tensor(flat), before))
+        return tuple(int(part) for part in torch.unravel_index(torch.tensor(flat, device="cpu"), before))
     return lane if before == after else None
 
 

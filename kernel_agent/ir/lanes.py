@@ -51,10 +51,14 @@ class Lanes:
             return values.view(self.shape)
         return values.new_zeros(self.shape).masked_scatter(self.valid.expand(self.shape), values)
 
+    def readable(self) -> Tensor:
+        """Elements to gather, of the shape of the access; lanes that do not take part gather any."""
+        return self.offset if self.valid is None else torch.where(self.valid, self.offset, 0)
+
     def place(self, position: int) -> tuple[int, tuple[int, ...]]:
         """Row and lane of an entry of `index`."""
         if self.valid is None:
-            flat = torch.tensor(position)
+            flat = torch.tensor(position, device="cpu")
         else:
             flat = self.valid.expand(self.shape).reshape(-1).nonzero().flatten()[position]
         row, *lane = (int(part) for part in torch.unravel_index(flat.cpu(), self.shape))

@@ -18,12 +18,15 @@ from kernel_agent.ir.memory import CPU, Buffer, Leave
 from kernel_agent.ir.meter import Meter
 from kernel_agent.ir.numerics import Numerics
 from kernel_agent.ir.program import Module
+from kernel_agent.ir.provenance import written_buffers
 from kernel_agent.ir.rounding import rounded
 from kernel_agent.ir.sanitizer import Sanitizer
 from kernel_agent.ir.segments import Loop
+from kernel_agent.ir.sentry import Sentry
 from kernel_agent.ir.slopes import Slopes
-from kernel_agent.ir.types import STORED_FLOATS, Kind
-from kernel_agent.ir.values import Active, BlockPointer, Pointer, RuntimeValue
+from kernel_agent.ir.transfer import launch_on, reachable
+from kernel_agent.ir.types import STORED_FLOATS
+from kernel_agent.ir.values import Active, RuntimeValue
 
 
 class Runner(Protocol):
@@ -80,14 +83,48 @@ def launch(
     `buffers` maps the upper bits of virtual addresses to all buffers a kernel may reach. Buffers are changed in
     place, and under autograd when gradients are enabled. A `meter` counts what runs. Raises `UnsupportedOp`.
     """
+    sequential = _order_matters(module)
+    if sequential and options.device != CPU:  # one program after another, lane by lane: the host is faster at that
+        launch_on(CPU, launch, module, grid, arguments, buffers, findings, options)
+        return
     programs = torch.arange(math.prod(grid), device=options.device)
     if programs.numel() == 0:
         return
-    sequential = _order_matters(module)
-    recording = torch.is_grad_enabled() and any(buffer.root.requires_grad for buffer in buffers.values())
     plan = Plan.of(module, programs.numel(), options.memory, options.kept.nbytes, options.device)
-    checkpoint = recording and not sequential and plan.checkpoint
-    sanitizer = Sanitizer(module, grid, findings, watch=options.sanitize, one_by_one=sequential)
+    machine = None
+    if options.device != CPU and options.numerics is Numerics.EXACT and meter is None:
+        sentry = Sentry(options.device, written_buffers(module, arguments), watch=options.sanitize)
+        machine = _prepared(module, grid, buffers, arguments, sentry, options, plan, meter)
+        _run_all(machine, arguments, programs, plan)
+        if sentry.suspects():
+            machine = None  # no buffer has changed yet: once more, with words
+    if machine is None:
+        sanitizer = Sanitizer(module, grid, findings, watch=options.sanitize, one_by_one=sequential)
+        machine = _prepared(module, grid, buffers, arguments, sanitizer, options, plan, meter)
+        _run_all(machine, arguments, programs, plan)
+    for tape in machine.tapes.values():
+        if tape.changed:
+            root = tape.buffer.root
+            if tape.token.requires_grad:
+                root.copy_(Leave.apply(tape.token, tape).view(root.shape))
+            elif tape.keep or tape.padded:  # else the contents are the root itself
+                root.copy_(tape.contents[: tape.buffer.size].view(root.shape))
+    if machine.records and not machine.keep_initial:
+        options.kept.nbytes += machine.computed
+    machine.close()
+
+
+def _prepared(
+    module: Module,
+    grid: tuple[int, int, int],
+    buffers: dict[int, Buffer],
+    arguments: Sequence[RuntimeValue],
+    sanitizer: Sanitizer | Sentry,
+    options: LaunchOptions,
+    plan: Plan,
+    meter: Meter | None,
+) -> Machine:
+    recording = torch.is_grad_enabled() and any(buffer.root.requires_grad for buffer in buffers.values())
     machine = Machine(
         module,
         grid,
@@ -96,29 +133,25 @@ def launch(
         device=options.device,
         safe=options.safe,
         numerics=options.numerics,
-        keep_initial=checkpoint,
+        keep_initial=recording and plan.checkpoint and not _order_matters(module),
+        quiet=isinstance(sanitizer, Sentry),
         meter=meter,
         slopes=options.slopes,
     )
     machine.records, machine.budget = recording, max(plan.budget // 2, plan.budget - options.kept.nbytes)
-    machine.reachable = _reachable(module, buffers, arguments)
-    if checkpoint:
+    machine.reachable = reachable(module, arguments, buffers)
+    return machine
+
+
+def _run_all(machine: Machine, arguments: Sequence[RuntimeValue], programs: Tensor, plan: Plan) -> None:
+    """Run the programs in checkpoints, one by one, or in chunks."""
+    if machine.keep_initial:
         run_checkpointed(machine, plan, lambda machine, part: _run(machine, arguments, part), programs)
-    elif sequential:
+    elif _order_matters(machine.module):
         _run_in_order(machine, arguments, programs)
     else:
         for part in programs.split(plan.together):
             _run(machine, arguments, part)
-    for tape in machine.tapes.values():
-        if tape.changed:
-            root = tape.buffer.root
-            if tape.token.requires_grad:
-                root.copy_(Leave.apply(tape.token, tape).view(root.shape))
-            elif tape.contents.data_ptr() != root.data_ptr():
-                root.copy_(tape.contents.view(root.shape))
-    if recording and not checkpoint:
-        options.kept.nbytes += machine.computed
-    machine.close()
 
 
 def _run(machine: Machine, arguments: Sequence[RuntimeValue], programs: Tensor) -> None:
@@ -162,16 +195,3 @@ def _order_matters(module: Module) -> bool:
         op.name == "tt.atomic_cas" or (op.name == "tt.atomic_rmw" and op.results[0].id in module.used)
         for op in module.all_ops
     )
-
-
-def _reachable(module: Module, buffers: dict[int, Buffer], arguments: Sequence[RuntimeValue]) -> list[Buffer]:
-    """Buffers that arguments point to, or all when a kernel makes or reads pointers."""
-    made = (op for op in module.all_ops if op.name in ("tt.int_to_ptr", "tt.load"))
-    if any(op.results[0].type.scalar.kind is Kind.POINTER for op in made):
-        return list(buffers.values())
-    found: dict[int, Buffer] = {}
-    for value in arguments:
-        pointer = value.base if isinstance(value, BlockPointer) else value
-        if isinstance(pointer, Pointer) and pointer.buffer is not None:
-            found[id(pointer.buffer)] = pointer.buffer
-    return list(found.values())

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kernel_agent.ir.errors import UnsupportedOp
 from kernel_agent.ir.findings import Findings
+from kernel_agent.ir.lanes import Lanes
 from kernel_agent.ir.memory import CPU, Buffer, Enter, Tape
 from kernel_agent.ir.meter import Meter
 from kernel_agent.ir.numerics import Numerics
@@ -21,8 +22,10 @@ from kernel_agent.ir.operations.registry import DERIVATIVES, POINTWISE, RULES
 from kernel_agent.ir.operations.safe import SafePointwise
 from kernel_agent.ir.program import Block, Function, Module, Op
 from kernel_agent.ir.sanitizer import Sanitizer
+from kernel_agent.ir.sentry import EveryLane, Sentry
 from kernel_agent.ir.slopes import Slopes
 from kernel_agent.ir.values import Active, Bits, Pointer, RuntimeValue, join_rows, take_rows
+from kernel_agent.ir.views import View
 
 _LEAVES_BLOCK = frozenset(
     {"scf.yield", "scf.condition", "tt.return", "tt.reduce.return", "tt.scan.return", "tt.map_elementwise.return"}
@@ -56,12 +59,13 @@ class Machine:
         module: Module,
         grid: tuple[int, int, int],
         buffers: dict[int, Buffer],
-        sanitizer: Sanitizer,
+        sanitizer: Sanitizer | Sentry,
         *,
         device: torch.device = CPU,
         safe: bool = False,
         numerics: Numerics = Numerics.EXACT,
         keep_initial: bool = False,
+        quiet: bool = False,
         meter: Meter | None = None,
         slopes: Slopes | None = None,
     ) -> None:
@@ -82,6 +86,8 @@ class Machine:
         """Who watches for infinite derivatives; None when nobody will ask for gradients, or safe mode is on."""
         self.keep_initial = keep_initial
         """Contents at the start of the launch are needed again, by a replay."""
+        self.quiet = quiet
+        """Accesses keep all lanes and ask the device for nothing; see `Sentry`."""
         self.meter = meter
         """Counts blocks and accesses as they run."""
         self.tapes: dict[int, Tape] = {}
@@ -125,6 +131,7 @@ class Machine:
                 buffer,
                 contents.clone() if self.keep_initial else contents,
                 keep=self.keep_initial or torch.is_grad_enabled(),
+                padded=self.quiet,
             )
             tape.faithful = self.faithful
             tape.stable = self.keep_initial
@@ -132,6 +139,12 @@ class Machine:
                 tape.token = Enter.apply(flat, tape)
             self.tapes[id(buffer)] = tape
         return tape
+
+    def lanes(self, buffer: Buffer, offset: Tensor, valid: Tensor | None, active: Active, view: View | None) -> Lanes:
+        """The lanes of an access."""
+        if self.quiet:
+            return EveryLane(offset, valid, active, view, buffer.size)
+        return Lanes(offset, valid, active, view)
 
     @property
     def recording(self) -> bool:
@@ -144,7 +157,9 @@ class Machine:
         `contents` is memory at the start, by id of the buffer; unless it is to be kept, writes change it. Adjoints of
         the buffers of `floats` go to the adjoint buffers of this launch.
         """
-        silent = Sanitizer(self.module, self.grid, Findings(), watch=False)
+        silent: Sanitizer | Sentry = Sanitizer(self.module, self.grid, Findings(), watch=False)
+        if self.quiet:
+            silent = Sentry(self.device, set(), watch=False)
         again = Machine(
             self.module,
             self.grid,
@@ -153,11 +168,13 @@ class Machine:
             device=self.device,
             safe=self.safe,
             numerics=self.numerics,
+            quiet=self.quiet,
         )
         again.records, again.budget, again.reachable = True, self.budget, self.reachable
         for tape in self.tapes.values():
             if id(tape.buffer) in contents:
-                other = again.tapes[id(tape.buffer)] = Tape(tape.buffer, contents[id(tape.buffer)], keep=keep)
+                other = Tape(tape.buffer, contents[id(tape.buffer)], keep=keep, padded=self.quiet)
+                again.tapes[id(tape.buffer)] = other
                 other.stable = keep
                 if tape.buffer in floats:
                     other.shared = tape.adjoint

@@ -61,7 +61,7 @@ class Buffer:
 class Tape:
     """One buffer during one launch (or one replay of a part of it)."""
 
-    def __init__(self, buffer: Buffer, contents: Tensor, *, keep: bool) -> None:
+    def __init__(self, buffer: Buffer, contents: Tensor, *, keep: bool, padded: bool = False) -> None:
         self.buffer = buffer
         self.initial = contents
         self.contents = contents
@@ -69,6 +69,8 @@ class Tape:
         self.keep = keep
         self.stable = False
         """Whether nobody else changes `initial` either."""
+        self.padded = padded
+        """Written contents and adjoints have one more element, which takes what lanes that do not take part write."""
         self.token = torch.zeros((), dtype=torch.float64, device=contents.device)
         self.changed = False
         self.faithful = False
@@ -80,6 +82,7 @@ class Tape:
         self._adjoint: Tensor | None = None
         self._snapshot: Tensor | None = None
         self._last_lane: Tensor | None = None
+        self._numbered = 0
         self._task = -1
 
     @property
@@ -89,21 +92,24 @@ class Tape:
             return self.shared
         task = torch._C._current_graph_task_id()
         if self._adjoint is None or task != self._task:
-            self._task, self._adjoint = task, torch.zeros_like(self.initial)
+            self._task, self._adjoint = task, self.initial.new_zeros(self.buffer.size + self.padded)
         return self._adjoint
 
     def set_adjoint(self, value: Tensor | None) -> None:
-        """Start (or, with None, end) this tape's part in the running backward pass."""
+        """Start (or, with None, end) this tape's part in the running backward pass; `value` has shape (size,)."""
+        if value is not None and self.padded:
+            value = torch.cat([value, value.new_zeros(1)])
         self._task, self._adjoint = torch._C._current_graph_task_id(), value
 
     def open_for_writing(self, index: Tensor) -> Tensor:
         """Live contents, of which the elements `index` (n,) are going to be changed in place."""
+        if self.padded and self.contents.numel() == self.buffer.size:
+            self.contents = torch.cat([self.contents, self.contents.new_zeros(1)])
+        elif self.keep and not self.changed:
+            self.contents = self.contents.clone()
+        self.changed = True
         if self.log is not None:
             self.log.append((index, self.contents.index_select(0, index)))
-        if not self.changed:
-            self.changed = True
-            if self.keep:
-                self.contents = self.contents.clone()
         self._snapshot = None
         return self.contents
 
@@ -120,15 +126,30 @@ class Tape:
         self.log = self._snapshot = self._last_lane = None
 
     def owners(self, index: Tensor) -> Tensor | None:
-        """Whose value each element keeps, as lanes (n,), when some of `index` (n,) are equal; None when none are."""
+        """Whose value each element keeps, as lanes (n,), when some of `index` (n,) are equal; None when none are.
+
+        Lanes are given for a padded tape in any case: nobody waits for the device to learn whether some are equal.
+        """
         if index.numel() < 2:
             return None
+        if self.padded:
+            return self._last_of_equal(index)
         if self._last_lane is None:
             self._last_lane = torch.empty(self.buffer.size, dtype=torch.int64, device=index.device)
         lane = torch.arange(index.numel(), device=index.device)
         self._last_lane.index_copy_(0, index, lane)
         owner = self._last_lane.index_select(0, index)
         return None if torch.equal(owner, lane) else owner
+
+    def _last_of_equal(self, index: Tensor) -> Tensor:
+        """As a maximum of lanes, which does not depend on their order; later accesses number their lanes higher."""
+        if self._last_lane is None:
+            self._last_lane = index.new_zeros(self.buffer.size + 1)
+        lane = torch.arange(self._numbered, self._numbered + index.numel(), device=index.device)
+        self._last_lane.scatter_reduce_(0, index, lane, "amax")
+        owner = self._last_lane.index_select(0, index) - self._numbered
+        self._numbered += index.numel()
+        return owner
 
     def put(self, index: Tensor, values: Tensor, owner: Tensor | None) -> None:
         """Write values (n,) to elements (n,); of equal elements the owner's value stays."""
@@ -163,7 +184,7 @@ class Enter(torch.autograd.Function):  # type: ignore[misc]
             raise CaptureError(
                 "second derivatives through kernels are not recorded", remedy="Call grad without create_graph."
             )
-        gradient = ctx.tape.adjoint
+        gradient = ctx.tape.adjoint[: ctx.tape.buffer.size]
         ctx.tape.set_adjoint(None)
         return gradient, None
 
@@ -175,7 +196,7 @@ class Leave(torch.autograd.Function):  # type: ignore[misc]
     def forward(ctx: Any, _token: Tensor, tape: Tape) -> Tensor:
         """End the chain."""
         ctx.tape = tape
-        return tape.contents.clone()
+        return tape.contents[: tape.buffer.size].clone()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
@@ -249,6 +270,11 @@ class Add(torch.autograd.Function):  # type: ignore[misc]
         return _token_gradient(token, ctx.tape), ctx.tape.adjoint.index_select(0, index), None, None
 
 
+def _winners(tape: Tape, index: Tensor, wins: Tensor) -> Tensor:
+    """Elements of the winning lanes; others go where a padded tape keeps nothing."""
+    return torch.where(wins, index, tape.buffer.size) if tape.padded else index[wins]
+
+
 class Extreme(torch.autograd.Function):  # type: ignore[misc]
     """(Token, values (n,)) -> token: atomic maximum (`largest`) or minimum. The winning lane takes the gradient."""
 
@@ -262,8 +288,8 @@ class Extreme(torch.autograd.Function):  # type: ignore[misc]
         contents.scatter_reduce_(0, index, values, "amax" if largest else "amin")
         wins = (contents.index_select(0, index) == values) & (before != values)
         lane = torch.arange(index.numel(), device=index.device)
-        first = torch.full((tape.buffer.size,), index.numel(), device=index.device)
-        first.scatter_reduce_(0, index[wins], lane[wins], "amin")
+        first = torch.full((contents.numel(),), index.numel(), device=index.device)
+        first.scatter_reduce_(0, _winners(tape, index, wins), lane if tape.padded else lane[wins], "amin")
         ctx.save_for_backward(index, wins & (first.index_select(0, index) == lane))
         return token.clone()
 
@@ -273,5 +299,5 @@ class Extreme(torch.autograd.Function):  # type: ignore[misc]
         index, wins = ctx.saved_tensors
         adjoint = ctx.tape.adjoint
         gradient = torch.where(wins, adjoint.index_select(0, index), 0.0)
-        adjoint.index_fill_(0, index[wins], 0)
+        adjoint.index_fill_(0, _winners(ctx.tape, index, wins), 0)
         return _token_gradient(token, ctx.tape), gradient, None, None, None

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kernel_agent.ir.machine import Machine
 
 _ACQUIRE, _RELEASE, _ACQUIRE_RELEASE = 2, 3, 4
-_WITHIN_PROGRAM = 2
+WITHIN_PROGRAM = 2
 """Values of the attributes `sem` and `scope` of atomics."""
 _SHOWN_VARIABLES = 6
 _TRIES = 1000
@@ -125,12 +125,12 @@ class Sanitizer:
         if not self.watch:
             return
         if owner is not None:
-            differs = ~_same(values[owner], values)
+            differs = ~same(values[owner], values)
             own = lanes.program[owner] == lanes.program
             what = "stores different values to one element in several lanes"
             self._judge(FindingKind.DUPLICATE_LANES, what, differs & own, buffer, lanes, op)
             self._judge(FindingKind.RACE, WRITES_TWICE, differs & ~own, buffer, lanes, op)
-        found = self.races.store(buffer, lanes, lambda: _same(contents[lanes.index], values), owner)
+        found = self.races.store(buffer, lanes, lambda: same(contents[lanes.index], values), owner)
         self._judge_races(found, buffer, lanes, op)
         if buffer.written is not None:
             buffer.written[lanes.index] = True
@@ -244,7 +244,7 @@ class Sanitizer:
 
 def _order(op: Op, module: Module) -> Order | None:
     """What an atomic does to the order of programs; None when its scope is one program."""
-    if op.attributes.get("scope") == _WITHIN_PROGRAM:
+    if op.attributes.get("scope") == WITHIN_PROGRAM:
         return None
     semantics = op.attributes.get("sem", _ACQUIRE_RELEASE)
     used = op.results[0].id in module.used
@@ -276,7 +276,7 @@ def _outside(buffer: Buffer, view: View, element: int) -> str:
     )
 
 
-def _same(a: Tensor, b: Tensor) -> Tensor:
+def same(a: Tensor, b: Tensor) -> Tensor:
     """Equal up to the last bits: programs that compute one value in one way may differ there when batched."""
     if not a.is_floating_point():
         return a == b

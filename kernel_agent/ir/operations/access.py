@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from kernel_agent.ir.lanes import Lanes
 from kernel_agent.ir.memory import Buffer, Load, Store
 from kernel_agent.ir.meter import Access
 from kernel_agent.ir.operations.bits import to_bits, to_floats
@@ -72,15 +71,15 @@ def load(
 def _gather(machine: Machine, op: Op, target: Target, valid: Tensor | None, active: Active) -> Tensor:
     buffer, offset = target.buffer, target.offset
     tape = machine.tape(buffer)
-    lanes = Lanes(offset, valid, active, target.view)
+    lanes = machine.lanes(buffer, offset, valid, active, target.view)
     machine.sanitizer.read(buffer, lanes, op)
     if machine.meter is not None:
         machine.meter.access(Access.READ, op, buffer, lanes)
-    index = offset if valid is None else torch.where(valid, offset, 0)
+    index = lanes.readable()
     if buffer.size == 0:
         return tape.contents.new_zeros(index.shape)
     if tape.records():
-        value, tape.token = Load.apply(tape.token, tape, index, valid)
+        value, tape.token = Load.apply(tape.token, tape, index, None if machine.quiet else valid)
         return value
     return tape.contents.index_select(0, index.reshape(-1)).view(index.shape)
 
@@ -96,7 +95,7 @@ def store(
         check_width(machine, op, buffer, type_.scalar)
         valid = machine.sanitizer.in_bounds(buffer, target.offset, target.mask, op, active, "store", target.view)
         stored = to_memory(machine, buffer, value, type_)
-        lanes = Lanes(target.offset, valid, active, target.view).broadcast(stored)
+        lanes = machine.lanes(buffer, target.offset, valid, active, target.view).broadcast(stored)
         values = lanes.select(stored)
         if machine.meter is not None:
             machine.meter.access(Access.WRITE, op, buffer, lanes)

@@ -54,7 +54,8 @@ def _lanes(machine: Machine, op: Op, target: Target, value: Any, active: Active)
     )
     shape = value.shape if isinstance(value, Tensor) else value.pattern.shape
     every_program = torch.empty(active.size, *[1] * (len(shape) - 1), dtype=torch.bool, device="meta")
-    lanes = Lanes(target.offset, valid, active, target.view).broadcast(every_program, torch.empty(shape, device="meta"))
+    lanes = machine.lanes(target.buffer, target.offset, valid, active, target.view)
+    lanes = lanes.broadcast(every_program, torch.empty(shape, device="meta"))
     if machine.meter is not None:
         machine.meter.access(Access.ATOMIC, op, target.buffer, lanes)
     return lanes
@@ -107,6 +108,9 @@ def _add_in_turn(tape: Tape, index: Tensor, values: Tensor) -> None:
 
 def _one_by_one(tape: Tape, kind: int, index: Tensor, values: Tensor) -> Tensor:
     """Apply lanes in order and return the value each one found, shape (n,)."""
+    if tape.padded:
+        inside = index < tape.buffer.size
+        index, values = index[inside], values[inside]
     if index.unique().numel() == index.numel():
         return _at_once(tape, kind, index, values)
     olds = [_at_once(tape, kind, index[k : k + 1], values[k : k + 1]) for k in range(index.numel())]

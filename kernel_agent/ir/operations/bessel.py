@@ -40,7 +40,7 @@ def _far(order: int, x: Tensor) -> tuple[Tensor, Tensor]:
 def _first(order: int) -> Callable[[Tensor], Tensor]:
     def value(x: Tensor) -> Tensor:
         size = x.abs()
-        near = _integral(torch.tensor(float(order), device=x.device, dtype=torch.float64), size.clamp(max=_NEAR), 128)
+        near = _integral(torch.full((), float(order), device=x.device, dtype=torch.float64), size.clamp(max=_NEAR), 128)
         result = torch.where(size <= _NEAR, near, _far(order, size.clamp(min=_NEAR))[0])
         return torch.where((x < 0) & (order == 1), -result, result)
 

@@ -99,7 +99,7 @@ def targets(machine: Machine, op: Op, pointer: Pointer, mask: Tensor | None, act
     everywhere = numbers.new_ones((1,) * numbers.dim(), dtype=torch.bool) if mask is None else mask
     shape = torch.broadcast_shapes(numbers.shape, everywhere.shape)
     found = []
-    for number in numbers.expand(shape)[everywhere.expand(shape)].unique().tolist():
+    for number in numbers.expand(shape)[everywhere.expand(shape)].unique().cpu().tolist():
         buffer = machine.buffers.get(number)
         mine = (numbers == number) & everywhere
         if buffer is None:
