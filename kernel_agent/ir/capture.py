@@ -25,7 +25,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from kernel_agent.ir.errors import CaptureError, LaunchError, LoweringError
 from kernel_agent.ir.findings import Findings
 from kernel_agent.ir.functions import apply_patch
-from kernel_agent.ir.images import ImageMode, Images, declared_dtype, is_image
+from kernel_agent.ir.images import ImageMode, Images, declared_dtype, is_image, real_parts
 from kernel_agent.ir.launch import LaunchOptions, Runner, launch
 from kernel_agent.ir.lower import lower
 from kernel_agent.ir.memory import ADDRESS_BITS, Buffer
@@ -154,6 +154,7 @@ class Capture:
             return known
         with torch._C.DisableTorchFunction(), torch.set_grad_enabled(self.grad):
             base = tensor if tensor._base is None else tensor._base
+            tensor, base = real_parts(tensor), real_parts(base)
             elements = tensor.untyped_storage().nbytes() // tensor.element_size()
             whole = base.dim() == 1 and base.is_contiguous() and base.numel() == elements
             root = base if whole else base.as_strided((elements,), (1,), 0)

@@ -55,6 +55,13 @@ def declare(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor
 
 
+def real_parts(image: Tensor) -> Tensor:
+    """An image of complex numbers as kernels see it: pairs of real ones on the same memory; any other as it is."""
+    if not image.is_complex():
+        return image
+    return declare(torch.view_as_real(image), declared_dtype(image).to_real())
+
+
 def as_image(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """An image of a tensor, detached, with the same sizes and strides; it reports `dtype`, by default the tensor's."""
     return Images().image(tensor, dtype)
@@ -247,8 +254,11 @@ class ImageMode(TorchFunctionMode):  # type: ignore[misc]
             with torch.no_grad():
                 parts = func(*args, **kwargs)
             return tuple(args[0].as_strided(part.size(), part.stride(), part.storage_offset()) for part in parts)
+        if kwargs.get("out") is not None:  # torch records no call that writes to `out`
+            rest = {key: value for key, value in kwargs.items() if key != "out"}
+            return _written(kwargs["out"], self._compute(name, func, args, rest))
         kwargs.pop("pin_memory", None)
-        if self.faithful and name in _PRODUCTS and "out" not in kwargs:
+        if self.faithful and name in _PRODUCTS:
             return _product_in_float32(func, args, kwargs, self._real)
         real_args, real_kwargs = tree_map(self._real, (args, kwargs))
         with torch.autograd.graph.saved_tensors_hooks(_frozen, lambda tensor: tensor):
@@ -375,6 +385,18 @@ def _question(session: Session, func: Any, args: tuple[Any, ...]) -> Any:
     if func is Tensor.type and len(args) == 1:
         return f"torch.cuda.{str(declared_dtype(args[0])).removeprefix('torch.')}"
     return None
+
+
+def _written(out: Any, result: Any) -> Any:
+    """Results put where `out` wants them: into one tensor or several, which take the results' shapes."""
+    for place, part in zip(tree_leaves(out), tree_leaves(result), strict=True):
+        if place.shape != part.shape:
+            raise CaptureError(
+                f"out= of shape {tuple(place.shape)} is given for a result of shape {tuple(part.shape)}",
+                remedy="Allocate the output in the shape of the result.",
+            )
+        place.copy_(part)
+    return out
 
 
 def _alias(tensor: Tensor) -> Tensor:

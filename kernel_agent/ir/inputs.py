@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten_with_path, tree_unflatten
 
 from kernel_agent.ir.capture import Capture
-from kernel_agent.ir.images import Images, declare, declared_dtype, held_dtype
+from kernel_agent.ir.images import Images, declare, declared_dtype, held_dtype, real_parts
 from kernel_agent.ir.signature_names import argument_names
 
 
@@ -49,7 +49,7 @@ class Inputs:
 
     def _image(self, value: Tensor, name: str, key: int | str | None) -> Tensor:
         image = self._leaf(value, key) if key is not None else self._capture.images.image(value)
-        self._capture.buffer(image, name=name).extents.give(name, image)
+        self._capture.buffer(image, name=name).extents.give(name, real_parts(image))
         self._before.append((name, image, image.detach().clone()))
         return image
 

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from kernel_agent.errors import InputError
-from kernel_agent.ir import ExecOptions, Numerics, UnsupportedOp, execute
+from kernel_agent.ir import CaptureError, ExecOptions, Numerics, execute
 from kernel_agent.ir.rounding import Mode, fused_multiply_add, rounded, tf32_nearest, tf32_truncated
 
 FAITHFUL = ExecOptions(numerics=Numerics.FAITHFUL)
@@ -299,7 +299,7 @@ def test_a_kernel_that_cannot_be_run_exactly_is_refused_faithfully_too():
         arithmetic_kernel[(1,)](x.view(torch.int16), x, out, 64, 1.0, BLOCK=64)
         return out
 
-    with pytest.raises(UnsupportedOp):
+    with pytest.raises(CaptureError):
         execute(stub, (torch.randn(64),), options=FAITHFUL)
 
 
