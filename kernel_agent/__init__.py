@@ -1,29 +1,33 @@
 """kernel-agent: a Triton forward goes in, a proven Triton backward comes out.
 
-`gradients` and `outputs` are exact for any function that launches Triton kernels, without a GPU; they load torch and
-Triton when they are first used.
+`gradients`, `outputs` and `sanitize` work on any function that launches Triton kernels, without a GPU. They load torch
+and Triton when they are first used.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from kernel_agent.autodiff import autodiff
 
 if TYPE_CHECKING:
+    from kernel_agent.ir.sanitize_call import sanitize
     from kernel_agent.library import gradients, outputs
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "autodiff", "gradients", "outputs"]
+__all__ = ["__version__", "autodiff", "gradients", "outputs", "sanitize"]
 
-_LIBRARY = ("gradients", "outputs")
+_LIBRARY = {
+    "gradients": "kernel_agent.library",
+    "outputs": "kernel_agent.library",
+    "sanitize": "kernel_agent.ir.sanitize_call",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name in _LIBRARY:
-        import kernel_agent.library
-
-        return getattr(kernel_agent.library, name)
+        return getattr(importlib.import_module(_LIBRARY[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
