@@ -61,17 +61,48 @@ class BatchRun:
     """As the candidate child reports it, at the seed that saved most."""
 
 
-def ask(truths: Truths, shapes: Sequence[ShapePlan]) -> list[list[Question]]:
-    """The questions of every shape, truth included; what is not known yet is computed in two children."""
-    points = {case.point.model_dump_json(): case.point for shape in shapes for case in shape.cases}
-    truths.forwards(list(points.values()))
-    forwards = {key: truths.forward(point) for key, point in points.items()}
-    asked = [[(case, _cotangents(case, forwards)) for case in shape.cases] for shape in shapes]
-    sets: dict[str, list[Cotangents]] = {key: [] for key in points}
-    for case, cotangents in (pair for pairs in asked for pair in pairs):
-        sets[case.point.model_dump_json()].append(cotangents)
-    truths.prepare([Request(forwards[key], tuple(sets[key])) for key in points])
-    found = {key: iter(truths.gradients(forwards[key], sets[key])) for key in points}
+@dataclass(frozen=True)
+class Asked:
+    """What a candidate is asked."""
+
+    questions: list[list[Question]]
+    """Per shape of the plan; empty where the truth itself has no answer at a shape that is not required."""
+    skipped: tuple[str, ...]
+    """The points that were left out, each with its reason."""
+
+
+def ask(truths: Truths, shapes: Sequence[ShapePlan]) -> Asked:
+    """The questions of every shape, truth included; what is not known yet is computed in two children.
+
+    Raises `TruthError` where the truth has no answer for a required case.
+    """
+    cases = [case for shape in shapes for case in shape.cases]
+    points = {case.point.model_dump_json(): case.point for case in cases}
+    required = {case.point.model_dump_json() for case in cases if case.required}
+    skipped: dict[str, str] = {}
+    forwards: dict[str, ForwardTruth] = {}
+    for (key, point), answer in zip(points.items(), truths.forwards(list(points.values())), strict=True):
+        if isinstance(answer, ForwardTruth):
+            forwards[key] = answer
+        elif key in required:
+            truths.forward(point)
+        else:
+            skipped[key] = f"{point.label}: the forward has no answer there ({answer})"
+    sets: dict[str, list[Cotangents]] = {key: [] for key in forwards}
+    for case in cases:
+        key = case.point.model_dump_json()
+        if key in forwards:
+            sets[key].append(_cotangents(case, forwards))
+    for unanswered in truths.prepare([Request(forwards[key], tuple(sets[key])) for key in forwards]):
+        key = unanswered.point.model_dump_json()
+        if key in required:
+            raise unanswered.error
+        skipped[key] = f"{unanswered.point.label}: {unanswered.error.message}"
+    asked = [
+        [(case, _cotangents(case, forwards)) for case in shape.cases if case.point.model_dump_json() not in skipped]
+        for shape in shapes
+    ]
+    found = {key: iter(truths.gradients(forwards[key], sets[key])) for key in forwards if key not in skipped}
     everywhere = frozenset(truths.spec.torch_ops).union(
         *(forwards[c.point.model_dump_json()].torch_ops for pairs in asked for c, _ in pairs if c.required)
     )
@@ -80,7 +111,8 @@ def ask(truths: Truths, shapes: Sequence[ShapePlan]) -> list[list[Question]]:
         key = case.point.model_dump_json()
         return Question(case, forwards[key], cotangents, next(found[key]), everywhere.union(forwards[key].torch_ops))
 
-    return [[question(case, cotangents) for case, cotangents in pairs] for pairs in asked]
+    questions = [[question(case, cotangents) for case, cotangents in pairs] for pairs in asked]
+    return Asked(questions, tuple(skipped.values()))
 
 
 def _cotangents(case: Case, forwards: dict[str, ForwardTruth]) -> Cotangents:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from kernel_agent.errors import InputError
 from kernel_agent.gate import words
-from kernel_agent.gate.batch import Outcome, Question, ask, run_batch
+from kernel_agent.gate.batch import Asked, Outcome, Question, ask, run_batch
 from kernel_agent.gate.candidate import CandidateText, read_candidate
 from kernel_agent.gate.cases import Plan, make_plan
 from kernel_agent.gate.judge import Problem
@@ -72,8 +72,9 @@ def check(
     if text.problem is not None:
         return _red(text.problem, None, None, start)
     plan = make_plan(truths, options, accepts_needs=text.accepts_needs)
-    progress = _Progress(plan, on_case)
-    for questions in _batches(ask(truths, plan.shapes)):
+    asked = ask(truths, plan.shapes)
+    progress = _Progress(_without_skipped(plan, asked), on_case)
+    for questions in _batches(asked.questions):
         _run(questions, progress, spec, sandbox, text, options)
         if progress.first_red is not None and options.stop_at_red:
             break
@@ -81,6 +82,16 @@ def check(
     if progress.first_red is not None and progress.first_red.problem is not None:
         return _red(_with_pattern(progress.first_red.problem, progress), progress, change, start)
     return _accepted(progress, change, start)
+
+
+def _without_skipped(plan: Plan, asked: Asked) -> Plan:
+    """The plan as it is run: what has no truth is said in its notes instead."""
+    kept = [
+        replace(shape, cases=tuple(question.case for question in questions))
+        for shape, questions in zip(plan.shapes, asked.questions, strict=True)
+    ]
+    notes = tuple(f"skipped, since the truth has no answer: {reason}" for reason in asked.skipped)
+    return replace(plan, shapes=tuple(shape for shape in kept if shape.cases), notes=(*plan.notes, *notes))
 
 
 def _batches(asked: list[list[Question]]) -> list[list[Question]]:

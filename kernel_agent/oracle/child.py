@@ -111,7 +111,12 @@ def gradients(call: Call) -> None:
     with answered(call), standin():
         stub = load(call)
         for request in call.payload["requests"]:
-            leaves, outputs = _differentiable(stub, Point.model_validate(request["point"]))
+            try:
+                leaves, outputs = _differentiable(stub, Point.model_validate(request["point"]))
+            except Refused as refused:
+                for _ in request["sets"]:
+                    call.send({"refusal": refused.refusal.model_dump(mode="json")})
+                continue
             for keys in request["sets"]:
                 cotangents = [None if key is None else call.tensors[key] for key in keys]
                 grads = _backward(stub, leaves, outputs, cotangents)

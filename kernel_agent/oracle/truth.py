@@ -13,6 +13,7 @@ import torch
 import triton
 from torch import Tensor
 
+from kernel_agent.errors import EnvironmentProblem
 from kernel_agent.oracle.cache import Entry, make_cache
 from kernel_agent.oracle.cotangents import Cotangents, unit_cotangents
 from kernel_agent.oracle.fit import Fit
@@ -43,6 +44,14 @@ class Request:
     sets: tuple[Cotangents, ...]
 
 
+@dataclass(frozen=True)
+class Unanswered:
+    """A point at which there are no exact gradients."""
+
+    point: Point
+    error: TruthError
+
+
 class Truths:
     """Answers about one spec. `cache_dir` None keeps them in memory only, out of every candidate's reach."""
 
@@ -53,6 +62,8 @@ class Truths:
         self.sandbox = sandbox
         self._cache = make_cache(cache_dir)
         self._limits = limits
+        self._unanswered: dict[str, TruthError] = {}
+        """By point: what need not be tried twice in one process, a time limit of minutes above all."""
         self._base = (
             REVISION,
             torch.__version__,
@@ -84,6 +95,8 @@ class Truths:
         missing = [i for i, key in enumerate(keys) if self._cache.get(key) is None]
         while missing:
             answered = self._run_forwards([points[i] for i in missing])
+            if not answered:
+                raise _silent(self.spec, len(missing))
             for i, message in zip(missing, answered, strict=False):
                 self._cache.put(keys[i], Entry(message.record, message.tensors))
             missing = missing[len(answered) :]
@@ -102,7 +115,8 @@ class Truths:
 
         Raises `TruthError` where the forward cannot be differentiated.
         """
-        self.prepare([Request(forward, tuple(sets))])
+        for unanswered in self.prepare([Request(forward, tuple(sets))]):
+            raise unanswered.error
         positions = _differentiable(forward)
         found = [self._gradient(forward.point, c) for c in (*_units(forward), *sets)]
         per_unit = dict(zip(positions, found, strict=False))
@@ -117,18 +131,24 @@ class Truths:
             for grads in found[len(positions) :]
         )
 
-    def prepare(self, requests: Sequence[Request]) -> None:
+    def prepare(self, requests: Sequence[Request]) -> tuple[Unanswered, ...]:
         """Compute what `gradients` will be asked for, all that is not known yet in one child.
 
-        Raises `TruthError` where a forward cannot be differentiated.
+        The result names the points whose forward cannot be differentiated here: `gradients` raises there.
         """
         missing: list[tuple[Point, Cotangents]] = []
         for request in requests:
+            if request.forward.point.model_dump_json() in self._unanswered:
+                continue
             for cotangents in (*_units(request.forward), *request.sets):
                 if self._cache.get(self._gradient_key(request.forward.point, cotangents)) is None:
                     missing.append((request.forward.point, cotangents))
         if missing:
             self._compute(missing)
+        points = {request.forward.point.model_dump_json(): request.forward.point for request in requests}
+        return tuple(
+            Unanswered(point, self._unanswered[key]) for key, point in points.items() if key in self._unanswered
+        )
 
     def _compute(self, missing: list[tuple[Point, Cotangents]]) -> None:
         tensors: dict[str, Tensor] = {}
@@ -141,19 +161,24 @@ class Truths:
             payload[-1]["sets"].append([None if c is None else f"{i}.{j}" for j, c in enumerate(cotangents)])
         try:
             messages = self._run("gradients", {"requests": payload}, tensors)
-        except TruthError:
+        except TruthError as error:
             points = list(dict.fromkeys(point.model_dump_json() for point, _ in missing))
             if len(points) == 1:
-                raise
+                self._unanswered[points[0]] = error
+                return
             # One point too large must not take the others with it.
             first = points[: len(points) // 2]
             self._compute([m for m in missing if m[0].model_dump_json() in first])
             self._compute([m for m in missing if m[0].model_dump_json() not in first])
             return
-        for (point, cotangents), message in zip(missing, messages, strict=False):
+        if len(messages) != len(missing):
+            raise _silent(self.spec, len(missing) - len(messages))
+        for (point, cotangents), message in zip(missing, messages, strict=True):
             if "refusal" in message.record:
                 refusal = Refusal.model_validate(message.record["refusal"])
-                raise TruthError(f"no exact gradients at {point.label}: {refusal}")
+                reason = f"no exact gradients at {point.label}: {refusal}"
+                self._unanswered.setdefault(point.model_dump_json(), TruthError(reason))
+                continue
             self._cache.put(self._gradient_key(point, cotangents), Entry(message.record, message.tensors))
 
     def _gradient_key(self, point: Point, cotangents: Cotangents) -> str:
@@ -222,6 +247,14 @@ class Truths:
 
     def _key(self, *parts: Any) -> str:
         return hashlib.sha256(json.dumps([self._base, parts], sort_keys=True).encode()).hexdigest()
+
+
+def _silent(spec: KernelSpec, count: int) -> EnvironmentProblem:
+    """A truth child that finished without an answer: nothing in the user's file can explain that."""
+    return EnvironmentProblem(
+        f"the truth child of {spec.facts.path.name} finished with {count} questions unanswered",
+        remedy="Run `kernel-agent doctor`.",
+    )
 
 
 def _differentiable(forward: ForwardTruth) -> list[int]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from forwards import SCALED
 
-from kernel_agent.errors import InputError
+from kernel_agent.errors import EnvironmentProblem, InputError
 from kernel_agent.oracle import (
     CotangentKind,
     Outcome,
@@ -19,6 +19,7 @@ from kernel_agent.oracle import (
     describe,
     make_cotangents,
 )
+from kernel_agent.oracle.truth import Request
 from kernel_agent.pairs.spec import ShapeEntry
 from kernel_agent.pairs.userfile import read_file
 from kernel_agent.sandbox import Sandbox
@@ -98,6 +99,36 @@ def test_a_truth_on_disk_needs_no_child_again(judge, tmp_path):
     (kept,) = again.gradients(again.forward(point), [cotangents])
     assert torch.equal(kept.grads["x"], truth.grads["x"])
     assert kept.units == truth.units
+
+
+class SilentTruths(Truths):
+    """Truths whose child finishes and says nothing."""
+
+    def _run(self, entry, payload, tensors=None):
+        return ()
+
+
+def test_a_child_that_finishes_without_answers_ends_the_question(judge):
+    # Asking again until an answer comes would never end.
+    truths = SilentTruths(judge.spec("softmax"), judge.sandbox)
+    with pytest.raises(EnvironmentProblem, match="1 questions unanswered"):
+        truths.forwards([Point(entry=ShapeEntry(dims={"M": 4, "N": 50}))])
+
+
+def test_a_point_that_cannot_be_differentiated_leaves_the_others_their_gradients(spec_of, sandbox):
+    refuses = (
+        "    if x.requires_grad and x.numel() == 71:\n        raise ValueError('odd')\n    y = torch.empty_like(x)"
+    )
+    spec = spec_of(SCALED, ("    y = torch.empty_like(x)", refuses))
+    truths = Truths(spec, sandbox)
+    bad, good = (truths.forward(Point(entry=ShapeEntry(dims={"n": n}))) for n in (71, 72))
+    sets = {n: (make_cotangents(CotangentKind.RANDOM, f.forms, 0),) for n, f in ((71, bad), (72, good))}
+    (unanswered,) = truths.prepare([Request(bad, sets[71]), Request(good, sets[72])])
+    assert unanswered.point == bad.point
+    assert "odd" in unanswered.error.message
+    assert truths.gradients(good, sets[72])[0].grads["x"] is not None
+    with pytest.raises(TruthError, match="odd"):
+        truths.gradients(bad, sets[71])
 
 
 def test_a_refused_size_is_an_answer_and_not_an_error(judge):
