@@ -49,15 +49,33 @@ def sources(module: Module, op: Op, lane: Lane) -> tuple[Source, ...]:
         if value.id in seen:
             continue
         seen.add(value.id)
-        if value.variable and value.type.scalar.kind is Kind.INT:
+        if value.type.scalar.kind is Kind.INT and is_variable(module, value):
             rank = len(value.type.tile)
             found[value.id] = Source(value, at if at is not None and len(at) == rank else None)
             continue
         waiting += [(operand, at) for operand in _carried(module).get(value.id, ())]
-        maker = _makers(module).get(value.id)
+        maker = makers(module).get(value.id)
         if maker is not None and maker.name not in ("tt.load", "tt.call"):
-            waiting += [(operand, _lane_before(maker, operand, at)) for operand in maker.operands]
+            waiting += [(operand, lane_before(maker, operand, at)) for operand in maker.operands]
     return tuple(found[key] for key in sorted(found))
+
+
+def is_variable(module: Module, value: Value) -> bool:
+    """Whether a value is what the source calls by its name: Triton names every part of an assignment after its target.
+
+    >>> # row = pid * BLOCK + lanes     the product is named row, too, but only the sum is row
+    """
+    if not value.variable:
+        return False
+    maker = makers(module).get(value.id)
+    if maker is None:
+        return True
+    own = module.place(maker)
+    for reader in _readers(module).get(value.id, ()):
+        place = module.place(reader)
+        if own and place and own.line == place.line and any(r.variable == value.variable for r in reader.results):
+            return False
+    return True
 
 
 def number_at(machine: Machine, source: Source, active: Active, row: int) -> int | None:
@@ -87,7 +105,7 @@ def _evaluate(machine: Machine, value: Value, active: Active, depth: int) -> Run
     known = machine.environment.get(value.id)
     if known is not None:
         return machine.read(value.id, active) if _encloses(known[0], active) else None
-    maker = _makers(machine.module).get(value.id)
+    maker = makers(machine.module).get(value.id)
     if maker is None or depth > 40 or not (maker.name in _PURE or maker.name.startswith("arith.")):
         return None
     operands: list[Any] = [_evaluate(machine, operand, active, depth + 1) for operand in maker.operands]
@@ -108,7 +126,7 @@ def _encloses(outer: Active, inner: Active) -> bool:
     return False
 
 
-def _lane_before(op: Op, operand: Value, lane: Lane | None) -> Lane | None:
+def lane_before(op: Op, operand: Value, lane: Lane | None) -> Lane | None:
     """Where the operand of a layout operation holds what its result holds at a lane."""
     before, after = operand.type.tile, op.results[0].type.tile if op.results else ()
     if lane is None or not before:
@@ -133,9 +151,19 @@ def _lane_before(op: Op, operand: Value, lane: Lane | None) -> Lane | None:
 
 
 @lru_cache(maxsize=64)
-def _makers(module: Module) -> dict[int, Op]:
+def makers(module: Module) -> dict[int, Op]:
     """Operation that makes each value."""
     return {result.id: op for op in module.all_ops for result in op.results}
+
+
+@lru_cache(maxsize=64)
+def _readers(module: Module) -> dict[int, list[Op]]:
+    """Operations that read each value."""
+    found: dict[int, list[Op]] = {}
+    for op in module.all_ops:
+        for operand in op.operands:
+            found.setdefault(operand.id, []).append(op)
+    return found
 
 
 @lru_cache(maxsize=64)

@@ -27,6 +27,7 @@ from kernel_agent.ir.slopes import Slopes
 from kernel_agent.ir.transfer import launch_on, reachable
 from kernel_agent.ir.types import STORED_FLOATS
 from kernel_agent.ir.values import Active, RuntimeValue
+from kernel_agent.ir.wraps import find_wraps
 
 
 class Runner(Protocol):
@@ -90,6 +91,8 @@ def launch(
     programs = torch.arange(math.prod(grid), device=options.device)
     if programs.numel() == 0:
         return
+    if options.sanitize:
+        find_wraps(module, grid, arguments, findings)
     plan = Plan.of(module, programs.numel(), options.memory, options.kept.nbytes, options.device)
     machine = None
     if options.device != CPU and options.numerics is Numerics.EXACT and meter is None:

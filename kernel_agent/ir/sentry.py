@@ -198,6 +198,9 @@ class Sentry:
             visits.updaters.add(lanes)
         self._mark_written(buffer, lanes)
 
+    def exchanged(self, buffer: Buffer, lanes: Lanes, op: Op, element: int, *, succeeded: bool) -> None:
+        """Nothing to suspect: what compares and exchanges runs on the host, under the sanitizer."""
+
     def wild(self, _op: Op, _address: int, _active: Active) -> None:
         """Suspect a pointer into no buffer."""
         self._flag.fill_(True)
