@@ -208,13 +208,7 @@ class Capture:
         with (
             SCENE.entered(self),
             torch.set_grad_enabled(self.grad),
-            ImageMode(
-                self,
-                grad=self.grad,
-                poison=self.poison,
-                numerics=self.options.numerics,
-                device=self.options.device,
-            ),
+            self.mode(),
         ):
             try:
                 yield
@@ -255,6 +249,12 @@ class Capture:
                     raise
                 refused = refused or error
         raise refused or LaunchError(f"kernel {name} has no such autotune configuration", kernel=name)
+
+    def mode(self) -> ImageMode:
+        """What runs torch code between launches."""
+        return ImageMode(
+            self, grad=self.grad, poison=self.poison, numerics=self.options.numerics, device=self.options.device
+        )
 
     def launch(self, kernel: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Compiled:
         """Lower and execute one launch. Raises `LaunchError`, `LoweringError`, `UnsupportedOp`."""

@@ -105,9 +105,22 @@ class Module:
         return tuple(op for function in self.functions.values() for op in walk(function.blocks))
 
     @cached_property
+    def parents(self) -> dict[int, Block]:
+        """Identity of an operation -> the block it stands in."""
+        found = {}
+        for function in self.functions.values():
+            for block in [*function.blocks, *(b for op in walk(function.blocks) for r in op.regions for b in r)]:
+                found.update({id(op): block for op in block.ops})
+        return found
+
+    @cached_property
     def used(self) -> frozenset[int]:
         """Ids of values that some operation reads."""
         return frozenset(value.id for op in self.all_ops for value in op.operands)
+
+    def callee(self, op: Op) -> Function:
+        """The device function that a call runs."""
+        return self.functions[str(op.attributes["callee"]).lstrip("@").strip('"')]
 
     def frames(self, op: Op) -> tuple[Frame, ...]:
         """Source frames of an operation, innermost first; empty when Triton recorded none."""

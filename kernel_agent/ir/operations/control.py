@@ -122,8 +122,7 @@ def _if(machine: Machine, op: Op, operands: list[Any], active: Active) -> list[R
 
 @rule("tt.call")
 def _call(machine: Machine, op: Op, operands: list[Any], active: Active) -> list[RuntimeValue]:
-    callee = machine.module.functions[str(op.attributes["callee"]).lstrip("@").strip('"')]
-    return machine.run_function(callee, operands, active)
+    return machine.run_function(machine.module.callee(op), operands, active)
 
 
 @rule("tt.assert", "cf.assert")
