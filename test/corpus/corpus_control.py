@@ -216,7 +216,7 @@ def _collatz_reference(start: Tensor, x: Tensor) -> Tensor:
 def _damp(X, Y, n, factor, BLOCK: tl.constexpr):
     o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(X + o, mask=o < n, other=0.0)
-    tl.store(Y + o, x * factor - x * x * x * 0.0625, mask=o < n)
+    tl.store(Y + o, x * factor - x * x * x * 0.015625, mask=o < n)
 
 
 def damp_until_small(x: Tensor) -> Tensor:
@@ -225,7 +225,7 @@ def damp_until_small(x: Tensor) -> Tensor:
     launches = 0
     while x.abs().max().item() > 1.0 and launches < 20:
         y = torch.empty_like(x)
-        _damp[(triton.cdiv(n, 32),)](x, y, n, 0.75, BLOCK=32)
+        _damp[(triton.cdiv(n, 32),)](x, y, n, 0.875, BLOCK=32)
         x = y
         launches += 1
     return x * launches
@@ -234,7 +234,7 @@ def damp_until_small(x: Tensor) -> Tensor:
 def _damp_reference(x: Tensor) -> Tensor:
     launches = 0
     while x.abs().max().item() > 1.0 and launches < 20:
-        x, launches = 0.75 * x - x**3 / 16, launches + 1
+        x, launches = 0.875 * x - x**3 / 64, launches + 1
     return x * launches
 
 

@@ -47,3 +47,9 @@ def test_lower_bar_is_claimed_only_where_a_literal_needs_it(case: Case, outcome:
     pairs += [(outcome.gradients[place], want) for place, want in outcome.expected_gradients.items()]
     if case.literal:
         assert max(error(got, want) for got, want in pairs) > EXACT, f"{case.name} meets the higher bar"
+
+
+def test_corpus_holds_at_least_eighty_kernels_each_under_its_own_name():
+    names = [case.name for case in CASES]
+    assert len(set(names)) == len(names)
+    assert len({case.stub for case in CASES}) >= 80
