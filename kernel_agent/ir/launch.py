@@ -10,13 +10,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-import kernel_agent.ir.operations  # noqa: F401  (fills the registry)
 from kernel_agent.ir.chunks import Plan, run_checkpointed
 from kernel_agent.ir.findings import Findings
 from kernel_agent.ir.machine import Machine
 from kernel_agent.ir.memory import CPU, Buffer, Leave
 from kernel_agent.ir.meter import Meter
 from kernel_agent.ir.numerics import Numerics
+from kernel_agent.ir.operations import atomics
 from kernel_agent.ir.program import Module
 from kernel_agent.ir.provenance import written_buffers
 from kernel_agent.ir.rounding import rounded
@@ -136,7 +136,7 @@ def _prepared(
         device=options.device,
         safe=options.safe,
         numerics=options.numerics,
-        keep_initial=recording and plan.checkpoint and not _order_matters(module),
+        keep_initial=recording and plan.checkpoint and not (_order_matters(module) or _competes(module)),
         quiet=isinstance(sanitizer, Sentry),
         meter=meter,
         slopes=options.slopes,
@@ -151,7 +151,9 @@ def _run_all(machine: Machine, arguments: Sequence[RuntimeValue], programs: Tens
     if machine.keep_initial:
         run_checkpointed(machine, plan, lambda machine, part: _run(machine, arguments, part), programs)
     elif _order_matters(machine.module):
-        _run_in_order(machine, arguments, programs)
+        _run_in_order(machine, arguments, programs.split(1))
+    elif machine.records and plan.checkpoint:
+        _run_in_order(machine, arguments, programs.split(plan.together))
     else:
         for part in programs.split(plan.together):
             _run(machine, arguments, part)
@@ -175,19 +177,25 @@ def _run(machine: Machine, arguments: Sequence[RuntimeValue], programs: Tensor) 
     machine.run_function(entry, values, Active(programs))
 
 
-def _run_in_order(machine: Machine, arguments: Sequence[RuntimeValue], programs: Tensor) -> None:
+def _run_in_order(machine: Machine, arguments: Sequence[RuntimeValue], parts: Sequence[Tensor]) -> None:
+    """Run parts of the programs one after the other; a replay starts from memory as the parts before left it."""
     loop, done = Loop(machine, None), 0
 
-    while done < programs.numel():
-        count = loop.ahead(programs.numel() - done, programs.numel() - done)
-        part = programs[done : done + count]
+    while done < len(parts):
+        count = loop.ahead(len(parts) - done, len(parts) - done)
+        chosen = parts[done : done + count]
 
-        def run(machine: Machine, carried: list[RuntimeValue], active: Active) -> list[RuntimeValue]:
-            for program in active.ids.split(1):
-                _run(machine, arguments, program)
+        def run(
+            machine: Machine,
+            carried: list[RuntimeValue],
+            _: Active,
+            chosen: Sequence[Tensor] = chosen,
+        ) -> list[RuntimeValue]:
+            for part in chosen:
+                _run(machine, arguments, part)
             return carried
 
-        loop.run(run, [], Active(part), count)
+        loop.run(run, [], Active(torch.cat(list(chosen))), count)
         done += count
     loop.end()
 
@@ -197,4 +205,11 @@ def _order_matters(module: Module) -> bool:
     return any(
         op.name == "tt.atomic_cas" or (op.name == "tt.atomic_rmw" and op.results[0].id in module.used)
         for op in module.all_ops
+    )
+
+
+def _competes(module: Module) -> bool:
+    """Whether programs compete for an element: who wins is known from all programs before, not from a part of them."""
+    return any(
+        op.name == "tt.atomic_rmw" and op.attributes["atomic_rmw_op"] in atomics.EXTREMES for op in module.all_ops
     )

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from corpus.case import EXACT, Case, Outcome, error, run
+from kernel_agent.ir import ExecOptions
 
 THEMES = sorted(path.stem for path in Path(__file__).parent.glob("corpus_*.py"))
 CASES: list[Case] = [case for theme in THEMES for case in importlib.import_module(f"corpus.{theme}").CASES]
@@ -40,6 +41,16 @@ def test_gradient_of_every_floating_input_equals_autograd_of_its_reference(case:
 
 def test_sanitizer_finds_nothing(outcome: Outcome):
     assert outcome.findings == ()
+
+
+def test_nothing_changes_where_memory_is_so_tight_that_the_backward_computes_everything_again(case: Case):
+    # chunks of programs and segments of loops are replayed from the right contents of memory, or gradients differ
+    again = run(case, options=ExecOptions(memory=1 << 12))
+    for place, (got, want) in enumerate(zip(again.outputs, again.expected_outputs, strict=True)):
+        assert error(got, want) <= case.tolerance, f"output {place} of {case.name}"
+    for place, want in again.expected_gradients.items():
+        assert error(again.gradients[place], want) <= case.tolerance, f"gradient of argument {place} of {case.name}"
+    assert again.findings == ()
 
 
 def test_lower_bar_is_claimed_only_where_a_literal_needs_it(case: Case, outcome: Outcome):

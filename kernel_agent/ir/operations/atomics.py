@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from kernel_agent.ir.machine import Machine
 
 _AND, _OR, _XOR, _ADD, _FADD, _MAX, _MIN, _UMAX, _UMIN, _EXCHANGE = range(1, 11)
+EXTREMES = frozenset({_MAX, _MIN, _UMAX, _UMIN})
+"""Values of the attribute `atomic_rmw_op` that keep one of two values."""
 
 
 @rule("tt.atomic_rmw")
