@@ -26,7 +26,7 @@ Run = Callable[[Machine, Tensor], None]
 _LOOPS = frozenset({"scf.for", "scf.while"})
 _ITERATIONS = 8
 """How often a loop is taken to run before anything is measured."""
-_TILE, _TILE_ON_DEVICE = 1 << 17, 1 << 22
+_TILE, _TILE_ON_DEVICE = 1 << 18, 1 << 22
 """Elements of one value at which an operation takes much longer than its call; on the CPU they stay in the cache."""
 _SMALL_TILE = 1 << 13
 """Elements below which an operation takes no longer than its call."""

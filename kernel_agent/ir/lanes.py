@@ -8,11 +8,19 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from kernel_agent.ir.values import Active
+from kernel_agent.ir.values import Active, common_shape
 from kernel_agent.ir.views import View
 
 NOBODY, MANY = -1, -2
 """Owners of an element that are no single program."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Some places along one dimension."""
+
+    dim: int
+    places: Tensor
 
 
 @dataclass(eq=False)
@@ -32,18 +40,35 @@ class Lanes:
         """Common shape of offsets and mask."""
         if self.valid is None:
             return tuple(self.offset.shape)
-        return tuple(torch.broadcast_shapes(self.offset.shape, self.valid.shape))
+        return common_shape(self.offset.shape, self.valid.shape)
 
     def broadcast(self, *values: Tensor) -> Lanes:
         """The same access with a lane for every element of the values stored."""
-        shape = torch.broadcast_shapes(self.shape, *[value.shape for value in values])
+        shape = common_shape(self.shape, *[value.shape for value in values])
         valid = None if self.valid is None else self.valid.expand(shape)
         return Lanes(self.offset.expand(shape), valid, self.active, self.view)
 
     def select(self, value: Tensor) -> Tensor:
         """Elements of a value at these lanes, shape (n,)."""
         value = value.expand(self.shape)
-        return value.reshape(-1) if self.valid is None else value.masked_select(self.valid)
+        if self.valid is None:
+            return value.reshape(-1)
+        if self._columns is None:
+            return value.masked_select(self.valid)
+        return value.index_select(self._columns.dim, self._columns.places).reshape(-1)
+
+    @cached_property
+    def _columns(self) -> Columns | None:
+        """What a mask over a single dimension lets through; None for any other mask."""
+        if self.valid is None or self.valid.device.type != "cpu":
+            return None
+        sizes = zip(self.valid.shape, self.valid.stride(), strict=True)
+        moving = [dim for dim, (n, step) in enumerate(sizes) if n > 1 and step]
+        if len(moving) != 1:
+            return None
+        dim = moving[0] - self.valid.dim() + len(self.shape)
+        first = self.valid[tuple(slice(None) if at == moving[0] else 0 for at in range(self.valid.dim()))]
+        return Columns(dim, first.nonzero().flatten())
 
     def spread(self, values: Tensor) -> Tensor:
         """The inverse of `select`; zero where no lane takes part."""

@@ -102,7 +102,8 @@ def launch(
         if sentry.suspects():
             machine = None  # no buffer has changed yet: once more, with words
     if machine is None:
-        sanitizer = Sanitizer(module, grid, findings, watch=options.sanitize, one_by_one=sequential)
+        written = written_buffers(module, arguments)
+        sanitizer = Sanitizer(module, grid, findings, watch=options.sanitize, one_by_one=sequential, written=written)
         machine = _prepared(module, grid, buffers, arguments, sanitizer, options, plan, meter)
         _run_all(machine, arguments, programs, plan)
     for tape in machine.tapes.values():

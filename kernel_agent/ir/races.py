@@ -76,6 +76,14 @@ class Shadow:
     pending_size: int = 0
     touched: bool = False
     """Whether anything was written or atomically updated."""
+    known_readers: bool = False
+    """Whether anything was read."""
+    fresh: list[Lanes] = field(default_factory=list)
+    """Stores not yet in `writer`: no two lanes met in the elements between `low` and `high`."""
+    low: int = 0
+    high: int = -1
+    updated: bool = False
+    """Whether anything was atomically updated."""
     coauthors: list[Tensor] = field(default_factory=list)
     """element * programs + program for everyone who wrote an element that many wrote."""
 
@@ -86,16 +94,39 @@ class Shadow:
         return cls(nobody, nobody.clone(), nobody.clone(), programs)
 
     def settle(self) -> None:
-        """Fold pending reads into the map of readers."""
+        """Fold pending accesses into the maps."""
         for lanes in self.pending:
             claim(self.reader, lanes)
         self.pending.clear()
         self.pending_size = 0
+        for lanes in self.fresh:
+            self.writer[lanes.index] = lanes.program
+        self.fresh.clear()
+
+    def meets_nobody(self, lanes: Lanes, owner: Tensor | None) -> bool:
+        """Whether a store is known to meet no other access, without looking at its elements; then it is noted."""
+        if owner is not None or self.known_readers or self.updated or self.coauthors:
+            return False
+        if lanes.shape[0] == 1 and lanes.active.size > 1:  # every program stores
+            return False
+        if lanes.index.numel():
+            low, high = (int(end) for end in lanes.index.aminmax())
+            if low <= self.high and high >= self.low:
+                return False
+            self.low, self.high = (min(low, self.low), max(high, self.high)) if self.high >= 0 else (low, high)
+            self.touched = True
+            self.fresh.append(lanes)
+            if sum(part.index.numel() for part in self.fresh) > _PENDING_LIMIT:
+                self.settle()
+        return True
 
     def wrote(self, lanes: Lanes, *, alone: bool) -> None:
         """Note a store; `alone` says that no lane meets another lane or an earlier writer."""
         self.touched = True
         index, program = lanes.index, lanes.program
+        if index.numel():
+            low, high = (int(end) for end in index.aminmax())
+            self.low, self.high = (min(low, self.low), max(high, self.high)) if self.high >= 0 else (low, high)
         if lanes.shape[0] == 1 and lanes.active.size == self.programs > 1:
             self.writer[index] = ALL
             return
@@ -135,8 +166,10 @@ class Shadow:
 class SideBySide:
     """Judges accesses of programs without any order."""
 
-    def __init__(self, programs: int) -> None:
+    def __init__(self, programs: int, written: set[int] | None = None) -> None:
         self.programs = programs
+        self._written = written
+        """Ids of buffers that the launch may write; None: any."""
         self._shadows: dict[int, Shadow] = {}
 
     def _shadow(self, buffer: Buffer) -> Shadow:
@@ -147,7 +180,10 @@ class SideBySide:
 
     def read(self, buffer: Buffer, lanes: Lanes) -> list[Clash]:
         """Judge a load."""
+        if self._written is not None and id(buffer) not in self._written:
+            return []
         shadow = self._shadow(buffer)
+        shadow.known_readers = True
         shadow.pending.append(lanes)
         shadow.pending_size += math.prod(lanes.shape)
         if shadow.touched or shadow.pending_size > _PENDING_LIMIT:
@@ -160,6 +196,8 @@ class SideBySide:
     def store(self, buffer: Buffer, lanes: Lanes, same: Callable[[], Tensor], owner: Tensor | None) -> list[Clash]:
         """Judge a store; `same` tells which lanes store what is there, `owner` is `Tape.owners`."""
         shadow = self._shadow(buffer)
+        if shadow.meets_nobody(lanes, owner):
+            return []
         shadow.settle()
         index, program = lanes.index, lanes.program
         writer = shadow.writer[index]
@@ -180,7 +218,7 @@ class SideBySide:
         index, program = lanes.index, lanes.program
         bad = others(shadow.writer[index], program) | others(shadow.reader[index], program)
         claim(shadow.atomic, lanes)
-        shadow.touched = True
+        shadow.touched = shadow.updated = True
         return [Clash(UPDATES_OVER_PLAIN, bad)]
 
 

@@ -20,7 +20,7 @@ from kernel_agent.ir.lanes import Lanes
 from kernel_agent.ir.memory import Buffer
 from kernel_agent.ir.program import Module, Op
 from kernel_agent.ir.races import WRITES_TWICE, Clash, Order, Races, SideBySide
-from kernel_agent.ir.values import Active
+from kernel_agent.ir.values import Active, common_shape
 from kernel_agent.ir.views import View
 
 if TYPE_CHECKING:
@@ -38,7 +38,14 @@ class Sanitizer:
     """Judges the accesses of one launch and writes findings."""
 
     def __init__(
-        self, module: Module, grid: tuple[int, int, int], findings: Findings, *, watch: bool, one_by_one: bool = False
+        self,
+        module: Module,
+        grid: tuple[int, int, int],
+        findings: Findings,
+        *,
+        watch: bool,
+        one_by_one: bool = False,
+        written: set[int] | None = None,
     ) -> None:
         self.module = module
         self.grid = grid
@@ -46,7 +53,7 @@ class Sanitizer:
         self.watch = watch
         """Whether unwritten reads and races are judged; bounds always are."""
         programs = math.prod(grid)
-        self.races: Races = OneByOne(programs) if one_by_one else SideBySide(programs)
+        self.races: Races = OneByOne(programs) if one_by_one else SideBySide(programs, written)
         self.machine: Machine | None = None
         """Who runs the launch, asked for the values of variables."""
         self._failures = 0
@@ -85,7 +92,7 @@ class Sanitizer:
     ) -> None:
         if not bool(outside.any()):
             return
-        shape = torch.broadcast_shapes(outside.shape, offset.shape)
+        shape = common_shape(outside.shape, offset.shape)
         flat = outside.expand(shape)
         first = tuple(int(at) for at in flat.nonzero()[0])
         row, lane = first[0], first[1:]
@@ -133,7 +140,7 @@ class Sanitizer:
         found = self.races.store(buffer, lanes, lambda: same(contents[lanes.index], values), owner)
         self._judge_races(found, buffer, lanes, op)
         if buffer.written is not None:
-            buffer.written[lanes.index] = True
+            buffer.written.index_fill_(0, lanes.index, True)
 
     def update(self, buffer: Buffer, lanes: Lanes, op: Op) -> None:
         """Judge an atomic update."""
@@ -142,7 +149,7 @@ class Sanitizer:
         if buffer.written is not None:
             what = "updates memory that nothing wrote"
             self._judge(FindingKind.UNINITIALIZED_READ, what, ~buffer.written[lanes.index], buffer, lanes, op)
-            buffer.written[lanes.index] = True
+            buffer.written.index_fill_(0, lanes.index, True)
         order = _order(op, self.module)
         if order is None:  # atomic within one program only: to others a plain read and a plain store
             found = self.races.read(buffer, lanes)

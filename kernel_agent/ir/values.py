@@ -165,7 +165,7 @@ def join_rows(pieces: Sequence[tuple[Tensor, RuntimeValue]], size: int) -> Runti
             join_rows([(rows, value.pattern) for rows, value in bits], size),
             join_rows([(rows, value.element) for rows, value in bits], size),
         )
-    tile = torch.broadcast_shapes(*[value.shape[1:] for _, value in pieces])
+    tile = common_shape(*[value.shape[1:] for _, value in pieces])
     stacked = torch.cat([value.expand(rows.numel(), *tile) for rows, value in pieces])
     order = torch.cat([rows for rows, _ in pieces])
     inverse = torch.empty_like(order)
@@ -182,6 +182,19 @@ def _join_blocks(pieces: Sequence[tuple[Tensor, BlockPointer]], size: int) -> Bl
     return BlockPointer(
         base, join(lambda value: value.extents), join(lambda value: value.strides), join(lambda value: value.offsets)
     )
+
+
+def common_shape(*shapes: Sequence[int]) -> tuple[int, ...]:
+    """The shape that shapes broadcast to, as `torch.broadcast_shapes`, which takes longer than most operations."""
+    rank = max(len(shape) for shape in shapes)
+    common = [1] * rank
+    for shape in shapes:
+        for dim, n in enumerate(shape, rank - len(shape)):
+            if n != 1:
+                if common[dim] not in (1, n):
+                    raise ValueError(f"shapes {', '.join(str(tuple(shape)) for shape in shapes)} do not broadcast")
+                common[dim] = n
+    return tuple(common)
 
 
 def expand_tile(value: Tensor, tile: tuple[int, ...]) -> Tensor:

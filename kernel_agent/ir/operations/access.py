@@ -47,7 +47,10 @@ def load(
     for target in targets(machine, op, pointer, mask, active):
         check_width(machine, op, target.buffer, element)
         valid = machine.sanitizer.in_bounds(target.buffer, target.offset, target.mask, op, active, "load", target.view)
-        value = _gather(machine, op, target, valid, active)
+        inside = valid is target.mask and not machine.quiet  # in_bounds then knows that of all lanes
+        if inside:
+            valid = without_effect(valid)
+        value = _gather(machine, op, target, valid, active, inside=inside)
         if target.buffer.is_float and element.kind is Kind.INT:
             bits = to_bits(machine, value, element)
             result = bits if valid is None else bits.choose(valid, result)
@@ -56,7 +59,7 @@ def load(
             value = to_floats(machine, value, element)
         value = value if value.dtype == dtype else value.to(dtype)
         if valid is not None:
-            if valid is not target.mask and value.is_floating_point():
+            if not inside and value.is_floating_point():
                 outside = ~valid if target.mask is None else target.mask & ~valid
                 value = torch.where(outside, math.nan, value)
                 valid = outside | valid
@@ -68,14 +71,20 @@ def load(
     return Pointer(None, result) if element.kind is Kind.POINTER else result
 
 
-def _gather(machine: Machine, op: Op, target: Target, valid: Tensor | None, active: Active) -> Tensor:
+def without_effect(mask: Tensor | None) -> Tensor | None:
+    """None for a mask that is true everywhere. Asking costs little where no device has to answer."""
+    return None if mask is not None and mask.device.type == "cpu" and bool(mask.all()) else mask
+
+
+def _gather(machine: Machine, op: Op, target: Target, valid: Tensor | None, active: Active, *, inside: bool) -> Tensor:
+    """What memory holds at the pointers; `inside` says that lanes that do not read point into the buffer too."""
     buffer, offset = target.buffer, target.offset
     tape = machine.tape(buffer)
     lanes = machine.lanes(buffer, offset, valid, active, target.view)
     machine.sanitizer.read(buffer, lanes, op)
     if machine.meter is not None:
         machine.meter.access(Access.READ, op, buffer, lanes)
-    index = lanes.readable()
+    index = offset if inside else lanes.readable()
     if buffer.size == 0:
         return tape.contents.new_zeros(index.shape)
     if tape.records():
@@ -94,6 +103,8 @@ def store(
         buffer = target.buffer
         check_width(machine, op, buffer, type_.scalar)
         valid = machine.sanitizer.in_bounds(buffer, target.offset, target.mask, op, active, "store", target.view)
+        if valid is target.mask:
+            valid = without_effect(valid)
         stored = to_memory(machine, buffer, value, type_)
         lanes = machine.lanes(buffer, target.offset, valid, active, target.view).broadcast(stored)
         values = lanes.select(stored)

@@ -13,7 +13,7 @@ from kernel_agent.ir.memory import ADDRESS_BITS, Buffer
 from kernel_agent.ir.operations.registry import rule
 from kernel_agent.ir.program import Op
 from kernel_agent.ir.types import Type
-from kernel_agent.ir.values import Active, BlockPointer, Pointer
+from kernel_agent.ir.values import Active, BlockPointer, Pointer, common_shape
 from kernel_agent.ir.views import View
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def targets(machine: Machine, op: Op, pointer: Pointer, mask: Tensor | None, act
         return [Target(pointer.buffer, pointer.offset, mask, pointer.view)]
     numbers = pointer.offset >> ADDRESS_BITS
     everywhere = numbers.new_ones((1,) * numbers.dim(), dtype=torch.bool) if mask is None else mask
-    shape = torch.broadcast_shapes(numbers.shape, everywhere.shape)
+    shape = common_shape(numbers.shape, everywhere.shape)
     found = []
     for number in numbers.expand(shape)[everywhere.expand(shape)].unique().cpu().tolist():
         buffer = machine.buffers.get(number)
