@@ -27,12 +27,12 @@ from kernel_agent.ir.cost_report import (
 from kernel_agent.ir.counting import Counted, Effort, How, Touch, count, execute_counted
 from kernel_agent.ir.device import standin
 from kernel_agent.ir.devices import Device, device_table
-from kernel_agent.ir.execution import Inputs
 from kernel_agent.ir.findings import Findings
 from kernel_agent.ir.footprint import SECTOR
 from kernel_agent.ir.ghost import Ghost, NeedsValues
 from kernel_agent.ir.ghost_images import META, CountingCapture, GhostCapture, GhostImages
 from kernel_agent.ir.images import Images, declare, declared_dtype
+from kernel_agent.ir.inputs import Inputs
 from kernel_agent.ir.launch import LaunchOptions
 from kernel_agent.ir.memory import Buffer
 from kernel_agent.ir.meter import Access

@@ -94,12 +94,12 @@ class Ghost:
         """
         slice_ = address_slice(self.module)
         findings = Findings()
-        sanitizer = Sanitizer(self.module, self.grid, findings, watch=False, races=False)
+        sanitizer = Sanitizer(self.module, self.grid, findings, watch=False)
         machine = GhostMachine(self.module, self.grid, self.buffers, sanitizer, slice_, watcher, self.unknown)
         together = together or max(1, TOGETHER // _largest_tile(self.module, slice_))
         for part in programs.split(together):
             machine.run(self.arguments, part)
-        return Walk(machine.computed, machine.operations, machine.widest)
+        return Walk(machine.elements, machine.operations, machine.widest)
 
 
 def _largest_tile(module: Module, slice_: AddressSlice) -> int:
@@ -124,6 +124,7 @@ class GhostMachine(Machine):
         self.slice = slice_
         self.watcher = watcher
         self.unknown = unknown
+        self.elements = 0
         self.operations = 0
         self.widest = 1
         self._untold: list[Callable[[], None]] | None = None
@@ -162,6 +163,7 @@ class GhostMachine(Machine):
         results = super().compute(op, [_dense(v) for v in operands], active) if found is None else [found]
         for result in results:
             if isinstance(result, Tensor):
+                self.elements += result.numel()
                 self.widest = max(self.widest, result[0].numel())
         return results
 

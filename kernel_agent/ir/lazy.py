@@ -46,6 +46,11 @@ class _Terms(Deferred):
             return ABSENT
         return join_rows([(rows, dense(value)) for rows, value in pieces], size)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the terms take."""
+        return sum(int(term.nbytes) for term in self.terms)
+
     def dense(self) -> Tensor:
         """The whole tile as one tensor."""
         raise NotImplementedError

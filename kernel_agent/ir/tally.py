@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from kernel_agent.ir.footprint import Footprint
+from kernel_agent.ir.lanes import Lanes
 from kernel_agent.ir.memory import Buffer
 from kernel_agent.ir.meter import Access
 from kernel_agent.ir.program import Block, Module, Op
-from kernel_agent.ir.sanitizer import Lanes
 from kernel_agent.ir.types import Kind
 from kernel_agent.ir.values import Active
 
