@@ -118,6 +118,10 @@ class _Elsewhere:
         return getattr(self._active or triton.runtime.driver.default, name)
 
 
+_CUDA_TYPE = 1
+"""How torch numbers the kind of device that a stream belongs to."""
+
+
 class _Scope:
     """`torch.cuda.device`, `torch.cuda.stream` and the like: a context that does nothing."""
 
@@ -131,11 +135,20 @@ class _Scope:
         return None
 
 
-class _Stream(_Scope):
-    """The default stream, idle."""
+class _Stream(torch.Stream):  # type: ignore[misc]
+    """The default stream, idle. torch checks that what it is given as a stream is one of its own."""
 
     cuda_stream = 0
-    device = CUDA
+
+    def __new__(cls, *_args: object, **_kwargs: object) -> Any:
+        """A handle that no driver is asked for."""
+        return super().__new__(cls, stream_id=0, device_index=0, device_type=_CUDA_TYPE)
+
+    def __enter__(self) -> _Stream:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        return None
 
     def synchronize(self) -> None:
         """Nothing runs."""

@@ -185,6 +185,8 @@ class ImageMode(TorchFunctionMode):  # type: ignore[misc]
         name = _name(func)
         if func in _NO_TENSORS:
             return func(*args, **kwargs)
+        if func is Tensor.record_stream:  # everything is done when it is asked for
+            return None
         if name == "__get__":
             return self._attribute(func, args)
         answer = _question(self.session, func, args)

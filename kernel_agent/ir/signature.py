@@ -16,7 +16,6 @@ from kernel_agent.ir.images import declared_dtype
 from kernel_agent.ir.lower import Path
 from kernel_agent.ir.memory import CPU, Buffer
 from kernel_agent.ir.program import Module
-from kernel_agent.ir.types import Kind
 from kernel_agent.ir.values import BlockPointer, Pointer, RuntimeValue
 
 _ELEMENTS = {
@@ -54,32 +53,29 @@ class Signature:
         """Triton's type string of every parameter; nested tuples for tuples."""
 
     def arguments(self, module: Module) -> list[RuntimeValue]:
-        """One value per parameter of the entry function. Descriptors are followed by extents, strides and flags."""
-        given = iter(self._values)
+        """One value per parameter of the entry function.
+
+        A descriptor is followed by its extents and strides, and on some versions of Triton by flags: whether it pads
+        with NaN, whether it rounds to tf32. How many there are shows in the number of parameters.
+        """
+        parameters = len(module.entry.blocks[0].arguments)
+        descriptors = [value for value in self._values if isinstance(value, BlockPointer)]
+        rest = parameters - len(self._values) - sum(2 * len(value.extents) for value in descriptors)
+        flags, odd = divmod(rest, len(descriptors)) if descriptors else (0, rest)
+        if odd or not 0 <= flags <= 2:
+            name = self.kernel.fn.__name__
+            raise LaunchError(
+                f"kernel {name} takes {parameters} values, which does not fit its arguments {list(self.types)}",
+                remedy="Use a supported Triton: 3.6 to 3.9.",
+                kernel=name,
+            )
         found: list[RuntimeValue] = []
-        descriptor_tail: list[int] = []
-        for parameter in module.entry.blocks[0].arguments:
-            if descriptor_tail and parameter.type.kind is Kind.INT:
-                found.append(descriptor_tail.pop(0))
-                continue
-            if self._flags_follow(found, parameter.type.name):
-                found.append(False)
-                continue
-            value = next(given)
+        for value in self._values:
             found.append(value)
             if isinstance(value, BlockPointer):
-                descriptor_tail = [int(part) for part in (*value.extents, *value.strides)]
+                found += [int(part) for part in (*value.extents, *value.strides)]
+                found += [value.pad_nan, False][:flags]
         return found
-
-    @staticmethod
-    def _flags_follow(found: list[RuntimeValue], type_name: str) -> bool:
-        """Newer Triton passes one or two i1 flags (padding, rounding) after a descriptor's strides."""
-        if type_name != "i1":
-            return False
-        for back, value in enumerate(reversed(found)):
-            if isinstance(value, BlockPointer):
-                return 2 * len(value.extents) <= back < 2 * len(value.extents) + 2
-        return False
 
     def _classify(self, path: Path, value: Any, parameter: Any) -> Any:
         if (len(path) == 1 and parameter.is_constexpr) or _always_constant(value):
@@ -125,7 +121,8 @@ class Signature:
         base = self._pointer(value.base, name)
         extents = [torch.tensor([size], device=CPU) for size in value.shape]
         strides = [torch.tensor([stride], device=CPU) for stride in value.strides]
-        self._values.append(BlockPointer(base, extents, strides, []))
+        pad_nan = getattr(value, "padding", "zero") == "nan"
+        self._values.append(BlockPointer(base, extents, strides, [], pad_nan))
         return f"tensordesc<{self._element(value.base, name)}{list(value.block_shape)}>"
 
 

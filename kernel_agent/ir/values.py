@@ -100,11 +100,14 @@ class BlockPointer:
     extents: list[Tensor]
     strides: list[Tensor]
     offsets: list[Tensor]
+    pad_nan: bool = False
+    """Whether loads of a descriptor give NaN outside of it, instead of zero."""
 
     def map(self, change: Callable[[Tensor], Tensor]) -> BlockPointer:
         """The same block pointers for other programs."""
         parts = [[change(item) for item in part] for part in (self.extents, self.strides, self.offsets)]
-        return BlockPointer(self.base.map(change), *parts)
+        extents, strides, offsets = parts
+        return BlockPointer(self.base.map(change), extents, strides, offsets, self.pad_nan)
 
 
 @dataclass(eq=False)
@@ -179,9 +182,9 @@ def _join_blocks(pieces: Sequence[tuple[Tensor, BlockPointer]], size: int) -> Bl
         return [join_rows([(rows, part(value)[k]) for rows, value in pieces], size) for k in range(rank)]
 
     base = join_rows([(rows, value.base) for rows, value in pieces], size)
-    return BlockPointer(
-        base, join(lambda value: value.extents), join(lambda value: value.strides), join(lambda value: value.offsets)
-    )
+    extents, strides = join(lambda value: value.extents), join(lambda value: value.strides)
+    # descriptors of one place in the code have one padding
+    return BlockPointer(base, extents, strides, join(lambda value: value.offsets), pieces[0][1].pad_nan)
 
 
 def common_shape(*shapes: Sequence[int]) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from kernel_agent.ir.memory import Buffer, Load, Store
 from kernel_agent.ir.meter import Access
 from kernel_agent.ir.operations.bits import to_bits, to_floats
-from kernel_agent.ir.operations.pointers import Target, block_target, targets
+from kernel_agent.ir.operations.pointers import PAD_NAN, Target, block_target, targets
 from kernel_agent.ir.operations.registry import rule
 from kernel_agent.ir.program import Op
 from kernel_agent.ir.types import Kind, Type
@@ -19,9 +19,6 @@ from kernel_agent.ir.values import Active, Bits, BlockPointer, Pointer, RuntimeV
 
 if TYPE_CHECKING:
     from kernel_agent.ir.machine import Machine
-
-_PAD_NAN = 2
-"""Value of the `padding` attribute that fills lanes outside with NaN instead of zero."""
 
 
 def check_width(machine: Machine, op: Op, buffer: Buffer, element: Type) -> None:
@@ -130,6 +127,12 @@ def to_memory(machine: Machine, buffer: Buffer, value: RuntimeValue, type_: Type
     return plain.to(buffer.root.dtype)
 
 
+def _outside(pointer: Pointer, type_: Type, *, nan: bool) -> Tensor | None:
+    """What lanes outside of a block get: None for zero."""
+    pads = nan and type_.scalar.kind is Kind.FLOAT
+    return pointer.offset.new_full((), math.nan, dtype=type_.dtype) if pads else None
+
+
 @rule("tt.load")
 def _load(machine: Machine, op: Op, operands: list[Any], active: Active) -> list[RuntimeValue]:
     type_ = op.results[0].type
@@ -138,8 +141,7 @@ def _load(machine: Machine, op: Op, operands: list[Any], active: Active) -> list
         pointer, mask = block_target(
             block, block.offsets, type_.tile, op.attributes.get("boundaryCheck", ()), type_.scalar
         )
-        pad = op.attributes.get("padding") == _PAD_NAN and type_.scalar.kind is Kind.FLOAT
-        other = pointer.offset.new_full((), math.nan, dtype=type_.dtype) if pad else None
+        other = _outside(pointer, type_, nan=op.attributes.get("padding") == PAD_NAN)
         return [load(machine, op, pointer, mask, other, type_, active)]
     _, has_mask, has_other = op.attributes.get("operandSegmentSizes", (1, len(operands) > 1, len(operands) > 2))
     mask = operands[1] if has_mask else None
@@ -173,7 +175,7 @@ def _descriptor_target(block: BlockPointer, offsets: list[Tensor], type_: Type) 
 def _descriptor_load(machine: Machine, op: Op, operands: list[Any], active: Active) -> list[RuntimeValue]:
     type_ = op.results[0].type
     pointer, mask, block = _descriptor_target(operands[0], operands[1:], type_)
-    value = load(machine, op, pointer, mask, None, block, active)
+    value = load(machine, op, pointer, mask, _outside(pointer, type_, nan=operands[0].pad_nan), block, active)
     extra = len(block.shape) - len(type_.tile)
     return [value.reshape(value.size(0), *value.shape[1 + extra :])]
 

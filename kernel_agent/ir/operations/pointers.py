@@ -40,6 +40,10 @@ def _to_integer(_: Machine, __: Op, operands: list[Any], ___: Active) -> list[Te
     return [operands[0].address()]
 
 
+PAD_NAN = 2
+"""Value of the `padding` attribute that fills lanes outside with NaN instead of zero."""
+
+
 @rule("tt.make_tensor_ptr")
 def _make_block(_: Machine, __: Op, operands: list[Any], ___: Active) -> list[BlockPointer]:
     rank = (len(operands) - 1) // 3
@@ -48,10 +52,11 @@ def _make_block(_: Machine, __: Op, operands: list[Any], ___: Active) -> list[Bl
 
 
 @rule("tt.make_tensor_descriptor")
-def _make_descriptor(_: Machine, __: Op, operands: list[Any], ___: Active) -> list[BlockPointer]:
+def _make_descriptor(_: Machine, op: Op, operands: list[Any], ___: Active) -> list[BlockPointer]:
     rank = (len(operands) - 1) // 2
     numbers = [value.to(torch.int64) for value in operands[1:]]
-    return [BlockPointer(operands[0], numbers[:rank], numbers[rank:], [])]
+    pad_nan = op.attributes.get("padding") == PAD_NAN
+    return [BlockPointer(operands[0], numbers[:rank], numbers[rank:], [], pad_nan)]
 
 
 @rule("tt.advance")
