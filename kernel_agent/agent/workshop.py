@@ -83,8 +83,12 @@ def cross_checked(found: CrossCheck, seconds: float, findings: tuple[str, ...] =
             "a directional derivative agrees" if len(slopes) == 1 else f"{len(slopes)} directional derivatives agree"
         )
         parts.append(f"{count} with central differences to {max(slopes):.0e}")
-    if any(check.outcome is Outcome.AGREES for check in found.references):
-        parts.append("the outputs agree with `reference`")
+    agreeing = [check for check in found.references if check.outcome is Outcome.AGREES]
+    whats = ["the outputs"] if any(not check.gradient for check in agreeing) else []
+    whats += ["the gradients"] if any(check.gradient for check in agreeing) else []
+    if whats:
+        precision = f", which computes in {found.precision}" if found.precision else ""
+        parts.append(f"{' and '.join(whats)} agree with `reference`{precision}")
     if found.skipped:
         parts.append(f"no derivative was compared: {found.skipped}")
     parts += [f"not conclusive: {reason}" for reason in dict.fromkeys(unclear)]

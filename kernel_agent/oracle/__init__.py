@@ -1,7 +1,8 @@
 """The truth for one forward: exact gradients out of its own kernels."""
 
+from kernel_agent.oracle.checks import CrossCheck, DerivativeCheck, Outcome, ReferenceCheck
 from kernel_agent.oracle.cotangents import CotangentKind, Cotangents, make_cotangents
-from kernel_agent.oracle.cross_check import CrossCheck, DerivativeCheck, Outcome, ReferenceCheck, cross_check
+from kernel_agent.oracle.cross_check import cross_check
 from kernel_agent.oracle.describe import describe
 from kernel_agent.oracle.fit import Fit
 from kernel_agent.oracle.records import (

@@ -29,6 +29,7 @@ from kernel_agent.ir import (
     standin,
 )
 from kernel_agent.oracle.fit import fit_entry
+from kernel_agent.oracle.leaves import leaf_call
 from kernel_agent.oracle.plainform import holds_tensors, plain_form
 from kernel_agent.oracle.records import Point, Refusal, RefusalKind, error_form
 from kernel_agent.oracle.wire import pack
@@ -245,28 +246,16 @@ def _surrogate(
     stub: Stub, args: tuple[Any, ...], kwargs: dict[str, Any], places: dict[str, int | str]
 ) -> tuple[dict[str, Tensor], tuple[Any, ...]]:
     """The declared gradient: autograd of `surrogate` in float64 on the same values."""
-    leaves: dict[str, Tensor] = {}
-
-    def wide(value: Any, place: int | str) -> Any:
-        if not isinstance(value, Tensor) or not value.is_floating_point():
-            return value
-        value = value.detach().to(torch.float64)
-        for name, leaf_place in places.items():
-            if leaf_place == place:
-                leaves[name] = value.requires_grad_()
-        return value
-
-    wide_args = [wide(value, i) for i, value in enumerate(args)]
-    wide_kwargs = {name: wide(value, name) for name, value in kwargs.items()}
+    prepared = leaf_call(args, kwargs, places)
     try:
         with torch.enable_grad():
-            result = stub.module.surrogate(*wide_args, **wide_kwargs)
+            result = stub.module.surrogate(*prepared.args, **prepared.kwargs)
     except Exception as error:  # the user's code
         raise blame(error, stub.module, "`surrogate` fails", "It takes the stub's arguments, as float64.") from error
     outputs = tuple(result) if isinstance(result, (tuple, list)) else (result,)
     if len(outputs) != len(stub.spec.outputs):
         raise _unlike_the_stub(stub, f"{len(outputs)} outputs instead of {len(stub.spec.outputs)}")
-    return leaves, outputs
+    return prepared.leaves, outputs
 
 
 def _unlike_the_stub(stub: Stub, what: str) -> InputError:

@@ -1,24 +1,23 @@
 """`cross_check`: two independent looks at the truth before anything is judged by it.
 
-The exact gradients against central differences of the forward in float64, and the exact outputs against the `reference`
-that the user gave. Both judge the oracle and the user's file, never a candidate.
+The exact gradients against central differences of the forward in float64, and exact outputs and gradients against the
+`reference` that the user gave. Both judge the oracle and the user's file, never a candidate.
 """
 
 from __future__ import annotations
 
-import enum
 import math
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
+from kernel_agent.oracle.against_reference import compare_with_reference
+from kernel_agent.oracle.checks import CrossCheck, DerivativeCheck, Outcome, ReferenceCheck
 from kernel_agent.oracle.cotangents import CotangentKind, Cotangents, make_cotangents
 from kernel_agent.oracle.difference import Slope
 from kernel_agent.oracle.job import run_truth
 from kernel_agent.oracle.records import ForwardTruth, OutputForm, Point, Refusal, TruthError
 from kernel_agent.oracle.truth import Truths
-from kernel_agent.pairs.spec import Record
 from kernel_agent.pairs.sweep import smallest
 from kernel_agent.sandbox import Message
 
@@ -26,59 +25,20 @@ TOLERANCE = 1e-5
 """Largest relative difference between an exact and a central-difference derivative that counts as agreement."""
 
 
-class Outcome(str, enum.Enum):
-    """What one comparison says."""
-
-    AGREES = "agrees"
-    DISAGREES = "disagrees"
-    INCONCLUSIVE = "inconclusive"
-
-
-class DerivativeCheck(Record):
-    """A directional derivative of one combination of outputs."""
-
-    outputs: tuple[str, ...]
-    exact: float = Field(description="<gradient, direction>")
-    numeric: float = Field(description="central difference along the direction")
-    relative_difference: float
-    outcome: Outcome
-    reason: str = ""
-
-
-class ReferenceCheck(Record):
-    """One output against the user's `reference`."""
-
-    output: str
-    outcome: Outcome
-    relative_error: float = 0.0
-    worst: tuple[int, ...] = Field(default=(), description="index of the element that differs most")
-    reason: str = ""
-
-
-class CrossCheck(Record):
-    """What both looks say at one point."""
-
-    point: str
-    derivatives: tuple[DerivativeCheck, ...] = ()
-    references: tuple[ReferenceCheck, ...] = ()
-    skipped: str = Field(default="", description="why there are no derivative checks, if there are none")
-
-    @property
-    def agrees(self) -> bool:
-        """True when nothing disagrees; an inconclusive comparison does not."""
-        outcomes = [c.outcome for c in self.derivatives] + [c.outcome for c in self.references]
-        return Outcome.DISAGREES not in outcomes
-
-
 def cross_check(truths: Truths, point: Point | None = None) -> CrossCheck:
     """Check the truth at one point; None: the smallest SWEEP entry. Raises as `Truths.gradients` does."""
     point = point or Point(entry=smallest(truths.spec.sweep))
     forward = truths.forward(point)
-    references = _references(truths, forward) if truths.spec.facts.has_reference else ()
+    references: tuple[ReferenceCheck, ...] = ()
+    precision = ""
+    if truths.spec.facts.has_reference:
+        compared = compare_with_reference(truths, forward)
+        references, precision = compared.checks, compared.precision
     if truths.spec.custom_gradient:
         reason = "the file declares its own gradient with `surrogate`, which the forward's slope need not follow"
-        return CrossCheck(point=point.label, references=references, skipped=reason)
-    return CrossCheck(point=point.label, derivatives=_derivatives(truths, forward), references=references)
+        return CrossCheck(point=point.label, references=references, precision=precision, skipped=reason)
+    derivatives = _derivatives(truths, forward)
+    return CrossCheck(point=point.label, derivatives=derivatives, references=references, precision=precision)
 
 
 def _derivatives(truths: Truths, forward: ForwardTruth) -> tuple[DerivativeCheck, ...]:
@@ -158,24 +118,6 @@ def _input_sizes(truths: Truths, forward: ForwardTruth) -> dict[str, float]:
     return sizes
 
 
-def _references(truths: Truths, forward: ForwardTruth) -> tuple[ReferenceCheck, ...]:
-    spec = truths.spec
-    payload = {"spec": spec.model_dump(mode="json"), "point": forward.point.model_dump(mode="json")}
-    (message,) = _answered(run_truth(truths.sandbox, "difference:references", spec.facts, payload), forward.point)
-    names = [fact.name for fact in spec.outputs]
-    if "failed" in message.record:
-        reason = f"reference raises {message.record['failed']}"
-        return tuple(ReferenceCheck(output=name, outcome=Outcome.INCONCLUSIVE, reason=reason) for name in names)
-    tolerance = _tolerance(forward)
-    checks = []
-    for i, (name, output) in enumerate(zip(names, forward.outputs, strict=False)):
-        given = message.tensors.get(str(i))
-        if not isinstance(output, Tensor) or given is None:
-            continue
-        checks.append(_against_reference(name, output.to(torch.float64), given, tolerance))
-    return tuple(checks)
-
-
 def _answered(messages: tuple[Message, ...], point: Point) -> tuple[Message, ...]:
     """The messages; raises `TruthError` when one of them is a refusal: the truth itself had an answer there."""
     for message in messages:
@@ -183,32 +125,3 @@ def _answered(messages: tuple[Message, ...], point: Point) -> tuple[Message, ...
             refusal = Refusal.model_validate(message.record["refusal"])
             raise TruthError(f"the truth at {point.label} cannot be cross-checked: {refusal}")
     return messages
-
-
-def _against_reference(name: str, output: Tensor, given: Tensor, tolerance: float) -> ReferenceCheck:
-    if output.shape != given.shape:
-        reason = f"`{name}` has shape {tuple(output.shape)}, the reference gives {tuple(given.shape)}"
-        return ReferenceCheck(output=name, outcome=Outcome.DISAGREES, relative_error=math.inf, reason=reason)
-    both = output.isfinite() & given.isfinite()
-    alike = bool(((output == given) | both | (output.isnan() & given.isnan())).all())
-    error = torch.where(both, (output - given).abs(), 0.0 if alike else math.inf)
-    error = torch.where(output == given, 0.0, error)
-    size = float(torch.where(given.isfinite(), given, 0.0).square().mean().sqrt()) if given.numel() else 0.0
-    worst = tuple(int(i) for i in torch.unravel_index(error.argmax(), error.shape)) if error.numel() else ()
-    largest = float(error.max()) if error.numel() else 0.0
-    relative = largest / size if size else (math.inf if largest else 0.0)
-    if relative <= tolerance:
-        return ReferenceCheck(output=name, outcome=Outcome.AGREES, relative_error=relative)
-    at = list(worst)
-    reason = f"`{name}` at {at} is {float(output[worst]):.6g}, the reference gives {float(given[worst]):.6g}"
-    return ReferenceCheck(output=name, outcome=Outcome.DISAGREES, relative_error=relative, worst=worst, reason=reason)
-
-
-def _tolerance(forward: ForwardTruth) -> float:
-    """A reference may round through any dtype in sight, and through float32 where it says `.float()`."""
-    dtypes = {form.dtype for form in forward.forms if form is not None and form.dtype.is_floating_point}
-    dtypes |= {
-        v.dtype for v in (*forward.args, *forward.kwargs.values()) if isinstance(v, Tensor) and v.is_floating_point()
-    }
-    coarsest = max((float(torch.finfo(dtype).eps) for dtype in dtypes), default=0.0)
-    return 32 * max(coarsest, float(torch.finfo(torch.float32).eps) * 8)

@@ -1,4 +1,4 @@
-"""Truth-child half of the cross-check: central differences of the forward, and the user's own reference.
+"""Truth-child half of the cross-check: central differences of the forward.
 
 The gradients under test come from autograd through the executor. Differences use the executor without autograd, so a
 wrong derivative rule, a lost connection or a detached branch shows as a disagreement.
@@ -17,7 +17,6 @@ from torch import Tensor
 from kernel_agent.ir import as_image, standin
 from kernel_agent.oracle.child import Stub, answered, arguments_at, load, plain, run
 from kernel_agent.oracle.records import Point
-from kernel_agent.pairs.blame import first_line
 
 if TYPE_CHECKING:
     from kernel_agent.sandbox import Call
@@ -60,25 +59,6 @@ def differences(call: Call) -> None:
             cotangents = [None if key is None else call.tensors[key].to(torch.float64) for key in keys]
             quotient = _quotient(cotangents, wide, half, none)
             call.send({"value": quotient.value, "slope": quotient.slope.value})
-
-
-def references(call: Call) -> None:
-    """Payload: `spec`, `point`. Sends the outputs of the user's `reference` on float64 copies of the arguments."""
-    with answered(call):
-        stub = load(call)
-        args, kwargs = arguments_at(stub, Point.model_validate(call.payload["point"]))
-        try:
-            result = stub.module.reference(*[_wide(a) for a in args], **{k: _wide(v) for k, v in kwargs.items()})
-        except Exception as error:  # the user's code: said to the user
-            call.send({"failed": first_line(error)})
-            return
-        outputs = tuple(result) if isinstance(result, (tuple, list)) else (result,)
-        tensors = {str(i): plain(o).to(torch.float64) for i, o in enumerate(outputs) if isinstance(o, Tensor)}
-        call.send({"count": len(outputs)}, tensors)
-
-
-def _wide(value: Any) -> Any:
-    return value.to(torch.float64) if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def _scaled(direction: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any], place: int | str) -> Tensor:

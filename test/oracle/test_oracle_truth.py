@@ -196,7 +196,7 @@ def test_a_reference_that_disagrees_names_output_and_element(spec_of, sandbox):
     wrong = "def reference(x, w):\n    y = x * w\n    y[7] += 1\n    return y\n\n\ndef unused(x, w):"
     spec = spec_of(SCALED, ("def reference(x, w):", wrong))
     seen = cross_check(Truths(spec, sandbox))
-    (check,) = seen.references
+    check = seen.references[0]
     assert check.outcome is Outcome.DISAGREES
     assert check.output == "y"
     assert check.worst == (7,)
