@@ -4,6 +4,7 @@ The forward kernel itself is the truth: `execute` runs a stub with autograd thro
 """
 
 from kernel_agent.ir.capture import Launch
+from kernel_agent.ir.configurations import Configs
 from kernel_agent.ir.device import import_module, standin
 from kernel_agent.ir.errors import CaptureError, IRError, LaunchError, LoweringError, ParseError, UnsupportedOp
 from kernel_agent.ir.execution import ExecOptions, Execution, Safety, execute
@@ -15,6 +16,7 @@ from kernel_agent.ir.torch_calls import CallClass, TorchCall
 __all__ = [
     "CallClass",
     "CaptureError",
+    "Configs",
     "ExecOptions",
     "Execution",
     "Finding",

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.interpreter import InterpretedFunction
@@ -131,8 +132,8 @@ class Capture:
         """What executes a lowered launch."""
         self.configs = configs or {}
         """Which configuration an autotuned kernel runs with, by its name; 0 for those that are not named."""
-        self.tuned: dict[str, int] = {}
-        """How many configurations every autotuned kernel that was launched has after pruning."""
+        self.tuned: dict[str, tuple[str, ...]] = {}
+        """The configurations that every autotuned kernel that was launched has after pruning."""
         self.functions = 0
         """How many `autograd.Function`s the stub is inside of."""
         self.images = Images(options.numerics, options.device)
@@ -229,7 +230,7 @@ class Capture:
             configs = list(tuner.early_config_prune(configs, given, **kwargs))
         if not configs:
             raise LaunchError(f"kernel {name}: pruning leaves no autotune configuration", kernel=name)
-        self.tuned[name] = len(configs)
+        self.tuned[name] = tuple(str(config) for config in configs)
         refused: LoweringError | None = None
         for config in configs[self.configs.get(name, 0) :]:
             chosen = config.all_kwargs()
@@ -360,6 +361,11 @@ def _uncompiled(model: Any = None, **_options: Any) -> Any:
     return model if model is not None else lambda model: model
 
 
+def _kept(*_args: Any, **_kwargs: Any) -> Iterator[None]:
+    """What `torch.utils.checkpoint` wraps around a call: nothing is dropped to be computed again."""
+    yield
+
+
 def _patches() -> list[Patch | CodePatch]:
     patches: list[Patch | CodePatch] = [
         apply_patch(),
@@ -367,6 +373,7 @@ def _patches() -> list[Patch | CodePatch]:
         Patch(Autotuner, "run", _tune),
         Patch(InterpretedFunction, "run", _interpret),
         Patch(torch, "compile", _uncompiled),
+        Patch(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", _kept),
     ]
     compiler = sys.modules.get("torch._dynamo.eval_frame")
     if compiler is not None:  # functions that were compiled at import ask it at every call

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from kernel_agent.errors import InputError
 from kernel_agent.ir.capture import Capture, Launch
+from kernel_agent.ir.configurations import Configs, try_others
 from kernel_agent.ir.device import standin, start_cuda
 from kernel_agent.ir.findings import Finding, FindingKind
 from kernel_agent.ir.inputs import Inputs
@@ -48,6 +49,8 @@ class ExecOptions:
     """FAITHFUL rounds every result as the kernel would, in kernels and in torch code between them."""
     device: torch.device | None = None
     """Where everything is computed; None: on the GPU of the first argument that lives on one, else on the CPU."""
+    configs: Configs = Configs.FIRST
+    """Which configurations of autotuned kernels are run."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,8 @@ class Execution:
     """Argument tensors whose content changed: `x`, or `saved[0]` for nested ones."""
     arguments: dict[str, Tensor] = field(default_factory=dict)
     """Images of the argument tensors as the call left them, by the same names, in argument order."""
+    tuned: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Configurations of every autotuned kernel after its own pruning; the first one that Triton accepts was run."""
 
     @property
     def torch_ops(self) -> tuple[str, ...]:
@@ -100,11 +105,20 @@ def execute(
             remedy="Execute the backward's own kernels, or take gradients with numerics=Numerics.EXACT.",
         )
     kwargs = kwargs or {}
+    random = torch.get_rng_state()
     safe = options.safety is Safety.ALWAYS
     execution, tame = _run(fn, args, kwargs, leaves, options, safe=safe)
     if leaves and options.safety is Safety.AUTO and not tame and _has_undefined_gradients(execution):
         execution, _ = _run(fn, args, kwargs, leaves, options, safe=True)
-    return execution
+    if options.configs is Configs.FIRST or options.numerics is Numerics.FAITHFUL or not execution.tuned:
+        return execution
+
+    def again(configs: Mapping[str, int]) -> Execution:
+        with torch.random.fork_rng(devices=()):  # a stub that draws a seed shall draw the same one
+            torch.set_rng_state(random)
+            return _run(fn, args, kwargs, (), options, safe=safe, configs=configs)[0]
+
+    return replace(execution, findings=try_others(execution, again))
 
 
 def _run(
@@ -115,13 +129,14 @@ def _run(
     options: ExecOptions,
     *,
     safe: bool,
+    configs: Mapping[str, int] | None = None,
 ) -> tuple[Execution, bool]:
     """The execution, and whether all derivatives that safe mode guards were finite."""
     device = options.device or device_of((args, kwargs))
     start_cuda(device)
     slopes = Slopes() if leaves and not safe else None
     launch_options = LaunchOptions(options.sanitize, safe, options.memory, options.numerics, slopes, device)
-    capture = Capture(grad=bool(leaves), poison=options.poison, options=launch_options)
+    capture = Capture(grad=bool(leaves), poison=options.poison, options=launch_options, configs=configs)
     inputs = Inputs(fn, args, kwargs, leaves, capture)
     with standin(), capture.running(), inputs.module_kept():
         result = fn(*inputs.args, **inputs.kwargs)
@@ -136,6 +151,7 @@ def _run(
         tuple(capture.calls),
         inputs.mutated(),
         inputs.images(),
+        capture.tuned,
     )
     return execution, slopes is None or slopes.all_finite()
 

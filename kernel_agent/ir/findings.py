@@ -25,6 +25,8 @@ class FindingKind(str, enum.Enum):
     """A returned tensor with elements that nothing wrote."""
     ASSERTION = "ASSERTION"
     """A `tl.device_assert` that did not hold."""
+    CONFIG_DISAGREEMENT = "CONFIG_DISAGREEMENT"
+    """An autotuned kernel computes something else with another configuration."""
 
     def __str__(self) -> str:
         return _WORDS[self]
@@ -39,6 +41,7 @@ _WORDS = {
     FindingKind.UNINITIALIZED_READ: "uninitialized read",
     FindingKind.UNWRITTEN_OUTPUT: "unwritten output",
     FindingKind.ASSERTION: "assertion",
+    FindingKind.CONFIG_DISAGREEMENT: "configurations disagree",
 }
 
 
