@@ -21,8 +21,9 @@ from kernel_agent.pairs.sweep import read_sweep
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 PAIRS = sorted((ROOT / "test" / "gate" / "pairs").glob("*.py"))
-FACTOR = 4.0
-"""Allowed ratio of the two RMS errors, either way."""
+FACTOR = 2.0
+"""Allowed ratio of the two RMS errors, either way; 1.42 is the largest seen on an H200."""
+BOTH = (Numerics.FAITHFUL, Numerics.EXACT)
 FLOOR = 0.1
 """Ulps of the stored type at the result's RMS: errors below are equal enough. One rounding makes 0.29."""
 
@@ -83,7 +84,7 @@ def test_the_error_of_an_example_is_what_faithful_arithmetic_estimates(path):
         built = build_arguments(images, entry, device="cpu", seed=0)
     args, kwargs = tuple(built.args), dict(built.kwargs)
     stub = getattr(images, path.stem)
-    faithful, exact = (floats(run(stub, args, kwargs, n)) for n in (Numerics.FAITHFUL, Numerics.EXACT))
+    faithful, exact = (floats(run(stub, args, kwargs, n)) for n in BOTH)
     on_gpu = dict(zip(kwargs, moved(kwargs.values(), "cuda"), strict=True))
     real = floats(getattr(module, path.stem)(*moved(args, "cuda"), **on_gpu))
     compare(f"{path.stem} {entry.label}", real, faithful, exact)
@@ -101,7 +102,7 @@ def test_the_error_of_a_backward_is_what_faithful_arithmetic_estimates(path):
     cotangents = tuple(torch.randn(out.shape).to(out.dtype) for out in floats(outputs))
     real = floats(module.backward(saved, *moved(cotangents, "cuda")))
     results = []
-    for numerics in (Numerics.FAITHFUL, Numerics.EXACT):
+    for numerics in BOTH:
         _, kept = run(images.forward, args, kwargs, numerics)
         results.append(floats(run(images.backward, (tuple(kept), *cotangents), {}, numerics)))
     compare(f"{path.stem} backward", real, *results)
@@ -110,3 +111,57 @@ def test_the_error_of_a_backward_is_what_faithful_arithmetic_estimates(path):
 def dims_of(module):
     """The first SWEEP entry without its flags."""
     return {name: value for name, value in module.SWEEP[0].items() if name != "required"}
+
+
+ARITHMETIC = Path(__file__).with_name("arithmetic_kernels.py")
+F8 = torch.float8_e4m3fn
+DOTS = {
+    "tf32": (torch.float32, "tf32", torch.float32),
+    "ieee": (torch.float32, "ieee", torch.float32),
+    "tf32x3": (torch.float32, "tf32x3", torch.float32),
+    "bf16x3": (torch.float32, "bf16x3", torch.float32),
+    "bf16x6": (torch.float32, "bf16x6", torch.float32),
+    "float16": (torch.float16, "tf32", torch.float32),
+    "bfloat16": (torch.bfloat16, "tf32", torch.float32),
+    "float16 accumulator": (torch.float16, "tf32", torch.float16),
+}
+
+
+@pytest.mark.parametrize("kind", DOTS)
+def test_the_error_of_a_dot_is_what_faithful_arithmetic_estimates(kind):
+    # 1024 terms: float32 results show how the accumulator rounds, which results stored in 16 bits would hide.
+    dtype, precision, out = DOTS[kind]
+    generator = torch.Generator().manual_seed(1)
+    a, b = (torch.randn(s, generator=generator).to(dtype) for s in ((64, 1024), (1024, 64)))
+    images, module = import_module(ARITHMETIC, "images_arithmetic"), on_device(ARITHMETIC)
+    faithful, exact = (floats(run(images.dot, (a, b, precision, out), {}, n)) for n in BOTH)
+    real = floats(module.dot(a.cuda(), b.cuda(), precision, out))
+    compare(f"dot {kind}", real, faithful, exact)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "small"), [(torch.float16, F8), (torch.bfloat16, torch.float8_e5m2)], ids=["float16", "bfloat16"]
+)
+def test_casts_are_those_of_the_device_bit_for_bit(dtype, small):
+    generator = torch.Generator().manual_seed(2)
+    scale = 2.0 ** torch.randint(-30, 18, (4096,), generator=generator).float()
+    x = torch.randn(4096, generator=generator) * scale
+    x[:6] = torch.tensor([0.0, torch.inf, -torch.inf, torch.nan, 65520.0, 1e-40])
+    images, module = import_module(ARITHMETIC, "images_arithmetic"), on_device(ARITHMETIC)
+    mine = floats(run(images.casts, (x, dtype, small), {}, Numerics.FAITHFUL))
+    for name, got, real in zip(
+        ("nearest", "towards zero", "8 bits"), mine, module.casts(x.cuda(), dtype, small), strict=True
+    ):
+        real = real.cpu().double()
+        assert torch.equal(got.detach().nan_to_num(7.5), real.nan_to_num(7.5)), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_sums_of_16_bits_are_those_of_the_device(dtype):
+    # (x + y) * y has nothing to fuse: bit for bit. The tree of a sum is the compiler's own: of the same size only.
+    x, y = torch.randn(1024).to(dtype), torch.randn(1024).to(dtype)
+    images, module = import_module(ARITHMETIC, "images_arithmetic"), on_device(ARITHMETIC)
+    mine = run(images.narrow, (x, y), {}, Numerics.FAITHFUL).detach()
+    real = module.narrow(x.cuda(), y.cuda()).cpu().double()
+    assert torch.equal(mine[:-1], real[:-1])
+    assert abs(float(mine[-1] - real[-1])) <= 16 * torch.finfo(dtype).eps * float(x.double().abs().sum()) / 32
