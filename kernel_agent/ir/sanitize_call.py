@@ -6,6 +6,9 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
 from kernel_agent.errors import EnvironmentProblem, InputError, KernelAgentError
 from kernel_agent.ir.capture import Capture
 from kernel_agent.ir.device import standin, start_cuda
@@ -14,7 +17,12 @@ from kernel_agent.ir.execution import device_of, find_unwritten
 from kernel_agent.ir.inputs import Inputs
 from kernel_agent.ir.launch import LaunchOptions
 from kernel_agent.ir.sanitizer_report import Launched, SanitizerReport, Stop
+from kernel_agent.ir.wrap_look import WrapLook, look_for_wraps
 
+EXECUTED_ELEMENTS = 1 << 26
+"""Elements of memory up to which a call is executed: about 2 GiB with all that is known of them."""
+_LARGE = 1 << 16
+"""Elements, or integers, from which on a call is looked at before it is executed."""
 _FOREIGN = ("/torch/", "/triton/", "/kernel_agent/")
 
 
@@ -32,6 +40,10 @@ def sanitize(stub: Callable[..., Any], *args: Any, **kwargs: Any) -> SanitizerRe
     """
     if not callable(stub):
         raise InputError(f"a {type(stub).__name__} cannot be sanitized", remedy="Pass the function that launches.")
+    look = look_for_wraps(stub, args, kwargs) if _could_be_large((args, kwargs)) else None
+    without = any(isinstance(leaf, Tensor) and leaf.is_meta for leaf in tree_leaves((args, kwargs)))
+    if look is not None and (without or look.elements > EXECUTED_ELEMENTS):
+        return _looked_at(name_of(stub), look, "has tensors without contents" if without else "")
     device = device_of((args, kwargs))
     start_cuda(device)
     capture = Capture(grad=False, poison=True, options=LaunchOptions(device=device))
@@ -47,6 +59,26 @@ def sanitize(stub: Callable[..., Any], *args: Any, **kwargs: Any) -> SanitizerRe
         stop = stop_of(error)
     launches = tuple(Launched(launch.kernel, launch.grid) for launch in capture.launches)
     return SanitizerReport(name_of(stub), capture.findings.all(), launches, stop)
+
+
+def _could_be_large(values: Any) -> bool:
+    """Whether a call may use much memory, by its arguments."""
+    for leaf in tree_leaves(values):
+        size = leaf.numel() if isinstance(leaf, Tensor) else leaf
+        if (isinstance(leaf, Tensor) and leaf.is_meta) or (type(size) is int and size >= _LARGE):
+            return True
+    return False
+
+
+def _looked_at(name: str, look: WrapLook, why: str) -> SanitizerReport:
+    """The report of a call that cannot be executed."""
+    why = why or f"uses {look.elements} elements of memory, too many to execute"
+    notes = [
+        f"the call {why}: only 32-bit offsets were judged, at points of each grid; call it with smaller tensors that "
+        "have contents for everything else"
+    ]
+    notes += [f"not followed to its end: {look.reason}"] if look.reason else []
+    return SanitizerReport(name, look.findings, look.launches, None, tuple(notes))
 
 
 def stop_of(error: Exception) -> Stop:

@@ -15,6 +15,7 @@ EXPLANATIONS = {
     FindingKind.DUPLICATE_LANES: "one store of one program writes different values to one element",
     FindingKind.UNINITIALIZED_READ: "memory is read that was never written",
     FindingKind.UNWRITTEN_OUTPUT: "elements of a returned tensor were never written",
+    FindingKind.CONFIG_DISAGREEMENT: "configurations of an autotuned kernel give different results",
     FindingKind.ASSERTION: "a device assertion does not hold",
 }
 """What each kind of finding means, in the order in which a report shows them."""
@@ -75,7 +76,9 @@ class SanitizerReport:
 
     def __str__(self) -> str:
         count = len(self.findings)
-        what = "clean" if self.clean else f"{count} finding{'' if count == 1 else 's'}"
+        what = f"{count} finding{'' if count == 1 else 's'}"
+        if self.clean:
+            what = "nothing found" if self.notes else "clean"
         lines = [f"{self.name}: {what} in {self._launched()}"]
         for kind in self.kinds:
             lines.append(f"{kind}: {EXPLANATIONS[kind]}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -54,26 +54,33 @@ class _Place:
 
 
 def find_wraps(
-    module: Module, grid: tuple[int, int, int], arguments: Sequence[RuntimeValue], findings: Findings
+    module: Module,
+    grid: tuple[int, int, int],
+    arguments: Sequence[RuntimeValue],
+    findings: Findings,
+    unknown: Collection[int] = (),
 ) -> None:
-    """Add a finding for every access whose address a 32-bit number moves to the wrong place."""
+    """Add a finding for every access whose address a 32-bit number moves to the wrong place.
+
+    `unknown` are the identities of buffers whose contents must not be read.
+    """
     if math.prod(grid) == 0 or not _worth_a_look(module, grid, arguments):
         return
     entry = module.entry
     given = {parameter.id: value for parameter, value in zip(entry.blocks[0].arguments, arguments, strict=True)}
+
+    def contents(buffer: Buffer, element: int) -> int | None:
+        """An integer in memory, where the memory is there."""
+        root: Tensor = buffer.root
+        if root.is_meta or root.is_floating_point() or id(buffer) in unknown:
+            return None
+        return int(root.reshape(-1)[element])
+
     launched = Launched(module, grid, given, contents)
     for place in _places(entry.blocks):
         found = _first_wrap(launched, place)
         if found is not None:
             findings.add(found)
-
-
-def contents(buffer: Buffer, element: int) -> int | None:
-    """An integer in memory, where the memory is there."""
-    root: Tensor = buffer.root
-    if root.is_meta or root.is_floating_point():
-        return None
-    return int(root.reshape(-1)[element])
 
 
 def _worth_a_look(module: Module, grid: tuple[int, int, int], arguments: Sequence[RuntimeValue]) -> bool:
