@@ -1,7 +1,7 @@
 """kernel-agent: a Triton forward goes in, a proven Triton backward comes out.
 
-`gradients`, `outputs`, `sanitize` and `cost` work on any function that launches Triton kernels, without a GPU. They load torch
-and Triton when they are first used.
+`gradients`, `outputs`, `sanitize` and `cost` work on any function that launches Triton kernels, without a GPU. They
+load torch and Triton when they are first used.
 """
 
 from __future__ import annotations
