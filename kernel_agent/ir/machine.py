@@ -311,14 +311,14 @@ class Machine:
 
     # --- messages
 
-    def unsupported(self, op: Op, message: str) -> UnsupportedOp:
+    def unsupported(self, op: Op, message: str, *, remedy: str = "") -> UnsupportedOp:
         """An error at the source line of an operation."""
         place = self.module.place(op)
         kernel = self.module.entry.name
         where = f"{kernel}, line {place.line}" if place else kernel
         return UnsupportedOp(
             f"{where}: {message}",
-            remedy="Write this part of the kernel with other operations.",
+            remedy=remedy or "Write this part of the kernel with other operations.",
             kernel=kernel,
             op=op.name,
             file=place.file if place else "",

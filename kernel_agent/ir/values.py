@@ -138,6 +138,11 @@ class Bits:
         return Bits(torch.where(condition, self.pattern, pattern), torch.where(condition, self.element, element))
 
 
+def mapped(value: RuntimeValue, change: Callable[[Tensor], Tensor]) -> RuntimeValue:
+    """A value in another layout, whatever tensors it is made of."""
+    return change(value) if isinstance(value, Tensor) else value.map(change)
+
+
 def take_rows(value: RuntimeValue, rows: Tensor) -> RuntimeValue:
     """A value narrowed to the programs at `rows`; what does not vary over programs stays as it is."""
     if not isinstance(value, Tensor):
