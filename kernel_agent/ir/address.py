@@ -13,7 +13,7 @@ from torch import Tensor
 from kernel_agent.ir.operations.registry import POINTWISE, RULES
 from kernel_agent.ir.program import Block, Module, Op, Value
 from kernel_agent.ir.types import Kind
-from kernel_agent.ir.values import Active, RuntimeValue, on_device
+from kernel_agent.ir.values import Active, RuntimeValue
 
 if TYPE_CHECKING:
     from kernel_agent.ir.machine import Machine
@@ -94,8 +94,10 @@ def number_at(machine: Machine, source: Source, active: Active, row: int) -> int
 
 
 def _address_operands(op: Op) -> list[Value]:
-    if op.name == "tt.descriptor_store":
+    if op.name in ("tt.descriptor_store", "tt.descriptor_reduce"):
         return [op.operands[0], *op.operands[2:]]
+    if op.name in ("tt.descriptor_gather", "tt.descriptor_scatter"):
+        return op.operands[:3]
     return op.operands if op.name == "tt.descriptor_load" else op.operands[:1]
 
 
@@ -111,7 +113,6 @@ def _evaluate(machine: Machine, value: Value, active: Active, depth: int) -> Run
     operands: list[Any] = [_evaluate(machine, operand, active, depth + 1) for operand in maker.operands]
     if any(not isinstance(operand, Tensor) for operand in operands):
         return None
-    operands = [on_device(operand, machine.device) for operand in operands]
     function = POINTWISE.get(maker.name)
     if function is not None:
         return function(maker, *operands)

@@ -96,10 +96,8 @@ def run_checkpointed(machine: Machine, plan: Plan, run: Run, programs: Tensor) -
     What a program computes depends on its loops, so the size of a chunk is learnt from the chunk before.
     """
     buffers = [buffer for buffer in machine.reachable if buffer.is_float]
-    # half of the budget: programs of one chunk may run longer than those that were measured
-    each = 8 * _elements(machine.module, iterations=_ITERATIONS)
-    size = max(plan.least, min(plan.together, plan.budget // 2 // each))
-    start, each = 0, 1
+    size = max(plan.least, min(plan.together, plan.budget // (8 * _elements(machine.module, iterations=_ITERATIONS))))
+    start = 0
     while start < programs.numel():
         part = programs[start : start + size]
         start += part.numel()
@@ -108,8 +106,8 @@ def run_checkpointed(machine: Machine, plan: Plan, run: Run, programs: Tensor) -
         advanced = Chunk.apply(machine, run, part, buffers, *tokens)
         for buffer, token in zip(buffers, advanced, strict=True):
             machine.tape(buffer).token = token
-        each = max(each, machine.computed // part.numel())
-        size = max(plan.least, min(4 * size, plan.together, plan.budget // 2 // each))
+        each = machine.computed // part.numel() + 1
+        size = max(plan.least, min(4 * size, plan.together, plan.budget // each))
 
 
 class Chunk(torch.autograd.Function):  # type: ignore[misc]

@@ -26,7 +26,7 @@ from kernel_agent.ir.sentry import Sentry
 from kernel_agent.ir.slopes import Slopes
 from kernel_agent.ir.transfer import launch_on, reachable
 from kernel_agent.ir.types import STORED_FLOATS
-from kernel_agent.ir.values import Active, RuntimeValue, on_device
+from kernel_agent.ir.values import Active, RuntimeValue
 from kernel_agent.ir.wraps import find_wraps
 
 
@@ -165,9 +165,9 @@ def _run(machine: Machine, arguments: Sequence[RuntimeValue], programs: Tensor) 
     values: list[Any] = []
     for parameter, given in zip(entry.blocks[0].arguments, arguments, strict=True):
         if not isinstance(given, (bool, int, float)):
-            values.append(on_device(given, machine.device))
+            values.append(given.map(lambda part: part.to(machine.device, non_blocking=True)))
             continue
-        value = torch.full((1,), given, dtype=parameter.type.dtype, device=CPU)
+        value = torch.full((1,), given, dtype=parameter.type.dtype, device=machine.device)
         if machine.faithful and isinstance(given, float):
             value = rounded(value, STORED_FLOATS[parameter.type.name])
         values.append(value)
@@ -212,5 +212,7 @@ def _order_matters(module: Module) -> bool:
 def _competes(module: Module) -> bool:
     """Whether programs compete for an element: who wins is known from all programs before, not from a part of them."""
     return any(
-        op.name == "tt.atomic_rmw" and op.attributes["atomic_rmw_op"] in atomics.EXTREMES for op in module.all_ops
+        (op.name == "tt.atomic_rmw" and op.attributes["atomic_rmw_op"] in atomics.EXTREMES)
+        or (op.name == "tt.descriptor_reduce" and atomics.OF_DESCRIPTORS.get(op.attributes["kind"]) in atomics.EXTREMES)
+        for op in module.all_ops
     )

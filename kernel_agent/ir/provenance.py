@@ -8,7 +8,16 @@ from kernel_agent.ir.program import Module, Op, Value
 from kernel_agent.ir.types import Kind, Type
 from kernel_agent.ir.values import BlockPointer, Pointer, RuntimeValue
 
-_WRITES = frozenset({"tt.store", "tt.descriptor_store", "tt.atomic_rmw", "tt.atomic_cas"})
+_WRITES = frozenset(
+    {
+        "tt.store",
+        "tt.descriptor_store",
+        "tt.descriptor_reduce",
+        "tt.descriptor_scatter",
+        "tt.atomic_rmw",
+        "tt.atomic_cas",
+    }
+)
 
 
 def written_buffers(module: Module, arguments: Sequence[RuntimeValue]) -> set[int] | None:

@@ -21,8 +21,10 @@ LOOPS = ("scf.for", "scf.while")
 
 def tile_of(op: Op) -> tuple[int, ...]:
     """Shape of the lanes of an access."""
-    if op.name in ("tt.store", "tt.descriptor_store", "tt.descriptor_scatter", "tt.descriptor_reduce"):
+    if op.name in ("tt.store", "tt.descriptor_store", "tt.descriptor_reduce"):
         return op.operands[1].type.tile
+    if op.name == "tt.descriptor_scatter":
+        return op.operands[3].type.tile
     return op.results[0].type.tile if op.results else ()
 
 
