@@ -1,10 +1,12 @@
 """The truth for one forward: exact gradients out of its own kernels."""
 
+from kernel_agent.oracle.cache import user_cache_folder
 from kernel_agent.oracle.checks import CrossCheck, DerivativeCheck, Outcome, ReferenceCheck
 from kernel_agent.oracle.cotangents import CotangentKind, Cotangents, make_cotangents
 from kernel_agent.oracle.cross_check import cross_check
 from kernel_agent.oracle.describe import describe
 from kernel_agent.oracle.fit import Fit
+from kernel_agent.oracle.provenance import Provenance, Source, Versions
 from kernel_agent.oracle.records import (
     ForwardTruth,
     GradientTruth,
@@ -34,12 +36,15 @@ __all__ = [
     "Outcome",
     "OutputForm",
     "Point",
+    "Provenance",
     "ReferenceCheck",
     "Refusal",
     "RefusalKind",
     "RoundingError",
+    "Source",
     "TruthError",
     "Truths",
+    "Versions",
     "cross_check",
     "describe",
     "make_cotangents",
@@ -47,4 +52,5 @@ __all__ = [
     "rounding_error",
     "rounding_of_gradients",
     "rounding_of_outputs",
+    "user_cache_folder",
 ]

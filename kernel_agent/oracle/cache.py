@@ -1,14 +1,19 @@
-"""Truths on disk by the hash of what they were computed from: raw tensors behind a JSON header, never pickle.
+"""Truths by the hash of what they were computed from: in memory, and on disk where no candidate can read it.
 
-One file per entry: eight bytes of header length, the header (the record and the table of tensors), the tensors' bytes.
-A file is written beside its place and moved there, so that a killed run leaves no half entry; a damaged one is a miss.
+A truth on disk is one file: eight bytes of header length, the header (record, table of tensors, hash of what follows),
+the tensors' bytes; raw tensors behind JSON, never pickle. A file is written beside its place and moved there, so that a
+killed run leaves no half entry; a damaged one is a miss and is computed again.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import os
+import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,8 +21,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-FORMAT = 1
+from kernel_agent.errors import EnvironmentProblem
+
+FORMAT = 2
 _LENGTH = 8
+_SUFFIX = ".truth"
+MAX_BYTES = 2 << 30
+"""Size at which the least recently used entries of a folder are deleted."""
+_STALE_S = 3600.0
+"""Age of a half-written file at which nobody is writing it any more."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +37,7 @@ class Entry:
     """One cached answer."""
 
     record: dict[str, Any]
-    """JSON as the truth child sent it."""
+    """JSON as the truth child sent it, with the provenance."""
     tensors: dict[str, Tensor]
     """Tensors by name, with dtype, shape and strides as stored."""
 
@@ -36,8 +48,8 @@ class Cache(Protocol):
     def get(self, key: str) -> Entry | None:
         """The entry of that key, or None."""
 
-    def put(self, key: str, entry: Entry) -> None:
-        """Keep an entry."""
+    def put(self, key: str, entry: Entry, *, lasting: bool = True) -> None:
+        """Keep an entry; for the life of this process only when it says something of this machine (`lasting` False)."""
 
 
 class MemoryCache:
@@ -50,35 +62,44 @@ class MemoryCache:
         """The entry of that key, or None."""
         return self._entries.get(key)
 
-    def put(self, key: str, entry: Entry) -> None:
+    def put(self, key: str, entry: Entry, *, lasting: bool = True) -> None:  # noqa: ARG002
         """Keep an entry."""
         self._entries[key] = entry
 
 
 class DiskCache:
-    """Truths that outlive the process, in one folder. The folder must not be readable by candidates."""
+    """Truths that outlive the process, in one folder of bounded size. It must not be readable by candidates."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, max_bytes: int = MAX_BYTES) -> None:
         self._folder = folder
+        self._max_bytes = max_bytes
+        self._bytes: int | None = None
+        """Size of the folder as far as this process knows."""
 
     def get(self, key: str) -> Entry | None:
-        """The entry of that key; None when it is absent or its file is damaged."""
+        """The entry of that key; None when it is absent or its file is damaged. Raises `EnvironmentProblem`."""
         path = self._path(key)
-        if not path.is_file():
+        try:
+            data = bytearray(path.read_bytes())
+            os.utime(path)  # the entries longest out of use go first
+        except FileNotFoundError:
             return None
-        data = bytearray(path.read_bytes())
+        except OSError as error:
+            raise self._problem("read", error) from error
         body = _LENGTH + int.from_bytes(data[:_LENGTH], "little")
         try:
             header = json.loads(bytes(data[_LENGTH:body]))
-            if header["format"] != FORMAT or header["bytes"] != len(data) - body:
+            if header["format"] != FORMAT or header["sha256"] != hashlib.sha256(memoryview(data)[body:]).hexdigest():
                 return None
             tensors = {row["name"]: _read(row, data, body) for row in header["tensors"]}
         except (ValueError, KeyError, TypeError):  # cut short or overwritten: computed again
             return None
         return Entry(header["record"], tensors)
 
-    def put(self, key: str, entry: Entry) -> None:
-        """Write an entry; the file appears whole or not at all."""
+    def put(self, key: str, entry: Entry, *, lasting: bool = True) -> None:
+        """Write an entry; the file appears whole or not at all. Raises `EnvironmentProblem`."""
+        if not lasting:
+            return
         rows, chunks, offset = [], [], 0
         for name, tensor in entry.tensors.items():
             core = _core(tensor)
@@ -95,22 +116,97 @@ class DiskCache:
             )
             chunks.append(raw)
             offset += len(raw)
-        header = {"format": FORMAT, "bytes": offset, "record": entry.record, "tensors": rows}
+        total = hashlib.sha256()
+        for raw in chunks:
+            total.update(raw)
+        header = {"format": FORMAT, "sha256": total.hexdigest(), "record": entry.record, "tensors": rows}
         text = json.dumps(header).encode()
-        self._folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=self._folder, delete=False) as file:
-            file.write(len(text).to_bytes(_LENGTH, "little") + text)
-            for raw in chunks:
-                file.write(raw)
-        os.replace(file.name, self._path(key))
+        try:
+            self._write(key, [len(text).to_bytes(_LENGTH, "little"), text, *chunks])
+        except OSError as error:
+            raise self._problem("write", error) from error
+        self._bound(_LENGTH + len(text) + offset)
+
+    def _write(self, key: str, chunks: list[bytes]) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        file = tempfile.NamedTemporaryFile(dir=self._folder, prefix="writing-", delete=False)  # noqa: SIM115
+        try:
+            with file:
+                for chunk in chunks:
+                    file.write(chunk)
+            os.replace(file.name, self._path(key))
+        except OSError:
+            Path(file.name).unlink(missing_ok=True)
+            raise
+
+    def _bound(self, added: int) -> None:
+        """Delete what was not used longest, down to nine tenths of the bound."""
+        if self._bytes is not None:
+            self._bytes += added
+        if self._bytes is not None and self._bytes <= self._max_bytes:
+            return
+        files = []
+        for path in self._folder.iterdir():
+            with contextlib.suppress(FileNotFoundError):  # another process deletes too
+                found = path.stat()
+                if path.suffix == _SUFFIX:
+                    files.append((found.st_mtime, found.st_size, path))
+                elif path.name.startswith("writing-") and time.time() - found.st_mtime > _STALE_S:
+                    path.unlink(missing_ok=True)
+        size = sum(bytes_ for _, bytes_, _ in files)
+        if size > self._max_bytes:
+            for _, bytes_, path in sorted(files):
+                if size <= 0.9 * self._max_bytes:
+                    break
+                path.unlink(missing_ok=True)
+                size -= bytes_
+        self._bytes = size
 
     def _path(self, key: str) -> Path:
-        return self._folder / f"{key}.truth"
+        return self._folder / f"{key}{_SUFFIX}"
+
+    def _problem(self, verb: str, error: OSError) -> EnvironmentProblem:
+        return EnvironmentProblem(
+            f"cannot {verb} the truths kept in {self._folder}: {error.strerror or error}",
+            remedy="Make room there or delete the folder: everything in it can be computed again.",
+        )
+
+
+class LayeredCache:
+    """A memory in front of a disk: what this process met stays, whatever is deleted on disk meanwhile."""
+
+    def __init__(self, disk: DiskCache) -> None:
+        self._memory = MemoryCache()
+        self._disk = disk
+
+    def get(self, key: str) -> Entry | None:
+        """The entry of that key, or None."""
+        found = self._memory.get(key)
+        if found is None:
+            found = self._disk.get(key)
+            if found is not None:
+                self._memory.put(key, found)
+        return found
+
+    def put(self, key: str, entry: Entry, *, lasting: bool = True) -> None:
+        """Keep an entry in both."""
+        self._memory.put(key, entry)
+        self._disk.put(key, entry, lasting=lasting)
 
 
 def make_cache(folder: Path | None) -> Cache:
-    """A disk cache in `folder`, or a memory cache for None."""
-    return MemoryCache() if folder is None else DiskCache(folder)
+    """A disk cache in `folder` behind a memory, or a memory alone for None."""
+    return MemoryCache() if folder is None else LayeredCache(DiskCache(folder))
+
+
+def user_cache_folder() -> Path:
+    """Where a user's truths are kept: below the folder for caches that the platform names."""
+    named = os.environ.get("XDG_CACHE_HOME", "")
+    if named and Path(named).is_absolute():
+        base = Path(named)
+    else:
+        base = Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache")
+    return base / "kernel-agent" / "truth"
 
 
 def _core(tensor: Tensor) -> Tensor:

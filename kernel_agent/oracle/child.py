@@ -28,8 +28,9 @@ from kernel_agent.ir import (
     execute,
     standin,
 )
+from kernel_agent.oracle.digest import arguments_digest
 from kernel_agent.oracle.fit import fit_entry
-from kernel_agent.oracle.leaves import leaf_call
+from kernel_agent.oracle.leaves import LeafCall, leaf_call
 from kernel_agent.oracle.plainform import holds_tensors, plain_form
 from kernel_agent.oracle.records import Point, Refusal, RefusalKind, error_form
 from kernel_agent.oracle.wire import pack
@@ -113,15 +114,24 @@ def gradients(call: Call) -> None:
         stub = load(call)
         for request in call.payload["requests"]:
             try:
-                leaves, outputs = _differentiable(stub, Point.model_validate(request["point"]))
+                start = time.perf_counter()
+                found = _differentiable(stub, Point.model_validate(request["point"]))
+                forward_s = time.perf_counter() - start
             except Refused as refused:
                 for _ in request["sets"]:
                     call.send({"refusal": refused.refusal.model_dump(mode="json")})
                 continue
             for keys in request["sets"]:
                 cotangents = [None if key is None else call.tensors[key] for key in keys]
-                grads = _backward(stub, leaves, outputs, cotangents)
-                call.send({"names": list(grads)}, {f"grad.{name}": grad for name, grad in grads.items()})
+                start = time.perf_counter()
+                grads = _backward(stub, found, cotangents)
+                record = {
+                    "names": list(grads),
+                    "arguments": found.arguments,
+                    "launches": list(found.launches),
+                    "seconds": forward_s + time.perf_counter() - start,
+                }
+                call.send(record, {f"grad.{name}": grad for name, grad in grads.items()})
 
 
 class Refused(Exception):
@@ -201,9 +211,11 @@ def _forward(stub: Stub, point: Point) -> tuple[dict[str, Any], dict[str, Tensor
         raise Refused(Refusal(kind=RefusalKind.STUB, message=message, line=stub.spec.facts.stub_line))
     told = tuple(output if isinstance(output, Tensor) else plain_form(output) for output in outputs)
     tensors: dict[str, Tensor] = {}
+    arguments = [pack(args, tensors, "args"), pack(kwargs, tensors, "kwargs")]
     record = {
-        "args": pack(args, tensors, "args"),
-        "kwargs": pack(kwargs, tensors, "kwargs"),
+        "args": arguments[0],
+        "kwargs": arguments[1],
+        "arguments": arguments_digest(arguments, tensors),
         "outputs": pack(told, tensors, "outputs", tensor=plain),
         "forms": [_form(stub, i, output) for i, output in enumerate(outputs)],
         "launches": [launch.kernel for launch in execution.launches],
@@ -232,21 +244,35 @@ def _form(stub: Stub, position: int, output: Any) -> dict[str, Any] | None:
     }
 
 
-def _differentiable(stub: Stub, point: Point) -> tuple[dict[str, Tensor], tuple[Any, ...]]:
-    """Leaves by gradient name and the outputs connected to them, both float64."""
+@dataclass(frozen=True)
+class Differentiable:
+    """One execution that gradients can be taken of."""
+
+    leaves: dict[str, Tensor]
+    """By gradient name, float64."""
+    outputs: tuple[Any, ...]
+    """Connected to the leaves; floating ones float64."""
+    arguments: str
+    """See `arguments_digest`."""
+    launches: tuple[str, ...] = ()
+
+
+def _differentiable(stub: Stub, point: Point) -> Differentiable:
     args, kwargs = arguments_at(stub, point)
+    tensors: dict[str, Tensor] = {}
+    digest = arguments_digest([pack(args, tensors, "args"), pack(kwargs, tensors, "kwargs")], tensors)
     places = stub.leaves(args, kwargs)
     if stub.spec.custom_gradient:
-        return _surrogate(stub, args, kwargs, places)
+        prepared = leaf_call(args, kwargs, places)
+        return Differentiable(prepared.leaves, _surrogate(stub, prepared), digest)
     execution = run(stub, args, kwargs, tuple(places.values()))
-    return {name: execution.leaves[place] for name, place in places.items()}, stub.outputs(execution.result)
+    leaves = {name: execution.leaves[place] for name, place in places.items()}
+    launches = tuple(launch.kernel for launch in execution.launches)
+    return Differentiable(leaves, stub.outputs(execution.result), digest, launches)
 
 
-def _surrogate(
-    stub: Stub, args: tuple[Any, ...], kwargs: dict[str, Any], places: dict[str, int | str]
-) -> tuple[dict[str, Tensor], tuple[Any, ...]]:
-    """The declared gradient: autograd of `surrogate` in float64 on the same values."""
-    prepared = leaf_call(args, kwargs, places)
+def _surrogate(stub: Stub, prepared: LeafCall) -> tuple[Any, ...]:
+    """Outputs of the declared gradient: autograd of `surrogate` in float64 on the same values."""
     try:
         with torch.enable_grad():
             result = stub.module.surrogate(*prepared.args, **prepared.kwargs)
@@ -255,7 +281,7 @@ def _surrogate(
     outputs = tuple(result) if isinstance(result, (tuple, list)) else (result,)
     if len(outputs) != len(stub.spec.outputs):
         raise _unlike_the_stub(stub, f"{len(outputs)} outputs instead of {len(stub.spec.outputs)}")
-    return prepared.leaves, outputs
+    return outputs
 
 
 def _unlike_the_stub(stub: Stub, what: str) -> InputError:
@@ -263,10 +289,9 @@ def _unlike_the_stub(stub: Stub, what: str) -> InputError:
     return InputError(f"`surrogate` returns {what}", remedy=remedy, path=stub.spec.facts.path)
 
 
-def _backward(
-    stub: Stub, leaves: dict[str, Tensor], outputs: tuple[Any, ...], cotangents: list[Tensor | None]
-) -> dict[str, Tensor]:
+def _backward(stub: Stub, call: Differentiable, cotangents: list[Tensor | None]) -> dict[str, Tensor]:
     """Exact gradients for one set of cotangents; zeros where nothing connects a leaf with an output."""
+    leaves, outputs = call.leaves, call.outputs
     chosen = [
         (output, cotangent.to(torch.float64))
         for output, cotangent in zip(outputs, cotangents, strict=True)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kernel_agent.errors import EnvironmentProblem, InputError, KernelAgentError
+from kernel_agent.oracle.provenance import Provenance
 from kernel_agent.pairs.arguments import argument_places
 from kernel_agent.pairs.spec import KernelSpec, Record, ShapeEntry
 
@@ -89,6 +90,7 @@ class ForwardTruth:
     """Arguments that the forward changes in place."""
     seconds: float
     """Wall time of the execution in the child."""
+    provenance: Provenance
 
     def argument(self, spec: KernelSpec, name: str) -> Any:
         """The argument of one of the names in `spec.inputs`; None where `make_args` does not pass it here."""
@@ -111,6 +113,7 @@ class GradientTruth:
     """RMS of each gradient under a random normal cotangent of RMS 1 on one output alone, one entry per output."""
     natural: dict[str, tuple[float, ...]]
     """norm(output) / norm(input) per output: the size of a gradient norm by units alone, for a cotangent of norm 1."""
+    provenance: Provenance
 
     def scale(self, grad: str, cotangent_rms: tuple[float, ...], sizes: tuple[int, ...]) -> float:
         """S per element: RMS of this gradient under random normal cotangents with these RMS values, one per output.

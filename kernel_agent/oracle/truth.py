@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from kernel_agent.errors import EnvironmentProblem
 from kernel_agent.oracle.cache import Entry, make_cache
 from kernel_agent.oracle.cotangents import Cotangents, unit_cotangents
+from kernel_agent.oracle.digest import tensor_digest
 from kernel_agent.oracle.fit import Fit
 from kernel_agent.oracle.job import LIMITS, run_truth
+from kernel_agent.oracle.provenance import Provenance, Source, now, versions
 from kernel_agent.oracle.records import (
     ForwardTruth,
     GradientTruth,
@@ -32,9 +33,6 @@ from kernel_agent.pairs.sections import truth_source
 from kernel_agent.pairs.spec import KernelSpec, ShapeEntry, content_hash
 from kernel_agent.sandbox import Limits, Message, Sandbox
 
-REVISION = 3
-"""Raised whenever the executor or the truth changes meaning: older cache entries are then never met again."""
-
 
 @dataclass(frozen=True)
 class Request:
@@ -42,6 +40,27 @@ class Request:
 
     forward: ForwardTruth
     sets: tuple[Cotangents, ...]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One set of cotangents that is not known yet."""
+
+    forward: ForwardTruth
+    cotangents: Cotangents
+
+    @property
+    def place(self) -> str:
+        """The point, as a key."""
+        return self.forward.point.model_dump_json()
+
+
+@dataclass(frozen=True)
+class Found:
+    """The gradients of one set of cotangents."""
+
+    grads: dict[str, Tensor]
+    provenance: Provenance
 
 
 @dataclass(frozen=True)
@@ -53,7 +72,11 @@ class Unanswered:
 
 
 class Truths:
-    """Answers about one spec. `cache_dir` None keeps them in memory only, out of every candidate's reach."""
+    """Answers about one spec.
+
+    `cache_dir` None keeps them in memory only, out of every candidate's reach. A folder is for where no candidate runs,
+    or for where `sandbox.why_reachable` finds no way to it.
+    """
 
     def __init__(
         self, spec: KernelSpec, sandbox: Sandbox, cache_dir: Path | None = None, limits: Limits = LIMITS
@@ -65,9 +88,7 @@ class Truths:
         self._unanswered: dict[str, TruthError] = {}
         """By point: what need not be tried twice in one process, a time limit of minutes above all."""
         self._base = (
-            REVISION,
-            torch.__version__,
-            triton.__version__,
+            versions().model_dump(),
             content_hash(truth_source(spec.facts.source)),
             spec.facts.stub,
             list(spec.grads),
@@ -98,7 +119,7 @@ class Truths:
             if not answered:
                 raise _silent(self.spec, len(missing))
             for i, message in zip(missing, answered, strict=False):
-                self._cache.put(keys[i], Entry(message.record, message.tensors))
+                self._keep_forward(points[i], keys[i], message)
             missing = missing[len(answered) :]
         entries = [self._cache.get(key) for key in keys]
         return tuple(self._forward(point, entry) for point, entry in zip(points, entries, strict=True))
@@ -118,8 +139,8 @@ class Truths:
         for unanswered in self.prepare([Request(forward, tuple(sets))]):
             raise unanswered.error
         positions = _differentiable(forward)
-        found = [self._gradient(forward.point, c) for c in (*_units(forward), *sets)]
-        per_unit = dict(zip(positions, found, strict=False))
+        found = [self._gradient(forward, c) for c in (*_units(forward), *sets)]
+        per_unit = {i: entry.grads for i, entry in zip(positions, found, strict=False)}
         outputs = range(len(forward.forms))
         units = {
             name: tuple(_rms(per_unit[i].get(name)) if i in per_unit else 0.0 for i in outputs)
@@ -127,8 +148,8 @@ class Truths:
         }
         natural = {name: self._natural(forward, name) for name in self.spec.grads}
         return tuple(
-            GradientTruth({name: grads.get(name) for name in self.spec.grads}, units, natural)
-            for grads in found[len(positions) :]
+            GradientTruth({name: f.grads.get(name) for name in self.spec.grads}, units, natural, f.provenance)
+            for f in found[len(positions) :]
         )
 
     def prepare(self, requests: Sequence[Request]) -> tuple[Unanswered, ...]:
@@ -136,13 +157,13 @@ class Truths:
 
         The result names the points whose forward cannot be differentiated here: `gradients` raises there.
         """
-        missing: list[tuple[Point, Cotangents]] = []
+        missing: list[Wanted] = []
         for request in requests:
             if request.forward.point.model_dump_json() in self._unanswered:
                 continue
             for cotangents in (*_units(request.forward), *request.sets):
-                if self._cache.get(self._gradient_key(request.forward.point, cotangents)) is None:
-                    missing.append((request.forward.point, cotangents))
+                if self._cache.get(self._gradient_key(request.forward, cotangents)) is None:
+                    missing.append(Wanted(request.forward, cotangents))
         if missing:
             self._compute(missing)
         points = {request.forward.point.model_dump_json(): request.forward.point for request in requests}
@@ -150,11 +171,11 @@ class Truths:
             Unanswered(point, self._unanswered[key]) for key, point in points.items() if key in self._unanswered
         )
 
-    def _compute(self, missing: list[tuple[Point, Cotangents]]) -> None:
+    def _compute(self, missing: list[Wanted]) -> None:
         tensors: dict[str, Tensor] = {}
         payload: list[dict[str, Any]] = []
-        for i, (point, cotangents) in enumerate(missing):
-            where = point.model_dump(mode="json")
+        for i, wanted in enumerate(missing):
+            where, cotangents = wanted.forward.point.model_dump(mode="json"), wanted.cotangents
             if not payload or payload[-1]["point"] != where:
                 payload.append({"point": where, "sets": []})
             tensors |= {f"{i}.{j}": c for j, c in enumerate(cotangents) if c is not None}
@@ -162,35 +183,67 @@ class Truths:
         try:
             messages = self._run("gradients", {"requests": payload}, tensors)
         except TruthError as error:
-            points = list(dict.fromkeys(point.model_dump_json() for point, _ in missing))
+            points = list(dict.fromkeys(wanted.place for wanted in missing))
             if len(points) == 1:
                 self._unanswered[points[0]] = error
                 return
             # One point too large must not take the others with it.
             first = points[: len(points) // 2]
-            self._compute([m for m in missing if m[0].model_dump_json() in first])
-            self._compute([m for m in missing if m[0].model_dump_json() not in first])
+            self._compute([wanted for wanted in missing if wanted.place in first])
+            self._compute([wanted for wanted in missing if wanted.place not in first])
             return
         if len(messages) != len(missing):
             raise _silent(self.spec, len(missing) - len(messages))
-        for (point, cotangents), message in zip(missing, messages, strict=True):
+        for wanted, message in zip(missing, messages, strict=True):
+            label = wanted.forward.point.label
             if "refusal" in message.record:
                 refusal = Refusal.model_validate(message.record["refusal"])
-                reason = f"no exact gradients at {point.label}: {refusal}"
-                self._unanswered.setdefault(point.model_dump_json(), TruthError(reason))
-                continue
-            self._cache.put(self._gradient_key(point, cotangents), Entry(message.record, message.tensors))
+                self._unanswered.setdefault(wanted.place, TruthError(f"no exact gradients at {label}: {refusal}"))
+            elif message.record["arguments"] != wanted.forward.provenance.arguments:
+                self._unanswered[wanted.place] = TruthError(
+                    f"make_args gives other values each time it is called at {label}",
+                    remedy="Draw them from the `seed` parameter, or from torch's global generator, which is seeded.",
+                )
+            else:
+                source = Source.SURROGATE if self.spec.custom_gradient else Source.KERNELS
+                provenance = self._provenance(f"gradients at {label}", source, message)
+                record = {**message.record, "provenance": provenance.model_dump(mode="json")}
+                self._cache.put(self._gradient_key(wanted.forward, wanted.cotangents), Entry(record, message.tensors))
 
-    def _gradient_key(self, point: Point, cotangents: Cotangents) -> str:
-        return self._key("gradient", point.model_dump(mode="json"), [_digest(c) for c in cotangents])
+    def _keep_forward(self, point: Point, key: str, message: Message) -> None:
+        if "refusal" in message.record:
+            refusal = Refusal.model_validate(message.record["refusal"])
+            # another machine, or a less busy one, may have the time and the memory
+            lasting = refusal.kind is not RefusalKind.RESOURCES
+            self._cache.put(key, Entry(message.record, message.tensors), lasting=lasting)
+            return
+        provenance = self._provenance(f"forward at {point.label}", Source.KERNELS, message)
+        record = {**message.record, "provenance": provenance.model_dump(mode="json")}
+        self._cache.put(key, Entry(record, message.tensors))
 
-    def _gradient(self, point: Point, cotangents: Cotangents) -> dict[str, Tensor]:
-        entry = self._cache.get(self._gradient_key(point, cotangents))
+    def _provenance(self, what: str, source: Source, message: Message) -> Provenance:
+        return Provenance(
+            what=what,
+            source=source,
+            kernels=content_hash(truth_source(self.spec.facts.source)),
+            arguments=message.record["arguments"],
+            launches=tuple(message.record["launches"]),
+            when=now(),
+            seconds=message.record["seconds"],
+            versions=versions(),
+        )
+
+    def _gradient_key(self, forward: ForwardTruth, cotangents: Cotangents) -> str:
+        digests = [None if c is None else tensor_digest(c) for c in cotangents]
+        point = forward.point.model_dump(mode="json")
+        return self._key("gradient", point, forward.provenance.arguments, digests)
+
+    def _gradient(self, forward: ForwardTruth, cotangents: Cotangents) -> Found:
+        entry = self._cache.get(self._gradient_key(forward, cotangents))
         if entry is None:
-            raise TruthError(
-                "the truth cache lost an entry that was just written", remedy="Check the disk of the cache."
-            )
-        return {name: entry.tensors[f"grad.{name}"] for name in entry.record["names"]}
+            raise TruthError("the truth cache lost an entry that was just written")
+        grads = {name: entry.tensors[f"grad.{name}"] for name in entry.record["names"]}
+        return Found(grads, Provenance.model_validate(entry.record["provenance"]))
 
     def _run_forwards(self, points: list[Point]) -> list[Message]:
         """Messages for a non-empty beginning of `points`: a point that kills the child is answered with a refusal."""
@@ -211,9 +264,7 @@ class Truths:
 
     def _forward(self, point: Point, entry: Entry | None) -> ForwardTruth | Refusal:
         if entry is None:
-            raise TruthError(
-                "the truth cache lost an entry that was just written", remedy="Check the disk of the cache."
-            )
+            raise TruthError("the truth cache lost an entry that was just written")
         record = entry.record
         if "refusal" in record:
             return Refusal.model_validate(record["refusal"])
@@ -234,6 +285,7 @@ class Truths:
             tuple(record["findings"]),
             tuple(record["mutated"]),
             record["seconds"],
+            Provenance.model_validate(record["provenance"]),
         )
 
     def _natural(self, forward: ForwardTruth, name: str) -> tuple[float, ...]:
@@ -274,15 +326,3 @@ def _rms(gradient: Tensor | None) -> float:
 
 def _finite_norm(values: Tensor) -> float:
     return float(values.to(torch.float64).nan_to_num(0.0, 0.0, 0.0).norm())
-
-
-def _digest(cotangent: Tensor | None) -> str | None:
-    """Hash of dtype, shape and values; the layout does not matter to the truth."""
-    if cotangent is None:
-        return None
-    flat = torch.empty(cotangent.numel(), dtype=cotangent.dtype).copy_(
-        cotangent.flatten()
-    )  # one element keeps any stride
-    raw = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
-    head = f"{cotangent.dtype}{tuple(cotangent.shape)}".encode()
-    return hashlib.sha256(head + raw).hexdigest()

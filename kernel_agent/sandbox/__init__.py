@@ -12,6 +12,7 @@ from kernel_agent.sandbox.job import (
     SandboxError,
     TracebackLine,
 )
+from kernel_agent.sandbox.reach import why_reachable
 from kernel_agent.sandbox.supervisor import Sandbox
 
 __all__ = [
@@ -26,4 +27,5 @@ __all__ = [
     "Sandbox",
     "SandboxError",
     "TracebackLine",
+    "why_reachable",
 ]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from sandbox_jobs import Run, job
 
-from kernel_agent.sandbox import Limits, Sandbox, landlock
+from kernel_agent.sandbox import Limits, Protection, Sandbox, landlock, why_reachable
 from kernel_agent.sandbox.protection import protections
 
 PROTECTIONS = protections()
@@ -53,6 +53,24 @@ def test_a_new_file_outside_scratch_is_refused(run: Run, tmp_path: Path) -> None
 def test_folders_with_the_data_of_others_cannot_be_listed(run: Run, folder: str) -> None:
     # Another job's scratch folder, and with it the truth, lies below the first two.
     assert "refused" in attempt(run, "list", path=folder)
+
+
+@needs_landlock
+def test_a_folder_that_nothing_lets_children_read_is_known_for_it(run: Run, outside: Path) -> None:
+    assert why_reachable(outside.parent, PROTECTIONS) == ""
+    assert "refused" in attempt(run, "read", path=str(outside)), "and it is out of reach indeed"
+
+
+def test_a_folder_that_children_may_read_is_known_for_it(run: Run) -> None:
+    inside = Path(os.__file__).parent
+    assert why_reachable(inside, PROTECTIONS) != ""
+    assert "done" in attempt(run, "read", path=str(inside / "os.py"))
+    assert why_reachable(Path("/"), PROTECTIONS) != "", "it holds what children may read"
+
+
+def test_without_landlock_every_folder_is_reachable(tmp_path: Path) -> None:
+    walls = [Protection(name="Landlock", active=False, detail="none")]
+    assert "no Landlock" in why_reachable(tmp_path, walls)
 
 
 @needs_landlock
