@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from kernel_agent.ir.budget import release
 from kernel_agent.ir.machine import Machine
 from kernel_agent.ir.memory import Buffer
 from kernel_agent.ir.program import Block, Module
@@ -64,6 +65,13 @@ class Plan:
             least=max(1, min(_SMALL_TILE // tile, together)) if loops else 1,
         )
 
+    def halved(self, programs: int) -> Plan:
+        """The same for a device that had not as much memory as it seemed."""
+        together = max(1, min(self.together, programs) // 2)
+        return replace(
+            self, checkpoint=True, budget=max(1, self.budget // 2), together=together, least=min(self.least, together)
+        )
+
 
 def _largest_tile(module: Module) -> int:
     """Elements of the largest tile of numbers that a program computes."""
@@ -110,6 +118,21 @@ def run_checkpointed(machine: Machine, plan: Plan, run: Run, programs: Tensor) -
         size = max(plan.least, min(4 * size, plan.together, plan.budget // each))
 
 
+def _recorded(run: Run, machine: Machine, programs: Tensor) -> bool:
+    """Run under recording; False when a device has no memory left for it, and there is something to divide."""
+    try:
+        with torch.enable_grad():
+            run(machine, programs)
+    except torch.OutOfMemoryError:
+        if programs.numel() == 1:
+            raise
+    else:
+        return True
+    machine.tapes.clear()
+    release(machine.device)
+    return False
+
+
 class Chunk(torch.autograd.Function):  # type: ignore[misc]
     """(Tokens of all reachable buffers) -> tokens, over a chunk of programs that run independently of the others."""
 
@@ -133,10 +156,14 @@ class Chunk(torch.autograd.Function):  # type: ignore[misc]
         """Run again from the contents at the start, recorded, on the adjoint buffers of the whole launch."""
         outer: Machine = ctx.machine
         contents = {key: tape.initial for key, tape in outer.tapes.items()}
-        replay = outer.replay(contents, ctx.buffers, keep=True)
-        with torch.enable_grad():
-            ctx.run(replay, ctx.programs)
-            ends = replay.ends()
-            torch.autograd.backward(ends, [torch.zeros_like(end) for end in ends])
-        replay.close()
+        waiting = [ctx.programs]
+        while waiting:
+            part = waiting.pop()
+            replay = outer.replay(contents, ctx.buffers, keep=True)
+            if _recorded(ctx.run, replay, part):
+                ends = replay.ends()
+                torch.autograd.backward(ends, [torch.zeros_like(end) for end in ends])
+            else:
+                waiting += part.split((part.numel() + 1) // 2)
+            replay.close()
         return (None, None, None, None, *[torch.zeros_like(gradient) for gradient in gradients])

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from kernel_agent.errors import InputError
+from kernel_agent.ir.budget import indexed, memory_for
 from kernel_agent.ir.capture import Capture, Launch
 from kernel_agent.ir.configurations import Configs, try_others
 from kernel_agent.ir.device import standin, start_cuda
@@ -42,9 +43,10 @@ class ExecOptions:
     poison: bool = True
     """Fresh `empty()` allocations hold NaN and count as unwritten."""
     safety: Safety = Safety.AUTO
-    memory: int = 1 << 30
-    """Bytes that intermediate values may take, about. What would take more is recomputed in the backward, in chunks of
-    programs and segments of loops; the tensors themselves, and what their overwritten elements held, come on top."""
+    memory: int | None = None
+    """Bytes that intermediate values may take, about; None: 1 GiB, on a GPU half of what is free there. What would take
+    more is recomputed in the backward, in chunks of programs and segments of loops; the tensors themselves, and what
+    their overwritten elements held, come on top."""
     numerics: Numerics = Numerics.EXACT
     """FAITHFUL rounds every result as the kernel would, in kernels and in torch code between them."""
     device: torch.device | None = None
@@ -134,8 +136,10 @@ def _run(
     """The execution, and whether all derivatives that safe mode guards were finite."""
     device = options.device or device_of((args, kwargs))
     start_cuda(device)
+    device = indexed(device)
+    memory = memory_for(device) if options.memory is None else options.memory
     slopes = Slopes() if leaves and not safe else None
-    launch_options = LaunchOptions(options.sanitize, safe, options.memory, options.numerics, slopes, device)
+    launch_options = LaunchOptions(options.sanitize, safe, memory, options.numerics, slopes, device)
     capture = Capture(grad=bool(leaves), poison=options.poison, options=launch_options, configs=configs)
     inputs = Inputs(fn, args, kwargs, leaves, capture)
     with standin(), capture.running(), inputs.module_kept():

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from kernel_agent.ir.budget import OutOfDeviceMemory, release
 from kernel_agent.ir.chunks import Plan, run_checkpointed
 from kernel_agent.ir.findings import Findings
 from kernel_agent.ir.machine import Machine
@@ -84,8 +85,9 @@ def launch(
     `buffers` maps the upper bits of virtual addresses to all buffers a kernel may reach. Buffers are changed in
     place, and under autograd when gradients are enabled. A `meter` counts what runs. Raises `UnsupportedOp`.
     """
-    sequential = _order_matters(module)
-    if sequential and options.device != CPU:  # one program after another, lane by lane: the host is faster at that
+    if (
+        _order_matters(module) and options.device != CPU
+    ):  # one program after another, lane by lane: the host is faster at that
         launch_on(CPU, launch, module, grid, arguments, buffers, findings, options)
         return
     programs = torch.arange(math.prod(grid), device=options.device)
@@ -93,19 +95,7 @@ def launch(
         return
     if options.sanitize:
         find_wraps(module, grid, arguments, findings)
-    plan = Plan.of(module, programs.numel(), options.memory, options.kept.nbytes, options.device)
-    machine = None
-    if options.device != CPU and options.numerics is Numerics.EXACT and meter is None:
-        sentry = Sentry(options.device, written_buffers(module, arguments), watch=options.sanitize)
-        machine = _prepared(module, grid, buffers, arguments, sentry, options, plan, meter)
-        _run_all(machine, arguments, programs, plan)
-        if sentry.suspects():
-            machine = None  # no buffer has changed yet: once more, with words
-    if machine is None:
-        written = written_buffers(module, arguments)
-        sanitizer = Sanitizer(module, grid, findings, watch=options.sanitize, one_by_one=sequential, written=written)
-        machine = _prepared(module, grid, buffers, arguments, sanitizer, options, plan, meter)
-        _run_all(machine, arguments, programs, plan)
+    machine = _run_where_it_fits(module, grid, arguments, buffers, findings, options, meter, programs)
     for tape in machine.tapes.values():
         if tape.changed:
             root = tape.buffer.root
@@ -116,6 +106,60 @@ def launch(
     if machine.records and not machine.keep_initial:
         options.kept.nbytes += machine.computed
     machine.close()
+
+
+def _run_where_it_fits(
+    module: Module,
+    grid: tuple[int, int, int],
+    arguments: Sequence[RuntimeValue],
+    buffers: dict[int, Buffer],
+    findings: Findings,
+    options: LaunchOptions,
+    meter: Meter | None,
+    programs: Tensor,
+) -> Machine:
+    """Run the programs, in chunks half as large whenever a device has no memory left. Buffers are not changed yet."""
+    plan = Plan.of(module, programs.numel(), options.memory, options.kept.nbytes, options.device)
+    while True:
+        found = Findings()
+        try:
+            machine = _judged(module, grid, arguments, buffers, found, options, plan, meter, programs)
+        except torch.OutOfMemoryError as error:
+            if plan.together == 1 or options.device == CPU:
+                kernel = module.entry.name
+                raise OutOfDeviceMemory(f"kernel {kernel} does not fit into device memory: {error}") from error
+        else:
+            for finding in found.all():
+                findings.add(finding)
+            return machine
+        release(options.device)
+        plan = plan.halved(programs.numel())
+
+
+def _judged(
+    module: Module,
+    grid: tuple[int, int, int],
+    arguments: Sequence[RuntimeValue],
+    buffers: dict[int, Buffer],
+    findings: Findings,
+    options: LaunchOptions,
+    plan: Plan,
+    meter: Meter | None,
+    programs: Tensor,
+) -> Machine:
+    """A machine that has run all programs, and what its sanitizer found. A sentry's suspicion costs a second run."""
+    written = written_buffers(module, arguments)
+    if options.device != CPU and options.numerics is Numerics.EXACT and meter is None:
+        sentry = Sentry(options.device, written, watch=options.sanitize)
+        machine = _prepared(module, grid, buffers, arguments, sentry, options, plan, meter)
+        _run_all(machine, arguments, programs, plan)
+        if not sentry.suspects():
+            return machine
+    sequential = _order_matters(module)
+    sanitizer = Sanitizer(module, grid, findings, watch=options.sanitize, one_by_one=sequential, written=written)
+    machine = _prepared(module, grid, buffers, arguments, sanitizer, options, plan, meter)
+    _run_all(machine, arguments, programs, plan)
+    return machine
 
 
 def _prepared(

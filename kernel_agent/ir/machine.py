@@ -130,7 +130,7 @@ class Machine:
             tape = Tape(
                 buffer,
                 contents.clone() if self.keep_initial else contents,
-                keep=self.keep_initial or torch.is_grad_enabled(),
+                keep=self.keep_initial or torch.is_grad_enabled() or self.device != CPU,
                 padded=self.quiet,
             )
             tape.faithful = self.faithful
