@@ -42,14 +42,14 @@ pytest: $(INSTALLED)
 tritons: oldest newest
 
 oldest: .venv-triton-$(OLDEST_TRITON)/.installed
-	.venv-triton-$(OLDEST_TRITON)/bin/python -m pytest -n 2 --dist loadfile test/ir
+	.venv-triton-$(OLDEST_TRITON)/bin/python -m pytest -n 2 --dist loadfile test/ir test/corpus
 
 ifeq ($(NEWER_PYTHON),)
 newest:
 	@echo 'Triton $(NEWEST_TRITON) needs Python 3.11 or newer, and none is on the PATH: the IR tests do not run on it here.'
 else
 newest: .venv-triton-$(NEWEST_TRITON)/.installed
-	.venv-triton-$(NEWEST_TRITON)/bin/python -m pytest -n 2 --dist loadfile test/ir
+	.venv-triton-$(NEWEST_TRITON)/bin/python -m pytest -n 2 --dist loadfile test/ir test/corpus
 endif
 
 .venv-triton-$(OLDEST_TRITON)/.installed: PY = $(PYTHON)

@@ -16,6 +16,7 @@ import typer
 
 from kernel_agent import __version__
 from kernel_agent.cli.check import check
+from kernel_agent.cli.cost import cost
 from kernel_agent.cli.dataset import dataset
 from kernel_agent.cli.doctor import doctor
 from kernel_agent.cli.new import new
@@ -43,7 +44,7 @@ app = typer.Typer(
     add_completion=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (check, resume, runs, trace, doctor, new):
+for command in (check, cost, resume, runs, trace, doctor, new):
     app.command()(command)
 app.add_typer(dataset)
 app.add_typer(rag)

@@ -13,7 +13,7 @@ from torch import Tensor
 from kernel_agent.ir.operations.registry import POINTWISE, RULES
 from kernel_agent.ir.program import Block, Module, Op, Value
 from kernel_agent.ir.types import Kind
-from kernel_agent.ir.values import Active, RuntimeValue
+from kernel_agent.ir.values import Active, RuntimeValue, on_device
 
 if TYPE_CHECKING:
     from kernel_agent.ir.machine import Machine
@@ -113,6 +113,7 @@ def _evaluate(machine: Machine, value: Value, active: Active, depth: int) -> Run
     operands: list[Any] = [_evaluate(machine, operand, active, depth + 1) for operand in maker.operands]
     if any(not isinstance(operand, Tensor) for operand in operands):
         return None
+    operands = [on_device(operand, machine.device) for operand in operands]
     function = POINTWISE.get(maker.name)
     if function is not None:
         return function(maker, *operands)

@@ -104,8 +104,10 @@ def run_checkpointed(machine: Machine, plan: Plan, run: Run, programs: Tensor) -
     What a program computes depends on its loops, so the size of a chunk is learnt from the chunk before.
     """
     buffers = [buffer for buffer in machine.reachable if buffer.is_float]
-    size = max(plan.least, min(plan.together, plan.budget // (8 * _elements(machine.module, iterations=_ITERATIONS))))
-    start = 0
+    # half of the budget: programs of one chunk may run longer than those that were measured
+    each = 8 * _elements(machine.module, iterations=_ITERATIONS)
+    size = max(plan.least, min(plan.together, plan.budget // 2 // each))
+    start, each = 0, 1
     while start < programs.numel():
         part = programs[start : start + size]
         start += part.numel()
@@ -114,8 +116,8 @@ def run_checkpointed(machine: Machine, plan: Plan, run: Run, programs: Tensor) -
         advanced = Chunk.apply(machine, run, part, buffers, *tokens)
         for buffer, token in zip(buffers, advanced, strict=True):
             machine.tape(buffer).token = token
-        each = machine.computed // part.numel() + 1
-        size = max(plan.least, min(4 * size, plan.together, plan.budget // each))
+        each = max(each, machine.computed // part.numel())
+        size = max(plan.least, min(4 * size, plan.together, plan.budget // 2 // each))
 
 
 def _recorded(run: Run, machine: Machine, programs: Tensor) -> bool:

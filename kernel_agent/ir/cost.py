@@ -132,17 +132,23 @@ def count_call(
     Raises `IRError`, and what the stub raises.
     """
     try:
-        return _walked(stub, args, kwargs or {}, effort)
+        return walk_call(stub, args, kwargs, effort)
     except NeedsValues as reason:
         counts = execute_call(stub, args, kwargs)
         return replace(counts, notes=(f"executed in full at these sizes: {reason.message}",))
 
 
-def _walked(stub: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], effort: Effort) -> Counts:
+def walk_call(
+    stub: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any] | None = None,
+    effort: Effort = DEFAULT_EFFORT,
+) -> Counts:
+    """Count one call without executing it. Raises `NeedsValues` too."""
     runner = _Walker(effort)
     capture = GhostCapture(options=LaunchOptions(sanitize=False), runner=runner)
     runner.unknown = capture.unknown
-    counts = _counted(stub, args, kwargs, capture, runner, GhostImages())
+    counts = _counted(stub, args, kwargs or {}, capture, runner, GhostImages())
     shapes = tree_map(lambda leaf: _shape_of(leaf, capture) if isinstance(leaf, Tensor) else leaf, counts.result)
     return replace(counts, result=shapes)
 

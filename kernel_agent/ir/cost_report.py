@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -210,10 +211,37 @@ class CostReport:
             written["unique_bytes"], written["issued_bytes"] = launch.unique_bytes, launch.issued_bytes
         return form
 
+    @classmethod
+    def from_dict(cls, form: Mapping[str, Any]) -> CostReport:
+        """The report that `to_dict` wrote."""
+        launches = tuple(_launch(launch) for launch in form["launches"])
+        torch = tuple(TorchCost(**call) for call in form["torch"])
+        return cls(form["stub"], form["device"], form["table_date"], launches, torch, tuple(form["notes"]))
+
     def __str__(self) -> str:
         from kernel_agent.ir.cost_text import report_text
 
         return report_text(self)
+
+
+def _launch(form: Mapping[str, Any]) -> LaunchCost:
+    """A launch as `to_dict` wrote it."""
+    known = {field.name: form[field.name] for field in dataclasses.fields(LaunchCost)}
+    terms = [BoundTerm(Resource(t["resource"]), t["detail"], t["seconds"]) for t in form["bound"]["terms"]]
+    known.update(
+        grid=tuple(form["grid"]),
+        how=How(form["how"]),
+        buffers=tuple(_buffer(buffer) for buffer in form["buffers"]),
+        work=tuple(WorkCost(Work(work["kind"]), work["operations"]) for work in form["work"]),
+        loops=tuple(LoopCost(**loop) for loop in form["loops"]),
+        bound=Bound(tuple(terms)),
+    )
+    return LaunchCost(**known)
+
+
+def _buffer(form: Mapping[str, Any]) -> BufferCost:
+    parts = {kind: None if form[kind] is None else Traffic(**form[kind]) for kind in ("read", "write", "atomic")}
+    return BufferCost(form["name"], form["dtype"], form["size_bytes"], **parts)
 
 
 def duration(seconds: float) -> str:

@@ -198,8 +198,11 @@ def _estimate(
     once = sum(f.elements for f in alone) / lanes if lanes else 1.0
     touches = touch.lanes * once
     size = both[0].size
+    seen = both[0].union(both[1])
+    if seen == both[0].elements + both[1].elements:  # nothing is shared
+        return min(touches, float(size)), 0.0
     shares = [part.programs.numel() / programs for part in parts]
-    whole = different(both[0].union(both[1]), sum(shares), touches, size)
+    whole = different(seen, sum(shares), touches, size)
     first, second = (different(f.elements, share, touches, size) for f, share in zip(both, shares, strict=True))
     return max(whole, touch.unique), abs(first - second) / max(first + second, 1.0)
 

@@ -27,7 +27,7 @@ from kernel_agent.ir.sentry import Sentry
 from kernel_agent.ir.slopes import Slopes
 from kernel_agent.ir.transfer import launch_on, reachable
 from kernel_agent.ir.types import STORED_FLOATS
-from kernel_agent.ir.values import Active, RuntimeValue
+from kernel_agent.ir.values import Active, RuntimeValue, on_device
 from kernel_agent.ir.wraps import find_wraps
 
 
@@ -209,9 +209,9 @@ def _run(machine: Machine, arguments: Sequence[RuntimeValue], programs: Tensor) 
     values: list[Any] = []
     for parameter, given in zip(entry.blocks[0].arguments, arguments, strict=True):
         if not isinstance(given, (bool, int, float)):
-            values.append(given.map(lambda part: part.to(machine.device, non_blocking=True)))
+            values.append(on_device(given, machine.device))
             continue
-        value = torch.full((1,), given, dtype=parameter.type.dtype, device=machine.device)
+        value = torch.full((1,), given, dtype=parameter.type.dtype, device=CPU)
         if machine.faithful and isinstance(given, float):
             value = rounded(value, STORED_FLOATS[parameter.type.name])
         values.append(value)

@@ -24,12 +24,16 @@ from kernel_agent.ir.program import Block, Function, Module, Op
 from kernel_agent.ir.sanitizer import Sanitizer
 from kernel_agent.ir.sentry import EveryLane, Sentry
 from kernel_agent.ir.slopes import Slopes
-from kernel_agent.ir.values import Active, Bits, Pointer, RuntimeValue, join_rows, take_rows
+from kernel_agent.ir.values import Active, Bits, Pointer, RuntimeValue, join_rows, on_device, take_rows
 from kernel_agent.ir.views import View
 
 _LEAVES_BLOCK = frozenset(
     {"scf.yield", "scf.condition", "tt.return", "tt.reduce.return", "tt.scan.return", "tt.map_elementwise.return"}
 )
+
+
+_TAKES_HOST = frozenset({"scf.for", "scf.while", "scf.if", "tt.call"})
+"""Operations that pass numbers of the host on as they are."""
 
 
 @dataclass(frozen=True)
@@ -279,8 +283,14 @@ class Machine:
     def compute(self, op: Op, operands: list[RuntimeValue], active: Active) -> Sequence[RuntimeValue]:
         """The results of one operation, exact. Raises `UnsupportedOp`."""
         if self._sources and any(isinstance(value, Bits) for value in operands):
+            if op.name not in _TAKES_HOST:
+                operands = [on_device(value, self.device) for value in operands]
             return apply_to_bits(self, op, operands, active)
         function = POINTWISE.get(op.name)
+        if self.device.type != CPU.type and op.name not in _TAKES_HOST:
+            if function is not None and all(isinstance(value, Tensor) and value.is_cpu for value in operands):
+                return (function(op, *operands),)
+            operands = [on_device(value, self.device) for value in operands]
         if function is not None:
             if self.safe and op.name in DERIVATIVES and any(value.requires_grad for value in operands):
                 return (SafePointwise.apply(op, *operands),)
@@ -296,7 +306,7 @@ class Machine:
     def _branch(self, op: Op, active: Active) -> list[Jump]:
         if op.name == "cf.br":
             return [Jump(op.successors[0], active, [self.read(value.id, active) for value in op.operands])]
-        condition = self.read(op.operands[0].id, active).expand(active.size)
+        condition = on_device(self.read(op.operands[0].id, active), self.device).expand(active.size)
         split = 1 + op.attributes["operandSegmentSizes"][1]
         jumps = []
         for label, passed, taken in (
@@ -311,14 +321,14 @@ class Machine:
 
     # --- messages
 
-    def unsupported(self, op: Op, message: str) -> UnsupportedOp:
+    def unsupported(self, op: Op, message: str, *, remedy: str = "") -> UnsupportedOp:
         """An error at the source line of an operation."""
         place = self.module.place(op)
         kernel = self.module.entry.name
         where = f"{kernel}, line {place.line}" if place else kernel
         return UnsupportedOp(
             f"{where}: {message}",
-            remedy="Write this part of the kernel with other operations.",
+            remedy=remedy or "Write this part of the kernel with other operations.",
             kernel=kernel,
             op=op.name,
             file=place.file if place else "",

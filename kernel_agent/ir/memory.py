@@ -137,7 +137,7 @@ class Tape:
         if self._last_lane is None:
             self._last_lane = torch.empty(self.buffer.size, dtype=torch.int64, device=index.device)
         lane = torch.arange(index.numel(), device=index.device)
-        self._last_lane.index_copy_(0, index, lane)
+        self._last_lane.scatter_(0, index, lane)  # several times faster than index_copy_
         owner = self._last_lane.index_select(0, index)
         return None if torch.equal(owner, lane) else owner
 
@@ -155,7 +155,7 @@ class Tape:
         """Write values (n,) to elements (n,); of equal elements the owner's value stays."""
         if owner is not None:
             values = values.index_select(0, owner)
-        self.open_for_writing(index).index_copy_(0, index, values)
+        self.open_for_writing(index).scatter_(0, index, values)
 
     def records(self, *values: Tensor) -> bool:
         """Whether an access must be recorded for the backward pass."""
@@ -223,7 +223,7 @@ class Load(torch.autograd.Function):  # type: ignore[misc]
         if gradient is not None:
             if valid is not None:
                 index, gradient = index.masked_select(valid), gradient.masked_select(valid)
-            ctx.tape.adjoint.index_add_(0, index.reshape(-1), gradient.reshape(-1))
+            ctx.tape.adjoint.scatter_add_(0, index.reshape(-1), gradient.reshape(-1))
         return _token_gradient(token, ctx.tape), None, None, None
 
 
@@ -247,7 +247,7 @@ class Store(torch.autograd.Function):  # type: ignore[misc]
         gradient = adjoint.index_select(0, index)
         if owner is not None:
             gradient = torch.where(owner == torch.arange(owner.numel(), device=owner.device), gradient, 0.0)
-        adjoint.index_fill_(0, index, 0)
+        adjoint.scatter_(0, index, adjoint.new_zeros(()).expand_as(index))
         return _token_gradient(token, ctx.tape), gradient, None, None, None
 
 

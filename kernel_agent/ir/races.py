@@ -100,7 +100,7 @@ class Shadow:
         self.pending.clear()
         self.pending_size = 0
         for lanes in self.fresh:
-            self.writer[lanes.index] = lanes.program
+            self.writer.scatter_(0, lanes.index, lanes.program)
         self.fresh.clear()
 
     def meets_nobody(self, lanes: Lanes, owner: Tensor | None) -> bool:
@@ -131,9 +131,9 @@ class Shadow:
             self.writer[index] = ALL
             return
         if alone and not (lanes.shape[0] == 1 and lanes.active.size > 1):
-            self.writer[index] = program
+            self.writer.scatter_(0, index, program)
             return
-        before = self.writer[index]
+        before = self.writer.index_select(0, index)
         single = before >= 0
         self.coauthors.append(index[single] * self.programs + before[single])
         self.coauthors.append(self._keys(index, program, lanes))
@@ -143,7 +143,7 @@ class Shadow:
     def foreign(self, lanes: Lanes) -> Tensor:
         """Which lanes (n,) see an element that a program wrote which is not their own."""
         index, program = lanes.index, lanes.program
-        writer = self.writer[index]
+        writer = self.writer.index_select(0, index)
         found = (writer >= 0) & (writer != program)
         many = writer == MANY
         if bool(many.any()):
@@ -190,7 +190,7 @@ class SideBySide:
             shadow.settle()
         if not shadow.touched:
             return []
-        bad = shadow.foreign(lanes) | others(shadow.atomic[lanes.index], lanes.program)
+        bad = shadow.foreign(lanes) | others(shadow.atomic.index_select(0, lanes.index), lanes.program)
         return [Clash(READS_FOREIGN, bad)]
 
     def store(self, buffer: Buffer, lanes: Lanes, same: Callable[[], Tensor], owner: Tensor | None) -> list[Clash]:
@@ -200,13 +200,13 @@ class SideBySide:
             return []
         shadow.settle()
         index, program = lanes.index, lanes.program
-        writer = shadow.writer[index]
+        writer = shadow.writer.index_select(0, index)
         rewrites = (writer != NOBODY) & (writer != program)
         alone = owner is None and not bool(rewrites.any())
-        bad = others(shadow.reader[index], program)
+        bad = others(shadow.reader.index_select(0, index), program)
         found = [
             Clash(OVERWRITES, bad if alone else bad | (rewrites & ~same())),
-            Clash(STORES_OVER_ATOMIC, others(shadow.atomic[index], program)),
+            Clash(STORES_OVER_ATOMIC, others(shadow.atomic.index_select(0, index), program)),
         ]
         shadow.wrote(lanes, alone=alone)
         return found
@@ -216,7 +216,9 @@ class SideBySide:
         shadow = self._shadow(buffer)
         shadow.settle()
         index, program = lanes.index, lanes.program
-        bad = others(shadow.writer[index], program) | others(shadow.reader[index], program)
+        bad = others(shadow.writer.index_select(0, index), program) | others(
+            shadow.reader.index_select(0, index), program
+        )
         claim(shadow.atomic, lanes)
         shadow.touched = shadow.updated = True
         return [Clash(UPDATES_OVER_PLAIN, bad)]
@@ -225,9 +227,9 @@ class SideBySide:
 def claim(owners: Tensor, lanes: Lanes) -> None:
     """Note the programs of an access; an element that several programs touch belongs to many."""
     index, program = lanes.index, lanes.program
-    known = owners[index]
-    owners[index] = torch.where((known == NOBODY) | (known == program), program, MANY)
-    clash = owners[index] != program
+    known = owners.index_select(0, index)
+    owners.scatter_(0, index, torch.where((known == NOBODY) | (known == program), program, MANY))
+    clash = owners.index_select(0, index) != program
     owners[index[clash]] = MANY
 
 

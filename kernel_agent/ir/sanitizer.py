@@ -121,7 +121,7 @@ class Sanitizer:
         if not self.watch:
             return
         if buffer.written is not None:
-            bad = ~buffer.written[lanes.index]
+            bad = ~buffer.written.index_select(0, lanes.index)
             self._judge(FindingKind.UNINITIALIZED_READ, "reads memory that nothing wrote", bad, buffer, lanes, op)
         self._judge_races(self.races.read(buffer, lanes), buffer, lanes, op)
 
@@ -148,7 +148,9 @@ class Sanitizer:
             return
         if buffer.written is not None:
             what = "updates memory that nothing wrote"
-            self._judge(FindingKind.UNINITIALIZED_READ, what, ~buffer.written[lanes.index], buffer, lanes, op)
+            self._judge(
+                FindingKind.UNINITIALIZED_READ, what, ~buffer.written.index_select(0, lanes.index), buffer, lanes, op
+            )
             buffer.written.index_fill_(0, lanes.index, True)
         order = _order(op, self.module)
         if order is None:  # atomic within one program only: to others a plain read and a plain store

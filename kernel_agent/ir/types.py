@@ -72,8 +72,17 @@ STORED_FLOATS = {
     "f64": torch.float64,
     "f8E4M3FN": torch.float8_e4m3fn,
     "f8E5M2": torch.float8_e5m2,
+    "f8E4M3FNUZ": torch.float8_e4m3fnuz,
+    "f8E5M2FNUZ": torch.float8_e5m2fnuz,
 }
 """Storage dtype of each float type, for the bit patterns of constants and bitcasts."""
+
+_FLOATS = {dtype: Type(Kind.FLOAT, name) for name, dtype in STORED_FLOATS.items()}
+
+
+def float_type(dtype: torch.dtype) -> Type:
+    """The float type that memory of a dtype holds."""
+    return _FLOATS[dtype]
 
 
 @lru_cache(maxsize=4096)

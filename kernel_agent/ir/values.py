@@ -3,6 +3,9 @@
 A value is a tensor `[P or 1, *tile]` whose tile dimensions may be 1 where the value does not vary (lazy broadcast).
 Divergent programs are not masked but compacted: an `Active` set holds the programs that take a path, and values of an
 outer set are narrowed to it when read. That keeps lanes that never run from contaminating gradients (0 x NaN).
+
+When programs run on a GPU, numbers that are the same for all of them (scalar arguments, constants, and what is made of
+these) stay on the host as tensors of one element: a loop asks the device for its bounds only where programs differ.
 """
 
 from __future__ import annotations
@@ -138,6 +141,27 @@ class Bits:
         return Bits(torch.where(condition, self.pattern, pattern), torch.where(condition, self.element, element))
 
 
+def mapped(value: RuntimeValue, change: Callable[[Tensor], Tensor]) -> RuntimeValue:
+    """A value in another layout, whatever tensors it is made of."""
+    return change(value) if isinstance(value, Tensor) else value.map(change)
+
+
+_TWIN = "_twin_on_device"
+
+
+def on_device(value: RuntimeValue, device: torch.device) -> RuntimeValue:
+    """A value on the device of the programs. Numbers of the host are filled in there, once, without waiting."""
+    if not isinstance(value, Tensor):
+        return value.map(lambda part: on_device(part, device))
+    if value.device.type == device.type:
+        return value
+    twin = getattr(value, _TWIN, None)
+    if twin is None:
+        twin = torch.full(value.shape, value.item(), dtype=value.dtype, device=device)
+        setattr(value, _TWIN, twin)
+    return twin
+
+
 def take_rows(value: RuntimeValue, rows: Tensor) -> RuntimeValue:
     """A value narrowed to the programs at `rows`; what does not vary over programs stays as it is."""
     if not isinstance(value, Tensor):
@@ -150,6 +174,7 @@ def join_rows(pieces: Sequence[tuple[Tensor, RuntimeValue]], size: int) -> Runti
     pieces = [piece for piece in pieces if piece[0].numel()]
     if len(pieces) == 1:
         return pieces[0][1]
+    pieces = [(rows, on_device(value, rows.device)) for rows, value in pieces]
     first = pieces[0][1]
     deferred = next((value for _, value in pieces if isinstance(value, Deferred)), None)
     if deferred is not None:

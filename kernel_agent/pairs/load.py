@@ -45,15 +45,19 @@ def no_launches() -> Iterator[None]:
         yield
 
 
-def load_truth(facts: FileFacts, folder: Path, *, seconds: float = IMPORT_SECONDS) -> ModuleType:
+def load_truth(
+    facts: FileFacts, folder: Path, *, seconds: float = IMPORT_SECONDS, source: str | None = None
+) -> ModuleType:
     """Write the truth source into `folder` and import it from there, so that what runs is what was read.
+
+    `source` takes its place where the file's own backward is wanted, too: never where a verdict depends on it.
 
     Raises `InputError` with the line when the file raises, exits or launches while imported, or takes longer than
     `seconds` of processor time.
     """
     path = folder / f"{facts.stem}.py"
     remedy = 'Move it into functions or under `if __name__ == "__main__":`.'
-    path.write_text(truth_source(facts.source), encoding="utf-8")
+    path.write_text(truth_source(facts.source) if source is None else source, encoding="utf-8")
     start = time.process_time()
     try:
         with standin(), no_launches(), time_limit(seconds):

@@ -51,6 +51,9 @@ class Remote(Tensor):
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         raise RuntimeError(f"{func} met a tensor elsewhere while no Elsewhere is active")
 
+    def tolist(self):
+        return self.cpu().tolist()
+
     def __repr__(self):
         return f"Remote({self.hidden!r})"
 

@@ -10,7 +10,7 @@ from gradient_check import check_gradients
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernel_agent.ir import UnsupportedOp, as_image, execute
+from kernel_agent.ir import as_image, execute
 
 
 @triton.jit
@@ -309,17 +309,6 @@ def test_an_atomic_on_several_buffers_finds_the_old_value_of_each():
 
     counters = (torch.tensor([3], dtype=torch.int32), torch.tensor([5], dtype=torch.int32))
     assert execute(stub, counters).result.tolist() == [3, 5]
-
-
-@triton.jit
-def _exchanges_bits(X):
-    tl.atomic_cas(X.to(tl.pointer_type(tl.int32), bitcast=True), 1065353216, 0)  # the bits of 1.0
-
-
-def test_exchanging_the_bits_of_floats_is_refused():
-    # Floats are held as values here: compared with bits, they would never be equal and nothing would be exchanged.
-    with pytest.raises(UnsupportedOp, match="bits of floats"):
-        execute(lambda x: _exchanges_bits[(1,)](x), (torch.ones(1),))
 
 
 def test_running_a_backward_needs_no_gradients_and_takes_saved_images():

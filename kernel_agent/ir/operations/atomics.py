@@ -9,48 +9,84 @@ import torch
 from torch import Tensor
 
 from kernel_agent.ir.lanes import Lanes
-from kernel_agent.ir.memory import CPU, Add, Extreme, Load, Store, Tape
+from kernel_agent.ir.memory import Add, Buffer, Extreme, Load, Store, Tape
 from kernel_agent.ir.meter import Access
-from kernel_agent.ir.operations.access import check_width, to_memory
+from kernel_agent.ir.operations.access import fits
+from kernel_agent.ir.operations.bits import to_bits
+from kernel_agent.ir.operations.integers import ordered
 from kernel_agent.ir.operations.pointers import Target, targets
 from kernel_agent.ir.operations.registry import rule
+from kernel_agent.ir.operations.reinterpret import from_memory, to_memory
 from kernel_agent.ir.program import Op
 from kernel_agent.ir.rounding import rounded
-from kernel_agent.ir.types import Kind, Type
-from kernel_agent.ir.values import Active, Pointer
+from kernel_agent.ir.types import Kind, Type, float_type
+from kernel_agent.ir.values import Active, Bits, Pointer, RuntimeValue, mapped
 
 if TYPE_CHECKING:
     from kernel_agent.ir.machine import Machine
 
 _AND, _OR, _XOR, _ADD, _FADD, _MAX, _MIN, _UMAX, _UMIN, _EXCHANGE = range(1, 11)
+"""Values of the attribute `atomic_rmw_op`."""
 OF_DESCRIPTORS = {1: _ADD, 2: _MIN, 3: _MAX, 6: _AND, 7: _OR, 8: _XOR}
 """Kinds of `tt.descriptor_reduce`, for signed integers and floats; wrapping counters are not among them."""
 UNSIGNED = {_MIN: _UMIN, _MAX: _UMAX}
 EXTREMES = frozenset({_MAX, _MIN, _UMAX, _UMIN})
-"""Values of the attribute `atomic_rmw_op` that keep one of two values."""
+"""Those that keep one of two values."""
+_FLOAT_MAX, _FLOAT_MIN = 11, 12
+"""Extremes of floats; of equal values the one in memory stays."""
 
 
 @rule("tt.atomic_rmw")
-def _read_modify_write(machine: Machine, op: Op, operands: list[Any], active: Active) -> list[Tensor]:
+def _read_modify_write(machine: Machine, op: Op, operands: list[Any], active: Active) -> list[RuntimeValue]:
     pointer, value, *rest = operands
     type_ = op.results[0].type
     used = op.results[0].id in machine.module.used
-    result = torch.zeros((1,) * (len(type_.tile) + 1), dtype=type_.dtype, device=machine.device)
+    result: RuntimeValue = torch.zeros((1,) * (len(type_.tile) + 1), dtype=type_.dtype, device=machine.device)
     for target in targets(machine, op, pointer, rest[0] if rest else None, active):
-        check_width(machine, op, target.buffer, type_.scalar)
+        check_width(machine, op, target, type_.scalar)
+        kind = _kind(machine, op, target.buffer, type_.scalar)
         lanes = _lanes(machine, op, target, value, active)
-        values = lanes.select(to_memory(machine, target.buffer, value, type_))
+        stored = to_memory(machine, op, target.buffer, value, type_.scalar)
+        values = lanes.select(stored)
+        if kind in (_FLOAT_MAX, _FLOAT_MIN):
+            _check_sign(machine, op, stored, lanes.valid)
         machine.sanitizer.update(target.buffer, lanes, op)
-        kind = op.attributes["atomic_rmw_op"]
         tape = machine.tape(target.buffer)
         if used:
             old = _one_by_one(tape, kind, lanes.index, values)
-            if target.buffer.is_float and type_.scalar.kind is Kind.INT:
-                raise machine.unsupported(op, "the old value of an atomic extreme of floats cannot be used")
-            result = _with_found(result, lanes, old.to(type_.dtype))
+            result = _with_found(machine, op, target.buffer, result, lanes, old)
         else:
-            _update(machine, op, tape, kind, lanes.index, values)
+            update(machine, op, tape, kind, lanes.index, values)
     return [result]
+
+
+def check_width(machine: Machine, op: Op, target: Target, element: Type) -> None:
+    """Atomic updates work on whole elements. Raises `UnsupportedOp` where a buffer holds other ones."""
+    if not fits(machine, op, target, element):
+        declared = str(target.buffer.declared).removeprefix("torch.")
+        message = f"updating {target.buffer.name} ({declared}) as {element.name} atomically is not supported"
+        raise machine.unsupported(op, message)
+
+
+def _kind(machine: Machine, op: Op, buffer: Buffer, element: Type) -> int:
+    """The update to perform. Triton updates float extremes as integers: positive values signed, negative ones
+    unsigned and therefore reversed."""
+    kind = int(op.attributes["atomic_rmw_op"])
+    if not buffer.is_float or element.kind is not Kind.INT or kind == _EXCHANGE:
+        return kind
+    if kind not in _ON_PATTERNS:
+        raise machine.unsupported(op, f"an integer update of the bits of {buffer.name}'s floats is not supported")
+    return _ON_PATTERNS[kind]
+
+
+_ON_PATTERNS = {_MAX: _FLOAT_MAX, _MIN: _FLOAT_MIN, _UMAX: _FLOAT_MIN, _UMIN: _FLOAT_MAX}
+
+
+def _check_sign(machine: Machine, op: Op, values: Tensor, valid: Tensor | None) -> None:
+    """Patterns of negative floats have the reverse order when compared signed, as those of positive ones unsigned."""
+    wrong = torch.signbit(values.detach()) == (op.attributes["atomic_rmw_op"] in (_MAX, _MIN))
+    if bool((wrong if valid is None else wrong & valid).any()):
+        raise machine.unsupported(op, "an extreme of the bits of floats of both signs is not supported")
 
 
 def update_block(
@@ -58,11 +94,11 @@ def update_block(
 ) -> None:
     """Update elements atomically with values of `type_`; `kind` is a value of the attribute `atomic_rmw_op`."""
     for target in targets(machine, op, pointer, mask, active):
-        check_width(machine, op, target.buffer, type_.scalar)
+        check_width(machine, op, target, type_.scalar)
         lanes = _lanes(machine, op, target, value, active)
         machine.sanitizer.update(target.buffer, lanes, op)
-        values = lanes.select(to_memory(machine, target.buffer, value, type_))
-        _update(machine, op, machine.tape(target.buffer), kind, lanes.index, values)
+        values = lanes.select(to_memory(machine, op, target.buffer, value, type_.scalar))
+        update(machine, op, machine.tape(target.buffer), kind, lanes.index, values)
 
 
 def _lanes(machine: Machine, op: Op, target: Target, value: Any, active: Active) -> Lanes:
@@ -78,26 +114,31 @@ def _lanes(machine: Machine, op: Op, target: Target, value: Any, active: Active)
     return lanes
 
 
-def _with_found(result: Tensor, lanes: Lanes, old: Tensor) -> Tensor:
-    """The result with the values (n,) that these lanes found; other lanes may have gone to other buffers."""
-    found = lanes.spread(old)
-    return found if lanes.valid is None else torch.where(lanes.valid, found, result)
+def _with_found(
+    machine: Machine, op: Op, buffer: Buffer, result: RuntimeValue, lanes: Lanes, old: Tensor
+) -> RuntimeValue:
+    """The result with what these lanes found, (n,); other lanes may have gone to other buffers."""
+    found = from_memory(machine, op, buffer, old, op.results[0].type.scalar)
+    spread = mapped(found, lanes.spread)
+    if lanes.valid is None:
+        return spread
+    if isinstance(spread, Bits):
+        return spread.choose(lanes.valid, result)
+    return torch.where(lanes.valid, spread, result)
 
 
-def _update(machine: Machine, op: Op, tape: Tape, kind: int, index: Tensor, values: Tensor) -> None:
-    """Apply all lanes at once; the old values are not asked for."""
+def update(machine: Machine, op: Op, tape: Tape, kind: int, index: Tensor, values: Tensor) -> None:
+    """Apply all lanes (n,) at once; the old values are not asked for."""
     records = tape.records(values)
-    floats = tape.buffer.is_float
     if kind in (_ADD, _FADD):
         if records:
             tape.token = Add.apply(tape.token, values, tape, index)
-        elif tape.faithful and floats:
+        elif tape.faithful and tape.buffer.is_float:
             _add_in_turn(tape, index, values)
         else:
             tape.open_for_writing(index).index_add_(0, index, values)
-    elif kind in (_MAX, _MIN) or (floats and kind in (_UMAX, _UMIN)):
-        # Triton updates floats as integers: positive ones signed, negative ones unsigned and therefore reversed.
-        largest = kind in (_MAX, _UMIN) if floats and op.operands[1].type.scalar.kind is Kind.INT else kind == _MAX
+    elif kind in (_MAX, _MIN, _FLOAT_MAX, _FLOAT_MIN):
+        largest = kind in (_MAX, _FLOAT_MAX)
         if records:
             tape.token = Extreme.apply(tape.token, values, tape, index, largest)
         else:
@@ -153,38 +194,64 @@ def _at_once(tape: Tape, kind: int, index: Tensor, values: Tensor) -> Tensor:
 def _combined(kind: int, old: Tensor, value: Tensor) -> Tensor:
     if kind in (_ADD, _FADD):
         return old + value
-    if kind in (_MAX, _MIN):
-        return torch.maximum(old, value) if kind == _MAX else torch.minimum(old, value)
+    if kind in (_MAX, _FLOAT_MAX):
+        return torch.where((value > old) | _nan(value), value, old)
+    if kind in (_MIN, _FLOAT_MIN):
+        return torch.where((value < old) | _nan(value), value, old)
     if kind in (_UMAX, _UMIN):
-        flip = torch.iinfo(old.dtype).min
-        larger = (old ^ flip) > (value ^ flip)
+        larger = ordered(old) > ordered(value)
         return torch.where(larger, old, value) if kind == _UMAX else torch.where(larger, value, old)
     if kind == _EXCHANGE:
         return value
     return {_AND: torch.bitwise_and, _OR: torch.bitwise_or, _XOR: torch.bitwise_xor}[kind](old, value)
 
 
+def _nan(value: Tensor) -> Tensor:
+    return value.isnan() if value.is_floating_point() else torch.zeros_like(value, dtype=torch.bool)
+
+
 @rule("tt.atomic_cas")
-def _compare_and_swap(machine: Machine, op: Op, operands: list[Any], active: Active) -> list[Tensor]:
+def _compare_and_swap(machine: Machine, op: Op, operands: list[Any], active: Active) -> list[RuntimeValue]:
+    """Lane by lane. Floats are compared as the device does, by their bits at the declared width."""
     pointer, expected, value = operands
     type_ = op.results[0].type
-    result = torch.zeros((1,) * (len(type_.tile) + 1), dtype=type_.dtype, device=machine.device)
+    result: RuntimeValue = torch.zeros((1,) * (len(type_.tile) + 1), dtype=type_.dtype, device=machine.device)
     for target in targets(machine, op, pointer, None, active):
-        check_width(machine, op, target.buffer, type_.scalar)
-        if target.buffer.is_float != (type_.scalar.kind is Kind.FLOAT):
-            raise machine.unsupported(op, "comparing and exchanging the bits of floats is not supported")
+        buffer = target.buffer
+        check_width(machine, op, target, type_.scalar)
         lanes = _lanes(machine, op, target, value, active)
-        machine.sanitizer.update(target.buffer, lanes, op)
-        tape = machine.tape(target.buffer)
-        contents = tape.open_for_writing(lanes.index)
+        machine.sanitizer.update(buffer, lanes, op)
+        tape = machine.tape(buffer)
+        wanted = lanes.select(_pattern(machine, op, expected, type_.scalar))
+        new = lanes.select(to_memory(machine, op, buffer, value, type_.scalar))
         found = []
-        for place, wanted, new in zip(
-            lanes.index.tolist(), lanes.select(expected).tolist(), lanes.select(value).tolist(), strict=True
-        ):
-            old = contents[place].item()
+        for k in range(lanes.index.numel()):
+            lane = slice(k, k + 1)
+            old, done = _swap(machine, op, tape, lanes.index[lane], wanted[lane], new[lane])
+            machine.sanitizer.exchanged(buffer, lanes, op, int(lanes.index[k]), succeeded=done)
             found.append(old)
-            if old == wanted:
-                contents[place] = new
-            machine.sanitizer.exchanged(target.buffer, lanes, op, place, succeeded=old == wanted)
-        result = _with_found(result, lanes, torch.tensor(found, dtype=type_.dtype, device=CPU).to(machine.device))
+        old = torch.cat(found) if found else tape.contents[:0]
+        result = _with_found(machine, op, buffer, result, lanes, old)
     return [result]
+
+
+def _pattern(machine: Machine, op: Op, value: RuntimeValue, element: Type) -> Tensor:
+    if element.kind is Kind.FLOAT:
+        value = to_bits(machine, value, element, op)
+    return value.pattern if isinstance(value, Bits) else value
+
+
+def _swap(machine: Machine, op: Op, tape: Tape, index: Tensor, wanted: Tensor, new: Tensor) -> tuple[Tensor, bool]:
+    """Compare and exchange one element, all tensors (1,): what was there, and whether it was exchanged."""
+    if tape.records(new):
+        old, tape.token = Load.apply(tape.token, tape, index, None)
+    else:
+        old = tape.contents.index_select(0, index)
+    pattern = _pattern(machine, op, old, float_type(tape.buffer.declared)) if tape.buffer.is_float else old
+    if bool(pattern != wanted):
+        return old, False
+    if tape.records(new):
+        tape.token = Store.apply(tape.token, new, tape, index, None)
+    else:
+        tape.put(index, new, None)
+    return old, True

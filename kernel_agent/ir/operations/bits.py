@@ -1,17 +1,24 @@
 """Floats that travel as integers.
 
-`tl.sort`, `tl.flip` and atomic extremes move floats through integer exclusive-or, select and shuffle code. A `Bits`
-value holds the bit pattern next to the identity of the float each lane came from, so that the way back finds the
-exact float64 value and its gradient instead of a rounded pattern.
+`tl.sort`, `tl.flip`, packed keys and atomic extremes move floats through integer exclusive-or, select and shuffle
+code. A `Bits` value holds the bit pattern next to the identity of the float each lane came from, so that the way back
+finds the exact float64 value and its gradient instead of a rounded pattern.
+
+An identity is a claim, checked on the way back against the pattern: integers that are close to the float they claim to
+be are that float (rounding by bit tricks is a cast, and casts do not round here), those that differ from it in the
+sign are its negative, and all others are a new number, made of the pattern, without a gradient. That is what torch
+gives `x.view(torch.int32)`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from kernel_agent.ir.operations.integers import population, trailing_zeros, width_of
 from kernel_agent.ir.operations.registry import POINTWISE, RULES, rule
 from kernel_agent.ir.program import Op
 from kernel_agent.ir.types import STORED_FLOATS, Kind, Type
@@ -21,74 +28,102 @@ if TYPE_CHECKING:
     from kernel_agent.ir.machine import Machine
 
 _PATTERN = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
+_CUT = 2.0**-7
+"""Relative error of a bfloat16 that was cut off instead of rounded."""
+_LEAST_KEPT = 7
+"""Bits of the narrowest float without its sign."""
+_UNKNOWN = -1
+"""Identity of integers that hold two floats."""
 
 
-def to_bits(machine: Machine, value: Tensor, float_type: Type) -> Bits:
-    """Floats -> integers of the same width, remembering the floats. `float_type` gives the width and format."""
-    width = float_type.bits
-    stored = STORED_FLOATS.get(float_type.name, {16: torch.float16, 32: torch.float32}.get(width, torch.float64))
-    pattern = value.detach().to(stored).contiguous().view(_PATTERN[width])
+def to_bits(machine: Machine, value: Tensor, float_type: Type, op: Op) -> Bits:
+    """Floats -> integers of the same width, remembering the floats. Raises `UnsupportedOp` for unknown formats."""
+    pattern = value.detach().to(stored_dtype(machine, float_type, op)).contiguous().view(_PATTERN[float_type.bits])
     start = machine.remember(value)
     return Bits(pattern, torch.arange(start + 1, start + 1 + value.numel(), device=value.device).view(value.shape))
 
 
-def to_floats(machine: Machine, value: Bits | Tensor, float_type: Type) -> Tensor:
+def stored_dtype(machine: Machine, float_type: Type, op: Op) -> torch.dtype:
+    """What memory holds of a float type. Raises `UnsupportedOp` for a format that torch does not know."""
+    dtype = STORED_FLOATS.get(float_type.scalar.name)
+    if dtype is None:
+        raise machine.unsupported(op, f"the bits of {float_type.scalar.name} are not supported")
+    return dtype
+
+
+def to_floats(machine: Machine, value: Bits | Tensor, float_type: Type, op: Op) -> Tensor:
     """Integers -> floats of the same width: remembered floats come back exactly, others by their bit pattern."""
     pattern = value.pattern if isinstance(value, Bits) else value
-    plain = pattern.contiguous().view(STORED_FLOATS[float_type.name]).to(torch.float64)
+    dtype = stored_dtype(machine, float_type, op)
+    plain = pattern.contiguous().view(dtype).to(torch.float64)
     if not isinstance(value, Bits):
         return plain
-    known = machine.remembered()
-    return torch.where(value.element > 0, known[(value.element - 1).clamp(min=0)], plain)
+    if bool((value.element == _UNKNOWN).any()):
+        raise machine.unsupported(op, "taking apart two floats packed into one integer is not supported")
+    memory = machine.remembered()
+    claimed = value.element.clamp(min=0, max=memory.numel())
+    known = memory[(claimed - 1).clamp(min=0)]
+    with torch.no_grad():
+        exact = known if machine.faithful else known.detach()
+        near = exact.to(dtype).to(torch.float64)  # beyond the range of the type both are infinite
+        room = torch.where(near.isinf() | machine.faithful, 0.0, near.abs() * _CUT)
+        same = ((plain - near).abs() <= room) | (plain == near) | (plain.isnan() & near.isnan())
+        opposite = ((plain + near).abs() <= room) | (plain == -near)
+        claims = claimed > 0
+    # positive and negative zero are equal numbers: the sign bit tells
+    flipped = opposite & (torch.signbit(plain) != torch.signbit(near)) & ~plain.isnan()
+    result = torch.where(claims & same & ~(flipped & (near == 0)), known, plain)
+    return torch.where(claims & flipped, -known, result)
 
 
 @rule("tt.bitcast", "arith.bitcast")
 def _bitcast(machine: Machine, op: Op, operands: list[Any], _: Active) -> list[RuntimeValue]:
     (value,) = operands
     source, target = op.operands[0].type.scalar, op.results[0].type.scalar
-    if isinstance(value, Pointer) or source.kind is target.kind:
-        return [value if isinstance(value, (Pointer, Bits)) else value.to(op.results[0].type.dtype)]
+    if isinstance(value, Pointer):
+        return [_seen_as(value, target)]
+    if source.kind is Kind.FLOAT and target.kind is Kind.FLOAT:
+        if source.name == target.name:
+            return [value]
+        value = to_bits(machine, value, source, op)  # one format read as another
+        return [to_floats(machine, value.pattern, target, op)]
+    if source.kind is target.kind:
+        return [value if isinstance(value, Bits) else value.to(op.results[0].type.dtype)]
     if source.kind is Kind.FLOAT:
-        return [to_bits(machine, value, source)]
-    return [to_floats(machine, value, target)]
+        return [to_bits(machine, value, source, op)]
+    return [to_floats(machine, value, target, op)]
+
+
+def _seen_as(pointer: Pointer, type_: Type) -> Pointer:
+    """A pointer whose elements get another width counts bytes from here on."""
+    pointee = type_.element
+    if pointer.buffer is None or pointee is None or pointee.kind not in (Kind.INT, Kind.FLOAT):
+        return pointer
+    same = max(pointee.bits, 8) == 8 * pointer.buffer.itemsize
+    return pointer if same else Pointer(None, pointer.address())
 
 
 _MOVES = frozenset(
     {
-        "tt.reshape",
-        "tt.expand_dims",
-        "tt.splat",
-        "tt.unsplat",
-        "tt.broadcast",
-        "tt.trans",
-        "tt.join",
-        "tt.split",
-        "tt.cat",
-        "tt.gather",
-        "tt.reduce",
-        "arith.xori",
-        "arith.ori",
-        "arith.select",
+        *("tt.reshape", "tt.expand_dims", "tt.splat", "tt.unsplat", "tt.broadcast", "tt.trans", "tt.join", "tt.split"),
+        *("tt.cat", "tt.gather", "arith.xori", "arith.select"),
     }
 )
 """Operations under which identities move exactly as patterns do."""
 
-_KEEPS_FIRST = frozenset({"arith.trunci", "arith.extui", "arith.extsi", "arith.shli", "arith.shrui", "arith.shrsi"})
+_KEEPS_FIRST = frozenset({"arith.trunci", "arith.extui", "arith.extsi"})
 """Operations that pack or unpack the first operand and keep its identity."""
 
+_SHIFTS = frozenset({"arith.shli", "arith.shrui", "arith.shrsi"})
+"""Operations that pack or unpack when they move whole bytes, and compute when they move single bits."""
+
+_CHOICES = frozenset({"arith.maxsi", "arith.minsi", "arith.maxui", "arith.minui"})
 
 _TAKES_BITS = frozenset(
     {
-        "tt.bitcast",
-        "arith.bitcast",
-        "tt.store",
-        "tt.descriptor_store",
-        "tt.atomic_rmw",
-        "tt.extern_elementwise",
-        "tt.call",
-        "scf.for",
-        "scf.if",
-        "scf.while",
+        *("tt.bitcast", "arith.bitcast", "tt.store", "tt.descriptor_store", "tt.descriptor_scatter"),
+        *("tt.atomic_rmw", "tt.atomic_cas", "tt.atomic_store", "tt.extern_elementwise", "tt.elementwise_inline_asm"),
+        *("tt.reduce", "tt.scan", "tt.map_elementwise", "tt.call", "scf.for", "scf.if", "scf.while"),
     }
 )
 """Operations whose rules know `Bits` themselves, or only pass values on."""
@@ -100,19 +135,48 @@ def apply_to_bits(machine: Machine, op: Op, operands: list[RuntimeValue], active
         return list(RULES[op.name](machine, op, operands, active))
     patterns = [value.pattern if isinstance(value, Bits) else value for value in operands]
     results = _plain(machine, op, patterns, active)
-    if op.name in _KEEPS_FIRST:
-        elements = [_identity(operands[0])]
-    elif op.name == "arith.andi":
-        carrier, other = operands if isinstance(operands[0], Bits) else operands[::-1]
-        mask = other.pattern if isinstance(other, Bits) else other
-        elements = [torch.where(mask == 0, 0, _identity(carrier))]
-    elif op.name in _MOVES:
-        fixed = {"arith.select": 0, "tt.gather": 1}.get(op.name)
-        ids = [value if place == fixed else _identity(value) for place, value in enumerate(operands)]
-        elements = _plain(machine, op, ids, active)
-    else:
+    elements = _identities(machine, op, operands, results, active)
+    if elements is None:
         return results
     return [Bits(*torch.broadcast_tensors(result, element)) for result, element in zip(results, elements, strict=True)]
+
+
+def _identities(
+    machine: Machine, op: Op, operands: list[RuntimeValue], results: list[Any], active: Active
+) -> Sequence[Tensor] | None:
+    """The floats that results claim to be; None when they are new numbers."""
+    if op.name in _KEEPS_FIRST:
+        return [_identity(operands[0])]
+    if op.name in _SHIFTS and isinstance(operands[0], Bits):
+        amount = operands[1].pattern if isinstance(operands[1], Bits) else operands[1]
+        whole = (amount % 8 == 0) & (amount < width_of(operands[0].pattern))
+        return [torch.where(whole, _identity(operands[0]), 0)]
+    if op.name == "arith.andi":
+        carrier, other = operands if isinstance(operands[0], Bits) else operands[::-1]
+        mask = other.pattern if isinstance(other, Bits) else other
+        return [torch.where(_keeps_a_float(mask), _identity(carrier), 0)]
+    if op.name == "arith.ori":
+        first, second = (_identity(value) for value in operands)
+        return [torch.where((first != 0) & (second != 0) & (first != second), _UNKNOWN, first | second)]
+    if op.name in _MOVES:
+        fixed = {"arith.select": 0, "tt.gather": 1}.get(op.name)
+        ids = [value if place == fixed else _identity(value) for place, value in enumerate(operands)]
+        return _plain(machine, op, ids, active)
+    if op.name in _CHOICES:
+        first = operands[0].pattern if isinstance(operands[0], Bits) else operands[0]
+        return [torch.where(results[0] == first, _identity(operands[0]), _identity(operands[1]))]
+    if op.name in ("arith.addi", "arith.subi"):  # a little more or less, to round by hand
+        first, second = (_identity(value) for value in operands)
+        return [
+            torch.where(second == 0, first, second if op.name == "arith.addi" else 0) * ((first == 0) | (second == 0))
+        ]
+    return None
+
+
+def _keeps_a_float(mask: Tensor) -> Tensor:
+    """Masks that cut off whole bytes, or up to half a float32; one that leaves an exponent or a bit makes a number."""
+    lowest = trailing_zeros(mask)
+    return (population(mask) >= _LEAST_KEPT) & ((lowest % 8 == 0) | ((lowest <= 16) & (width_of(mask) >= 32)))
 
 
 def _plain(machine: Machine, op: Op, operands: list[Any], active: Active) -> list[Any]:

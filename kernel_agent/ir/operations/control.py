@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from bisect import bisect_right
 from typing import TYPE_CHECKING, Any
@@ -9,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from kernel_agent.ir.memory import CPU
 from kernel_agent.ir.operations.registry import rule
 from kernel_agent.ir.program import Block, Op
 from kernel_agent.ir.segments import Loop, Stretch
-from kernel_agent.ir.values import Active, RuntimeValue, join_rows, take_rows
+from kernel_agent.ir.values import Active, RuntimeValue, join_rows, on_device, take_rows
 
 if TYPE_CHECKING:
     from kernel_agent.ir.machine import Machine
@@ -26,21 +28,36 @@ def _join(pieces: Pieces, size: int) -> list[RuntimeValue]:
     return [join_rows([(rows, values[k]) for rows, values in pieces], size) for k in range(count)]
 
 
+def _all_rows(active: Active) -> Tensor:
+    return torch.arange(active.size, device=active.ids.device)
+
+
+def _together(machine: Machine, values: list[Tensor]) -> list[Tensor]:
+    """Values on one device: the host, where all of them are there."""
+    if all(value.is_cpu for value in values):
+        return values
+    return [on_device(value, machine.device) for value in values]
+
+
 @rule("scf.for")
 def _for(machine: Machine, op: Op, operands: list[Any], active: Active) -> list[RuntimeValue]:
-    low, high, step = (value.to(torch.int64) for value in operands[:3])
+    low, high, step = (value.to(torch.int64) for value in _together(machine, operands[:3]))
     carried: list[RuntimeValue] = list(operands[3:])
     body = op.regions[0][0]
-    trips = (high - low + step - 1).div(step, rounding_mode="floor").clamp(min=0)
+    # the only question to a device: where programs leave is decided by the host
+    trips = (high - low + step - 1).div(step, rounding_mode="floor").clamp(min=0).cpu()
     lengths = trips.unique().tolist()
-    current, rows = active, torch.arange(active.size, device=machine.device)
+    current, rows, places = active, _all_rows(active), torch.arange(active.size, device=CPU)
     left: Pieces = []
     loop, k = Loop(machine, op), 0
     while k < lengths[-1]:
         if k >= lengths[0]:
-            going = (trips.expand(active.size) if trips.size(0) == 1 else trips)[rows] > k
+            going = (trips.expand(active.size) if trips.size(0) == 1 else trips)[places] > k
             if not bool(going.all()):
-                stays, leaves = going.nonzero().flatten(), (~going).nonzero().flatten()
+                places = places[going]
+                stays, leaves = (
+                    part.nonzero().flatten().to(machine.device, non_blocking=True) for part in (going, ~going)
+                )
                 left.append((rows[leaves], [take_rows(value, leaves) for value in carried]))
                 carried = [take_rows(value, stays) for value in carried]
                 rows = rows[stays]
@@ -69,12 +86,12 @@ def _iterations(body: Block, first: Tensor, step: Tensor, count: int) -> Stretch
 @rule("scf.while")
 def _while(machine: Machine, op: Op, operands: list[Any], active: Active) -> list[RuntimeValue]:
     before = op.regions[0][0]
-    current, rows = active, torch.arange(active.size, device=machine.device)
+    current, rows = active, _all_rows(active)
     passed = machine.run_values(before, operands, active)
     left: Pieces = []
     loop = Loop(machine, op)
     while True:
-        going = passed[0].expand(current.size)
+        going = on_device(passed[0], machine.device).expand(current.size)
         if not bool(going.all()):
             stays, leaves = going.nonzero().flatten(), (~going).nonzero().flatten()
             left.append((rows[leaves], [take_rows(value, leaves) for value in passed[1:]]))
@@ -112,7 +129,8 @@ def _if(machine: Machine, op: Op, operands: list[Any], active: Active) -> list[R
         return machine.run_values(otherwise[0], [], active) if otherwise else []
     if machine.in_lanes:  # elements of one tile differ: combine functions have no effects, so both sides are computed
         both = zip(machine.run_values(then[0], [], active), machine.run_values(otherwise[0], [], active), strict=True)
-        return [torch.where(condition, yes, no) for yes, no in both]
+        condition, *sides = (on_device(side, machine.device) for side in (condition, *itertools.chain(*both)))
+        return [torch.where(condition, *sides[k : k + 2]) for k in range(0, len(sides), 2)]
     pieces: Pieces = []
     for taken, region in ((condition, then), (~condition, otherwise)):
         rows = taken.nonzero().flatten()
@@ -128,7 +146,7 @@ def _call(machine: Machine, op: Op, operands: list[Any], active: Active) -> list
 @rule("tt.assert", "cf.assert")
 def _assert(machine: Machine, op: Op, operands: list[Any], active: Active) -> list[RuntimeValue]:
     held = operands[0]
-    if not bool(held.all()):
+    if machine.quiet or not bool(held.all()):
         text = str(op.attributes.get("message", op.attributes.get("msg", "")))
         machine.sanitizer.assertion(op, text, ~held, active)
     return []

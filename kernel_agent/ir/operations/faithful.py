@@ -28,7 +28,7 @@ from kernel_agent.ir.operations.registry import Rule
 from kernel_agent.ir.program import Op
 from kernel_agent.ir.rounding import Mode, fused_multiply_add, rounded, tf32_nearest, tf32_truncated
 from kernel_agent.ir.types import STORED_FLOATS, Kind, Type
-from kernel_agent.ir.values import Active, Bits, RuntimeValue, expand_tile
+from kernel_agent.ir.values import Active, Bits, RuntimeValue, expand_tile, on_device
 
 if TYPE_CHECKING:
     from kernel_agent.ir.machine import Machine
@@ -70,7 +70,7 @@ def apply_faithful(machine: Machine, op: Op, operands: list[RuntimeValue], activ
     """Run one operation and round its results."""
     rule = FAITHFUL.get(op.name)
     if rule is not None and not any(isinstance(value, Bits) for value in operands):
-        return rule(machine, op, operands, active)
+        return rule(machine, op, [on_device(value, machine.device) for value in operands], active)
     results = machine.compute(op, operands, active)
     if op.name in _MOVES:
         return results

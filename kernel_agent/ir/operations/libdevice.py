@@ -228,8 +228,8 @@ def _differentiable(machine: Machine, function: Callable[..., Any], operands: li
 def _bit_cast(machine: Machine, op: Op, value: Any) -> RuntimeValue:
     source, target = op.operands[0].type.scalar, op.results[0].type.scalar
     if source.kind is Kind.FLOAT:
-        return to_bits(machine, value, source)
-    return to_floats(machine, value, target)
+        return to_bits(machine, value, source, op)
+    return to_floats(machine, value, target, op)
 
 
 def _next(op: Op, x: Tensor, y: Tensor) -> Tensor:

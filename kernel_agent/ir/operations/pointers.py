@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -75,6 +75,12 @@ class Target:
     mask: Tensor | None
     view: View | None = None
     """The argument that the pointer came from, where that is known."""
+    byte: Tensor | None = None
+    """Bytes from the start of the element; None when all are zero."""
+
+    def further(self, elements: int) -> Target:
+        """The same lanes some elements on."""
+        return replace(self, offset=self.offset + elements)
 
 
 def block_target(
@@ -110,6 +116,8 @@ def targets(machine: Machine, op: Op, pointer: Pointer, mask: Tensor | None, act
         if buffer is None:
             machine.sanitizer.wild(op, int(pointer.offset.expand(shape)[mine.expand(shape)][0]), active)
         else:
-            element = (pointer.offset - buffer.base).div(buffer.itemsize, rounding_mode="floor")
-            found.append(Target(buffer, torch.where(mine, element, 0), mine))
+            place = torch.where(mine, pointer.offset - buffer.base, 0)
+            byte = place % buffer.itemsize if buffer.itemsize > 1 else None
+            element = place.div(buffer.itemsize, rounding_mode="floor")
+            found.append(Target(buffer, element, mine, byte=byte))
     return found

@@ -30,18 +30,19 @@ def _constant(machine: Machine, op: Op, __: list[Any], ___: Active) -> list[Tens
     data = value.data if isinstance(value, Dense) else value
     if isinstance(data, tuple):
         return [torch.tensor(data, dtype=type_.dtype, device=CPU).to(machine.device).view(1, *type_.tile)]
-    return [_full(data, type_.dtype, len(type_.tile), machine.device)]
+    return [_full(data, type_.dtype, len(type_.tile))]
 
 
-def _full(data: bool | int | float, dtype: torch.dtype, rank: int, device: torch.device) -> Tensor:
+def _full(data: bool | int | float, dtype: torch.dtype, rank: int) -> Tensor:
+    """One number, held by the host."""
     if dtype == torch.bool:
         data = bool(data)
-    return torch.full((1,) * (rank + 1), data, dtype=dtype, device=device)
+    return torch.full((1,) * (rank + 1), data, dtype=dtype, device=CPU)
 
 
 @rule("ub.poison")
-def _poison(machine: Machine, op: Op, __: list[Any], ___: Active) -> list[Tensor]:
-    return [_full(0, op.results[0].type.dtype, len(op.results[0].type.tile), machine.device)]
+def _poison(_: Machine, op: Op, __: list[Any], ___: Active) -> list[Tensor]:
+    return [_full(0, op.results[0].type.dtype, len(op.results[0].type.tile))]
 
 
 @rule("tt.make_range")
@@ -54,7 +55,7 @@ def _range(machine: Machine, op: Op, __: list[Any], ___: Active) -> list[Tensor]
 def _program_id(machine: Machine, op: Op, _: list[Any], active: Active) -> list[Tensor]:
     axis, (x, y, _z) = op.attributes["axis"], machine.grid
     if machine.grid[axis] == 1:
-        return [torch.zeros(1, dtype=torch.int32, device=machine.device)]
+        return [_full(0, torch.int32, 0)]
     ids = active.ids
     along = (ids % x, ids.div(x, rounding_mode="floor") % y, ids.div(x * y, rounding_mode="floor"))[axis]
     return [along.to(torch.int32)]
@@ -62,7 +63,7 @@ def _program_id(machine: Machine, op: Op, _: list[Any], active: Active) -> list[
 
 @rule("tt.get_num_programs")
 def _program_count(machine: Machine, op: Op, _: list[Any], __: Active) -> list[Tensor]:
-    return [_full(machine.grid[op.attributes["axis"]], torch.int32, 0, machine.device)]
+    return [_full(machine.grid[op.attributes["axis"]], torch.int32, 0)]
 
 
 @rule("tt.splat")

@@ -1,0 +1,148 @@
+"""What a file costs at entries of its SWEEP, counted in a child: its own code runs, at its own sizes.
+
+Floating arguments are made without contents first: they are never looked at unless an address depends on them, and the
+user's real sizes may be far larger than this machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from kernel_agent.errors import InputError
+from kernel_agent.ir import IRError, LoweringError, UnsupportedOp, standin
+from kernel_agent.ir.cost import Counts, execute_call, report, walk_call
+from kernel_agent.ir.devices import device_table
+from kernel_agent.ir.ghost import NeedsValues
+from kernel_agent.ir.ghost_images import META, GhostCapture
+from kernel_agent.ir.images import declare, declared_dtype
+from kernel_agent.ir.launch import LaunchOptions, launch
+from kernel_agent.oracle.child import answered
+from kernel_agent.oracle.records import TruthError
+from kernel_agent.pairs.arguments import Arguments, build_arguments
+from kernel_agent.pairs.blame import blame
+from kernel_agent.pairs.load import load_truth
+from kernel_agent.pairs.spec import FileFacts, ShapeEntry
+from kernel_agent.pairs.sweep import read_sweep
+
+if TYPE_CHECKING:
+    from kernel_agent.sandbox import Call
+
+Count = Callable[..., Counts]
+"""`walk_call` or `execute_call`."""
+
+
+def costs(call: Call) -> None:
+    """Payload: `facts`, `entries` (positions in SWEEP, empty for all), `device`.
+
+    Sends one message per entry with its label and one report per part of the file.
+    """
+    with answered(call):
+        facts = FileFacts.model_validate(call.payload["facts"])
+        try:
+            _send_costs(call, facts)
+        except InputError as error:  # what was imported is a copy: the place is in the user's file
+            if error.path is None or error.path.parent != call.scratch:
+                raise
+            raise InputError(error.message, remedy=error.remedy, path=facts.path, line=error.line) from error
+
+
+def _send_costs(call: Call, facts: FileFacts) -> None:
+    device = device_table().find(call.payload["device"])
+    module = load_truth(facts, call.scratch, source=facts.source)
+    sweep = read_sweep(module.SWEEP, facts.path)
+    for position in call.payload["entries"] or range(len(sweep)):
+        if position >= len(sweep):
+            raise InputError(
+                f"--entry {position}: SWEEP has the entries 0 to {len(sweep) - 1}",
+                remedy="; ".join(f"{place}: {entry.label}" for place, entry in enumerate(sweep)),
+                path=facts.path,
+            )
+        parts = _entry_costs(module, facts, sweep[position])
+        reports = {name: report(counts, device).to_dict() for name, counts in parts.items()}
+        call.send({"position": position, "entries": len(sweep), "label": sweep[position].label, "parts": reports})
+
+
+def _entry_costs(module: ModuleType, facts: FileFacts, entry: ShapeEntry) -> dict[str, Counts]:
+    """Counts of every part of the file: without values where that is possible, else by executing it."""
+    try:
+        return part_counts(module, facts, shapes_of(module, entry), walk_call)
+    except NeedsValues:
+        pass
+    with standin():
+        arguments = build_arguments(module, entry, device="cpu", seed=0)
+    try:
+        return part_counts(module, facts, arguments, walk_call)
+    except NeedsValues as reason:
+        note = f"executed in full at these sizes: {reason.message}"
+        parts = part_counts(module, facts, arguments, execute_call)
+        return {name: replace(counts, notes=(note,)) for name, counts in parts.items()}
+
+
+def shapes_of(module: ModuleType, entry: ShapeEntry) -> Arguments:
+    """Arguments whose floating tensors have no contents."""
+    capture = GhostCapture(options=LaunchOptions(sanitize=False), runner=launch)
+    try:
+        with standin(), capture.running():
+            built = build_arguments(module, entry, device="cpu", seed=0)
+    except InputError as error:  # what make_args needs may have been a value
+        raise NeedsValues("make_args asks for values") from error
+
+    def known(value: Any) -> Any:
+        if isinstance(value, Tensor) and not value.is_meta and capture.is_unknown(value):
+            raise NeedsValues("an argument is made of values")
+        return value
+
+    return Arguments(tuple(tree_map(known, built.args)), tree_map(known, built.kwargs))
+
+
+def part_counts(module: ModuleType, facts: FileFacts, arguments: Arguments, count: Count) -> dict[str, Counts]:
+    """Counts of the forward and, for a pair, of the backward of its outputs. Raises `NeedsValues` of `walk_call`."""
+    forward = _counted(module, facts, "forward", count, getattr(module, facts.stub), arguments.args, arguments.kwargs)
+    parts = {"forward": forward}
+    if facts.is_pair and hasattr(module, "backward"):
+        outputs, saved = forward.result
+        outputs = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
+        cotangents = [_cotangent(output) for output in outputs]
+        parts["backward"] = _counted(module, facts, "backward", count, module.backward, (saved, *cotangents), {})
+    return parts
+
+
+def _cotangent(output: Any) -> Any:
+    """A cotangent for an output of a pair's forward; None where there is none."""
+    if not isinstance(output, Tensor) or not declared_dtype(output).is_floating_point:
+        return None
+    if output.is_meta:
+        return declare(torch.empty(output.shape, dtype=output.dtype, device=META), declared_dtype(output))
+    generator = torch.Generator().manual_seed(0)
+    return declare(torch.randn(output.shape, generator=generator, dtype=output.dtype), declared_dtype(output))
+
+
+def _counted(
+    module: ModuleType,
+    facts: FileFacts,
+    part: str,
+    count: Count,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Counts:
+    try:
+        return count(function, args, kwargs)
+    except (NeedsValues, InputError):
+        raise
+    except (UnsupportedOp, LoweringError, IRError) as error:
+        where = f"line {error.line}: " if error.line and not error.message.startswith(error.kernel) else ""
+        raise TruthError(f"the {part} cannot be counted: {where}{error.message}", remedy=error.remedy) from error
+    except MemoryError as error:
+        raise TruthError(
+            f"the {part} needs more memory than there is", remedy="Choose a smaller entry with --entry."
+        ) from error
+    except Exception as error:  # the user's code
+        raise blame(error, module, f"the {part} fails", f"Correct {facts.stub}, or choose another --entry.") from error

@@ -1,0 +1,49 @@
+"""What a file costs at entries of its SWEEP, asked of a child."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from kernel_agent.ir.cost_report import CostReport
+from kernel_agent.oracle.job import run_truth
+from kernel_agent.pairs.spec import FileFacts
+from kernel_agent.sandbox import Limits, Sandbox
+
+LIMITS = Limits(wall_s=600.0)
+"""Counting at real sizes takes seconds; executing where addresses depend on data may take minutes."""
+
+
+@dataclass(frozen=True)
+class EntryCost:
+    """One entry of a SWEEP."""
+
+    position: int
+    """In SWEEP."""
+    entries: int
+    """How many SWEEP has."""
+    label: str
+    """`M=17 N=100`."""
+    parts: Mapping[str, CostReport]
+    """By `forward` and, for a pair, `backward`."""
+
+
+def costs(
+    facts: FileFacts, sandbox: Sandbox, device: str, entries: Sequence[int] = (), limits: Limits = LIMITS
+) -> list[EntryCost]:
+    """Costs at positions in SWEEP, or at all of them.
+
+    Raises `InputError` for what is wrong in the file, or an unknown device or position, and `TruthError` for what
+    cannot be counted.
+    """
+    payload = {"facts": facts.model_dump(mode="json"), "device": device, "entries": list(entries)}
+    messages = run_truth(sandbox, "cost_child:costs", facts, payload, limits=limits)
+    return [
+        EntryCost(
+            message.record["position"],
+            message.record["entries"],
+            message.record["label"],
+            {name: CostReport.from_dict(form) for name, form in message.record["parts"].items()},
+        )
+        for message in messages
+    ]

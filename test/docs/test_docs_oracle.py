@@ -1,0 +1,35 @@
+"""The worked example of docs/oracle.md prints what the page says it prints."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "oracle.md").read_text()
+
+
+def _block(language: str) -> str:
+    match = re.search(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+    assert match is not None
+    return match.group(1)
+
+
+def test_the_worked_example_prints_what_the_page_shows(tmp_path: Path):
+    # A message, a number or a line that changed in the code would differ from the page.
+    script = tmp_path / "example.py"
+    script.write_text(_block("python"))
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    run = subprocess.run(
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": paths},
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split("\n") == _block("text").split("\n")
