@@ -16,7 +16,7 @@ from kernel_agent.gate.verdict import Verdict
 from kernel_agent.pairs.spec import Candidate, KernelSpec
 
 if TYPE_CHECKING:
-    from kernel_agent.oracle import CrossCheck, DerivativeCheck, ReferenceCheck
+    from kernel_agent.oracle import CrossCheck, DerivativeCheck, ReferenceCheck, Truths
     from rag import SearchResult
 
 
@@ -33,7 +33,6 @@ def open_tools(config: RunConfig) -> Iterator[Tools]:
     from kernel_agent import gate, oracle
     from kernel_agent.deliver import deliver
     from kernel_agent.gate.cases import forward_findings
-    from kernel_agent.pairs.sweep import smallest
     from kernel_agent.sandbox import Sandbox
 
     with Sandbox() as sandbox:
@@ -46,8 +45,7 @@ def open_tools(config: RunConfig) -> Iterator[Tools]:
         def cross_check(spec: KernelSpec) -> TruthCrossChecked:
             started = time.monotonic()
             truths = truths_of(spec)
-            (fit,) = truths.fit([smallest(spec.sweep)], max_elements=CHECKED_ELEMENTS, max_volume=CHECKED_VOLUME)
-            found = oracle.cross_check(truths, oracle.Point(entry=fit.entry, seed=config.seed))
+            found = cross_check_small(truths, config.seed)
             findings = forward_findings(truths, options)
             return cross_checked(found, time.monotonic() - started, findings)
 
@@ -67,6 +65,16 @@ def open_tools(config: RunConfig) -> Iterator[Tools]:
             deliver=finish,
             unmeasured=_why_unmeasured(config),
         )
+
+
+def cross_check_small(truths: Truths, seed: int) -> CrossCheck:
+    """Cross-check the truth at the smallest SWEEP entry, shrunk to `CHECKED_ELEMENTS` and `CHECKED_VOLUME`."""
+    from kernel_agent.oracle import Point, cross_check
+    from kernel_agent.pairs.sweep import smallest
+
+    entry = smallest(truths.spec.sweep)
+    (fit,) = truths.fit([entry], max_elements=CHECKED_ELEMENTS, max_volume=CHECKED_VOLUME)
+    return cross_check(truths, Point(entry=fit.entry, seed=seed))
 
 
 def cross_checked(found: CrossCheck, seconds: float, findings: tuple[str, ...] = ()) -> TruthCrossChecked:

@@ -13,7 +13,10 @@ from kernel_agent.errors import ExitCode, InputError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from rich.text import Text
+
     from kernel_agent.gate.verdict import CaseResult, Verdict
+    from kernel_agent.oracle import Truths
     from kernel_agent.sandbox import Sandbox
 
     OnCase = Callable[[CaseResult, int, int], None]
@@ -31,18 +34,23 @@ def check(
         def on_case(result: CaseResult, done: int, planned: int) -> None:
             status.update(f"{pair.name}: case {done} of {planned}, {result.case}")
 
-        verdict = gate_file(pair, sandbox, on_case)
+        truths = truths_of(pair, sandbox)
+        verdict = gate_file(truths, on_case)
+        if verdict.cases and not as_json:
+            status.update(f"{pair.name}: cross-checking the truth")
+            line = truth_line(truths)
     if as_json:
         print(verdict.model_dump_json(indent=2))
     else:
         render(verdict, pair)
+        if verdict.cases:
+            out().print(line, soft_wrap=True)
     raise typer.Exit(int(ExitCode.OK if verdict.green else ExitCode.RED))
 
 
-def gate_file(pair: Path, sandbox: Sandbox, on_case: OnCase | None = None) -> Verdict:
-    """Describe and gate one pair file. Raises `InputError` for anything else."""
-    from kernel_agent.gate import check as gate_check
-    from kernel_agent.oracle import describe
+def truths_of(pair: Path, sandbox: Sandbox) -> Truths:
+    """The truths of one pair file, kept in memory. Raises `InputError` for anything else."""
+    from kernel_agent.oracle import Truths, describe
     from kernel_agent.pairs.meta import meta_node
     from kernel_agent.pairs.sections import SECTION_MARKERS, has_marker
     from kernel_agent.pairs.syntax import parse
@@ -60,8 +68,28 @@ def gate_file(pair: Path, sandbox: Sandbox, on_case: OnCase | None = None) -> Ve
             remedy=f"A pair file has META = dict(grads=(...)) and the lines {markers} (docs/pair-format.md). "
             f"To make one of a forward: kernel-agent --file-path {pair}",
         )
-    facts = read_file(pair)
-    return gate_check(describe(facts, sandbox), facts.source, sandbox, on_case=on_case)
+    return Truths(describe(read_file(pair), sandbox), sandbox)
+
+
+def gate_file(truths: Truths, on_case: OnCase | None = None) -> Verdict:
+    """Gate the pair file that these are the truths of."""
+    from kernel_agent.gate import check as gate_check
+
+    return gate_check(truths.spec, truths.spec.facts.source, truths.sandbox, on_case=on_case, truths=truths)
+
+
+def truth_line(truths: Truths) -> Text:
+    """What differences and the file's own `reference` say of the truth that the verdict was made with."""
+    from rich.text import Text
+
+    from kernel_agent.agent.workshop import cross_check_small, cross_checked
+    from kernel_agent.oracle import TruthError
+
+    try:
+        seen = cross_checked(cross_check_small(truths, seed=0), 0.0)
+    except TruthError as error:
+        return Text(f"truth: not cross-checked, {error.message}", style="dim")
+    return Text(f"truth: {seen.line}", style="dim" if seen.passed else "red")
 
 
 def render(verdict: Verdict, pair: Path) -> None:

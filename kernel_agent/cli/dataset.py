@@ -40,7 +40,7 @@ def check_pairs(
     """Lint pair files and put each through the gate."""
     from rich.progress import Progress
 
-    from kernel_agent.cli.check import gate_file
+    from kernel_agent.cli.check import gate_file, truths_of
     from kernel_agent.data import pairs_root
     from kernel_agent.pairs.lint import lint
     from kernel_agent.sandbox import Sandbox
@@ -51,7 +51,7 @@ def check_pairs(
         task = progress.add_task("pairs", total=len(files))
         for path in files:
             complaints = [str(complaint) for complaint in lint(path)]
-            verdict = gate_file(path, sandbox)
+            verdict = gate_file(truths_of(path, sandbox))
             good = verdict.green and not complaints
             red += not good
             progress.console.print(

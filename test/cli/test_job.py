@@ -101,6 +101,16 @@ def test_a_broken_delivered_file_fails_check(home, delivered, tmp_path):
     assert "WRONG_GRADIENT" in checked.out
 
 
+def test_check_says_what_stands_behind_the_truth_it_judged_by(tmp_path):
+    # A green verdict is worth what the truth is worth: differences and the file's own reference are looked at too.
+    pair = Path(__file__).parents[1] / "gate" / "pairs" / "softmax.py"
+    checked = kernel_agent("check", str(pair), cwd=tmp_path)
+    assert checked.code == 0, checked.err
+    line = next(line for line in checked.out.splitlines() if line.startswith("truth: "))
+    assert "agrees with central differences" in line
+    assert "the outputs and the gradients agree with `reference`" in line
+
+
 def test_no_green_verdict_ends_with_code_one_and_one_record(home, delivered, tmp_path, run_folder):
     recorded = tmp_path / "recorded"
     (recorded / "replies").mkdir(parents=True)
