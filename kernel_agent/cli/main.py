@@ -22,6 +22,7 @@ from kernel_agent.cli.doctor import doctor
 from kernel_agent.cli.new import new
 from kernel_agent.cli.rag import rag
 from kernel_agent.cli.runs import resume, runs, trace
+from kernel_agent.cli.sanitize import sanitize
 from kernel_agent.cli.stopped import show_stop
 from kernel_agent.errors import (
     EnvironmentProblem,
@@ -44,7 +45,7 @@ app = typer.Typer(
     add_completion=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (check, cost, resume, runs, trace, doctor, new):
+for command in (check, sanitize, cost, resume, runs, trace, doctor, new):
     app.command()(command)
 app.add_typer(dataset)
 app.add_typer(rag)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -40,16 +41,30 @@ def sanitize(stub: Callable[..., Any], *args: Any, **kwargs: Any) -> SanitizerRe
     """
     if not callable(stub):
         raise InputError(f"a {type(stub).__name__} cannot be sanitized", remedy="Pass the function that launches.")
+    return sanitize_and_keep(stub, args, kwargs).report
+
+
+@dataclass(frozen=True)
+class SanitizedCall:
+    """A report with what the call returned."""
+
+    report: SanitizerReport
+    result: Any = None
+    """The stub's return value, images in it; None where the call did not come to its end."""
+
+
+def sanitize_and_keep(stub: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> SanitizedCall:
+    """`sanitize`, for callers that go on with the result."""
     look = look_for_wraps(stub, args, kwargs) if _could_be_large((args, kwargs)) else None
     without = any(isinstance(leaf, Tensor) and leaf.is_meta for leaf in tree_leaves((args, kwargs)))
     if look is not None and (without or look.elements > EXECUTED_ELEMENTS):
-        return _looked_at(name_of(stub), look, "has tensors without contents" if without else "")
+        return SanitizedCall(_looked_at(name_of(stub), look, "has tensors without contents" if without else ""))
     device = device_of((args, kwargs))
     start_cuda(device)
     capture = Capture(grad=False, poison=True, options=LaunchOptions(device=device))
-    stop = None
+    stop, result = None, None
     try:
-        inputs = Inputs(stub, args, kwargs, (), capture)
+        inputs = Inputs(stub, tuple(args), kwargs, (), capture)
         with standin(), capture.running():
             result = stub(*inputs.args, **inputs.kwargs)
         find_unwritten(result, capture)
@@ -58,7 +73,7 @@ def sanitize(stub: Callable[..., Any], *args: Any, **kwargs: Any) -> SanitizerRe
     except Exception as error:  # the stub is the user's code: what it raises is part of the report
         stop = stop_of(error)
     launches = tuple(Launched(launch.kernel, launch.grid) for launch in capture.launches)
-    return SanitizerReport(name_of(stub), capture.findings.all(), launches, stop)
+    return SanitizedCall(SanitizerReport(name_of(stub), capture.findings.all(), launches, stop), result)
 
 
 def _could_be_large(values: Any) -> bool:

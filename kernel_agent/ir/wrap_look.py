@@ -28,6 +28,8 @@ class WrapLook:
     launches: tuple[Launched, ...]
     elements: int
     """Elements of all memory that the call used: what executing it would hold."""
+    result: Any = None
+    """What the stub returned, tensors in it without contents; None where the look ended before the call did."""
     reason: str = ""
     """Why the look ended before the call did; empty when it did not."""
 
@@ -63,13 +65,13 @@ def look_for_wraps(stub: Callable[..., Any], args: Sequence[Any], kwargs: dict[s
     looker = _Looker()
     capture = GhostCapture(options=LaunchOptions(sanitize=False), runner=looker)
     looker.unknown = capture.unknown
-    reason = ""
+    reason, result = "", None
     try:
         inputs = Inputs(stub, tuple(args), dict(kwargs or {}), (), capture, GhostImages())
         with standin(), capture.running():
-            stub(*inputs.args, **inputs.kwargs)
+            result = stub(*inputs.args, **inputs.kwargs)
     except Exception as error:  # the stub is the user's code, and may ask for values that are not there
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
     launches = tuple(Launched(launch.kernel, launch.grid) for launch in capture.launches)
     elements = sum(buffer.size for buffer in capture.buffers.values())
-    return WrapLook(looker.findings.all(), launches, elements, reason)
+    return WrapLook(looker.findings.all(), launches, elements, result, reason)

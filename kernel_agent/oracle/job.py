@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -23,8 +23,9 @@ def run_truth(
     payload: dict[str, Any],
     tensors: Mapping[str, Tensor] | None = None,
     limits: Limits = LIMITS,
+    on_message: Callable[[Message], None] | None = None,
 ) -> tuple[Message, ...]:
-    """Run an entry of this room in a fresh process; returns its messages.
+    """Run an entry of this room in a fresh process; returns its messages, and tells each one as it comes.
 
     Raises `InputError` for what is wrong in the user's file, `TruthError` for what the oracle cannot compute, and
     `EnvironmentProblem` when the child ended in a way that neither explains.
@@ -36,7 +37,7 @@ def run_truth(
         limits=limits,
         label=f"truth of {facts.path.name}",
     )
-    report = sandbox.run(job)
+    report = sandbox.run(job, on_message=on_message)
     for message in report.messages:
         if "error" in message.record:
             raise_again(message.record["error"])

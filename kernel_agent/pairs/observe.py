@@ -47,7 +47,7 @@ def observe(facts: FileFacts) -> KernelSpec:
 
 def _observe(facts: FileFacts, folder: Path) -> KernelSpec:
     module = load_truth(facts, folder)
-    sweep = read_sweep(module.SWEEP, facts.path, _sweep_node(facts))
+    sweep = read_sweep(module.SWEEP, facts.path, sweep_node(facts))
     entry = smallest(sweep)
     stub = getattr(module, facts.stub)
     with standin():
@@ -82,7 +82,8 @@ def _observe(facts: FileFacts, folder: Path) -> KernelSpec:
     )
 
 
-def _sweep_node(facts: FileFacts) -> ast.expr | None:
+def sweep_node(facts: FileFacts) -> ast.expr | None:
+    """The syntax of SWEEP, for the lines of messages."""
     values = assigned_values(parse(facts.source), "SWEEP")
     return values[-1] if values else None
 
