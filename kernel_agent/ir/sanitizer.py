@@ -258,7 +258,7 @@ def _order(op: Op, module: Module) -> Order | None:
     if not op.results:  # an update through a descriptor orders nothing
         return Order(acquires=False, releases=False)
     semantics = op.attributes.get("sem", _ACQUIRE_RELEASE)
-    used = op.results[0].id in module.used
+    used = bool(op.results) and op.results[0].id in module.used
     return Order(
         acquires=used and semantics in (_ACQUIRE, _ACQUIRE_RELEASE), releases=semantics in (_RELEASE, _ACQUIRE_RELEASE)
     )
