@@ -11,7 +11,7 @@ import contextlib
 import inspect
 import operator
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -130,6 +130,8 @@ class Capture:
         self.options = options
         self.runner = runner
         """What executes a lowered launch."""
+        self.on_call: Callable[[TorchCall], None] | None = None
+        """Told of every torch function."""
         self.configs = configs or {}
         """Which configuration an autotuned kernel runs with, by its name; 0 for those that are not named."""
         self.tuned: dict[str, tuple[str, ...]] = {}
@@ -172,6 +174,8 @@ class Capture:
     def record(self, call: TorchCall) -> None:
         """A torch function was called."""
         self.calls[call] = None
+        if self.on_call is not None:
+            self.on_call(call)
 
     def adopt(self, tensor: Tensor, image: Tensor | None = None) -> Tensor:
         """The image of a tensor that is no argument: a module's parameter, a table among the globals.

@@ -18,7 +18,7 @@ from kernel_agent.ir.configurations import Configs, try_others
 from kernel_agent.ir.device import standin, start_cuda
 from kernel_agent.ir.findings import Finding, FindingKind
 from kernel_agent.ir.inputs import Inputs
-from kernel_agent.ir.launch import LaunchOptions
+from kernel_agent.ir.launch import LaunchOptions, Runner, launch
 from kernel_agent.ir.memory import CPU
 from kernel_agent.ir.numerics import Numerics
 from kernel_agent.ir.slopes import Slopes
@@ -109,21 +109,21 @@ def execute(
     kwargs = kwargs or {}
     random = torch.get_rng_state()
     safe = options.safety is Safety.ALWAYS
-    execution, tame = _run(fn, args, kwargs, leaves, options, safe=safe)
+    execution, tame = run_once(fn, args, kwargs, leaves, options, safe=safe)
     if leaves and options.safety is Safety.AUTO and not tame and _has_undefined_gradients(execution):
-        execution, _ = _run(fn, args, kwargs, leaves, options, safe=True)
+        execution, _ = run_once(fn, args, kwargs, leaves, options, safe=True)
     if options.configs is Configs.FIRST or options.numerics is Numerics.FAITHFUL or not execution.tuned:
         return execution
 
     def again(configs: Mapping[str, int]) -> Execution:
         with torch.random.fork_rng(devices=()):  # a stub that draws a seed shall draw the same one
             torch.set_rng_state(random)
-            return _run(fn, args, kwargs, (), options, safe=safe, configs=configs)[0]
+            return run_once(fn, args, kwargs, (), options, safe=safe, configs=configs)[0]
 
     return replace(execution, findings=try_others(execution, again))
 
 
-def _run(
+def run_once(
     fn: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -132,15 +132,22 @@ def _run(
     *,
     safe: bool,
     configs: Mapping[str, int] | None = None,
+    runner: Runner = launch,
+    on_call: Callable[[TorchCall], None] | None = None,
 ) -> tuple[Execution, bool]:
-    """The execution, and whether all derivatives that safe mode guards were finite."""
+    """The execution, and whether all derivatives that safe mode guards were finite.
+
+    `runner` takes the place of `launch`; `on_call` is told of every torch function the stub calls, before its result
+    is used.
+    """
     device = options.device or device_of((args, kwargs))
     start_cuda(device)
     device = indexed(device)
     memory = memory_for(device) if options.memory is None else options.memory
     slopes = Slopes() if leaves and not safe else None
     launch_options = LaunchOptions(options.sanitize, safe, memory, options.numerics, slopes, device)
-    capture = Capture(grad=bool(leaves), poison=options.poison, options=launch_options, configs=configs)
+    capture = Capture(grad=bool(leaves), poison=options.poison, options=launch_options, runner=runner, configs=configs)
+    capture.on_call = on_call
     inputs = Inputs(fn, args, kwargs, leaves, capture)
     with standin(), capture.running(), inputs.module_kept():
         result = fn(*inputs.args, **inputs.kwargs)

@@ -79,18 +79,21 @@ def launch(
     findings: Findings,
     options: LaunchOptions,
     meter: Meter | None = None,
+    *,
+    chosen: Tensor | None = None,
 ) -> None:
     """Run a kernel. `arguments` are one value per parameter of its entry function, scalars as Python numbers.
 
     `buffers` maps the upper bits of virtual addresses to all buffers a kernel may reach. Buffers are changed in
-    place, and under autograd when gradients are enabled. A `meter` counts what runs. Raises `UnsupportedOp`.
+    place, and under autograd when gradients are enabled. A `meter` counts what runs. `chosen`
+    are the programs (P,) to run, where not all are wanted. Raises `UnsupportedOp`.
     """
-    if (
-        _order_matters(module) and options.device != CPU
-    ):  # one program after another, lane by lane: the host is faster at that
+    if _order_matters(module) and options.device != CPU:  # one program after another: the host is faster at that
         launch_on(CPU, launch, module, grid, arguments, buffers, findings, options)
         return
     programs = torch.arange(math.prod(grid), device=options.device)
+    if chosen is not None:
+        programs = chosen.to(options.device)
     if programs.numel() == 0:
         return
     if options.sanitize:
