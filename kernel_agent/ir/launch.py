@@ -85,8 +85,8 @@ def launch(
     """Run a kernel. `arguments` are one value per parameter of its entry function, scalars as Python numbers.
 
     `buffers` maps the upper bits of virtual addresses to all buffers a kernel may reach. Buffers are changed in
-    place, and under autograd when gradients are enabled. A `meter` counts what runs. `chosen`
-    are the programs (P,) to run, where not all are wanted. Raises `UnsupportedOp`.
+    place, and under autograd when gradients are enabled. A `meter` counts what runs. `chosen` are
+    the programs to run, shape (P,), where not all are wanted. Raises `UnsupportedOp`.
     """
     if _order_matters(module) and options.device != CPU:  # one program after another: the host is faster at that
         launch_on(CPU, launch, module, grid, arguments, buffers, findings, options)

@@ -5,7 +5,6 @@ The device is simulated, strictly (see `elsewhere`); `test/gpu` does the same on
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -63,7 +62,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[Visit]:
         def runner(*args):
             launch_on(DEVICE, counted, *args)
 
-        monkeypatch.setattr(execution, "Capture", functools.partial(Capture, runner=runner))
+        monkeypatch.setattr(execution, "Capture", lambda **given: Capture(**{**given, "runner": runner}))
         yield visit
 
 
