@@ -80,6 +80,7 @@ class Shadow:
     """Whether anything was read."""
     fresh: list[Lanes] = field(default_factory=list)
     """Stores not yet in `writer`: no two lanes met in the elements between `low` and `high`."""
+    fresh_size: int = 0
     low: int = 0
     high: int = -1
     updated: bool = False
@@ -102,6 +103,7 @@ class Shadow:
         for lanes in self.fresh:
             self.writer.scatter_(0, lanes.index, lanes.program)
         self.fresh.clear()
+        self.fresh_size = 0
 
     def meets_nobody(self, lanes: Lanes, owner: Tensor | None) -> bool:
         """Whether a store is known to meet no other access, without looking at its elements; then it is noted."""
@@ -116,7 +118,8 @@ class Shadow:
             self.low, self.high = (min(low, self.low), max(high, self.high)) if self.high >= 0 else (low, high)
             self.touched = True
             self.fresh.append(lanes)
-            if sum(part.index.numel() for part in self.fresh) > _PENDING_LIMIT:
+            self.fresh_size += lanes.index.numel()
+            if self.fresh_size > _PENDING_LIMIT:
                 self.settle()
         return True
 
