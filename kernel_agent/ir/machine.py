@@ -30,6 +30,7 @@ from kernel_agent.ir.views import View
 _LEAVES_BLOCK = frozenset(
     {"scf.yield", "scf.condition", "tt.return", "tt.reduce.return", "tt.scan.return", "tt.map_elementwise.return"}
 )
+_BRANCHES = frozenset({"cf.br", "cf.cond_br"})
 
 
 _TAKES_HOST = frozenset({"scf.for", "scf.while", "scf.if", "tt.call"})
@@ -243,26 +244,27 @@ class Machine:
         return self._run_block(block, arguments, active).values
 
     def _run_block(self, block: Block, arguments: Sequence[RuntimeValue], active: Active) -> Outcome:
-        environment = self.environment
-        if self.meter is not None and not self.in_lanes:
+        environment, plain = self.environment, not self._lane_rank
+        if self.meter is not None and plain:
             self.meter.block(block, active)
         for value, given in zip(block.arguments, arguments, strict=True):
             environment[value.id] = (active, given)
         for op in block.ops:
             if op.name in _LEAVES_BLOCK:
-                return Outcome([self.read(value.id, active) for value in op.operands])
-            if op.name in ("cf.br", "cf.cond_br"):
+                return Outcome([self.read(place, active) for place in op.operand_ids])
+            if op.name in _BRANCHES:
                 return Outcome(jumps=self._branch(op, active))
-            operands = [self.read(value.id, active) for value in op.operands]
+            operands = []
+            for place in op.operand_ids:
+                owner, known = environment[place]
+                operands.append(known if owner is active and plain else self.read(place, active))
             results = (
                 apply_faithful(self, op, operands, active) if self.faithful else self.compute(op, operands, active)
             )
-            for value, result in zip(op.results, results, strict=True):
-                environment[value.id] = (active, result)
-                if isinstance(result, Tensor):
-                    self.computed += result.nbytes
-                elif isinstance(result, Pointer):
-                    self.computed += result.offset.nbytes
+            for place, result in zip(op.result_ids, results, strict=True):
+                environment[place] = (active, result)
+            if self.records:
+                self.computed += sum(_size(result) for result in results)
             for dead in op.last_uses:
                 environment.pop(dead, None)
         return Outcome()
@@ -334,6 +336,13 @@ class Machine:
             file=place.file if place else "",
             line=place.line if place else None,
         )
+
+
+def _size(value: RuntimeValue) -> int:
+    """Bytes of a value."""
+    if isinstance(value, Tensor):
+        return int(value.nbytes)
+    return int(value.offset.nbytes) if isinstance(value, Pointer) else 0
 
 
 def _meet(jumps: list[Jump]) -> Jump:

@@ -63,6 +63,16 @@ class Op:
     """Ids of values of the same block that nothing reads after this operation."""
 
     @cached_property
+    def operand_ids(self) -> tuple[int, ...]:
+        """Ids of the operands."""
+        return tuple(value.id for value in self.operands)
+
+    @cached_property
+    def result_ids(self) -> tuple[int, ...]:
+        """Ids of the results."""
+        return tuple(value.id for value in self.results)
+
+    @cached_property
     def captures(self) -> tuple[int, ...]:
         """Ids of values from outside that the regions read."""
         inside: set[int] = set()

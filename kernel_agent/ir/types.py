@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import re
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 
@@ -33,17 +33,17 @@ class Type:
     element: Type | None = None
     """Element of a tensor, pointee of a pointer."""
 
-    @property
+    @cached_property
     def scalar(self) -> Type:
         """The element type of a tensor, the type itself otherwise."""
         return self.element if self.kind is Kind.TENSOR and self.element is not None else self
 
-    @property
+    @cached_property
     def tile(self) -> tuple[int, ...]:
         """Shape of a value of this type without the program dimension."""
         return self.shape if self.kind is Kind.TENSOR else ()
 
-    @property
+    @cached_property
     def bits(self) -> int:
         """Width of the scalar in bits; `index` counts as 64."""
         name = self.scalar.name
@@ -56,7 +56,7 @@ class Type:
             raise ValueError(f"type {self.name} has no width")
         return int(match.group(1))
 
-    @property
+    @cached_property
     def dtype(self) -> torch.dtype:
         """The torch dtype values of this type are held in: float64 for every float, exact width for integers."""
         scalar = self.scalar

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 @rule("tt.addptr")
 def _add(_: Machine, op: Op, operands: list[Any], __: Active) -> list[Pointer]:
     pointer, offset = operands
-    offset = offset.to(torch.int64)
+    if offset.dtype != torch.int64:
+        offset = offset.to(torch.int64)
     if pointer.buffer is None:
         pointee = op.results[0].type.scalar.element
         offset = offset * max(1, (pointee.bits if pointee else 8) // 8)
