@@ -9,19 +9,14 @@ from __future__ import annotations
 import enum
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from kernel_agent.config import Backend, RunConfig
 from kernel_agent.deliver.certificate import Versions
 from kernel_agent.gate.verdict import Verdict
 from kernel_agent.models.protocol import Reply, Turn
 from kernel_agent.pairs.spec import KernelSpec
-
-
-class Record(BaseModel):
-    """Frozen and strict: what was written once reads back the same."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+from kernel_agent.record import Record
 
 
 class PhaseName(str, enum.Enum):

@@ -91,15 +91,3 @@ class RunFolder:
     def source(self) -> Path:
         """The user's file as it was when the run began."""
         return self.path / "source.py"
-
-
-def write_once(path: Path, text: str) -> None:
-    """Write a file so that it is there whole or not at all, even after a kill; one that exists is left as it is."""
-    if path.exists():
-        return
-    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(partial, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)

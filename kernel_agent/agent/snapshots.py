@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernel_agent.agent.runfolder import write_once
 from kernel_agent.errors import InputError
 from kernel_agent.pairs.spec import Candidate
+from kernel_agent.wholefile import write_once
 
 FORWARD = "# --- forward ---\n"
 BACKWARD = "# --- backward ---\n"

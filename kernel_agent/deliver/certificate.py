@@ -6,16 +6,11 @@ import platform
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from kernel_agent import __version__
 from kernel_agent.gate.verdict import Verdict
-
-
-class Record(BaseModel):
-    """Frozen and strict: read again by whoever verifies."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+from kernel_agent.record import Record
 
 
 class Provenance(Record):

@@ -17,6 +17,7 @@ from kernel_agent.gate.verdict import Verdict
 from kernel_agent.pairs.assemble import assemble
 from kernel_agent.pairs.spec import Candidate, KernelSpec, content_hash
 from kernel_agent.pairs.syntax import accepts
+from kernel_agent.wholefile import write_whole
 
 OPERATOR_IMPORTS = ("import inspect", "import os", "import subprocess", "import sys")
 DISPATCH_IMPORT = "from torch.utils._python_dispatch import TorchDispatchMode"
@@ -85,10 +86,10 @@ def deliver(spec: KernelSpec, candidate: Candidate, verdict: Verdict, provenance
         issued=utc_now(),
         verify=f"kernel-agent check {files.operator.name}",
     )
-    _replace(files.operator, operator)
-    _replace(files.test, _template("test.py.j2", **context))
-    _replace(files.bench, _template("bench.py.j2", **context))
-    _replace(files.certificate, certificate.model_dump_json(indent=2) + "\n")
+    write_whole(files.operator, operator)
+    write_whole(files.test, _template("test.py.j2", **context))
+    write_whole(files.bench, _template("bench.py.j2", **context))
+    write_whole(files.certificate, certificate.model_dump_json(indent=2) + "\n")
     return files
 
 
@@ -161,9 +162,3 @@ def _template(name: str, **context: object) -> str:
         autoescape=False,
     )
     return environment.get_template(name).render(**context)
-
-
-def _replace(path: Path, text: str) -> None:
-    fresh = path.with_name(path.name + ".tmp")
-    fresh.write_text(text)
-    fresh.replace(path)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import enum
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from kernel_agent.record import Record
 
 
 class Status(str, enum.Enum):
@@ -71,12 +73,6 @@ STAGE_OF = {
     Status.WRONG_GRADIENT: Stage.VALUES,
     Status.GREEN: Stage.ACCEPTED,
 }
-
-
-class Record(BaseModel):
-    """Base of records that are stored as JSON: frozen, strict about unknown fields, infinities written as strings."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
 
 class GradientScore(Record):

@@ -13,7 +13,6 @@ those files tell how far a run has come: an interrupted run neither skips a repl
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from pydantic import ValidationError
 from kernel_agent.models.errors import BadRecording
 from kernel_agent.models.protocol import Conversation, Reply
 from kernel_agent.pairs.spec import content_hash
+from kernel_agent.wholefile import write_whole
 
 
 @dataclass(frozen=True)
@@ -67,14 +67,14 @@ class Exchange:
 
     def write_ask(self, number: int, conversation: Conversation) -> Path:
         """Write an ask, or replace one that nobody has answered."""
-        return _write(self.ask_path(number), ask_text(number, conversation))
+        return write_whole(self.ask_path(number), ask_text(number, conversation))
 
     def write_reply(self, number: int, reply: Reply) -> Path:
         """Write a reply and what is known of it. A text that is there already is left as it is."""
         path = self.reply_path(number)
         if not self.has_reply(number):
-            _write(path, reply.text)
-        _write(self.facts_path(number), reply.model_dump_json(exclude={"text"}, indent=2) + "\n")
+            write_whole(path, reply.text)
+        write_whole(self.facts_path(number), reply.model_dump_json(exclude={"text"}, indent=2) + "\n")
         return path
 
     def read_reply(self, number: int, *, model: str) -> Reply:
@@ -106,15 +106,3 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise BadRecording(f"{path} is not UTF-8 text", remedy="save it as UTF-8") from error
-
-
-def _write(path: Path, text: str) -> Path:
-    """Whole or not at all, even after a kill."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(partial, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
-    return path

@@ -8,7 +8,8 @@ from importlib.resources import files
 
 from pydantic import Field
 
-from kernel_agent.models.protocol import Record, Usage
+from kernel_agent.models.protocol import Usage
+from kernel_agent.record import Record
 
 _MILLION = 1_000_000
 _DATED = re.compile(r"-(\d{8}|\d{4}-\d{2}-\d{2})$")

@@ -6,13 +6,9 @@ import enum
 from collections.abc import Callable
 from typing import Protocol
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-
-class Record(BaseModel):
-    """Frozen and strict: conversations and replies are stored in the ledger."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+from kernel_agent.record import Record
 
 
 class Role(str, enum.Enum):

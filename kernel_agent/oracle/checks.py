@@ -6,7 +6,7 @@ import enum
 
 from pydantic import Field
 
-from kernel_agent.pairs.spec import Record
+from kernel_agent.record import Record
 
 
 class Outcome(str, enum.Enum):

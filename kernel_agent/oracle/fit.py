@@ -13,7 +13,8 @@ from pydantic import Field
 from torch import Tensor
 
 from kernel_agent.pairs.arguments import Arguments
-from kernel_agent.pairs.spec import Record, ShapeEntry
+from kernel_agent.pairs.spec import ShapeEntry
+from kernel_agent.record import Record
 
 LONG = 128
 """Dims beyond this are halved first: what is left of them still spans several tiles."""

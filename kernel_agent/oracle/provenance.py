@@ -13,7 +13,7 @@ from pydantic import Field
 
 import kernel_agent
 from kernel_agent.oracle.digest import code_digest
-from kernel_agent.pairs.spec import Record
+from kernel_agent.record import Record
 
 
 class Source(str, enum.Enum):

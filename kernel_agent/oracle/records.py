@@ -15,7 +15,8 @@ from torch import Tensor
 from kernel_agent.errors import EnvironmentProblem, InputError, KernelAgentError
 from kernel_agent.oracle.provenance import Provenance
 from kernel_agent.pairs.arguments import argument_places
-from kernel_agent.pairs.spec import KernelSpec, Record, ShapeEntry
+from kernel_agent.pairs.spec import KernelSpec, ShapeEntry
+from kernel_agent.record import Record
 
 ROUNDOFF = 1e-6
 """Part of the natural gradient size (see `GradientTruth.scale`) below which a gradient is rounding of a zero."""

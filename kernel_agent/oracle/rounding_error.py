@@ -18,7 +18,7 @@ from kernel_agent.ir import ExecOptions, Numerics, declared_dtype, execute, stan
 from kernel_agent.oracle.child import answered, arguments_at, load, run
 from kernel_agent.oracle.job import run_truth
 from kernel_agent.oracle.records import Point, Refusal, TruthError
-from kernel_agent.pairs.spec import Record
+from kernel_agent.record import Record
 
 if TYPE_CHECKING:
     from kernel_agent.oracle.truth import Truths

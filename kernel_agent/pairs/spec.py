@@ -6,13 +6,9 @@ import enum
 import hashlib
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-
-class Record(BaseModel):
-    """Frozen and strict: a spec travels between processes as JSON."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+from kernel_agent.record import Record
 
 
 class FileFacts(Record):
