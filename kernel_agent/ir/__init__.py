@@ -11,9 +11,11 @@ from kernel_agent.ir.execution import ExecOptions, Execution, Safety, execute
 from kernel_agent.ir.findings import Finding, FindingKind
 from kernel_agent.ir.images import as_image, declared_dtype
 from kernel_agent.ir.numerics import Numerics
+from kernel_agent.ir.operations.assembly import Assembly, register_asm
 from kernel_agent.ir.torch_calls import CallClass, TorchCall
 
 __all__ = [
+    "Assembly",
     "CallClass",
     "CaptureError",
     "Configs",
@@ -34,5 +36,6 @@ __all__ = [
     "declared_dtype",
     "execute",
     "import_module",
+    "register_asm",
     "standin",
 ]

@@ -35,7 +35,7 @@ def parse_attribute(text: str) -> Attribute:
     if text == "unit":
         return True
     if text.startswith('"'):
-        return text[1:-1]
+        return _ESCAPE.sub(_unescaped, text[1:-1])
     if text.startswith("array<"):
         element, _, items = text[6:-1].partition(":")
         return tuple(_scalar(item, element.strip()) for item in items.split(",") if item.strip())
@@ -43,6 +43,15 @@ def parse_attribute(text: str) -> Attribute:
         return _dense(text)
     match = _NUMBER.fullmatch(text)
     return _scalar(match.group(1), match.group(2)) if match else text
+
+
+_ESCAPE = re.compile(r'\\([0-9A-F]{2}|\\|")')
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    """MLIR writes characters that do not print as two hexadecimal digits."""
+    code = match.group(1)
+    return chr(int(code, 16)) if len(code) == 2 else code
 
 
 def _dense(text: str) -> Dense:

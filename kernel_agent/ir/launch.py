@@ -249,9 +249,10 @@ def _run_in_order(machine: Machine, arguments: Sequence[RuntimeValue], parts: Se
 
 
 def _order_matters(module: Module) -> bool:
-    """Whether programs talk to each other: locks, or atomics whose old value is used."""
+    """Whether programs talk to each other: locks and flags, or atomics whose old value is used."""
     return any(
-        op.name == "tt.atomic_cas" or (op.name == "tt.atomic_rmw" and op.results[0].id in module.used)
+        op.name in ("tt.atomic_cas", "tt.atomic_load", "tt.atomic_poll")
+        or (op.name == "tt.atomic_rmw" and op.results[0].id in module.used)
         for op in module.all_ops
     )
 

@@ -10,12 +10,8 @@ from kernel_agent.ir.values import BlockPointer, Pointer, RuntimeValue
 
 _WRITES = frozenset(
     {
-        "tt.store",
-        "tt.descriptor_store",
-        "tt.descriptor_reduce",
-        "tt.descriptor_scatter",
-        "tt.atomic_rmw",
-        "tt.atomic_cas",
+        *("tt.store", "tt.descriptor_store", "tt.descriptor_scatter", "tt.descriptor_reduce"),
+        *("tt.atomic_rmw", "tt.atomic_cas", "tt.atomic_store"),
     }
 )
 

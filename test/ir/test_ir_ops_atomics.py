@@ -200,3 +200,25 @@ def test_programs_that_draw_their_work_from_a_counter():
     y, counter = execute(stub, (torch.zeros(6, dtype=torch.int32),)).result
     assert y.tolist() == [0, 10, 20, 30, 40, 50]
     assert counter.tolist() == [8]
+
+
+@triton.jit
+def _flags(X, FLAG, Y):
+    p = tl.program_id(0)
+    if p > 0:
+        while tl.atomic_load(FLAG + p - 1) == 0:
+            pass
+    before = tl.load(Y + p)
+    tl.store(Y + p + 1, before + tl.load(X + p))
+    tl.atomic_store(FLAG + p, 1)
+
+
+@pytest.mark.skipif(not hasattr(tl, "atomic_load"), reason="this Triton has no atomic loads")
+def test_programs_that_wait_for_the_flag_of_the_one_before():
+    def stub(x, y):
+        flags = torch.zeros(4, dtype=torch.int32, device=x.device)
+        _flags[(4,)](x, flags, y)
+        return y
+
+    x, y = torch.randn(4), torch.zeros(5)
+    check_gradients(stub, (x, y), lambda x, y: torch.cat([y[:1], y[0] + x.cumsum(0)]))

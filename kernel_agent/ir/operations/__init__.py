@@ -2,30 +2,36 @@
 
 from kernel_agent.ir.operations import (
     access,
+    assembly,
     atomics,
     bits,
     control,
     descriptors,
+    flags,
     floats,
     integers,
     libdevice,
     pointers,
     reduction,
     safe,
+    scaled,
     shape,
 )
 
 __all__ = [
     "access",
+    "assembly",
     "atomics",
     "bits",
     "control",
     "descriptors",
+    "flags",
     "floats",
     "integers",
     "libdevice",
     "pointers",
     "reduction",
     "safe",
+    "scaled",
     "shape",
 ]

@@ -171,7 +171,7 @@ def _store_narrow(machine: Machine, op: Op, target: Target, value: RuntimeValue,
             buffer.written[index] = True
 
 
-def _outside(pointer: Pointer, type_: Type, *, nan: bool) -> Tensor | None:
+def padding(pointer: Pointer, type_: Type, *, nan: bool) -> Tensor | None:
     """What lanes outside of a block get: None for zero."""
     pads = nan and type_.scalar.kind is Kind.FLOAT
     return pointer.offset.new_full((), math.nan, dtype=type_.dtype) if pads else None
@@ -185,7 +185,7 @@ def _load(machine: Machine, op: Op, operands: list[Any], active: Active) -> list
         pointer, mask = block_target(
             block, block.offsets, type_.tile, op.attributes.get("boundaryCheck", ()), type_.scalar
         )
-        other = _outside(pointer, type_, nan=op.attributes.get("padding") == PAD_NAN)
+        other = padding(pointer, type_, nan=op.attributes.get("padding") == PAD_NAN)
         return [load(machine, op, pointer, mask, other, type_, active)]
     _, has_mask, has_other = op.attributes.get("operandSegmentSizes", (1, len(operands) > 1, len(operands) > 2))
     mask = operands[1] if has_mask else None
@@ -204,32 +204,4 @@ def _store(machine: Machine, op: Op, operands: list[Any], active: Active) -> lis
     else:
         pointer, mask = operands[0], operands[2] if len(operands) > 2 else None
     store(machine, op, pointer, operands[1], mask, type_, active)
-    return []
-
-
-def descriptor_target(block: BlockPointer, offsets: list[Tensor], type_: Type) -> tuple[Pointer, Tensor | None, Type]:
-    """A descriptor may have more dimensions than the tile: leading ones of length 1. All bounds are checked."""
-    shape = (1,) * (len(block.extents) - len(type_.tile)) + type_.tile
-    starts = [offset.to(torch.int64) for offset in offsets]
-    pointer, mask = block_target(block, starts, shape, range(len(shape)), type_.scalar)
-    return pointer, mask, Type(Kind.TENSOR, type_.name, shape, type_.element)
-
-
-@rule("tt.descriptor_load")
-def _descriptor_load(machine: Machine, op: Op, operands: list[Any], active: Active) -> list[RuntimeValue]:
-    type_ = op.results[0].type
-    pointer, mask, block = descriptor_target(operands[0], operands[1:], type_)
-    value = load(machine, op, pointer, mask, _outside(pointer, type_, nan=operands[0].pad_nan), block, active)
-    extra = len(block.shape) - len(type_.tile)
-    return [value.reshape(value.size(0), *value.shape[1 + extra :])]
-
-
-@rule("tt.descriptor_store")
-def _descriptor_store(machine: Machine, op: Op, operands: list[Any], active: Active) -> list[RuntimeValue]:
-    block, value, *offsets = operands
-    type_ = op.operands[1].type
-    pointer, mask, target = descriptor_target(block, offsets, type_)
-    extra = len(target.shape) - len(type_.tile)
-    value = value.reshape(value.size(0), *[1] * extra, *value.shape[1:])
-    store(machine, op, pointer, value, mask, target, active)
     return []

@@ -3,6 +3,7 @@ program by program (see `launch`), and here lane by lane."""
 
 from __future__ import annotations
 
+import enum
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,15 +26,29 @@ from kernel_agent.ir.values import Active, Bits, Pointer, RuntimeValue, mapped
 if TYPE_CHECKING:
     from kernel_agent.ir.machine import Machine
 
-_AND, _OR, _XOR, _ADD, _FADD, _MAX, _MIN, _UMAX, _UMIN, _EXCHANGE = range(1, 11)
-"""Values of the attribute `atomic_rmw_op`."""
-OF_DESCRIPTORS = {1: _ADD, 2: _MIN, 3: _MAX, 6: _AND, 7: _OR, 8: _XOR}
-"""Kinds of `tt.descriptor_reduce`, for signed integers and floats; wrapping counters are not among them."""
-UNSIGNED = {_MIN: _UMIN, _MAX: _UMAX}
-EXTREMES = frozenset({_MAX, _MIN, _UMAX, _UMIN})
+
+class Update(enum.IntEnum):
+    """What an atomic does to memory; up to 10 the values of the attribute `atomic_rmw_op`."""
+
+    AND = 1
+    OR = 2
+    XOR = 3
+    ADD = 4
+    FADD = 5
+    MAX = 6
+    MIN = 7
+    UMAX = 8
+    UMIN = 9
+    EXCHANGE = 10
+    FLOAT_MAX = 11
+    """Of equal floats the one in memory stays."""
+    FLOAT_MIN = 12
+
+
+OF_DESCRIPTORS = {1: Update.ADD, 2: Update.MIN, 3: Update.MAX, 6: Update.AND, 7: Update.OR, 8: Update.XOR}
+"""By the value of the attribute `kind` of `tt.descriptor_reduce`."""
+EXTREMES = frozenset({Update.MAX, Update.MIN, Update.UMAX, Update.UMIN})
 """Those that keep one of two values."""
-_FLOAT_MAX, _FLOAT_MIN = 11, 12
-"""Extremes of floats; of equal values the one in memory stays."""
 
 
 @rule("tt.atomic_rmw")
@@ -48,16 +63,57 @@ def _read_modify_write(machine: Machine, op: Op, operands: list[Any], active: Ac
         lanes = _lanes(machine, op, target, value, active)
         stored = to_memory(machine, op, target.buffer, value, type_.scalar)
         values = lanes.select(stored)
-        if kind in (_FLOAT_MAX, _FLOAT_MIN):
+        if kind in (Update.FLOAT_MAX, Update.FLOAT_MIN):
             _check_sign(machine, op, stored, lanes.valid)
         machine.sanitizer.update(target.buffer, lanes, op)
         tape = machine.tape(target.buffer)
         if used:
             old = _one_by_one(tape, kind, lanes.index, values)
-            result = _with_found(machine, op, target.buffer, result, lanes, old)
+            result = _with_found(machine, op, target.buffer, type_, result, lanes, old)
         else:
             update(machine, op, tape, kind, lanes.index, values)
     return [result]
+
+
+def update_at(
+    machine: Machine,
+    op: Op,
+    pointer: Pointer,
+    value: RuntimeValue,
+    mask: Tensor | None,
+    element: Type,
+    kind: Update,
+    active: Active,
+) -> None:
+    """Update memory at the pointers; nobody asks for the old values."""
+    for target in targets(machine, op, pointer, mask, active):
+        check_width(machine, op, target, element)
+        lanes = _lanes(machine, op, target, value, active)
+        values = lanes.select(to_memory(machine, op, target.buffer, value, element))
+        machine.sanitizer.update(target.buffer, lanes, op)
+        update(machine, op, machine.tape(target.buffer), kind, lanes.index, values)
+
+
+def read_at(
+    machine: Machine, op: Op, pointer: Pointer, mask: Tensor | None, type_: Type, active: Active
+) -> RuntimeValue:
+    """What memory holds at the pointers, read atomically."""
+    result: RuntimeValue = torch.zeros((1,) * (len(type_.tile) + 1), dtype=type_.dtype, device=machine.device)
+    for target in targets(machine, op, pointer, mask, active):
+        check_width(machine, op, target, type_.scalar)
+        lanes = _lanes(machine, op, target, result, active)
+        machine.sanitizer.update(target.buffer, lanes, op)
+        tape = machine.tape(target.buffer)
+        result = _with_found(machine, op, target.buffer, type_, result, lanes, _found(tape, lanes.index))
+    return result
+
+
+def _found(tape: Tape, index: Tensor, *values: Tensor) -> Tensor:
+    """Elements (n,) of memory, recorded if `values` or what was there before are."""
+    if tape.records(*values):
+        old, tape.token = Load.apply(tape.token, tape, index, None)
+        return old
+    return tape.contents.index_select(0, index)
 
 
 def check_width(machine: Machine, op: Op, target: Target, element: Type) -> None:
@@ -68,37 +124,30 @@ def check_width(machine: Machine, op: Op, target: Target, element: Type) -> None
         raise machine.unsupported(op, message)
 
 
-def _kind(machine: Machine, op: Op, buffer: Buffer, element: Type) -> int:
+def _kind(machine: Machine, op: Op, buffer: Buffer, element: Type) -> Update:
     """The update to perform. Triton updates float extremes as integers: positive values signed, negative ones
     unsigned and therefore reversed."""
-    kind = int(op.attributes["atomic_rmw_op"])
-    if not buffer.is_float or element.kind is not Kind.INT or kind == _EXCHANGE:
+    kind = Update(op.attributes["atomic_rmw_op"])
+    if not buffer.is_float or element.kind is not Kind.INT or kind == Update.EXCHANGE:
         return kind
     if kind not in _ON_PATTERNS:
         raise machine.unsupported(op, f"an integer update of the bits of {buffer.name}'s floats is not supported")
     return _ON_PATTERNS[kind]
 
 
-_ON_PATTERNS = {_MAX: _FLOAT_MAX, _MIN: _FLOAT_MIN, _UMAX: _FLOAT_MIN, _UMIN: _FLOAT_MAX}
+_ON_PATTERNS = {
+    Update.MAX: Update.FLOAT_MAX,
+    Update.MIN: Update.FLOAT_MIN,
+    Update.UMAX: Update.FLOAT_MIN,
+    Update.UMIN: Update.FLOAT_MAX,
+}
 
 
 def _check_sign(machine: Machine, op: Op, values: Tensor, valid: Tensor | None) -> None:
     """Patterns of negative floats have the reverse order when compared signed, as those of positive ones unsigned."""
-    wrong = torch.signbit(values.detach()) == (op.attributes["atomic_rmw_op"] in (_MAX, _MIN))
+    wrong = torch.signbit(values.detach()) == (op.attributes["atomic_rmw_op"] in (Update.MAX, Update.MIN))
     if bool((wrong if valid is None else wrong & valid).any()):
         raise machine.unsupported(op, "an extreme of the bits of floats of both signs is not supported")
-
-
-def update_block(
-    machine: Machine, op: Op, kind: int, pointer: Pointer, mask: Tensor | None, value: Any, type_: Type, active: Active
-) -> None:
-    """Update elements atomically with values of `type_`; `kind` is a value of the attribute `atomic_rmw_op`."""
-    for target in targets(machine, op, pointer, mask, active):
-        check_width(machine, op, target, type_.scalar)
-        lanes = _lanes(machine, op, target, value, active)
-        machine.sanitizer.update(target.buffer, lanes, op)
-        values = lanes.select(to_memory(machine, op, target.buffer, value, type_.scalar))
-        update(machine, op, machine.tape(target.buffer), kind, lanes.index, values)
 
 
 def _lanes(machine: Machine, op: Op, target: Target, value: Any, active: Active) -> Lanes:
@@ -115,10 +164,10 @@ def _lanes(machine: Machine, op: Op, target: Target, value: Any, active: Active)
 
 
 def _with_found(
-    machine: Machine, op: Op, buffer: Buffer, result: RuntimeValue, lanes: Lanes, old: Tensor
+    machine: Machine, op: Op, buffer: Buffer, type_: Type, result: RuntimeValue, lanes: Lanes, old: Tensor
 ) -> RuntimeValue:
     """The result with what these lanes found, (n,); other lanes may have gone to other buffers."""
-    found = from_memory(machine, op, buffer, old, op.results[0].type.scalar)
+    found = from_memory(machine, op, buffer, old, type_.scalar)
     spread = mapped(found, lanes.spread)
     if lanes.valid is None:
         return spread
@@ -127,29 +176,29 @@ def _with_found(
     return torch.where(lanes.valid, spread, result)
 
 
-def update(machine: Machine, op: Op, tape: Tape, kind: int, index: Tensor, values: Tensor) -> None:
+def update(machine: Machine, op: Op, tape: Tape, kind: Update, index: Tensor, values: Tensor) -> None:
     """Apply all lanes (n,) at once; the old values are not asked for."""
     records = tape.records(values)
-    if kind in (_ADD, _FADD):
+    if kind in (Update.ADD, Update.FADD):
         if records:
             tape.token = Add.apply(tape.token, values, tape, index)
         elif tape.faithful and tape.buffer.is_float:
             _add_in_turn(tape, index, values)
         else:
             tape.open_for_writing(index).index_add_(0, index, values)
-    elif kind in (_MAX, _MIN, _FLOAT_MAX, _FLOAT_MIN):
-        largest = kind in (_MAX, _FLOAT_MAX)
+    elif kind in (Update.MAX, Update.MIN, Update.FLOAT_MAX, Update.FLOAT_MIN):
+        largest = kind in (Update.MAX, Update.FLOAT_MAX)
         if records:
             tape.token = Extreme.apply(tape.token, values, tape, index, largest)
         else:
             tape.open_for_writing(index).scatter_reduce_(0, index, values, "amax" if largest else "amin")
-    elif kind == _EXCHANGE:
+    elif kind == Update.EXCHANGE:
         owner = tape.owners(index)
         if records:
             tape.token = Store.apply(tape.token, values, tape, index, owner)
         else:
             tape.put(index, values, owner)
-    elif kind in (_AND, _OR, _XOR, _UMAX, _UMIN):
+    elif kind in (Update.AND, Update.OR, Update.XOR, Update.UMAX, Update.UMIN):
         _one_by_one(tape, kind, index, values)
     else:
         raise machine.unsupported(op, f"atomic operation {kind} is not supported")
@@ -161,10 +210,10 @@ def _add_in_turn(tape: Tape, index: Tensor, values: Tensor) -> None:
     ascending = index[order]
     turn = torch.arange(index.numel(), device=index.device) - torch.searchsorted(ascending, ascending)
     for lanes in order[turn.argsort(stable=True)].split(turn.bincount().tolist()):
-        _at_once(tape, _FADD, index[lanes], values[lanes])
+        _at_once(tape, Update.FADD, index[lanes], values[lanes])
 
 
-def _one_by_one(tape: Tape, kind: int, index: Tensor, values: Tensor) -> Tensor:
+def _one_by_one(tape: Tape, kind: Update, index: Tensor, values: Tensor) -> Tensor:
     """Apply lanes in order and return the value each one found, shape (n,)."""
     if tape.padded:
         inside = index < tape.buffer.size
@@ -175,12 +224,9 @@ def _one_by_one(tape: Tape, kind: int, index: Tensor, values: Tensor) -> Tensor:
     return torch.cat(olds)
 
 
-def _at_once(tape: Tape, kind: int, index: Tensor, values: Tensor) -> Tensor:
+def _at_once(tape: Tape, kind: Update, index: Tensor, values: Tensor) -> Tensor:
     """Read, compute, write elements that are all different."""
-    if tape.records(values):
-        old, tape.token = Load.apply(tape.token, tape, index, None)
-    else:
-        old = tape.contents.index_select(0, index)
+    old = _found(tape, index, values)
     new = _combined(kind, old, values)
     if tape.faithful and tape.buffer.is_float:
         new = rounded(new, tape.buffer.declared)
@@ -191,19 +237,19 @@ def _at_once(tape: Tape, kind: int, index: Tensor, values: Tensor) -> Tensor:
     return old
 
 
-def _combined(kind: int, old: Tensor, value: Tensor) -> Tensor:
-    if kind in (_ADD, _FADD):
+def _combined(kind: Update, old: Tensor, value: Tensor) -> Tensor:
+    if kind in (Update.ADD, Update.FADD):
         return old + value
-    if kind in (_MAX, _FLOAT_MAX):
+    if kind in (Update.MAX, Update.FLOAT_MAX):
         return torch.where((value > old) | _nan(value), value, old)
-    if kind in (_MIN, _FLOAT_MIN):
+    if kind in (Update.MIN, Update.FLOAT_MIN):
         return torch.where((value < old) | _nan(value), value, old)
-    if kind in (_UMAX, _UMIN):
+    if kind in (Update.UMAX, Update.UMIN):
         larger = ordered(old) > ordered(value)
-        return torch.where(larger, old, value) if kind == _UMAX else torch.where(larger, value, old)
-    if kind == _EXCHANGE:
+        return torch.where(larger, old, value) if kind == Update.UMAX else torch.where(larger, value, old)
+    if kind == Update.EXCHANGE:
         return value
-    return {_AND: torch.bitwise_and, _OR: torch.bitwise_or, _XOR: torch.bitwise_xor}[kind](old, value)
+    return {Update.AND: torch.bitwise_and, Update.OR: torch.bitwise_or, Update.XOR: torch.bitwise_xor}[kind](old, value)
 
 
 def _nan(value: Tensor) -> Tensor:
@@ -231,7 +277,7 @@ def _compare_and_swap(machine: Machine, op: Op, operands: list[Any], active: Act
             machine.sanitizer.exchanged(buffer, lanes, op, int(lanes.index[k]), succeeded=done)
             found.append(old)
         old = torch.cat(found) if found else tape.contents[:0]
-        result = _with_found(machine, op, buffer, result, lanes, old)
+        result = _with_found(machine, op, buffer, type_, result, lanes, old)
     return [result]
 
 
@@ -243,10 +289,7 @@ def _pattern(machine: Machine, op: Op, value: RuntimeValue, element: Type) -> Te
 
 def _swap(machine: Machine, op: Op, tape: Tape, index: Tensor, wanted: Tensor, new: Tensor) -> tuple[Tensor, bool]:
     """Compare and exchange one element, all tensors (1,): what was there, and whether it was exchanged."""
-    if tape.records(new):
-        old, tape.token = Load.apply(tape.token, tape, index, None)
-    else:
-        old = tape.contents.index_select(0, index)
+    old = _found(tape, index, new)
     pattern = _pattern(machine, op, old, float_type(tape.buffer.declared)) if tape.buffer.is_float else old
     if bool(pattern != wanted):
         return old, False

@@ -122,6 +122,7 @@ _CHOICES = frozenset({"arith.maxsi", "arith.minsi", "arith.maxui", "arith.minui"
 _TAKES_BITS = frozenset(
     {
         *("tt.bitcast", "arith.bitcast", "tt.store", "tt.descriptor_store", "tt.descriptor_scatter"),
+        "tt.descriptor_reduce",
         *("tt.atomic_rmw", "tt.atomic_cas", "tt.atomic_store", "tt.extern_elementwise", "tt.elementwise_inline_asm"),
         *("tt.reduce", "tt.scan", "tt.map_elementwise", "tt.call", "scf.for", "scf.if", "scf.while"),
     }

@@ -152,6 +152,9 @@ def _assert(machine: Machine, op: Op, operands: list[Any], active: Active) -> li
     return []
 
 
-@rule("tt.print", "llvm.intr.assume", "gpu.barrier", "ttg.barrier", "ttg.local_barrier", "tt.debug_barrier")
+@rule(
+    *("tt.print", "llvm.intr.assume", "gpu.barrier", "ttg.barrier", "ttg.local_barrier", "tt.debug_barrier"),
+    *("tt.grid_dependency_wait", "tt.grid_dependency_launch_dependents"),
+)
 def _nothing(_: Machine, __: Op, ___: list[Any], ____: Active) -> list[RuntimeValue]:
     return []

@@ -12,7 +12,7 @@ from torch import Tensor
 from kernel_agent.ir.operations import bessel, integers, special
 from kernel_agent.ir.operations.bits import to_bits, to_floats
 from kernel_agent.ir.operations.registry import rule
-from kernel_agent.ir.operations.safe import SafeCall, partials
+from kernel_agent.ir.operations.safe import differentiable
 from kernel_agent.ir.program import Op
 from kernel_agent.ir.types import Kind
 from kernel_agent.ir.values import Active, RuntimeValue
@@ -209,20 +209,9 @@ def _call(machine: Machine, op: Op, operands: list[Any], _: Active) -> list[Runt
     function = meaning(name)
     if function is None:
         raise machine.unsupported(op, f"library function {symbol} is not supported")
-    result = _differentiable(machine, function, operands)
+    result = differentiable(machine, function, operands)
     wanted = op.results[0].type.dtype
     return [result if result.dtype == wanted else result.to(wanted)]
-
-
-def _differentiable(machine: Machine, function: Callable[..., Any], operands: list[Tensor]) -> Any:
-    """Call a function; in safe mode a zero cotangent stays zero where its derivative is infinite."""
-    if any(operand.requires_grad for operand in operands) or not torch.is_grad_enabled():
-        operands = list(torch.broadcast_tensors(*operands))
-        if machine.safe:
-            return SafeCall.apply(function, *operands)
-        if machine.slopes is not None:
-            machine.slopes.note(partials(function, tuple(operands)))
-    return function(*operands)
 
 
 def _bit_cast(machine: Machine, op: Op, value: Any) -> RuntimeValue:

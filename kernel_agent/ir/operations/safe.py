@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from kernel_agent.ir.operations.registry import DERIVATIVES, POINTWISE
+
+if TYPE_CHECKING:
+    from kernel_agent.ir.machine import Machine
 
 _LN2, _LN10 = math.log(2.0), math.log(10.0)
 
@@ -98,3 +101,14 @@ class SafeCall(torch.autograd.Function):  # type: ignore[misc]
             None,
             *(None if slope is None else torch.where(dead, 0.0, gradient * slope) for slope in slopes),
         )
+
+
+def differentiable(machine: Machine, function: Callable[..., Any], operands: list[Tensor]) -> Any:
+    """Call a function; in safe mode a zero cotangent stays zero where its derivative is infinite."""
+    if any(operand.requires_grad for operand in operands) or not torch.is_grad_enabled():
+        operands = list(torch.broadcast_tensors(*operands))
+        if machine.safe:
+            return SafeCall.apply(function, *operands)
+        if machine.slopes is not None:
+            machine.slopes.note(partials(function, tuple(operands)))
+    return function(*operands)

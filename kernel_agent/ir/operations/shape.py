@@ -12,6 +12,7 @@ from kernel_agent.ir.attributes import Dense
 from kernel_agent.ir.memory import CPU
 from kernel_agent.ir.operations.registry import rule
 from kernel_agent.ir.program import Op
+from kernel_agent.ir.types import Kind
 from kernel_agent.ir.values import Active, BlockPointer, Pointer, RuntimeValue, expand_tile, same_programs
 
 if TYPE_CHECKING:
@@ -41,8 +42,12 @@ def _full(data: bool | int | float, dtype: torch.dtype, rank: int) -> Tensor:
 
 
 @rule("ub.poison")
-def _poison(_: Machine, op: Op, __: list[Any], ___: Active) -> list[Tensor]:
-    return [_full(0, op.results[0].type.dtype, len(op.results[0].type.tile))]
+def _poison(_: Machine, op: Op, __: list[Any], ___: Active) -> list[RuntimeValue]:
+    """A variable without a value on this path: zero, where nothing is promised."""
+    type_ = op.results[0].type
+    if type_.scalar.kind is Kind.POINTER:
+        return [Pointer(None, _full(0, torch.int64, len(type_.tile)))]
+    return [_full(0, type_.dtype, len(type_.tile))]
 
 
 @rule("tt.make_range")
