@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import sys
+import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -198,11 +199,18 @@ def names_gpu(value: Any) -> bool:
     return isinstance(value, str) and value.split(":")[0] == "cuda"
 
 
-def on_cpu(value: Any) -> Any:
-    """A device argument for the machine at hand: what names a GPU becomes the CPU."""
-    if not names_gpu(value):
-        return value
-    return "cpu" if isinstance(value, str) else CPU
+class _Place(threading.local):
+    """Where the current thread computes what is meant for the GPU."""
+
+    device = CPU
+
+
+_PLACE = _Place()
+
+
+def placed(value: Any) -> Any:
+    """A device argument for the machine at hand: what names a GPU becomes the device of the execution, or the CPU."""
+    return _PLACE.device if names_gpu(value) else value
 
 
 def start_cuda(device: torch.device) -> None:
@@ -212,7 +220,7 @@ def start_cuda(device: torch.device) -> None:
 
 
 class _CpuTensors(TorchFunctionMode):  # type: ignore[misc]
-    """Tensors that code asks for on the GPU are made on the CPU."""
+    """Tensors that code asks for on the GPU are made on the CPU, or where the execution computes."""
 
     def __torch_function__(
         self, func: Any, _types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -222,15 +230,15 @@ class _CpuTensors(TorchFunctionMode):  # type: ignore[misc]
             return func(*args, **(kwargs or {}))
         if func is torch.Tensor.cuda:
             return args[0]
-        kwargs = {key: on_cpu(value) for key, value in (kwargs or {}).items() if key != "pin_memory"}
+        kwargs = {key: placed(value) for key, value in (kwargs or {}).items() if key != "pin_memory"}
         if type(kwargs.get("device")) is int:
-            kwargs["device"] = CPU
-        return func(*[on_cpu(value) for value in args], **kwargs)
+            kwargs["device"] = _PLACE.device
+        return func(*[placed(value) for value in args], **kwargs)
 
 
 def _generator(device: Any = "cpu") -> torch.Generator:
     """A generator that lives on the CPU wherever it is asked for."""
-    return _GENERATOR(device=on_cpu(device))
+    return _GENERATOR(device=CPU if names_gpu(device) else device)
 
 
 def _cuda_answers() -> dict[str, Any]:
@@ -311,10 +319,18 @@ SCENE: Scene[bool] = Scene(_patches)
 
 
 @contextlib.contextmanager
-def standin() -> Iterator[None]:
-    """Answer for a GPU on this thread while the block runs. May be nested."""
-    with SCENE.entered(True), _CpuTensors():
-        yield
+def standin(device: torch.device | None = None) -> Iterator[None]:
+    """Answer for a GPU on this thread while the block runs. May be nested.
+
+    Tensors meant for the GPU are made on `device`; None: where a stand-in further out makes them, or on the CPU.
+    """
+    outer = _PLACE.device
+    _PLACE.device = device or outer
+    try:
+        with SCENE.entered(True), _CpuTensors():
+            yield
+    finally:
+        _PLACE.device = outer
 
 
 def import_module(path: Path, name: str) -> types.ModuleType:

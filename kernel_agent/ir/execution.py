@@ -148,9 +148,10 @@ def run_once(
     launch_options = LaunchOptions(options.sanitize, safe, memory, options.numerics, slopes, device)
     capture = Capture(grad=bool(leaves), poison=options.poison, options=launch_options, runner=runner, configs=configs)
     capture.on_call = on_call
-    inputs = Inputs(fn, args, kwargs, leaves, capture)
-    with standin(), capture.running(), inputs.module_kept():
-        result = fn(*inputs.args, **inputs.kwargs)
+    with standin(device):
+        inputs = Inputs(fn, args, kwargs, leaves, capture)
+        with capture.running(), inputs.module_kept():
+            result = fn(*inputs.args, **inputs.kwargs)
     result = tree_map(lambda part: capture.adopt(part) if isinstance(part, Tensor) else part, result)
     if options.sanitize:
         find_unwritten(result, capture)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from kernel_agent.errors import EnvironmentProblem, InputError, KernelAgentError
+from kernel_agent.ir.budget import memory_for
 from kernel_agent.ir.capture import Capture
 from kernel_agent.ir.device import standin, start_cuda
 from kernel_agent.ir.errors import IRError
@@ -61,12 +62,13 @@ def sanitize_and_keep(stub: Callable[..., Any], args: Sequence[Any], kwargs: dic
         return SanitizedCall(_looked_at(name_of(stub), look, "has tensors without contents" if without else ""))
     device = device_of((args, kwargs))
     start_cuda(device)
-    capture = Capture(grad=False, poison=True, options=LaunchOptions(device=device))
+    capture = Capture(grad=False, poison=True, options=LaunchOptions(device=device, memory=memory_for(device)))
     stop, result = None, None
     try:
-        inputs = Inputs(stub, tuple(args), kwargs, (), capture)
-        with standin(), capture.running():
-            result = stub(*inputs.args, **inputs.kwargs)
+        with standin(device):
+            inputs = Inputs(stub, tuple(args), kwargs, (), capture)
+            with capture.running():
+                result = stub(*inputs.args, **inputs.kwargs)
         find_unwritten(result, capture)
     except EnvironmentProblem:
         raise

@@ -107,7 +107,8 @@ def _pull_back(
 
 def _gradients(outputs: list[Tensor], leaves: list[Tensor], cotangents: list[Tensor]) -> list[Tensor]:
     """Zero where an output does not depend on a leaf."""
-    chosen = [(o, c) for o, c in zip(outputs, cotangents, strict=True) if o.is_floating_point() and o.requires_grad]
+    pairs = [(o, c.to(o.device)) for o, c in zip(outputs, cotangents, strict=True)]
+    chosen = [(o, c) for o, c in pairs if o.is_floating_point() and o.requires_grad]
     if not chosen:
         return [torch.zeros_like(leaf) for leaf in leaves]
     given, pulled = zip(*chosen, strict=True)
