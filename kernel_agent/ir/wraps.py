@@ -20,6 +20,7 @@ from kernel_agent.ir.findings import Finding, FindingKind, Findings
 from kernel_agent.ir.memory import Buffer
 from kernel_agent.ir.points import Address, Area, Launched, Point, entered
 from kernel_agent.ir.program import Block, Module, Op, Value
+from kernel_agent.ir.ranges import may_wrap
 from kernel_agent.ir.types import Kind
 from kernel_agent.ir.unlimited import Number, Untold, Wrap
 from kernel_agent.ir.values import BlockPointer, Pointer, RuntimeValue
@@ -64,7 +65,7 @@ def find_wraps(
 
     `unknown` are the identities of buffers whose contents must not be read.
     """
-    if math.prod(grid) == 0 or not _worth_a_look(module, grid, arguments):
+    if math.prod(grid) == 0 or not _is_large(module, grid, arguments) or not may_wrap(module, grid, arguments):
         return
     entry = module.entry
     given = {parameter.id: value for parameter, value in zip(entry.blocks[0].arguments, arguments, strict=True)}
@@ -83,8 +84,8 @@ def find_wraps(
             findings.add(found)
 
 
-def _worth_a_look(module: Module, grid: tuple[int, int, int], arguments: Sequence[RuntimeValue]) -> bool:
-    """Whether any offset can come near the limit: a buffer, a stride, or all programs together are large."""
+def _is_large(module: Module, grid: tuple[int, int, int], arguments: Sequence[RuntimeValue]) -> bool:
+    """Whether a buffer, a number or all programs together are large enough for an offset to come near the limit."""
     for value in arguments:
         pointer = value.base if isinstance(value, BlockPointer) else value
         if isinstance(pointer, Pointer) and pointer.buffer is not None and pointer.buffer.size > _LIMIT // 2:

@@ -145,3 +145,22 @@ def _returns_early(X, Y, n, stride, BLOCK: tl.constexpr):
 def test_programs_that_return_before_the_access_do_not_count():
     arguments = [huge("x", 50_000, STRIDE), huge("y", 50_000), 50_000, STRIDE]
     assert wraps(_returns_early, ROWS, arguments, BLOCK=64) == ()
+
+
+@triton.jit
+def _gathered(X, Rows, Y, stride, BLOCK: tl.constexpr):
+    row = tl.load(Rows + tl.program_id(0))
+    c = tl.arange(0, BLOCK)
+    tl.store(Y + tl.program_id(0) * BLOCK + c, tl.load(X + row * stride + c))
+
+
+@pytest.mark.parametrize(("row", "found"), [(60_000, ["x"]), (50_000, [])])
+def test_rows_that_are_read_from_memory_count_with_their_values(row, found):
+    rows = Buffer("rows", torch.tensor([3, row], dtype=torch.int32), torch.int32, written=True)
+    module = lower(
+        _gathered, {"X": "*fp32", "Rows": "*i32", "Y": "*fp32", "stride": "i32", "BLOCK": "constexpr"}, {(4,): 16}
+    )
+    findings = Findings()
+    pointer = Pointer(rows, torch.tensor([0]))
+    find_wraps(module, (2, 1, 1), [huge("x", ROWS, STRIDE), pointer, huge("y", 32), STRIDE], findings)
+    assert [finding.buffer for finding in findings.all()] == found
