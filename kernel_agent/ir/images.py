@@ -136,6 +136,8 @@ _CASTS = {
     "bool": torch.bool,
 }
 _SEVERAL_VIEWS = frozenset({"unbind", "split", "chunk", "split_with_sizes", "tensor_split", "hsplit", "vsplit"})
+_ABOUT_DTYPES = frozenset({"result_type", "promote_types", "can_cast"})
+"""Asked of declared dtypes: by the ones that images are held in, every answer would be float64."""
 _UNWRITTEN = frozenset({"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"})
 _PRODUCTS = frozenset(
     {
@@ -234,6 +236,8 @@ class ImageMode(TorchFunctionMode):  # type: ignore[misc]
         if name == "detach" and self.session.functions:  # a forward is not recorded: there detaching changes nothing
             func = _alias
         expected = _expected(name, func, args, kwargs, bool(inputs))
+        if name in _ABOUT_DTYPES and expected is not None:
+            return expected
         with torch.set_grad_enabled(self.grad):
             result = self._compute(name, func, *exactly(name, args, kwargs, getattr(expected, "dtype", None)))
             result = self._declare_all(name, result, expected, inputs)

@@ -11,7 +11,7 @@ import triton
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
 
-from kernel_agent.ir import execute, import_module, standin
+from kernel_agent.ir import declared_dtype, execute, import_module, standin
 
 GPU_FILE = """
 import torch, triton
@@ -107,3 +107,17 @@ def test_standin_may_be_nested_and_makes_tensors_on_the_cpu():
         x = torch.randn(3, device="cuda", generator=generator)
         assert x.cuda() is x
     assert x.device.type == "cpu"
+
+
+def test_questions_about_dtypes_are_answered_for_the_declared_ones():
+    # Answered for what images are held in, an output allocated in the common dtype would report float64.
+    def stub(half, single):
+        assert torch.result_type(half, single) == torch.float32
+        assert torch.result_type(half, 2.0) == torch.float16
+        assert torch.promote_types(half.dtype, torch.bfloat16) == torch.float32
+        assert not torch.can_cast(torch.float32, torch.int32)
+        assert torch.get_default_dtype() == torch.float32
+        return torch.zeros(half.shape, dtype=torch.result_type(half, half))
+
+    result = execute(stub, (torch.ones(2).half(), torch.ones(2))).result
+    assert declared_dtype(result) == torch.float16
