@@ -26,10 +26,9 @@ from kernel_agent.ir.numerics import Numerics
 from kernel_agent.ir.placement import compute_on
 from kernel_agent.ir.rounding import rounded
 from kernel_agent.ir.torch_calls import CallClass, TorchCall, class_of
+from kernel_agent.ir.unsigned import HELD_SIGNED, unsigned_followed
 
 _ATTRIBUTE = "_declared_dtype"
-_WIDE_UNSIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
-"""torch computes little with these; images hold the same bits signed."""
 
 
 def is_image(tensor: Tensor) -> bool:
@@ -46,7 +45,7 @@ def held_dtype(declared: torch.dtype) -> torch.dtype:
     """The dtype an image of a declared dtype is held in."""
     if declared.is_complex:
         return torch.complex128
-    return torch.float64 if declared.is_floating_point else _WIDE_UNSIGNED.get(declared, declared)
+    return torch.float64 if declared.is_floating_point else HELD_SIGNED.get(declared, declared)
 
 
 def declare(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -91,7 +90,7 @@ class Images:
         if key not in self._storages:
             elements = tensor.untyped_storage().nbytes() // tensor.element_size()
             whole = torch.as_strided(tensor.detach(), (elements,), (1,), 0)
-            plain = whole.view(held) if tensor.dtype in _WIDE_UNSIGNED else whole
+            plain = whole.view(held) if tensor.dtype in HELD_SIGNED else whole
             self._storages[key] = plain.to(self._device or plain.device, held, copy=True)
             self._kept.append(tensor)
         return self._storages[key]
@@ -238,8 +237,11 @@ class ImageMode(TorchFunctionMode):  # type: ignore[misc]
         expected = _expected(name, func, args, kwargs, bool(inputs))
         if name in _ABOUT_DTYPES and expected is not None:
             return expected
+        followed = unsigned_followed(
+            name, args, [declared_dtype(value) for value in inputs], getattr(expected, "dtype", None)
+        )
         with torch.set_grad_enabled(self.grad):
-            result = self._compute(name, func, *exactly(name, args, kwargs, getattr(expected, "dtype", None)))
+            result = self._compute(name, func, *exactly(name, followed, kwargs, getattr(expected, "dtype", None)))
             result = self._declare_all(name, result, expected, inputs)
             if self.faithful:
                 _round_all((args[0], result) if name == "__setitem__" else result)

@@ -214,6 +214,8 @@ def _run(machine: Machine, arguments: Sequence[RuntimeValue], programs: Tensor) 
         if not isinstance(given, (bool, int, float)):
             values.append(on_device(given, machine.device))
             continue
+        if isinstance(given, int) and given >= 1 << 63:  # an unsigned number, held by its bits
+            given -= 1 << 64
         value = torch.full((1,), given, dtype=parameter.type.dtype, device=CPU)
         if machine.faithful and isinstance(given, float):
             value = rounded(value, STORED_FLOATS[parameter.type.name])

@@ -180,7 +180,29 @@ def masked_rows(x: Tensor, live: Tensor) -> Tensor:
     return y
 
 
+@triton.jit
+def _row_for_all(W, X, Y, M, N, BM: tl.constexpr, BN: tl.constexpr):
+    # pointers vary over columns alone, their mask over rows and programs too: one gather serves lanes that differ
+    m = tl.program_id(0) * BM + tl.arange(0, BM)[:, None]
+    n = tl.arange(0, BN)[None, :]
+    live = (m < M) & (n < N) & (n <= m)
+    w = tl.load(W + n + tl.zeros((BM, BN), tl.int32), mask=live, other=2.0)
+    x = tl.load(X + m * N + n, mask=(m < M) & (n < N), other=0.0)
+    tl.store(Y + m * N + n, w * w * x, mask=(m < M) & (n < N))
+
+
+def row_for_all(w: Tensor, x: Tensor) -> Tensor:
+    y = torch.empty_like(x)
+    _row_for_all[(triton.cdiv(x.shape[0], 4),)](w, x, y, *x.shape, BM=4, BN=8)
+    return y
+
+
+def _row_reference(w: Tensor, x: Tensor) -> Tensor:
+    return torch.where(torch.arange(x.shape[1]) <= torch.arange(x.shape[0])[:, None], w, 2.0) ** 2 * x
+
+
 CASES = [
+    Case("row_for_all", row_for_all, lambda: (torch.randn(7), torch.randn(10, 7)), _row_reference),
     *in_dtypes(
         Case("add_transposed", add_2d, lambda: (torch.randn(19, 13).t(), torch.randn(13, 19)), _add_2d_reference),
         torch.bfloat16,

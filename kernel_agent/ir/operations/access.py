@@ -112,7 +112,9 @@ def _gather(machine: Machine, op: Op, target: Target, valid: Tensor | None, acti
     if buffer.size == 0:
         return tape.contents.new_zeros(index.shape)
     if tape.records():
-        value, tape.token = Load.apply(tape.token, tape, index, None if machine.quiet else valid)
+        # one gather may serve lanes with different masks: its gradient is their sum already
+        several = tuple(index.shape) != lanes.shape
+        value, tape.token = Load.apply(tape.token, tape, index, None if machine.quiet or several else valid)
         return value
     return tape.contents.index_select(0, index.reshape(-1)).view(index.shape)
 
