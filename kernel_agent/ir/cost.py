@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from kernel_agent.ir.capture import Launch
 from kernel_agent.ir.cost_report import (
@@ -33,7 +33,7 @@ from kernel_agent.ir.ghost import Ghost, NeedsValues
 from kernel_agent.ir.ghost_images import META, CountingCapture, GhostCapture, GhostImages
 from kernel_agent.ir.images import Images, declare, declared_dtype
 from kernel_agent.ir.inputs import Inputs
-from kernel_agent.ir.launch import LaunchOptions
+from kernel_agent.ir.launch import LaunchOptions, launch
 from kernel_agent.ir.memory import Buffer
 from kernel_agent.ir.meter import Access
 from kernel_agent.ir.program import Module
@@ -89,13 +89,17 @@ class _Counter:
 
 
 class _Walker(_Counter):
-    """A `Runner` that counts launches without executing them."""
+    """A `Runner` that counts launches without executing them.
 
-    def __init__(self, effort: Effort) -> None:
+    With `values` it executes those that write integers, once they are counted: addresses may depend on them later.
+    """
+
+    def __init__(self, effort: Effort, *, values: bool) -> None:
         super().__init__()
         self.effort = effort
-        self.unknown: set[int] = set()
-        """See `Ghost.unknown`."""
+        self.values = values
+        self.capture: GhostCapture | None = None
+        """Who knows which buffers have contents."""
 
     def __call__(
         self,
@@ -103,11 +107,25 @@ class _Walker(_Counter):
         grid: tuple[int, int, int],
         arguments: Sequence[RuntimeValue],
         buffers: dict[int, Buffer],
-        findings: Findings,  # noqa: ARG002
-        options: LaunchOptions,  # noqa: ARG002
+        findings: Findings,
+        options: LaunchOptions,
     ) -> None:
         """See `Runner`."""
-        self.counted.append(count(Ghost(module, grid, arguments, buffers, self.unknown), self.effort))
+        capture = self.capture
+        if capture is None:
+            raise RuntimeError("a launch before its capture")
+        before = set(capture.unknown)
+        counted = count(Ghost(module, grid, arguments, buffers, capture.unknown), self.effort)
+        self.counted.append(counted)
+        touched = [(counted.buffers[place], kind) for place, kind in counted.touched]
+        written = [buffer for buffer, kind in touched if kind is not Access.READ]
+        looked_at = [buffer for buffer, kind in touched if kind is not Access.WRITE]
+        ids = {id(buffer) for buffer in written}
+        known = not any(id(buffer) in before - capture.fresh for buffer in looked_at)
+        if self.values and known and any(not buffer.is_float for buffer in written):
+            launch(module, grid, arguments, buffers, findings, options)
+            capture.unknown &= before - ids
+        capture.fresh -= ids
 
 
 def cost(stub: Callable[..., Any], *args: Any, device: str = DEFAULT_DEVICE, **kwargs: Any) -> CostReport:
@@ -127,12 +145,19 @@ def count_call(
     kwargs: dict[str, Any] | None = None,
     effort: Effort = DEFAULT_EFFORT,
 ) -> Counts:
-    """Count one call. Where addresses depend on what kernels compute, the call is executed in full instead.
+    """Count one call, with as little data as possible.
 
-    Raises `IRError`, and what the stub raises.
+    Values of floating arguments are looked at only where an address depends on them. Where one depends on what kernels
+    compute, the call is executed in full, and a note says so. Raises `IRError`, and what the stub raises.
     """
     try:
         return walk_call(stub, args, kwargs, effort)
+    except NeedsValues as reason:
+        if any(isinstance(leaf, Tensor) and leaf.is_meta for leaf in tree_leaves((args, kwargs))):
+            remedy = "Give tensors with values instead of meta tensors."
+            raise NeedsValues(reason.message, remedy=remedy, file=reason.file, line=reason.line) from reason
+    try:
+        return walk_call(stub, args, kwargs, effort, values=True)
     except NeedsValues as reason:
         counts = execute_call(stub, args, kwargs)
         return replace(counts, notes=(f"executed in full at these sizes: {reason.message}",))
@@ -143,12 +168,14 @@ def walk_call(
     args: Sequence[Any],
     kwargs: dict[str, Any] | None = None,
     effort: Effort = DEFAULT_EFFORT,
+    *,
+    values: bool = False,
 ) -> Counts:
-    """Count one call without executing it. Raises `NeedsValues` too."""
-    runner = _Walker(effort)
-    capture = GhostCapture(options=LaunchOptions(sanitize=False), runner=runner)
-    runner.unknown = capture.unknown
-    counts = _counted(stub, args, kwargs or {}, capture, runner, GhostImages())
+    """Count one call without executing it; `values` lets floating arguments keep theirs. Raises `NeedsValues` too."""
+    runner = _Walker(effort, values=values)
+    capture = GhostCapture(options=LaunchOptions(sanitize=False), runner=runner, values=values)
+    runner.capture = capture
+    counts = _counted(stub, args, kwargs or {}, capture, runner, GhostImages(values=values))
     shapes = tree_map(lambda leaf: _shape_of(leaf, capture) if isinstance(leaf, Tensor) else leaf, counts.result)
     return replace(counts, result=shapes)
 
@@ -230,9 +257,7 @@ def _launch_cost(launch: Launch, counted: Counted, device: Device) -> LaunchCost
 def _traffic(buffer: Buffer, touch: Touch | None) -> Traffic | None:
     if touch is None or not touch.lanes:
         return None
-    return Traffic(
-        round(touch.unique * buffer.itemsize), round(touch.lanes * buffer.itemsize), round(touch.sectors * SECTOR)
-    )
+    return Traffic(round(touch.unique * buffer.itemsize), round(touch.issued), round(touch.sectors * SECTOR))
 
 
 def _loop_cost(counted: Counted, place: int) -> LoopCost:

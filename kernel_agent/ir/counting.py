@@ -7,7 +7,7 @@ import enum
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -44,6 +44,8 @@ class Touch:
     """Different elements."""
     lanes: float
     """Elements, each as often as it was touched."""
+    issued: float
+    """Bytes of those."""
     sectors: float
     """Memory sectors of 32 bytes, each once per program and access."""
 
@@ -168,7 +170,7 @@ def _sampled(ghost: Ghost, sample: int) -> Counted:
     for (place, kind), touch in scaled.touched.items():
         key = id(scaled.buffers[place])
         unique, apart = _estimate(key, kind, touch, (parts[0], parts[1]), singles, programs)
-        touched[place, kind] = Touch(unique, touch.lanes, touch.sectors)
+        touched[place, kind] = replace(touch, unique=unique)
         spread = max(spread, apart)
     walked = scaled.walked + sample
     return Counted(
@@ -216,8 +218,9 @@ def _counted(tallies: list[tuple[Tally, float]], module: Module, programs: int, 
             parts = [(t.touched[id(buffer)][kind], w) for t, w in tallies if kind in t.touched.get(id(buffer), {})]
             if parts:
                 lanes = sum(part.lanes * weight for part, weight in parts)
+                issued = sum(part.bytes * weight for part, weight in parts)
                 sectors = sum(part.sectors * weight for part, weight in parts)
-                touched[place, kind] = Touch(max(part.elements for part, _ in parts), lanes, sectors)
+                touched[place, kind] = Touch(max(part.elements for part, _ in parts), lanes, issued, sectors)
     blocks: Counter[int] = Counter()
     for tally, weight in tallies:
         for key, runs in tally.blocks.items():

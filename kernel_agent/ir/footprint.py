@@ -99,6 +99,8 @@ class Footprint:
         self.itemsize = itemsize
         self.lanes = 0
         """Lanes that touched an element, each as often as it did."""
+        self.bytes = 0
+        """Bytes of those lanes."""
         self.sectors = 0
         """Memory sectors, each counted once per program and access."""
         self._written = 0
@@ -114,11 +116,19 @@ class Footprint:
         """How many different elements of the same buffer either of two touched."""
         return len(self._elements | other._elements)
 
-    def add(self, offsets: Sequence[Tensor], masks: Sequence[Tensor], tile: Sequence[int], programs: int) -> int:
+    def add(
+        self,
+        offsets: Sequence[Tensor],
+        masks: Sequence[Tensor],
+        tile: Sequence[int],
+        programs: int,
+        width: int | None = None,
+    ) -> int:
         """Programs touch the elements at the sum of `offsets` where all `masks` hold.
 
         Terms are `[P or 1, *tile]` with tile dimensions lazily broadcast, offsets int64; lanes outside of the buffer
-        touch nothing. Returns how many lanes were written out to be marked.
+        touch nothing. `width` is how many bytes of an element they touch, by default all. Returns how many lanes were
+        written out to be marked.
         """
         if not tile:
             tile = (1,)
@@ -130,7 +140,9 @@ class Footprint:
             lanes = groups[0].lanes(tile)
         covered = frozenset().union(*[group.dims for group in groups])
         repeated = math.prod(size for dim, size in enumerate(tile, 1) if dim not in covered)
-        self.lanes += int(lanes.sum()) * repeated * (programs // lanes.size(0))
+        total = int(lanes.sum()) * repeated * (programs // lanes.size(0))
+        self.lanes += total
+        self.bytes += total * (self.itemsize if width is None else width)
         before = self._written
         self._mark(groups, lanes > 0, tuple(tile), programs)
         return self._written - before

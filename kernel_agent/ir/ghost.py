@@ -24,9 +24,10 @@ from kernel_agent.ir.machine import Machine
 from kernel_agent.ir.memory import Buffer
 from kernel_agent.ir.meter import Access, Meter
 from kernel_agent.ir.operations.pointers import targets
+from kernel_agent.ir.operations.reinterpret import size_of
 from kernel_agent.ir.program import Module, Op
 from kernel_agent.ir.sanitizer import Sanitizer
-from kernel_agent.ir.tally import tile_of
+from kernel_agent.ir.tally import accessed, tile_of
 from kernel_agent.ir.types import Kind
 from kernel_agent.ir.values import Active, BlockPointer, Pointer, RuntimeValue
 
@@ -60,8 +61,9 @@ class Watcher(Meter, Protocol):
         masks: Sequence[Tensor],
         tile: tuple[int, ...],
         programs: int,
+        width: int,
     ) -> None:
-        """`programs` programs touch a buffer, see `Footprint.add`."""
+        """`programs` programs touch `width` bytes per lane of a buffer, see `Footprint.add`."""
 
 
 @dataclass(frozen=True)
@@ -200,12 +202,13 @@ class GhostMachine(Machine):
         tile = tile_of(op)
         if isinstance(place, BlockPointer):
             offsets, block_masks, tile = _block_terms(op, place, operands, tile)
-            place, masks = Pointer(place.base.buffer, place.base.offset), [*masks, *block_masks]
+            place, masks = place.base, [*masks, *block_masks]
         else:
             offsets = list(terms_of(place.offset))
+        width = size_of(accessed(op))
         if place.buffer is not None:
             reached = [place.buffer]
-            self._reach(kind, place.buffer, offsets, masks, tile, active)
+            self._reach(kind, place.buffer, offsets, masks, tile, active, width)
         else:
             written_out = Pointer(None, _total(offsets, torch.add))
             every = _total(masks, torch.logical_and) if masks else None
@@ -213,7 +216,7 @@ class GhostMachine(Machine):
             for target in targets(self, op, written_out, every, active):
                 reached.append(target.buffer)
                 inside = [] if target.mask is None else [target.mask]
-                self._reach(kind, target.buffer, [target.offset], inside, tile, active)
+                self._reach(kind, target.buffer, [target.offset], inside, tile, active, width)
         if any(result.id in self.slice.needed for result in op.results):
             return self._data(op, kind, operands, reached, active)
         return [ABSENT] * len(op.results)
@@ -226,12 +229,19 @@ class GhostMachine(Machine):
         masks: list[Tensor],
         tile: tuple[int, ...],
         active: Active,
+        width: int,
     ) -> None:
+        """Touch elements of `width` bytes: several of the buffer's where it holds narrower ones."""
         if kind is not Access.READ:
             self.unknown.add(id(buffer))
         rank = max([len(tile), *(term.dim() - 1 for term in (*offsets, *masks))])
         tile = (1,) * (rank - len(tile)) + tile
-        self._tell(lambda: self.watcher.reach(kind, buffer, offsets, masks, tile, active.size))
+        part = min(width, buffer.itemsize)
+        for step in range(max(1, width // buffer.itemsize)):
+            there = offsets if step == 0 else [offsets[0] + step, *offsets[1:]]
+            self._tell(
+                lambda there=there: self.watcher.reach(kind, buffer, there, masks, tile, active.size, part)  # type: ignore[misc]
+            )
 
     def _data(
         self, op: Op, kind: Access, operands: list[RuntimeValue], reached: list[Buffer], active: Active
@@ -289,7 +299,7 @@ def _block_terms(
         starts, shape = block.offsets, tile
         checked = set(op.attributes.get("boundaryCheck", ()))
     rank = len(shape)
-    scale = 1 if block.base.buffer is not None else max(1, _element_bits(op) // 8)
+    scale = 1 if block.base.buffer is not None else size_of(accessed(op))
     offsets, masks = [block.base.offset.reshape(-1, *[1] * rank)], []
     for dim, length in enumerate(shape):
         along = [1] * (rank + 1)
@@ -300,8 +310,3 @@ def _block_terms(
             inside = (place >= 0) & (place < block.extents[dim].reshape(-1, *[1] * rank))
             masks.append(torch.ones((1,) * (rank + 1), dtype=torch.bool) if bool(inside.all()) else inside)
     return offsets, masks, shape
-
-
-def _element_bits(op: Op) -> int:
-    type_ = op.results[0].type if op.results else op.operands[1].type
-    return type_.scalar.bits

@@ -42,12 +42,16 @@ _FAILURES = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedErro
 
 
 class GhostImages(Images):
-    """Images of arguments: large floats are meta tensors, the rest are copies on the CPU."""
+    """Images of arguments: large floats are meta tensors unless `values` are wanted, the rest are copies on the CPU."""
+
+    def __init__(self, *, values: bool = False) -> None:
+        super().__init__(device=torch.device("cpu"))
+        self.values = values
 
     def storage(self, tensor: Tensor, held: torch.dtype) -> Tensor:
         """See `Images.storage`."""
         elements = tensor.untyped_storage().nbytes() // tensor.element_size()
-        if not tensor.is_meta and (elements <= SMALL or not held.is_floating_point):
+        if not tensor.is_meta and (self.values or elements <= SMALL or not held.is_floating_point):
             return super().storage(tensor, held)
         key = storage_of(tensor)
         if key not in self._storages:
@@ -76,16 +80,20 @@ class CountingCapture(Capture):
 class GhostCapture(CountingCapture):
     """A capture whose tensors may be without contents."""
 
-    def __init__(self, *, options: LaunchOptions, runner: Runner) -> None:
+    def __init__(self, *, options: LaunchOptions, runner: Runner, values: bool = False) -> None:
         super().__init__(options=options, runner=runner)
+        self.values = values
+        """New floating tensors have contents, too."""
         self.unknown: set[int] = set()
         """Identities of buffers whose contents are not known."""
+        self.fresh: set[int] = set()
+        """Those of them that nothing wrote yet."""
 
     def buffer(self, tensor: Tensor, *, written: bool = True, name: str = "") -> Buffer:
         """See `Capture.buffer`. Who wrote what is not followed."""
         buffer = super().buffer(tensor, written=True, name=name)
         if not written:
-            self.unknown.add(id(buffer))
+            self.allocated(tensor)
         return buffer
 
     def is_unknown(self, tensor: Tensor) -> bool:
@@ -96,6 +104,12 @@ class GhostCapture(CountingCapture):
     def forget(self, tensor: Tensor) -> None:
         """Something unknown was written to the memory of a tensor."""
         self.unknown.add(id(self.buffer(tensor)))
+        self.fresh.discard(id(self.buffer(tensor)))
+
+    def allocated(self, tensor: Tensor) -> None:
+        """A tensor was made whose memory nothing wrote yet."""
+        self.unknown.add(id(self.buffer(tensor)))
+        self.fresh.add(id(self.buffer(tensor)))
 
     def learn(self, tensor: Tensor) -> None:
         """Known values were written to a whole tensor."""
@@ -136,7 +150,7 @@ class GhostMode(TrafficMode):
         kwargs = {key: value for key, value in kwargs.items() if key not in ("generator", "pin_memory")}
         args = tuple(META if names_gpu(value) else value for value in args)
         made = func(*tree_map(_held, args), **{**tree_map(_held, kwargs), "device": META})
-        if made.is_floating_point() and made.numel() > 1:
+        if made.is_floating_point() and made.numel() > 1 and not self.session.values:
             return made
         return super()._compute(name, func, args, kwargs)
 
@@ -145,7 +159,7 @@ class GhostMode(TrafficMode):
     ) -> None:
         super()._note(name, args, kwargs, result, inputs)
         if name.startswith(("empty", "new_empty")):
-            self.session.forget(result)
+            self.session.allocated(result)
 
     def _in_place(self, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         target = kwargs.get("out", args[0] if args else None)

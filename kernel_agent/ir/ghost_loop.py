@@ -9,6 +9,7 @@ the attempt is kept and the loop is walked iteration by iteration.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -111,9 +112,17 @@ class _Path:
 def _frame(value: RuntimeValue) -> tuple[object, ...]:
     """What of a value does not change with its numbers."""
     if isinstance(value, Pointer):
-        return ("pointer", id(value.buffer))
+        return ("pointer", id(value.buffer), value.view)
     if isinstance(value, BlockPointer):
-        return ("block", id(value.base.buffer), len(value.extents), len(value.strides), len(value.offsets))
+        return (
+            "block",
+            id(value.base.buffer),
+            value.base.view,
+            value.pad_nan,
+            len(value.extents),
+            len(value.strides),
+            len(value.offsets),
+        )
     if isinstance(value, Sum) or (isinstance(value, Tensor) and value.dtype in _INTEGERS):
         return ("number", value.dtype)
     raise Crooked
@@ -135,15 +144,16 @@ def _line(value: RuntimeValue) -> Line:
 
 def _rebuilt(like: RuntimeValue, numbers: list[Line]) -> RuntimeValue:
     if isinstance(like, Pointer):
-        return Pointer(like.buffer, lazy_sum(numbers[0], torch.int64))
+        return replace(like, offset=lazy_sum(numbers[0], torch.int64))
     if isinstance(like, BlockPointer):
         base, *rest = [sum(line[1:], line[0]) for line in numbers]
         extents, strides = len(like.extents), len(like.strides)
-        return BlockPointer(
-            Pointer(like.base.buffer, base),
-            rest[:extents],
-            rest[extents : extents + strides],
-            rest[extents + strides :],
+        return replace(
+            like,
+            base=replace(like.base, offset=base),
+            extents=rest[:extents],
+            strides=rest[extents : extents + strides],
+            offsets=rest[extents + strides :],
         )
     return lazy_sum(numbers[0], like.dtype)
 

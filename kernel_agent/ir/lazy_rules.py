@@ -39,7 +39,7 @@ def _add_pointer(op: Op, pointer: Pointer, offset: RuntimeValue) -> RuntimeValue
         pointee = op.results[0].type.scalar.element
         scale = max(1, (pointee.bits if pointee else 8) // 8)
     terms = [*terms_of(pointer.offset), *(term.to(torch.int64) * scale for term in terms_of(offset))]
-    return Pointer(pointer.buffer, lazy_sum(terms, torch.int64))
+    return Pointer(pointer.buffer, lazy_sum(terms, torch.int64), pointer.view)
 
 
 def _integers(value: RuntimeValue) -> bool:
@@ -101,7 +101,7 @@ def _moved(value: RuntimeValue, change: Callable[[Tensor], Tensor]) -> RuntimeVa
     if isinstance(value, (Sum, All)):
         return value.map(change)
     if isinstance(value, Pointer) and isinstance(value.offset, Sum):
-        return Pointer(value.buffer, value.offset.map(change))
+        return value.map(lambda offset: offset.map(change))
     return None
 
 

@@ -12,8 +12,9 @@ from kernel_agent.ir.footprint import Footprint
 from kernel_agent.ir.lanes import Lanes
 from kernel_agent.ir.memory import Buffer
 from kernel_agent.ir.meter import Access
-from kernel_agent.ir.program import Block, Module, Op
-from kernel_agent.ir.types import Kind
+from kernel_agent.ir.operations.reinterpret import size_of
+from kernel_agent.ir.program import Block, Module, Op, Value
+from kernel_agent.ir.types import Kind, Type
 from kernel_agent.ir.values import Active
 
 LOOPS = ("scf.for", "scf.while")
@@ -21,11 +22,19 @@ LOOPS = ("scf.for", "scf.while")
 
 def tile_of(op: Op) -> tuple[int, ...]:
     """Shape of the lanes of an access."""
-    if op.name in ("tt.store", "tt.descriptor_store", "tt.descriptor_reduce"):
-        return op.operands[1].type.tile
-    if op.name == "tt.descriptor_scatter":
-        return op.operands[3].type.tile
-    return op.results[0].type.tile if op.results else ()
+    return _moved(op).type.tile
+
+
+def accessed(op: Op) -> Type:
+    """Type of the elements of an access."""
+    return _moved(op).type.scalar
+
+
+def _moved(op: Op) -> Value:
+    """The value that an access reads or writes."""
+    if op.results:
+        return op.results[0]
+    return op.operands[3 if op.name == "tt.descriptor_scatter" else 1]
 
 
 class TooMuch(Exception):
@@ -64,7 +73,8 @@ class Tally:
         masks = [] if lanes.valid is None else [lanes.valid]
         tile = tile_of(op)
         rank = lanes.offset.dim() - 1
-        self.reach(kind, buffer, [lanes.offset], masks, (1,) * (rank - len(tile)) + tile, lanes.active.size)
+        width = min(size_of(accessed(op)), buffer.itemsize)
+        self.reach(kind, buffer, [lanes.offset], masks, (1,) * (rank - len(tile)) + tile, lanes.active.size, width)
 
     def reach(
         self,
@@ -74,6 +84,7 @@ class Tally:
         masks: Sequence[Tensor],
         tile: tuple[int, ...],
         programs: int,
+        width: int,
     ) -> None:
         """`access` with lanes as terms, see `Footprint.add`."""
         if buffer.size == 0:
@@ -82,7 +93,7 @@ class Tally:
         self.buffers[id(buffer)] = buffer
         if kind not in kinds:
             kinds[kind] = Footprint(buffer.size, buffer.itemsize)
-        self.written += kinds[kind].add(offsets, masks, tile, programs)
+        self.written += kinds[kind].add(offsets, masks, tile, programs, width)
         if self.limit is not None and self.written > self.limit:
             raise TooMuch
 

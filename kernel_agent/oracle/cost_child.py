@@ -6,6 +6,7 @@ user's real sizes may be far larger than this machine.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from types import ModuleType
@@ -78,7 +79,7 @@ def _entry_costs(module: ModuleType, facts: FileFacts, entry: ShapeEntry) -> dic
     with standin():
         arguments = build_arguments(module, entry, device="cpu", seed=0)
     try:
-        return part_counts(module, facts, arguments, walk_call)
+        return part_counts(module, facts, arguments, functools.partial(walk_call, values=True))
     except NeedsValues as reason:
         note = f"executed in full at these sizes: {reason.message}"
         parts = part_counts(module, facts, arguments, execute_call)

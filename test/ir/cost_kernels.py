@@ -118,6 +118,21 @@ def bucket_then_gather(x: Tensor) -> Tensor:
 
 
 @triton.jit
+def _append_positive(X, Y, Count):
+    x = tl.load(X + tl.program_id(0))
+    if x > 0:
+        place = tl.atomic_add(Count, 1)
+        tl.store(Y + place, x)
+
+
+def append_positive(x: Tensor) -> Tensor:
+    y = torch.zeros_like(x)
+    count = torch.zeros(1, dtype=torch.int32, device=x.device)
+    _append_positive[(x.numel(),)](x, y, count)
+    return y
+
+
+@triton.jit
 def _halving(X, Y, n):
     i = tl.program_id(0)
     total = 0.0

@@ -6,6 +6,7 @@ import pytest
 import torch
 from cost_kernels import (
     add,
+    append_positive,
     bucket_then_gather,
     causal_sums,
     column_sums,
@@ -22,6 +23,7 @@ from kernel_agent.ir.cost import count_call, execute_call, report
 from kernel_agent.ir.cost_report import BufferCost, CostReport, LaunchCost, Resource, Traffic
 from kernel_agent.ir.counting import How
 from kernel_agent.ir.devices import device_table
+from kernel_agent.ir.ghost import NeedsValues
 from kernel_agent.ir.work import Work
 
 
@@ -130,13 +132,26 @@ def test_rows_that_are_gathered_twice_cross_memory_once():
     assert buffer(launch, "index").read.issued_bytes == 5 * 8
 
 
-def test_addresses_that_a_kernel_computes_make_the_call_run_in_full_and_it_says_so():
+def test_addresses_that_a_kernel_computes_are_followed_into_the_next_kernel():
     x = torch.randn(6, 16)
     cost = cost_of(bucket_then_gather, x)
     rows = int((x.flatten()[:6] > 0).to(torch.int64).unique().numel())
     assert buffer(cost.launches[1], "x").read.unique_bytes == rows * 64
-    assert all(launch.how is How.EXECUTED for launch in cost.launches)
-    assert "contents of Index decide where programs go" in cost.notes[0]
+    assert all(launch.how is How.WALKED for launch in cost.launches)
+
+
+def test_a_kernel_that_goes_where_its_atomics_lead_is_executed_in_full_and_it_says_so():
+    cost = cost_of(append_positive, torch.tensor([1.0, -1.0, 2.0, 3.0]))
+    launch = only(cost)
+    assert launch.how is How.EXECUTED
+    assert buffer(launch, "Y").write.issued_bytes == 3 * 4
+    assert "what an atomic operation finds decides where programs go" in cost.notes[0]
+
+
+def test_a_tensor_without_values_cannot_lead_the_way():
+    with pytest.raises(NeedsValues) as caught:
+        count_call(append_positive, (torch.empty(4, device="meta"),))
+    assert caught.value.remedy == "Give tensors with values instead of meta tensors."
 
 
 def test_a_while_loop_counts_its_trips():
