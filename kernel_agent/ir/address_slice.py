@@ -15,8 +15,11 @@ from kernel_agent.ir.program import Block, Function, Module, Op, Value, walk
 ACCESSES = {
     "tt.load": Access.READ,
     "tt.descriptor_load": Access.READ,
+    "tt.descriptor_gather": Access.READ,
     "tt.store": Access.WRITE,
     "tt.descriptor_store": Access.WRITE,
+    "tt.descriptor_scatter": Access.WRITE,
+    "tt.descriptor_reduce": Access.ATOMIC,
     "tt.atomic_rmw": Access.ATOMIC,
     "tt.atomic_cas": Access.ATOMIC,
 }
@@ -59,9 +62,9 @@ def mask_of(op: Op) -> Value | None:
 
 def places_of(op: Op) -> list[Value]:
     """Operands of an access that say where it goes; its mask is not among them."""
-    if op.name == "tt.descriptor_load":
-        return list(op.operands)
-    if op.name == "tt.descriptor_store":
+    if op.name in ("tt.descriptor_load", "tt.descriptor_gather", "tt.descriptor_scatter"):
+        return list(op.operands[:3] if op.name == "tt.descriptor_scatter" else op.operands)
+    if op.name in ("tt.descriptor_store", "tt.descriptor_reduce"):
         return [op.operands[0], *op.operands[2:]]
     return [op.operands[0]]
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from kernel_agent.ir.address_slice import ACCESSES, AddressSlice, address_slice, mask_of
+from kernel_agent.ir.address_slice import ACCESSES, AddressSlice, address_slice, mask_of, places_of
 from kernel_agent.ir.errors import IRError
 from kernel_agent.ir.findings import Findings
 from kernel_agent.ir.ghost_loop import Crooked, walk_loop
@@ -201,7 +201,8 @@ class GhostMachine(Machine):
         place = operands[0]
         tile = tile_of(op)
         if isinstance(place, BlockPointer):
-            offsets, block_masks, tile = _block_terms(op, place, operands, tile)
+            starts = [_dense(given[value.id]) for value in places_of(op)[1:]]
+            offsets, block_masks, tile = _block_terms(op, place, starts, tile)
             place, masks = place.base, [*masks, *block_masks]
         else:
             offsets = list(terms_of(place.offset))
@@ -288,11 +289,13 @@ def _total(terms: Sequence[Tensor], combine: Callable[[Tensor, Tensor], Tensor])
 
 
 def _block_terms(
-    op: Op, block: BlockPointer, operands: list[RuntimeValue], tile: tuple[int, ...]
+    op: Op, block: BlockPointer, starts: list[Tensor], tile: tuple[int, ...]
 ) -> tuple[list[Tensor], list[Tensor], tuple[int, ...]]:
-    """Offsets, masks and shape of the lanes of a block pointer or descriptor, one term per dimension."""
+    """Offsets, masks and shape of the lanes of a block pointer or descriptor, one term per dimension.
+
+    `starts` are the operands that say where a descriptor is used: one (P,) per dimension, or (P, n) rows and a column.
+    """
     if op.name.startswith("tt.descriptor"):
-        starts = [value.to(torch.int64) for value in operands[1 if op.name == "tt.descriptor_load" else 2 :]]
         shape = (1,) * (len(block.extents) - len(tile)) + tile
         checked = set(range(len(shape)))
     else:
@@ -304,7 +307,11 @@ def _block_terms(
     for dim, length in enumerate(shape):
         along = [1] * (rank + 1)
         along[dim + 1] = length
-        place = starts[dim].reshape(-1, *[1] * rank) + torch.arange(length).view(along)
+        start = starts[dim].to(torch.int64)
+        if start.dim() > 1:
+            place = start.view(-1, start.size(1), *[1] * (rank - 1))
+        else:
+            place = start.reshape(-1, *[1] * rank) + torch.arange(length).view(along)
         offsets.append(place * (block.strides[dim].reshape(-1, *[1] * rank) * scale))
         if dim in checked:
             inside = (place >= 0) & (place < block.extents[dim].reshape(-1, *[1] * rank))
