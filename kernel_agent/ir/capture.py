@@ -32,7 +32,7 @@ from kernel_agent.ir.lower import lower
 from kernel_agent.ir.memory import ADDRESS_BITS, Buffer
 from kernel_agent.ir.patches import CodePatch, Patch, Scene
 from kernel_agent.ir.program import Module
-from kernel_agent.ir.signature import Signature
+from kernel_agent.ir.signature import Address, Signature
 from kernel_agent.ir.torch_calls import TorchCall
 from kernel_agent.ir.views import Geometry
 
@@ -95,10 +95,13 @@ class _Compiled:
     n_spills = 0
     n_max_threads = 1024
 
-    def __init__(self, capture: Capture, kernel: Any, constants: dict[str, Any]) -> None:
-        self.capture = capture
+    def __init__(self, kernel: Any, values: dict[str, Any]) -> None:
         self.kernel = kernel
-        self.constants = constants
+        self.constants = {
+            parameter.name: values[parameter.name]
+            for parameter in kernel.params
+            if parameter.is_constexpr and parameter.name in values
+        }
         self.name = kernel.fn.__name__
         self.metadata = _Metadata(self.name)
 
@@ -106,9 +109,11 @@ class _Compiled:
         """Nothing is loaded."""
 
     def __getitem__(self, grid: Any) -> Any:
+        """Launch it in whatever capture runs then: libraries keep compiled kernels for later calls."""
+
         def run(*args: Any, **kwargs: Any) -> None:
             given = dict(zip(self.kernel.arg_names, args, strict=False))
-            self.capture.launch(self.kernel, grid, (), {**self.constants, **given, **kwargs})
+            self.kernel[grid](**{**self.constants, **given, **kwargs})
 
         return run
 
@@ -276,13 +281,13 @@ class Capture:
         sizes = grid(dict(values)) if callable(grid) else grid
         file, line = _launch_site()
         with torch._C.DisableTorchFunction(), torch.set_grad_enabled(self.grad):
-            signature = Signature(kernel, values, self.buffer)
+            signature = Signature(kernel, values, self.buffer, self.buffers)
             module = lower(kernel, signature.types, signature.constants)
             blocks = _grid(sizes, name)
             self.launches.append(Launch(name, blocks, file, line, module))
             arguments = signature.arguments(module)
             self.runner(module, blocks, arguments, self.buffers, self.findings, self.options)
-        return _Compiled(self, kernel, values)
+        return _Compiled(kernel, values)
 
     def _argument(self, value: Any) -> Any:
         """A launch argument; tensors in it as images."""
@@ -293,6 +298,8 @@ class Capture:
             return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
         if isinstance(value, TensorDescriptor):
             return replace(value, base=self.adopt(value.base))
+        if hasattr(value, "data_ptr") and hasattr(value, "dtype"):
+            return Address(int(value.data_ptr()), value.dtype)
         return value
 
 
@@ -341,7 +348,7 @@ def _run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> _Comp
         hook(*args, **kwargs)
     if warmup:
         bound = inspect.signature(self.fn).bind_partial(*args, **_parameters_only(self, kwargs))
-        return _Compiled(_actor(), self, dict(bound.arguments))
+        return _Compiled(self, dict(bound.arguments))
     return _actor().launch(self, grid, args, kwargs)
 
 
@@ -381,7 +388,11 @@ def _patches() -> list[Patch | CodePatch]:
     ]
     compiler = sys.modules.get("torch._dynamo.eval_frame")
     if compiler is not None:  # functions that were compiled at import ask it at every call
-        patches.append(Patch(compiler, "_callback_from_stance", lambda _callback: None))
+        answers = {
+            "_callback_from_stance": lambda _callback: None,
+            "set_fullgraph_compiled_frame_count": lambda _count: 0,
+        }
+        patches += [Patch(compiler, name, answer) for name, answer in answers.items() if hasattr(compiler, name)]
     return patches
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from kernel_agent.ir.errors import LaunchError
 from kernel_agent.ir.images import declared_dtype
 from kernel_agent.ir.lower import Path
-from kernel_agent.ir.memory import CPU, Buffer
+from kernel_agent.ir.memory import ADDRESS_BITS, CPU, Buffer
 from kernel_agent.ir.program import Module
 from kernel_agent.ir.values import BlockPointer, Pointer, RuntimeValue
 
@@ -37,15 +38,28 @@ _ELEMENTS = {
 }
 
 
+@dataclass(frozen=True)
+class Address:
+    """An argument that is no tensor but has a `data_ptr()`, such as `triton.reinterpret(tensor, dtype)`."""
+
+    value: int
+    """Virtual byte address."""
+    dtype: torch.dtype | tl.dtype
+    """What it points to."""
+
+
 class Signature:
     """How Triton specialises a kernel for a set of arguments."""
 
-    def __init__(self, kernel: Any, values: dict[str, Any], buffer_of: Callable[..., Buffer]) -> None:
+    def __init__(
+        self, kernel: Any, values: dict[str, Any], buffer_of: Callable[..., Buffer], buffers: dict[int, Buffer]
+    ) -> None:
         self.kernel = kernel
         self.constants: dict[Path, Any] = {}
         """Constant arguments by path."""
         self._values: list[RuntimeValue] = []
         self._buffer_of = buffer_of
+        self._buffers = buffers
         self.types: dict[str, Any] = {
             parameter.name: self._classify((place,), values[parameter.name], parameter)
             for place, parameter in enumerate(kernel.params)
@@ -89,6 +103,8 @@ class Signature:
         if isinstance(value, Tensor):
             self._values.append(self._pointer(value, parameter.name))
             return "*" + self._element(value, parameter.name)
+        if isinstance(value, Address):
+            return "*" + self._at(value, parameter.name)
         if not isinstance(value, (bool, int, float)):
             raise LaunchError(
                 f"kernel {self.kernel.fn.__name__}: argument {parameter.name} is a {type(value).__name__}, "
@@ -110,8 +126,22 @@ class Signature:
             buffer.name = name
         return Pointer(buffer, torch.tensor([tensor.storage_offset()], device=CPU), buffer.extents.view(tensor, name))
 
+    def _at(self, address: Address, name: str) -> str:
+        """Note a pointer that is given by its address; the result is what it points to."""
+        buffer = self._buffers.get(address.value >> ADDRESS_BITS)
+        if buffer is None or (address.value - buffer.base) % buffer.itemsize:
+            kernel = self.kernel.fn.__name__
+            raise LaunchError(f"kernel {kernel}: argument {name} is no address of an element", kernel=kernel)
+        offset = (address.value - buffer.base) // buffer.itemsize
+        self._values.append(Pointer(buffer, torch.tensor([offset], device=CPU)))
+        return self._element_name(address.dtype, name)
+
     def _element(self, tensor: Tensor, name: str) -> str:
-        dtype = declared_dtype(tensor)
+        return self._element_name(declared_dtype(tensor), name)
+
+    def _element_name(self, dtype: torch.dtype | tl.dtype, name: str) -> str:
+        if isinstance(dtype, tl.dtype):
+            return str(dtype)
         if dtype not in _ELEMENTS:
             kernel = self.kernel.fn.__name__
             raise LaunchError(f"kernel {kernel}: argument {name} is {dtype}, which Triton does not know", kernel=kernel)

@@ -192,6 +192,15 @@ def test_compiled_functions_run_as_they_are_written():
     check_gradients(stub, (torch.randn(4, 8), torch.randn(8)), lambda x, w: 3 * (2 * x * w + 1))
 
 
+@torch.compile(backend="eager", fullgraph=True)
+def compiled_whole(x: Tensor) -> Tensor:
+    return x * 2
+
+
+def test_functions_that_insist_on_being_compiled_as_a_whole_run_as_they_are_written():
+    check_gradients(compiled_whole, (torch.randn(4),), lambda x: 2 * x)
+
+
 def test_checkpointed_stubs_are_recorded_like_any_other():
     from torch.utils.checkpoint import checkpoint
 

@@ -298,3 +298,53 @@ def decorated(x: Tensor, scale: float) -> Tensor:
 
 def test_stubs_whose_arguments_are_made_contiguous_by_a_decorator():
     check_gradients(lambda x: decorated(x, scale=2.0), (torch.randn(4, 6).t(),), lambda x: 4 * x * x)
+
+
+class Strided:
+    """A pointer with strides of its own, as libraries make them where torch has no such view."""
+
+    def __init__(self, base: Tensor, offset: int) -> None:
+        self.base, self.offset, self.dtype = base, offset, base.dtype
+
+    def data_ptr(self) -> int:
+        return int(self.base.data_ptr()) + self.offset * self.base.element_size()
+
+
+@triton.jit
+def _backwards(X, Y, BLOCK: tl.constexpr):
+    c = tl.arange(0, BLOCK)
+    tl.store(Y + c, tl.load(X - c) * 2)
+
+
+def test_whatever_has_an_address_and_a_dtype_is_a_pointer():
+    def stub(x: Tensor) -> Tensor:
+        y = torch.empty_like(x)
+        _backwards[(1,)](Strided(x, 7), y, BLOCK=8)
+        return y
+
+    check_gradients(stub, (torch.randn(8),), lambda x: 2 * x.flip(0))
+
+
+def test_a_tensor_may_be_reinterpreted_for_a_kernel():
+    def stub(x: Tensor) -> Tensor:
+        y = torch.empty_like(x)
+        _scale[(1,)](triton.reinterpret(x, tl.float32), y, x.numel(), 2.0, BLOCK=8)
+        return y
+
+    check_gradients(stub, (torch.randn(8),), lambda x: 2 * x)
+
+
+def test_a_compiled_kernel_that_a_library_keeps_launches_in_the_next_call_too():
+    # the second execution must not run in the memory of the first
+    kept: list[Any] = []
+
+    def stub(x: Tensor) -> Tensor:
+        y = torch.empty_like(x)
+        if not kept:
+            kept.append(_scale[(1,)](x, y, x.numel(), 2.0, BLOCK=8))
+        else:
+            kept[0][(1, 1, 1)](x, y, x.numel(), 2.0)
+        return y
+
+    for _ in range(2):
+        check_gradients(stub, (torch.randn(8),), lambda x: 2 * x)
