@@ -27,7 +27,7 @@ from kernel_agent.ir.slopes import Slopes
 from kernel_agent.ir.values import Active, Bits, Pointer, RuntimeValue, join_rows, on_device, take_rows
 from kernel_agent.ir.views import View
 
-_LEAVES_BLOCK = frozenset(
+LEAVES_BLOCK = frozenset(
     {"scf.yield", "scf.condition", "tt.return", "tt.reduce.return", "tt.scan.return", "tt.map_elementwise.return"}
 )
 _BRANCHES = frozenset({"cf.br", "cf.cond_br"})
@@ -250,7 +250,7 @@ class Machine:
         for value, given in zip(block.arguments, arguments, strict=True):
             environment[value.id] = (active, given)
         for op in block.ops:
-            if op.name in _LEAVES_BLOCK:
+            if op.name in LEAVES_BLOCK:
                 return Outcome([self.read(place, active) for place in op.operand_ids])
             if op.name in _BRANCHES:
                 return Outcome(jumps=self._branch(op, active))

@@ -1,4 +1,4 @@
-"""Loads and stores, by pointers, block pointers and tensor descriptors."""
+"""Loads and stores, by pointers and block pointers."""
 
 from __future__ import annotations
 

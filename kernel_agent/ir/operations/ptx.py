@@ -16,7 +16,7 @@ _INSTRUCTION = re.compile(r"([a-z0-9_.]+) (\$\d+(?:, ?(?:\$\d+|0f[0-9A-Fa-f]{8})
 _FLOATS = ("f16", "f16x2", "bf16", "bf16x2", "f32", "f32x2", "f64")
 _QUALIFIERS = frozenset({"approx", "full", "ftz", "rn", "rz", "rm", "rp", "f32", "f64", "f16", "bf16"})
 
-_OPERATIONS: dict[str, Callable[..., Tensor]] = {
+OPERATIONS: dict[str, Callable[..., Tensor]] = {
     "abs": torch.abs,
     "add": torch.add,
     "cos": torch.cos,
@@ -52,7 +52,7 @@ def straight_line(text: str, results: int, operands: int, pack: int) -> Callable
         return None
     name, *qualifiers = names.pop().split(".")
     kind = qualifiers[-1] if qualifiers else ""
-    function = _OPERATIONS.get(name)
+    function = OPERATIONS.get(name)
     if function is None or kind not in _FLOATS or not set(qualifiers[:-1]) <= _QUALIFIERS:
         return None
     count = len(registers)
