@@ -148,11 +148,20 @@ def _dot(machine: Machine, op: Op, operands: list[Any], active: Active) -> list[
         return [_accumulated(a, b, c, _INSTRUCTION_BYTES * 8 // element.bits, target)]
     precision = InputPrecision(op.attributes.get("inputPrecision", InputPrecision.IEEE))
     if precision is InputPrecision.IEEE:
-        product = torch.matmul(a.to(torch.float32), b.to(torch.float32)).to(torch.float64)
-        return [rounded(product + c, target)]
+        return [_term_by_term(a, b, c, target)]
     if precision is InputPrecision.TF32:
         return [_accumulated(tf32_truncated(a), tf32_truncated(b), c, 8, target)]
     return [_in_parts(a, b, c, precision, target)]
+
+
+def _term_by_term(a: Tensor, b: Tensor, accumulator: Tensor, target: torch.dtype) -> Tensor:
+    """a (..., m, k) times b (..., k, n) plus accumulator (..., m, n) without tensor cores: one fma per term, in order.
+
+    Measured on an H200: the error is that of this chain, several times that of a blocked product.
+    """
+    for k in range(a.size(-1)):
+        accumulator = rounded(torch.addcmul(accumulator, a[..., :, k : k + 1], b[..., k : k + 1, :]), target)
+    return accumulator
 
 
 def _accumulated(a: Tensor, b: Tensor, accumulator: Tensor, depth: int, target: torch.dtype) -> Tensor:
