@@ -8,7 +8,7 @@ segments of a loop are chained by the tokens of all buffers like single accesses
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -136,8 +136,8 @@ def _detached(value: RuntimeValue) -> RuntimeValue:
     return value.detach() if _is_float(value) else value
 
 
-def _leaf(value: RuntimeValue) -> RuntimeValue:
-    return value.detach().requires_grad_() if _is_float(value) else value
+def _leaf(value: RuntimeValue, wanted: Iterator[bool]) -> RuntimeValue:
+    return value.detach().requires_grad_(next(wanted)) if _is_float(value) else value
 
 
 class Segment(torch.autograd.Function):  # type: ignore[misc]
@@ -162,8 +162,9 @@ class Segment(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         """Run again from memory as it was at the start, recorded, on the adjoint buffers of the whole launch."""
         part: _Part = ctx.part
-        carried = [_leaf(value) for value in part.carried]
-        captured = {place: _leaf(value) for place, value in part.captured.items()}
+        wanted = iter(ctx.needs_input_grad[1 + len(part.buffers) :])
+        carried = [_leaf(value, wanted) for value in part.carried]
+        captured = {place: _leaf(value, wanted) for place, value in part.captured.items()}
         active = Active(part.active.ids)
         with part.journal.at(part.number) as contents, torch.enable_grad():
             replay = part.machine.replay(contents, part.buffers, keep=False)
@@ -175,10 +176,11 @@ class Segment(torch.autograd.Function):  # type: ignore[misc]
                 if gradient is not None and result.requires_grad
             ]
             ends = replay.ends()
-            torch.autograd.backward(
-                [*ends, *[result for result, _ in pairs]],
-                [*[torch.zeros_like(end) for end in ends], *[gradient for _, gradient in pairs]],
-            )
+            if ends or pairs:
+                torch.autograd.backward(
+                    [*ends, *[result for result, _ in pairs]],
+                    [*[torch.zeros_like(end) for end in ends], *[gradient for _, gradient in pairs]],
+                )
         replay.close()
         tokens = [torch.zeros_like(part.machine.tape(buffer).token) for buffer in part.buffers]
         return (None, *tokens, *[leaf.grad for leaf in (*_floats(carried), *_floats(captured.values()))])

@@ -243,3 +243,29 @@ def test_any_budget_gives_the_same_gradients(memory):
     whole, cut = record(scan, args, ExecOptions()), record(scan, args, ExecOptions(memory=memory))
     for name, ours, theirs in zip("axw" * 2, cut.gradients, whole.gradients, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12, msg=lambda text, n=name: f"d{n}: {text}")
+
+
+@triton.jit
+def _running_maximum(X, Y, T, D: tl.constexpr):
+    d = tl.arange(0, D)
+    top = 0.0
+    for t in range(T):
+        x = tl.load(X + t * D + d)
+        top = top * 0.5 + tl.max(x * 2.0, 0)
+        tl.store(Y + t, top)
+
+
+def running_maximum(x: Tensor) -> Tensor:
+    y = torch.empty(x.shape[0], device=x.device)
+    _running_maximum[(1,)](x, y, x.shape[0], D=x.shape[1])
+    return y
+
+
+def test_equal_maxima_share_their_gradient_in_every_segment():
+    # constants are captured too, and carried values start as one: neither has a gradient to be computed
+    x = torch.randn(200, 8)
+    x[:, 3] = x[:, 5] = x.amax(1) + 1.0
+    check_segments(running_maximum, x)
+    (gradient,) = record(running_maximum, (x,), _TIGHT).gradients[:1]
+    assert torch.equal(gradient[:, 3], gradient[:, 5])
+    assert not bool(gradient[:, :3].any())

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from kernel_agent.ir.operations.extremes import extremum
 from kernel_agent.ir.operations.registry import rule
 from kernel_agent.ir.program import Op
 from kernel_agent.ir.values import Active, Bits, RuntimeValue, expand_tile, mapped
@@ -26,7 +27,13 @@ def _dot(_: Machine, op: Op, operands: list[Any], __: Active) -> list[Tensor]:
         # 8-bit products summed in float64 are exact, and int32 has no fast matmul
         product = torch.matmul(a.to(torch.float64), b.to(torch.float64)).to(torch.int64)
         return [product.to(accumulator.dtype) + accumulator]
-    return [torch.matmul(a, b) + accumulator]
+    product = torch.matmul(a, b)
+    return [product if _is_zero(operands[2]) else product + operands[2]]
+
+
+def _is_zero(value: Tensor) -> bool:
+    """Whether a value is known to be zero everywhere, without a look at more than one number."""
+    return value.numel() == 1 and value.device.type == "cpu" and not value.requires_grad and not bool(value)
 
 
 _ROUNDING = frozenset({"arith.addf", "arith.mulf"})
@@ -64,9 +71,9 @@ def _reduce(machine: Machine, op: Op, operands: list[Any], active: Active) -> li
     if name in ("arith.addf", "arith.addi") and operands[0].dtype != torch.bool:
         return [expand_tile(operands[0], tile).sum(axis, dtype=operands[0].dtype)]
     if name in ("arith.maximumf", "arith.maxsi"):
-        return [expand_tile(operands[0], tile).amax(axis)]
+        return [extremum(expand_tile(operands[0], tile), axis, largest=True)]
     if name in ("arith.minimumf", "arith.minsi"):
-        return [expand_tile(operands[0], tile).amin(axis)]
+        return [extremum(expand_tile(operands[0], tile), axis, largest=False)]
     if name in ("arith.maxnumf", "arith.minnumf"):
         return [_extreme(expand_tile(operands[0], tile), axis, largest=name == "arith.maxnumf")]
     if name == "arith.mulf":
@@ -86,7 +93,7 @@ def _reduce(machine: Machine, op: Op, operands: list[Any], active: Active) -> li
 
 def _extreme(values: Tensor, axis: int, *, largest: bool) -> Tensor:
     """Maximum or minimum along an axis, of what is not NaN if anything; ties share the gradient evenly."""
-    result = values.amax(axis) if largest else values.amin(axis)
+    result = extremum(values, axis, largest=largest)
     if not result.is_cuda and not bool(result.isnan().any()):
         return result
     bound = -math.inf if largest else math.inf
