@@ -10,7 +10,17 @@ from dataclasses import dataclass, replace
 
 from kernel_agent.errors import InputError
 from kernel_agent.gate.options import GateOptions
-from kernel_agent.oracle import CotangentKind, ForwardTruth, Point, Refusal, RefusalKind, TruthError, Truths
+from kernel_agent.oracle import (
+    CotangentKind,
+    Fit,
+    ForwardTruth,
+    Point,
+    Refusal,
+    RefusalKind,
+    TruthError,
+    Truths,
+    at_full_size,
+)
 from kernel_agent.pairs.spec import ShapeEntry
 
 _BOTH = (CotangentKind.RANDOM, CotangentKind.STRIDED)
@@ -75,6 +85,7 @@ def make_plan(truths: Truths, options: GateOptions, *, accepts_needs: bool) -> P
     """
     notes: list[str] = []
     swept = _swept(truths, options, notes)
+    notes += [part.words for part in at_full_size(truths, _required_fits(truths, options), options.seeds[0])]
     wanted = list(swept.values())
     odd = [entry for entry in _odd_entries([shape.entry for shape in wanted]) if entry.label not in swept]
     answers = truths.forwards([Point(entry=e, seed=options.seeds[0]) for e in [*[s.entry for s in wanted], *odd]])
@@ -135,6 +146,11 @@ def _swept(truths: Truths, options: GateOptions, notes: list[str]) -> dict[str, 
     if left_out:
         notes.append("left out as too large for a CPU and not required: " + "; ".join(left_out))
     return found
+
+
+def _required_fits(truths: Truths, options: GateOptions) -> list[Fit]:
+    fits = truths.fit(truths.spec.sweep, max_elements=options.max_elements, max_volume=options.max_volume)
+    return [fit for fit in fits if fit.asked.required and not fit.refusal]
 
 
 def _leave_out(truths: Truths, entry: ShapeEntry, answer: Refusal, notes: list[str]) -> None:

@@ -23,6 +23,7 @@ from kernel_agent.oracle.rounding_error import (
     rounding_of_gradients,
     rounding_of_outputs,
 )
+from kernel_agent.oracle.sampled import FullSize, at_full_size
 from kernel_agent.oracle.truth import Truths
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "DerivativeCheck",
     "Fit",
     "ForwardTruth",
+    "FullSize",
     "GradientTruth",
     "Outcome",
     "OutputForm",
@@ -45,6 +47,7 @@ __all__ = [
     "TruthError",
     "Truths",
     "Versions",
+    "at_full_size",
     "cross_check",
     "describe",
     "make_cotangents",

@@ -107,9 +107,14 @@ class _Pair:
         return f"the gradient of `{self.name}`" if self.gradient else f"`{self.name}`"
 
 
+def tolerance_of(coarsest: torch.dtype) -> float:
+    """Largest error, relative to the RMS of the values, that a reference which computes in this dtype may explain."""
+    return float(_ROUNDINGS * max(_eps(coarsest), _FINEST))
+
+
 def _judged(pair: _Pair, coarsest: torch.dtype, natural: float) -> ReferenceCheck:
     """Compare element by element, relative to the RMS of the values; `natural` adds what rounding makes of a zero."""
-    tolerance = _ROUNDINGS * max(_eps(coarsest), _FINEST)
+    tolerance = tolerance_of(coarsest)
     exact, given = pair.exact, pair.given
     source = "autograd through the reference" if pair.gradient else "the reference"
     if exact.shape != given.shape:

@@ -64,7 +64,7 @@ def compared(call: Call) -> None:
         args, kwargs = arguments_at(stub, Point.model_validate(call.payload["point"]))
         wanted = {int(key.removeprefix("cotangent.")): tensor for key, tensor in call.tensors.items()}
         places = stub.leaves(args, kwargs) if wanted else {}
-        found = _called(stub.module.reference, lambda dtype: leaf_call(args, kwargs, places, dtype))
+        found = called(stub.module.reference, lambda dtype: leaf_call(args, kwargs, places, dtype))
         if found.failed:
             call.send({"failed": found.failed})
             return
@@ -89,7 +89,7 @@ def compared(call: Call) -> None:
         call.send(record, tensors)
 
 
-def _called(reference: Callable[..., Any], prepare: Callable[[torch.dtype | None], LeafCall]) -> Referenced:
+def called(reference: Callable[..., Any], prepare: Callable[[torch.dtype | None], LeafCall]) -> Referenced:
     """Call the reference with float64 arguments, or with their own dtypes where it does not take those."""
     said = ""
     for dtype in (torch.float64, None):

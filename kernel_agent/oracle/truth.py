@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -32,6 +32,9 @@ from kernel_agent.oracle.wire import unpack
 from kernel_agent.pairs.sections import truth_source
 from kernel_agent.pairs.spec import KernelSpec, ShapeEntry, content_hash
 from kernel_agent.sandbox import Limits, Message, Sandbox
+
+if TYPE_CHECKING:
+    from kernel_agent.oracle.sampled import FullSize
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,8 @@ class Truths:
         self._limits = limits
         self._unanswered: dict[str, TruthError] = {}
         """By point: what need not be tried twice in one process, a time limit of minutes above all."""
+        self.looks: dict[str, FullSize] = {}
+        """By asked size: what `sampled.at_full_size` saw there."""
         self._base = (
             versions().model_dump(),
             content_hash(truth_source(spec.facts.source)),
