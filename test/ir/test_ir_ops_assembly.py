@@ -53,6 +53,19 @@ def test_the_same_instruction_for_each_element_of_a_pack():
     check_gradients(_stub(asm, "=f,=f,f,f", 2), (torch.randn(8),), torch.tanh)
 
 
+def test_softplus_as_attention_libraries_write_it():
+    asm = """{ .reg .pred p;
+        setp.gt.f32  p, $1, 15.;
+        @p  mov.f32  $0, $1;
+        @!p ex2.approx.ftz.f32 $0, $1;
+        @!p add.f32            $0, $0, 1.0;
+        @!p lg2.approx.ftz.f32 $0, $0; }"""
+    x = torch.tensor([-30.0, -1.0, 0.0, 1.0, 14.0, 15.5, 40.0, 2000.0])
+    check_gradients(
+        _stub(asm, "=r,r"), (x,), lambda x: torch.where(x > 15, x, torch.logaddexp2(x, torch.zeros_like(x)))
+    )
+
+
 def test_registers_in_another_order_are_not_taken_for_a_function_of_each_lane():
     swapped = "tanh.approx.f32 $0, $3; tanh.approx.f32 $1, $2;"
     with pytest.raises(UnsupportedOp, match="no known meaning"):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kernel_agent.ir.operations.bits import to_bits, to_floats
-from kernel_agent.ir.operations.ptx import straight_line
+from kernel_agent.ir.operations.ptx import SOFTPLUS, straight_line
 from kernel_agent.ir.operations.registry import rule
 from kernel_agent.ir.operations.safe import differentiable
 from kernel_agent.ir.program import Op
@@ -82,6 +82,10 @@ def _run(machine: Machine, op: Op, operands: list[Any], active: Active) -> list[
     else:
         found = list(meaning(*plain))
     return [value.to(result.type.dtype) for value, result in zip(found, op.results, strict=True)]
+
+
+for _text, _function in SOFTPLUS.items():
+    register_asm(_text, _function)
 
 
 # --- what Triton itself writes in assembly

@@ -6,6 +6,7 @@ so a snippet that uses them in another order is not taken for one of these.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 
@@ -24,6 +25,7 @@ OPERATIONS: dict[str, Callable[..., Tensor]] = {
     "ex2": torch.exp2,
     "fma": lambda a, b, c: a * b + c,
     "lg2": torch.log2,
+    "mov": lambda a: a,
     "mul": torch.mul,
     "neg": torch.neg,
     "rcp": torch.reciprocal,
@@ -60,3 +62,20 @@ def straight_line(text: str, results: int, operands: int, pack: int) -> Callable
         return None
     wanted = [[f"${count * place + k}" for place in range(operands + 1)] for k in range(count)]
     return function if registers == wanted else None
+
+
+def _softplus(x: Tensor, largest: float, base: float) -> Tensor:
+    """log(1 + base**x) to a base, x itself above `largest`."""
+    above = x > largest
+    scale = math.log(base)
+    return torch.where(above, x, torch.log1p(torch.exp(torch.where(above, 0.0, x) * scale)) / scale)
+
+
+SOFTPLUS = {
+    "{ .reg .pred p; setp.gt.f32 p, $1, 20.; @p mov.f32 $0, $1; @!p mul.f32 $0, $1, 1.4426950408889634; "
+    "@!p ex2.approx.ftz.f32 $0, $0; @!p add.f32 $0, $0, 1.0; @!p lg2.approx.ftz.f32 $0, $0; "
+    "@!p mul.f32 $0, $0, 0.6931471805599453; }": lambda x: _softplus(x, 20.0, math.e),
+    "{ .reg .pred p; setp.gt.f32 p, $1, 15.; @p mov.f32 $0, $1; @!p ex2.approx.ftz.f32 $0, $1; "
+    "@!p add.f32 $0, $0, 1.0; @!p lg2.approx.ftz.f32 $0, $0; }": lambda x: _softplus(x, 15.0, 2.0),
+}
+"""Softplus as attention libraries write it, natural and to base 2."""
