@@ -7,11 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from kernel_agent.ir import ExecOptions, Finding, execute
 
+BLOCK_POINTERS = tuple(int(part) for part in triton.__version__.split(".")[:2]) < (3, 9)
+"""Whether this Triton still has block pointers; newer ones keep the name and refuse it."""
 EXACT = 1e-10
 """Largest error relative to the largest element of the reference."""
 WITH_LITERAL = 1e-6

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from corpus.case import Case, in_dtypes
+from corpus.case import BLOCK_POINTERS, Case, in_dtypes
 
 BF16, HALF, DOUBLE = torch.bfloat16, torch.float16, torch.float64
 
@@ -309,7 +309,7 @@ CASES = [
     Case("dot_3d", dot_3d, lambda: (torch.randn(4, 16, 32), torch.randn(4, 32, 16)), _matmul),
 ]
 
-if hasattr(tl, "make_block_ptr"):  # Triton 3.9 has no block pointers
+if BLOCK_POINTERS:
     CASES += in_dtypes(
         Case(
             "matmul_batched_block_pointers",

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from corpus.case import Case, in_dtypes
+from corpus.case import BLOCK_POINTERS, Case, in_dtypes
 
 BF16, HALF = torch.bfloat16, torch.float16
 
@@ -281,7 +281,7 @@ CASES = [
     ),
 ]
 
-if hasattr(tl, "make_block_ptr"):  # Triton 3.9 has no block pointers
+if BLOCK_POINTERS:
     CASES.append(
         Case("strided_blocks", strided_blocks, lambda: (torch.randn(13, 40)[:, ::2],), lambda x: (x * x).sum(1))
     )

@@ -9,6 +9,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from corpus.case import BLOCK_POINTERS
 from cost_kernels import bucket_then_gather, causal_sums, matmul
 
 from kernel_agent.ir import import_module, standin
@@ -44,6 +45,8 @@ def smallest_call(module: ModuleType, name: str) -> Arguments:
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in EXAMPLES.glob("*.py")))
 def test_walked_costs_of_an_example_are_those_of_its_execution(name: str):
+    if name == "attention_block_ptr" and not BLOCK_POINTERS:
+        pytest.skip("this Triton has no block pointers")
     module, stub = example(name)
     call = smallest_call(module, name)
     walked = on_h100(count_call(getattr(module, stub), call.args, call.kwargs))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-import triton.language as tl
+from corpus.case import BLOCK_POINTERS
 
 from kernel_agent.ir import Execution, execute, standin
 from kernel_agent.pairs.arguments import Arguments, build_arguments
@@ -55,7 +55,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:tl.make_block_ptr is deprecated:
 
 
 def facts_of(name: str) -> FileFacts:
-    if name == "attention_block_ptr" and not hasattr(tl, "make_block_ptr"):
+    if name == "attention_block_ptr" and not BLOCK_POINTERS:
         pytest.skip("this Triton has no block pointers")
     return read_file(EXAMPLES / f"{name}.py")
 
