@@ -151,3 +151,33 @@ def test_one_16_bit_format_read_as_the_other_has_other_values():
     x = torch.randn(8).bfloat16()
     got = execute(_run(_other_format, dtype=torch.float32), (x,)).result
     assert torch.equal(got, x.view(torch.float16).double())
+
+
+@triton.jit
+def _swapped_by_copies(X, Y, n: tl.constexpr):
+    c = tl.arange(0, n)
+    x = tl.load(X + c)
+    left = tl.sum(tl.where(c == 0, x, 0.0), 0) + tl.zeros([n], tl.float32)
+    right = tl.sum(tl.where(c == 1, x, 0.0), 0) + tl.zeros([n], tl.float32)
+    a, b = left.to(tl.int32, bitcast=True), right.to(tl.int32, bitcast=True)
+    swapped = x.to(tl.int32, bitcast=True) ^ tl.where(left > right, a ^ b, tl.zeros([n], tl.int32))
+    tl.store(Y + c, swapped.to(tl.float32, bitcast=True))
+
+
+@pytest.mark.parametrize("values", [[2.0, 1.0], [1.0, 2.0], [1.0, 1.0]])
+def test_a_swap_by_exclusive_or_of_copies_keeps_the_gradients(values):
+    # the copies were cast one by one: that their bits cancel shows only in their values
+    check_gradients(_run(_swapped_by_copies), (torch.tensor(values),), lambda x: x.sort(stable=True).values)
+
+
+@triton.jit
+def _two_at_once(X, Y, n: tl.constexpr):
+    c = tl.arange(0, n)
+    x = tl.load(X + c)
+    bits = x.to(tl.int32, bitcast=True) ^ (x * 3).to(tl.int32, bitcast=True)
+    tl.store(Y + c, bits.to(tl.float32, bitcast=True))
+
+
+def test_an_exclusive_or_of_two_floats_is_no_float_and_refused():
+    with pytest.raises(UnsupportedOp, match="two floats packed"):
+        execute(_run(_two_at_once), (torch.tensor([2.0, 1.0]),), {}, leaves=(0,))

@@ -34,6 +34,8 @@ _LEAST_KEPT = 7
 """Bits of the narrowest float without its sign."""
 _UNKNOWN = -1
 """Identity of integers that hold two floats."""
+_PAIR = 31
+"""The exclusive-or of two floats has both identities, the larger one shifted by so many bits."""
 
 
 def to_bits(machine: Machine, value: Tensor, float_type: Type, op: Op) -> Bits:
@@ -58,7 +60,7 @@ def to_floats(machine: Machine, value: Bits | Tensor, float_type: Type, op: Op) 
     plain = pattern.contiguous().view(dtype).to(torch.float64)
     if not isinstance(value, Bits):
         return plain
-    if bool((value.element == _UNKNOWN).any()):
+    if bool(((value.element == _UNKNOWN) | (value.element >= 1 << _PAIR)).any()):
         raise machine.unsupported(op, "taking apart two floats packed into one integer is not supported")
     memory = machine.remembered()
     claimed = value.element.clamp(min=0, max=memory.numel())
@@ -106,7 +108,7 @@ def _seen_as(pointer: Pointer, type_: Type) -> Pointer:
 _MOVES = frozenset(
     {
         *("tt.reshape", "tt.expand_dims", "tt.splat", "tt.unsplat", "tt.broadcast", "tt.trans", "tt.join", "tt.split"),
-        *("tt.cat", "tt.gather", "arith.xori", "arith.select"),
+        *("tt.cat", "tt.gather", "arith.select"),
     }
 )
 """Operations under which identities move exactly as patterns do."""
@@ -159,6 +161,8 @@ def _identities(
     if op.name == "arith.ori":
         first, second = (_identity(value) for value in operands)
         return [torch.where((first != 0) & (second != 0) & (first != second), _UNKNOWN, first | second)]
+    if op.name == "arith.xori":
+        return [_exclusive(machine, _identity(operands[0]), _identity(operands[1]))]
     if op.name in _MOVES:
         fixed = {"arith.select": 0, "tt.gather": 1}.get(op.name)
         ids = [value if place == fixed else _identity(value) for place, value in enumerate(operands)]
@@ -172,6 +176,33 @@ def _identities(
             torch.where(second == 0, first, second if op.name == "arith.addi" else 0) * ((first == 0) | (second == 0))
         ]
     return None
+
+
+def _exclusive(machine: Machine, first: Tensor, second: Tensor) -> Tensor:
+    """Identities of an exclusive-or: a float twice cancels, two make a pair, and one of a pair takes itself out of it.
+
+    Copies of one float may have been cast one by one: those of equal value cancel, too.
+    """
+    first, second = torch.broadcast_tensors(first, second)
+    result = torch.where(first == second, 0, torch.where((first == 0) | (second == 0), first | second, _UNKNOWN))
+    low, high = torch.minimum(first, second), torch.maximum(first, second)
+    differ = (low > 0) & (low != high)
+    if not bool(differ.any()):
+        return result
+    single = differ & (low < 1 << _PAIR)
+    result = torch.where(single & (high < 1 << _PAIR), (high << _PAIR) | low, result)
+    one, other = high >> _PAIR, high & ((1 << _PAIR) - 1)
+    memory = machine.remembered().detach().to(torch.float32)
+
+    def equal(left: Tensor, right: Tensor) -> Tensor:
+        values = [memory[(part - 1).clamp(min=0, max=memory.numel() - 1)] for part in (left, right)]
+        return (left == right) | (values[0] == values[1])
+
+    left_over = torch.where(equal(one, other), low, _UNKNOWN)
+    left_over = torch.where(equal(low, other), one, left_over)
+    left_over = torch.where(equal(low, one), other, left_over)
+    left_over = torch.where(low == other, one, left_over)
+    return torch.where(single & (high >= 1 << _PAIR), left_over, result)
 
 
 def _keeps_a_float(mask: Tensor) -> Tensor:
