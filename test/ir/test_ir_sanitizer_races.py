@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernel_agent.ir import Finding, FindingKind, execute
+from kernel_agent.ir import Finding, FindingKind, LaunchError, execute
 
 
 def found(stub: Callable[..., object], *args: Tensor) -> list[Finding]:
@@ -263,10 +263,65 @@ def _never_releases(Y, Lock):
 
 
 def test_a_lock_that_is_never_released_ends_the_run_with_an_error():
-    from kernel_agent.ir import LaunchError
-
     def stub(y: Tensor) -> None:
         _never_releases[(2,)](y, torch.zeros(1, dtype=torch.int32, device=y.device))
 
     with pytest.raises(LaunchError, match=r"program \(1, 0, 0\) waits forever for element 0 of Lock"):
         execute(stub, (torch.zeros(1),))
+
+
+@triton.jit
+def _in_turn(X, Y, Turn, BLOCK: tl.constexpr, SEM: tl.constexpr, BACKWARDS: tl.constexpr):
+    pid = tl.program_id(0)
+    c = tl.arange(0, BLOCK)
+    turn = pid
+    if BACKWARDS:
+        turn = tl.num_programs(0) - 1 - pid
+    while tl.atomic_add(Turn, 0, sem=SEM) < turn:
+        pass
+    tl.store(Y + c, tl.load(Y + c) + tl.load(X + pid * BLOCK + c))
+    tl.atomic_add(Turn, 1)
+
+
+def in_turn(sem: str, backwards: bool = False) -> Callable[[Tensor], Tensor]:
+    def stub(x: Tensor) -> Tensor:
+        turn, y = torch.zeros(1, dtype=torch.int32, device=x.device), torch.zeros(16, device=x.device)
+        _in_turn[(3,)](x, y, turn, 16, sem, backwards)
+        return y
+
+    return stub
+
+
+@pytest.mark.parametrize(("sem", "racing"), [("acquire", set()), ("relaxed", {"Y"})])
+def test_programs_that_wait_for_their_turn_are_ordered_if_the_look_acquires(sem, racing):
+    assert racing_buffers(in_turn(sem), torch.randn(48)) == racing
+
+
+def test_waiting_for_a_later_program_ends_with_an_error_instead_of_never():
+    with pytest.raises(LaunchError, match=r"program \(0, 0, 0\) waits forever"):
+        execute(in_turn("acquire", backwards=True), (torch.randn(48),))
+
+
+@triton.jit
+def _first_row_or_add(X, Sum, Lock, Count, N, BLOCK: tl.constexpr):
+    c = tl.arange(0, BLOCK)
+    x = tl.load(X + tl.program_id(0) * N + c, mask=c < N)
+    while tl.atomic_cas(Lock, 0, 1) == 1:
+        pass
+    if tl.load(Count) == 0:
+        tl.atomic_xchg(Count, 1)
+    else:
+        x += tl.load(Sum + c, mask=c < N)
+    tl.store(Sum + c, x, mask=c < N)
+    tl.debug_barrier()
+    tl.atomic_xchg(Lock, 0)
+
+
+def test_a_counter_under_a_lock_may_be_read_plainly_and_spares_the_zeros():
+    # As layer norm's backward does it: the sum is `empty`, and the first program under the lock stores into it.
+    def stub(x: Tensor) -> Tensor:
+        lock, total = torch.zeros(2, dtype=torch.int32, device=x.device), torch.empty(x.shape[1], device=x.device)
+        _first_row_or_add[(x.shape[0],)](x, total, lock, lock[1:], x.shape[1], 16)
+        return total
+
+    assert found(stub, torch.randn(4, 10)) == []

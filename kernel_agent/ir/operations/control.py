@@ -10,14 +10,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from kernel_agent.ir.errors import LaunchError
 from kernel_agent.ir.memory import CPU
 from kernel_agent.ir.operations.registry import rule
-from kernel_agent.ir.program import Block, Op
+from kernel_agent.ir.program import Block, Op, walk
 from kernel_agent.ir.segments import Loop, Stretch
 from kernel_agent.ir.values import Active, RuntimeValue, join_rows, on_device, take_rows
 
 if TYPE_CHECKING:
     from kernel_agent.ir.machine import Machine
+
+_PATIENCE = 2_000
+"""Rounds that a loop may wait for memory to change."""
+_STORES = frozenset({"tt.store", "tt.descriptor_store"})
 
 Pieces = list[tuple[Tensor, list[RuntimeValue]]]
 """Values of programs that left a loop: (positions in the loop's programs, values)."""
@@ -105,15 +110,45 @@ def _while(machine: Machine, op: Op, operands: list[Any], active: Active) -> lis
         passed = loop.run(_rounds(op, count), passed, current, count)
 
 
+def _unchanged(earlier: list[RuntimeValue], later: list[RuntimeValue]) -> bool:
+    """Whether a round left all that a loop carries as it was."""
+    return all(
+        isinstance(a, Tensor) and isinstance(b, Tensor) and torch.equal(a, b)
+        for a, b in zip(earlier, later, strict=True)
+    )
+
+
+def _waits_forever(machine: Machine, op: Op, active: Active) -> LaunchError:
+    """A program looks again and again at memory that no program before it will change."""
+    place = machine.module.place(op)
+    name = machine.module.entry.name
+    where = f"{name}, {place.file.rpartition('/')[2]}:{place.line}: " if place else f"{name}: "
+    program = int(active.ids[0])
+    x, y, _ = machine.grid
+    return LaunchError(
+        f"{where}program {(program % x, program // x % y, program // (x * y))} waits forever: {_PATIENCE} rounds of "
+        "this loop changed nothing",
+        remedy="Let programs wait only for programs with lower ids: they run in that order, one at a time.",
+        kernel=name,
+        op=op.name,
+        file=place.file if place else "",
+        line=place.line if place else None,
+    )
+
+
 def _rounds(op: Op, most: int) -> Stretch:
     """Rounds of a while loop, until a program leaves it; a condition and the values passed with it are carried."""
     before, after = op.regions[0][0], op.regions[1][0]
+    only_waits = not any(inner.name in _STORES for region in op.regions for inner in walk(region))
 
     def run(machine: Machine, passed: list[RuntimeValue], active: Active) -> list[RuntimeValue]:
-        for _ in range(most):
+        for turn in range(most):
+            earlier = passed
             passed = machine.run_values(before, machine.run_values(after, passed[1:], active), active)
             if not bool(passed[0].all()):
                 break
+            if turn > _PATIENCE and only_waits and _unchanged(earlier, passed):
+                raise _waits_forever(machine, op, active)
         return passed
 
     return run
