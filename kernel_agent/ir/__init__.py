@@ -3,6 +3,7 @@
 The forward kernel itself is the truth: `execute` runs a stub with autograd through every kernel it launches.
 """
 
+from kernel_agent.ir.budget import OutOfDeviceMemory
 from kernel_agent.ir.capture import Launch
 from kernel_agent.ir.configurations import Configs
 from kernel_agent.ir.device import import_module, standin
@@ -28,6 +29,7 @@ __all__ = [
     "LaunchError",
     "LoweringError",
     "Numerics",
+    "OutOfDeviceMemory",
     "ParseError",
     "Safety",
     "TorchCall",

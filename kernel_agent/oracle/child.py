@@ -23,6 +23,7 @@ from kernel_agent.ir import (
     IRError,
     LoweringError,
     Numerics,
+    OutOfDeviceMemory,
     UnsupportedOp,
     declared_dtype,
     execute,
@@ -185,14 +186,14 @@ def run(
         return execute(stub.function, args, kwargs, leaves=leaves, options=options)
     except (InputError, EnvironmentProblem):
         raise
+    except (MemoryError, torch.OutOfMemoryError, OutOfDeviceMemory) as error:
+        raise Refused(Refusal(kind=RefusalKind.RESOURCES, message=first_line(error))) from error
     except UnsupportedOp as error:
         raise Refused(Refusal(kind=RefusalKind.UNSUPPORTED, message=error.message, line=error.line)) from error
     except LoweringError as error:
         raise Refused(Refusal(kind=RefusalKind.COMPILE, message=essence(error.message), line=error.line)) from error
     except IRError as error:
         raise Refused(Refusal(kind=RefusalKind.STUB, message=error.message, line=error.line)) from error
-    except MemoryError as error:
-        raise Refused(Refusal(kind=RefusalKind.RESOURCES, message=first_line(error))) from error
     except Exception as error:  # the user's code again
         raise Refused(
             Refusal(kind=RefusalKind.STUB, message=first_line(error), line=line_in(error, module_path(stub.module)))

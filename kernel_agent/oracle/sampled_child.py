@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from kernel_agent.errors import EnvironmentProblem, InputError
-from kernel_agent.ir import IRError, standin
+from kernel_agent.ir import IRError, OutOfDeviceMemory, standin
 from kernel_agent.ir.sampled import Sampled, execute_sampled
 from kernel_agent.oracle.child import Refused, Stub, answered, arguments_at, load, plain
 from kernel_agent.oracle.leaves import leaf_call
@@ -74,10 +74,10 @@ def _run(stub: Stub, arguments: Arguments, leaves: tuple[int | str, ...], progra
         return execute_sampled(stub.function, *arguments, leaves=leaves, programs=programs)
     except (InputError, EnvironmentProblem):
         raise
+    except (MemoryError, torch.OutOfMemoryError, OutOfDeviceMemory) as error:
+        raise Refused(Refusal(kind=RefusalKind.RESOURCES, message=first_line(error))) from error
     except IRError as error:
         raise Refused(Refusal(kind=RefusalKind.UNSUPPORTED, message=error.message, line=error.line)) from error
-    except (MemoryError, torch.OutOfMemoryError) as error:
-        raise Refused(Refusal(kind=RefusalKind.RESOURCES, message=first_line(error))) from error
     except Exception as error:  # the user's code
         raise Refused(Refusal(kind=RefusalKind.STUB, message=first_line(error))) from error
 
