@@ -46,6 +46,8 @@ def walk_loop(
 
     def iterate(rows: Tensor, turn: Tensor, values: list[RuntimeValue]) -> list[RuntimeValue]:
         counter = take_rows(low, rows) + turn * take_rows(step, rows)
+        if bool((counter == counter[:1]).all()):
+            counter = counter[:1]
         return machine.run_values(body, [counter.to(body.arguments[0].type.dtype), *values], active.subset(rows))
 
     begun = (trips > 0).nonzero().flatten()
@@ -71,7 +73,10 @@ def walk_loop(
 
 
 def _iterations(trips: Tensor, begun: Tensor, together: int, machine: GhostMachine) -> list[tuple[Tensor, Tensor]]:
-    """All iterations but the first, in the order of turns: pieces of (position of the program, turn)."""
+    """All iterations but the first, in the order of turns: pieces of (position of the program, turn).
+
+    Last turns, where masks cut tails off, are apart from the others, where they do not.
+    """
     more = trips - 1
     rows = torch.repeat_interleave(begun, more[begun])
     starts = more[begun].cumsum(0) - more[begun]
@@ -79,7 +84,11 @@ def _iterations(trips: Tensor, begun: Tensor, together: int, machine: GhostMachi
     order = turn.argsort(stable=True)
     rows, turn = rows[order], turn[order]
     size = max(1, together // machine.widest)
-    return list(zip(rows.split(size), turn.split(size), strict=True))
+    last = turn == more[rows]
+    pieces: list[tuple[Tensor, Tensor]] = []
+    for part in (~last, last):
+        pieces += zip(rows[part].split(size), turn[part].split(size), strict=True)
+    return [piece for piece in pieces if piece[0].numel()]
 
 
 class _Path:

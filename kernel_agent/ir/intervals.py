@@ -6,7 +6,11 @@ import torch
 from torch import Tensor
 
 _PENDING = 1 << 20
-"""Intervals that are kept before they are merged."""
+"""Intervals that are kept before they are merged, and single elements that are kept as intervals."""
+_LONG = 512
+"""Elements from which on an interval is marked by itself."""
+_WRITTEN = 1 << 14
+"""Shorter intervals that are written out at once."""
 
 
 class ElementSet:
@@ -18,9 +22,14 @@ class ElementSet:
         self._intervals: list[Tensor] = []
         """Pieces of shape (n, 2): first element, and the one after the last."""
         self._pending = 0
+        self._single = 0
 
     def add(self, elements: Tensor) -> None:
         """Add single elements, shape (n,)."""
+        self._single += elements.numel()
+        if self._marks is None and self._single <= _PENDING:
+            self.add_runs(elements, torch.ones_like(elements))
+            return
         if self._marks is None:
             self._marks = torch.zeros(self.size, dtype=torch.bool)
         self._marks.index_fill_(0, elements, True)
@@ -43,15 +52,24 @@ class ElementSet:
         return both
 
     def __len__(self) -> int:
-        if not self._intervals:
-            return 0 if self._marks is None else int(self._marks.count_nonzero())
-        self._intervals, self._pending = [merged(self._intervals)], 0
-        lengths = self._intervals[0][:, 1] - self._intervals[0][:, 0]
+        self._intervals, self._pending = [merged(self._intervals)] if self._intervals else [], 0
         if self._marks is None:
-            return int(lengths.sum())
-        before = torch.cat([torch.zeros(1, dtype=torch.int64), self._marks.cumsum(0)])
-        already = before[self._intervals[0][:, 1]] - before[self._intervals[0][:, 0]]
-        return int(before[-1] + (lengths - already).sum())
+            return sum(int((piece[:, 1] - piece[:, 0]).sum()) for piece in self._intervals)
+        for piece in self._intervals:
+            _paint(self._marks, piece)
+        self._intervals = []
+        return int(self._marks.count_nonzero())
+
+
+def _paint(marks: Tensor, intervals: Tensor) -> None:
+    """Mark intervals (n, 2) that do not touch: long ones one by one, short ones written out."""
+    lengths = intervals[:, 1] - intervals[:, 0]
+    long = lengths >= _LONG
+    for start, stop in intervals[long].tolist():
+        marks[start:stop] = True
+    for starts, counts in zip(intervals[~long][:, 0].split(_WRITTEN), lengths[~long].split(_WRITTEN), strict=True):
+        inside = torch.arange(int(counts.sum())) - torch.repeat_interleave(counts.cumsum(0) - counts, counts)
+        marks.index_fill_(0, torch.repeat_interleave(starts, counts) + inside, True)
 
 
 def merged(pieces: list[Tensor]) -> Tensor:

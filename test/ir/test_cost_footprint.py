@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernel_agent.ir import intervals
 from kernel_agent.ir.footprint import Footprint
 from kernel_agent.ir.intervals import ElementSet
 from kernel_agent.ir.sampling import different, halves, strata
@@ -72,14 +73,18 @@ def test_an_access_that_comes_again_adds_lanes_and_sectors_but_no_elements():
     assert footprint.sectors == 3 * 5 * 32 * 4  # 32 rows of 128 bytes
 
 
-def test_marks_and_runs_of_one_set_do_not_count_twice():
-    elements = ElementSet(100)
-    elements.add_runs(torch.tensor([0, 8, 40]), torch.tensor([10, 10, 5]))  # 0-17 and 40-44
-    elements.add(torch.tensor([3, 17, 18, 44, 99]))
-    assert len(elements) == 18 + 5 + 2
-    other = ElementSet(100)
+@pytest.mark.parametrize("pending", [0, 1 << 20], ids=["marked", "as intervals"])
+def test_single_elements_and_runs_of_one_set_do_not_count_twice(pending: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(intervals, "_PENDING", pending)
+    elements = ElementSet(2000)
+    elements.add_runs(torch.tensor([0, 8, 40, 1000]), torch.tensor([10, 10, 5, 600]))  # 0-17, 40-44 and 1000-1599
+    elements.add(torch.tensor([3, 17, 18, 44, 99, 1200]))
+    assert len(elements) == 18 + 5 + 600 + 2
+    elements.add_runs(torch.tensor([99]), torch.tensor([2]))
+    assert len(elements) == 18 + 5 + 600 + 3
+    other = ElementSet(2000)
     other.add(torch.tensor([98, 99]))
-    assert len(elements | other) == 18 + 5 + 3
+    assert len(elements | other) == 18 + 5 + 600 + 4
 
 
 @pytest.mark.parametrize("grid", [(1000, 1, 1), (37, 5, 3), (1, 1, 1), (2, 600, 1)])
