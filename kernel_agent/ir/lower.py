@@ -6,6 +6,7 @@ the passes one attribute without a dialect prefix is set on the module: that is 
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Mapping
 from functools import lru_cache
@@ -30,6 +31,8 @@ TARGET = GPUTarget("cuda", 90, 32)
 
 _BACKEND = CUDABackend(TARGET)
 _MODULES: dict[str, Module] = {}
+_LOWERING = threading.Lock()
+"""Triton's code generator and Python's warning filters know one thread at a time."""
 
 Path = tuple[int, ...]
 """Place of an argument: its position, then positions within nested tuples."""
@@ -45,9 +48,10 @@ def lower(kernel: Any, signature: Mapping[str, Any], constexprs: Mapping[Path, A
     constants = sorted((path, _constant_key(value)) for path, value in constexprs.items())
     # The same text in another file has other source lines to show.
     key = f"{kernel.fn.__code__.co_filename}|{kernel.cache_key}|{sorted(signature.items())}|{constants}"
-    if key not in _MODULES:
-        _MODULES[key] = parse(generic_text(kernel, signature, constexprs))
-    return _MODULES[key]
+    with _LOWERING:
+        if key not in _MODULES:
+            _MODULES[key] = parse(generic_text(kernel, signature, constexprs))
+        return _MODULES[key]
 
 
 def _constant_key(value: Any) -> str:
