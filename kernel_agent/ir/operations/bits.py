@@ -136,7 +136,7 @@ def apply_to_bits(machine: Machine, op: Op, operands: list[RuntimeValue], active
     """Run an operation some of whose operands are `Bits`."""
     if op.name in _TAKES_BITS:
         return list(RULES[op.name](machine, op, operands, active))
-    patterns = [value.pattern if isinstance(value, Bits) else value for value in operands]
+    patterns = [_pattern(value) for value in operands]
     results = _plain(machine, op, patterns, active)
     elements = _identities(machine, op, operands, results, active)
     if elements is None:
@@ -165,7 +165,9 @@ def _identities(
         return [_exclusive(machine, _identity(operands[0]), _identity(operands[1]))]
     if op.name in _MOVES:
         fixed = {"arith.select": 0, "tt.gather": 1}.get(op.name)
-        ids = [value if place == fixed else _identity(value) for place, value in enumerate(operands)]
+        if not any(isinstance(value, Bits) for place, value in enumerate(operands) if place != fixed):
+            return None  # the bits only say which elements move
+        ids = [_pattern(value) if place == fixed else _identity(value) for place, value in enumerate(operands)]
         return _plain(machine, op, ids, active)
     if op.name in _CHOICES:
         first = operands[0].pattern if isinstance(operands[0], Bits) else operands[0]
@@ -223,3 +225,8 @@ def _plain(machine: Machine, op: Op, operands: list[Any], active: Active) -> lis
 def _identity(value: RuntimeValue) -> Tensor:
     """Identities of a value's lanes; zero for integers that are no floats' bits."""
     return value.element if isinstance(value, Bits) else value.new_zeros((1,) * value.dim(), dtype=torch.int64)
+
+
+def _pattern(value: RuntimeValue) -> RuntimeValue:
+    """A value as plain integers."""
+    return value.pattern if isinstance(value, Bits) else value
