@@ -15,7 +15,7 @@ from kernel_agent.ir.address import Lane, lane_before, makers
 from kernel_agent.ir.memory import Buffer
 from kernel_agent.ir.program import Block, Module, Op, Value
 from kernel_agent.ir.types import Kind
-from kernel_agent.ir.unlimited import Number, Untold, arithmetic, constant, exactly, signed, total
+from kernel_agent.ir.unlimited import Number, Untold, Wrap, arithmetic, constant, exactly, signed, total
 from kernel_agent.ir.values import BlockPointer, Pointer, RuntimeValue
 from kernel_agent.ir.views import View
 
@@ -180,11 +180,13 @@ class Point:
             there = self.iterations.get(induction) == before
             point = self if there else Point(self.launched, self.program, {**self.iterations, induction: before})
             steps.append(point.value(last, lane))
-        return steps[turn] if turn < len(steps) else _even(steps, turn, last)
+        if turn < len(steps):
+            return steps[turn]
+        return _even(steps, turn, last, makers(self.launched.module).get(last.id))
 
 
-def _even(steps: Sequence[Told], turn: int, value: Value) -> Told:
-    """Step `turn` of values that change by the same amount every time."""
+def _even(steps: Sequence[Told], turn: int, value: Value, op: Op | None) -> Told:
+    """Step `turn` of values that change by the same amount every time, by operation `op`."""
     first, second, third = steps[-3], steps[-2], steps[-1]
     ahead = turn - (len(steps) - 1)
     if isinstance(first, Number) and isinstance(second, Number) and isinstance(third, Number):
@@ -192,15 +194,19 @@ def _even(steps: Sequence[Told], turn: int, value: Value) -> Told:
         if change != (second.actual - first.actual, second.true - first.true):
             raise Untold(value.name)
         wide = value.type.scalar.kind is not Kind.INT
-        actual = third.actual + ahead * change[0]
-        return Number(actual if wide else signed(actual, value.type.bits), third.true + ahead * change[1], third.origin)
+        actual, true = third.actual + ahead * change[0], third.true + ahead * change[1]
+        actual = actual if wide else signed(actual, value.type.bits)
+        origin = third.origin
+        if origin is None and actual != true and op is not None:
+            origin = Wrap(op, true, true - change[1], change[1])
+        return Number(actual, true, origin)
     if isinstance(first, Address) and isinstance(second, Address) and isinstance(third, Address):
-        element = _even([first.element, second.element, third.element], 2 + ahead, value)
+        element = _even([first.element, second.element, third.element], 2 + ahead, value, op)
         assert isinstance(element, Number)
         return replace(third, element=element)
     if isinstance(first, Area) and isinstance(second, Area) and isinstance(third, Area):
         trio = zip(first.offsets, second.offsets, third.offsets, strict=True)
-        moved = [_even(list(three), 2 + ahead, value) for three in trio]
+        moved = [_even(list(three), 2 + ahead, value, op) for three in trio]
         return replace(third, offsets=tuple(number for number in moved if isinstance(number, Number)))
     raise Untold(value.name)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from kernel_agent.ir.address_slice import address_slice
 from kernel_agent.ir.attributes import Dense
-from kernel_agent.ir.program import Module, Op
+from kernel_agent.ir.program import Module, Op, Value
 from kernel_agent.ir.types import Kind, Type
 from kernel_agent.ir.values import RuntimeValue
 
@@ -67,11 +67,29 @@ def may_wrap(module: Module, grid: tuple[int, int, int], arguments: Sequence[Run
 
 
 def _enter(loop: Op, known: dict[int, Range]) -> None:
-    """The induction variable of a loop whose bounds are known."""
+    """The induction variable of a loop whose bounds are known, and numbers that it moves evenly."""
     induction = loop.regions[0][0].arguments[0]
-    ends = [known.get(operand.id) for operand in loop.operands[:2]]
-    if ends[0] is not None and ends[1] is not None:
-        known[induction.id] = Range(ends[0].low, max(ends[0].low, ends[1].high - 1))
+    low, high, step = (known.get(operand.id) for operand in loop.operands[:3])
+    if low is None or high is None:
+        return
+    known[induction.id] = Range(low.low, max(low.low, high.high - 1))
+    trips = max(0, -((low.low - high.high) // max(1, step.low if step is not None else 1)))
+    body = loop.regions[0][0]
+    makers = {result.id: op for op in body.ops for result in op.results}
+    for argument, start, end in zip(body.arguments[1:], loop.operands[3:], body.ops[-1].operands, strict=True):
+        change = _added(makers.get(end.id), argument, known)
+        begins = known.get(start.id)
+        if change is not None and begins is not None:
+            moved = Range(begins.low + min(0, trips * change.low), begins.high + max(0, trips * change.high))
+            known[argument.id] = moved
+
+
+def _added(op: Op | None, argument: Value, known: dict[int, Range]) -> Range | None:
+    """What an iteration adds to a carried number, where it only adds something known before the loop."""
+    if op is None or op.name != "arith.addi":
+        return None
+    others = [operand for operand in op.operands if operand.id != argument.id]
+    return known.get(others[0].id) if len(others) == 1 else None
 
 
 def _result(op: Op, known: dict[int, Range], grid: tuple[int, int, int]) -> Range | None:

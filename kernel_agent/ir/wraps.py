@@ -34,11 +34,11 @@ _ACCESSES = {
     "tt.descriptor_store": "store",
 }
 _LIMIT = 1 << 31
-_LARGE_NUMBER = 1 << 20
-"""Smallest integer argument that makes a look worth while in small buffers."""
 _PROGRAMS = 40
 _POINTS = 4000
 """Points looked at per access."""
+_FEW_POINTS = 200
+"""The same where neither a buffer nor an argument nor the grid is large by itself."""
 _UNTOLD = 100
 """Points without an answer after which an access is left alone."""
 
@@ -65,7 +65,8 @@ def find_wraps(
 
     `unknown` are the identities of buffers whose contents must not be read.
     """
-    if math.prod(grid) == 0 or not _is_large(module, grid, arguments) or not may_wrap(module, grid, arguments):
+    points = _points_worth_looking_at(module, grid, arguments) if math.prod(grid) else 0
+    if points == 0:
         return
     entry = module.entry
     given = {parameter.id: value for parameter, value in zip(entry.blocks[0].arguments, arguments, strict=True)}
@@ -79,21 +80,28 @@ def find_wraps(
 
     launched = Launched(module, grid, given, contents)
     for place in _places(entry.blocks):
-        found = _first_wrap(launched, place)
+        found = _first_wrap(launched, place, points)
         if found is not None:
             findings.add(found)
 
 
-def _is_large(module: Module, grid: tuple[int, int, int], arguments: Sequence[RuntimeValue]) -> bool:
-    """Whether a buffer, a number or all programs together are large enough for an offset to come near the limit."""
+def _points_worth_looking_at(module: Module, grid: tuple[int, int, int], arguments: Sequence[RuntimeValue]) -> int:
+    """How many points of each access to look at: none where no product can come near the limit."""
+    numbers, elements = [1, 1], 0
     for value in arguments:
         pointer = value.base if isinstance(value, BlockPointer) else value
-        if isinstance(pointer, Pointer) and pointer.buffer is not None and pointer.buffer.size > _LIMIT // 2:
-            return True
-        if type(value) is int and abs(value) >= _LARGE_NUMBER:
-            return True
+        if isinstance(pointer, Pointer) and pointer.buffer is not None:
+            elements = max(elements, pointer.buffer.size)
+        elif type(value) is int:
+            numbers.append(abs(value))
+    *_, second, first = sorted(numbers)
     tiles = [math.prod(result.type.tile) for op in module.all_ops for result in op.results]
-    return math.prod(grid) * max(tiles, default=1) >= _LIMIT
+    lanes = math.prod(grid) * max(tiles, default=1)
+    if elements < _LIMIT // 2 and lanes * first * second < _LIMIT:
+        return 0
+    if not may_wrap(module, grid, arguments):
+        return 0
+    return _POINTS if max(elements, lanes, first << 11) >= _LIMIT // 2 else _FEW_POINTS
 
 
 def _places(blocks: list[Block]) -> Iterator[_Place]:
@@ -110,7 +118,7 @@ def _places(blocks: list[Block]) -> Iterator[_Place]:
         yield from inside(block.ops, (), block)
 
 
-def _first_wrap(launched: Launched, place: _Place) -> Finding | None:
+def _first_wrap(launched: Launched, place: _Place, points: int) -> Finding | None:
     tile = _tile(place.op)
     lanes = list(itertools.product(*[_ends(size) for size in tile]))
     looked = untold = 0
@@ -125,7 +133,7 @@ def _first_wrap(launched: Launched, place: _Place) -> Finding | None:
                     continue
                 if found is not None:
                     return found
-            if looked > _POINTS or untold > _UNTOLD:
+            if looked > points or untold > _UNTOLD:
                 return None
     return None
 

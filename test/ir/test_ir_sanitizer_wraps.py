@@ -13,6 +13,7 @@ import triton.language as tl
 from kernel_agent.ir.findings import Finding, FindingKind, Findings
 from kernel_agent.ir.lower import lower
 from kernel_agent.ir.memory import Buffer
+from kernel_agent.ir.ranges import may_wrap
 from kernel_agent.ir.values import Pointer
 from kernel_agent.ir.wraps import find_wraps
 
@@ -164,3 +165,36 @@ def test_rows_that_are_read_from_memory_count_with_their_values(row, found):
     pointer = Pointer(rows, torch.tensor([0]))
     find_wraps(module, (2, 1, 1), [huge("x", ROWS, STRIDE), pointer, huge("y", 32), STRIDE], findings)
     assert [finding.buffer for finding in findings.all()] == found
+
+
+def test_small_tensors_do_not_hide_a_product_that_wraps():
+    # 65536 * 65536 is 0 in 32 bits: the last row would be read from the first one, inside of every bound.
+    rows = 2**16 + 1
+    found = wraps(_rows, rows, [huge("x", 128), huge("y", 128), 2**16, 50], BLOCK=64, WIDE=False)
+    assert [finding.buffer for finding in found] == ["x", "y"]
+
+
+@triton.jit
+def _carried(X, Y, n, stride, BLOCK: tl.constexpr):
+    c = tl.arange(0, BLOCK)
+    at = tl.program_id(0) * BLOCK
+    total = tl.zeros((BLOCK,), tl.float32)
+    for _ in range(n):
+        total += tl.load(X + at + c)
+        at += stride
+    tl.store(Y + c, total)
+
+
+@pytest.mark.parametrize(("rows", "found"), [(ROWS, ["x"]), (50_000, [])])
+def test_an_offset_that_a_loop_adds_up_is_followed_to_its_last_round(rows, found):
+    arguments = [huge("x", rows, STRIDE), huge("y", 256), rows, STRIDE]
+    assert [finding.buffer for finding in wraps(_carried, 4, arguments, BLOCK=64)] == found
+
+
+def test_ranges_settle_an_even_loop_without_looking_at_points():
+    module = lower(
+        _carried, {"X": "*fp32", "Y": "*fp32", "n": "i32", "stride": "i32", "BLOCK": "constexpr"}, {(4,): 64}
+    )
+    pointers = [huge("x", 8), huge("y", 8)]
+    assert not may_wrap(module, (4, 1, 1), [*pointers, 50_000, STRIDE])
+    assert may_wrap(module, (4, 1, 1), [*pointers, ROWS, STRIDE])
