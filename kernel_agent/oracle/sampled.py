@@ -25,10 +25,12 @@ if TYPE_CHECKING:
 LIMITS = Limits(wall_s=60.0)
 PROGRAMS = 4
 """Of each launch."""
-MAX_ELEMENTS = 1 << 25
+MAX_ELEMENTS = 1 << 26
 """Elements of the arguments of a shape that is looked at; each is held as float64, some of them twice."""
 
 
+MAX_REFERENCE_ELEMENTS = 1 << 25
+"""The same for the reference, which may make many more."""
 MAX_VOLUME = 1 << 31
 """Work (see `fit.volume`) up to which the reference is run whole, in float64 on a CPU."""
 
@@ -106,17 +108,22 @@ def at_full_size(truths: Truths, fits: Sequence[Fit], seed: int = 0) -> tuple[Fu
 
 
 def _looked(truths: Truths, fit: Fit, seed: int) -> FullSize:
-    payload = {
-        "spec": truths.spec.model_dump(mode="json"),
-        "points": [Point(entry=fit.asked, seed=seed).model_dump(mode="json")],
-        "programs": PROGRAMS,
-        "max_elements": MAX_ELEMENTS,
-        "reference": volume(fit.asked) <= MAX_VOLUME,
-    }
-    try:
-        (message,) = run_truth(truths.sandbox, "sampled_child:sampled", truths.spec.facts, payload, limits=LIMITS)
-    except TruthError as error:
-        return FullSize(fit=fit, why_not=error.message)
-    if "refusal" in message.record:
-        return FullSize(fit=fit, why_not=str(Refusal.model_validate(message.record["refusal"])))
-    return FullSize(fit=fit, look=Look.model_validate(message.record["look"]))
+    """With the reference if its work seems bearable, else, or where it takes the child with it, without."""
+    refused: TruthError | None = None
+    for elements in (MAX_REFERENCE_ELEMENTS, 0) if volume(fit.asked) <= MAX_VOLUME else (0,):
+        payload = {
+            "spec": truths.spec.model_dump(mode="json"),
+            "points": [Point(entry=fit.asked, seed=seed).model_dump(mode="json")],
+            "programs": PROGRAMS,
+            "max_elements": MAX_ELEMENTS,
+            "max_reference_elements": elements,
+        }
+        try:
+            (message,) = run_truth(truths.sandbox, "sampled_child:sampled", truths.spec.facts, payload, limits=LIMITS)
+        except TruthError as error:
+            refused = error
+            continue
+        if "refusal" in message.record:
+            return FullSize(fit=fit, why_not=str(Refusal.model_validate(message.record["refusal"])))
+        return FullSize(fit=fit, look=Look.model_validate(message.record["look"]))
+    return FullSize(fit=fit, why_not=refused.message if refused else "no answer")

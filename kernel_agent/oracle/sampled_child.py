@@ -28,7 +28,7 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def sampled(call: Call) -> None:
-    """Payload: `spec`, `points`, `programs`, `max_elements`, `reference`: whether it is run, too.
+    """Payload: `spec`, `points`, `programs`, `max_elements`, `max_reference_elements`.
 
     Sends one message per point, a refusal or a `Look`.
     """
@@ -62,7 +62,7 @@ def _look(stub: Stub, point: Point, payload: Mapping[str, Any]) -> dict[str, Any
         "parts": parts,
         "findings": [finding.message for finding in seen.execution.findings],
     }
-    if stub.spec.facts.has_reference and not payload["reference"]:
+    if stub.spec.facts.has_reference and elements > payload["max_reference_elements"]:
         record["reference"] = "too much work for a CPU"
     elif stub.spec.facts.has_reference:
         record |= _beside_reference(stub, (args, kwargs), places, seen, known)
