@@ -121,3 +121,13 @@ def test_questions_about_dtypes_are_answered_for_the_declared_ones():
 
     result = execute(stub, (torch.ones(2).half(), torch.ones(2))).result
     assert declared_dtype(result) == torch.float16
+
+
+def test_what_is_asked_for_on_the_gpu_is_made_where_the_execution_computes_whatever_stands_around():
+    # The truth child imports files under a stand-in of its own: an execution inside of it has another place.
+    with standin():
+        with standin(torch.device("meta")):
+            assert torch.empty(3, device="cuda").is_meta
+            assert torch.empty(3, device=torch.device("cuda", 0)).is_meta
+            assert not torch.empty(3).is_meta
+        assert torch.empty(3, device="cuda").device == torch.device("cpu")
