@@ -150,17 +150,29 @@ def _histogram(_: Machine, op: Op, operands: list[Any], __: Active) -> list[Tens
 
 
 @rule("arith.select")
-def _select(machine: Machine, op: Op, operands: list[Any], _: Active) -> list[RuntimeValue]:
-    condition, then, otherwise = operands
+def _select(_: Machine, __: Op, operands: list[Any], ___: Active) -> list[RuntimeValue]:
+    return [_chosen(*operands)]
+
+
+def _chosen(condition: Tensor, then: RuntimeValue, otherwise: RuntimeValue) -> RuntimeValue:
+    """`then` where the condition holds; pointers into different buffers become addresses."""
     if isinstance(then, BlockPointer):
-        raise machine.unsupported(op, "choosing between block pointers is not supported")
+        extents, strides, offsets = (
+            [_chosen(condition, yes, no) for yes, no in zip(*pair, strict=True)]
+            for pair in (
+                (then.extents, otherwise.extents),
+                (then.strides, otherwise.strides),
+                (then.offsets, otherwise.offsets),
+            )
+        )
+        return BlockPointer(_chosen(condition, then.base, otherwise.base), extents, strides, offsets, then.pad_nan)
     if isinstance(then, Pointer):
         condition = _align(condition, then.offset)
         if then.buffer is otherwise.buffer:
             view = then.view if then.view is otherwise.view else None
-            return [Pointer(then.buffer, torch.where(condition, then.offset, otherwise.offset), view)]
-        return [Pointer(None, torch.where(condition, then.address(), otherwise.address()))]
-    return [torch.where(_align(condition, then), then, otherwise)]
+            return Pointer(then.buffer, torch.where(condition, then.offset, otherwise.offset), view)
+        return Pointer(None, torch.where(condition, then.address(), otherwise.address()))
+    return torch.where(_align(condition, then), then, otherwise)
 
 
 def _align(condition: Tensor, value: Tensor) -> Tensor:
