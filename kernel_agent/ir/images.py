@@ -17,6 +17,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
+from kernel_agent.ir.autocast import autocast
 from kernel_agent.ir.custom_ops import custom_function
 from kernel_agent.ir.device import CUDA, names_gpu
 from kernel_agent.ir.errors import CaptureError
@@ -376,7 +377,7 @@ def _expected(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
         if not isinstance(value, Tensor):
             return value
         same = any(value is twin for twin in seen)
-        return (_Same if same else _Fresh)(value.dtype, value.shape)
+        return (_Same if same else _Fresh)(autocast(name, value.dtype), value.shape)
 
     return tree_map(describe, result)
 

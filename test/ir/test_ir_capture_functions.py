@@ -204,6 +204,22 @@ def test_functions_written_for_mixed_precision(autocast):
     check_gradients(stub, (torch.randn(8),), lambda x: 2 * x)
 
 
+def test_results_under_autocast_have_the_dtypes_that_a_gpu_would_give_them():
+    # a kernel that is given the product would be specialised for float32
+    def stub(x: Tensor) -> list[torch.dtype]:
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            inside = [
+                (x @ x).dtype,
+                torch.nn.functional.linear(x, x).dtype,
+                (x.half()).softmax(-1).dtype,
+                (x + x).dtype,
+            ]
+        return [*inside, (x @ x).dtype]
+
+    expected = [torch.bfloat16, torch.bfloat16, torch.float32, torch.float32, torch.float32]
+    assert execute(stub, (torch.randn(4, 4),)).result == expected
+
+
 def test_a_loss_that_writes_its_gradient_over_its_input_has_the_gradient_of_the_loss():
     # as Liger's cross entropy does: the memory of x holds dx afterwards, which is not what the loss was computed from
     class Loss(torch.autograd.Function):
