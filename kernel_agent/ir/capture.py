@@ -26,7 +26,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from kernel_agent.ir.errors import CaptureError, LaunchError, LoweringError
 from kernel_agent.ir.findings import Findings
 from kernel_agent.ir.functions import apply_patch
-from kernel_agent.ir.images import ImageMode, Images, declared_dtype, is_image, real_parts
+from kernel_agent.ir.image_mode import ImageMode
+from kernel_agent.ir.images import Images, declared_dtype, is_image, real_parts
 from kernel_agent.ir.launch import LaunchOptions, Runner, launch
 from kernel_agent.ir.lower import lower
 from kernel_agent.ir.memory import ADDRESS_BITS, Buffer

@@ -9,7 +9,8 @@ from typing import Any, Protocol
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from kernel_agent.ir.images import ImageMode, Session, declared_dtype
+from kernel_agent.ir.image_mode import ImageMode, Session
+from kernel_agent.ir.images import declared_dtype
 from kernel_agent.ir.torch_calls import CallClass, class_of
 
 _OVERWRITES = frozenset({"fill_", "zero_", "copy_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_"})
