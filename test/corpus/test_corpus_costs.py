@@ -14,7 +14,13 @@ from kernel_agent.ir.counting import How
 from kernel_agent.ir.devices import device_table
 
 DEPENDS_ON_DATA = {
-    *("total_by_last_program", "locked_sum", "running_mean_by_turns", "compact_positive"),  # what an atomic finds
+    *(
+        "total_by_last_program",
+        "locked_sum",
+        "running_mean_by_turns",
+        "compact_positive",
+        "highest_wins",
+    ),  # what an atomic finds
     "host_reads_item",  # the stub asks for what a kernel computed
 }
 """Kernels that go where data leads them: no one can tell without computing it."""
