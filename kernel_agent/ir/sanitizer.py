@@ -255,7 +255,7 @@ def _order(op: Op, module: Module) -> Order | None:
     """What an atomic does to the order of programs; None when its scope is one program."""
     if op.attributes.get("scope") == WITHIN_PROGRAM:
         return None
-    if not op.results:  # an update through a descriptor orders nothing
+    if op.name == "tt.descriptor_reduce":  # orders nothing
         return Order(acquires=False, releases=False)
     semantics = op.attributes.get("sem", _ACQUIRE_RELEASE)
     used = bool(op.results) and op.results[0].id in module.used
