@@ -123,7 +123,8 @@ def _answer(stage: Stage, number: int, execution: Execution, values: tuple[Any, 
 def _found(finding: Finding) -> Found:
     """A line counts only in the candidate's own file: Triton's standard library has lines too."""
     own = not finding.file or Path(finding.file).name == FILE
-    return Found(kind=finding.kind.value, message=finding.message[:5000], line=finding.line if own else None)
+    message = finding.message.replace(f"{FILE}:", "line ")  # the candidate never sees that name
+    return Found(kind=finding.kind.value, message=message[:5000], line=finding.line if own else None)
 
 
 def _returned(value: Any) -> Returned:
