@@ -21,10 +21,10 @@ import torch
 
 from kernel_agent.errors import KernelAgentError
 from kernel_agent.ir import standin
-from kernel_agent.ir.cost import Counts, Effort, count_call, execute_call, report, walk_call
-from kernel_agent.ir.cost_report import CostReport, LaunchCost
-from kernel_agent.ir.devices import device_table
-from kernel_agent.ir.ghost import NeedsValues
+from kernel_agent.ir.cost.cost import Counts, Effort, count_call, execute_call, report, walk_call
+from kernel_agent.ir.cost.cost_report import CostReport, LaunchCost
+from kernel_agent.ir.cost.devices import device_table
+from kernel_agent.ir.cost.ghost import NeedsValues
 from kernel_agent.oracle.cost_child import part_counts
 from kernel_agent.pairs.arguments import build_arguments
 from kernel_agent.pairs.load import load_truth

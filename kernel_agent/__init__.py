@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 from kernel_agent.autodiff import autodiff
 
 if TYPE_CHECKING:
-    from kernel_agent.ir.cost import cost
-    from kernel_agent.ir.sanitize_call import sanitize
+    from kernel_agent.ir.cost.cost import cost
+    from kernel_agent.ir.sanitizer.sanitize_call import sanitize
     from kernel_agent.library import gradients, outputs
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "autodiff", "cost", "gradients", "outputs", "sanitize"]
 
 _LIBRARY = {
-    "cost": "kernel_agent.ir.cost",
+    "cost": "kernel_agent.ir.cost.cost",
     "gradients": "kernel_agent.library",
     "outputs": "kernel_agent.library",
-    "sanitize": "kernel_agent.ir.sanitize_call",
+    "sanitize": "kernel_agent.ir.sanitizer.sanitize_call",
 }
 
 

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten_with_path, tree_leaves, tree_map
 from kernel_agent.autodiff import MARK
 from kernel_agent.errors import InputError
 from kernel_agent.ir import ExecOptions, Execution, Finding, FindingKind, IRError, execute
-from kernel_agent.ir.signature_names import argument_names
+from kernel_agent.ir.capture.signature_names import argument_names
 
 _MEMORY = (FindingKind.OUT_OF_BOUNDS, FindingKind.WILD_POINTER)
 _PLAIN = ExecOptions(sanitize=False)

@@ -14,7 +14,7 @@ from kernel_agent.errors import ExitCode, InputError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from kernel_agent.ir.cost_report import CostReport, LaunchCost
+    from kernel_agent.ir.cost.cost_report import CostReport, LaunchCost
     from kernel_agent.oracle.costs import EntryCost
 
 BAR = 28
@@ -48,7 +48,7 @@ def cost(
     from kernel_agent.pairs.userfile import read_file
 
     facts = read_file(file)
-    from kernel_agent.ir.devices import device_table
+    from kernel_agent.ir.cost.devices import device_table
     from kernel_agent.oracle.costs import costs
     from kernel_agent.sandbox import Sandbox
 
@@ -78,7 +78,7 @@ def _show_entry(file: Path, one: EntryCost) -> None:
     from rich.text import Text
 
     for name, report in one.parts.items():
-        from kernel_agent.ir.cost_report import duration
+        from kernel_agent.ir.cost.cost_report import duration
 
         title = Text(f"{file.name} {name}", style="bold").append(f" at {one.label}", style="not bold")
         title.append(f": at least {duration(report.seconds)} on {report.device}")
@@ -93,8 +93,8 @@ def _show_entry(file: Path, one: EntryCost) -> None:
 def _show_launch(place: int, launch: LaunchCost) -> None:
     from rich.text import Text
 
-    from kernel_agent.ir.cost_report import amount
-    from kernel_agent.ir.cost_text import how_text, loop_text
+    from kernel_agent.ir.cost.cost_report import amount
+    from kernel_agent.ir.cost.cost_text import how_text, loop_text
 
     line = f", line {launch.line}" if launch.line else ""
     out().print(Text(f"\n{place}. {launch.kernel} grid {launch.grid}{line}", style="bold"), soft_wrap=True)
@@ -112,7 +112,7 @@ def _show_launch(place: int, launch: LaunchCost) -> None:
 def _buffer_table(launch: LaunchCost) -> Table:
     from rich.table import Table
 
-    from kernel_agent.ir.cost_text import traffic_cells
+    from kernel_agent.ir.cost.cost_text import traffic_cells
 
     table = Table(box=None, pad_edge=False, padding=(0, 2))
     table.add_column("  buffer")
@@ -130,7 +130,7 @@ def _show_bound(launch: LaunchCost) -> None:
     """One bar per resource; the longest is the lower bound."""
     from rich.text import Text
 
-    from kernel_agent.ir.cost_report import duration
+    from kernel_agent.ir.cost.cost_report import duration
 
     for term in launch.bound.terms:
         share = term.seconds / launch.bound.seconds
@@ -146,7 +146,7 @@ def _show_bound(launch: LaunchCost) -> None:
 def _show_torch(report: CostReport) -> None:
     from rich.text import Text
 
-    from kernel_agent.ir.cost_report import size
+    from kernel_agent.ir.cost.cost_report import size
 
     if report.torch:
         out().print(Text("\ntorch between launches (from shapes, not in the bound):"), soft_wrap=True)
@@ -157,8 +157,8 @@ def _show_torch(report: CostReport) -> None:
 
 def _show_devices(as_json: bool) -> None:
     from kernel_agent.cli.tables import Listing
-    from kernel_agent.ir.devices import TABLE, device_table
-    from kernel_agent.ir.work import Work
+    from kernel_agent.ir.cost.devices import TABLE, device_table
+    from kernel_agent.ir.cost.work import Work
 
     if as_json:
         print(TABLE.read_text(encoding="utf-8"), end="")

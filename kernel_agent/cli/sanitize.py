@@ -13,7 +13,7 @@ from kernel_agent.cli.streams import err, out
 from kernel_agent.errors import ExitCode
 
 if TYPE_CHECKING:
-    from kernel_agent.ir.findings import Finding
+    from kernel_agent.ir.sanitizer.findings import Finding
     from kernel_agent.oracle.sanitizing import SanitizedPart
 
 
@@ -115,7 +115,7 @@ def _merged(parts: tuple[SanitizedPart, ...]) -> dict[Finding, list[str]]:
 def _show_findings(found: dict[Finding, list[str]]) -> None:
     from rich.text import Text
 
-    from kernel_agent.ir.sanitizer_report import EXPLANATIONS, said
+    from kernel_agent.ir.sanitizer.sanitizer_report import EXPLANATIONS, said
 
     for kind, explanation in EXPLANATIONS.items():
         mine = [finding for finding in found if finding.kind is kind]

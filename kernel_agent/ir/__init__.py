@@ -4,16 +4,16 @@ The forward kernel itself is the truth: `execute` runs a stub with autograd thro
 """
 
 from kernel_agent.ir.budget import OutOfDeviceMemory
-from kernel_agent.ir.capture import Launch
-from kernel_agent.ir.configurations import Configs
-from kernel_agent.ir.device import import_module, standin
+from kernel_agent.ir.capture.capture import Launch
+from kernel_agent.ir.capture.configurations import Configs
+from kernel_agent.ir.capture.device import import_module, standin
+from kernel_agent.ir.capture.images import as_image, declared_dtype
+from kernel_agent.ir.capture.torch_calls import CallClass, TorchCall
 from kernel_agent.ir.errors import CaptureError, IRError, LaunchError, LoweringError, ParseError, UnsupportedOp
 from kernel_agent.ir.execution import ExecOptions, Execution, Safety, execute
-from kernel_agent.ir.findings import Finding, FindingKind
-from kernel_agent.ir.images import as_image, declared_dtype
 from kernel_agent.ir.numerics import Numerics
 from kernel_agent.ir.operations.assembly import Assembly, register_asm
-from kernel_agent.ir.torch_calls import CallClass, TorchCall
+from kernel_agent.ir.sanitizer.findings import Finding, FindingKind
 
 __all__ = [
     "Assembly",

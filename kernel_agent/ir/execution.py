@@ -13,16 +13,16 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from kernel_agent.errors import InputError
 from kernel_agent.ir.budget import indexed, memory_for
-from kernel_agent.ir.capture import Capture, Launch
-from kernel_agent.ir.configurations import Configs, try_others
-from kernel_agent.ir.device import standin, start_cuda
-from kernel_agent.ir.findings import Finding, FindingKind
-from kernel_agent.ir.inputs import Inputs
+from kernel_agent.ir.capture.capture import Capture, Launch
+from kernel_agent.ir.capture.configurations import Configs, try_others
+from kernel_agent.ir.capture.device import standin, start_cuda
+from kernel_agent.ir.capture.inputs import Inputs
+from kernel_agent.ir.capture.torch_calls import CallClass, TorchCall
 from kernel_agent.ir.launch import LaunchOptions, Runner, launch
 from kernel_agent.ir.memory import CPU
 from kernel_agent.ir.numerics import Numerics
+from kernel_agent.ir.sanitizer.findings import Finding, FindingKind
 from kernel_agent.ir.slopes import Slopes
-from kernel_agent.ir.torch_calls import CallClass, TorchCall
 
 
 class Safety(str, enum.Enum):

@@ -12,23 +12,23 @@ from torch import Tensor
 
 from kernel_agent.ir.budget import OutOfDeviceMemory, release
 from kernel_agent.ir.chunks import Plan, run_checkpointed
-from kernel_agent.ir.findings import Findings
+from kernel_agent.ir.cost.meter import Meter
 from kernel_agent.ir.machine import Machine
 from kernel_agent.ir.memory import CPU, Buffer, Leave
-from kernel_agent.ir.meter import Meter
 from kernel_agent.ir.numerics import Numerics
 from kernel_agent.ir.operations import atomics
 from kernel_agent.ir.program import Module
-from kernel_agent.ir.provenance import written_buffers
 from kernel_agent.ir.rounding import rounded
-from kernel_agent.ir.sanitizer import Sanitizer
+from kernel_agent.ir.sanitizer.findings import Findings
+from kernel_agent.ir.sanitizer.provenance import written_buffers
+from kernel_agent.ir.sanitizer.sanitizer import Sanitizer
+from kernel_agent.ir.sanitizer.sentry import Sentry
+from kernel_agent.ir.sanitizer.wraps import find_wraps
 from kernel_agent.ir.segments import Loop
-from kernel_agent.ir.sentry import Sentry
 from kernel_agent.ir.slopes import Slopes
 from kernel_agent.ir.transfer import launch_on, reachable
 from kernel_agent.ir.types import STORED_FLOATS
 from kernel_agent.ir.values import Active, RuntimeValue, on_device
-from kernel_agent.ir.wraps import find_wraps
 
 
 class Runner(Protocol):

@@ -10,22 +10,22 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from kernel_agent.ir.cost.meter import Meter
 from kernel_agent.ir.errors import UnsupportedOp
-from kernel_agent.ir.findings import Findings
-from kernel_agent.ir.lanes import Lanes
 from kernel_agent.ir.memory import CPU, Buffer, Enter, Tape
-from kernel_agent.ir.meter import Meter
 from kernel_agent.ir.numerics import Numerics
 from kernel_agent.ir.operations.bits import apply_to_bits
 from kernel_agent.ir.operations.faithful import apply_faithful
 from kernel_agent.ir.operations.registry import DERIVATIVES, POINTWISE, RULES
 from kernel_agent.ir.operations.safe import SafePointwise
 from kernel_agent.ir.program import Block, Function, Module, Op
-from kernel_agent.ir.sanitizer import Sanitizer
-from kernel_agent.ir.sentry import EveryLane, Sentry
+from kernel_agent.ir.sanitizer.findings import Findings
+from kernel_agent.ir.sanitizer.lanes import Lanes
+from kernel_agent.ir.sanitizer.sanitizer import Sanitizer
+from kernel_agent.ir.sanitizer.sentry import EveryLane, Sentry
+from kernel_agent.ir.sanitizer.views import View
 from kernel_agent.ir.slopes import Slopes
 from kernel_agent.ir.values import Active, Bits, Pointer, RuntimeValue, join_rows, on_device, take_rows
-from kernel_agent.ir.views import View
 
 LEAVES_BLOCK = frozenset(
     {"scf.yield", "scf.condition", "tt.return", "tt.reduce.return", "tt.scan.return", "tt.map_elementwise.return"}

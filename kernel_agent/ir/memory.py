@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kernel_agent.ir.errors import CaptureError
-from kernel_agent.ir.views import Extents, Geometry
+from kernel_agent.ir.sanitizer.views import Extents, Geometry
 
 CPU = torch.device("cpu")
 

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from kernel_agent.ir.capture.torch_calls import CallClass, TorchCall
 from kernel_agent.ir.errors import IRError
 from kernel_agent.ir.execution import ExecOptions, Execution, Safety, run_once
-from kernel_agent.ir.findings import FindingKind, Findings
 from kernel_agent.ir.launch import LaunchOptions, launch
 from kernel_agent.ir.memory import CPU, Buffer
 from kernel_agent.ir.program import Module
-from kernel_agent.ir.provenance import written_buffers
-from kernel_agent.ir.torch_calls import CallClass, TorchCall
+from kernel_agent.ir.sanitizer.findings import FindingKind, Findings
+from kernel_agent.ir.sanitizer.provenance import written_buffers
 from kernel_agent.ir.transfer import reachable
 from kernel_agent.ir.values import RuntimeValue
 

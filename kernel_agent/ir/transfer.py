@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kernel_agent.ir.findings import Findings
 from kernel_agent.ir.memory import Buffer
 from kernel_agent.ir.program import Module
+from kernel_agent.ir.sanitizer.findings import Findings
 from kernel_agent.ir.types import Kind
 from kernel_agent.ir.values import BlockPointer, Pointer, RuntimeValue
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from kernel_agent.ir.memory import Buffer
-    from kernel_agent.ir.views import View
+    from kernel_agent.ir.sanitizer.views import View
 
 RuntimeValue = Any
 """A tensor, a `Pointer`, a `BlockPointer` or `Bits`."""

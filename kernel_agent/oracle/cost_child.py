@@ -18,11 +18,11 @@ from torch.utils._pytree import tree_map
 
 from kernel_agent.errors import InputError
 from kernel_agent.ir import IRError, LoweringError, UnsupportedOp, standin
-from kernel_agent.ir.cost import Counts, execute_call, report, walk_call
-from kernel_agent.ir.devices import device_table
-from kernel_agent.ir.ghost import NeedsValues
-from kernel_agent.ir.ghost_images import META, GhostCapture
-from kernel_agent.ir.images import declare, declared_dtype
+from kernel_agent.ir.capture.images import declare, declared_dtype
+from kernel_agent.ir.cost.cost import Counts, execute_call, report, walk_call
+from kernel_agent.ir.cost.devices import device_table
+from kernel_agent.ir.cost.ghost import NeedsValues
+from kernel_agent.ir.cost.ghost_images import META, GhostCapture
 from kernel_agent.ir.launch import LaunchOptions, launch
 from kernel_agent.oracle.child import answered
 from kernel_agent.oracle.records import TruthError

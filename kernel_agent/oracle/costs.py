@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kernel_agent.ir.cost_report import CostReport
+from kernel_agent.ir.cost.cost_report import CostReport
 from kernel_agent.oracle.job import run_truth
 from kernel_agent.pairs.spec import FileFacts
 from kernel_agent.sandbox import Limits, Sandbox

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from kernel_agent.errors import InputError
 from kernel_agent.ir import declared_dtype, standin
-from kernel_agent.ir.ghost_images import META, GhostCapture
-from kernel_agent.ir.images import declare, held_dtype
+from kernel_agent.ir.capture.images import declare, held_dtype
+from kernel_agent.ir.cost.ghost_images import META, GhostCapture
 from kernel_agent.ir.launch import LaunchOptions, launch
-from kernel_agent.ir.sanitize_call import sanitize_and_keep
-from kernel_agent.ir.sanitizer_report import SanitizerReport, Stop
-from kernel_agent.ir.wrap_look import WrapLook, look_for_wraps
+from kernel_agent.ir.sanitizer.sanitize_call import sanitize_and_keep
+from kernel_agent.ir.sanitizer.sanitizer_report import SanitizerReport, Stop
+from kernel_agent.ir.sanitizer.wrap_look import WrapLook, look_for_wraps
 from kernel_agent.oracle.child import answered
 from kernel_agent.oracle.fit import Fit, fit_entry
 from kernel_agent.pairs.arguments import Arguments, build_arguments

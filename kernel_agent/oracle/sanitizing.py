@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from kernel_agent.ir.sanitizer_report import SanitizerReport
+from kernel_agent.ir.sanitizer.sanitizer_report import SanitizerReport
 from kernel_agent.oracle.job import run_truth
 from kernel_agent.pairs.spec import FileFacts
 from kernel_agent.sandbox import Limits, Message, Sandbox

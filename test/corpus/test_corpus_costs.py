@@ -9,9 +9,9 @@ import torch
 
 from corpus.case import Case
 from corpus.test_corpus import CASES
-from kernel_agent.ir.cost import count_call, execute_call, report
-from kernel_agent.ir.counting import How
-from kernel_agent.ir.devices import device_table
+from kernel_agent.ir.cost.cost import count_call, execute_call, report
+from kernel_agent.ir.cost.counting import How
+from kernel_agent.ir.cost.devices import device_table
 
 DEPENDS_ON_DATA = {
     *(

@@ -19,12 +19,12 @@ from cost_kernels import (
     triangle,
 )
 
-from kernel_agent.ir.cost import count_call, execute_call, report
-from kernel_agent.ir.cost_report import BufferCost, CostReport, LaunchCost, Resource, Traffic
-from kernel_agent.ir.counting import How
-from kernel_agent.ir.devices import device_table
-from kernel_agent.ir.ghost import NeedsValues
-from kernel_agent.ir.work import Work
+from kernel_agent.ir.cost.cost import count_call, execute_call, report
+from kernel_agent.ir.cost.cost_report import BufferCost, CostReport, LaunchCost, Resource, Traffic
+from kernel_agent.ir.cost.counting import How
+from kernel_agent.ir.cost.devices import device_table
+from kernel_agent.ir.cost.ghost import NeedsValues
+from kernel_agent.ir.cost.work import Work
 
 
 def cost_of(stub, *args, **kwargs) -> CostReport:

@@ -7,8 +7,8 @@ import re
 import pytest
 
 from kernel_agent.errors import InputError
-from kernel_agent.ir.devices import Device, device_table
-from kernel_agent.ir.work import Work
+from kernel_agent.ir.cost.devices import Device, device_table
+from kernel_agent.ir.cost.work import Work
 
 DEVICES = device_table().devices
 LANES = {"8.0": 64, "8.6": 128, "8.9": 128, "9.0": 128, "10.0": 128, "gfx942": 128}

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from kernel_agent.ir import intervals
-from kernel_agent.ir.footprint import Footprint
-from kernel_agent.ir.intervals import ElementSet
-from kernel_agent.ir.sampling import different, halves, strata
+from kernel_agent.ir.cost.footprint import Footprint
+from kernel_agent.ir.cost.intervals import ElementSet
+from kernel_agent.ir.cost.sampling import different, halves, strata
 
 
 def by_hand(f: Footprint, offsets: list[Tensor], masks: list[Tensor], shape: tuple[int, ...]) -> tuple[int, int, int]:

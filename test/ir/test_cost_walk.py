@@ -13,12 +13,12 @@ from corpus.case import BLOCK_POINTERS
 from cost_kernels import bucket_then_gather, causal_sums, matmul
 
 from kernel_agent.ir import import_module, standin
-from kernel_agent.ir.cost import Counts, Effort, count_call, execute_call, report
-from kernel_agent.ir.cost_report import CostReport
-from kernel_agent.ir.counting import How
-from kernel_agent.ir.devices import device_table
+from kernel_agent.ir.cost.cost import Counts, Effort, count_call, execute_call, report
+from kernel_agent.ir.cost.cost_report import CostReport
+from kernel_agent.ir.cost.counting import How
+from kernel_agent.ir.cost.devices import device_table
+from kernel_agent.ir.cost.work import Work
 from kernel_agent.ir.memory import Buffer
-from kernel_agent.ir.work import Work
 from kernel_agent.pairs.arguments import Arguments, build_arguments
 from kernel_agent.pairs.sweep import read_sweep, smallest
 from kernel_agent.pairs.userfile import read_file

@@ -10,8 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernel_agent.ir import LoweringError, capture, device, execute, standin
-from kernel_agent.ir.patches import CodePatch, Patch, Scene
+from kernel_agent.ir import LoweringError, execute, standin
+from kernel_agent.ir.capture import capture, device
+from kernel_agent.ir.capture.patches import CodePatch, Patch, Scene
 
 MISSING = object()
 

@@ -18,7 +18,7 @@ from elsewhere import DEVICE, Elsewhere
 from torch import Tensor
 
 from kernel_agent.ir import ExecOptions, Execution, FindingKind, execute, execution
-from kernel_agent.ir.capture import Capture
+from kernel_agent.ir.capture.capture import Capture
 from kernel_agent.ir.launch import launch
 from kernel_agent.ir.transfer import launch_on
 

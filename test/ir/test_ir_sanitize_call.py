@@ -11,7 +11,7 @@ from torch import Tensor
 from kernel_agent import sanitize
 from kernel_agent.errors import InputError
 from kernel_agent.ir import FindingKind
-from kernel_agent.ir.sanitizer_report import EXPLANATIONS
+from kernel_agent.ir.sanitizer.sanitizer_report import EXPLANATIONS
 
 
 @triton.jit

@@ -10,12 +10,12 @@ import torch
 import triton
 import triton.language as tl
 
-from kernel_agent.ir.findings import Finding, FindingKind, Findings
 from kernel_agent.ir.lower import lower
 from kernel_agent.ir.memory import Buffer
-from kernel_agent.ir.ranges import may_wrap
+from kernel_agent.ir.sanitizer.findings import Finding, FindingKind, Findings
+from kernel_agent.ir.sanitizer.ranges import may_wrap
+from kernel_agent.ir.sanitizer.wraps import find_wraps
 from kernel_agent.ir.values import Pointer
-from kernel_agent.ir.wraps import find_wraps
 
 
 def huge(name: str, *size: int) -> Pointer:

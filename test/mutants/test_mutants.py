@@ -81,11 +81,11 @@ MUTANTS = (
     Mutant("an_off_by_one_bound", "layernorm", ("m = c < N", "m = c <= N"), Status.OUT_OF_BOUNDS),
     Mutant("an_unwritten_column", "layernorm", ("m = c < N", "m = c < N - 1"), Status.NOT_FINITE, "x"),
     Mutant("an_unwritten_row", "layernorm", ("_ln_bwd[(M,)]", "_ln_bwd[(M - 1,)]"), Status.NOT_FINITE, "x"),
-    Mutant("ignored_cotangent_strides", "layernorm", ("grad_out.contiguous()", "grad_out"), Status.NOT_FINITE),
+    Mutant("ignored_cotangent_strides", "layernorm", ("grad_out.contiguous()", "grad_out"), Status.OUT_OF_BOUNDS),
     Mutant("a_missing_gradient", "layernorm", (", db.to(bias.dtype)", ""), Status.WRONG_COUNT),
     Mutant("a_wrong_shape", "layernorm", ("db.to(bias.dtype)", "db[None]"), Status.WRONG_SHAPE, "bias"),
     Mutant("the_product_without_the_sum", "softmax", ("(g - tl.sum(g * y, 0))", "g"), Status.WRONG_GRADIENT, "x"),
-    Mutant("assumed_unit_stride", "softmax", ("grad_out.stride(1), N", "1, N"), Status.NOT_FINITE, "x"),
+    Mutant("assumed_unit_stride", "softmax", ("grad_out.stride(1), N", "1, N"), Status.OUT_OF_BOUNDS),
     Mutant(
         "a_float32_gradient_of_a_half_input",
         "softmax",

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from kernel_agent.ir.cost.meter import Access
 from kernel_agent.ir.memory import Load, Store
-from kernel_agent.ir.meter import Access
 from kernel_agent.ir.operations.pointers import PAD_NAN, Target, block_target, targets
 from kernel_agent.ir.operations.registry import rule
 from kernel_agent.ir.operations.reinterpret import from_memory, gathered, inserted, pieces, size_of, to_memory

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from kernel_agent.ir.lanes import Lanes
+from kernel_agent.ir.cost.meter import Access
 from kernel_agent.ir.memory import Add, Buffer, Extreme, Load, Store, Tape
-from kernel_agent.ir.meter import Access
 from kernel_agent.ir.operations.access import fits
 from kernel_agent.ir.operations.bits import to_bits
 from kernel_agent.ir.operations.integers import ordered
@@ -20,6 +19,7 @@ from kernel_agent.ir.operations.registry import rule
 from kernel_agent.ir.operations.reinterpret import from_memory, to_memory
 from kernel_agent.ir.program import Op
 from kernel_agent.ir.rounding import rounded
+from kernel_agent.ir.sanitizer.lanes import Lanes
 from kernel_agent.ir.types import Kind, Type, float_type
 from kernel_agent.ir.values import Active, Bits, Pointer, RuntimeValue, mapped
 

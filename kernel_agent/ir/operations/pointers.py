@@ -12,9 +12,9 @@ from torch import Tensor
 from kernel_agent.ir.memory import ADDRESS_BITS, Buffer
 from kernel_agent.ir.operations.registry import rule
 from kernel_agent.ir.program import Op
+from kernel_agent.ir.sanitizer.views import View
 from kernel_agent.ir.types import Type
 from kernel_agent.ir.values import Active, BlockPointer, Pointer, common_shape
-from kernel_agent.ir.views import View
 
 if TYPE_CHECKING:
     from kernel_agent.ir.machine import Machine

@@ -1,0 +1,96 @@
+"""Autotuned kernels under every configuration: a backward or a truth must not depend on which one a clock prefers."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from kernel_agent.ir.errors import LoweringError
+from kernel_agent.ir.sanitizer.findings import Finding, FindingKind, Findings
+
+if TYPE_CHECKING:
+    from kernel_agent.ir.execution import Execution
+
+_AGREEMENT = 1e-9
+"""Largest difference of two configurations in exact arithmetic, relative to the largest element of a tensor."""
+
+
+class Configs(str, enum.Enum):
+    """Which configurations of an autotuned kernel are run."""
+
+    FIRST = "FIRST"
+    """The first one that survives pruning and that Triton accepts."""
+    ALL = "ALL"
+    """The first one makes the result; then the call is repeated with every other one. Findings tell where outputs or
+    changed arguments differ, and what else is wrong with that configuration."""
+
+
+def try_others(execution: Execution, again: Callable[[Mapping[str, int]], Execution]) -> tuple[Finding, ...]:
+    """Findings of an execution and of its repetitions, one for every other configuration of every autotuned kernel.
+
+    `again` repeats the call with the configurations of the given places. Configurations that Triton refuses are left
+    out, as its own benchmark does.
+    """
+    findings = Findings()
+    for finding in execution.findings:
+        findings.add(finding)
+    for kernel, configs in execution.tuned.items():
+        for place in range(1, len(configs)):
+            try:
+                other = again({kernel: place})
+            except LoweringError:
+                continue
+            for finding in (*other.findings, *_differences(kernel, configs[0], execution, other)):
+                if not any(_same_place(finding, known) for known in execution.findings):
+                    findings.add(replace(finding, message=f"{finding.message}; with {configs[place]}"))
+    return findings.all()
+
+
+def _same_place(one: Finding, other: Finding) -> bool:
+    return (one.kind, one.kernel, one.line, one.buffer) == (other.kind, other.kernel, other.line, other.buffer)
+
+
+def _differences(kernel: str, first: str, one: Execution, other: Execution) -> Iterator[Finding]:
+    for (name, ours), theirs in zip(_named_tensors(one), _tensors(other), strict=False):
+        offset = _worst(ours, theirs)
+        if offset is not None:
+            yield Finding(
+                FindingKind.CONFIG_DISAGREEMENT,
+                f"{kernel}: {name} differs at element {offset} from what it is with {first}",
+                kernel=kernel,
+                buffer=name,
+                offset=offset,
+                size=ours.numel(),
+            )
+
+
+def _tensors(execution: Execution) -> list[Tensor]:
+    outputs = [leaf for leaf in tree_leaves(execution.result) if isinstance(leaf, Tensor)]
+    return [tensor.detach() for tensor in (*outputs, *execution.arguments.values())]
+
+
+def _named_tensors(execution: Execution) -> list[tuple[str, Tensor]]:
+    tensors = _tensors(execution)
+    outputs = len(tensors) - len(execution.arguments)
+    return list(zip([*(f"output {place}" for place in range(outputs)), *execution.arguments], tensors, strict=True))
+
+
+def _worst(ours: Tensor, theirs: Tensor) -> int | None:
+    """The element that differs most, in row-major order; None when the tensors agree."""
+    if ours.shape != theirs.shape:
+        return 0
+    if ours.numel() == 0:
+        return None
+    if not ours.is_floating_point():
+        differs = ours != theirs
+        return int(differs.flatten().int().argmax()) if bool(differs.any()) else None
+    same = (ours == theirs) | (ours.isnan() & theirs.isnan())
+    error = torch.where(same, 0.0, (ours - theirs).abs()).nan_to_num(nan=torch.inf)
+    scale = float(torch.where(ours.isfinite(), ours, 0.0).abs().max())
+    return int(error.flatten().argmax()) if float(error.max()) > _AGREEMENT * scale else None

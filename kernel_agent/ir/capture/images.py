@@ -1,0 +1,81 @@
+"""Images: float64 tensors that report the dtype and device the code under test believes in.
+
+An image is a plain tensor, float64 for every floating dtype, that carries its declared dtype as an attribute.
+Torch code runs on images inside of an `ImageMode`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernel_agent.ir.capture.unsigned import HELD_SIGNED
+from kernel_agent.ir.numerics import Numerics
+from kernel_agent.ir.rounding import rounded
+
+_ATTRIBUTE = "_declared_dtype"
+
+
+def is_image(tensor: Tensor) -> bool:
+    """Whether a tensor is an image."""
+    return hasattr(tensor, _ATTRIBUTE)
+
+
+def declared_dtype(tensor: Tensor) -> torch.dtype:
+    """The dtype an image reports; the tensor's own dtype for any other tensor."""
+    return getattr(tensor, _ATTRIBUTE, None) or tensor.dtype
+
+
+def held_dtype(declared: torch.dtype) -> torch.dtype:
+    """The dtype an image of a declared dtype is held in."""
+    if declared.is_complex:
+        return torch.complex128
+    return torch.float64 if declared.is_floating_point else HELD_SIGNED.get(declared, declared)
+
+
+def declare(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Set what a tensor reports. The tensor must be held in `held_dtype(dtype)`."""
+    setattr(tensor, _ATTRIBUTE, dtype)
+    return tensor
+
+
+def real_parts(image: Tensor) -> Tensor:
+    """An image of complex numbers as kernels see it: pairs of real ones on the same memory; any other as it is."""
+    if not image.is_complex():
+        return image
+    return declare(torch.view_as_real(image), declared_dtype(image).to_real())
+
+
+def as_image(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """An image of a tensor, detached, with the same sizes and strides; it reports `dtype`, by default the tensor's."""
+    return Images().image(tensor, dtype)
+
+
+class Images:
+    """Makes images of argument tensors; tensors that share storage get images that share storage."""
+
+    def __init__(self, numerics: Numerics = Numerics.EXACT, device: torch.device | None = None) -> None:
+        self._faithful = numerics is Numerics.FAITHFUL
+        self._device = device
+        """Where images are made; None: where their tensors are."""
+        self._storages: dict[int, Tensor] = {}
+        self._kept: list[Tensor] = []
+
+    def image(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """See `as_image`."""
+        declared = dtype or declared_dtype(tensor)
+        flat = self.storage(tensor, held_dtype(declared))
+        if self._faithful and declared.is_floating_point:
+            flat.copy_(rounded(flat, declared))
+        return declare(flat.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset()), declared)
+
+    def storage(self, tensor: Tensor, held: torch.dtype) -> Tensor:
+        """A copy of the whole storage behind a tensor, shape (elements,), in the dtype images are held in."""
+        key = tensor.untyped_storage()._cdata
+        if key not in self._storages:
+            elements = tensor.untyped_storage().nbytes() // tensor.element_size()
+            whole = torch.as_strided(tensor.detach(), (elements,), (1,), 0)
+            plain = whole.view(held) if tensor.dtype in HELD_SIGNED else whole
+            self._storages[key] = plain.to(self._device or plain.device, held, copy=True)
+            self._kept.append(tensor)
+        return self._storages[key]

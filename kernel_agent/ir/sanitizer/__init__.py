@@ -1,0 +1,1 @@
+"""Judges every access of every launch: bounds, races, memory that nothing wrote, offsets that wrap."""
