@@ -21,6 +21,7 @@ DEPENDS_ON_DATA = {
         "compact_positive",
         "highest_wins",
     ),  # what an atomic finds
+    "viterbi_path",  # addresses out of what the kernel itself stored
     "host_reads_item",  # the stub asks for what a kernel computed
 }
 """Kernels that go where data leads them: no one can tell without computing it."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernel_agent.ir import intervals
+from kernel_agent.ir.cost import intervals
 from kernel_agent.ir.cost.footprint import Footprint
 from kernel_agent.ir.cost.intervals import ElementSet
 from kernel_agent.ir.cost.sampling import different, halves, strata
