@@ -1,7 +1,7 @@
 """kernel-agent: a Triton forward goes in, a proven Triton backward comes out.
 
-`gradients`, `outputs`, `sanitize` and `cost` work on any function that launches Triton kernels, without a GPU. They
-load torch and Triton when they are first used.
+`gradients`, `outputs`, `sanitize` and `cost` work on any function that launches Triton kernels, without a GPU;
+`standin` answers for one while such a file is imported. They load torch and Triton when they are first used.
 """
 
 from __future__ import annotations
@@ -12,18 +12,20 @@ from typing import TYPE_CHECKING, Any
 from kernel_agent.autodiff import autodiff
 
 if TYPE_CHECKING:
+    from kernel_agent.ir.capture.device import standin
     from kernel_agent.ir.cost.cost import cost
     from kernel_agent.ir.sanitizer.sanitize_call import sanitize
     from kernel_agent.library import gradients, outputs
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "autodiff", "cost", "gradients", "outputs", "sanitize"]
+__all__ = ["__version__", "autodiff", "cost", "gradients", "outputs", "sanitize", "standin"]
 
 _LIBRARY = {
     "cost": "kernel_agent.ir.cost.cost",
     "gradients": "kernel_agent.library",
     "outputs": "kernel_agent.library",
     "sanitize": "kernel_agent.ir.sanitizer.sanitize_call",
+    "standin": "kernel_agent.ir.capture.device",
 }
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import importlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -219,3 +221,19 @@ def test_arguments_are_left_as_they_were():
     kernel_agent.gradients(silu_into, x, w, out, cotangents=dy)
     assert not out.any()
     assert not x.requires_grad
+
+
+def test_a_file_that_asks_for_the_gpu_on_import_is_imported_under_the_stand_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    # On a machine without a GPU both questions end the import.
+    (tmp_path / "asks_on_import.py").write_text(
+        "import torch, triton\n"
+        "DEVICE = triton.runtime.driver.active.get_active_torch_device()\n"
+        "SMS = torch.cuda.get_device_properties(DEVICE).multi_processor_count\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with kernel_agent.standin():
+        module = importlib.import_module("asks_on_import")
+    assert module.DEVICE.type == "cuda"
+    assert module.SMS > 0
