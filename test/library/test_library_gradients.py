@@ -136,6 +136,13 @@ def test_an_autograd_function_takes_the_names_of_its_forward_and_not_its_backwar
     torch.testing.assert_close(found["w"], dw, rtol=1e-12, atol=1e-13)
 
 
+def test_reports_call_an_autograd_function_by_its_class():
+    # Every one of them has the name `apply`.
+    x, w, _ = operands()
+    assert str(kernel_agent.sanitize(_Silu.apply, x, w)).startswith("_Silu: clean")
+    assert str(kernel_agent.cost(_Silu.apply, x, w)).startswith("cost of _Silu")
+
+
 def test_a_partial_and_a_lambda_are_stubs_too():
     x, w, dy = operands()
     dx, _ = expected(x, w, dy, scale=2.0)

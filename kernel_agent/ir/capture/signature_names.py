@@ -1,4 +1,4 @@
-"""Names of the positional arguments of a call, for whatever can be called."""
+"""Names for whatever can be called, and for the positional arguments of a call."""
 
 from __future__ import annotations
 
@@ -8,6 +8,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+
+
+def callable_name(fn: Callable[..., Any]) -> str:
+    """What people call it; `SomeFunction.apply` goes by the class."""
+    owner: Any = getattr(fn, "__self__", None)
+    if inspect.isclass(owner) and issubclass(owner, torch.autograd.Function):
+        return str(owner.__name__)
+    return str(getattr(fn, "__name__", None) or type(fn).__name__)
 
 
 def argument_names(fn: Callable[..., Any], count: int) -> list[str]:

@@ -15,6 +15,7 @@ from kernel_agent.ir.capture.capture import Launch
 from kernel_agent.ir.capture.device import standin
 from kernel_agent.ir.capture.images import Images, declare, declared_dtype
 from kernel_agent.ir.capture.inputs import Inputs
+from kernel_agent.ir.capture.signature_names import callable_name
 from kernel_agent.ir.cost.cost_report import (
     Bound,
     BoundTerm,
@@ -199,7 +200,7 @@ def _counted(
     with standin(), capture.running():
         result = stub(*inputs.args, **inputs.kwargs)
     launches = tuple(zip(capture.launches, runner.counted, strict=True))
-    return Counts(getattr(stub, "__name__", type(stub).__name__), launches, tuple(capture.moves), result)
+    return Counts(callable_name(stub), launches, tuple(capture.moves), result)
 
 
 def _shape_of(image: Tensor, capture: GhostCapture) -> Tensor:

@@ -15,6 +15,7 @@ from kernel_agent.ir.budget import memory_for
 from kernel_agent.ir.capture.capture import Capture
 from kernel_agent.ir.capture.device import standin, start_cuda
 from kernel_agent.ir.capture.inputs import Inputs
+from kernel_agent.ir.capture.signature_names import callable_name
 from kernel_agent.ir.errors import IRError
 from kernel_agent.ir.execution import device_of, find_unwritten
 from kernel_agent.ir.launch import LaunchOptions
@@ -59,7 +60,7 @@ def sanitize_and_keep(stub: Callable[..., Any], args: Sequence[Any], kwargs: dic
     look = look_for_wraps(stub, args, kwargs) if _could_be_large((args, kwargs)) else None
     without = any(isinstance(leaf, Tensor) and leaf.is_meta for leaf in tree_leaves((args, kwargs)))
     if look is not None and (without or look.elements > EXECUTED_ELEMENTS):
-        return SanitizedCall(_looked_at(name_of(stub), look, "has tensors without contents" if without else ""))
+        return SanitizedCall(_looked_at(callable_name(stub), look, "has tensors without contents" if without else ""))
     device = device_of((args, kwargs))
     start_cuda(device)
     capture = Capture(grad=False, poison=True, options=LaunchOptions(device=device, memory=memory_for(device)))
@@ -75,7 +76,7 @@ def sanitize_and_keep(stub: Callable[..., Any], args: Sequence[Any], kwargs: dic
     except Exception as error:  # the stub is the user's code: what it raises is part of the report
         stop = stop_of(error)
     launches = tuple(Launched(launch.kernel, launch.grid) for launch in capture.launches)
-    return SanitizedCall(SanitizerReport(name_of(stub), capture.findings.all(), launches, stop), result)
+    return SanitizedCall(SanitizerReport(callable_name(stub), capture.findings.all(), launches, stop), result)
 
 
 def _could_be_large(values: Any) -> bool:
@@ -109,8 +110,3 @@ def stop_of(error: Exception) -> Stop:
         return Stop(error.message, file, line, error.remedy)
     text = str(error).strip()
     return Stop(f"{type(error).__name__}: {text}" if text else type(error).__name__, file, line)
-
-
-def name_of(stub: Callable[..., Any]) -> str:
-    """What people call a function."""
-    return str(getattr(stub, "__name__", None) or type(stub).__name__)
