@@ -60,8 +60,8 @@ def gradients(
     missing at the end, counts as zero. A bare tensor belongs to the first output. It may be left out for a single
     output of one element. A stub that returns no tensor is differentiated through the arguments it writes, in argument
     order. `wrt` names the wanted arguments (or gives their positions); by default all floating tensors, also those
-    nested in tuples, lists and dicts (`weights[0]`). An argument without influence has a zero gradient. For a stub with
-    `@autodiff(nondiff_outputs=...)` those outputs take no cotangent.
+    nested in tuples, lists and dicts (`weights[0]`); a module's parameters follow its arguments. An argument without
+    influence has a zero gradient. For a stub with `@autodiff(nondiff_outputs=...)` those outputs take no cotangent.
 
     The derivative is that of what the kernels compute in real arithmetic: casts and stores do not round. Raises
     `InputError` for cotangents or names that do not fit, `BrokenForward` when the kernels leave their buffers,
@@ -114,6 +114,8 @@ def _chosen(
         known.append(name)
         if isinstance(value, Tensor) and value.is_floating_point():
             floating.append(_Input(name, path[1].idx if positional and len(path) == 2 else name))
+    if isinstance(stub, torch.nn.Module):
+        floating += [_Input(name, name) for name, value in stub.named_parameters() if value.is_floating_point()]
     if wrt is None:
         return floating
     asked = [wrt] if isinstance(wrt, (str, int)) else list(wrt)

@@ -152,6 +152,27 @@ def test_a_partial_and_a_lambda_are_stubs_too():
     torch.testing.assert_close(arrow["a"], dx, rtol=1e-12, atol=1e-13)
 
 
+class _Scaled(torch.nn.Module):
+    def __init__(self, w: Tensor) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(w)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return scaled_silu(x, self.w)
+
+
+def test_the_parameters_of_a_module_follow_its_arguments():
+    x, w, dy = operands()
+    dx, dw = expected(x, w, dy)
+    module = _Scaled(w)
+    found = kernel_agent.gradients(module, x, cotangents=dy)
+    assert list(found) == ["x", "w"]
+    torch.testing.assert_close(found["x"], dx, rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(found["w"], dw, rtol=1e-12, atol=1e-13)
+    assert list(kernel_agent.gradients(module, x, cotangents=dy, wrt="w")) == ["w"]
+    assert module.w.grad is None
+
+
 def test_an_argument_without_influence_has_a_zero_gradient():
     x, w, dy = operands()
     found = kernel_agent.gradients(lambda x, w, unused: scaled_silu(x, w), x, w, x.clone(), cotangents=dy)
