@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import subprocess
@@ -16,16 +17,18 @@ from kernel_agent.ir import execute
 
 N = 32
 
-KERNELS = """
+
 @triton.jit
 def uniform(Y, seed, n: tl.constexpr):
     c = tl.arange(0, n)
     tl.store(Y + c, tl.rand(seed, c))
 
+
 @triton.jit
 def normal(Y, seed, n: tl.constexpr):
     c = tl.arange(0, n)
     tl.store(Y + c, tl.randn(seed, c))
+
 
 @triton.jit
 def four(Y, seed, n: tl.constexpr):
@@ -36,6 +39,7 @@ def four(Y, seed, n: tl.constexpr):
     tl.store(Y + 4 * c + 2, d)
     tl.store(Y + 4 * c + 3, e)
 
+
 @triton.jit
 def words(Y, seed, n: tl.constexpr):
     c = tl.arange(0, n // 4)
@@ -44,7 +48,7 @@ def words(Y, seed, n: tl.constexpr):
     tl.store(Y + 4 * c + 1, b.to(tl.int32, bitcast=True))
     tl.store(Y + 4 * c + 2, d.to(tl.int32, bitcast=True))
     tl.store(Y + 4 * c + 3, e.to(tl.int32, bitcast=True))
-"""
+
 
 INTERPRETED = (
     "import json, sys, torch, triton, triton.language as tl\n"
@@ -57,14 +61,16 @@ INTERPRETED = (
     "        found[name + str(seed)] = y.tolist()\n"
     "print(json.dumps(found))\n"
 )
-NAMES, SEEDS = ["uniform", "normal", "four", "words"], [0, 5, 2**31 + 11, 2**40 + 3]
+KERNELS = {kernel.__name__: kernel for kernel in (uniform, normal, four, words)}
+SEEDS = [0, 5, 2**31 + 11, 2**40 + 3]
 
 
 @pytest.fixture(scope="module")
 def tritons_own(tmp_path_factory):
     """What Triton's interpreter makes of the same kernels, float32 numbers by kernel and seed."""
     script = tmp_path_factory.mktemp("random") / "interpreted.py"
-    script.write_text(INTERPRETED.format(kernels=KERNELS, names=NAMES, seeds=SEEDS, n=N))
+    source = "\n".join(inspect.getsource(kernel.fn) for kernel in KERNELS.values())
+    script.write_text(INTERPRETED.format(kernels=source, names=list(KERNELS), seeds=SEEDS, n=N))
     run = subprocess.run(
         [sys.executable, str(script)],
         capture_output=True,
@@ -74,38 +80,6 @@ def tritons_own(tmp_path_factory):
     )
     assert run.returncode == 0, run.stderr
     return json.loads(run.stdout)
-
-
-@triton.jit
-def uniform(Y, seed, n: tl.constexpr):
-    c = tl.arange(0, n)
-    tl.store(Y + c, tl.rand(seed, c))
-
-
-@triton.jit
-def normal(Y, seed, n: tl.constexpr):
-    c = tl.arange(0, n)
-    tl.store(Y + c, tl.randn(seed, c))
-
-
-@triton.jit
-def four(Y, seed, n: tl.constexpr):
-    c = tl.arange(0, n // 4)
-    a, b, d, e = tl.rand4x(seed, c)
-    tl.store(Y + 4 * c, a)
-    tl.store(Y + 4 * c + 1, b)
-    tl.store(Y + 4 * c + 2, d)
-    tl.store(Y + 4 * c + 3, e)
-
-
-@triton.jit
-def words(Y, seed, n: tl.constexpr):
-    c = tl.arange(0, n // 4)
-    a, b, d, e = tl.randint4x(seed, c, 7)
-    tl.store(Y + 4 * c, a.to(tl.int32, bitcast=True))
-    tl.store(Y + 4 * c + 1, b.to(tl.int32, bitcast=True))
-    tl.store(Y + 4 * c + 2, d.to(tl.int32, bitcast=True))
-    tl.store(Y + 4 * c + 3, e.to(tl.int32, bitcast=True))
 
 
 def _ours(kernel, seed):
