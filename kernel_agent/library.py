@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten_with_path, tree_leaves, tree_map
 from kernel_agent.autodiff import MARK
 from kernel_agent.errors import InputError
 from kernel_agent.ir import ExecOptions, Execution, Finding, FindingKind, IRError, execute
-from kernel_agent.ir.capture.signature_names import argument_names
+from kernel_agent.ir.capture.signature_names import argument_names, path_name
 
 _MEMORY = (FindingKind.OUT_OF_BOUNDS, FindingKind.WILD_POINTER)
 _PLAIN = ExecOptions(sanitize=False)
@@ -108,12 +108,10 @@ def _chosen(
     floating: list[_Input] = []
     known: list[str] = []
     for path, value in tree_flatten_with_path((list(args), dict(kwargs)))[0]:
-        positional = path[0].idx == 0
-        top = names[path[1].idx] if positional else str(path[1].key)
-        name = top + "".join(str(step) for step in path[2:])
+        name = path_name(path, names)
         known.append(name)
         if isinstance(value, Tensor) and value.is_floating_point():
-            floating.append(_Input(name, path[1].idx if positional and len(path) == 2 else name))
+            floating.append(_Input(name, path[1].idx if path[0].idx == 0 and len(path) == 2 else name))
     if isinstance(stub, torch.nn.Module):
         floating += [_Input(name, name) for name, value in stub.named_parameters() if value.is_floating_point()]
     if wrt is None:

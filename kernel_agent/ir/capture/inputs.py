@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_flatten_with_path, tree_unflatten
 
 from kernel_agent.ir.capture.capture import Capture
 from kernel_agent.ir.capture.images import Images, declare, declared_dtype, held_dtype, real_parts
-from kernel_agent.ir.capture.signature_names import argument_names
+from kernel_agent.ir.capture.signature_names import argument_names, path_name
 
 
 class Inputs:
@@ -37,7 +37,7 @@ class Inputs:
         flat, spec = tree_flatten_with_path((list(args), dict(kwargs)))
         values = []
         for path, value in flat:
-            name = _name_of(path, names)
+            name = path_name(path, names)
             key = _leaf_key(path, name, leaves)
             values.append(self._image(value, name, key) if isinstance(value, Tensor) else value)
         self.args, self.kwargs = tree_unflatten(values, spec)
@@ -126,13 +126,6 @@ def _overlaps_itself(tensor: Tensor) -> bool:
     places = offsets.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
     distinct: int = places.unique().numel()
     return distinct < int(tensor.numel())
-
-
-def _name_of(path: tuple[Any, ...], names: list[str]) -> str:
-    """`x`, `saved[0]`, `options['scale']`: path below (args, kwargs)."""
-    in_args = path[0].idx == 0
-    top = names[path[1].idx] if in_args else str(path[1].key)
-    return top + "".join(str(key) for key in path[2:])
 
 
 def _leaf_key(path: tuple[Any, ...], name: str, leaves: Collection[int | str]) -> int | str | None:

@@ -12,9 +12,9 @@ import torch
 
 def callable_name(fn: Callable[..., Any]) -> str:
     """What people call it; `SomeFunction.apply` goes by the class."""
-    owner: Any = getattr(fn, "__self__", None)
-    if inspect.isclass(owner) and issubclass(owner, torch.autograd.Function):
-        return str(owner.__name__)
+    function = _autograd_function(fn)
+    if function is not None:
+        return str(function.__name__)
     return str(getattr(fn, "__name__", None) or type(fn).__name__)
 
 
@@ -32,13 +32,25 @@ def argument_names(fn: Callable[..., Any], count: int) -> list[str]:
     return [names[k] if k < len(names) else f"{rest}[{k - len(names)}]" for k in range(count)]
 
 
-def _parameters(fn: Callable[..., Any]) -> list[inspect.Parameter]:
+def path_name(path: tuple[Any, ...], names: list[str]) -> str:
+    """`x`, `saved[0]`, `options['scale']`: a pytree path below (args, kwargs), given the `argument_names`."""
+    in_args = path[0].idx == 0
+    top = names[path[1].idx] if in_args else str(path[1].key)
+    return top + "".join(str(key) for key in path[2:])
+
+
+def _autograd_function(fn: Callable[..., Any]) -> Any:
+    """The class whose method this is, when it is an autograd function."""
     owner: Any = getattr(fn, "__self__", None)
+    return owner if inspect.isclass(owner) and issubclass(owner, torch.autograd.Function) else None
+
+
+def _parameters(fn: Callable[..., Any]) -> list[inspect.Parameter]:
+    function = _autograd_function(fn)
     skipped = 0
-    is_function = inspect.isclass(owner) and issubclass(owner, torch.autograd.Function)
-    if is_function and fn.__name__ == "apply":
-        with_context = owner.setup_context is torch.autograd.Function.setup_context
-        fn, skipped = owner.forward, int(with_context)
+    if function is not None and fn.__name__ == "apply":
+        with_context = function.setup_context is torch.autograd.Function.setup_context
+        fn, skipped = function.forward, int(with_context)
     elif isinstance(fn, torch.nn.Module):
         fn = fn.forward
     try:
