@@ -52,6 +52,14 @@ class RunConfig(BaseModel):
     min_rel_impr: float = Field(
         default=0.02, ge=0.0, description="relative speed-up an optimised candidate must show to be kept"
     )
+    candidates: int = Field(
+        default=1, ge=1, le=16, description="first drafts asked for at once, each from another anchor"
+    )
+    reflect: bool = Field(default=True, description="phase 2 begins with a plan that is checked and priced")
+    diagnosis: bool = Field(default=True, description="red verdicts say where and what; False: the largest error only")
+    tune_variants: int = Field(
+        default=24, ge=0, description="variants of launch parameters tried before a model is asked in phase 3"
+    )
     max_cost_usd: float | None = Field(default=None, gt=0)
     max_tokens: int | None = Field(default=None, gt=0, description="input and output tokens over the whole run")
     seed: int = 0

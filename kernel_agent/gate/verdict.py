@@ -6,6 +6,7 @@ import enum
 
 from pydantic import Field
 
+from kernel_agent.gate.diagnosis.records import Diagnosis
 from kernel_agent.record import Record
 
 
@@ -123,6 +124,7 @@ class Verdict(Record):
     details: str = Field(
         default="", description="filtered traceback or sanitizer findings, for the model and the reader"
     )
+    diagnosis: Diagnosis | None = Field(default=None, description="what could be told of a wrong gradient")
     cases: tuple[CaseResult, ...] = ()
     cases_planned: int = 0
     notes: tuple[str, ...] = Field(default=(), description="what was shrunk or left out, said to the reader")

@@ -1,0 +1,64 @@
+"""`Plan`: what a model decides before it writes code, as a record that can be checked and priced."""
+
+from __future__ import annotations
+
+import enum
+
+from pydantic import Field
+
+from kernel_agent.record import Record
+
+
+class Reduction(str, enum.Enum):
+    """How contributions of several programs to one gradient meet."""
+
+    PLAIN_STORE = "plain store"
+    PARTIALS = "partials"
+    ATOMICS = "atomics"
+    LOOP_SWAP = "loop swap"
+    SCAN = "scan"
+
+
+class PairReading(Record):
+    """What a retrieved pair has to do with the forward."""
+
+    slug: str
+    match: str
+    mismatch: str
+
+
+class Difference(Record):
+    """Something in which the forward differs from the anchor."""
+
+    difference: str
+    implies: str = Field(description="what that means for the backward")
+
+
+class GradientPlan(Record):
+    """How one gradient is computed."""
+
+    grad: str
+    owner: str = Field(description="the axis or tile that one program owns")
+    reduction: Reduction
+    techniques: tuple[str, ...] = Field(default=(), description="tags of the closed list")
+    saved: tuple[str, ...] = Field(default=(), description="entries of `saved` that it reads")
+    recomputed: tuple[str, ...] = Field(default=(), description="intermediate values that are computed again")
+
+
+class Plan(Record):
+    """The answer to the first ask of phase 2."""
+
+    pairs: tuple[PairReading, ...] = Field(description="one per retrieved pair, in their order")
+    anchor: str | None = Field(description="slug of the pair to write after; None when none fits")
+    differences: tuple[Difference, ...] = ()
+    gradients: tuple[GradientPlan, ...] = Field(description="one per gradient, in order")
+
+
+class GradientPrice(Record):
+    """What the cost counter says of one gradient's plan."""
+
+    grad: str
+    line: str = Field(description="one sentence: bytes, partials or atomics, and how they compare with the alternative")
+    planned_bytes: int | None = None
+    floor_bytes: int | None = Field(default=None, description="reading what it needs once and writing it once")
+    atomics: int | None = None
