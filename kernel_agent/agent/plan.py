@@ -37,12 +37,22 @@ class Difference(Record):
 class GradientPlan(Record):
     """How one gradient is computed."""
 
-    grad: str
+    grad: str = Field(description="name of the input whose gradient it is")
     owner: str = Field(description="the axis or tile that one program owns")
     reduction: Reduction
     techniques: tuple[str, ...] = Field(default=(), description="tags of the closed list")
-    saved: tuple[str, ...] = Field(default=(), description="entries of `saved` that it reads")
+    saved: tuple[str, ...] = Field(default=(), description="entries of `saved` that it reads, extra ones too")
     recomputed: tuple[str, ...] = Field(default=(), description="intermediate values that are computed again")
+
+
+class ExtraSaved(Record):
+    """A tensor that a forward of the plan's own saves beyond the given layout."""
+
+    name: str
+    dtype: str = Field(description="torch's name without `torch.`")
+    shape: tuple[int | str, ...] = Field(
+        description="sizes: numbers, or dims of SWEEP with + - * // between them, such as 'B*H'"
+    )
 
 
 class Plan(Record):
@@ -51,14 +61,23 @@ class Plan(Record):
     pairs: tuple[PairReading, ...] = Field(description="one per retrieved pair, in their order")
     anchor: str | None = Field(description="slug of the pair to write after; None when none fits")
     differences: tuple[Difference, ...] = ()
+    extra: tuple[ExtraSaved, ...] = Field(
+        default=(), description="what is saved beyond the given layout; mostly nothing"
+    )
     gradients: tuple[GradientPlan, ...] = Field(description="one per gradient, in order")
 
 
 class GradientPrice(Record):
-    """What the cost counter says of one gradient's plan."""
+    """What the cost counter says of one gradient's plan, or of the plan as a whole."""
 
-    grad: str
-    line: str = Field(description="one sentence: bytes, partials or atomics, and how they compare with the alternative")
-    planned_bytes: int | None = None
+    grad: str = Field(description="name of the input whose gradient it is; empty for the plan as a whole")
+    line: str = Field(
+        description="a complete statement that names the gradient: bytes, partials or atomics, and the alternative"
+    )
+    planned_bytes: int | None = Field(default=None, description="to and from device memory; None: cannot be priced")
     floor_bytes: int | None = Field(default=None, description="reading what it needs once and writing it once")
-    atomics: int | None = None
+    workspace_bytes: int | None = Field(default=None, description="of partial sums")
+    atomics: int | None = Field(default=None, description="elements added atomically")
+    microseconds: float | None = Field(
+        default=None, description="least time of `planned_bytes`; arithmetic is left out"
+    )

@@ -41,6 +41,8 @@ class Block:
     text: str
     complete: bool
     """False when the reply ended before the closing fence."""
+    line: int = 1
+    """Line of the reply on which the text begins."""
 
 
 @dataclass(frozen=True)
@@ -92,25 +94,26 @@ def extract(
     return Extraction(Candidate(backward=chosen.backward, forward=forward), None, tuple(notes))
 
 
-def fenced_blocks(text: str) -> tuple[Block, ...]:
-    """Fenced blocks in Python or without a language, by the rules of CommonMark."""
+def fenced_blocks(text: str, languages: frozenset[str] = PYTHON) -> tuple[Block, ...]:
+    """Fenced blocks in one of the languages, "" for blocks that name none, by the rules of CommonMark."""
     blocks: list[Block] = []
     lines = text.replace("\r\n", "\n").split("\n")
     inside: list[str] | None = None
-    fence, wanted = "", False
-    for line in lines:
+    fence, wanted, first = "", False, 1
+    for number, line in enumerate(lines, start=1):
         if inside is None:
             opening = _OPEN.match(line)
             if opening:
-                inside, fence, wanted = [], opening["fence"], opening["language"].lower() in PYTHON
+                inside, fence, first = [], opening["fence"], number + 1
+                wanted = opening["language"].lower() in languages
         elif re.fullmatch(rf" {{0,3}}{re.escape(fence[0])}{{{len(fence)},}}\s*", line):
             if wanted:
-                blocks.append(Block("\n".join(inside) + "\n", complete=True))
+                blocks.append(Block("\n".join(inside) + "\n", complete=True, line=first))
             inside = None
         else:
             inside.append(line)
     if inside is not None and wanted:
-        blocks.append(Block("\n".join(inside) + "\n", complete=False))
+        blocks.append(Block("\n".join(inside) + "\n", complete=False, line=first))
     return tuple(blocks)
 
 
