@@ -9,7 +9,7 @@ from kernel_agent.gate.diagnosis.where import region
 
 
 def _normal(*shape):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
 def _statement(shape, spoil, **known):
