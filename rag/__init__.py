@@ -16,6 +16,7 @@ from rag.query import Exclusion, Hit, Query, RetrievedPair, Scores, SearchResult
 if TYPE_CHECKING:
     from rag.index import Index, IndexProblem, build_index, load_index
     from rag.retrieval import search
+    from rag.schedules import TechniqueMatch, Wanted, search_techniques
 
 __all__ = [
     "Exclusion",
@@ -27,9 +28,12 @@ __all__ = [
     "Scores",
     "SearchResult",
     "Signal",
+    "TechniqueMatch",
+    "Wanted",
     "build_index",
     "load_index",
     "search",
+    "search_techniques",
 ]
 
 _LATE = {
@@ -38,6 +42,9 @@ _LATE = {
     "build_index": "index",
     "load_index": "index",
     "search": "retrieval",
+    "TechniqueMatch": "schedules",
+    "Wanted": "schedules",
+    "search_techniques": "schedules",
 }
 
 

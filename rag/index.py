@@ -26,6 +26,7 @@ from rag.describe import DESCRIPTION_VERSION, describe
 from rag.embed import DIMENSIONS, MODEL_NAME, WEIGHTS_SHA256, embed
 from rag.lexical import LexicalIndex, Lexicon
 from rag.query import RetrievedPair
+from rag.speeds import FOLDER, Speeds, read_speeds
 
 SCHEMA = 1
 """Version of the files below."""
@@ -117,9 +118,16 @@ class Index:
             added=tuple(path for path in present if path not in known),
         )
 
+    @functools.cached_property
+    def speeds(self) -> Speeds:
+        """What was measured of these pairs, read on first use."""
+        return read_speeds(self.pairs.parent / FOLDER)
+
     def read(self, entry: Entry) -> RetrievedPair:
         """Read the whole pair of an entry from its file."""
-        sections = split_sections((self.pairs / entry.path).read_text(encoding="utf-8"))
+        source = (self.pairs / entry.path).read_text(encoding="utf-8")
+        sections = split_sections(source)
+        meta = read_meta(sections.head)
         return RetrievedPair(
             entry.slug,
             entry.family,
@@ -127,6 +135,9 @@ class Index:
             entry.docstring,
             sections.forward.strip(),
             sections.backward.strip(),
+            techniques=meta.techniques,
+            grads=meta.grads,
+            speed=self.speeds.words(entry.slug, content_hash(source)),
         )
 
 

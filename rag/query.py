@@ -64,6 +64,12 @@ class RetrievedPair:
     """Text of the forward section without its marker."""
     backward: str
     """Text of the backward section without its marker."""
+    techniques: tuple[str, ...] = ()
+    """Tags of the closed list, as META says."""
+    grads: tuple[str, ...] = ()
+    """Inputs whose gradients the backward returns, in order."""
+    speed: str = ""
+    """Measured percent of the cost counter's bound, in words; empty when this text was never measured."""
 
 
 @dataclass(frozen=True)

@@ -61,10 +61,10 @@ def search(query: Query, index: Index | None = None) -> SearchResult:
     index = load_index() if index is None else index
     description = describe(query.source, query.path)
     notices: list[str] = []
-    rankings = _rank(description, index, notices)
+    rankings = rank(description, index, notices)
     judge = _judge(rankings)
     min_sim = MIN_SIM[judge] if query.min_sim is None else query.min_sim
-    hits = _choose(query, index, rankings, judge, min_sim, notices)
+    hits = _choose(query, index, rankings, min_sim, notices)
     if query.k and not any(hit.chosen for hit in hits):
         notices.append(f"no pair is similar enough: {judge.value} similarity of at least {min_sim:.2f} is asked")
     paths = [entry.path.lower() for entry in index.entries]
@@ -72,7 +72,8 @@ def search(query: Query, index: Index | None = None) -> SearchResult:
     return SearchResult(tuple(hits), judge, min_sim, unmatched, "\n".join(notices))
 
 
-def _rank(description: Description, index: Index, notices: list[str]) -> dict[Signal, Ranking]:
+def rank(description: Description, index: Index, notices: list[str]) -> dict[Signal, Ranking]:
+    """Rank all entries by every signal that can be had; what cannot is added to the notices."""
     rankings = {Signal.LEXICAL: Ranking.of(index.lexical.cosines(description.terms))}
     if len(known_words(description, index)) < FEW_KNOWN_WORDS:
         notices.append("few words of this forward are known to the index: its structure is compared instead")
@@ -119,7 +120,7 @@ def structure_cosines(description: Description, index: Index) -> npt.NDArray[np.
 
 
 def _choose(
-    query: Query, index: Index, rankings: Mapping[Signal, Ranking], judge: Signal, min_sim: float, notices: list[str]
+    query: Query, index: Index, rankings: Mapping[Signal, Ranking], min_sim: float, notices: list[str]
 ) -> list[Hit]:
     stale = index.staleness()
     if stale:
@@ -128,7 +129,9 @@ def _choose(
             f" {len(stale.added)} new: these are left out); rebuild it with kernel-agent rag build"
         )
     unusable = {*stale.changed, *stale.missing}
-    fused = sum((1.0 / (_RANK_OFFSET + ranking.ranks) for ranking in rankings.values()), np.zeros(len(index.entries)))
+    if index.speeds.notice:
+        notices.append(index.speeds.notice)
+    fused = fuse(rankings, index)
     hits: list[Hit] = []
     chosen: list[RetrievedPair] = []
     for row in np.argsort(-fused, kind="stable"):
@@ -138,7 +141,7 @@ def _choose(
         if entry.path in unusable:
             continue
         pair = index.read(entry)
-        scores = _scores(row, float(fused[row]), rankings, judge)
+        scores = scores_of(row, float(fused[row]), rankings)
         excluded, detail = _exclusion(query, entry, pair, scores, min_sim, chosen)
         if excluded is None:
             chosen.append(pair)
@@ -169,14 +172,21 @@ def backward_grams(backward: str) -> Mapping[str, int]:
     return count_grams(body_operations(functions))
 
 
-def _scores(row: int, fused: float, rankings: Mapping[Signal, Ranking], judge: Signal) -> Scores:
+def fuse(rankings: Mapping[Signal, Ranking], index: Index) -> npt.NDArray[np.float64]:
+    """The score that orders the entries: float64 [n], the higher the nearer."""
+    return sum((1.0 / (_RANK_OFFSET + ranking.ranks) for ranking in rankings.values()), np.zeros(len(index.entries)))
+
+
+def scores_of(row: int, fused: float, rankings: Mapping[Signal, Ranking]) -> Scores:
+    """How the entry of a row compares with the query."""
+
     def of(signal: Signal) -> tuple[float | None, int | None]:
         ranking = rankings.get(signal)
         return (None, None) if ranking is None else (float(ranking.cosines[row]), int(ranking.ranks[row]))
 
     (dense, dense_rank), (lexical, lexical_rank), (structure, structure_rank) = map(of, Signal)
     return Scores(
-        similarity=float(rankings[judge].cosines[row]),
+        similarity=float(rankings[_judge(rankings)].cosines[row]),
         fused=fused,
         dense=dense,
         dense_rank=dense_rank,

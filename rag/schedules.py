@@ -1,0 +1,146 @@
+"""Search by technique: for each gradient of a plan, a proven pair whose backward is organised as the plan wants.
+
+Resemblance of forwards finds what computes alike; a schedule is often shown best by a pair that computes something
+else. So no least similarity is asked here: among the pairs that have the technique, similarity only ranks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rag.describe import describe
+from rag.index import Index, load_index
+from rag.query import Query, RetrievedPair, Scores
+from rag.retrieval import NEAR_IDENTICAL, backward_grams, fuse, rank, scores_of
+from rag.structure import overlap
+
+GENERIC_SHARE = 0.4
+"""A technique that a larger share of the pairs has singles out no schedule, and is not searched for."""
+
+FEW_PAIRS = 10
+"""With fewer pairs that have it, a technique is never generic."""
+
+_PARAMETERS = "weight bias w b gamma beta alpha scale shift u w1 w2 b1 b2 wq wk wv wo emb embedding table sink"
+PARAMETERS = frozenset(_PARAMETERS.split())
+"""Names of inputs that many rows share, as authors call them: their gradients are sums over those rows."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What one gradient is to be computed with."""
+
+    grad: str
+    """Name of the input whose gradient it is."""
+    techniques: tuple[str, ...]
+    """Tags of the closed list, most wanted first."""
+
+
+@dataclass(frozen=True)
+class TechniqueMatch:
+    """A pair that shows a wanted technique."""
+
+    grad: str
+    technique: str
+    pair: RetrievedPair
+    scores: Scores
+    """How its forward compares with the query."""
+
+
+@dataclass
+class _Shelf:
+    """What may still be taken, and what was."""
+
+    usable: list[tuple[RetrievedPair, Scores]]
+    """Nearest first."""
+    shown: list[RetrievedPair]
+    room: int
+
+    def take(self, wanted: Wanted, technique: str, size: Callable[[RetrievedPair], int]) -> TechniqueMatch | None:
+        having = [(pair, scores) for pair, scores in self.usable if technique in pair.techniques]
+        for pair, scores in sorted(having, key=lambda found: _distance(wanted.grad, found[0])):  # stable: nearest first
+            twin = any(
+                pair.slug == other.slug
+                or overlap(backward_grams(pair.backward), backward_grams(other.backward)) >= NEAR_IDENTICAL
+                for other in self.shown
+            )
+            if not twin and size(pair) <= self.room:
+                self.room -= size(pair)
+                self.shown.append(pair)
+                return TechniqueMatch(wanted.grad, technique, pair, scores)
+        return None
+
+
+def characters(pair: RetrievedPair) -> int:
+    """Length of what is shown of a pair."""
+    return len(pair.forward) + len(pair.backward)
+
+
+def search_techniques(
+    wanted: Sequence[Wanted],
+    query: Query,
+    *,
+    shown: Collection[str] = (),
+    again: bool = False,
+    n: int = 2,
+    room: int = 24_000,
+    size: Callable[[RetrievedPair], int] = characters,
+    index: Index | None = None,
+) -> tuple[TechniqueMatch, ...]:
+    """Find pairs for the techniques that gradients want: at most `n` whole ones, together no larger than `room`.
+
+    Gradients take turns, each with its most wanted technique first. Of the pairs that have a technique, those with a
+    gradient of the same name come first, then those with one of the same kind (of a shared parameter, of data), then
+    the nearest forwards. A technique that a pair of `shown` (slugs) has already is passed over, unless `again`; a
+    shown pair itself, or one with a near-identical backward, is never given. `query.exclude` holds here, too.
+    Raises what `search` raises.
+    """
+    index = load_index() if index is None else index
+    rankings = rank(describe(query.source, query.path), index, [])
+    fused = fuse(rankings, index)
+    stale = index.staleness()
+    unusable = {*stale.changed, *stale.missing}
+    rows = [row for row in np.argsort(-fused, kind="stable") if index.entries[row].path not in unusable]
+    pairs = {row: index.read(index.entries[row]) for row in rows}
+    allowed = [row for row in rows if not _excluded(query, index.entries[row].path)]
+    shelf = _Shelf(
+        usable=[(pairs[row], scores_of(row, float(fused[row]), rankings)) for row in allowed],
+        shown=[pair for pair in pairs.values() if pair.slug in shown],
+        room=room,
+    )
+    generic = _generic(list(pairs.values()))
+    queues = [(one, [tag for tag in dict.fromkeys(one.techniques) if tag not in generic]) for one in wanted]
+    known = set() if again else {tag for pair in shelf.shown for tag in pair.techniques}
+    found: list[TechniqueMatch] = []
+    while any(queue for _, queue in queues):
+        for one, queue in queues:
+            match = None
+            while queue and match is None and len(found) < n:
+                technique = queue.pop(0)
+                match = None if technique in known else shelf.take(one, technique, size)
+            if match is not None:
+                found.append(match)
+                known.update(match.pair.techniques)
+        if len(found) >= n:
+            break
+    return tuple(found)
+
+
+def _excluded(query: Query, path: str) -> bool:
+    return any(term.lower() in path.lower() for term in query.terms)
+
+
+def _generic(pairs: Sequence[RetrievedPair]) -> set[str]:
+    counts = Counter(tag for pair in pairs for tag in set(pair.techniques))
+    return {tag for tag, count in counts.items() if count >= FEW_PAIRS and count > GENERIC_SHARE * len(pairs)}
+
+
+def _distance(grad: str, pair: RetrievedPair) -> int:
+    """0 for a pair with a gradient of this name, 1 for one of this kind, 2 else."""
+    if grad in pair.grads:
+        return 0
+    kinds = {name.lower() in PARAMETERS for name in pair.grads}
+    return 1 if (grad.lower() in PARAMETERS) in kinds else 2
