@@ -20,9 +20,10 @@ from kernel_agent.errors import InputError
 from kernel_agent.ir import Execution, IRError, LaunchError, LoweringError, declared_dtype, execute, standin
 from kernel_agent.pairs.arguments import Arguments, argument_names, build_arguments
 from kernel_agent.pairs.blame import blame, module_path, refused_kernel
+from kernel_agent.pairs.generality import Look, general
 from kernel_agent.pairs.load import load_truth
 from kernel_agent.pairs.outputnames import output_names
-from kernel_agent.pairs.spec import ArgumentFacts, ArgumentKind, FileFacts, KernelSpec
+from kernel_agent.pairs.spec import ArgumentFacts, ArgumentKind, FileFacts, KernelSpec, ShapeEntry
 from kernel_agent.pairs.sweep import read_sweep, smallest
 from kernel_agent.pairs.syntax import assigned_values, parse
 
@@ -53,8 +54,7 @@ def _observe(facts: FileFacts, folder: Path) -> KernelSpec:
     with standin():
         arguments = build_arguments(module, entry, device="cpu", seed=0)
         inputs = _inputs(facts, stub, arguments)
-        leaves = _places(inputs, arguments)
-        execution = _run(module, stub, arguments, leaves)
+        execution = _run(module, stub, arguments, _places(inputs, arguments))
     if not execution.launches:
         raise InputError(
             f"the stub `{facts.stub}` launches no Triton kernel at {entry.label}",
@@ -62,24 +62,40 @@ def _observe(facts: FileFacts, folder: Path) -> KernelSpec:
             path=facts.path,
             line=facts.stub_line,
         )
-    result = execution.result
-    if facts.is_pair:
-        result = _pair_outputs(result, facts)
-    returns_tuple = isinstance(result, (tuple, list))
-    values = tuple(result) if returns_tuple else (result,)
-    outputs = _outputs(facts, values)
+    seen = Look(entry, inputs, _outputs(facts, _returned(facts, execution)))
+    with standin():
+        seen = general(seen, sweep, lambda other: _look(module, facts, other))
     return KernelSpec(
         facts=facts,
         sweep=sweep,
-        inputs=inputs,
-        outputs=outputs,
-        returns_tuple=returns_tuple,
+        inputs=seen.inputs,
+        outputs=seen.outputs,
+        returns_tuple=isinstance(_result(facts, execution), (tuple, list)),
         grads=_grads(facts, inputs),
         launches=tuple(launch.kernel for launch in execution.launches),
         mutated=execution.mutated,
         custom_gradient=facts.has_surrogate,
         torch_ops=tuple(execution.torch_ops),
     )
+
+
+def _look(module: ModuleType, facts: FileFacts, entry: ShapeEntry) -> Look:
+    """What arguments and outputs look like at another entry. Raises whatever the user's code raises there."""
+    stub = getattr(module, facts.stub)
+    arguments = build_arguments(module, entry, device="cpu", seed=0)
+    inputs = _inputs(facts, stub, arguments)
+    execution = _run(module, stub, arguments, _places(inputs, arguments))
+    return Look(entry, inputs, _outputs(facts, _returned(facts, execution)))
+
+
+def _result(facts: FileFacts, execution: Execution) -> Any:
+    return _pair_outputs(execution.result, facts) if facts.is_pair else execution.result
+
+
+def _returned(facts: FileFacts, execution: Execution) -> tuple[Any, ...]:
+    """The outputs in position."""
+    result = _result(facts, execution)
+    return tuple(result) if isinstance(result, (tuple, list)) else (result,)
 
 
 def sweep_node(facts: FileFacts) -> ast.expr | None:
@@ -256,7 +272,8 @@ def _describe(name: str, value: Any, needs_grad: bool) -> ArgumentFacts:
     if isinstance(value, torch.Tensor):
         dtype = str(declared_dtype(value)).removeprefix("torch.")
         kind = ArgumentKind.TENSOR
-        return ArgumentFacts(name=name, kind=kind, dtype=dtype, shape=tuple(value.shape), needs_grad=needs_grad)
+        shape, dense = tuple(value.shape), value.is_contiguous()
+        return ArgumentFacts(name=name, kind=kind, dtype=dtype, shape=shape, needs_grad=needs_grad, dense=dense)
     if value is None:
         return ArgumentFacts(name=name, kind=ArgumentKind.NONE)
     return ArgumentFacts(name=name, kind=ArgumentKind.OTHER, text=repr(value)[:200])

@@ -72,6 +72,11 @@ class ArgumentFacts(Record):
     shape: tuple[int, ...] = ()
     needs_grad: bool = Field(default=False, description="inputs: gradient wanted; outputs: carries a gradient")
     text: str = Field(default="", description="repr of a non-tensor")
+    axes: tuple[str, ...] = Field(
+        default=(), description="one expression of dims per axis, such as `B*H`; `?` where it cannot be told"
+    )
+    dtypes: tuple[str, ...] = Field(default=(), description="dtypes seen over the dtypes that SWEEP names")
+    dense: bool = Field(default=True, description="contiguous in row-major order, for tensors")
 
 
 class KernelSpec(Record):
