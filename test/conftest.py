@@ -46,9 +46,11 @@ class PairJudge:
             backward = backward.replace(old, new)
         return head + BACKWARD_MARKER + backward + CHECK_MARKER + check_section
 
-    def __call__(self, name: str, *changes: tuple[str, str], options: GateOptions | None = None) -> Verdict:
+    def __call__(
+        self, name: str, *changes: tuple[str, str], options: GateOptions | None = None, diagnose: bool = False
+    ) -> Verdict:
         """The verdict on a pair, or on a mutant of it."""
-        return self.check_source(name, self.source(name, *changes), options)
+        return self.check_source(name, self.source(name, *changes), options, diagnose=diagnose)
 
     def with_backward(self, name: str, backward: str, options: GateOptions | None = None) -> Verdict:
         """The verdict on a pair whose backward section is replaced."""
@@ -58,9 +60,12 @@ class PairJudge:
             name, f"{head}{BACKWARD_MARKER}\n{backward}\n\n{CHECK_MARKER}{rest.split(CHECK_MARKER)[1]}", options
         )
 
-    def check_source(self, name: str, source: str, options: GateOptions | None = None) -> Verdict:
+    def check_source(
+        self, name: str, source: str, options: GateOptions | None = None, *, diagnose: bool = False
+    ) -> Verdict:
         """The verdict on any text, with the named pair as the truth."""
-        return check(self.spec(name), source, self.sandbox, options or GateOptions(), truths=self.truths(name))
+        options, truths = options or GateOptions(), self.truths(name)
+        return check(self.spec(name), source, self.sandbox, options, truths=truths, diagnose=diagnose)
 
 
 @pytest.fixture(scope="session")

@@ -50,7 +50,9 @@ def open_tools(config: RunConfig) -> Iterator[Tools]:
             return cross_checked(found, time.monotonic() - started, findings)
 
         def check(spec: KernelSpec, pair_source: str, on_case: OnCase) -> Verdict:
-            return gate.check(spec, pair_source, sandbox, options, on_case, truths=truths_of(spec))
+            return gate.check(
+                spec, pair_source, sandbox, options, on_case, truths=truths_of(spec), diagnose=config.diagnosis
+            )
 
         def finish(
             spec: KernelSpec, candidate: Candidate, verdict: Verdict, provenance: Provenance, folder: Path

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -47,9 +47,20 @@ class Question:
 class Outcome:
     """One case with its result."""
 
-    case: Case
+    question: Question
     result: CaseResult
     problem: Problem | None
+    given: dict[str, Tensor] = field(default_factory=dict)
+    """The candidate's gradients by name, as it sent them: those that are tensors."""
+
+    @property
+    def case(self) -> Case:
+        """The case itself."""
+        return self.question.case
+
+    def without_tensors(self) -> Outcome:
+        """The same for where only the result matters: gradients of every case take memory."""
+        return replace(self, given={})
 
 
 @dataclass(frozen=True)
@@ -127,7 +138,8 @@ def run_batch(
     script = _Script(report, questions)
     outcomes: list[Outcome] = []
     for number, question in enumerate(questions):
-        outcomes.append(_outcome(question.case, _judge(script, question, number, text, spec, options)))
+        judged = _judge(script, question, number, text, spec, options)
+        outcomes.append(_outcome(question, judged, script.given(number, spec.grads)))
         if script.ended(number):
             break
     return BatchRun(tuple(outcomes), script.extra_saved_bytes)
@@ -203,6 +215,13 @@ class _Script:
         """See `BatchRun`."""
         return max((a.extra_saved_bytes for a, _ in self.answers.values()), default=0)
 
+    def given(self, number: int, names: tuple[str, ...]) -> dict[str, Tensor]:
+        """The gradients that a case was answered with, where there is one for each name."""
+        answer, message = self.answers.get((Stage.BACKWARD, number), (None, None))
+        if answer is None or message is None or len(answer.returned) != len(names):
+            return {}
+        return {name: message.tensors[str(i)] for i, name in enumerate(names) if str(i) in message.tensors}
+
     def ended(self, number: int) -> bool:
         """Whether nothing was answered from this case on."""
         return bool(self.out_of_turn) or (Stage.BACKWARD, number) not in self.answers
@@ -260,8 +279,8 @@ def _unanswered(script: _Script, text: CandidateText, limits: Limits) -> Problem
     )
 
 
-def _outcome(case: Case, judged: Judged) -> Outcome:
-    problem = judged.problem
+def _outcome(question: Question, judged: Judged, given: dict[str, Tensor]) -> Outcome:
+    case, problem = question.case, judged.problem
     result = CaseResult(
         case=case.name,
         required=case.required,
@@ -269,4 +288,4 @@ def _outcome(case: Case, judged: Judged) -> Outcome:
         grads=judged.scores,
         message="" if problem is None else problem.message,
     )
-    return Outcome(case, result, problem)
+    return Outcome(question, result, problem, given)

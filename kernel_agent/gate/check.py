@@ -12,6 +12,8 @@ from kernel_agent.gate import words
 from kernel_agent.gate.batch import Asked, Outcome, Question, ask, run_batch
 from kernel_agent.gate.candidate import CandidateText, read_candidate
 from kernel_agent.gate.cases import Plan, make_plan
+from kernel_agent.gate.diagnosis.diagnose import make_diagnosis, with_headline
+from kernel_agent.gate.diagnosis.evidence import Evidence
 from kernel_agent.gate.judge import Problem
 from kernel_agent.gate.options import STANDARD, GateOptions
 from kernel_agent.gate.verdict import CaseResult, ForwardChange, Status, Verdict
@@ -36,10 +38,14 @@ class _Progress:
     extra_saved_bytes: int = 0
 
     def add(self, outcome: Outcome) -> None:
-        """Keep an outcome and tell whoever watches."""
+        """Keep an outcome and tell whoever watches. Tensors are kept of one shape: the red one, once there is one."""
+        if self.first_red is None:
+            entry = outcome.case.point.entry
+            self.outcomes = [o if o.case.point.entry == entry else o.without_tensors() for o in self.outcomes]
+            self.first_red = None if outcome.problem is None else outcome
+        elif not self.at_red_shape(outcome):
+            outcome = outcome.without_tensors()
         self.outcomes.append(outcome)
-        if outcome.problem is not None and self.first_red is None:
-            self.first_red = outcome
         if self.on_case is not None:
             self.on_case(outcome.result, len(self.outcomes), self.plan.size)
 
@@ -56,11 +62,13 @@ def check(
     on_case: OnCase | None = None,
     *,
     truths: Truths | None = None,
+    diagnose: bool = True,
 ) -> Verdict:
     """Judge a complete pair file against the truth of `spec`.
 
     `pair_source` may be a dataset file or an assembled candidate; its check section is neither read nor shown to it.
     `truths` keeps what was computed for earlier candidates; without it, everything is computed for this call.
+    `diagnose` says of a red verdict where and what is wrong as well, for some seconds more.
     A bad candidate is a red verdict. Raises `InputError` or `TruthError` when the spec's forward cannot be judged by.
     """
     start = time.perf_counter()
@@ -80,8 +88,23 @@ def check(
             break
     change = _forward_change(spec, text, progress)
     if progress.first_red is not None and progress.first_red.problem is not None:
-        return _red(_with_pattern(progress.first_red.problem, progress), progress, change, start)
+        verdict = _red(_with_pattern(progress.first_red.problem, progress), progress, change, start)
+        return _diagnosed(verdict, progress, truths, text) if diagnose else verdict
     return _accepted(progress, change, start)
+
+
+def _diagnosed(verdict: Verdict, progress: _Progress, truths: Truths, text: CandidateText) -> Verdict:
+    """The verdict with what can be told of the mistake; its message begins with that where it explains everything."""
+    assert progress.first_red is not None
+    here = tuple(outcome for outcome in progress.outcomes if progress.at_red_shape(outcome))
+    found = make_diagnosis(Evidence(text, progress.first_red, here), truths)
+    return verdict.model_copy(
+        update={
+            "diagnosis": found,
+            "message": with_headline(verdict.message, found, verdict.grad),
+            "seconds": verdict.seconds + found.seconds,
+        }
+    )
 
 
 def _without_skipped(plan: Plan, asked: Asked) -> Plan:

@@ -69,4 +69,5 @@ class Diagnosis(Record):
     where: tuple[Region, ...] = ()
     what: tuple[Hypothesis, ...] = ()
     suspect: Suspect | None = None
+    notes: tuple[str, ...] = Field(default=(), description="which part could not be made, and why")
     seconds: float = 0.0

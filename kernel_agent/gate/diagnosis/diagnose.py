@@ -1,0 +1,44 @@
+"""`make_diagnosis`: where and what is wrong with a red candidate. Never costs a verdict, and never changes one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from kernel_agent.gate.diagnosis.evidence import Evidence
+from kernel_agent.gate.diagnosis.records import Diagnosis
+from kernel_agent.gate.diagnosis.what import hypotheses
+from kernel_agent.oracle import Truths
+
+T = TypeVar("T")
+
+
+def make_diagnosis(evidence: Evidence, truths: Truths) -> Diagnosis:
+    """Everything that can be told; a part that fails is empty, with a note that says why."""
+    start = time.perf_counter()
+    notes: list[str] = []
+
+    def part(name: str, find: Callable[[], T], nothing: T) -> T:
+        try:
+            return find()
+        except Exception as error:  # whatever it is: the verdict stands without it, and the note says what failed
+            notes.append(f"{name}: {type(error).__name__}: {str(error)[:200]}")
+            return nothing
+
+    return Diagnosis(
+        what=part("what", lambda: hypotheses(evidence, truths), ()),
+        notes=tuple(notes),
+        seconds=time.perf_counter() - start,
+    )
+
+
+def with_headline(message: str, diagnosis: Diagnosis, grad: str | None) -> str:
+    """The verdict's sentence with the explanation of the gradient that it names, or else of the first explained one."""
+    about = next((found for found in diagnosis.what if found.grad == grad), None)
+    if about is None:
+        return f"{message}. {diagnosis.what[0].grad}: {diagnosis.what[0].statement}" if diagnosis.what else message
+    begin = f"the gradient of `{grad}` is wrong: "
+    if message.startswith(begin):
+        return f"{begin}{about.statement} (residual explained to {about.left_over:.0e}); {message[len(begin) :]}"
+    return f"{message}. {grad}: {about.statement}"
