@@ -11,10 +11,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from kernel_agent.agent.plan import GradientPrice, Plan
+from kernel_agent.bench.records import Measurement, Tuned
 from kernel_agent.config import Backend, RunConfig
 from kernel_agent.deliver.certificate import Versions
 from kernel_agent.gate.verdict import Verdict
 from kernel_agent.models.protocol import Reply, Turn
+from kernel_agent.pairs.forward_facts import ForwardFacts
 from kernel_agent.pairs.spec import KernelSpec
 from kernel_agent.record import Record
 
@@ -30,9 +33,11 @@ class PhaseName(str, enum.Enum):
 class PromptName(str, enum.Enum):
     """The templates in `agent/prompts`, by file stem."""
 
+    PLAN = "plan"
     DRAFT = "draft"
     REPAIR = "repair"
     NO_CODE = "no_code"
+    EDIT_FAILED = "edit_failed"
     OPTIMIZE = "optimize"
 
 
@@ -100,6 +105,13 @@ class TruthCrossChecked(Record):
     seconds: float = 0.0
 
 
+class ForwardAnalysed(Record):
+    """What the forward does with memory was read off its kernels, and how its gradients flow."""
+
+    event: Literal["forward_analysed"] = "forward_analysed"
+    facts: ForwardFacts
+
+
 class RetrievedPair(Record):
     """One pair the search came up with, chosen or not."""
 
@@ -112,6 +124,8 @@ class RetrievedPair(Record):
     reason: str = Field(description="why it was chosen or left out")
     forward: str = Field(default="", description="text of the forward section; only of chosen pairs")
     backward: str = Field(default="", description="text of the backward section; only of chosen pairs")
+    techniques: tuple[str, ...] = Field(default=(), description="tags of the closed list")
+    speed: str = Field(default="", description="measured percent of the bound, in words; empty when unmeasured")
 
 
 class PairsRetrieved(Record):
@@ -122,6 +136,41 @@ class PairsRetrieved(Record):
     unmatched_excludes: tuple[str, ...] = Field(default=(), description="terms of --rag-exclude that match no pair")
     notice: str = Field(default="", description="one line for the reader, such as that nothing similar was found")
     seconds: float = 0.0
+
+
+class Planned(Record):
+    """The answer to the ask for a plan was read; it settles that ask."""
+
+    event: Literal["planned"] = "planned"
+    number: int = Field(description="the ask it answers")
+    plan: Plan | None = Field(description="None when the answer holds no valid one")
+    problem: str = Field(default="", description="what is wrong with the answer; empty for a valid plan")
+    prices: tuple[GradientPrice, ...] = ()
+
+
+class TechniqueHit(Record):
+    """A pair whose backward computes a gradient in a technique that is wanted."""
+
+    grad: str = Field(description="the gradient it was searched for")
+    technique: str = Field(description="tag of the closed list")
+    pair: RetrievedPair
+
+
+class TechniquesRetrieved(Record):
+    """The search for pairs by the techniques of single gradients is done."""
+
+    event: Literal["techniques_retrieved"] = "techniques_retrieved"
+    number: int = Field(description="the ask whose plan or whose red verdict names the gradients")
+    grads: tuple[str, ...] = Field(default=(), description="the gradients that were searched for")
+    hits: tuple[TechniqueHit, ...]
+
+
+class DraftsPlanned(Record):
+    """How many first drafts are asked for, decided before the first of them is sent."""
+
+    event: Literal["drafts_planned"] = "drafts_planned"
+    anchors: tuple[str | None, ...] = Field(description="one per draft: slug of the pair to write after, or None")
+    line: str = Field(default="", description="why there are fewer than were asked for; empty otherwise")
 
 
 class Asked(Record):
@@ -136,6 +185,9 @@ class Asked(Record):
     turns: tuple[Turn, ...] = Field(default=(), description="the turns after the first")
     digest: str = Field(description="SHA-256 over the whole conversation")
     estimated_input: int = Field(description="tokens of the conversation, estimated before asking")
+    anchor: str | None = Field(default=None, description="slug of the pair that a draft is to be written after")
+    free: bool = Field(default=False, description="a retry of the same intent, which does not count as an ask")
+    base: str | None = Field(default=None, description="digest of the candidate that it shows; edits apply to it")
 
 
 class Replied(Record):
@@ -154,6 +206,34 @@ class CandidateExtracted(Record):
     digest: str
     has_forward: bool = Field(description="it brings its own forward section")
     notes: tuple[str, ...] = Field(default=(), description="what of the reply was left out")
+    edits: int = Field(default=0, description="edit blocks that it was made with; 0 for whole sections")
+    fingerprint: str | None = Field(default=None, description="equal for candidates that compute by the same code")
+
+
+class EditFailed(Record):
+    """The edits of a reply do not apply to the candidate it was shown; it settles that ask."""
+
+    event: Literal["edit_failed"] = "edit_failed"
+    number: int
+    line: str = Field(description="which edit does not apply, and why")
+
+
+class Locked(Record):
+    """Gradients that are right in every case; further asks are about the others alone."""
+
+    event: Literal["locked"] = "locked"
+    grads: tuple[str, ...]
+    digest: str = Field(description="the candidate that computes them")
+
+
+class Spliced(Record):
+    """The gradients of two candidates were put together into one, which is judged next."""
+
+    event: Literal["spliced"] = "spliced"
+    number: int = Field(description="the ask that completed it")
+    digest: str
+    from_digests: tuple[str, str]
+    grads: tuple[tuple[str, ...], tuple[str, ...]] = Field(description="which gradients come from which")
 
 
 class Judged(Record):
@@ -164,25 +244,26 @@ class Judged(Record):
     digest: str | None = Field(description="the candidate; None when the reply held none")
     verdict: Verdict
     same_as: int | None = Field(
-        default=None, description="the earlier ask whose candidate this repeats; its verdict was reused"
+        default=None,
+        description="the earlier ask with the same text or the same compiled code; its verdict was reused",
     )
-
-
-class Measurement(Record):
-    """Time of a candidate on the device."""
-
-    median_us: float = Field(
-        description="median time of one backward in microseconds, over the required shapes (geometric mean)"
-    )
-    facts: tuple[str, ...] = Field(default=(), description="measured facts in words, for the model and the reader")
 
 
 class Measured(Record):
-    """A green candidate was timed."""
+    """A green candidate was timed, or its time modelled."""
 
     event: Literal["measured"] = "measured"
     digest: str
     measurement: Measurement
+
+
+class TunedEvent(Record):
+    """Launch parameters and constexprs of a green candidate were swept."""
+
+    event: Literal["tuned"] = "tuned"
+    digest: str = Field(description="the candidate it began with")
+    tuned: Tuned
+    verdict: Verdict | None = Field(default=None, description="of the best variant; None when the start is best")
 
 
 class SnapshotKept(Record):
@@ -257,12 +338,20 @@ Event = Annotated[
     | PhaseSkipped
     | SpecDescribed
     | TruthCrossChecked
+    | ForwardAnalysed
     | PairsRetrieved
+    | Planned
+    | TechniquesRetrieved
+    | DraftsPlanned
     | Asked
     | Replied
     | CandidateExtracted
+    | EditFailed
+    | Locked
+    | Spliced
     | Judged
     | Measured
+    | TunedEvent
     | SnapshotKept
     | SetAside
     | RolledBack

@@ -23,6 +23,7 @@ from kernel_agent.agent.runfolder import RunFolder
 from kernel_agent.agent.snapshots import Snapshots, render
 from kernel_agent.agent.state import Round, RunState, Work, advance, fold
 from kernel_agent.agent.tools import Tools
+from kernel_agent.bench.records import decide
 from kernel_agent.config import Backend, RunConfig
 from kernel_agent.deliver.certificate import Provenance
 from kernel_agent.errors import KernelAgentError
@@ -150,7 +151,7 @@ class Orchestrator:
 
     def _round(self, phase: Phase) -> bool:
         """Bring the open round to its end, or make a new one. False when the budget refuses a new one."""
-        if self.state.open is None and not self._ask(phase):
+        if not self.state.open and not self._ask(phase):
             return False
         if self._open.reply is None:
             self._receive(self._open)
@@ -226,14 +227,14 @@ class Orchestrator:
         assert open_round.candidate is not None
         digest = open_round.candidate
         same = self.state.judged(digest)
-        if same is not None and same.verdict is not None:
+        if same is not None:
             self.record(ev.Judged(number=open_round.number, digest=digest, verdict=same.verdict, same_as=same.number))
             return
         verdict = self.tools.check(self._spec, self._file(digest), self.observer.on_case)
         self.record(ev.Judged(number=open_round.number, digest=digest, verdict=verdict))
 
     def _settle(self, open_round: Round) -> None:
-        work, best = self.state.base, self.state.best
+        work, best = next(iter(open_round.works), None), self.state.best
         number, digest, verdict = open_round.number, open_round.candidate, open_round.verdict
         assert verdict is not None
         if digest is None or work is None:
@@ -257,8 +258,8 @@ class Orchestrator:
             return f"better than that of ask {best.number}" if work.verdict.rank > best.verdict.rank else ""
         if not work.verdict.green or work.measurement is None or best.measurement is None:
             return ""
-        gain = 1.0 - work.measurement.median_us / best.measurement.median_us
-        return f"{gain:.1%} less time" if gain >= self._config.min_rel_impr and gain > 0 else ""
+        decision = decide(best.measurement, work.measurement, self._config.min_rel_impr)
+        return decision.line if decision.kept else ""
 
     def _no_progress(self, work: Work, best: Work | None) -> str:
         if best is not None and work.verdict.green and best.verdict.green:
@@ -304,7 +305,7 @@ class Orchestrator:
 
     def _time(self, work: Work | None) -> str:
         known = None if work is None else self.state.measured(work.digest)
-        return "unknown time" if known is None else f"{known.median_us:.1f} us"
+        return "unknown time" if known is None else f"{known.geomean_us:.1f} us"
 
     def _provenance(self) -> Provenance:
         state, started = self.state, self._started
@@ -343,8 +344,7 @@ class Orchestrator:
 
     @property
     def _open(self) -> Round:
-        assert self.state.open is not None
-        return self.state.open
+        return self.state.open[0]
 
     @property
     def _spec(self) -> KernelSpec:

@@ -81,3 +81,12 @@ class GradientPrice(Record):
     microseconds: float | None = Field(
         default=None, description="least time of `planned_bytes`; arithmetic is left out"
     )
+
+
+class Wanted(Record):
+    """A gradient to search pairs for, by how it is to be computed."""
+
+    grad: str = Field(description="name of the input whose gradient it is")
+    techniques: tuple[str, ...] = Field(
+        default=(), description="tags of the closed list, from the plan; empty when nothing was planned"
+    )

@@ -13,8 +13,9 @@ from functools import cache
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from kernel_agent.agent.brief import Brief
-from kernel_agent.agent.events import Measurement, PromptName
+from kernel_agent.agent.events import PromptName
 from kernel_agent.agent.explain import cases_in_words, excerpt, gradients_in_words, headline, ratio_words
+from kernel_agent.bench.records import Measurement
 from kernel_agent.gate.verdict import Verdict
 from kernel_agent.models.protocol import Conversation, Role, Turn
 from kernel_agent.pairs.spec import ArgumentFacts, ArgumentKind

@@ -9,10 +9,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from kernel_agent.agent import events as ev
-from kernel_agent.agent.events import Entry, Event, Measurement, PhaseName, PromptName
+from kernel_agent.agent.events import Entry, Event, PhaseName, PromptName
+from kernel_agent.bench.records import Basis, Measurement
 from kernel_agent.config import RunConfig
 from kernel_agent.gate.verdict import Verdict
 from kernel_agent.models.protocol import Conversation, Reply, Role, Turn, Usage
+from kernel_agent.pairs.forward_facts import ForwardFacts
 from kernel_agent.pairs.spec import KernelSpec
 
 NOTHING_USED = Usage()
@@ -41,14 +43,46 @@ class Round:
     conversation: Conversation
     digest: str
     """Of the conversation."""
+    estimated_input: int = 0
+    """Tokens, estimated before asking."""
+    anchor: str | None = None
+    """The pair that a draft is to be written after."""
+    free: bool = False
+    """A retry of the same intent, which does not count as an ask."""
+    base: str | None = None
+    """Digest of the candidate that it shows."""
+    locked: tuple[str, ...] = ()
+    """Gradients of the shown candidate that are right and to be left alone."""
     reply: Reply | None = None
     candidate: str | None = None
     """Digest of the candidate; None while unknown and when the reply held no code."""
+    fingerprint: str | None = None
+    """Of the candidate's code."""
     notes: tuple[str, ...] = ()
     """What of the reply was left out."""
+    edit_failed: str = ""
+    """Why the edits of the reply do not apply; empty otherwise."""
     verdict: Verdict | None = None
+    same_as: int | None = None
+    """The earlier ask whose candidate this one repeats."""
+    spliced: ev.Spliced | None = None
+    """The candidate that was put together from this one and an earlier one."""
+    spliced_verdict: Verdict | None = None
+    outcome: str = ""
+    """In what the candidate is better than the best, or not; empty until settled."""
+    kept: bool = False
     settled: bool = False
-    """True once it is recorded whether the candidate is kept or set aside."""
+    """True once nothing more is to be done about it."""
+
+    @property
+    def works(self) -> tuple[Work, ...]:
+        """Its judged candidates: that of the reply, then the spliced one."""
+        own = (
+            () if self.candidate is None or self.verdict is None else (Work(self.candidate, self.number, self.verdict),)
+        )
+        if self.spliced is None or self.spliced_verdict is None:
+            return own
+        return (*own, Work(self.spliced.digest, self.number, self.spliced_verdict))
 
 
 @dataclass(frozen=True)
@@ -60,7 +94,14 @@ class RunState:
     """The configuration in force: a resumed run may have been given a larger budget."""
     spec: KernelSpec | None = None
     truth: ev.TruthCrossChecked | None = None
+    facts: ForwardFacts | None = None
+    """What the forward does with memory."""
     retrieval: ev.PairsRetrieved | None = None
+    plan: ev.Planned | None = None
+    """The last answer to an ask for a plan, valid or not."""
+    techniques: tuple[ev.TechniquesRetrieved, ...] = ()
+    """Searches for single gradients."""
+    drafts: ev.DraftsPlanned | None = None
     begun: frozenset[PhaseName] = frozenset()
     """Phases that were started."""
     over: frozenset[PhaseName] = frozenset()
@@ -69,13 +110,18 @@ class RunState:
     best: Work | None = None
     """The best candidate so far."""
     base: Work | None = None
-    """The candidate that the next ask works on: the last one, or the best after a rollback."""
+    """The candidate that the next ask works on: the last one, or the best after a rollback and after the drafts."""
+    lock: ev.Locked | None = None
+    """The last gradients that were locked."""
     stale: int = 0
     """Asks since the last progress or rollback."""
+    idle: int = 0
+    """Asks since the last progress in this phase, rollbacks aside."""
     rolled_back: bool = False
     """True between a rollback and the next ask."""
     measurements: tuple[tuple[str, Measurement], ...] = ()
-    """Times by digest of the candidate."""
+    """Times by digest of the candidate, in the order they were taken."""
+    tuned: ev.TunedEvent | None = None
     usage: Usage = NOTHING_USED
     """Tokens of all replies."""
     cost_usd: float = 0.0
@@ -88,22 +134,37 @@ class RunState:
     finished: ev.Finished | None = None
 
     @property
-    def open(self) -> Round | None:
-        """The round that is not settled yet."""
-        return self.rounds[-1] if self.rounds and not self.rounds[-1].settled else None
+    def open(self) -> tuple[Round, ...]:
+        """The rounds that are not settled yet: several while drafts are made at once."""
+        return tuple(r for r in self.rounds if not r.settled)
+
+    @property
+    def asks(self) -> int:
+        """Asks that count."""
+        return sum(not r.free for r in self.rounds)
 
     @property
     def green(self) -> bool:
         """True when the best candidate is accepted."""
         return self.best is not None and self.best.verdict.green
 
-    def measured(self, digest: str) -> Measurement | None:
-        """The time of a candidate, if one was taken."""
-        return next((time for known, time in self.measurements if known == digest), None)
+    def round(self, number: int) -> Round:
+        """The round with this number."""
+        return self.rounds[number - 1]
 
-    def judged(self, digest: str) -> Round | None:
-        """The earlier round with the same candidate, if its verdict is known."""
-        return next((r for r in self.rounds if r.candidate == digest and r.verdict is not None), None)
+    def measured(self, digest: str, basis: Basis | None = None) -> Measurement | None:
+        """The last time taken of a candidate, on this basis if one is given."""
+        known = (time for name, time in reversed(self.measurements) if name == digest)
+        return next((time for time in known if basis is None or time.basis is basis), None)
+
+    def judged(self, digest: str, fingerprint: str | None = None) -> Work | None:
+        """The first candidate with this digest, or with this fingerprint, whose verdict is known."""
+        for known in self.rounds:
+            for work in known.works:
+                same = fingerprint is not None and work.digest == known.candidate and fingerprint == known.fingerprint
+                if work.digest == digest or same:
+                    return work
+        return None
 
 
 def fold(entries: Iterable[Entry], state: RunState | None = None) -> RunState:
@@ -125,28 +186,22 @@ def advance(state: RunState, event: Event) -> RunState:
             return replace(state, spec=event.spec)
         case ev.TruthCrossChecked():
             return replace(state, truth=event)
+        case ev.ForwardAnalysed():
+            return replace(state, facts=event.facts)
         case ev.PairsRetrieved():
             return replace(state, retrieval=event)
         case ev.PhaseStarted():
-            return replace(state, begun=state.begun | {event.phase}, stale=0)
+            return replace(state, begun=state.begun | {event.phase}, stale=0, idle=0)
         case ev.PhaseEnded() | ev.PhaseSkipped():
             return replace(state, over=state.over | {event.phase})
-        case ev.Asked():
-            return replace(state, rounds=(*state.rounds, _round(state, event)), rolled_back=False)
-        case ev.Replied():
-            return _after_reply(state, event)
-        case ev.CandidateExtracted():
-            return _in_last_round(state, candidate=event.digest, notes=event.notes)
-        case ev.Judged():
-            return _after_verdict(state, event)
-        case ev.Measured():
-            return _after_measurement(state, event)
-        case ev.SnapshotKept():
-            return replace(_in_last_round(state, settled=True), best=state.base, stale=0)
-        case ev.SetAside():
-            return replace(_in_last_round(state, settled=True), stale=state.stale + 1)
-        case ev.RolledBack():
-            return replace(state, base=state.best, stale=0, rolled_back=True)
+        case ev.Planned():
+            return replace(_in_round(state, event.number, settled=True), plan=event)
+        case ev.TechniquesRetrieved():
+            return replace(state, techniques=(*state.techniques, event))
+        case ev.DraftsPlanned():
+            return replace(state, drafts=event)
+        case ev.Locked():
+            return replace(state, lock=event)
         case ev.BudgetExhausted():
             return replace(state, exhausted=event.line)
         case ev.Delivered():
@@ -155,6 +210,44 @@ def advance(state: RunState, event: Event) -> RunState:
             return replace(state, finished=event)
         case ev.Interrupted():
             return state
+    return _in_rounds(state, event)
+
+
+def _in_rounds(state: RunState, event: Event) -> RunState:
+    """The state after an event of an ask or of a candidate."""
+    match event:
+        case ev.Asked():
+            return replace(state, rounds=(*state.rounds, _round(state, event)), rolled_back=False)
+        case ev.Replied():
+            return _after_reply(state, event)
+        case ev.CandidateExtracted():
+            notes, code = event.notes, event.fingerprint
+            return _in_round(state, event.number, candidate=event.digest, notes=notes, fingerprint=code)
+        case ev.EditFailed():
+            # The first failure is retried; only that of the retry is an ask without progress.
+            lost = int(state.round(event.number).free)
+            state = replace(state, stale=state.stale + lost, idle=state.idle + lost)
+            return _in_round(state, event.number, edit_failed=event.line, settled=True)
+        case ev.Spliced():
+            return _in_round(state, event.number, spliced=event)
+        case ev.Judged():
+            known = state.round(event.number)
+            if known.spliced is not None and event.digest == known.spliced.digest:
+                return _in_round(state, event.number, spliced_verdict=event.verdict)
+            return _in_round(state, event.number, verdict=event.verdict, same_as=event.same_as)
+        case ev.Measured():
+            return _with_time(state, event.digest, event.measurement)
+        case ev.TunedEvent():
+            return _after_tuning(state, event)
+        case ev.SnapshotKept():
+            work = _work(state, event.number, event.digest)
+            state = _in_round(state, event.number, settled=True, kept=True, outcome=event.line)
+            return replace(state, best=work, base=work, stale=0, idle=0)
+        case ev.SetAside():
+            return _after_setting_aside(state, event)
+        case ev.RolledBack():
+            return replace(state, base=state.best, stale=0, rolled_back=True)
+    raise AssertionError(f"an event that changes nothing: {event.event}")
 
 
 def _after_resuming(state: RunState, event: ev.Resumed) -> RunState:
@@ -164,15 +257,16 @@ def _after_resuming(state: RunState, event: ev.Resumed) -> RunState:
         return state
     # With another budget a run that ended red is open again.
     asking = {PhaseName.BACKWARD, PhaseName.OPTIMIZE}
-    return replace(state, exhausted="", finished=None, over=state.over - asking, stale=0)
+    return replace(state, exhausted="", finished=None, over=state.over - asking, stale=0, idle=0)
 
 
 def _limits(config: RunConfig) -> tuple[float | None, ...]:
     return (config.max_iters, config.max_tokens, config.max_cost_usd)
 
 
-def _in_last_round(state: RunState, **changes: object) -> RunState:
-    return replace(state, rounds=(*state.rounds[:-1], replace(state.rounds[-1], **changes)))  # type: ignore[arg-type]
+def _in_round(state: RunState, number: int, **changes: object) -> RunState:
+    changed = replace(state.round(number), **changes)  # type: ignore[arg-type]
+    return replace(state, rounds=(*state.rounds[: number - 1], changed, *state.rounds[number:]))
 
 
 def _round(state: RunState, event: ev.Asked) -> Round:
@@ -180,7 +274,19 @@ def _round(state: RunState, event: ev.Asked) -> Round:
     system = event.system if event.system is not None or last is None else last.system
     opening = event.opening if event.opening is not None or last is None else last.turns[0].text
     turns = (Turn(role=Role.USER, text=opening or ""), *event.turns)
-    return Round(event.number, event.phase, event.prompt, Conversation(system=system or "", turns=turns), event.digest)
+    lock = state.lock
+    return Round(
+        number=event.number,
+        phase=event.phase,
+        prompt=event.prompt,
+        conversation=Conversation(system=system or "", turns=turns),
+        digest=event.digest,
+        estimated_input=event.estimated_input,
+        anchor=event.anchor,
+        free=event.free,
+        base=event.base,
+        locked=lock.grads if lock is not None and lock.digest == event.base else (),
+    )
 
 
 def _after_reply(state: RunState, event: ev.Replied) -> RunState:
@@ -195,21 +301,37 @@ def _after_reply(state: RunState, event: ev.Replied) -> RunState:
     state = replace(
         state, usage=usage, cost_usd=state.cost_usd + (cost or 0.0), unpriced=state.unpriced + (cost is None)
     )
-    return _in_last_round(state, reply=event.reply)
+    return _in_round(state, event.number, reply=event.reply)
 
 
-def _after_verdict(state: RunState, event: ev.Judged) -> RunState:
-    state = _in_last_round(state, verdict=event.verdict)
+def _work(state: RunState, number: int, digest: str) -> Work:
+    work = next(work for work in state.round(number).works if work.digest == digest)
+    return replace(work, measurement=state.measured(digest))
+
+
+def _after_setting_aside(state: RunState, event: ev.SetAside) -> RunState:
+    state = _in_round(state, event.number, settled=True, outcome=event.line)
+    state = replace(state, stale=state.stale + 1, idle=state.idle + 1)
     if event.digest is None:
         return state
-    return replace(state, base=Work(event.digest, event.number, event.verdict, state.measured(event.digest)))
+    if state.round(event.number).prompt is PromptName.DRAFT:
+        # Of several drafts the best is repaired, not the last.
+        return replace(state, base=state.best)
+    return replace(state, base=_work(state, event.number, event.digest))
 
 
-def _after_measurement(state: RunState, event: ev.Measured) -> RunState:
+def _after_tuning(state: RunState, event: ev.TunedEvent) -> RunState:
+    state, tuned = replace(state, tuned=event), event.tuned
+    if tuned.best is None or event.verdict is None or state.best is None:
+        return state
+    work = Work(tuned.best, state.best.number, event.verdict)
+    state = replace(state, best=work, base=work)
+    return state if tuned.measurement is None else _with_time(state, tuned.best, tuned.measurement)
+
+
+def _with_time(state: RunState, digest: str, measurement: Measurement) -> RunState:
     def timed(work: Work | None) -> Work | None:
-        return (
-            replace(work, measurement=event.measurement) if work is not None and work.digest == event.digest else work
-        )
+        return replace(work, measurement=measurement) if work is not None and work.digest == digest else work
 
-    known = (*state.measurements, (event.digest, event.measurement))
+    known = (*state.measurements, (digest, measurement))
     return replace(state, measurements=known, best=timed(state.best), base=timed(state.base))

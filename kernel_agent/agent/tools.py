@@ -9,18 +9,36 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernel_agent.agent.events import Measurement, PairsRetrieved, TruthCrossChecked
+from kernel_agent.agent.events import PairsRetrieved, TechniqueHit, TruthCrossChecked
+from kernel_agent.agent.plan import GradientPrice, Plan, Wanted
+from kernel_agent.bench.records import Measurement, Tuned
 from kernel_agent.deliver.certificate import Provenance
 from kernel_agent.gate.verdict import CaseResult, Verdict
+from kernel_agent.pairs.forward_facts import ForwardFacts
 from kernel_agent.pairs.spec import Candidate, FileFacts, KernelSpec
 
 OnCase = Callable[[CaseResult, int, int], None]
 """Receives a finished case, how many are done and how many are planned."""
 
+OnVariant = Callable[[str, int, int], None]
+"""Receives what a finished variant changes, how many are done and how many are planned."""
+
+
+@dataclass(frozen=True)
+class TunedCandidate:
+    """What a sweep over launch parameters came to."""
+
+    tuned: Tuned
+    """`tuned.best` is the digest of `candidate`."""
+    candidate: Candidate | None = None
+    """The best variant; None when the start is best."""
+    verdict: Verdict | None = None
+    """Of the best variant, from the gate; None when the start is best."""
+
 
 @dataclass(frozen=True)
 class Tools:
-    """The rooms of the house as the loop sees them."""
+    """The rooms of the house as the loop sees them. What is None is not at hand: its step is left out."""
 
     describe: Callable[[FileFacts], KernelSpec]
     """Run the user's stub once, in a child."""
@@ -32,7 +50,19 @@ class Tools:
     """Judge a complete pair file against the spec."""
     deliver: Callable[[KernelSpec, Candidate, Verdict, Provenance, Path], tuple[Path, ...]]
     """Write the finished operator into a folder. Called again when a run was killed in the middle of it."""
+    analyse: Callable[[KernelSpec], ForwardFacts] | None = None
+    """Read off the forward's kernels what they do with memory."""
+    retrieve_techniques: Callable[[KernelSpec, tuple[Wanted, ...]], tuple[TechniqueHit, ...]] | None = None
+    """Find pairs that compute a gradient in a wanted technique."""
+    price: Callable[[KernelSpec, Plan], tuple[GradientPrice, ...]] | None = None
+    """Say what a plan costs in memory traffic."""
+    fingerprint: Callable[[KernelSpec, str], str | None] | None = None
+    """Of a complete pair file: equal for two that compute by the same code, None when it cannot be told."""
+    modelled_cost: Callable[[KernelSpec, Candidate], Measurement | None] | None = None
+    """The modelled time of a green candidate; None when it cannot be modelled."""
     measure: Callable[[KernelSpec, Candidate], Measurement] | None = None
-    """Time a green candidate; None where nothing can be timed."""
+    """Time a green candidate, on a GPU or, labelled so, by the model; None where neither can be had."""
+    tune: Callable[[KernelSpec, Candidate, OnVariant], TunedCandidate] | None = None
+    """Sweep launch parameters of a green candidate; every variant is judged before it is timed."""
     unmeasured: str = "no GPU here, so nothing can be timed"
     """One line: why `measure` is None."""

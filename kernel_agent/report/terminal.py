@@ -93,7 +93,7 @@ def event_line(event: ev.Event) -> Text | None:
         case ev.Judged():
             return Text("  ").append_text(verdict_text(event.verdict))
         case ev.Measured():
-            return Text(f"  {event.measurement.median_us:.1f} us per backward")
+            return Text(f"  {event.measurement.geomean_us:.1f} us per backward, {event.measurement.basis.value}")
         case ev.SnapshotKept():
             return Text(f"  kept: {event.line}", style="dim")
         case ev.SetAside():
@@ -104,6 +104,22 @@ def event_line(event: ev.Event) -> Text | None:
             return Text(f"  {event.line}", style="yellow")
         case ev.Resumed():
             return Text("resumed" + (": a damaged last line of the ledger was dropped" if event.dropped else ""))
+        case ev.ForwardAnalysed():
+            return Text(f"  the forward's {len(event.facts.launches)} launches were read ({event.facts.seconds:.1f} s)")
+        case ev.Planned():
+            return Text(f"  plan: {event.problem}" if event.plan is None else f"  plan: anchor {event.plan.anchor}")
+        case ev.TechniquesRetrieved():
+            return Text(f"  {len(event.hits)} pairs by technique")
+        case ev.DraftsPlanned():
+            return Text(f"  {len(event.anchors)} drafts{': ' + event.line if event.line else ''}")
+        case ev.EditFailed():
+            return Text(f"  the edits do not apply: {event.line}", style="yellow")
+        case ev.Locked():
+            return Text(f"  right and locked: {', '.join(event.grads)}")
+        case ev.Spliced():
+            return Text(f"  spliced {' and '.join(', '.join(names) for names in event.grads)}")
+        case ev.TunedEvent():
+            return Text(f"  tuned: {event.tuned.line}")
         case ev.CandidateExtracted() | ev.Delivered() | ev.Finished() | ev.Interrupted():
             return None  # the end of a run, whatever it is, is told below its last line
 

@@ -57,6 +57,27 @@ def _event(event: ev.Event, when: str, shown: set[str]) -> list[str]:
             return _pairs(event)
         case ev.Asked():
             return _ask(event, when, shown)
+        case ev.ForwardAnalysed():
+            return [
+                "The forward's launches were read: " + ", ".join(launch.kernel for launch in event.facts.launches) + "."
+            ]
+        case ev.Planned():
+            return [f"Plan of reply {event.number}: {event.problem or 'accepted'}", *(p.line for p in event.prices)]
+        case ev.TechniquesRetrieved():
+            found = "".join(f"\n- {hit.grad}: {hit.pair.slug} ({hit.technique})" for hit in event.hits)
+            return [f"Pairs by technique:{found or ' none'}"]
+        case ev.DraftsPlanned():
+            return [f"Drafts after {', '.join(anchor or 'no pair' for anchor in event.anchors)}. {event.line}"]
+        case ev.EditFailed():
+            return [f"The edits of reply {event.number} do not apply: {_sentence(event.line)}"]
+        case ev.Locked():
+            return [f"Right in every case, and locked: {', '.join(event.grads)} of `{event.digest[:16]}`."]
+        case ev.Spliced():
+            pieces = zip(event.grads, event.from_digests, strict=True)
+            first, second = (f"{', '.join(names)} of `{digest[:16]}`" for names, digest in pieces)
+            return [f"Spliced {first} with {second}: candidate `{event.digest[:16]}`."]
+        case ev.TunedEvent():
+            return [f"Tuned `{event.digest[:16]}`: {_sentence(event.tuned.line)}"]
         case ev.Replied():
             return _reply(event.number, event.reply, when)
         case ev.CandidateExtracted():
@@ -67,7 +88,8 @@ def _event(event: ev.Event, when: str, shown: set[str]) -> list[str]:
             return _verdict(event, when)
         case ev.Measured():
             facts = "".join(f"\n- {fact}" for fact in event.measurement.facts)
-            return [f"Measured `{event.digest[:16]}`: {event.measurement.median_us:.1f} us per backward.{facts}"]
+            time = f"{event.measurement.geomean_us:.1f} us per backward, {event.measurement.basis.value}"
+            return [f"Time of `{event.digest[:16]}`: {time}.{facts}"]
         case ev.SnapshotKept():
             return [f"Kept as the best candidate: {event.line}."]
         case ev.SetAside():

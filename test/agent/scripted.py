@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from kernel_agent.agent.events import Measurement, PairsRetrieved, RetrievedPair, TruthCrossChecked
+from kernel_agent.agent.events import PairsRetrieved, RetrievedPair, TruthCrossChecked
 from kernel_agent.agent.tools import OnCase, Tools
+from kernel_agent.bench.records import Basis, Measurement, ShapeTime
 from kernel_agent.config import Backend, RunConfig
 from kernel_agent.deliver.certificate import Provenance
 from kernel_agent.gate.verdict import CaseResult, GradientScore, Status, Verdict
@@ -180,7 +181,12 @@ class Script:
     def _measure(self, spec: KernelSpec, candidate: Candidate) -> Measurement:
         assert self.times is not None
         time = next((t for text, t in self.times.items() if text in candidate.backward), 100.0)
-        return Measurement(median_us=time, facts=("reads 3 N elements",))
+        return Measurement(
+            basis=Basis.MODELLED,
+            device="none",
+            shapes=(ShapeTime(label="N=64", median_us=time),),
+            facts=("reads 3 N elements",),
+        )
 
 
 def _deliver(

@@ -11,9 +11,9 @@ from scripted import BACKWARD, CRASHING, FORWARD, PAIR, SWAPPED, spec_of, verdic
 
 from kernel_agent.agent import prompts
 from kernel_agent.agent.brief import Brief, make_brief
-from kernel_agent.agent.events import Measurement
 from kernel_agent.agent.prompts import Progressing, Prompt
 from kernel_agent.agent.snapshots import render
+from kernel_agent.bench.records import Basis, Measurement, ShapeTime
 from kernel_agent.models.protocol import Role
 from kernel_agent.pairs.assemble import assemble
 from kernel_agent.pairs.spec import Candidate, KernelSpec
@@ -79,7 +79,12 @@ def test_a_reply_without_code_is_told_the_form_again() -> None:
 
 
 def test_optimizing_shows_measured_facts() -> None:
-    measurement = Measurement(median_us=1250.0, facts=("reads 3 N elements, the least is 3 N",))
+    measurement = Measurement(
+        basis=Basis.MEASURED,
+        device="a GPU",
+        shapes=(ShapeTime(label="N=64", median_us=1250.0),),
+        facts=("reads 3 N elements, the least is 3 N",),
+    )
     prompt = prompts.optimize(brief(), BACKWARD, measurement, 0.02, Progressing(("reply 2: GREEN",), 5))
     same_as_golden("optimize", prompt.conversation.turns[2].text)
 
