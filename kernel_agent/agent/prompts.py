@@ -13,8 +13,9 @@ from functools import cache
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from kernel_agent.agent.brief import Brief
-from kernel_agent.agent.events import PromptName
+from kernel_agent.agent.events import PromptName, TechniqueHit
 from kernel_agent.agent.explain import cases_in_words, excerpt, gradients_in_words, headline, ratio_words
+from kernel_agent.agent.plan import GradientPrice, Plan
 from kernel_agent.bench.records import Measurement
 from kernel_agent.gate.verdict import Verdict
 from kernel_agent.models.protocol import Conversation, Role, Turn
@@ -46,13 +47,42 @@ class Progressing:
     """The candidate in work is an older one that later attempts did not improve."""
 
 
-def draft(brief: Brief) -> Prompt:
-    """The first ask."""
-    return _prompt(PromptName.DRAFT, brief)
+def plan(brief: Brief) -> Prompt:
+    """The first ask of phase 2, when a plan is wanted before code."""
+    return _prompt(PromptName.PLAN, brief, None, _render("plan.md.j2", brief=brief))
 
 
-def repair(brief: Brief, code: str, source: str, verdict: Verdict, run: Progressing) -> Prompt:
-    """Ask to repair `code`. `source` is the whole file that was judged: `verdict.line` counts its lines."""
+def plan_refused(brief: Brief, answer: str, problem: str) -> Prompt:
+    """Ask for the plan once more; `problem` says what is wrong with `answer`."""
+    return _prompt(PromptName.PLAN, brief, answer.strip() or "(no text)", _render("plan.md.j2", brief=brief) + problem)
+
+
+def draft(
+    brief: Brief,
+    planned: Plan | None = None,
+    prices: tuple[GradientPrice, ...] = (),
+    technique_hits: tuple[TechniqueHit, ...] = (),
+    anchor: str | None = None,
+) -> Prompt:
+    """Ask for the first code, after a plan if there is one. `anchor`: slug of the pair to write after."""
+    request = _render("start.md.j2", plan=planned, prices=prices, technique_hits=technique_hits, anchor=anchor)
+    return _prompt(PromptName.DRAFT, brief, None, request if request.strip() else None)
+
+
+def repair(
+    brief: Brief,
+    code: str,
+    source: str,
+    verdict: Verdict,
+    run: Progressing,
+    locked: tuple[str, ...] = (),
+    technique_hits: tuple[TechniqueHit, ...] = (),
+) -> Prompt:
+    """Ask to repair `code`. `source` is the whole file that was judged: `verdict.line` counts its lines.
+
+    `locked`: gradients that are right in every case. A reply need not bring them: it may return None for them, and the
+    tool takes them from `code`.
+    """
     request = _render(
         "repair.md.j2",
         verdict=verdict,
@@ -62,8 +92,16 @@ def repair(brief: Brief, code: str, source: str, verdict: Verdict, run: Progress
         attempts=run.attempts,
         rolled_back=run.rolled_back,
         remaining=run.remaining,
+        locked=locked,
+        technique_hits=technique_hits,
     )
     return _prompt(PromptName.REPAIR, brief, fenced(code), request)
+
+
+def edit_failed(brief: Brief, code: str, edits_text: str, problem: str, run: Progressing) -> Prompt:
+    """Ask for the same change once more: the edits in `edits_text` do not apply to `code`, as `problem` says."""
+    request = _render("edit_failed.md.j2", edits=edits_text, problem=problem, remaining=run.remaining)
+    return _prompt(PromptName.EDIT_FAILED, brief, fenced(code), request)
 
 
 def no_code(brief: Brief, answer: str, problem: str, verdict: Verdict | None, run: Progressing) -> Prompt:
@@ -94,8 +132,10 @@ def fenced(code: str) -> str:
 
 def _prompt(name: PromptName, brief: Brief, answer: str | None = None, request: str | None = None) -> Prompt:
     turns = [Turn(role=Role.USER, text=_render("draft.md.j2", brief=brief))]
-    if answer is not None and request is not None:
-        turns += [Turn(role=Role.ASSISTANT, text=answer), Turn(role=Role.USER, text=request)]
+    if answer is not None:
+        turns.append(Turn(role=Role.ASSISTANT, text=answer))
+    if request is not None:
+        turns.append(Turn(role=Role.USER, text=request))
     return Prompt(name, Conversation(system=_render("system.md.j2"), turns=tuple(turns)))
 
 
