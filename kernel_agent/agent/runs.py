@@ -248,14 +248,20 @@ def _write_trace(folder: RunFolder, ledger: Ledger) -> None:
 
 def _stored(config: RunConfig, folder: RunFolder) -> RunConfig:
     """A configuration whose paths are relative to the run folder, so that the folder can be moved."""
-    replay = None if config.replay is None else Path(os.path.relpath(config.replay, folder.path))
-    return config.model_copy(update={"file": Path(folder.source.name), "out": Path("../../.."), "replay": replay})
+    paths = {
+        name: None if path is None else Path(os.path.relpath(path, folder.path))
+        for name, path in (("replay", config.replay), ("rag_index", config.rag_index))
+    }
+    return config.model_copy(update={"file": Path(folder.source.name), "out": Path("../../.."), **paths})
 
 
 def _located(config: RunConfig, folder: RunFolder) -> RunConfig:
     """Inverse of `_stored`."""
-    replay = None if config.replay is None else Path(os.path.normpath(folder.path / config.replay))
-    return config.model_copy(update={"file": folder.source, "out": folder.product.parent, "replay": replay})
+    paths = {
+        name: None if path is None else Path(os.path.normpath(folder.path / path))
+        for name, path in (("replay", config.replay), ("rag_index", config.rag_index))
+    }
+    return config.model_copy(update={"file": folder.source, "out": folder.product.parent, **paths})
 
 
 def _started_config(state: RunState, folder: RunFolder) -> RunConfig:

@@ -127,7 +127,7 @@ def retrieve(spec: KernelSpec, config: RunConfig) -> PairsRetrieved:
         min_sim=config.min_sim,
         exclude=config.rag_exclude,
     )
-    return retrieved(rag.search(query), time.monotonic() - started)
+    return retrieved(rag.search(query, rag.load_index(config.rag_index)), time.monotonic() - started)
 
 
 def retrieved(result: SearchResult, seconds: float) -> PairsRetrieved:

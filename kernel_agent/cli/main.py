@@ -108,6 +108,10 @@ def root(
         str,
         typer.Option(help="Comma-separated terms; pairs whose path holds one are left out.", rich_help_panel=RETRIEVAL),
     ] = "",
+    rag_index: Annotated[
+        Path | None,
+        typer.Option(help="Folder of an index over your own pairs (rag build).", rich_help_panel=RETRIEVAL),
+    ] = None,
     no_rag: Annotated[bool, typer.Option("--no-rag", help="Show no pairs.", rich_help_panel=RETRIEVAL)] = False,
     max_iters: Annotated[int, typer.Option(help="Asks over all phases.", rich_help_panel=BUDGET)] = 10,
     patience: Annotated[
@@ -182,6 +186,7 @@ def root(
         topk=topk,
         min_sim=min_sim,
         rag_exclude=tuple(term.strip() for term in rag_exclude.split(",") if term.strip()),
+        rag_index=rag_index,
         rag=not no_rag,
         max_iters=max_iters,
         patience=patience,

