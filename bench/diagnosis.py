@@ -1,0 +1,194 @@
+"""Measure the diagnosis of red candidates: is the planted mistake of a mutant named, is anything else named?
+
+Run: python bench/diagnosis.py [--sample N] [--jobs N] [--pairs SLUG ...]
+
+Mutants are made from the backwards of the proven pairs by `planted.py`, judged by the gate as any candidate, and kept where
+the verdict is a wrong gradient (for ignored strides, which the sanitizer sees first, an access out of bounds as well).
+Writes what was said of every mutant to `diagnosis.json` and the table to `diagnosis.txt`, both beside this file.
+
+A name is right when it is the planted class or one that the same edit also is:
+
+- a term left out, doubled or with the wrong sign, where the term is all of the gradient, is a scale or a sign; two terms that
+  are equal or opposite can stand for one another, so that those three classes name the same residual;
+- a block left out at the end of a loop is missing terms of those elements;
+- the gradient of an input that equals another one's exactly.
+
+Everything else that is said is a wrong name, and so is every name for a mistake outside the bank.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+from planted import Planted, plant
+
+from kernel_agent.data import pairs_root
+from kernel_agent.gate import GateOptions, Status, Verdict, check
+from kernel_agent.gate.diagnosis.records import Fault
+from kernel_agent.oracle import Truths, describe
+from kernel_agent.pairs.userfile import read_file
+from kernel_agent.sandbox import Sandbox
+
+HERE = Path(__file__).parent
+NAMED_BAR, WRONG_BAR = 0.80, 0.02
+_TERMS = frozenset({Fault.MISSING_TERM, Fault.DOUBLED_TERM, Fault.TERM_SIGN, Fault.SCALE, Fault.SIGN})
+EQUIVALENT = {
+    Fault.MISSING_TERM: _TERMS,
+    Fault.DOUBLED_TERM: _TERMS,
+    Fault.TERM_SIGN: _TERMS,
+    Fault.LAST_BLOCK_SKIPPED: frozenset({Fault.LAST_BLOCK_SKIPPED}),
+}
+"""Classes that name the same edit; a class that is missing here stands for itself alone."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """What one diagnosis said of one mutant."""
+
+    pair: str
+    mutant: str
+    planted: str
+    """Class of the mistake; empty outside of the bank."""
+    status: str
+    named: tuple[tuple[str, str, str], ...] = ()
+    """Gradient, class and statement of every hypothesis."""
+    where: tuple[str, ...] = ()
+    readings: tuple[str, ...] = ()
+    suspect: tuple[int, str] | None = None
+    line: int = 0
+    """Line of the planted mistake."""
+    seconds: float = 0.0
+    """Of the diagnosis alone."""
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def outcome(self) -> str:
+        """`right`, `wrong`, `silent`, or why it does not count."""
+        if self.status == Status.GREEN.value:
+            return "green"
+        planted = Fault(self.planted) if self.planted else None
+        judged = self.status == Status.WRONG_GRADIENT.value
+        judged |= planted is Fault.STRIDES_IGNORED and self.status == Status.OUT_OF_BOUNDS.value
+        if not judged:
+            return "other status"
+        if not self.named:
+            return "silent"
+        right = frozenset() if planted is None else EQUIVALENT.get(planted, frozenset({planted}))
+        return "right" if all(Fault(fault) in right for _, fault, _ in self.named) else "wrong"
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description="Measure the diagnosis of red candidates.")
+    parser.add_argument("--sample", type=int, default=0, help="mutants per pair and class; 0 is all")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--pairs", nargs="*", default=[])
+    parser.add_argument("--out", type=Path, default=HERE / "diagnosis.json")
+    args = parser.parse_args()
+    files = [path for path in pair_files() if not args.pairs or path.stem in args.pairs]
+    rows: list[Said] = []
+    with ProcessPoolExecutor(args.jobs) as pool:
+        for path, found in zip(files, pool.map(diagnosed, files, [args.sample] * len(files)), strict=True):
+            print(f"{path.stem}: {dict(Counter(said.outcome for said in found))}", file=sys.stderr, flush=True)
+            rows += found
+    args.out.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    text = table(rows)
+    args.out.with_suffix(".txt").write_text(text)
+    print(text)
+
+
+def pair_files() -> list[Path]:
+    """The shipped pairs and those of the gate's tests."""
+    small = HERE.parent / "test" / "gate" / "pairs"
+    return [*sorted(small.glob("*.py")), *sorted(pairs_root().rglob("*.py"))]
+
+
+def diagnosed(path: Path, sample: int) -> list[Said]:
+    """The diagnosis of the mutants of one pair, in a process of its own."""
+    torch.set_num_threads(1)
+    mutants = chosen(plant(path.read_text()), sample)
+    with Sandbox() as sandbox:
+        spec = describe(read_file(path), sandbox)
+        truths = Truths(spec, sandbox)
+        return [_said(path.stem, m, check(spec, m.source, sandbox, GateOptions(), truths=truths)) for m in mutants]
+
+
+def chosen(mutants: Sequence[Planted], sample: int) -> list[Planted]:
+    """At most `sample` mutants of each class, spread over the lines of the file; all for 0."""
+    if not sample:
+        return list(mutants)
+    result: list[Planted] = []
+    for fault in dict.fromkeys(m.fault for m in mutants):
+        here = [m for m in mutants if m.fault is fault]
+        step = max(1, len(here) // sample)
+        result += here[step // 2 :: step][:sample]
+    return result
+
+
+def _said(pair: str, mutant: Planted, verdict: Verdict) -> Said:
+    found = verdict.diagnosis
+    common = Said(pair, mutant.name, mutant.fault.value if mutant.fault else "", verdict.status.value, line=mutant.line)
+    if found is None:
+        return common
+    return Said(
+        **{
+            **{name: getattr(common, name) for name in ("pair", "mutant", "planted", "status", "line")},
+            "named": tuple((h.grad, h.fault.value, h.statement) for h in found.what),
+            "where": tuple(f"{r.grad}: {r.statement}" for r in found.where),
+            "readings": found.readings,
+            "suspect": None if found.suspect is None else (found.suspect.line, found.suspect.statement),
+            "seconds": found.seconds,
+            "notes": found.notes,
+        }
+    )
+
+
+def table(rows: Sequence[Said]) -> str:
+    """Named, silent and wrong by class, the two bars, and how long it took."""
+    return "\n".join(_lines(rows)) + "\n"
+
+
+def _lines(rows: Sequence[Said]) -> Iterator[str]:
+    counted = [row for row in rows if row.outcome in ("right", "silent", "wrong")]
+    yield f"Diagnosis of {len(counted)} red mutants of {len({row.pair for row in rows})} proven backwards"
+    apart = Counter(row.outcome for row in rows if row not in counted)
+    yield f"({len(rows)} made; {apart['green']} of them still green, {apart['other status']} red by another status)"
+    yield ""
+    yield f"{'planted':30} {'mutants':>7} {'named':>6} {'silent':>7} {'wrong':>6}"
+    for name in [*(fault.value for fault in Fault), ""]:
+        here = [row.outcome for row in counted if row.planted == name]
+        if here:
+            right, silent, wrong = (here.count(o) for o in ("right", "silent", "wrong"))
+            yield f"{name or 'outside the bank':30} {len(here):7} {right:6} {silent:7} {wrong:6}"
+    bank = [row for row in counted if row.planted]
+    right = sum(row.outcome == "right" for row in bank) / max(1, len(bank))
+    wrong = sum(row.outcome == "wrong" for row in counted) / max(1, len(counted))
+    yield ""
+    yield f"named, of the bank's classes: {right:6.1%}  (bar: at least {NAMED_BAR:.0%}: {_met(right >= NAMED_BAR)})"
+    yield f"wrong names, of all:          {wrong:6.1%}  (bar: at most {WRONG_BAR:.0%}: {_met(wrong <= WRONG_BAR)})"
+    lines = [row for row in counted if row.suspect is not None]
+    exact = sum(row.suspect is not None and row.suspect[0] == row.line for row in lines)
+    yield f"first suspect line told: {len(lines)} of {len(counted)}; it is the planted line in {exact} of them"
+    seconds = sorted(row.seconds for row in counted)
+    if seconds:
+        last = seconds[int(0.95 * (len(seconds) - 1))]
+        yield f"seconds per diagnosis: median {seconds[len(seconds) // 2]:.2f}, 95th percentile {last:.2f}"
+
+
+def _met(bar: bool) -> str:
+    return "met" if bar else "missed"
+
+
+if __name__ == "__main__":
+    start = time.perf_counter()
+    main()
+    print(f"{time.perf_counter() - start:.0f} s", file=sys.stderr)
