@@ -2,18 +2,15 @@
 
 Run: python bench/diagnosis.py [--sample N] [--jobs N] [--pairs SLUG ...]
 
-Mutants are made from the backwards of the proven pairs by `planted.py`, judged by the gate as any candidate, and kept where
-the verdict is a wrong gradient (for ignored strides, which the sanitizer sees first, an access out of bounds as well).
-Writes what was said of every mutant to `diagnosis.json` and the table to `diagnosis.txt`, both beside this file.
+Mutants are made from the backwards of the proven pairs by `planted.py`, judged by the gate as any candidate, and kept
+where the verdict is a wrong gradient (for ignored strides, which the sanitizer sees first, an access out of bounds or
+an output that is not finite as well). Writes what was said of every mutant to `diagnosis.json` and the table to
+`diagnosis.txt`, both beside this file.
 
-A name is right when it is the planted class or one that the same edit also is:
-
-- a term left out, doubled or with the wrong sign, where the term is all of the gradient, is a scale or a sign; two terms that
-  are equal or opposite can stand for one another, so that those three classes name the same residual;
-- a block left out at the end of a loop is missing terms of those elements;
-- the gradient of an input that equals another one's exactly.
-
-Everything else that is said is a wrong name, and so is every name for a mistake outside the bank.
+A name is right when it is the planted class or one that the same edit also is: a term left out, doubled or with the
+wrong sign is, where the term is all of the gradient, a scale or a sign, and terms that are equal or opposite stand
+for one another, so that these classes name the same residual. Everything else that is said is a wrong name, and so is
+every name for a mistake outside the bank.
 """
 
 from __future__ import annotations
@@ -45,7 +42,6 @@ EQUIVALENT = {
     Fault.MISSING_TERM: _TERMS,
     Fault.DOUBLED_TERM: _TERMS,
     Fault.TERM_SIGN: _TERMS,
-    Fault.LAST_BLOCK_SKIPPED: frozenset({Fault.LAST_BLOCK_SKIPPED}),
 }
 """Classes that name the same edit; a class that is missing here stands for itself alone."""
 
@@ -77,7 +73,8 @@ class Said:
             return "green"
         planted = Fault(self.planted) if self.planted else None
         judged = self.status == Status.WRONG_GRADIENT.value
-        judged |= planted is Fault.STRIDES_IGNORED and self.status == Status.OUT_OF_BOUNDS.value
+        seen_first = (Status.OUT_OF_BOUNDS.value, Status.NOT_FINITE.value)
+        judged |= planted is Fault.STRIDES_IGNORED and self.status in seen_first
         if not judged:
             return "other status"
         if not self.named:

@@ -1,8 +1,9 @@
 """Backwards with one planted mistake each: what a diagnosis is measured by.
 
-A mistake is one edit of the text of a proven backward, made where its syntax tree shows a place for it. The class is the
-one that the edit is, not what a diagnosis says of it: a summand of two that both carry the cotangent is a term of the
-gradient, a factor on what is stored a scale, and so on. Whether an edit makes the gradient wrong is for the gate to say.
+A mistake is one edit of the text of a proven backward, made where its syntax tree shows a place for it. The class is
+the one that the edit is, not what a diagnosis says of it: a summand of two that both carry the cotangent is a term of
+the gradient, a factor on what is stored a scale, and so on. Whether an edit makes a gradient wrong is for the gate to
+say.
 """
 
 from __future__ import annotations
@@ -318,9 +319,7 @@ def _launches(function: ast.FunctionDef) -> list[ast.Call]:
     found = [
         node
         for node in ast.walk(function)
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Subscript)
-        and isinstance(node.func.value, ast.Name)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript) and isinstance(node.func.value, ast.Name)
     ]
     return sorted(found, key=lambda call: call.lineno)
 

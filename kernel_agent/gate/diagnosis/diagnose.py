@@ -7,8 +7,11 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from kernel_agent.gate.diagnosis.evidence import Evidence
-from kernel_agent.gate.diagnosis.records import Diagnosis
+from kernel_agent.gate.diagnosis.layout import ignored_strides
+from kernel_agent.gate.diagnosis.matrix import pass_matrix, readings
+from kernel_agent.gate.diagnosis.records import Diagnosis, Hypothesis
 from kernel_agent.gate.diagnosis.what import hypotheses
+from kernel_agent.gate.diagnosis.where import regions
 from kernel_agent.oracle import Truths
 
 T = TypeVar("T")
@@ -26,8 +29,14 @@ def make_diagnosis(evidence: Evidence, truths: Truths) -> Diagnosis:
             notes.append(f"{name}: {type(error).__name__}: {str(error)[:200]}")
             return nothing
 
+    nothing: tuple[Hypothesis, ...] = ()
+    named = part("what", lambda: hypotheses(evidence, truths), nothing)
+    layout = part("layout", lambda: ignored_strides(evidence, truths), nothing)
     return Diagnosis(
-        what=part("what", lambda: hypotheses(evidence, truths), ()),
+        matrix=part("matrix", lambda: pass_matrix(evidence.here), ()),
+        readings=part("matrix", lambda: readings(evidence.here), ()),
+        where=part("where", lambda: regions(evidence), ()),
+        what=(*named, *(found for found in layout if found.grad not in {other.grad for other in named})),
         notes=tuple(notes),
         seconds=time.perf_counter() - start,
     )

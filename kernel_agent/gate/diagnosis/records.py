@@ -66,6 +66,7 @@ class Diagnosis(Record):
     """What could be told of a red verdict. Empty parts could not be told."""
 
     matrix: tuple[MatrixRow, ...] = ()
+    readings: tuple[str, ...] = Field(default=(), description="what the pattern of the matrix says, one line each")
     where: tuple[Region, ...] = ()
     what: tuple[Hypothesis, ...] = ()
     suspect: Suspect | None = None

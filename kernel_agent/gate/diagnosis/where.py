@@ -5,14 +5,18 @@ An element is wrong when its error exceeds what the rule of the exact tier allow
 
 from __future__ import annotations
 
+import ast
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from kernel_agent.gate.diagnosis.evidence import Evidence
 from kernel_agent.gate.diagnosis.records import Region
 from kernel_agent.gate.rule import RELATIVE, SCALED, compare, tile_extent
+from kernel_agent.oracle.cotangents import rms
 
 _LISTED = 6
 """Indices that are listed one by one."""
@@ -30,6 +34,38 @@ class Axis:
     of: str
     """What follows the numbers: ` along N`, ` of dimension 0 (B)`, or nothing."""
     size: int
+
+
+def regions(evidence: Evidence) -> tuple[Region, ...]:
+    """Where each wrong gradient is wrong, in the first case that shows it."""
+    found = []
+    for name in evidence.red.question.truth.grads:
+        outcome = next((o for o in evidence.here if name in evidence.wrong(o)), None)
+        truth = None if outcome is None else outcome.question.truth.grads[name]
+        if outcome is None or truth is None or outcome.given[name].shape != truth.shape:
+            continue
+        asked = outcome.question
+        sizes = tuple(0 if form is None else math.prod(form.shape) for form in asked.forward.forms)
+        scale = asked.truth.scale(name, tuple(rms(c) for c in asked.cotangents), sizes)
+        dims = {k: v for k, v in asked.case.point.entry.dims.items() if type(v) is int}
+        blocks = block_sizes(evidence.text.shown)
+        seen = region(name, outcome.given[name].to(torch.float64), truth, scale, dims=dims, blocks=blocks)
+        found += [] if seen is None else [seen]
+    return tuple(found)
+
+
+def block_sizes(source: str) -> tuple[int, ...]:
+    """Powers of two that a candidate's file passes to its launches as keywords, such as `BLOCK_M=64`."""
+    keywords = (k for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Call) for k in n.keywords if k.arg)
+    sizes = {
+        keyword.value.value
+        for keyword in keywords
+        if keyword.arg
+        and keyword.arg.isupper()
+        and isinstance(keyword.value, ast.Constant)
+        and type(keyword.value.value) is int
+    }
+    return tuple(sorted(size for size in sizes if size >= 4 and size & (size - 1) == 0))
 
 
 def region(
