@@ -90,3 +90,4 @@ class Wanted(Record):
     techniques: tuple[str, ...] = Field(
         default=(), description="tags of the closed list, from the plan; empty when nothing was planned"
     )
+    red: bool = Field(default=False, description="it came out wrong, so that another pair is wanted than was shown")

@@ -23,6 +23,9 @@ OnCase = Callable[[CaseResult, int, int], None]
 OnVariant = Callable[[str, int, int], None]
 """Receives what a finished variant changes, how many are done and how many are planned."""
 
+TechniqueSearch = Callable[[KernelSpec, tuple[Wanted, ...], tuple[str, ...]], tuple[TechniqueHit, ...]]
+"""Receives the gradients to search for and the slugs of the pairs that were shown so far, best first."""
+
 
 @dataclass(frozen=True)
 class TunedCandidate:
@@ -52,7 +55,7 @@ class Tools:
     """Write the finished operator into a folder. Called again when a run was killed in the middle of it."""
     analyse: Callable[[KernelSpec], ForwardFacts] | None = None
     """Read off the forward's kernels what they do with memory."""
-    retrieve_techniques: Callable[[KernelSpec, tuple[Wanted, ...]], tuple[TechniqueHit, ...]] | None = None
+    retrieve_techniques: TechniqueSearch | None = None
     """Find pairs that compute a gradient in a wanted technique."""
     price: Callable[[KernelSpec, Plan], tuple[GradientPrice, ...]] | None = None
     """Say what a plan costs in memory traffic."""

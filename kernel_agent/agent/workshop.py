@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kernel_agent.agent.events import PairsRetrieved, RetrievedPair, TruthCrossChecked
+from kernel_agent.agent.events import TruthCrossChecked
+from kernel_agent.agent.retrieval import retrieve, retrieve_techniques
 from kernel_agent.agent.tools import OnCase, Tools
 from kernel_agent.config import RunConfig
 from kernel_agent.deliver.certificate import Provenance
@@ -17,7 +18,6 @@ from kernel_agent.pairs.spec import Candidate, KernelSpec
 
 if TYPE_CHECKING:
     from kernel_agent.oracle import CrossCheck, DerivativeCheck, ReferenceCheck, Truths
-    from rag import SearchResult
 
 
 CHECKED_ELEMENTS = 1 << 16
@@ -63,6 +63,7 @@ def open_tools(config: RunConfig) -> Iterator[Tools]:
             describe=lambda facts: oracle.describe(facts, sandbox),
             cross_check=cross_check,
             retrieve=lambda spec: retrieve(spec, config),
+            retrieve_techniques=lambda spec, wanted, shown: retrieve_techniques(spec, config, wanted, shown),
             check=check,
             deliver=finish,
             unmeasured=_why_unmeasured(config),
@@ -110,44 +111,6 @@ def cross_checked(found: CrossCheck, seconds: float, findings: tuple[str, ...] =
         line=f"at {found.point}: {line}{own}",
         worst=max((check.relative_difference for check in found.derivatives), default=0.0),
         seconds=seconds,
-    )
-
-
-def retrieve(spec: KernelSpec, config: RunConfig) -> PairsRetrieved:
-    """Search for similar pairs as the configuration says."""
-    if not config.rag:
-        return PairsRetrieved(pairs=(), notice="retrieval is switched off (--no-rag)")
-    import rag
-
-    started = time.monotonic()
-    query = rag.Query(
-        source=spec.facts.source,
-        path=spec.facts.path,
-        k=config.topk,
-        min_sim=config.min_sim,
-        exclude=config.rag_exclude,
-    )
-    return retrieved(rag.search(query, rag.load_index(config.rag_index)), time.monotonic() - started)
-
-
-def retrieved(result: SearchResult, seconds: float) -> PairsRetrieved:
-    """A search result as an event. The text of a pair is kept only when it is shown."""
-    pairs = tuple(
-        RetrievedPair(
-            slug=hit.pair.slug,
-            family=hit.pair.family,
-            path=hit.pair.path.as_posix(),
-            score=hit.scores.fused,
-            similarity=hit.scores.similarity,
-            chosen=hit.chosen,
-            reason=hit.reason,
-            forward=hit.pair.forward if hit.chosen else "",
-            backward=hit.pair.backward if hit.chosen else "",
-        )
-        for hit in result.hits
-    )
-    return PairsRetrieved(
-        pairs=pairs, unmatched_excludes=result.unmatched_excludes, notice=result.notice, seconds=seconds
     )
 
 

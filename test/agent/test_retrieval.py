@@ -1,0 +1,91 @@
+"""The search of a run: pairs for each gradient, none twice, within what a prompt can hold."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+import rag
+from kernel_agent.agent.plan import GradientPlan, Plan, Reduction, Wanted
+from kernel_agent.agent.retrieval import HIT_TOKENS, HITS, retrieve, retrieve_techniques, wanted_by
+from kernel_agent.config import RunConfig
+from kernel_agent.models.tokens import estimate_tokens
+from kernel_agent.pairs.spec import KernelSpec
+from kernel_agent.pairs.userfile import read_file
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+@pytest.fixture
+def config(monkeypatch: pytest.MonkeyPatch) -> RunConfig:
+    """A run on layernorm that searches by words alone: no embedding model is loaded."""
+    index = dataclasses.replace(rag.load_index(), vectors=None)
+    monkeypatch.setattr(rag, "load_index", lambda path=None: index)
+    return RunConfig(file=EXAMPLES / "layernorm.py")
+
+
+@pytest.fixture
+def spec(config: RunConfig) -> KernelSpec:
+    facts = read_file(config.file)
+    return KernelSpec(
+        facts=facts, sweep=(), inputs=(), outputs=(), returns_tuple=True, grads=("x", "weight"), launches=()
+    )
+
+
+def planned(grad: str, reduction: Reduction, *techniques: str) -> GradientPlan:
+    return GradientPlan(grad=grad, owner="a row", reduction=reduction, techniques=techniques)
+
+
+def test_retrieved_pairs_carry_their_techniques(spec: KernelSpec, config: RunConfig) -> None:
+    first = next(pair for pair in retrieve(spec, config).pairs if pair.slug == "layernorm_row")
+    assert "two-stage-partials" in first.techniques
+    assert first.speed == "", "nothing was measured yet"
+
+
+def test_a_plan_wants_its_reduction_before_its_techniques() -> None:
+    gradients = (planned("x", Reduction.PLAIN_STORE, "two-pass"), planned("weight", Reduction.ATOMICS, "atomics"))
+    plan = Plan(pairs=(), anchor=None, gradients=gradients)
+    assert wanted_by(plan) == (
+        Wanted(grad="x", techniques=("row-local", "two-pass")),
+        Wanted(grad="weight", techniques=("atomics",)),
+    )
+
+
+def test_a_planned_technique_brings_a_pair_whole(spec: KernelSpec, config: RunConfig) -> None:
+    wanted = (Wanted(grad="weight", techniques=("atomics",)),)
+    (hit,) = retrieve_techniques(spec, config, wanted, ("layernorm_row",))
+    assert (hit.grad, hit.technique, hit.pair.slug) == ("weight", "atomics", "embedding_atomic")
+    assert "tl.atomic_add" in hit.pair.backward
+    assert "def backward" in hit.pair.backward
+
+
+def test_a_red_gradient_gets_another_pair_than_the_one_that_did_not_help(spec: KernelSpec, config: RunConfig) -> None:
+    wanted = Wanted(grad="weight", techniques=("two-stage-partials",))
+    assert retrieve_techniques(spec, config, (wanted,), ("layernorm_row",)) == ()
+    red = wanted.model_copy(update={"red": True})
+    (hit,) = retrieve_techniques(spec, config, (red,), ("layernorm_row",))
+    assert hit.pair.slug != "layernorm_row"
+    assert "two-stage-partials" in hit.pair.techniques
+
+
+def test_a_red_gradient_without_a_plan_wants_what_the_best_pair_does(spec: KernelSpec, config: RunConfig) -> None:
+    hits = retrieve_techniques(spec, config, (Wanted(grad="weight", red=True),), ("layernorm_persistent",))
+    assert hits
+    assert hits[0].technique in ("persistent-grid", "two-stage-partials", "saved-statistics")
+
+
+def test_hits_fit_the_prompt(spec: KernelSpec, config: RunConfig) -> None:
+    wanted = (
+        Wanted(grad="x", techniques=("checkpointed-states", "loop-swap"), red=True),
+        Wanted(grad="weight", techniques=("sorted-segments", "atomics", "column-owner")),
+    )
+    hits = retrieve_techniques(spec, config, wanted, ())
+    assert 0 < len(hits) <= HITS
+    assert sum(estimate_tokens(hit.pair.backward) for hit in hits) <= HIT_TOKENS
+
+
+def test_without_retrieval_nothing_is_searched(spec: KernelSpec, config: RunConfig) -> None:
+    off = config.model_copy(update={"rag": False})
+    assert retrieve_techniques(spec, off, (Wanted(grad="x", techniques=("atomics",)),), ()) == ()
