@@ -23,6 +23,7 @@ from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from kernel_agent.ir.capture.build import LAUNCH_OPTIONS, Build
 from kernel_agent.ir.capture.functions import apply_patch
 from kernel_agent.ir.capture.image_mode import ImageMode
 from kernel_agent.ir.capture.images import Images, declared_dtype, is_image, real_parts
@@ -37,33 +38,6 @@ from kernel_agent.ir.program import Module
 from kernel_agent.ir.sanitizer.findings import Findings
 from kernel_agent.ir.sanitizer.views import Geometry
 
-_OPTIONS = frozenset(
-    [
-        "num_warps",
-        "num_stages",
-        "num_ctas",
-        "maxnreg",
-        "debug",
-        "warmup",
-        "stream",
-        "device",
-        "enable_fp_fusion",
-        "allow_flush_denorm",
-        "launch_cooperative_grid",
-        "launch_pdl",
-        "instrumentation_mode",
-        "sanitize_overflow",
-        "extern_libs",
-        "max_num_imprecise_acc_default",
-        "default_dot_input_precision",
-        "waves_per_eu",
-        "matrix_instr_nonkdim",
-        "kpack",
-        "ir_override",
-    ]
-)
-"""Keywords of a launch that steer compilation and mean nothing here."""
-
 
 @dataclass(frozen=True)
 class Launch:
@@ -76,6 +50,8 @@ class Launch:
     line: int | None
     module: Module
     """The lowered kernel."""
+    build: Build
+    """What Triton compiles for it."""
 
 
 @dataclass(frozen=True)
@@ -270,7 +246,7 @@ class Capture:
     def launch(self, kernel: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Compiled:
         """Lower and execute one launch. Raises `LaunchError`, `LoweringError`, `UnsupportedOp`."""
         name = kernel.fn.__name__
-        unknown = [key for key in kwargs if key not in kernel.arg_names and key not in _OPTIONS]
+        unknown = [key for key in kwargs if key not in kernel.arg_names and key not in LAUNCH_OPTIONS]
         if unknown:
             raise LaunchError(f"kernel {name} has no parameter {unknown[0]}", kernel=name)
         try:
@@ -285,7 +261,8 @@ class Capture:
             signature = Signature(kernel, values, self.buffer, self.buffers)
             module = lower(kernel, signature.types, signature.constants)
             blocks = _grid(sizes, name)
-            self.launches.append(Launch(name, blocks, file, line, module))
+            build = Build.of(kernel, signature.types, signature.constants, values, kwargs)
+            self.launches.append(Launch(name, blocks, file, line, module, build))
             arguments = signature.arguments(module)
             self.runner(module, blocks, arguments, self.buffers, self.findings, self.options)
         return _Compiled(kernel, values)

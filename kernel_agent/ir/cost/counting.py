@@ -6,7 +6,7 @@ import contextlib
 import enum
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -80,6 +80,8 @@ class Counted:
     """Elements updated atomically, each as often as it was."""
     spread: float = 0.0
     """Largest relative difference between two halves of the sample in the different elements of a buffer."""
+    blocks: Mapping[int, float] = field(default_factory=dict)
+    """Identity of a block of the module -> how often it runs in all programs together."""
 
 
 @dataclass(frozen=True)
@@ -184,6 +186,7 @@ def _sampled(ghost: Ghost, sample: int) -> Counted:
         scaled.trips,
         scaled.atomics,
         spread,
+        scaled.blocks,
     )
 
 
@@ -233,7 +236,7 @@ def _counted(tallies: list[tuple[Tally, float]], module: Module, programs: int, 
     atomics = sum(touch.lanes for (_, kind), touch in touched.items() if kind is Access.ATOMIC)
     walked = sum(tally.programs.numel() for tally, _ in tallies)
     trips = tuple(_trips(op, tallies, blocks, programs) for op in module.all_ops if op.name in LOOPS and blocks)
-    return Counted(module, programs, how, walked, tuple(buffers), touched, work, trips, atomics)
+    return Counted(module, programs, how, walked, tuple(buffers), touched, work, trips, atomics, 0.0, blocks)
 
 
 def _trips(op: Op, tallies: list[tuple[Tally, float]], blocks: Counter[int], programs: int) -> Trips:
