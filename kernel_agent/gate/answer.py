@@ -45,6 +45,7 @@ class Failure(Said):
     type: str = Field(max_length=500)
     message: str = Field(max_length=20_000)
     line: int | None = None
+    column: int | None = Field(default=None, description="place in that line, from 0, of what Triton refuses")
     frames: tuple[Frame, ...] = Field(default=(), max_length=200)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kernel_agent.errors import InputError
 from kernel_agent.gate.judge import Problem
 from kernel_agent.gate.verdict import Status
-from kernel_agent.gate.words import listed, quoted
+from kernel_agent.gate.words import caret, listed, quoted
 from kernel_agent.pairs.meta import PairMeta, read_meta
 from kernel_agent.pairs.sections import split_sections
 from kernel_agent.pairs.spec import KernelSpec
@@ -40,7 +40,10 @@ def read_candidate(spec: KernelSpec, source: str) -> CandidateText:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last two: nested too deeply
         line = error.lineno if isinstance(error, SyntaxError) else None
         said = error.msg if isinstance(error, SyntaxError) else str(error) or "it is nested too deeply"
-        invalid = Problem(Status.COMPILE_ERROR, f"the file is no valid Python: {said}{quoted(source, line)}", line)
+        column = error.offset - 1 if isinstance(error, SyntaxError) and error.offset else None
+        place = "" if column is None else caret(source, line, column)
+        message = f"the file is no valid Python: {said}{quoted(source, line)}"
+        invalid = Problem(Status.COMPILE_ERROR, message, line, details=place)
         return CandidateText(source, shown, PairMeta(grads=spec.grads), False, invalid)
     meta = read_meta(source)
     if meta.grads != spec.grads:

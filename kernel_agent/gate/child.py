@@ -170,10 +170,11 @@ def _failure(error: BaseException, path: Path) -> Failure:
         if frame.filename == str(path)
     )[-20:]
     line = frames[-1].line if frames else None
-    kind = FailureKind.PYTHON
+    kind, column = FailureKind.PYTHON, None
     message = str(error)
     if isinstance(error, SyntaxError):
         kind, line, message = FailureKind.COMPILE, error.lineno, error.msg
+        column = max(0, error.offset - 1) if error.offset else None
     elif isinstance(error, IRError):
         kind = FailureKind.LAUNCH
         if isinstance(error, LoweringError):
@@ -182,5 +183,6 @@ def _failure(error: BaseException, path: Path) -> Failure:
             kind = FailureKind.UNSUPPORTED
         message = error.message
         if error.line is not None and (not error.file or Path(error.file).name == path.name):
-            line = error.line
-    return Failure(kind=kind, type=type(error).__name__, message=message[:20_000], line=line, frames=frames)
+            line, column = error.line, error.column
+    name = type(error).__name__
+    return Failure(kind=kind, type=name, message=message[:20_000], line=line, column=column, frames=frames)

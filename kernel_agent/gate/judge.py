@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kernel_agent.gate import words
 from kernel_agent.gate.answer import Answer, Failure, FailureKind, Found, Returned
+from kernel_agent.gate.naming import in_own_words, saved_as
 from kernel_agent.gate.rule import Agreement, Comparison, compare
 from kernel_agent.gate.torch_ops import foreign_calls
 from kernel_agent.gate.verdict import GradientScore, Status
@@ -67,9 +68,7 @@ def judge_failure(failure: Failure, source: str, where: str) -> Problem:
     status = _STATUS_OF_FAILURE[failure.kind]
     if failure.type == "MemoryError":
         status = Status.OUT_OF_MEMORY
-    prefix = f"{failure.type}: " if failure.type and failure.kind is FailureKind.PYTHON else ""
-    said = words.first_paragraph(failure.message)
-    message = f"{where}: {prefix}{said}" + words.quoted(source, failure.line)
+    message = f"{where}: {words.failure_message(failure)}" + words.quoted(source, failure.line)
     return Problem(status, message, failure.line, words.trace(source, failure))
 
 
@@ -154,11 +153,12 @@ def judge_backward(
             if needs is not None and not needs[i]:
                 continue
             scale = truth.scale(name, cotangent_rms, sizes) if truth.grads[name] is not None else 0.0
-            problem, score = _gradient(name, answer.returned[i], tensors.get(str(i)), truth, scale, spec, forward)
+            given = tensors.get(str(i))
+            problem, score = _gradient(name, answer.returned[i], given, truth, scale, spec, forward, source)
             problems += [] if problem is None else [problem]
             scores += [] if score is None else [score]
         problems = _with_exchange_hint(problems, tensors, truth, spec)
-    contract = _contract_problem(answer, spec, meta, stub_ops, source)
+    contract = _contract_problem(answer, tensors, spec, meta, stub_ops, source)
     by_value = min(problems, key=lambda p: _ORDER.index(p.status), default=None)
     return Judged(contract or _unwritten(answer, by_value, spec), tuple(scores))
 
@@ -167,7 +167,12 @@ _ORDER = (Status.WRONG_COUNT, Status.WRONG_SHAPE, Status.WRONG_DTYPE, Status.NOT
 
 
 def _contract_problem(
-    answer: Answer, spec: KernelSpec, meta: PairMeta, stub_ops: Collection[str], source: str
+    answer: Answer,
+    tensors: dict[str, Tensor],
+    spec: KernelSpec,
+    meta: PairMeta,
+    stub_ops: Collection[str],
+    source: str,
 ) -> Problem | None:
     """Everything but values, in the order of `verdict.STAGE_OF`."""
     if answer.launches == 0:
@@ -186,7 +191,11 @@ def _contract_problem(
     if len(answer.returned) != len(spec.grads):
         wanted = ", ".join(spec.grads)
         message = f"backward returns {len(answer.returned)} gradients instead of {len(spec.grads)}: {wanted}"
-        return Problem(Status.WRONG_COUNT, message)
+        forms = [
+            (r.dtype or r.type, tuple(tensors[str(i)].shape) if str(i) in tensors else None)
+            for i, r in enumerate(answer.returned)
+        ]
+        return Problem(Status.WRONG_COUNT, message, details=words.returned_values(forms, spec.grads))
     return None
 
 
@@ -211,8 +220,9 @@ def _from_findings(findings: Sequence[Found], source: str, where: str) -> Proble
     order = list(_STATUS_OF_FINDING)
     first = min(known, key=lambda f: order.index(f.kind) if f.kind in order else len(order))
     status = _STATUS_OF_FINDING.get(first.kind, Status.CRASHED)
-    message = f"{where}: {first.message}" + words.quoted(source, first.line)
-    return Problem(status, message, first.line, "\n".join(f"{f.kind}: {f.message}" for f in findings[:10]))
+    told = [(f.kind, in_own_words(f.message, source, f.line)) for f in findings[:10]]
+    message = f"{where}: {in_own_words(first.message, source, first.line)}" + words.quoted(source, first.line)
+    return Problem(status, message, first.line, "\n".join(f"{kind}: {text}" for kind, text in told))
 
 
 def _gradient(
@@ -223,6 +233,7 @@ def _gradient(
     scale: float,
     spec: KernelSpec,
     forward: ForwardTruth,
+    source: str,
 ) -> tuple[Problem | None, GradientScore | None]:
     expected = truth.grads[name]
     if expected is None:
@@ -235,7 +246,9 @@ def _gradient(
         message = f"the gradient of `{name}` is {returned.type} instead of a tensor of shape {tuple(expected.shape)}"
         return Problem(Status.WRONG_SHAPE, message, grad=name), _nothing(name)
     if given.shape != expected.shape:
-        message = f"the gradient of `{name}` has shape {tuple(given.shape)} instead of {tuple(expected.shape)}"
+        shapes = f"has shape {tuple(given.shape)} instead of {tuple(expected.shape)}, the shape of `{name}`"
+        hint = words.shape_hint(tuple(given.shape), tuple(expected.shape))
+        message = f"the gradient of `{name}` {shapes}{saved_as(name, source)}{hint}"
         return Problem(Status.WRONG_SHAPE, message, grad=name), _nothing(name)
     if given.is_complex():
         message = f"the gradient of `{name}` is {returned.dtype}; gradients of real inputs are real"
@@ -247,7 +260,8 @@ def _gradient(
     )
     dtype = str(_argument_dtype(name, spec, forward)).removeprefix("torch.")
     if returned.dtype != dtype:
-        message = f"the gradient of `{name}` is {returned.dtype}; `{name}` is {dtype}, so its gradient must be too"
+        own = f"`{name}`{saved_as(name, source)} is {dtype}"
+        message = f"the gradient of `{name}` is {returned.dtype}; {own}, so its gradient must be too"
         return Problem(Status.WRONG_DTYPE, message, grad=name), score.model_copy(update={"passed": False})
     if seen.passed:
         return None, score

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import math
 import re
 from collections.abc import Sequence
@@ -10,8 +9,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernel_agent.gate.answer import Failure
+from kernel_agent.gate.answer import Failure, FailureKind
+from kernel_agent.gate.naming import unpacked_names
 from kernel_agent.gate.rule import Comparison
+from kernel_agent.pairs.blame import essence
 
 _FACTORS = {-1.0: "the sign is wrong", 2.0: "it is twice the truth", 0.5: "it is half the truth"}
 
@@ -40,13 +41,33 @@ def first_paragraph(message: str) -> str:
     return lines[0][:500] if lines else "no message"
 
 
+def failure_message(failure: Failure) -> str:
+    """The first line of what an exception says; Triton's complaint itself for a kernel that does not compile."""
+    if failure.kind is FailureKind.COMPILE:
+        return first_paragraph(essence(failure.message))
+    prefix = f"{failure.type}: " if failure.type and failure.kind is FailureKind.PYTHON else ""
+    return prefix + first_paragraph(failure.message)
+
+
 def trace(source: str, failure: Failure) -> str:
-    """The candidate's own frames, outermost first, and the whole message below them."""
+    """The candidate's own frames, outermost first, and below them the line with a caret, or the whole message."""
     rows = [f"line {frame.line} in {frame.function}: {line_text(source, frame.line)}" for frame in failure.frames]
+    if failure.kind is FailureKind.COMPILE and failure.column is not None:
+        return "\n".join([*rows, caret(source, failure.line, failure.column)])
     message = failure.message.strip()
     if message and message != first_paragraph(message):
         rows.append(message[:3000])
     return "\n".join(rows)
+
+
+def caret(source: str, line: int | None, column: int) -> str:
+    """A line below the two before it, numbered, and a caret under the place that is meant."""
+    lines = source.splitlines()
+    if line is None or not 1 <= line <= len(lines):
+        return ""
+    width = len(str(line))
+    shown = [f"{number:>{width}} | {lines[number - 1]}" for number in range(max(1, line - 2), line + 1)]
+    return "\n".join([*shown, " " * (width + 3 + column) + "^"])
 
 
 def place(seen: Comparison) -> str:
@@ -110,7 +131,7 @@ def worst_elements(name: str, given: Tensor, expected: Tensor, seen: Comparison,
 
 def in_backward(paths: Sequence[str], source: str) -> tuple[str, ...]:
     """`saved[0]` with the name that backward unpacks it to, where it does so in one assignment."""
-    names = _unpacked(source)
+    names = unpacked_names(source)
     result = []
     for path in paths:
         match = re.fullmatch(r"saved\[([0-9]{1,4})\]", path)
@@ -119,15 +140,28 @@ def in_backward(paths: Sequence[str], source: str) -> tuple[str, ...]:
     return tuple(result)
 
 
-def _unpacked(source: str) -> list[str]:
-    """Names that `backward` unpacks its first parameter to; empty if it does it otherwise."""
-    for function in ast.parse(source).body:
-        if isinstance(function, ast.FunctionDef) and function.name == "backward" and function.args.args:
-            first = function.args.args[0].arg
-            for node in ast.walk(function):
-                if not (isinstance(node, ast.Assign) and isinstance(node.value, ast.Name) and node.value.id == first):
-                    continue
-                target = node.targets[0]
-                if isinstance(target, ast.Tuple) and all(isinstance(e, ast.Name) for e in target.elts):
-                    return [e.id for e in target.elts if isinstance(e, ast.Name)]
-    return []
+def returned_values(answer_form: Sequence[tuple[str, tuple[int, ...] | None]], wanted: Sequence[str]) -> str:
+    """What a backward returned, position by position, beside what is wanted there."""
+    rows = []
+    for position in range(max(len(answer_form), len(wanted))):
+        name = f"the gradient of `{wanted[position]}`" if position < len(wanted) else "nothing"
+        if position >= len(answer_form):
+            rows.append(f"returned[{position}]: missing; wanted here: {name}")
+            continue
+        what, shape = answer_form[position]
+        form = what if shape is None else f"{what} {shape}"
+        rows.append(f"returned[{position}]: {form}; wanted here: {name}")
+    return "\n".join(rows)
+
+
+def shape_hint(given: tuple[int, ...], expected: tuple[int, ...]) -> str:
+    """How a shape could have come about."""
+    if sorted(given) == sorted(expected):
+        return "; the dimensions are in another order"
+    if [n for n in given if n != 1] == [n for n in expected if n != 1]:
+        return "; they differ in dimensions of size 1 alone"
+    if len(given) > len(expected) and given[len(given) - len(expected) :] == expected:
+        return f"; the first {len(given) - len(expected)} dimensions are still to be summed over"
+    if math.prod(given) == math.prod(expected):
+        return "; it has as many elements: a view is missing"
+    return ""

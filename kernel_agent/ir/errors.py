@@ -9,13 +9,22 @@ class IRError(KernelAgentError):
     """A kernel could not be lowered, read or executed."""
 
     def __init__(
-        self, message: str, *, remedy: str = "", kernel: str = "", op: str = "", file: str = "", line: int | None = None
+        self,
+        message: str,
+        *,
+        remedy: str = "",
+        kernel: str = "",
+        op: str = "",
+        file: str = "",
+        line: int | None = None,
+        column: int | None = None,
     ) -> None:
         super().__init__(message, remedy=remedy)
         self.kernel = kernel
         self.op = op
         self.file = file
         self.line = line
+        self.column = column
 
 
 class UnsupportedOp(IRError):

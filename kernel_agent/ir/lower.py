@@ -114,6 +114,7 @@ def _lowering_error(kernel: Any, error: CompilationError) -> LoweringError:
         kernel=name,
         file=kernel.fn.__code__.co_filename,
         line=line,
+        column=getattr(getattr(error, "node", None), "col_offset", None),
     )
 
 
