@@ -1,4 +1,4 @@
-"""`Brief`: what a model is told of the task, taken from the spec alone. The truth is not in it."""
+"""`Brief`: what a model is told of the task, taken from spec and forward facts. The truth is not in it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ from dataclasses import dataclass
 
 from kernel_agent.agent.events import RetrievedPair
 from kernel_agent.agent.forwardtext import forward_text, function_text
-from kernel_agent.pairs.generated import generated_forward, saved_layout
+from kernel_agent.agent.shapewords import dim_lines, told
+from kernel_agent.agent.skeleton import gradient_name, saved_names, signature, skeleton
+from kernel_agent.pairs.axes import UNKNOWN
+from kernel_agent.pairs.forward_facts import ForwardFacts
+from kernel_agent.pairs.generated import generated_forward
 from kernel_agent.pairs.spec import ArgumentFacts, KernelSpec
 
 
 @dataclass(frozen=True)
 class Brief:
-    """The variables of the first prompt."""
+    """The variables of the opening, which is the same for every ask of a run."""
 
     stub: str
     """Name of the user's function."""
@@ -21,62 +25,76 @@ class Brief:
     surrogate: str
     """The PyTorch function whose autograd is the intended gradient; empty when the true gradient is wanted."""
     given_forward: str
-    """The forward section that is used unless the reply brings its own."""
+    """The forward section that is used unless the reply brings its own; empty when the file has its own."""
     saved: tuple[str, ...]
-    """What `saved` holds with the given forward, in order; empty when the file's own forward says it."""
+    """What `saved` holds with the given forward, in order."""
+    dims: tuple[str, ...]
+    """Ranges of the sizes and values of the flags, in words."""
     inputs: tuple[ArgumentFacts, ...]
     outputs: tuple[ArgumentFacts, ...]
-    cotangents: tuple[str, ...]
-    """Names of backward's positional parameters after `saved`, one per output."""
+    facts: ForwardFacts | None
+    """What the forward does with memory; None where it was not analysed."""
+    source_lines: tuple[str, ...]
+    """Lines of the user's file, which facts and findings count from 1."""
+    signature: str
+    """The first line of the function that is asked for."""
+    skeleton: str
+    """The reply to fill in."""
     grads: tuple[str, ...]
     """Inputs whose gradients are returned, in order."""
     torch_ops: tuple[str, ...]
     """Computing torch functions that the stub calls: `backward` may use them and their adjoints."""
-    sweep: tuple[str, ...]
-    """The user's shapes, in words."""
     pairs: tuple[RetrievedPair, ...]
     """Chosen pairs, best first."""
     freeze_forward: bool
     max_asks: int
 
     @property
-    def signature(self) -> str:
-        """The first line of the function that is asked for."""
-        return f"def backward({', '.join(('saved', *self.cotangents))}, needs=None):"
-
-    @property
-    def output_names(self) -> tuple[str, ...]:
-        """Names of the outputs."""
-        return tuple(facts.name for facts in self.outputs)
+    def unknown_axes(self) -> bool:
+        """Whether a shape holds a question mark."""
+        return any(UNKNOWN in facts.axes for facts in (*self.inputs, *self.outputs))
 
     @property
     def returns(self) -> str:
-        """What it returns, in words."""
+        """What `backward` returns, in words."""
         if len(self.grads) == 1:
             return f"the gradient of `{self.grads[0]}`, one tensor"
-        return f"the tuple ({', '.join('d' + name for name in self.grads)}): the gradients of " + _listed(self.grads)
+        names = ", ".join(gradient_name(name) for name in self.grads)
+        return f"the tuple ({names}): the gradients of {listed(self.grads)}, each with the shape and dtype of its input"
 
 
-def make_brief(spec: KernelSpec, pairs: tuple[RetrievedPair, ...], *, freeze_forward: bool, max_asks: int) -> Brief:
-    """What the model is told of a spec and its retrieved pairs."""
+def make_brief(
+    spec: KernelSpec,
+    pairs: tuple[RetrievedPair, ...],
+    *,
+    freeze_forward: bool,
+    max_asks: int,
+    facts: ForwardFacts | None = None,
+) -> Brief:
+    """What the model is told of a spec, the facts of its forward and its retrieved pairs."""
+    spec = told(spec)
     return Brief(
         stub=spec.facts.stub,
         forward=forward_text(spec.facts),
         surrogate=function_text(spec.facts.source, "surrogate") if spec.custom_gradient else "",
         given_forward="" if spec.facts.is_pair else generated_forward(spec).strip("\n"),
-        saved=saved_layout(spec),
+        saved=saved_names(spec),
+        dims=dim_lines(spec),
         inputs=spec.inputs,
         outputs=spec.outputs,
-        cotangents=tuple(f"grad_{facts.name}" for facts in spec.outputs),
+        facts=facts,
+        source_lines=tuple(spec.facts.source.splitlines()),
+        signature=signature(spec),
+        skeleton=skeleton(spec),
         grads=spec.grads,
         torch_ops=spec.torch_ops,
-        sweep=tuple(entry.label + ("" if entry.required else " (optional)") for entry in spec.sweep),
         pairs=pairs,
         freeze_forward=freeze_forward,
         max_asks=max_asks,
     )
 
 
-def _listed(names: tuple[str, ...]) -> str:
+def listed(names: tuple[str, ...]) -> str:
+    """`a`, `b` and `c`, in backticks."""
     quoted = [f"`{name}`" for name in names]
-    return f"{', '.join(quoted[:-1])} and {quoted[-1]}"
+    return quoted[0] if len(quoted) == 1 else f"{', '.join(quoted[:-1])} and {quoted[-1]}"

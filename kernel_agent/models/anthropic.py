@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Literal
 
 from kernel_agent.config import Backend, Effort
@@ -103,10 +104,11 @@ class AnthropicModel(HostedModel):
         )
 
     def _messages(self, conversation: Conversation) -> list[MessageParam]:
+        """The turns as messages; those of one role in a row are blocks of one message."""
         messages: list[MessageParam] = []
-        for index, turn in enumerate(conversation.turns):
-            content = [self._text(turn.text, stable=index == 0)]
-            if turn.role is Role.USER:
+        for role, turns in groupby(enumerate(conversation.turns), key=lambda item: item[1].role):
+            content = [self._text(turn.text, stable=index == 0) for index, turn in turns]
+            if role is Role.USER:
                 messages.append({"role": "user", "content": content})
             else:
                 messages.append({"role": "assistant", "content": content})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from kernel_agent.config import Effort
@@ -33,12 +34,14 @@ def send(
 
 
 def _messages(conversation: Conversation) -> list[ChatCompletionMessageParam]:
+    """The turns as messages; those of one role in a row are one message, as some servers insist on taking turns."""
     messages: list[ChatCompletionMessageParam] = [{"role": "system", "content": conversation.system}]
-    for turn in conversation.turns:
-        if turn.role is Role.USER:
-            messages.append({"role": "user", "content": turn.text})
+    for role, turns in groupby(conversation.turns, key=lambda turn: turn.role):
+        text = "\n".join(turn.text for turn in turns)
+        if role is Role.USER:
+            messages.append({"role": "user", "content": text})
         else:
-            messages.append({"role": "assistant", "content": turn.text})
+            messages.append({"role": "assistant", "content": text})
     return messages
 
 

@@ -65,7 +65,7 @@ def test_a_wrong_draft_is_repaired_on_its_verdict(tmp_path: Path) -> None:
     shown = script.asked[1].turns
     assert SWAPPED.strip() in shown[1].text, "the failing code is shown as the model's own turn"
     assert "WRONG_GRADIENT" in shown[2].text
-    assert "- Gradient: w" in shown[2].text
+    assert "- Gradient: dw" in shown[2].text
 
 
 def test_every_ask_begins_with_the_same_prefix_so_that_providers_can_cache_it(tmp_path: Path) -> None:

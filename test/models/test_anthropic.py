@@ -28,6 +28,16 @@ def test_system_and_first_turn_are_marked_for_the_cache(conversation: Conversati
     assert all("cache_control" not in block for message in body["messages"][1:] for block in message["content"])
 
 
+def test_a_request_after_the_opening_is_a_block_of_its_own(conversation: Conversation) -> None:
+    # A first ask is the opening and a request: as one block, the next ask would find nothing of it in the cache.
+    turns = (conversation.turns[0], conversation.turns[2])
+    with ScriptedServer(Answer("x")) as server:
+        anthropic_model(server).ask(conversation.model_copy(update={"turns": turns}))
+    (message,) = server.requests[0].body["messages"]
+    assert [block["text"] for block in message["content"]] == ["the forward and its pairs", "the verdict"]
+    assert ["cache_control" in block for block in message["content"]] == [True, False]
+
+
 def test_tokens_in_the_cache_are_part_of_the_input(conversation: Conversation) -> None:
     usage = Usage(input=1000, cached=600, cache_written=300, output=10)
     with ScriptedServer(Answer("x", usage=usage, model="claude-opus-5-5")) as server:

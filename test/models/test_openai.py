@@ -90,6 +90,16 @@ def test_chat_completions_carry_system_turns_and_effort(conversation: Conversati
     assert body["stream_options"] == {"include_usage": True}
 
 
+def test_chat_completions_take_turns(conversation: Conversation) -> None:
+    # Chat templates of several open models refuse two user messages in a row.
+    turns = (conversation.turns[0], conversation.turns[2])
+    with ScriptedServer(Answer("x")) as server:
+        openai_model(server, Wire.CHAT_COMPLETIONS).ask(conversation.model_copy(update={"turns": turns}))
+    messages = server.requests[0].body["messages"]
+    assert [message["role"] for message in messages] == ["system", "user"]
+    assert messages[1]["content"] == "the forward and its pairs\nthe verdict"
+
+
 def test_ollamas_field_for_reasoning_is_read_too(conversation: Conversation) -> None:
     chunk = {"id": "1", "object": "chat.completion.chunk", "created": 0, "model": "m"}
     deltas = [({"reasoning": "hm"}, None), ({"content": "x"}, "stop")]

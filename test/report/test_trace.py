@@ -29,7 +29,7 @@ def test_the_first_ask_is_whole_and_later_ones_show_only_what_is_new(entries: tu
     text = render_trace(entries)
     assert text.count("You write backward passes for Triton kernels.") == 1
     assert text.count("> # The forward") == 1
-    assert text.count("> # Verdict") == 3, "one for each ask after the first"
+    assert text.count("> Verdict:") == 3, "one for each ask after the first"
 
 
 def test_prompts_reasoning_tokens_checks_and_rollbacks_are_told_in_order(entries: tuple[Entry, ...]) -> None:
