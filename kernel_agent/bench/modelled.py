@@ -8,7 +8,7 @@ and accepts none.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from kernel_agent.bench.compiled import SHARED_LIMIT, CompiledKernel
@@ -196,3 +196,33 @@ def _ended(report: Report, limits: Limits) -> NotModelled:
         return NotModelled(f"counting needs more than {limits.memory_bytes >> 30} GiB")
     said = f"{report.error.type}: {report.error.message}" if report.error else report.message
     return NotModelled(f"the child that models it fails: {said}")
+
+
+def screen(
+    spec: KernelSpec, start: Candidate, sandbox: Sandbox, device: str = "H100 SXM"
+) -> Callable[[Candidate], str]:
+    """Why a variant of `start` need not be timed, by its kernels compiled for sm_90: see `kernel_agent.bench.tune`.
+
+    It fails, does not compile, does not fit, or spills more than the start. Where the start itself cannot be compiled,
+    the answer is always empty.
+    """
+    try:
+        before = _spills(entry_facts(spec, assemble(spec, start), sandbox, device, required(spec)))
+    except NotModelled:
+        return lambda _: ""
+
+    def why(variant: Candidate) -> str:
+        try:
+            entries = entry_facts(spec, assemble(spec, variant), sandbox, device, required(spec))
+            for kernel in (kernel for entry in entries for kernel in entry.compiled.values()):
+                check_fits(kernel)
+        except NotModelled as error:
+            return error.message
+        after = _spills(entries)
+        return f"spills {after} bytes per thread instead of {before}" if after > before else ""
+
+    return why
+
+
+def _spills(entries: tuple[EntryFacts, ...]) -> int:
+    return max((kernel.spill_stores for entry in entries for kernel in entry.compiled.values()), default=0)

@@ -1,0 +1,377 @@
+"""What of a backward can be tuned, found in its syntax tree, and the backward with other values of it.
+
+A tunable is a number in the text: a block size or another constexpr given at a launch (as a literal, or in what the
+name given there is made of), `num_warps`, `num_stages`, a value of a single `triton.Config`, or which of several
+configurations of an autotuned kernel is kept. A variant is the same text with other numbers; whether it is right is for
+the gate to say.
+"""
+
+from __future__ import annotations
+
+import ast
+import enum
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from kernel_agent.pairs.spec import Candidate
+
+DEFAULT_WARPS, DEFAULT_STAGES = 4, 3
+"""What Triton takes where a launch says nothing."""
+
+_Function = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+class TunableKind(str, enum.Enum):
+    """What a number stands for."""
+
+    WARPS = "num_warps"
+    STAGES = "num_stages"
+    BLOCK = "constexpr"
+    CONFIG = "configuration"
+
+
+_LADDERS = {
+    TunableKind.WARPS: (1, 2, 4, 8, 16),
+    TunableKind.STAGES: (1, 2, 3, 4, 5),
+    TunableKind.BLOCK: tuple(1 << power for power in range(14)),
+}
+
+
+@dataclass(frozen=True, order=True)
+class Site:
+    """A piece of the text, in bytes of its lines; empty where something is to be inserted."""
+
+    line: int
+    start: int
+    end_line: int
+    end: int
+
+    @classmethod
+    def of(cls, node: ast.expr | ast.keyword) -> Site:
+        """The text of a node."""
+        return cls(node.lineno, node.col_offset, node.end_lineno or node.lineno, node.end_col_offset or 0)
+
+    @classmethod
+    def behind(cls, node: ast.expr | ast.keyword) -> Site:
+        """The place behind a node."""
+        site = cls.of(node)
+        return cls(site.end_line, site.end, site.end_line, site.end)
+
+
+@dataclass(frozen=True)
+class Tunable:
+    """One number that may be another."""
+
+    name: str
+    """`num_warps of _ln_bwd`, `BLOCK_M`."""
+    kind: TunableKind
+    value: int
+    """What it is now; -1 for all configurations."""
+    values: tuple[int, ...]
+    """What it may be, in order of size."""
+    sites: tuple[Site, ...]
+    """Where it stands."""
+    insert: str = ""
+    """Keyword to insert where it does not stand anywhere yet."""
+    texts: tuple[str, ...] = ()
+    """For configurations, the text of each."""
+
+    def text(self, value: int) -> str:
+        """What is written for a value."""
+        if self.texts:
+            return f"[{self.texts[value]}]"
+        return f", {self.insert}={value}" if self.insert else str(value)
+
+    def beside(self, value: int, step: int) -> int | None:
+        """The next value in a direction; None at the end."""
+        if value not in self.values:
+            return self.values[0] if step > 0 else None
+        place = self.values.index(value) + step
+        return self.values[place] if 0 <= place < len(self.values) else None
+
+    def said(self, value: int) -> str:
+        """`BLOCK_M 64 -> 128`."""
+        if self.texts:
+            return f"{self.name}: only {self.texts[value]}"
+        return f"{self.name} {self.value} -> {value}"
+
+
+Values = Mapping[int, int]
+"""Position of a tunable -> its value; what is absent stays as it is."""
+
+
+@dataclass(frozen=True)
+class Space:
+    """A candidate and what can be tuned in its backward section."""
+
+    candidate: Candidate
+    tunables: tuple[Tunable, ...] = field(default=())
+
+    @classmethod
+    def of(cls, candidate: Candidate) -> Space:
+        """Find the tunables. A text that is no Python has none."""
+        try:
+            tree = ast.parse(candidate.backward)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):  # the gate says what is wrong with it
+            return cls(candidate)
+        return cls(candidate, tuple(_Finder(tree, candidate.backward).tunables()))
+
+    def variant(self, values: Values) -> Candidate:
+        """The candidate with other values."""
+        changes = [(site, self.tunables[place]) for place in values for site in self.tunables[place].sites]
+        places = {id(tunable): place for place, tunable in enumerate(self.tunables)}
+        lines = [line.encode() for line in self.candidate.backward.split("\n")]
+        for site, tunable in sorted(changes, key=lambda change: change[0], reverse=True):
+            text = tunable.text(values[places[id(tunable)]]).encode()
+            head, tail = lines[site.line - 1][: site.start], lines[site.end_line - 1][site.end :]
+            lines[site.line - 1 : site.end_line] = [head + text + tail]
+        return self.candidate.model_copy(update={"backward": b"\n".join(lines).decode()})
+
+    def said(self, values: Values) -> str:
+        """What a variant changes: `BLOCK_M 64 -> 128, num_warps of _dx 4 -> 8`."""
+        changed = [self.tunables[place].said(value) for place, value in sorted(values.items())]
+        return ", ".join(changed) or "nothing"
+
+
+class _Finder:
+    """Looks through one backward section."""
+
+    def __init__(self, tree: ast.Module, text: str) -> None:
+        self.tree = tree
+        self.text = text
+
+    @cached_property
+    def kernels(self) -> dict[str, ast.FunctionDef]:
+        """Functions that Triton compiles, by name."""
+        return {
+            node.name: node
+            for node in self.tree.body
+            if isinstance(node, ast.FunctionDef) and any("jit" in ast.unparse(d) for d in node.decorator_list)
+        }
+
+    def tunables(self) -> Iterator[Tunable]:
+        """Each number once, in the order of the text."""
+        seen: set[tuple[str, Site]] = set()
+        for tunable in (*self._of_configurations(), *self._of_launches()):
+            places = {(tunable.insert, site) for site in tunable.sites}
+            if not places & seen:
+                seen |= places
+                yield tunable
+
+    # --- autotune
+
+    def _of_configurations(self) -> Iterator[Tunable]:
+        for kernel in self.kernels.values():
+            for decorator in kernel.decorator_list:
+                if not _is_autotune(decorator):
+                    continue
+                listed = next((node for node in ast.walk(decorator) if isinstance(node, ast.List)), None)
+                if listed is None or not all(_is_config(item) for item in listed.elts):
+                    continue
+                if len(listed.elts) > 1:
+                    texts = tuple(ast.get_source_segment(self.text, item) or "" for item in listed.elts)
+                    name = f"configuration of {kernel.name}"
+                    numbers = tuple(range(len(texts)))
+                    yield Tunable(name, TunableKind.CONFIG, -1, numbers, (Site.of(listed),), texts=texts)
+                else:
+                    yield from _of_config(listed.elts[0], kernel.name)
+
+    # --- launches
+
+    def _of_launches(self) -> Iterator[Tunable]:
+        for function in self.tree.body:
+            if isinstance(function, _Function) and function.name not in self.kernels:
+                assigned = {**_assigned(self.tree), **_assigned(function)}
+                for node in ast.walk(function):
+                    if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
+                        yield from self._of_launch(node, assigned)
+
+    def _of_launch(self, call: ast.Call, assigned: _Assigned) -> Iterator[Tunable]:
+        subscript = call.func
+        if not (isinstance(subscript, ast.Subscript) and isinstance(subscript.value, ast.Name)):
+            return
+        name = subscript.value.id
+        kernel = self.kernels.get(name)
+        given = _named_arguments(call, kernel, assigned)
+        options = {kind.value: kind for kind in (TunableKind.WARPS, TunableKind.STAGES)}
+        constexprs = _constexprs(kernel) if kernel else {key for key in given if key.isupper()}
+        yield from self._of_literals(
+            subscript.slice, {key: value for key, value in given.items() if key in constexprs}, name
+        )
+        for key, value in given.items():
+            if key in options:
+                for kind, literal in _literals(value, assigned, options[key]):
+                    divisor = ", divisor" if kind is TunableKind.BLOCK else ""
+                    yield _tunable(f"{key} of {name}{divisor}", kind, literal)
+            elif key in constexprs and not _is_number(value):
+                for kind, literal in _literals(value, assigned, TunableKind.BLOCK):
+                    yield _tunable(_name_of(value, key), kind, literal)
+        if kernel is None or any(_is_autotune(decorator) for decorator in kernel.decorator_list):
+            return
+        given_all: list[ast.expr | ast.keyword] = [*call.args, *call.keywords]
+        if not given_all:
+            return
+        behind = max(Site.behind(node) for node in given_all)
+        wanted = {TunableKind.WARPS: DEFAULT_WARPS}
+        if _is_pipelined(kernel):
+            wanted[TunableKind.STAGES] = DEFAULT_STAGES
+        for kind, default in wanted.items():
+            if kind.value not in given:
+                option = f"{kind.value} of {name}"
+                yield Tunable(option, kind, default, _LADDERS[kind], (behind,), insert=kind.value)
+
+    def _of_literals(self, grid: ast.expr, given: Mapping[str, ast.expr], kernel: str) -> Iterator[Tunable]:
+        """Constexprs given as numbers, with the same number in the grid if there is one: the two belong together."""
+        by_value: dict[int, list[tuple[str, ast.expr]]] = {}
+        for key, value in given.items():
+            if _is_number(value, TunableKind.BLOCK):
+                by_value.setdefault(_number(value), []).append((key, value))
+        for number, items in by_value.items():
+            linked = [n for n in ast.walk(grid) if isinstance(n, ast.Constant) and n.value == number and n.value != 1]
+            if linked:  # which of several belongs to which is not known: they change together
+                sites = tuple(sorted(Site.of(node) for node in (*linked, *(value for _, value in items))))
+                name = f"{', '.join(key for key, _ in items)} of {kernel}"
+                yield Tunable(name, TunableKind.BLOCK, number, _LADDERS[TunableKind.BLOCK], sites)
+                continue
+            for key, value in items:
+                yield _tunable(f"{key} of {kernel}", TunableKind.BLOCK, value)
+
+
+def _tunable(name: str, kind: TunableKind, literal: ast.expr) -> Tunable:
+    return Tunable(name, kind, _number(literal), _LADDERS[kind], (Site.of(literal),))
+
+
+def _number(literal: ast.expr) -> int:
+    return literal.value if isinstance(literal, ast.Constant) and isinstance(literal.value, int) else 0
+
+
+def _of_config(config: ast.expr, kernel: str) -> Iterator[Tunable]:
+    """Numbers of one `triton.Config({...}, num_warps=...)`."""
+    if not isinstance(config, ast.Call):
+        return
+    for node in ast.walk(config):
+        if isinstance(node, ast.Dict):
+            for key, value in zip(node.keys, node.values, strict=True):
+                if isinstance(key, ast.Constant) and _is_number(value, TunableKind.BLOCK):
+                    yield _tunable(f"{key.value!s} of {kernel}", TunableKind.BLOCK, value)
+    for keyword in config.keywords:
+        kind = {kind.value: kind for kind in (TunableKind.WARPS, TunableKind.STAGES)}.get(keyword.arg or "")
+        if kind is not None and _is_number(keyword.value, kind):
+            yield _tunable(f"{kind.value} of {kernel}", kind, keyword.value)
+
+
+def _literals(
+    value: ast.expr, assigned: _Assigned, kind: TunableKind, depth: int = 3
+) -> Iterator[tuple[TunableKind, ast.expr]]:
+    """Numbers that an expression is made of, by the names in it too.
+
+    Not those that a size is rounded up to, nor the least ones allowed. In a number of warps, a divisor is a block size.
+    """
+    if _is_number(value, kind):
+        yield kind, value
+    elif isinstance(value, ast.Name):
+        for made_of in assigned.get(value.id, ()) if depth else ():
+            yield from _literals(made_of, assigned, kind, depth - 1)
+    elif isinstance(value, ast.Call) and ast.unparse(value.func).endswith(("next_power_of_2", "cdiv")):
+        return
+    elif isinstance(value, ast.IfExp):
+        for part in (value.body, value.orelse):
+            yield from _literals(part, assigned, kind, depth)
+    else:
+        if isinstance(value, ast.BinOp) and isinstance(value.op, ast.FloorDiv) and _is_number(value.right):
+            if kind is TunableKind.WARPS and _is_number(value.right, TunableKind.BLOCK):
+                yield TunableKind.BLOCK, value.right
+            return
+        least = isinstance(value, ast.Call) and ast.unparse(value.func) == "max"
+        for child in ast.iter_child_nodes(value):
+            if isinstance(child, ast.expr) and not (least and _is_number(child)):
+                yield from _literals(child, assigned, kind, depth)
+
+
+def _fits(value: object, kind: TunableKind) -> bool:
+    """Whether a number is one of its kind: powers of two from 2 on for blocks, so that 0, 1 and 3 in formulas stay."""
+    if type(value) is not int:
+        return False
+    return value in _LADDERS[kind] and (kind is not TunableKind.BLOCK or value > 1)
+
+
+def _is_number(value: ast.expr, kind: TunableKind | None = None) -> bool:
+    if not isinstance(value, ast.Constant) or type(value.value) is not int:
+        return False
+    return kind is None or _fits(value.value, kind)
+
+
+def _name_of(value: ast.expr, key: str) -> str:
+    return value.id if isinstance(value, ast.Name) else key
+
+
+def _named_arguments(call: ast.Call, kernel: ast.FunctionDef | None, assigned: _Assigned) -> dict[str, ast.expr]:
+    """Arguments of a launch by the kernel's parameter names; positional ones only where the kernel is known."""
+    found: dict[str, ast.expr] = {}
+    for keyword in call.keywords:
+        if keyword.arg:
+            found[keyword.arg] = keyword.value
+        elif isinstance(keyword.value, ast.Name):  # **blocks
+            for made_of in assigned.get(keyword.value.id, ()):
+                found.update(_items(made_of))
+    if kernel is not None and not any(isinstance(arg, ast.Starred) for arg in call.args):
+        found.update(zip([parameter.arg for parameter in kernel.args.args], call.args, strict=False))
+    return found
+
+
+def _items(value: ast.expr) -> dict[str, ast.expr]:
+    """What a dict, written out, holds by text keys."""
+    if isinstance(value, ast.Dict):
+        pairs = zip(value.keys, value.values, strict=True)
+        return {key.value: item for key, item in pairs if isinstance(key, ast.Constant) and isinstance(key.value, str)}
+    if isinstance(value, ast.Call) and ast.unparse(value.func) == "dict":
+        return {keyword.arg: keyword.value for keyword in value.keywords if keyword.arg}
+    return {}
+
+
+def _constexprs(kernel: ast.FunctionDef) -> set[str]:
+    parameters = (*kernel.args.args, *kernel.args.kwonlyargs)
+    return {p.arg for p in parameters if p.annotation is not None and "constexpr" in ast.unparse(p.annotation)}
+
+
+_Assigned = Mapping[str, tuple[ast.expr, ...]]
+"""Name -> the expressions that give it its value."""
+
+
+def _assigned(scope: ast.Module | ast.FunctionDef | ast.AsyncFunctionDef) -> _Assigned:
+    """Names that a scope gives a value exactly once."""
+    found: dict[str, list[tuple[ast.expr, ...]]] = {}
+    nodes = scope.body if isinstance(scope, ast.Module) else ast.walk(scope)
+    for node in (node for node in nodes if isinstance(node, ast.Assign)):
+        for target in node.targets:
+            if isinstance(target, ast.Name):
+                found.setdefault(target.id, []).append((node.value,))
+            elif isinstance(target, ast.Tuple):
+                for place, name in enumerate(target.elts):
+                    if isinstance(name, ast.Name):
+                        found.setdefault(name.id, []).append(tuple(_element(node.value, place)))
+    return {name: values[0] for name, values in found.items() if len(values) == 1}
+
+
+def _element(value: ast.expr, place: int) -> Iterator[ast.expr]:
+    """One element of a tuple, or of both of `(128, 64) if wide else (64, 32)`."""
+    if isinstance(value, ast.Tuple) and place < len(value.elts):
+        yield value.elts[place]
+    elif isinstance(value, ast.IfExp):
+        yield from _element(value.body, place)
+        yield from _element(value.orelse, place)
+
+
+def _is_pipelined(kernel: ast.FunctionDef) -> bool:
+    """Whether Triton overlaps iterations of a loop: it does where they feed a dot."""
+    loops = [node for node in ast.walk(kernel) if isinstance(node, (ast.For, ast.While))]
+    return any(isinstance(inner, ast.Attribute) and inner.attr == "dot" for loop in loops for inner in ast.walk(loop))
+
+
+def _is_autotune(decorator: ast.expr) -> bool:
+    return isinstance(decorator, ast.Call) and ast.unparse(decorator.func).endswith("autotune")
+
+
+def _is_config(item: ast.expr) -> bool:
+    return isinstance(item, ast.Call) and ast.unparse(item.func).endswith("Config")
