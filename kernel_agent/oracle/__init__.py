@@ -1,5 +1,6 @@
 """The truth for one forward: exact gradients out of its own kernels."""
 
+from kernel_agent.oracle.analyse import analyse, analyse_spec
 from kernel_agent.oracle.cache import user_cache_folder
 from kernel_agent.oracle.checks import CrossCheck, DerivativeCheck, Outcome, ReferenceCheck
 from kernel_agent.oracle.cotangents import CotangentKind, Cotangents, make_cotangents
@@ -25,6 +26,7 @@ from kernel_agent.oracle.rounding_error import (
 )
 from kernel_agent.oracle.sampled import FullSize, at_full_size
 from kernel_agent.oracle.truth import Truths
+from kernel_agent.pairs.forward_facts import ForwardFacts
 
 __all__ = [
     "CotangentKind",
@@ -32,6 +34,7 @@ __all__ = [
     "CrossCheck",
     "DerivativeCheck",
     "Fit",
+    "ForwardFacts",
     "ForwardTruth",
     "FullSize",
     "GradientTruth",
@@ -47,6 +50,8 @@ __all__ = [
     "TruthError",
     "Truths",
     "Versions",
+    "analyse",
+    "analyse_spec",
     "at_full_size",
     "cross_check",
     "describe",

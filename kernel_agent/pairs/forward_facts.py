@@ -43,6 +43,7 @@ class LaunchFacts(Record):
     accesses: tuple[AccessFacts, ...]
     reductions: tuple[ReductionFacts, ...] = ()
     loops: tuple[str, ...] = ()
+    times: int = Field(default=1, description="how many launches in a row look like this one")
 
 
 class DerivativeSource(str, enum.Enum):
@@ -60,8 +61,9 @@ class Derivative(Record):
 
 
 class ForwardFacts(Record):
-    """All of it for one spec, at its smallest entry."""
+    """All of it for one spec, at one small entry."""
 
+    entry: str = Field(default="", description="the entry it was seen at, such as `M=17 N=100`")
     launches: tuple[LaunchFacts, ...]
     crossing: tuple[str, ...] = Field(
         default=(),

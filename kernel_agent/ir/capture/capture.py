@@ -65,7 +65,7 @@ class _Metadata:
     num_ctas: int = 1
 
 
-class _Compiled:
+class Compiled:
     """What a launch or a warm-up returns: code that computes its grid from it gets plausible numbers."""
 
     n_regs = 32
@@ -243,7 +243,7 @@ class Capture:
             self, grad=self.grad, poison=self.poison, numerics=self.options.numerics, device=self.options.device
         )
 
-    def launch(self, kernel: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Compiled:
+    def launch(self, kernel: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compiled:
         """Lower and execute one launch. Raises `LaunchError`, `LoweringError`, `UnsupportedOp`."""
         name = kernel.fn.__name__
         unknown = [key for key in kwargs if key not in kernel.arg_names and key not in LAUNCH_OPTIONS]
@@ -265,7 +265,7 @@ class Capture:
             self.launches.append(Launch(name, blocks, file, line, module, build))
             arguments = signature.arguments(module)
             self.runner(module, blocks, arguments, self.buffers, self.findings, self.options)
-        return _Compiled(kernel, values)
+        return Compiled(kernel, values)
 
     def _argument(self, value: Any) -> Any:
         """A launch argument; tensors in it as images."""
@@ -320,13 +320,13 @@ def _actor() -> Capture:
     return capture
 
 
-def _run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> _Compiled:
+def _run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Compiled:
     """`JITFunction.run`."""
     for hook in getattr(self, "pre_run_hooks", ()):
         hook(*args, **kwargs)
     if warmup:
         bound = inspect.signature(self.fn).bind_partial(*args, **_parameters_only(self, kwargs))
-        return _Compiled(self, dict(bound.arguments))
+        return Compiled(self, dict(bound.arguments))
     return _actor().launch(self, grid, args, kwargs)
 
 

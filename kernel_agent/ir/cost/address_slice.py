@@ -38,7 +38,7 @@ class AddressSlice:
 
 def address_slice(module: Module) -> AddressSlice:
     """Find the slice of a kernel."""
-    graph = _Dependences(module)
+    graph = Dependences(module)
     needed: set[int] = set()
     waiting = list(graph.roots)
     while waiting:
@@ -69,7 +69,7 @@ def places_of(op: Op) -> list[Value]:
     return [op.operands[0]]
 
 
-class _Dependences:
+class Dependences:
     """Which values each value is made of, and which values matter."""
 
     def __init__(self, module: Module) -> None:

@@ -1,0 +1,193 @@
+"""Truth-child half of `analyse`: runs the forward once at a small entry and tells what it did, as text alone.
+
+Whatever cannot be told becomes a note. The parent imports this module for nothing but its entry's name.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kernel_agent.ir import standin
+from kernel_agent.ir.cost.ghost import NeedsValues
+from kernel_agent.oracle.child import Stub, answered, arguments_at, load
+from kernel_agent.oracle.cost_child import shapes_of
+from kernel_agent.oracle.facts.dims import dims_of
+from kernel_agent.oracle.facts.forward import Told, tell
+from kernel_agent.oracle.facts.watch import Given, Watched, shapes_only, watch
+from kernel_agent.oracle.fit import COUNT, fit_entry, volume
+from kernel_agent.oracle.records import Point
+from kernel_agent.pairs.arguments import Arguments, build_arguments
+from kernel_agent.pairs.blame import first_line
+from kernel_agent.pairs.forward_facts import ForwardFacts
+from kernel_agent.pairs.spec import ShapeEntry
+
+if TYPE_CHECKING:
+    from kernel_agent.sandbox import Call
+
+
+@dataclass(frozen=True)
+class Limit:
+    """How large an entry may be."""
+
+    elements: int
+    """Of all tensor arguments."""
+    volume: int
+    """See `fit.volume`."""
+
+
+SMALL, LARGE = Limit(1 << 16, 1 << 18), Limit(1 << 19, 1 << 27)
+"""Of the first entry that is tried, and of those tried where it shows little."""
+UNSEEN = 1 << 22
+"""Volume up to which arguments that cannot be made without contents are made with them, to learn their sizes."""
+TRIES = 3
+"""Entries that are run at most."""
+
+
+def analysed(call: Call) -> None:
+    """Payload: `spec`. Sends the launches as a `ForwardFacts`, then another one with the derivative added."""
+    with answered(call):
+        start = time.perf_counter()
+        stub = load(call)
+        facts = _forward_facts(stub)
+        call.send({"facts": facts.model_copy(update={"seconds": time.perf_counter() - start}).model_dump(mode="json")})
+
+
+def _forward_facts(stub: Stub) -> ForwardFacts:
+    seen: dict[str, Look] = {}
+    said = ""
+    for entry in itertools.islice(_entries(stub), TRIES):
+        try:
+            look = Look(entry, _watched(stub, entry))
+        except Exception as error:  # the user's code, or a kernel that cannot be executed: nothing can be told of it
+            said = said or first_line(error)
+            continue
+        seen[entry.label] = look
+        if look.shows_all:
+            break
+    if not seen:
+        return ForwardFacts(launches=(), notes=(f"the forward could not be followed: {said or 'no entry'}",))
+    look = _spread(stub, max(seen.values(), key=lambda one: one.score))
+    told = _told(stub, look)
+    others = {label: _told(stub, other) for label, other in seen.items() if label != look.entry.label}
+    notes = told.notes
+    return ForwardFacts(launches=told.launches, crossing=told.sentences(others), notes=notes, entry=look.entry.label)
+
+
+@dataclass(frozen=True)
+class Look:
+    """One entry, and what was seen there."""
+
+    entry: ShapeEntry
+    watched: Watched
+
+    @property
+    def shows(self) -> list[bool]:
+        """Axes of grids with several programs, loops with several trips, dims of several: else little shows."""
+        axes = [size > 1 for seen in self.watched.launches for size in seen.given.grid]
+        trips = [int(counts.max()) > 1 for seen in self.watched.launches for counts in seen.trips.values()]
+        return axes + trips + [value > 1 for value in self.entry.dims.values() if type(value) is int]
+
+    @property
+    def score(self) -> int:
+        """How much shows."""
+        return sum(self.shows)
+
+    @property
+    def shows_all(self) -> bool:
+        """Whether another entry could not show more."""
+        return all(self.shows)
+
+
+def _told(stub: Stub, look: Look) -> Told:
+    return tell(look.watched, dims_of(look.entry, lambda other: _given(stub, other)), stub.spec.grads)
+
+
+def _watched(stub: Stub, entry: ShapeEntry) -> Watched:
+    with standin():
+        args, kwargs = arguments_at(stub, Point(entry=entry))
+        return watch(stub.function, args, kwargs)
+
+
+def _given(stub: Stub, entry: ShapeEntry) -> tuple[Given, ...]:
+    with standin():
+        args, kwargs = arguments_at(stub, Point(entry=entry))
+        return shapes_only(stub.function, args, kwargs)
+
+
+def _spread(stub: Stub, look: Look) -> Look:
+    """The entry with dims multiplied until axes of grids that had one program have several, where that can be had."""
+    entry = larger = look.entry
+    before = [seen.given.grid for seen in look.watched.launches]
+    for name, value in entry.dims.items():
+        if type(value) is not int or value < 2:
+            continue
+        for factor in (2, 4, 8, 16):
+            other = larger.model_copy(update={"dims": {**larger.dims, name: factor * value}})
+            if volume(other) > LARGE.volume:
+                break
+            try:
+                grids = [given.grid for given in _given(stub, other)]
+            except Exception:  # a size that the stub refuses
+                continue
+            if len(grids) == len(before) and any(
+                now > 1 and then == 1
+                for new, old in zip(grids, before, strict=True)
+                for now, then in zip(new, old, strict=False)
+            ):
+                larger = other
+                break
+    if larger is entry:
+        return look
+    try:
+        found = Look(larger, _watched(stub, larger))
+    except Exception:  # larger than the stub or the executor takes: the smaller entry tells less, and is right
+        return look
+    return max(look, found, key=lambda one: one.score)
+
+
+def _entries(stub: Stub) -> Iterator[ShapeEntry]:
+    """The smallest entry, then larger ones from the largest down, all made small enough; each once."""
+
+    def fitted(limit: Limit) -> list[ShapeEntry]:
+        fits = [
+            fit_entry(
+                _with_few(asked),
+                lambda entry: _sizes(stub, entry),
+                max_elements=limit.elements,
+                max_volume=limit.volume,
+            )
+            for asked in stub.spec.sweep
+        ]
+        return sorted((fit.entry for fit in fits if not fit.refusal), key=volume)
+
+    told: set[str] = set()
+    for limit in (SMALL, LARGE):
+        found = fitted(limit)
+        for entry in found[:1] if limit is SMALL else reversed(found):
+            if entry.label not in told:
+                told.add(entry.label)
+                yield entry
+
+
+def _sizes(stub: Stub, entry: ShapeEntry) -> Arguments:
+    """Arguments of the right sizes, without contents where make_args can do without."""
+    try:
+        return shapes_of(stub.module, entry)
+    except NeedsValues:
+        if volume(entry) > UNSEEN:
+            raise
+    with standin():
+        return build_arguments(stub.module, entry, device="cpu", seed=0)
+
+
+def _with_few(entry: ShapeEntry) -> ShapeEntry:
+    """The entry with its counts (batch, heads) divided by what leaves two of the fewest: lengths shall stay long."""
+    counts = {name: value for name, value in entry.dims.items() if type(value) is int and 2 <= value <= COUNT}
+    factor = min(counts.values(), default=2) // 2
+    if factor < 2 or any(value % factor for value in counts.values()):
+        return entry
+    return entry.model_copy(update={"dims": {**entry.dims, **{name: n // factor for name, n in counts.items()}}})

@@ -1,0 +1,1 @@
+"""What a forward does with memory, told in words: runs in the truth child, and only text leaves it."""
