@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from kernel_agent.agent.events import RetrievedPair
 from kernel_agent.agent.forwardtext import forward_text, function_text
+from kernel_agent.agent.planform import plan_form
 from kernel_agent.agent.shapewords import dim_lines, told
 from kernel_agent.agent.skeleton import gradient_name, saved_names, signature, skeleton
 from kernel_agent.pairs.axes import UNKNOWN
@@ -44,6 +45,8 @@ class Brief:
     """Inputs whose gradients are returned, in order."""
     torch_ops: tuple[str, ...]
     """Computing torch functions that the stub calls: `backward` may use them and their adjoints."""
+    plan_form: str
+    """The JSON of a plan, to fill in."""
     pairs: tuple[RetrievedPair, ...]
     """Chosen pairs, best first."""
     freeze_forward: bool
@@ -88,6 +91,7 @@ def make_brief(
         skeleton=skeleton(spec),
         grads=spec.grads,
         torch_ops=spec.torch_ops,
+        plan_form=plan_form(spec, pairs),
         pairs=pairs,
         freeze_forward=freeze_forward,
         max_asks=max_asks,

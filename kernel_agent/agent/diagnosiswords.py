@@ -9,6 +9,7 @@ from kernel_agent.agent.skeleton import gradient_name
 from kernel_agent.gate.diagnosis.records import Diagnosis, MatrixRow
 from kernel_agent.gate.verdict import Verdict
 
+_IN_MATRIX = ("red: ", "green at this shape: ", "right in every case at this shape: ")
 _SEPARATORS = (" cotangent=", " needs=")
 
 
@@ -54,6 +55,14 @@ def matrix_lines(verdict: Verdict) -> tuple[str, ...]:
         marks = "  ".join(f"{gradient_name(name)} {'WRONG' if name in failed else 'right'}" for name in order)
         lines.append(f"{marks}   {_together([row.case for row in rows])}")
     return tuple(lines)
+
+
+def other_details(verdict: Verdict) -> str:
+    """The details without what the matrix says already."""
+    if verdict.diagnosis is None or not verdict.diagnosis.matrix:
+        return verdict.details
+    kept = [line for line in verdict.details.split("\n") if not line.startswith(_IN_MATRIX)]
+    return "\n".join(kept).strip("\n")
 
 
 def _together(cases: Sequence[str]) -> str:

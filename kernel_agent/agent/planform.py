@@ -1,11 +1,14 @@
-"""The form of a plan, by example: made of the `Plan` record itself, so that it cannot drift from what is checked."""
+"""Plans as text: the form that is asked for, and a plan as the reply that a model gave."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 
-from kernel_agent.agent.brief import Brief
-from kernel_agent.agent.plan import Difference, ExtraSaved, GradientPlan, PairReading, Plan, Reduction
+from kernel_agent.agent.events import RetrievedPair
+from kernel_agent.agent.plan import ExtraSaved, Plan, Reduction
+from kernel_agent.agent.reflection import plan_skeleton
+from kernel_agent.pairs.spec import KernelSpec
 
 MEANINGS = {
     Reduction.PLAIN_STORE: "one program holds all contributions and stores the result once",
@@ -17,32 +20,27 @@ MEANINGS = {
 """What the kinds of reductions are, for whoever chooses one."""
 
 
-def example_plan(brief: Brief) -> Plan:
-    """A valid plan whose texts say what belongs in their place."""
-    slug = brief.pairs[0].slug if brief.pairs else None
-    reading = [PairReading(slug=slug, match="<what carries over>", mismatch="<what does not>")] if slug else []
-    return Plan(
-        pairs=tuple(reading),
-        anchor=slug,
-        differences=(Difference(difference="<what is different here>", implies="<what that means for the backward>"),),
-        extra=(ExtraSaved(name="<name>", dtype="float32", shape=("<dim or expression of dims>", 64)),),
-        gradients=(
-            GradientPlan(
-                grad=brief.grads[0],
-                owner="<what one program owns of it>",
-                reduction=Reduction.PLAIN_STORE,
-                techniques=("recompute",),
-                saved=brief.saved[:1],
-                recomputed=("<value>",),
-            ),
-        ),
-    )
+def plan_form(spec: KernelSpec, pairs: Sequence[RetrievedPair]) -> str:
+    """The JSON that is asked for: every pair and gradient in its place, `...` for what is to be said."""
+    form: dict[str, object] = json.loads(plan_skeleton(spec, pairs))
+    return _by_lines(form)
+
+
+def extra_form() -> str:
+    """One element of `extra`, with what belongs into each field."""
+    fields = ExtraSaved.model_fields.items()
+    return "{" + ", ".join(f'"{name}": <{field.description or name}>' for name, field in fields) + "}"
 
 
 def plan_json(plan: Plan) -> str:
-    """A plan as JSON with one line per element."""
+    """A plan as a reply would hold it."""
+    return _by_lines(plan.model_dump(mode="json"))
+
+
+def _by_lines(form: Mapping[str, object]) -> str:
+    """JSON with one line per element of the lists at the top: short, and still to be read."""
     parts = []
-    for name, value in plan.model_dump(mode="json").items():
+    for name, value in form.items():
         if isinstance(value, list) and value:
             items = ",\n".join(f"    {json.dumps(item, ensure_ascii=False)}" for item in value)
             parts.append(f'  "{name}": [\n{items}\n  ]')

@@ -15,13 +15,13 @@ from functools import cache
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from kernel_agent.agent.brief import Brief, listed
-from kernel_agent.agent.diagnosiswords import matrix_lines, what_lines, where_lines
+from kernel_agent.agent.diagnosiswords import matrix_lines, other_details, what_lines, where_lines
 from kernel_agent.agent.events import PromptName, TechniqueHit
 from kernel_agent.agent.explain import cases_in_words, excerpt, gradients_in_words, headline, ratio_words
 from kernel_agent.agent.factwords import MOST_LINES, launch_lines
 from kernel_agent.agent.hits import shown_hits
 from kernel_agent.agent.plan import GradientPrice, Plan
-from kernel_agent.agent.planform import MEANINGS, example_plan, plan_json
+from kernel_agent.agent.planform import MEANINGS, extra_form, plan_json
 from kernel_agent.agent.shapewords import argument_words
 from kernel_agent.agent.skeleton import gradient_name
 from kernel_agent.agent.speedwords import kernel_table, shape_table
@@ -78,7 +78,7 @@ def plan(brief: Brief, remaining: int | None = None) -> Prompt:
     request = _render(
         "plan.md.j2",
         brief=brief,
-        example=plan_json(example_plan(brief)),
+        extra=extra_form(),
         reductions=[(kind.value, meaning) for kind, meaning in MEANINGS.items()],
         techniques=tuple(TECHNIQUES),
         remaining=brief.max_asks if remaining is None else remaining,
@@ -90,8 +90,8 @@ def plan_refused(brief: Brief, answer: str, problem: str, remaining: int | None 
     """Ask again for a plan; `problem` says what was wrong with `answer`."""
     request = _render(
         "plan_refused.md.j2",
+        brief=brief,
         problem=problem,
-        example=plan_json(example_plan(brief)),
         remaining=brief.max_asks if remaining is None else remaining,
     )
     return _prompt(PromptName.PLAN, brief, answer.strip() or "(no text)", request)
@@ -156,6 +156,7 @@ def repair(
             what=what_lines(diagnosis, brief.source_lines),
             where=where_lines(diagnosis),
             matrix=matrix,
+            details=other_details(verdict),
             suspect="" if suspect is None else f"First suspect line: {suspect.statement}",
             excerpt="" if line is None else excerpt(source, line),
             locked=tuple(name for name in brief.grads if name in locked),

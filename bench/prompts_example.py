@@ -1,0 +1,199 @@
+"""Prints docs/prompts.md: what a model is shown for examples/layernorm.py, ask by ask, and how many tokens that is.
+
+python bench/prompts_example.py > docs/prompts.md
+python bench/prompts_example.py --tokens        # only the table of tokens
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import triton
+
+from kernel_agent.agent import prompts
+from kernel_agent.agent.brief import Brief, make_brief
+from kernel_agent.agent.events import TechniqueHit
+from kernel_agent.agent.explain import attempt_line
+from kernel_agent.agent.plan import Difference, GradientPlan, GradientPrice, PairReading, Plan, Reduction
+from kernel_agent.agent.prompts import Progressing, Prompt
+from kernel_agent.agent.reply import extract
+from kernel_agent.agent.retrieval import wanted_by
+from kernel_agent.agent.snapshots import render
+from kernel_agent.agent.tools import Tools
+from kernel_agent.agent.workshop import open_tools
+from kernel_agent.bench.records import Measurement
+from kernel_agent.config import RunConfig
+from kernel_agent.gate.verdict import CaseResult, Verdict
+from kernel_agent.pairs.assemble import assemble
+from kernel_agent.pairs.generated import generated_forward
+from kernel_agent.pairs.spec import Candidate, KernelSpec
+from kernel_agent.pairs.userfile import read_file
+
+ROOT = Path(__file__).resolve().parents[1]
+FORWARD = ROOT / "examples" / "layernorm.py"
+REPLY = ROOT / "bench" / "layernorm_reply.md"
+SLIP = ("(b_wdy - along_one - b_xhat * along_xhat) * rstd", "(b_wdy - along_one) * rstd")
+"""A term of dx is forgotten: the mistake that the repair is shown for."""
+
+HEAD = """\
+# What a model is shown
+
+For `examples/layernorm.py` with four retrieved pairs, ask by ask, as a run would make it. The replies between them (a
+plan, a candidate in which a term of dx is missing, the repaired one) were written for this page; verdicts, prices and
+times are those of the tool. The page is printed by `python bench/prompts_example.py`; a test keeps it fresh.
+
+Printed with torch {torch} and triton {triton}.
+
+Every ask of a run begins with the same two texts, the system text and the opening: providers cache them, so from the
+second ask on they cost a fraction. Then follows the best candidate, whole, as if it were the model's last reply, and
+the request. The conversation does not grow: earlier attempts are told in one line each.
+
+{table}
+"""
+
+
+@dataclass(frozen=True)
+class Example:
+    """The asks of one imagined run."""
+
+    asks: dict[str, Prompt]
+    """Headline to prompt, in order."""
+
+    @property
+    def table(self) -> str:
+        """Tokens of every ask, estimated, and the part of them that is the prefix."""
+        lines = ["| ask | tokens | of these prefix |", "| --- | --- | --- |"]
+        for name, prompt in self.asks.items():
+            lines.append(f"| {name} | {prompt.tokens:,} | {prompt.prefix_tokens / prompt.tokens:.0%} |")
+        return "\n".join(lines)
+
+
+def example(device: str = "cpu") -> Example:
+    """Make the asks with the real rooms: a few seconds for retrieval and two checks."""
+    with open_tools(RunConfig(file=FORWARD, topk=4, device=device)) as tools:
+        spec = tools.describe(read_file(FORWARD))
+        brief = brief_of(tools, spec)
+        plan = plan_of(brief)
+        prices, hits = costs(tools, spec, plan), by_technique(tools, spec, brief, plan)
+        reply = REPLY.read_text(encoding="utf-8")
+        right = candidate_of(reply, spec)
+        wrong = Candidate(backward=right.backward.replace(*SLIP))
+        assert wrong != right
+        verdict = judged(tools, spec, wrong)
+        proof = judged(tools, spec, right)
+        measurement = timed(tools, spec, right) if proof.green else None
+    told = (attempt_line(2, "Change: the first draft, rows dealt out to 264 programs.", verdict),)
+    repaired = (*told, attempt_line(3, reply, proof))
+    scores = [score for case in verdict.cases for score in case.grads]
+    locked = tuple(grad for grad in spec.grads if all(score.passed for score in scores if score.grad == grad))
+    return Example(
+        {
+            "1, a plan": prompts.plan(brief),
+            "2, a draft": prompts.draft(brief, plan, prices, hits, remaining=9),
+            "3, a repair": prompts.repair(
+                brief, render(wrong), assemble(spec, wrong), verdict, Progressing(told, 8), locked
+            ),
+            "4, optimise": prompts.optimize(brief, render(right), measurement, 0.02, Progressing(repaired, 7)),
+        }
+    )
+
+
+def brief_of(tools: Tools, spec: KernelSpec) -> Brief:
+    """The opening's contents."""
+    facts = tools.analyse(spec) if tools.analyse is not None else None
+    pairs = tuple(pair for pair in tools.retrieve(spec).pairs if pair.chosen)
+    return make_brief(spec, pairs, freeze_forward=False, max_asks=10, facts=facts)
+
+
+def plan_of(brief: Brief) -> Plan:
+    """The reply to the first ask, as a model might write it."""
+    saved = {"x": ("x", "weight", "mean", "rstd"), "weight": ("x", "mean", "rstd"), "bias": ()}
+    readings = {
+        "layernorm_row": ("dx per row, partial rows of dw and db", "x is contiguous there"),
+        "layernorm_persistent": ("sums in registers over many rows", "statistics lie in one buffer there"),
+    }
+    said = ("the term along xhat", "other statistics or another axis")
+    return Plan(
+        pairs=tuple(
+            PairReading(slug=pair.slug, match=match, mismatch=mismatch)
+            for pair in brief.pairs
+            for match, mismatch in [readings.get(pair.slug, said)]
+        ),
+        anchor=brief.pairs[0].slug if brief.pairs else None,
+        differences=(
+            Difference(difference="rows may have a stride of their own", implies="its stride is passed to the kernel"),
+            Difference(difference="mean and rstd are outputs too", implies="their cotangents are None and ignored"),
+        ),
+        gradients=tuple(
+            GradientPlan(
+                grad=grad,
+                owner="one row" if grad == "x" else "a share of the rows, all columns",
+                reduction=Reduction.PLAIN_STORE if grad == "x" else Reduction.PARTIALS,
+                techniques=("row-local", "saved-statistics") if grad == "x" else ("two-stage-partials",),
+                saved=saved[grad],
+                recomputed=("xhat",) if grad != "bias" else (),
+            )
+            for grad in brief.grads
+        ),
+    )
+
+
+def costs(tools: Tools, spec: KernelSpec, plan: Plan) -> tuple[GradientPrice, ...]:
+    """What the cost counter says of the plan."""
+    return () if tools.price is None else tools.price(spec, plan)
+
+
+def by_technique(tools: Tools, spec: KernelSpec, brief: Brief, plan: Plan) -> tuple[TechniqueHit, ...]:
+    """Pairs that compute such gradients in such a way."""
+    if tools.retrieve_techniques is None:
+        return ()
+    return tools.retrieve_techniques(spec, wanted_by(plan), tuple(pair.slug for pair in brief.pairs))
+
+
+def candidate_of(reply: str, spec: KernelSpec) -> Candidate:
+    """The candidate that a reply holds."""
+    found = extract(reply, given_forward=generated_forward(spec), freeze_forward=False).candidate
+    assert found is not None, "the reply of this page holds code"
+    return found
+
+
+def judged(tools: Tools, spec: KernelSpec, candidate: Candidate) -> Verdict:
+    """The verdict of the exact tier."""
+    return tools.check(spec, assemble(spec, candidate), _unheard)
+
+
+def _unheard(_case: CaseResult, _done: int, _planned: int) -> None:
+    """The progress of a check, which nobody watches here."""
+
+
+def timed(tools: Tools, spec: KernelSpec, candidate: Candidate) -> Measurement | None:
+    """Its time as modelled; a page that is printed anywhere cannot hold a measured one."""
+    return None if tools.modelled_cost is None else tools.modelled_cost(spec, candidate)
+
+
+def page(made: Example) -> str:
+    """docs/prompts.md."""
+    first = next(iter(made.asks.values())).conversation
+    parts = [
+        HEAD.format(torch=torch.__version__.partition("+")[0], triton=triton.__version__, table=made.table),
+        f"## The system text\n\n{quoted(first.system)}",
+        f"## The opening\n\n{quoted(first.turns[0].text)}",
+    ]
+    for name, prompt in made.asks.items():
+        parts.append(f"## Ask {name}")
+        for turn in prompt.conversation.turns[1:]:
+            parts.append(f"{turn.role.value.capitalize()}:\n\n{quoted(turn.text)}")
+    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def quoted(text: str) -> str:
+    """As a quotation in Markdown."""
+    return "\n".join(f"> {line}".rstrip() for line in text.strip("\n").split("\n"))
+
+
+if __name__ == "__main__":
+    shown = example()
+    sys.stdout.write(shown.table + "\n" if "--tokens" in sys.argv[1:] else page(shown))
