@@ -26,6 +26,7 @@ class ShapeTime(Record):
     bound_us: float | None = Field(default=None, description="what no implementation can beat, by the cost counter")
     eager_us: float | None = Field(default=None, description="eager autograd of the reference, backward alone")
     compiled_us: float | None = Field(default=None, description="torch.compile of the reference, backward alone")
+    own_us: float | None = Field(default=None, description="the user's own hand-written backward")
 
 
 class KernelTime(Record):

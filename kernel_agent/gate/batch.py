@@ -265,7 +265,11 @@ def _unanswered(script: _Script, text: CandidateText, limits: Limits) -> Problem
         answer, _ = script.failure
         if answer.failure is not None:
             return judge_failure(answer.failure, text.source, _WHERE[answer.stage])
-    report = script.report
+    return ended_problem(script.report, limits)
+
+
+def ended_problem(report: Report, limits: Limits) -> Problem:
+    """The ending of a candidate's process, when it ended before it had answered everything."""
     status = _STATUS_OF_ENDING.get(report.ending, Status.CRASHED)
     said = {
         Ending.TIMED_OUT: f"the candidate does not finish within {limits.wall_s:.0f} s here",

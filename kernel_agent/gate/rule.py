@@ -90,11 +90,11 @@ def compare(answer: Tensor, truth: Tensor, scale: float) -> Comparison:
         broken = bool((strange & ~answer.isfinite()).any())
         kind = Agreement.NOT_FINITE if broken else Agreement.DIFFERENT
         return Comparison(
-            kind, math.inf, tile, extent, math.inf, math.nan, False, 0, _count_tiles(truth, extent), int(strange.sum())
+            kind, math.inf, tile, extent, math.inf, math.nan, False, 0, count_tiles(truth, extent), int(strange.sum())
         )
     clean = torch.where(truth.isfinite(), truth, 0.0)
     error = torch.where(truth.isfinite(), answer - truth, 0.0)
-    errors, norms, sizes = (_tile_norms(t, extent) for t in (error, clean, torch.ones_like(clean)))
+    errors, norms, sizes = (tile_norms(t, extent) for t in (error, clean, torch.ones_like(clean)))
     allowed = RELATIVE * norms + SCALED * scale * sizes
     ratios = torch.where(errors == 0, 0.0, errors / allowed)  # x / 0 is inf: nothing is allowed there
     worst = int(ratios.argmax())
@@ -116,11 +116,12 @@ def compare(answer: Tensor, truth: Tensor, scale: float) -> Comparison:
     )
 
 
-def _count_tiles(t: Tensor, extent: tuple[int, ...]) -> int:
+def count_tiles(t: Tensor, extent: tuple[int, ...]) -> int:
+    """How many tiles a tensor has."""
     return math.prod(-(-n // e) for n, e in zip(t.shape, extent, strict=True))
 
 
-def _tile_norms(t: Tensor, extent: tuple[int, ...]) -> Tensor:
+def tile_norms(t: Tensor, extent: tuple[int, ...]) -> Tensor:
     """Euclidean norm of every tile; the tail tiles are padded with zeros."""
     grouped = [d for d, e in enumerate(extent) if e > 1]
     padding: list[int] = []

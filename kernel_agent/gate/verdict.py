@@ -35,6 +35,7 @@ class Status(str, enum.Enum):
     WRONG_DTYPE = "WRONG_DTYPE"
     NOT_FINITE = "NOT_FINITE"
     WRONG_GRADIENT = "WRONG_GRADIENT"
+    PRECISION_DOWNGRADE = "PRECISION_DOWNGRADE"
 
 
 class Stage(enum.IntEnum):
@@ -72,6 +73,7 @@ STAGE_OF = {
     Status.WRONG_DTYPE: Stage.FORM,
     Status.NOT_FINITE: Stage.VALUES,
     Status.WRONG_GRADIENT: Stage.VALUES,
+    Status.PRECISION_DOWNGRADE: Stage.VALUES,
     Status.GREEN: Stage.ACCEPTED,
 }
 
@@ -129,7 +131,7 @@ class Verdict(Record):
     cases_planned: int = 0
     notes: tuple[str, ...] = Field(default=(), description="what was shrunk or left out, said to the reader")
     forward: ForwardChange | None = None
-    tier: str = "exact"
+    tier: str = Field(default="exact", description="`exact`: executed from IR; `native`: real kernels on a GPU")
     seconds: float = 0.0
 
     @property

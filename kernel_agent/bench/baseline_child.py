@@ -1,0 +1,160 @@
+"""What runs in the baseline child: the user's own reference, differentiated by torch, eager and compiled.
+
+The user's file is trusted to be timed: a baseline that cheats only makes its own author's kernels look bad.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from kernel_agent.bench.clock import Clock
+from kernel_agent.bench.launches import TF32_BITS, coarsest_dot
+from kernel_agent.bench.realdevice import (
+    arguments_on_gpu,
+    load_stub,
+    on_gpu,
+    output_forms,
+    outputs_of,
+    packed,
+    quiet_numerics,
+    unpacked,
+)
+from kernel_agent.oracle.child import Stub
+from kernel_agent.oracle.cotangents import CotangentKind, make_cotangents
+from kernel_agent.oracle.leaves import leaf_call
+from kernel_agent.pairs.blame import first_line
+from kernel_agent.pairs.generated import saved_layout
+from kernel_agent.pairs.spec import KernelSpec, ShapeEntry
+
+if TYPE_CHECKING:
+    from kernel_agent.sandbox import Call
+
+
+def inputs(call: Call) -> None:
+    """Payload: `spec`, `entries`, `seed`.
+
+    Sends per entry `arguments` (see `packed`), random `cotangents` (tensor keys or None per output), and `dot_bits` of
+    the stub's kernels; or `refusal`.
+    """
+    torch.set_num_threads(1)
+    quiet_numerics()
+    stub = load_stub(KernelSpec.model_validate(call.payload["spec"]), call.scratch)
+    for number, form in enumerate(call.payload["entries"]):
+        try:
+            _inputs(call, stub, number, ShapeEntry.model_validate(form))
+        except Exception as error:  # the user's code, or a shape that does not fit on this device
+            call.send({"entry": number, "refusal": first_line(error)})
+        torch.cuda.empty_cache()
+
+
+def _inputs(call: Call, stub: Stub, number: int, entry: ShapeEntry) -> None:
+    seed = call.payload["seed"]
+    tensors: dict[str, Tensor] = {}
+    arguments = arguments_on_gpu(stub, entry, seed)
+    form = packed(arguments, tensors, f"i{number}")
+    results: list[Any] = []
+    with torch.no_grad():
+        bits = coarsest_dot(lambda: results.append(stub.function(*arguments.args, **arguments.kwargs)))
+    torch.cuda.synchronize()
+    forms = output_forms(stub, stub.outputs(results[0]))
+    cotangents = make_cotangents(CotangentKind.RANDOM, forms, seed)
+    keys = [None if c is None else f"i{number}.c{place}" for place, c in enumerate(cotangents)]
+    tensors |= {key: c for key, c in zip(keys, cotangents, strict=True) if key is not None and c is not None}
+    call.send({"entry": number, "arguments": form, "cotangents": keys, "dot_bits": bits}, tensors)
+
+
+def baselines(call: Call) -> None:
+    """Payload: `spec`, `flush_bytes`, `budget_s`, `entries`: each with `arguments`, `cotangents` and `dot_bits`.
+
+    Sends per entry and way (`eager`, `compiled`, `own`) the `times` of one backward alone, or `failed` with a reason.
+    """
+    torch.set_num_threads(1)
+    quiet_numerics()
+    clock = Clock(call.payload["flush_bytes"])
+    stub = load_stub(KernelSpec.model_validate(call.payload["spec"]), call.scratch)
+    _prepare_compiler()
+    for way in _ways(stub):
+        for number, entry in enumerate(call.payload["entries"]):
+            # tl.dot cuts fp32 operands to tf32 unless told otherwise; torch may do the same then, for a fair race
+            torch.backends.cuda.matmul.allow_tf32 = entry["dot_bits"] == TF32_BITS
+            try:
+                times = _times(call, clock, stub, way, entry)
+            except Exception as error:  # the user's code, or a compiler that gives up
+                call.send(
+                    {"entry": number, "way": way, "failed": f"{type(error).__name__}: {first_line(error)}"[:2000]}
+                )
+            else:
+                call.send({"entry": number, "way": way, "times": times})
+            torch.cuda.empty_cache()
+
+
+def _prepare_compiler() -> None:
+    import torch._functorch.config
+    import torch._inductor.config
+
+    torch._inductor.config.compile_threads = 1  # workers of its own would outlive a time limit
+    # The same graph is walked many times, which compiled backwards only allow when they keep their buffers.
+    torch._functorch.config.donated_buffer = False
+
+
+def _ways(stub: Stub) -> list[str]:
+    facts = stub.spec.facts
+    own = ["own"] if facts.has_backward and not facts.is_pair else []
+    return [*own, *(["eager", "compiled"] if facts.has_reference else [])]
+
+
+def _times(call: Call, clock: Clock, stub: Stub, way: str, entry: dict[str, Any]) -> list[float]:
+    arguments = unpacked(entry["arguments"], call.tensors)
+    cotangents = [None if key is None else on_gpu(call.tensors[key]) for key in entry["cotangents"]]
+    work = (
+        _own_backward(stub, arguments.args, arguments.kwargs, cotangents)
+        if way == "own"
+        else _autograd(stub, way, arguments.args, arguments.kwargs, cotangents)
+    )
+    return clock.times(work, clock.pace(work, call.payload["budget_s"]))
+
+
+def _autograd(
+    stub: Stub, way: str, args: tuple[Any, ...], kwargs: dict[str, Any], cotangents: list[Tensor | None]
+) -> Callable[[], object]:
+    reference = stub.module.reference
+    if way == "compiled":
+        torch._dynamo.reset()
+        reference = torch.compile(reference, dynamic=False)
+    prepared = leaf_call(args, kwargs, stub.leaves(args, kwargs), None)
+    outputs = outputs_of(reference(*prepared.args, **prepared.kwargs))
+    chosen = [
+        (output, cotangent)
+        for output, cotangent in zip(outputs, cotangents, strict=False)
+        if cotangent is not None and isinstance(output, Tensor) and output.requires_grad
+    ]
+    if not chosen:
+        raise ValueError("no output of `reference` is connected with an input")
+    outs = [output for output, _ in chosen]
+    given = [cotangent.to(output.dtype).reshape(output.shape) for output, cotangent in chosen]
+    leaves = list(prepared.leaves.values())
+    return lambda: torch.autograd.grad(outs, leaves, given, retain_graph=True, allow_unused=True)
+
+
+def _own_backward(
+    stub: Stub, args: tuple[Any, ...], kwargs: dict[str, Any], cotangents: list[Tensor | None]
+) -> Callable[[], object]:
+    """The user's hand-written `backward(saved, *grad_outputs)`, with `saved` as `saved_layout` says."""
+    with torch.no_grad():
+        outputs = stub.outputs(stub.function(*args, **kwargs))
+    bound = inspect.signature(stub.function).bind(*args, **kwargs)
+    bound.apply_defaults()
+    known = {**bound.arguments, **dict(zip([fact.name for fact in stub.spec.outputs], outputs, strict=False))}
+    saved = tuple(known[name] for name in saved_layout(stub.spec))
+    backward = stub.module.backward
+
+    def work() -> object:
+        with torch.no_grad():
+            return backward(saved, *cotangents)
+
+    return work

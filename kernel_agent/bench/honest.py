@@ -1,0 +1,104 @@
+"""What honest rounding makes of gradients on the device: the measure that real kernels are held against.
+
+Two computations, both of the user's own forward and neither of the candidate: the exact tape differentiated in narrow
+arithmetic (operands of products cut to the coarsest product of the forward's kernels, all other results to float32),
+and torch's autograd of `reference` in the dtypes of the call with products cut alike. Of the two, the larger error
+counts, tile by tile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+from kernel_agent.gate.rule import tile_extent, tile_norms
+from kernel_agent.ir.rounding import rounded
+
+FLOAT32_BITS = 24
+_PRODUCTS = frozenset({"mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "dot", "mv"})
+_BITS_OF = {torch.float64: 53, torch.float32: FLOAT32_BITS, torch.float16: 11, torch.bfloat16: 8}
+
+
+class NarrowArithmetic(TorchDispatchMode):  # type: ignore[misc]
+    """Cuts operands of products to `dot_bits` significant bits, and other float64 results to float32 if `narrow`."""
+
+    def __init__(self, dot_bits: int | None, *, narrow: bool) -> None:
+        super().__init__()
+        self._dot_bits = dot_bits
+        self._narrow = narrow
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run the operation in narrow arithmetic."""
+        if self._dot_bits is not None and func._schema.name.removeprefix("aten::") in _PRODUCTS:
+            args = tree_map(self._operand, args)
+        result = func(*args, **(kwargs or {}))
+        if not self._narrow or any(out.alias_info is not None for out in func._schema.returns):
+            return result  # a view stays a view
+        return tree_map(_float32, result)
+
+    def _operand(self, value: Any) -> Any:
+        if self._dot_bits is None or not isinstance(value, Tensor) or not value.is_floating_point():
+            return value
+        return cut(value, self._dot_bits)
+
+
+def _float32(value: Any) -> Any:
+    if isinstance(value, Tensor) and value.dtype == torch.float64:
+        return value.to(torch.float32).to(torch.float64)
+    return value
+
+
+def cut(values: Tensor, bits: int) -> Tensor:
+    """Values with at most `bits` significant bits, to nearest, of the same dtype and any exponent."""
+    if bits >= _BITS_OF.get(values.dtype, 0):
+        return values
+    mantissa, exponent = torch.frexp(values.to(torch.float64))
+    scale = 2.0**bits
+    narrow = torch.ldexp((mantissa * scale).round() / scale, exponent)
+    return torch.where(values.isfinite(), narrow, values.to(torch.float64)).to(values.dtype)
+
+
+@dataclass(frozen=True)
+class HonestError:
+    """By how much an honest computation of one gradient misses the truth."""
+
+    tiles: Tensor
+    """Root mean square of the error in every tile."""
+    relative: float
+    """Norm of the whole error over the norm of the truth."""
+    largest: float
+    """Largest absolute error."""
+
+    def joined(self, other: HonestError) -> HonestError:
+        """The larger of two errors, tile by tile."""
+        return HonestError(
+            torch.maximum(self.tiles, other.tiles),
+            max(self.relative, other.relative),
+            max(self.largest, other.largest),
+        )
+
+
+def honest_error(computed: Tensor, truth: Tensor, dtype: torch.dtype) -> HonestError:
+    """The error of a gradient that is stored in `dtype`, against its float64 truth."""
+    stored = rounded(computed.detach().to(torch.float64), dtype) if dtype != torch.float64 else computed.detach()
+    both = stored.isfinite() & truth.isfinite()
+    error = torch.where(both, stored - truth, 0.0)
+    norm = float(torch.where(both, truth, 0.0).norm())
+    return HonestError(
+        tile_rms(error).cpu(),
+        float(error.norm()) / norm if norm else 0.0,
+        float(error.abs().max()) if error.numel() else 0.0,
+    )
+
+
+def tile_rms(t: Tensor) -> Tensor:
+    """Root mean square of every tile; padding does not count."""
+    extent = tile_extent(tuple(t.shape))
+    return tile_norms(t, extent) / tile_norms(torch.ones_like(t), extent)

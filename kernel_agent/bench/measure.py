@@ -1,0 +1,334 @@
+"""`measure`: the time of a candidate's backward alone at every required shape, beside the user's own and the bound.
+
+The candidate runs in a child that nobody vouches for. Its times count only when the elements of the gradients kept from
+every repetition are right. Work on streams that it does not wait for is added, and where the parent's own clock sees
+far more time pass than the child reports, the parent's counts.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from pydantic import Field, ValidationError
+from torch import Tensor
+
+from kernel_agent.bench.launches import TF32_BITS, KernelSeen
+from kernel_agent.bench.native import NativeTruth
+from kernel_agent.bench.records import Basis, KernelTime, Measurement, ShapeTime
+from kernel_agent.bench.rig import STANDARD, Baselines, BenchOptions, Inputs, Rig
+from kernel_agent.bench.statistics import Timing, timing_of
+from kernel_agent.errors import InputError, KernelAgentError
+from kernel_agent.gate.answer import Failure, Said
+from kernel_agent.gate.candidate import read_candidate
+from kernel_agent.gate.judge import judge_failure
+from kernel_agent.ir.cost.cost_report import CostReport
+from kernel_agent.ir.cost.devices import device_table
+from kernel_agent.oracle.costs import costs
+from kernel_agent.oracle.records import TruthError
+from kernel_agent.pairs.assemble import assemble
+from kernel_agent.pairs.spec import Candidate, KernelSpec
+from kernel_agent.pairs.userfile import read_source
+from kernel_agent.sandbox import Job, Message, Report, Sandbox
+
+PROBES = 256
+"""Elements of each gradient that are looked at after every repetition."""
+PROBE_ERROR = 0.1
+"""Relative error above which those elements were not computed: rounding was judged before, in the native tier."""
+SLACK = 1.5
+"""How much longer a call may take by the parent's clock than by the child's events."""
+HOST_US, HOST_US_PER_LAUNCH = 300.0, 100.0
+"""What a call, and each launch in it, may cost the host at most, which is not the device's time."""
+HIDDEN_US = 10.0
+"""Work on other streams below this cannot be told from the latency of the device."""
+
+
+class NotMeasured(KernelAgentError):
+    """The candidate cannot be timed: it fails at real sizes, or what it reports cannot be true."""
+
+
+class _Times(Said):
+    """What the child says of one entry."""
+
+    entry: int
+    times: tuple[float, ...] = Field(max_length=1000)
+    flushes: int
+    host_us: float
+    hidden_us: float
+
+
+class _Kernels(Said):
+    """The launches of one entry."""
+
+    entry: int
+    kernels: tuple[KernelSeen, ...] = Field(max_length=1000)
+
+
+@dataclass
+class _Ear:
+    """Hears the child's messages and looks at the parent's clock when it says that it begins and ends."""
+
+    times: dict[int, tuple[_Times, Tensor]] = field(default_factory=dict)
+    kernels: dict[int, _Kernels] = field(default_factory=dict)
+    begun: dict[int, float] = field(default_factory=dict)
+    calls: dict[int, int] = field(default_factory=dict)
+    took_us: dict[int, float] = field(default_factory=dict)
+    """By the parent's clock, one call."""
+    failure: tuple[str, Failure] | None = None
+    nonsense: bool = False
+
+    def hear(self, message: Message) -> None:
+        """Take one message; what is none of ours is remembered as nonsense."""
+        now, record = time.perf_counter(), message.record
+        try:
+            if "failure" in record:
+                self.failure = (str(record["where"])[:100], Failure.model_validate(record["failure"]))
+            elif "times" in record:
+                said = _Times.model_validate(record)
+                self.times[said.entry] = (said, message.tensors["probes"])
+            elif "begin" in record:
+                self.begun[int(record["entry"])], self.calls[int(record["entry"])] = now, int(record["begin"])
+            elif "end" in record:
+                entry = int(record["entry"])
+                self.took_us[entry] = (now - self.begun[entry]) / max(1, self.calls[entry]) * 1e6
+            else:
+                kernels = _Kernels.model_validate(record)
+                self.kernels[kernels.entry] = kernels
+        except (ValidationError, KeyError, ValueError, TypeError):
+            self.nonsense = True
+
+
+def measure(
+    spec: KernelSpec,
+    candidate: Candidate,
+    sandbox: Sandbox,
+    rig: Rig | None = None,
+    options: BenchOptions = STANDARD,
+) -> Measurement:
+    """Time a candidate that is green in both tiers. `rig` keeps what candidates of one spec share.
+
+    Raises `NotMeasured` for a candidate that fails or does not answer truthfully, and `EnvironmentProblem` where there
+    is no GPU or the user's own forward cannot be run on it.
+    """
+    return measure_source(spec, assemble(spec, candidate), sandbox, rig, options)
+
+
+def measure_source(
+    spec: KernelSpec, pair_source: str, sandbox: Sandbox, rig: Rig | None = None, options: BenchOptions = STANDARD
+) -> Measurement:
+    """As `measure`, for a whole pair file."""
+    rig = rig or Rig(spec, sandbox, options)
+    shown = read_candidate(spec, pair_source).shown
+    if not rig.inputs:
+        reasons = "; ".join(f"{skipped.entry.label}: {skipped.reason}" for skipped in rig.skipped)
+        raise NotMeasured(
+            f"no required entry of SWEEP runs on this GPU: {reasons}", remedy="Give SWEEP an entry that fits."
+        )
+    probes = [_probes(rig.natives.get(number)) for number in range(len(rig.inputs))]
+    ear = _Ear()
+    report = sandbox.run(_job(rig, shown, probes), on_message=ear.hear)
+    if ear.nonsense:
+        raise NotMeasured("the candidate wrote to the result channel while it was timed")
+    if ear.failure is not None:
+        where, failure = ear.failure
+        problem = judge_failure(failure, pair_source, f"{where} on the GPU")
+        raise NotMeasured(problem.message, remedy=problem.details)
+    timings = [_timing(ear, report, number, inputs, probes[number]) for number, inputs in enumerate(rig.inputs)]
+    baselines = rig.baselines()
+    bounds = _bounds(spec, pair_source, rig)
+    shapes = tuple(
+        _shape(inputs, timing, baselines.get(number, Baselines()), bounds.by_label.get(inputs.entry.label))
+        for number, (inputs, timing) in enumerate(zip(rig.inputs, timings, strict=True))
+    )
+    slowest = max(range(len(shapes)), key=lambda number: shapes[number].median_us)
+    seen = ear.kernels.get(slowest)
+    label = rig.inputs[slowest].entry.label
+    kernels = _kernels(seen.kernels, bounds.by_label.get(label)) if seen else ()
+    facts = (
+        *(f"{skipped.entry.label} was not timed: {skipped.reason}" for skipped in rig.skipped),
+        *_kernel_facts(kernels, shapes[slowest], label),
+        *_host_facts(ear, rig),
+        *_fairness(rig),
+        *rig.notes,
+        *bounds.notes,
+    )
+    return Measurement(
+        basis=Basis.MEASURED,
+        device=rig.gpu.name,
+        shapes=shapes,
+        kernels=kernels,
+        facts=tuple(dict.fromkeys(facts)),
+        versions=rig.gpu.versions,
+    )
+
+
+@dataclass(frozen=True)
+class _Probes:
+    """Where gradients are looked at, and what stands there."""
+
+    keys: tuple[str, ...]
+    places: tuple[Tensor, ...]
+    truth: Tensor
+    """Float64, those of all gradients one after the other."""
+    scale: Tensor
+    """S of each element."""
+
+
+def _probes(truth: NativeTruth | None) -> _Probes | None:
+    """Places chosen by the parent; None where no truth is known at the entry itself."""
+    if truth is None or truth.shrunk:
+        return None
+    generator = torch.Generator().manual_seed(time.time_ns() & 0xFFFFFFFF)  # not known to any candidate beforehand
+    places = tuple(torch.randint(max(1, grad.truth.numel()), (PROBES,), generator=generator) for grad in truth.grads)
+    values = [grad.truth.reshape(-1)[where] for grad, where in zip(truth.grads, places, strict=True)]
+    scales = [torch.full((PROBES,), grad.scale, dtype=torch.float64) for grad in truth.grads]
+    return _Probes(tuple(grad.name for grad in truth.grads), places, torch.cat(values), torch.cat(scales))
+
+
+def _job(rig: Rig, shown: str, probes: Sequence[_Probes | None]) -> Job:
+    tensors = rig.tensors()
+    entries: list[dict[str, Any]] = []
+    for number, (inputs, wanted) in enumerate(zip(rig.inputs, probes, strict=True)):
+        keys = [f"e{number}.probe.{place}" for place in range(len(wanted.places))] if wanted else []
+        tensors |= dict(zip(keys, wanted.places, strict=True)) if wanted else {}
+        entries.append({"arguments": inputs.arguments, "cotangents": inputs.cotangents, "probes": keys})
+    payload = {
+        "source": shown,
+        "entries": entries,
+        "flush_bytes": rig.flush_bytes,
+        "budget_s": rig.options.budget_s,
+        "seed": time.time_ns() & 0xFFFFFFFF,
+    }
+    return Job("kernel_agent.bench.timing_child:timed", payload, tensors, rig.options.limits, "timed candidate")
+
+
+def _timing(ear: _Ear, report: Report, number: int, inputs: Inputs, probes: _Probes | None) -> Timing:
+    """The timing of one entry, if it can be believed. Raises `NotMeasured`."""
+    label = inputs.entry.label
+    if number not in ear.times or number not in ear.took_us:
+        said = f"{report.error.type}: {report.error.message}" if report.error else report.message
+        raise NotMeasured(f"no time at {label}: {said}", remedy=report.stderr_tail[-1000:].strip())
+    said_times, seen = ear.times[number]
+    try:
+        timing = timing_of(said_times.times)
+    except ValueError as error:
+        raise NotMeasured(f"no time at {label}: {error}") from error
+    if probes is not None:
+        _refuse_wrong_answers(seen, probes, len(said_times.times), label)
+    if said_times.hidden_us > HIDDEN_US + 0.05 * timing.median_us:
+        # Streams that nobody waits for are the candidate's own time, too.
+        timing = Timing(timing.median_us + said_times.hidden_us, timing.spread, timing.repeats)
+    kernels = ear.kernels.get(number)
+    launches = len(kernels.kernels) if kernels else 1
+    host_us = min(said_times.host_us, HOST_US + HOST_US_PER_LAUNCH * launches)
+    if ear.took_us[number] > SLACK * max(timing.median_us, host_us):
+        timing = Timing(ear.took_us[number], timing.spread, timing.repeats)
+    return timing
+
+
+def _refuse_wrong_answers(seen: Tensor, probes: _Probes, repeats: int, label: str) -> None:
+    """Every repetition must have computed its answer: the factors on the cotangents are divided out already."""
+    if tuple(seen.shape) != (repeats, probes.truth.numel()):
+        raise NotMeasured(f"the candidate does not show its gradients at {label} while it is timed")
+    error = torch.where(probes.truth.isfinite(), seen - probes.truth, 0.0)
+    allowed = PROBE_ERROR * float(probes.truth.nan_to_num(0.0, 0.0, 0.0).norm()) + PROBE_ERROR * float(
+        probes.scale.norm()
+    )
+    worst = float(error.norm(dim=1).nan_to_num(math.inf).max())
+    if worst > allowed:
+        raise NotMeasured(
+            f"while it is timed at {label}, the candidate returns other gradients than when it is checked",
+            remedy="Compute the gradients anew in every call; keep nothing from one call to the next.",
+        )
+
+
+@dataclass(frozen=True)
+class _Bounds:
+    """What the cost counter says of the backward, by the label of the entry."""
+
+    by_label: dict[str, CostReport]
+    notes: tuple[str, ...] = ()
+
+
+def _bounds(spec: KernelSpec, pair_source: str, rig: Rig) -> _Bounds:
+    positions = [place for place, entry in enumerate(spec.sweep) if entry.required]
+    try:
+        device_table().find(rig.gpu.name)
+        facts = read_source(pair_source, spec.facts.path)
+        found = costs(facts, rig.sandbox, rig.gpu.name, positions)
+    except (InputError, TruthError) as error:
+        return _Bounds({}, (f"no bound of the time is known: {error.message}",))
+    return _Bounds({cost.label: cost.parts["backward"] for cost in found if "backward" in cost.parts})
+
+
+def _shape(inputs: Inputs, timing: Timing, baselines: Baselines, bound: CostReport | None) -> ShapeTime:
+    return ShapeTime(
+        label=inputs.entry.label,
+        median_us=timing.median_us,
+        spread=timing.spread,
+        bound_us=bound.seconds * 1e6 if bound is not None and bound.seconds > 0 else None,
+        eager_us=baselines.eager.median_us if baselines.eager else None,
+        compiled_us=baselines.compiled.median_us if baselines.compiled else None,
+        own_us=baselines.own.median_us if baselines.own else None,
+    )
+
+
+def _kernels(seen: Sequence[KernelSeen], bound: CostReport | None) -> tuple[KernelTime, ...]:
+    """Launches with what the cost counter says of them: the n-th launch of a kernel is its n-th in the count."""
+    left = list(bound.launches) if bound is not None else []
+    found = []
+    for launch in seen:
+        cost = next((one for one in left if one.kernel == launch.name), None)
+        if cost is not None:
+            left.remove(cost)
+        found.append(
+            KernelTime(
+                name=launch.name,
+                microseconds=launch.microseconds,
+                bound_by=cost.bound.by.value if cost is not None and cost.bound.by is not None else "",
+                bound_us=cost.bound.seconds * 1e6 if cost is not None else None,
+                atomics=cost.atomics if cost is not None else 0,
+                registers=launch.registers,
+                spills=launch.spills,
+                shared_bytes=launch.shared_bytes,
+            )
+        )
+    return tuple(found)
+
+
+def _kernel_facts(kernels: Sequence[KernelTime], shape: ShapeTime, label: str) -> list[str]:
+    """What is not inside any kernel of the candidate."""
+    inside = sum(kernel.microseconds for kernel in kernels)
+    outside = shape.median_us - inside
+    if kernels and outside > 0.1 * shape.median_us:
+        return [
+            f"at {label}, {outside:.0f} of {shape.median_us:.0f} us pass outside of its Triton kernels: in torch calls "
+            "(copies, fills, casts) and between launches"
+        ]
+    return []
+
+
+def _host_facts(ear: _Ear, rig: Rig) -> list[str]:
+    """Where the host needs longer to launch than the device to compute."""
+    slow = [
+        f"{rig.inputs[number].entry.label} ({said.host_us:.0f} us)"
+        for number, (said, _) in ear.times.items()
+        if said.host_us > 1.2 * timing_of(said.times).median_us
+    ]
+    if not slow:
+        return []
+    return [f"launching takes the host longer than the device computes, which is not in the times: {', '.join(slow)}"]
+
+
+def _fairness(rig: Rig) -> list[str]:
+    if any(inputs.dot_bits == TF32_BITS and _has_float32(inputs) for inputs in rig.inputs):
+        return ["the forward's products cut float32 to tf32, so torch was allowed to do the same in the baselines"]
+    return []
+
+
+def _has_float32(inputs: Inputs) -> bool:
+    return any(tensor.dtype == torch.float32 for tensor in inputs.tensors.values())

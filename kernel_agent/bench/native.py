@@ -1,0 +1,326 @@
+"""`check_native`: a candidate's real kernels at real sizes and dtypes on the GPU, against the exact gradients.
+
+The exact tier proves the algorithm and says nothing of rounding, of sizes that no executor on a CPU reaches, or of what
+the hardware does with a kernel. Truth comes from the executor on the GPU, in a child that is gone before the
+candidate's starts.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from pydantic import Field, ValidationError
+from torch import Tensor
+
+from kernel_agent.bench.honest import FLOAT32_BITS, HonestError
+from kernel_agent.bench.native_rule import NativeComparison, compare_native
+from kernel_agent.bench.rig import STANDARD, BenchOptions, Inputs, Rig
+from kernel_agent.errors import InputError
+from kernel_agent.gate.answer import Failure, Said
+from kernel_agent.gate.batch import ended_problem
+from kernel_agent.gate.candidate import CandidateText, read_candidate
+from kernel_agent.gate.judge import Problem, judge_failure
+from kernel_agent.gate.verdict import CaseResult, GradientScore, Status, Verdict
+from kernel_agent.pairs.spec import KernelSpec
+from kernel_agent.sandbox import Job, Message, Report, Sandbox
+
+TIER = "native"
+COARSE = 0.1
+"""A relative error below this may be rounding; a larger one is a mistake."""
+OnCase = Callable[[CaseResult, int, int], None]
+
+
+@dataclass(frozen=True)
+class NativeGradient:
+    """The truth of one gradient at one entry."""
+
+    name: str
+    truth: Tensor
+    """Float64."""
+    dtype: torch.dtype
+    scale: float
+    """S per element."""
+    honest: HonestError
+
+
+@dataclass(frozen=True)
+class NativeTruth:
+    """What a candidate is held against at one required entry."""
+
+    label: str
+    inputs: Inputs
+    """What the candidate gets: those of the entry, or of the shrunk one."""
+    grads: tuple[NativeGradient, ...]
+    notes: tuple[str, ...] = ()
+    shrunk: bool = False
+
+
+class _Answer(Said):
+    """One message of the candidate's child."""
+
+    entry: int
+    returned: tuple[str, ...] = Field(default=(), max_length=1000)
+    dot_bits: int | None = None
+    where: str = Field(default="", max_length=100)
+    failure: Failure | None = None
+
+
+def check_native(
+    spec: KernelSpec,
+    pair_source: str,
+    sandbox: Sandbox,
+    rig: Rig | None = None,
+    options: BenchOptions = STANDARD,
+    on_case: OnCase | None = None,
+) -> Verdict:
+    """Judge the real kernels of a pair file that is green in the exact tier.
+
+    `rig` keeps what was computed for earlier candidates. A bad candidate is a red verdict. Raises `EnvironmentProblem`
+    where there is no GPU, or where the user's own forward cannot be run on it.
+    """
+    start = time.perf_counter()
+    rig = rig or Rig(spec, sandbox, options)
+    try:
+        text = read_candidate(spec, pair_source)
+    except InputError as error:
+        return Verdict(
+            status=Status.BAD_FORMAT, message=error.message, line=error.line, details=error.remedy, tier=TIER
+        )
+    if text.problem is not None:
+        return _verdict((), text.problem, 0, (), start)
+    truths = native_truths(rig)
+    notes = tuple(
+        f"{skipped.entry.label}: the forward itself does not run here: {skipped.reason}" for skipped in rig.skipped
+    )
+    notes += tuple(f"{rig.inputs[n].entry.label}: no exact gradients: {why}" for n, why in rig.unanswered.items())
+    notes += tuple(f"{truth.label}: {note}" for truth in truths.values() for note in truth.notes)
+    notes += tuple(
+        f"{rig.inputs[n].entry.label}: the truth does not fit on this GPU; checked at {truth.label} instead"
+        for n, truth in truths.items()
+        if truth.shrunk
+    )
+    asked = list(truths.values())
+    results, problem = _ask(asked, text, rig, on_case)
+    return _verdict(results, problem, len(asked), notes, start)
+
+
+def native_truths(rig: Rig) -> dict[int, NativeTruth]:
+    """The truth at every required entry that has one, by position in `rig.inputs`; computed once."""
+    if rig.natives or rig.unanswered:
+        return rig.natives
+    payload = {
+        "spec": rig.spec.model_dump(mode="json"),
+        "entries": [inputs.form for inputs in rig.inputs],
+        "seed": rig.options.seed,
+    }
+    for message in rig.trusted("native_truth_child:truths", payload, rig.tensors(), partial=True):
+        number = message.record["entry"]
+        if "refusal" in message.record:
+            rig.unanswered[number] = message.record["refusal"]
+        else:
+            rig.natives[number] = _truth_of(message, rig.inputs[number])
+    for number in range(len(rig.inputs)):
+        if number not in rig.natives and number not in rig.unanswered:
+            rig.unanswered[number] = "the exact execution did not come to its end"
+    return rig.natives
+
+
+def _truth_of(message: Message, inputs: Inputs) -> NativeTruth:
+    record, tensors = message.record, message.tensors
+    if record["shrunk"]:
+        inputs = Inputs(inputs.entry, record["arguments"], record["cotangents"], inputs.dot_bits, tensors)
+    grads = tuple(
+        NativeGradient(
+            form["name"],
+            tensors[f"truth.{form['name']}"],
+            getattr(torch, form["dtype"]),
+            form["scale"],
+            HonestError(tensors[f"honest.{form['name']}"], form["relative"], form["largest"]),
+        )
+        for form in record["grads"]
+    )
+    return NativeTruth(record["label"], inputs, grads, tuple(record["notes"]), record["shrunk"])
+
+
+def _ask(
+    asked: list[NativeTruth], text: CandidateText, rig: Rig, on_case: OnCase | None
+) -> tuple[tuple[CaseResult, ...], Problem | None]:
+    """One result per entry, up to the first that has no answer, and the first problem."""
+    if not asked:
+        return (), None
+    tensors = {name: tensor for truth in asked for name, tensor in truth.inputs.tensors.items() if not _secret(name)}
+    payload = {"source": text.shown, "entries": [truth.inputs.form for truth in asked]}
+    report = rig.sandbox.run(
+        Job("kernel_agent.bench.native_child:answered", payload, tensors, rig.options.limits, "native candidate")
+    )
+    results: list[CaseResult] = []
+    first: Problem | None = None
+    for number, truth in enumerate(asked):
+        problem, scores, answered = _judge(report, number, truth, text, rig)
+        case = f"{truth.label} cotangent=random native"
+        result = CaseResult(
+            case=case,
+            required=True,
+            status=Status.GREEN if problem is None else problem.status,
+            grads=scores,
+            message="" if problem is None else problem.message,
+        )
+        results.append(result)
+        if on_case is not None:
+            on_case(result, len(results), len(asked))
+        first = first or problem
+        if not answered:
+            break
+    return tuple(results), first
+
+
+def _secret(name: str) -> bool:
+    """Whether a tensor is part of the truth: no candidate ever gets one."""
+    return name.startswith(("truth.", "honest."))
+
+
+def _judge(
+    report: Report, number: int, truth: NativeTruth, text: CandidateText, rig: Rig
+) -> tuple[Problem | None, tuple[GradientScore, ...], bool]:
+    """The problem of one entry, its scores, and whether there was an answer at all."""
+    last = number == len(report.messages) - 1
+    if number >= len(report.messages):
+        return ended_problem(report, rig.options.limits), (), False
+    message = report.messages[number]
+    try:
+        answer = _Answer.model_validate(message.record)
+    except ValidationError:
+        return Problem(Status.CRASHED, "the candidate wrote to the result channel"), (), False
+    if answer.failure is not None:
+        return judge_failure(answer.failure, text.source, f"{answer.where} on the GPU"), (), False
+    if answer.entry != number:
+        return Problem(Status.CRASHED, "the candidate wrote to the result channel"), (), False
+    problem, scores = judge_native(answer.returned, message.tensors, truth, answer.dot_bits)
+    if problem is None and last and number == len(report.messages) - 1 and not report.finished:
+        problem = ended_problem(report, rig.options.limits)
+    return problem, scores, True
+
+
+def judge_native(
+    returned: tuple[str, ...], tensors: Mapping[str, Tensor], truth: NativeTruth, dot_bits: int | None
+) -> tuple[Problem | None, tuple[GradientScore, ...]]:
+    """Every gradient of one call, both times it was computed, against the truth; the first problem and all scores."""
+    if len(returned) < len(truth.grads):
+        return Problem(Status.WRONG_COUNT, f"backward returns {len(returned)} gradients on the GPU"), ()
+    problems: list[Problem] = []
+    scores: list[GradientScore] = []
+    bits = _honest_bits(truth)
+    for place, wanted in enumerate(truth.grads):
+        found = [tensors.get(key) for key in (str(place), f"again.{place}")]
+        seen: NativeComparison | None = None
+        for given in found:
+            if given is None and returned[place] == "NoneType" and not bool(wanted.truth.any()):
+                continue
+            if given is None or given.shape != wanted.truth.shape:
+                shape = None if given is None else tuple(given.shape)
+                message = f"the gradient of `{wanted.name}` is {shape or returned[place]} on the GPU"
+                problems.append(Problem(Status.WRONG_SHAPE, message, grad=wanted.name))
+                break
+            if given.dtype != wanted.dtype:
+                message = f"the gradient of `{wanted.name}` is {given.dtype} on the GPU, not {wanted.dtype}"
+                problems.append(Problem(Status.WRONG_DTYPE, message, grad=wanted.name))
+                break
+            one = compare_native(given, wanted.truth, wanted.honest, wanted.scale, wanted.dtype, bits)
+            seen = one if seen is None or one.ratio > seen.ratio else seen
+        if seen is None:
+            continue
+        scores.append(
+            GradientScore(
+                grad=wanted.name,
+                passed=seen.passed,
+                ratio=seen.ratio,
+                tile=seen.tile,
+                relative_error=seen.relative_error,
+            )
+        )
+        if not seen.passed:
+            problems.append(_problem(wanted, seen, truth, dot_bits))
+    order = (
+        Status.WRONG_SHAPE,
+        Status.WRONG_DTYPE,
+        Status.NOT_FINITE,
+        Status.WRONG_GRADIENT,
+        Status.PRECISION_DOWNGRADE,
+    )
+    return min(problems, key=lambda problem: order.index(problem.status), default=None), tuple(scores)
+
+
+def _honest_bits(truth: NativeTruth) -> int:
+    """Significant bits of the coarsest arithmetic that an honest backward may use here."""
+    stored = [1 - int(math.log2(torch.finfo(grad.dtype).eps)) for grad in truth.grads]
+    return min([FLOAT32_BITS, *stored, *([truth.inputs.dot_bits] if truth.inputs.dot_bits else [])])
+
+
+def _problem(wanted: NativeGradient, seen: NativeComparison, truth: NativeTruth, dot_bits: int | None) -> Problem:
+    spans = ", ".join(
+        str(i) if e == 1 else f"{i * e}:{(i + 1) * e}" for i, e in zip(seen.tile, seen.extent, strict=True)
+    )
+    where = f"worst in elements [{spans}]"
+    if seen.strange:
+        message = f"the gradient of `{wanted.name}` on the GPU has {seen.strange} elements that are not finite, {where}"
+        return Problem(Status.NOT_FINITE, message, grad=wanted.name, tile=seen.tile, ratio=seen.ratio)
+    said = (
+        f"relative error {seen.relative_error:.1e} where honest rounding gives {seen.honest_error:.1e}, "
+        f"{seen.ratio:.3g} times what is allowed, {where}"
+    )
+    allowed_bits = truth.inputs.dot_bits or _honest_bits(truth)
+    if seen.relative_error <= COARSE:
+        coarser = dot_bits is not None and dot_bits < allowed_bits
+        reason = (
+            f"its products keep {dot_bits} bits, the forward's {allowed_bits}: give tl.dot operands of the forward's "
+            "dtype and its input_precision"
+            if coarser
+            else "the exact tier accepts the algorithm, so it is lost in arithmetic: accumulate in float32, and cut "
+            "only what the forward cuts"
+        )
+        message = f"the gradient of `{wanted.name}` is too coarse on the GPU: {said}"
+        return Problem(
+            Status.PRECISION_DOWNGRADE, message, details=reason, grad=wanted.name, tile=seen.tile, ratio=seen.ratio
+        )
+    message = f"the gradient of `{wanted.name}` is wrong on the GPU at real sizes: {said}"
+    return Problem(Status.WRONG_GRADIENT, message, grad=wanted.name, tile=seen.tile, ratio=seen.ratio)
+
+
+def _verdict(
+    results: tuple[CaseResult, ...], problem: Problem | None, planned: int, notes: tuple[str, ...], start: float
+) -> Verdict:
+    seconds = time.perf_counter() - start
+    if problem is None and results:
+        message = f"real kernels agree with the exact gradients in all {len(results)} required shapes"
+        return Verdict(
+            status=Status.GREEN,
+            message=message,
+            cases=results,
+            cases_planned=planned,
+            notes=notes,
+            tier=TIER,
+            seconds=seconds,
+        )
+    if problem is None:
+        message = "no required entry of SWEEP could be checked on this GPU, so nothing is proven of real kernels"
+        return Verdict(status=Status.NO_CASE, message=message, notes=notes, tier=TIER, seconds=seconds)
+    case = next((result.case for result in results if result.status is not Status.GREEN), None)
+    return Verdict(
+        status=problem.status,
+        message=f"{problem.message} [{case}]" if case else problem.message,
+        case=case,
+        grad=problem.grad,
+        tile=problem.tile,
+        ratio=problem.ratio,
+        line=problem.line,
+        details=problem.details,
+        cases=results,
+        cases_planned=planned,
+        notes=notes,
+        tier=TIER,
+        seconds=seconds,
+    )

@@ -1,0 +1,67 @@
+"""What runs in the candidate child of the native tier: its real kernels on the GPU. No truth is near."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from kernel_agent.bench.launches import coarsest_dot
+from kernel_agent.bench.realdevice import import_file, on_gpu, outputs_of, quiet_numerics, unpacked
+from kernel_agent.bench.timing_child import failure
+from kernel_agent.gate.child import FILE, MODULE
+
+if TYPE_CHECKING:
+    from kernel_agent.sandbox import Call
+
+
+class Failed(Exception):
+    """The candidate failed and the parent was told."""
+
+
+def answered(call: Call) -> None:
+    """Payload: `source`, `entries`: each with `arguments` (see `packed`) and `cotangents` (tensor keys or None).
+
+    Sends one message per entry: `returned` (type names), `dot_bits` of the backward's kernels, and the gradients as
+    tensors by position, twice computed (`0` and `again.0`); or `failure` with `where`.
+    """
+    torch.set_num_threads(1)
+    quiet_numerics()
+    warnings.simplefilter("ignore")
+    torch.use_deterministic_algorithms(True, warn_only=True)  # torch.empty holds NaN then
+    path = call.scratch / FILE
+    path.write_text(call.payload["source"], encoding="utf-8")
+    where, number = "importing the file", -1
+    try:
+        module = import_file(path, MODULE)
+        for number, entry in enumerate(call.payload["entries"]):
+            where = "forward"
+            arguments = unpacked(entry["arguments"], call.tensors)
+            cotangents = [None if key is None else on_gpu(call.tensors[key]) for key in entry["cotangents"]]
+            with torch.no_grad():
+                made = module.forward(*arguments.args, **arguments.kwargs)
+                torch.cuda.synchronize()
+                where = "backward"
+                _answer(call, module, number, tuple(made[1]), cotangents)
+            torch.cuda.empty_cache()
+    except (Exception, SystemExit) as error:
+        call.send({"entry": number, "where": where, "failure": failure(error, Path(path)).model_dump(mode="json")})
+
+
+def _answer(call: Call, module: Any, number: int, saved: tuple[Any, ...], cotangents: list[Tensor | None]) -> None:
+    results: list[tuple[Any, ...]] = []
+    bits = coarsest_dot(lambda: results.append(outputs_of(module.backward(saved, *cotangents))))
+    results.append(outputs_of(module.backward(saved, *cotangents)))
+    torch.cuda.synchronize()
+    first, again = results[0], results[-1]
+    record = {
+        "entry": number,
+        "returned": ["tensor" if isinstance(value, Tensor) else type(value).__name__ for value in first],
+        "dot_bits": bits,
+    }
+    tensors = {str(i): value.detach().contiguous() for i, value in enumerate(first) if isinstance(value, Tensor)}
+    tensors |= {f"again.{i}": value.detach().contiguous() for i, value in enumerate(again) if isinstance(value, Tensor)}
+    call.send(record, tensors)

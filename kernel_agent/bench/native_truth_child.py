@@ -1,0 +1,258 @@
+"""What runs in the truth child on the GPU: the user's forward at real sizes, executed exactly and differentiated.
+
+No candidate is near, and the child is gone before one starts. What is sent is the truth of every gradient, its size S,
+and the error of honest computations.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from kernel_agent.bench.honest import (
+    FLOAT32_BITS,
+    HonestError,
+    NarrowArithmetic,
+    honest_error,
+)
+from kernel_agent.bench.realdevice import (
+    arguments_on_gpu,
+    load_stub,
+    on_gpu,
+    output_forms,
+    outputs_of,
+    packed,
+    quiet_numerics,
+    unpacked,
+)
+from kernel_agent.ir import ExecOptions, OutOfDeviceMemory, execute
+from kernel_agent.oracle.child import Stub
+from kernel_agent.oracle.cotangents import CotangentKind, make_cotangents, rms, unit_cotangents
+from kernel_agent.oracle.fit import fit_entry
+from kernel_agent.oracle.leaves import leaf_call
+from kernel_agent.oracle.records import OutputForm
+from kernel_agent.pairs.arguments import Arguments
+from kernel_agent.pairs.blame import first_line
+from kernel_agent.pairs.spec import KernelSpec, ShapeEntry
+
+if TYPE_CHECKING:
+    from kernel_agent.sandbox import Call
+
+_CLOSE = 4.0
+"""The reference is honest when its error is at most so many times what the narrow tape's is, or the dtype's own."""
+_EXACT = ExecOptions(sanitize=False)
+_SIZES = (1 << 27, 1 << 23, 1 << 20)
+"""Elements of the arguments to try, one after the other, where memory is short."""
+
+
+def truths(call: Call) -> None:
+    """Payload: `spec`, `seed`, `entries`: each with `arguments`, `cotangents`, `dot_bits` as the inputs child sent
+    them, and the `entry` itself.
+
+    Sends per entry `grads` with names, dtypes, S and honest errors, and the truths as tensors, with `arguments` and
+    `cotangents` of its own where the entry had to be shrunk (`label` says to what); or `refusal`.
+    """
+    torch.set_num_threads(4)
+    quiet_numerics()
+    stub = load_stub(KernelSpec.model_validate(call.payload["spec"]), call.scratch)
+    for number, form in enumerate(call.payload["entries"]):
+        try:
+            _entry(call, stub, number, form)
+        except Exception as error:  # the user's code, an operation nobody executes, or no memory
+            call.send({"entry": number, "refusal": f"{type(error).__name__}: {first_line(error)}"[:2000]})
+        torch.cuda.empty_cache()
+
+
+def _entry(call: Call, stub: Stub, number: int, form: dict[str, Any]) -> None:
+    asked = ShapeEntry.model_validate(form["entry"])
+    arguments = unpacked(form["arguments"], call.tensors)
+    cotangents: list[Tensor | None] | None = [
+        None if key is None else on_gpu(call.tensors[key]) for key in form["cotangents"]
+    ]
+    seed: int = call.payload["seed"]
+    tensors: dict[str, Tensor] = {}
+    record: dict[str, Any] = {"entry": number, "label": asked.label, "shrunk": False}
+    tried = asked
+    for limit in (None, *_SIZES):
+        if limit is not None:
+            tried = fit_entry(
+                asked, lambda entry: arguments_on_gpu(stub, entry, seed), max_elements=limit, max_volume=1 << 62
+            ).entry
+            if tried.dims == asked.dims:
+                continue
+            arguments, cotangents = arguments_on_gpu(stub, tried, seed), None
+        try:
+            found = truth_of(stub, arguments, cotangents, seed, form["dot_bits"])
+        except (OutOfDeviceMemory, torch.OutOfMemoryError):
+            torch.cuda.empty_cache()
+            continue
+        break
+    else:
+        raise MemoryError("the exact execution needs more memory than this GPU has, even at a shrunk size")
+    if tried.dims != asked.dims:
+        own = packed(arguments, tensors, f"n{number}")
+        keys = [None if c is None else f"n{number}.c{place}" for place, c in enumerate(found.cotangents)]
+        tensors |= {key: c.cpu() for key, c in zip(keys, found.cotangents, strict=True) if key and c is not None}
+        record |= {"label": tried.label, "shrunk": True, "arguments": own, "cotangents": keys}
+    record |= {"seconds": found.seconds, "grads": [grad.form for grad in found.grads], "notes": list(found.notes)}
+    for grad in found.grads:
+        tensors |= {f"truth.{grad.name}": grad.truth.cpu(), f"honest.{grad.name}": grad.honest.tiles}
+    call.send(record, tensors)
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """One gradient, exact and honest."""
+
+    name: str
+    truth: Tensor
+    dtype: torch.dtype
+    scale: float
+    honest: HonestError
+
+    @property
+    def form(self) -> dict[str, Any]:
+        """What travels in the record."""
+        return {
+            "name": self.name,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "scale": self.scale,
+            "relative": self.honest.relative,
+            "largest": self.honest.largest,
+        }
+
+
+@dataclass(frozen=True)
+class Truth:
+    """All gradients at one entry."""
+
+    grads: tuple[Gradient, ...]
+    cotangents: Sequence[Tensor | None]
+    seconds: float
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Tape:
+    """A forward that was run and can be differentiated."""
+
+    leaves: dict[str, Tensor]
+    outputs: tuple[Any, ...]
+    forms: tuple[OutputForm | None, ...] = ()
+
+    @property
+    def device(self) -> torch.device:
+        """Where it was computed."""
+        return next((leaf.device for leaf in self.leaves.values()), torch.device("cpu"))
+
+    def gradients(self, cotangents: Sequence[Tensor | None]) -> dict[str, Tensor]:
+        """In the dtype of the leaves; zeros where nothing connects a leaf with an output."""
+        chosen = [
+            (output, cotangent.to(output.dtype))
+            for output, cotangent in zip(self.outputs, cotangents, strict=False)
+            if cotangent is not None and isinstance(output, Tensor) and output.requires_grad
+        ]
+        found: tuple[Tensor | None, ...] = (None,) * len(self.leaves)
+        if chosen and self.leaves:
+            found = torch.autograd.grad(
+                [output for output, _ in chosen],
+                list(self.leaves.values()),
+                [cotangent for _, cotangent in chosen],
+                retain_graph=True,
+                allow_unused=True,
+            )
+        return {
+            name: torch.zeros_like(leaf) if grad is None else grad.detach().as_subclass(Tensor)
+            for (name, leaf), grad in zip(self.leaves.items(), found, strict=True)
+        }
+
+
+def truth_of(
+    stub: Stub, arguments: Arguments, cotangents: Sequence[Tensor | None] | None, seed: int, dot_bits: int | None
+) -> Truth:
+    """Exact gradients, their sizes and honest errors; random cotangents of `seed` where none are given."""
+    start = time.perf_counter()
+    places = stub.leaves(arguments.args, arguments.kwargs)
+    dtypes = {
+        name: (arguments.args[place] if isinstance(place, int) else arguments.kwargs[place]).dtype
+        for name, place in places.items()
+    }
+    tape = exact_tape(stub, arguments, places)
+    if cotangents is None:
+        made = make_cotangents(CotangentKind.RANDOM, tape.forms, seed)
+        cotangents = [None if c is None else c.to(tape.device) for c in made]
+    truth = tape.gradients(cotangents)
+    scales = _scales(tape, cotangents, seed)
+    notes: list[str] = []
+    with NarrowArithmetic(dot_bits, narrow=True):
+        narrow = tape.gradients(cotangents)
+    honest = {name: honest_error(narrow[name], truth[name], dtypes[name]) for name in truth}
+    del tape, narrow
+    torch.cuda.empty_cache()
+    if stub.spec.facts.has_reference and not stub.spec.custom_gradient:
+        honest, note = _with_reference(stub, arguments, places, cotangents, dot_bits, truth, honest, dtypes)
+        notes += [note] if note else []
+    grads = tuple(Gradient(name, truth[name], dtypes[name], scales[name], honest[name]) for name in truth)
+    return Truth(grads, cotangents, time.perf_counter() - start, tuple(notes))
+
+
+def exact_tape(stub: Stub, arguments: Arguments, places: dict[str, int | str]) -> Tape:
+    """The forward in float64, connected to its leaves; of a custom gradient, the surrogate's."""
+    if stub.spec.custom_gradient:
+        outputs = stub.outputs(execute(stub.function, arguments.args, arguments.kwargs, options=_EXACT).result)
+        prepared = leaf_call(arguments.args, arguments.kwargs, places)
+        with torch.enable_grad():
+            result = stub.module.surrogate(*prepared.args, **prepared.kwargs)
+        return Tape(prepared.leaves, outputs_of(result), output_forms(stub, outputs))
+    done = execute(stub.function, arguments.args, arguments.kwargs, leaves=tuple(places.values()), options=_EXACT)
+    outputs = stub.outputs(done.result)
+    return Tape({name: done.leaves[place] for name, place in places.items()}, outputs, output_forms(stub, outputs))
+
+
+def _scales(tape: Tape, cotangents: Sequence[Tensor | None], seed: int) -> dict[str, float]:
+    """S per element and gradient: see `GradientTruth.scale`."""
+    total = dict.fromkeys(tape.leaves, 0.0)
+    for position, form in enumerate(tape.forms):
+        if form is None or not form.differentiable or cotangents[position] is None:
+            continue
+        units = [None if c is None else c.to(tape.device) for c in unit_cotangents(tape.forms, position, seed)]
+        size = rms(cotangents[position])
+        for name, grad in tape.gradients(units).items():
+            clean = grad.nan_to_num(0.0, 0.0, 0.0)
+            unit = float(clean.square().mean().sqrt()) if clean.numel() else 0.0
+            total[name] += (unit * size) ** 2
+    return {name: value**0.5 for name, value in total.items()}
+
+
+def _with_reference(
+    stub: Stub,
+    arguments: Arguments,
+    places: dict[str, int | str],
+    cotangents: Sequence[Tensor | None],
+    dot_bits: int | None,
+    truth: dict[str, Tensor],
+    honest: dict[str, HonestError],
+    dtypes: dict[str, torch.dtype],
+) -> tuple[dict[str, HonestError], str]:
+    """Honest errors with those of `reference` joined, as far as it computes what the forward does."""
+    try:
+        prepared = leaf_call(arguments.args, arguments.kwargs, places, None)
+        with torch.enable_grad(), NarrowArithmetic(dot_bits, narrow=False):
+            outputs = outputs_of(stub.module.reference(*prepared.args, **prepared.kwargs))
+            found = Tape(prepared.leaves, outputs).gradients(cotangents)
+    except Exception as error:  # the user's code: the narrow tape is enough
+        return honest, f"`reference` does not serve as honest arithmetic: {first_line(error)}"
+    joined = {}
+    for name, exact in truth.items():
+        seen = honest_error(found[name], exact, dtypes[name])
+        bits = min(dot_bits or FLOAT32_BITS, FLOAT32_BITS)
+        coarse = max(torch.finfo(dtypes[name]).eps, 2.0 ** (1 - bits))
+        if seen.relative > _CLOSE * max(honest[name].relative, coarse):
+            return honest, "`reference` does not serve as honest arithmetic: it computes something else"
+        joined[name] = honest[name].joined(seen)
+    return joined, ""

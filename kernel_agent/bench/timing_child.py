@@ -1,0 +1,162 @@
+"""What runs in the timed child: a candidate without its check section, at real sizes, on the GPU.
+
+The clock is made before the candidate is imported. Between repetitions the cotangents change by a factor and elements
+of every gradient are kept: a backward that does not compute its answer anew each time is seen by the parent.
+"""
+
+from __future__ import annotations
+
+import random
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from kernel_agent.bench.clock import Clock, Pace, probe
+from kernel_agent.bench.launches import KernelSeen, time_launches
+from kernel_agent.bench.realdevice import import_file, on_gpu, outputs_of, quiet_numerics, unpacked
+from kernel_agent.gate.answer import Failure, FailureKind, Frame
+from kernel_agent.gate.child import FILE, MODULE
+
+if TYPE_CHECKING:
+    from kernel_agent.sandbox import Call
+
+FACTORS = (1.0, -1.0, 0.5, -0.5, 2.0, -2.0)
+"""Powers of two: a gradient is linear in its cotangents, and these round nothing."""
+UNHURRIED_S = 0.05
+"""Least length of what the parent's own clock looks at."""
+
+
+class Failed(Exception):
+    """The candidate failed and the parent was told."""
+
+
+def timed(call: Call) -> None:
+    """Payload: `source`, `flush_bytes`, `budget_s`, `seed`, `entries`: each with `arguments` (see `packed`),
+    `cotangents` (tensor keys or None per output) and `probes` (tensor keys, one per gradient, or none at all).
+
+    Sends per entry: `times`, `hidden_us`, `host_us` in microseconds with the tensor `probes` (repetitions x elements,
+    divided by the factors); then `begin` and `end` around that many calls; then `kernels`.
+    """
+    torch.set_num_threads(1)
+    quiet_numerics()
+    clock = Clock(call.payload["flush_bytes"])
+    choose = random.Random(call.payload["seed"])
+    path = call.scratch / FILE
+    path.write_text(call.payload["source"], encoding="utf-8")
+    try:
+        module = _guarded(call, path, "importing the file", lambda: import_file(path, MODULE))
+        for number, entry in enumerate(call.payload["entries"]):
+            _entry(call, clock, choose, module, path, number, entry)
+    except Failed:
+        return
+
+
+def _entry(
+    call: Call,
+    clock: Clock,
+    choose: random.Random,
+    module: ModuleType,
+    path: Path,
+    number: int,
+    entry: dict[str, Any],
+) -> None:
+    arguments = unpacked(entry["arguments"], call.tensors)
+    base = [None if key is None else on_gpu(call.tensors[key]) for key in entry["cotangents"]]
+    cotangents = [None if tensor is None else tensor.clone() for tensor in base]
+    places = [None if key is None else call.tensors[key].to("cuda") for key in entry["probes"]]
+    with torch.no_grad():
+        made = _guarded(call, path, "forward", lambda: module.forward(*arguments.args, **arguments.kwargs))
+    saved = tuple(made[1])
+    del made
+    given: list[Any] = []
+
+    def backward() -> None:
+        given[:] = outputs_of(module.backward(saved, *cotangents))
+
+    def work() -> None:
+        with torch.no_grad():
+            _time(call, clock, choose, number, backward, given, (base, cotangents), places)
+
+    _guarded(call, path, "backward", work)
+    torch.cuda.empty_cache()
+
+
+def _time(
+    call: Call,
+    clock: Clock,
+    choose: random.Random,
+    number: int,
+    backward: Callable[[], None],
+    given: list[Any],
+    cotangents: tuple[list[Tensor | None], list[Tensor | None]],
+    places: list[Tensor | None],
+) -> None:
+    pace = clock.pace(backward, call.payload["budget_s"])
+    factors = [choose.choice(FACTORS) for _ in range(pace.repeats)]
+    seen: list[Tensor] = []
+
+    def before(repetition: int) -> None:
+        for kept, used in zip(*cotangents, strict=True):
+            if kept is not None and used is not None:
+                used.copy_(kept).mul_(factors[repetition])
+
+    def after(repetition: int) -> None:
+        seen.append(probe(given, places) / factors[repetition])
+
+    took = clock.times(backward, pace, before, after)
+    before_last = torch.stack(seen).cpu()
+    record = {
+        "entry": number,
+        "times": took,
+        "flushes": pace.flushes,
+        "host_us": pace.host_us,
+        "hidden_us": clock.hidden_us(backward),
+    }
+    call.send(record, {"probes": before_last})
+    _unhurried(call, clock, number, backward, pace, sorted(took)[len(took) // 2])
+    kernels: list[KernelSeen] = time_launches(clock, backward, pace)
+    call.send({"entry": number, "kernels": [kernel.model_dump(mode="json") for kernel in kernels]})
+
+
+def _unhurried(
+    call: Call, clock: Clock, number: int, backward: Callable[[], None], pace: Pace, median_us: float
+) -> None:
+    """Calls back to back, for the parent's own clock: it sees the messages come."""
+    once_s = max(median_us, pace.host_us) * 1e-6
+    calls = max(3, min(2000, int(UNHURRIED_S / once_s)))
+    clock.synchronize()
+    call.send({"entry": number, "begin": calls})
+    for _ in range(calls):
+        backward()
+    clock.synchronize()
+    call.send({"entry": number, "end": calls})
+
+
+def _guarded(call: Call, path: Path, where: str, work: Callable[[], Any]) -> Any:
+    """Do something of the candidate's; its exception becomes a record."""
+    try:
+        return work()
+    except (Exception, SystemExit) as error:
+        call.send({"where": where, "failure": failure(error, path).model_dump(mode="json")})
+        raise Failed(where) from error
+
+
+def failure(error: BaseException, path: Path) -> Failure:
+    """An exception on the device as a record, with the frames that are the candidate's own."""
+    frames = tuple(
+        Frame(line=frame.lineno or 0, function=frame.name)
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename == str(path)
+    )[-20:]
+    name = type(error).__name__
+    compiling = name in ("CompilationError", "CompileTimeAssertionFailure", "PTXASError") or isinstance(
+        error, SyntaxError
+    )
+    kind = FailureKind.COMPILE if compiling else FailureKind.PYTHON
+    line = frames[-1].line if frames else None
+    return Failure(kind=kind, type=name, message=str(error)[:20_000], line=line, frames=frames)
