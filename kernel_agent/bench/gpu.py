@@ -39,7 +39,8 @@ def gpu_facts(sandbox: Sandbox) -> GpuFacts:
     if not has_gpu():
         raise EnvironmentProblem(
             "there is no CUDA device here: times of kernels are only taken on a GPU",
-            remedy="Run this on a machine with a GPU; `kernel-agent cost FILE` counts what kernels do without one.",
+            remedy="Run this on a machine with a GPU, or let times be modelled: "
+            "kernel-agent bench FILE --modelled 'H100 SXM'",
         )
     report = sandbox.run(Job("kernel_agent.bench.gpu:seen", limits=GPU_LIMITS, label="looks at the GPU"))
     if not report.finished or not report.messages:

@@ -255,7 +255,8 @@ class _Bounds:
 
 
 def _bounds(spec: KernelSpec, pair_source: str, rig: Rig) -> _Bounds:
-    positions = [place for place, entry in enumerate(spec.sweep) if entry.required]
+    labels = {inputs.entry.label for inputs in rig.inputs}
+    positions = [place for place, entry in enumerate(spec.sweep) if entry.label in labels]
     try:
         device_table().find(rig.gpu.name)
         facts = read_source(pair_source, spec.facts.path)

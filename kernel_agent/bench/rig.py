@@ -106,9 +106,9 @@ class Rig:
 
     @property
     def inputs(self) -> list[Inputs]:
-        """One per required entry that the user's forward runs at."""
+        """One per required entry, or per entry where none is required, that the user's forward runs at."""
         if self._inputs is None:
-            entries = [entry for entry in self.spec.sweep if entry.required]
+            entries = [entry for entry in self.spec.sweep if entry.required] or list(self.spec.sweep)
             payload = {
                 "spec": self.spec.model_dump(mode="json"),
                 "entries": [entry.model_dump(mode="json") for entry in entries],

@@ -15,6 +15,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from kernel_agent import __version__
+from kernel_agent.cli.bench import bench
 from kernel_agent.cli.check import check
 from kernel_agent.cli.cost import cost
 from kernel_agent.cli.dataset import dataset
@@ -45,7 +46,7 @@ app = typer.Typer(
     add_completion=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (check, sanitize, cost, resume, runs, trace, doctor, new):
+for command in (check, bench, sanitize, cost, resume, runs, trace, doctor, new):
     app.command()(command)
 app.add_typer(dataset)
 app.add_typer(rag)

@@ -27,6 +27,7 @@ __all__ = [
     "assemble",
     "candidate_from_pair",
     "generated_forward",
+    "handwritten",
     "saved_layout",
     "truth_source",
     "without_backward",
@@ -68,6 +69,29 @@ def candidate_from_pair(source: str) -> Candidate:
     """Take the forward and backward sections out of a pair file. Raises `InputError` where a marker is missing."""
     sections = split_sections(source)
     return Candidate(forward=sections.forward.strip("\n") + "\n", backward=sections.backward.strip("\n") + "\n")
+
+
+def handwritten(spec: KernelSpec) -> Candidate:
+    """The user's own `backward` as a candidate: it takes (saved, *grad_outputs), with `saved` as `saved_layout` says.
+
+    What it needs and nothing else needs comes along. Raises `InputError` for a file that has none.
+    """
+    if spec.facts.is_pair or not spec.facts.has_backward:
+        raise InputError(
+            "the file has no hand-written `backward`",
+            path=spec.facts.path,
+            remedy="Add backward(saved, *grad_outputs), or let one be written: "
+            f"kernel-agent --file-path {spec.facts.path}",
+        )
+    tree = parse(spec.facts.source, spec.facts.path)
+    mark = find_mark(tree, ImportedNames(tree), spec.facts.path)
+    items = statements(spec.facts.source, drop_decorator=mark.decorator)
+    leading = _leading_imports(items)
+    rest = [item for item in items if item not in leading]
+    needed, own = _reached(rest, {spec.facts.stub}), _reached(rest, {"backward"})
+    functions = frozenset(name for item in rest if item.is_definition for name in item.binds - needed.names)
+    mine = [item for item in own.items if item not in needed.items and (item.is_definition or item.uses & functions)]
+    return Candidate(backward=_text(mine) + "\n")
 
 
 @dataclass(frozen=True)
