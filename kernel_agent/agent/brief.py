@@ -8,7 +8,7 @@ from kernel_agent.agent.events import RetrievedPair
 from kernel_agent.agent.forwardtext import forward_text, function_text
 from kernel_agent.agent.planform import plan_form
 from kernel_agent.agent.shapewords import dim_lines, told
-from kernel_agent.agent.skeleton import gradient_name, saved_names, signature, skeleton
+from kernel_agent.agent.skeleton import cotangent_names, gradient_name, saved_names, signature, skeleton
 from kernel_agent.pairs.axes import UNKNOWN
 from kernel_agent.pairs.forward_facts import ForwardFacts
 from kernel_agent.pairs.generated import generated_forward
@@ -37,6 +37,8 @@ class Brief:
     """What the forward does with memory; None where it was not analysed."""
     source_lines: tuple[str, ...]
     """Lines of the user's file, which facts and findings count from 1."""
+    cotangents: tuple[str, ...]
+    """Names of backward's positional parameters after `saved`, one per output."""
     signature: str
     """The first line of the function that is asked for."""
     skeleton: str
@@ -87,6 +89,7 @@ def make_brief(
         outputs=spec.outputs,
         facts=facts,
         source_lines=tuple(spec.facts.source.splitlines()),
+        cotangents=cotangent_names(spec),
         signature=signature(spec),
         skeleton=skeleton(spec),
         grads=spec.grads,

@@ -20,7 +20,7 @@ _WIDTH = 110
 
 def signature(spec: KernelSpec) -> str:
     """The first line of the function that is asked for."""
-    return f"def backward({', '.join(('saved', *_cotangents(spec)))}, needs=None):"
+    return f"def backward({', '.join(('saved', *cotangent_names(spec)))}, needs=None):"
 
 
 def gradient_name(name: str) -> str:
@@ -50,7 +50,8 @@ def saved_names(spec: KernelSpec) -> tuple[str, ...]:
     return _returned(spec) if spec.facts.is_pair else saved_layout(spec)
 
 
-def _cotangents(spec: KernelSpec) -> tuple[str, ...]:
+def cotangent_names(spec: KernelSpec) -> tuple[str, ...]:
+    """Names of backward's positional parameters after `saved`, one per output."""
     return tuple(f"grad_{facts.name}" for facts in spec.outputs)
 
 
@@ -71,7 +72,7 @@ def _facts(spec: KernelSpec) -> list[str]:
         text = _slot(known.get(variable), spec)
         rows.append((_variable(name), f"{text}; an output" if variable in outputs else text))
     several = sum(facts.needs_grad for facts in spec.outputs) > 1
-    for cotangent, facts in zip(_cotangents(spec), spec.outputs, strict=True):
+    for cotangent, facts in zip(cotangent_names(spec), spec.outputs, strict=True):
         rows.append((cotangent, _cotangent(facts, several=several)))
     width = max(len(name) for name, _ in rows)
     return [f"# {name:<{width}}  {text}".rstrip() for name, text in rows]
