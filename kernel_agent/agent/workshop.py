@@ -31,6 +31,7 @@ CHECKED_VOLUME = 1 << 22
 def open_tools(config: RunConfig) -> Iterator[Tools]:
     """The rooms around one sandbox, which is closed, with all its children ended, when the block is left."""
     from kernel_agent import gate, oracle
+    from kernel_agent.agent.pricing import sandboxed_pricer
     from kernel_agent.deliver import deliver
     from kernel_agent.gate.cases import forward_findings
     from kernel_agent.sandbox import Sandbox
@@ -64,6 +65,7 @@ def open_tools(config: RunConfig) -> Iterator[Tools]:
             cross_check=cross_check,
             retrieve=lambda spec: retrieve(spec, config),
             retrieve_techniques=lambda spec, wanted, shown: retrieve_techniques(spec, config, wanted, shown),
+            price=sandboxed_pricer(sandbox, config.device).price,
             check=check,
             deliver=finish,
             unmeasured=_why_unmeasured(config),

@@ -7,7 +7,7 @@ user's real sizes may be far larger than this machine.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -26,9 +26,11 @@ from kernel_agent.ir.cost.ghost_images import META, GhostCapture
 from kernel_agent.ir.launch import LaunchOptions, launch
 from kernel_agent.oracle.child import answered
 from kernel_agent.oracle.records import TruthError
-from kernel_agent.pairs.arguments import Arguments, build_arguments
+from kernel_agent.pairs.arguments import Arguments, argument_names, build_arguments
 from kernel_agent.pairs.blame import blame
 from kernel_agent.pairs.load import load_truth
+from kernel_agent.pairs.observe import describe_value
+from kernel_agent.pairs.outputnames import output_names
 from kernel_agent.pairs.spec import FileFacts, ShapeEntry
 from kernel_agent.pairs.sweep import read_sweep
 
@@ -65,25 +67,45 @@ def _send_costs(call: Call, facts: FileFacts) -> None:
                 remedy="; ".join(f"{place}: {entry.label}" for place, entry in enumerate(sweep)),
                 path=facts.path,
             )
-        parts = _entry_costs(module, facts, sweep[position])
-        reports = {name: report(counts, device).to_dict() for name, counts in parts.items()}
-        call.send({"position": position, "entries": len(sweep), "label": sweep[position].label, "parts": reports})
+        arguments, parts = _entry_costs(module, facts, sweep[position])
+        message = {
+            "position": position,
+            "entries": len(sweep),
+            "label": sweep[position].label,
+            "parts": {name: report(counts, device).to_dict() for name, counts in parts.items()},
+            "inputs": _described(argument_names(getattr(module, facts.stub), arguments), arguments),
+            "outputs": _outputs(facts, parts["forward"].result),
+        }
+        call.send(message)
 
 
-def _entry_costs(module: ModuleType, facts: FileFacts, entry: ShapeEntry) -> dict[str, Counts]:
+def _entry_costs(module: ModuleType, facts: FileFacts, entry: ShapeEntry) -> tuple[Arguments, dict[str, Counts]]:
     """Counts of every part of the file: without values where that is possible, else by executing it."""
     try:
-        return part_counts(module, facts, shapes_of(module, entry), walk_call)
+        arguments = shapes_of(module, entry)
+        return arguments, part_counts(module, facts, arguments, walk_call)
     except NeedsValues:
         pass
     with standin():
         arguments = build_arguments(module, entry, device="cpu", seed=0)
     try:
-        return part_counts(module, facts, arguments, functools.partial(walk_call, values=True))
+        return arguments, part_counts(module, facts, arguments, functools.partial(walk_call, values=True))
     except NeedsValues as reason:
         note = f"executed in full at these sizes: {reason.message}"
         parts = part_counts(module, facts, arguments, execute_call)
-        return {name: replace(counts, notes=(note,)) for name, counts in parts.items()}
+        return arguments, {name: replace(counts, notes=(note,)) for name, counts in parts.items()}
+
+
+def _described(names: Sequence[str], arguments: Arguments) -> list[dict[str, Any]]:
+    values = (*arguments.args, *arguments.kwargs.values())
+    return [describe_value(name, value).model_dump(mode="json") for name, value in zip(names, values, strict=True)]
+
+
+def _outputs(facts: FileFacts, result: Any) -> list[dict[str, Any]]:
+    """What the stub returns, by the names that the spec gives it."""
+    found = result[0] if facts.is_pair else result
+    values = tuple(found) if isinstance(found, (tuple, list)) else (found,)
+    return _described(output_names(facts, len(values)), Arguments(values, {}))
 
 
 def shapes_of(module: ModuleType, entry: ShapeEntry) -> Arguments:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kernel_agent.ir.cost.cost_report import CostReport
 from kernel_agent.oracle.job import run_truth
-from kernel_agent.pairs.spec import FileFacts
+from kernel_agent.pairs.spec import ArgumentFacts, FileFacts
 from kernel_agent.sandbox import Limits, Sandbox
 
 LIMITS = Limits(wall_s=600.0)
@@ -26,6 +26,10 @@ class EntryCost:
     """`M=17 N=100`."""
     parts: Mapping[str, CostReport]
     """By `forward` and, for a pair, `backward`."""
+    inputs: tuple[ArgumentFacts, ...] = ()
+    """The stub's arguments at this entry."""
+    outputs: tuple[ArgumentFacts, ...] = ()
+    """What it returns at this entry, without what a pair saves."""
 
 
 def costs(
@@ -44,6 +48,7 @@ def costs(
             message.record["entries"],
             message.record["label"],
             {name: CostReport.from_dict(form) for name, form in message.record["parts"].items()},
+            *(tuple(map(ArgumentFacts.model_validate, message.record[side])) for side in ("inputs", "outputs")),
         )
         for message in messages
     ]

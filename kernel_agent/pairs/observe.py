@@ -122,7 +122,7 @@ def _inputs(facts: FileFacts, stub: Callable[..., Any], arguments: Arguments) ->
     for name in wanted or ():
         _check_wanted(name, values, facts)
     inputs = tuple(
-        _describe(name, value, _floating(value) and (wanted is None or name in wanted))
+        describe_value(name, value, _floating(value) and (wanted is None or name in wanted))
         for name, value in values.items()
     )
     if not any(item.needs_grad for item in inputs):
@@ -238,7 +238,7 @@ def _outputs(facts: FileFacts, values: tuple[Any, ...]) -> tuple[ArgumentFacts, 
             )
     names = output_names(facts, len(values))
     outputs = tuple(
-        _describe(
+        describe_value(
             name,
             value,
             _floating(value) and position not in facts.nondiff_outputs and (value.requires_grad or facts.has_surrogate),
@@ -268,7 +268,8 @@ def _holds_tensors(value: Any) -> bool:
     return not isinstance(value, torch.Tensor) and any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(value))
 
 
-def _describe(name: str, value: Any, needs_grad: bool) -> ArgumentFacts:
+def describe_value(name: str, value: Any, needs_grad: bool = False) -> ArgumentFacts:
+    """Facts of one argument or output as it is: kind, declared dtype, shape."""
     if isinstance(value, torch.Tensor):
         dtype = str(declared_dtype(value)).removeprefix("torch.")
         kind = ArgumentKind.TENSOR

@@ -37,7 +37,17 @@ def read_sweep(value: Any, path: Path, node: ast.expr | None = None) -> tuple[Sh
 
 def smallest(sweep: tuple[ShapeEntry, ...]) -> ShapeEntry:
     """The entry with the least product of whole-number dims; the first of equals."""
-    return min(sweep, key=lambda entry: math.prod(max(size, 1) for dim in entry.dims.values() for size in _sizes(dim)))
+    return min(sweep, key=_volume)
+
+
+def largest_required(sweep: tuple[ShapeEntry, ...]) -> int:
+    """Position of the required entry with the greatest product of whole-number dims; of all, where none is required."""
+    places = [place for place, entry in enumerate(sweep) if entry.required] or list(range(len(sweep)))
+    return max(places, key=lambda place: _volume(sweep[place]))
+
+
+def _volume(entry: ShapeEntry) -> int:
+    return math.prod(max(size, 1) for dim in entry.dims.values() for size in _sizes(dim))
 
 
 def _sizes(dim: Dim) -> list[int]:

@@ -1,0 +1,316 @@
+"""What a plan costs in memory traffic at the user's largest required shape, before a line of it is written.
+
+Bytes, addresses and contributions come from counting the user's own forward at that shape (`docs/cost.md`): where its
+programs load an element of an input n times, the gradient of that element is a sum of n terms. For a gradient g of n
+elements, all in float32 while they are summed:
+
+    floor      cotangents + what the plan reads of `saved`, each once + g written once
+    atomics    one add per load of the forward; 8 n bytes more for zeroing and reading back, 16 n and a cast for
+               gradients of fewer than four bytes
+    partials   one sum per load of the forward, or, with a persistent grid of two programs per multiprocessor, at most
+               that many sums per element; each written and read again: 8 bytes
+
+Rereads that a cache serves, launches and arithmetic are not priced, and what cannot be counted says so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kernel_agent.agent.plan import ExtraSaved, GradientPlan, GradientPrice, Plan, Reduction
+from kernel_agent.agent.sizes import size_of
+from kernel_agent.bench.launch_time import L2_BYTES
+from kernel_agent.errors import InputError, KernelAgentError
+from kernel_agent.ir.cost.cost_report import Bound, CostReport, Resource, amount, duration, size
+from kernel_agent.ir.cost.devices import Device, device_table
+from kernel_agent.pairs.spec import ArgumentFacts, ArgumentKind, KernelSpec
+from kernel_agent.sandbox import Limits
+
+if TYPE_CHECKING:
+    from kernel_agent.oracle.costs import EntryCost
+    from kernel_agent.sandbox import Sandbox
+
+SUM_BYTES = 4
+"""Sums are kept in float32."""
+
+PROGRAMS_PER_SM = 2
+"""Of a persistent grid."""
+
+DEFAULT_DEVICE = "H100 SXM"
+
+LIMITS = Limits(wall_s=120.0)
+"""Counting takes seconds; a price is not worth the minutes that executing in full may take."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How the terms of one gradient are spread over the forward's programs."""
+
+    addresses: int
+    """Elements that are loaded."""
+    loads: int
+    """Loads of them, each a term of the gradient."""
+
+    @property
+    def each(self) -> str:
+        """Terms per element, in words."""
+        mean = self.loads / self.addresses
+        return f"{mean:,.0f}" if mean >= 10 else f"{mean:.3g}"
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to bring the terms of a gradient together."""
+
+    name: str
+    extra_bytes: int
+    """Beyond the floor."""
+    words: str = ""
+    """What else there is to say."""
+    workspace_bytes: int | None = None
+    atomics: int | None = None
+    l2_s: float = 0.0
+    """Least time of the atomics in L2."""
+
+
+class Pricer:
+    """Prices plans for one forward; it is counted once, when the first plan comes.
+
+    `count` gives what the forward costs at its largest required entry on `device`.
+    """
+
+    def __init__(self, count: Callable[[KernelSpec], EntryCost], device: Device) -> None:
+        self._count = count
+        self._device = device
+        self._known: dict[str, EntryCost] = {}
+
+    def price(self, spec: KernelSpec, plan: Plan) -> tuple[GradientPrice, ...]:
+        """The plan as a whole, then each gradient: one line each, ready for model and reader."""
+        try:
+            if spec.hash8 not in self._known:
+                self._known[spec.hash8] = self._count(spec)
+        except KernelAgentError as error:
+            return (GradientPrice(grad="", line=f"The plan cannot be priced: {error.message}"),)
+        return PlanPrice(spec, plan, self._known[spec.hash8], self._device).prices()
+
+
+def sandboxed_pricer(sandbox: Sandbox, device: str) -> Pricer:
+    """Prices on the GPU that a run uses, by `--device`; on an H100 where there is none, or none of the table."""
+    from kernel_agent.oracle.costs import costs
+    from kernel_agent.pairs.sweep import largest_required
+
+    target = priced_device(device)
+
+    def count(spec: KernelSpec) -> EntryCost:
+        (found,) = costs(spec.facts, sandbox, target.name, [largest_required(spec.sweep)], LIMITS)
+        return found
+
+    return Pricer(count, target)
+
+
+def priced_device(device: str) -> Device:
+    """What the table of devices says of the GPU that `--device` means."""
+    import torch
+
+    table = device_table()
+    if device != "cpu" and torch.cuda.is_available():
+        try:
+            return table.find(torch.cuda.get_device_name(None if device == "auto" else device))
+        except InputError:  # a GPU whose peak rates nobody entered: the default stands in, and every line names it
+            pass
+    return table.find(DEFAULT_DEVICE)
+
+
+class PlanPrice:
+    """One plan at one entry on one device."""
+
+    def __init__(self, spec: KernelSpec, plan: Plan, counted: EntryCost, device: Device) -> None:
+        self.spec, self.plan, self.counted, self.device = spec, plan, counted, device
+        self.forward = counted.parts["forward"]
+        tensors = [facts for facts in (*counted.inputs, *counted.outputs) if facts.kind is ArgumentKind.TENSOR]
+        self.tensors = {facts.name: facts for facts in tensors}
+        self.dims = spec.sweep[counted.position].dims
+        self.bytes: Mapping[str, int] = {
+            **{name: _bytes(facts) for name, facts in self.tensors.items()},
+            **{extra.name: self._extra_bytes(extra) for extra in plan.extra},
+        }
+        differentiable = {facts.name for facts in spec.outputs if facts.needs_grad}
+        self.cotangents = {name: size for name, size in self.bytes.items() if name in differentiable}
+
+    def prices(self) -> tuple[GradientPrice, ...]:
+        """The plan as a whole, then each gradient."""
+        gradients = [self._gradient(one) for one in self.plan.gradients]
+        return (self._whole(gradients), *gradients)
+
+    def _whole(self, gradients: list[GradientPrice]) -> GradientPrice:
+        read = {name for one in self.plan.gradients for name in one.saved if name in self.bytes}
+        written = [one.grad for one in self.plan.gradients if one.grad in self.tensors]
+        extra = sum(p.planned_bytes - (p.floor_bytes or 0) for p in gradients if p.planned_bytes is not None)
+        floor = sum(self.cotangents.values()) + self._sum(read) + self._sum(written)
+        separate = sum(p.planned_bytes or p.floor_bytes or 0 for p in gradients)
+        names = ", ".join((*(f"grad_{name}" for name in self.cotangents), *sorted(read)))
+        said = [
+            f"At {self.counted.label} on {self.device.name}: one pass over {names} that writes every gradient moves "
+            f"{self._cost(floor + extra)}"
+        ]
+        if len(gradients) > 1:
+            said.append(f"a pass for each gradient {self._cost(separate)}")
+        said.append(f"the forward's bound is {duration(self.forward.seconds)}{_arithmetic(self.forward)}")
+        said += [self._saving(extra) for extra in self.plan.extra]
+        said += list(self.forward.notes)
+        return GradientPrice(
+            grad="",
+            line="; ".join(said) + ".",
+            planned_bytes=floor + extra,
+            floor_bytes=floor,
+            microseconds=self._us(floor + extra),
+        )
+
+    def _gradient(self, one: GradientPlan) -> GradientPrice:
+        facts = self.tensors.get(one.grad)
+        if facts is None:
+            return GradientPrice(grad=one.grad, line=f"d{one.grad}: no tensor at {self.counted.label}, not priced.")
+        floor = sum(self.cotangents.values()) + self._sum(one.saved) + _bytes(facts)
+        terms, unknown = self._terms(facts)
+        planned = self._planned(one, facts, terms, unknown)
+        said = [f"d{one.grad}: floor {self._cost(floor)}"]
+        if planned is None:
+            said.append(f"planned {one.reduction.value}: not priced, {unknown}")
+        else:
+            said.append(f"planned {self._option(planned, floor)}")
+        others = () if terms is None or terms.loads == terms.addresses else self._others(one, facts, terms)
+        said += [f"instead {self._option(way, floor)}" for way in others if way != planned]
+        if one.recomputed:
+            what = ", ".join(f"{value:.40}" for value in one.recomputed)
+            said.append(f"computing {what} again takes at most the forward's {self._work()}")
+        if planned is None:
+            return GradientPrice(grad=one.grad, line="; ".join(said) + ".", floor_bytes=floor)
+        moved = floor + planned.extra_bytes
+        return GradientPrice(
+            grad=one.grad,
+            line="; ".join(said) + ".",
+            planned_bytes=moved,
+            floor_bytes=floor,
+            workspace_bytes=planned.workspace_bytes,
+            atomics=planned.atomics,
+            microseconds=max(self._us(moved), planned.l2_s * 1e6),
+        )
+
+    def _option(self, way: Way, floor: int) -> str:
+        words = f", {way.words}" if way.words else ""
+        if not way.extra_bytes:
+            return f"{way.name}: no more than that{words}"
+        return f"{way.name}: {self._cost(floor + way.extra_bytes)}, {_above(way.extra_bytes, floor)}{words}"
+
+    def _terms(self, facts: ArgumentFacts) -> tuple[Terms | None, str]:
+        """How often the forward's programs load an input, or why that is not known."""
+        name, width = facts.name, _itemsize(facts.dtype)
+        reads = [b.read for launch in self.forward.launches for b in launch.buffers if b.name == name and b.read]
+        if not reads:
+            return None, f"no kernel loads `{name}` under its own name"
+        loads = sum(read.issued_bytes for read in reads) // width
+        addresses = max(read.unique_bytes for read in reads) // width
+        if addresses > _elements(facts) and loads > addresses:
+            return None, f"`{name}` shares its memory with another tensor"
+        return Terms(addresses, loads), ""
+
+    def _planned(self, one: GradientPlan, facts: ArgumentFacts, terms: Terms | None, unknown: str) -> Way | None:
+        if one.reduction is Reduction.ATOMICS:
+            return None if terms is None else self._atomics(facts, terms)
+        if one.reduction is Reduction.PARTIALS:
+            persistent = "persistent-grid" in one.techniques
+            return None if terms is None else self._partials(facts, terms, persistent=persistent)
+        if one.reduction is Reduction.PLAIN_STORE:
+            if terms is None:
+                return Way("plain store", 0, f"how many terms its owner collects is not counted: {unknown}")
+            alone = terms.loads == terms.addresses
+            once = f"as the forward loads each element of {one.grad} once"
+            return Way("plain store", 0, once if alone else f"its owner collects {terms.each} terms per element")
+        return Way(one.reduction.value, 0, "but for rereads that caches do not keep")
+
+    def _others(self, one: GradientPlan, facts: ArgumentFacts, terms: Terms) -> Iterable[Way]:
+        """The ways to bring terms together that the plan does not take."""
+        if one.reduction is not Reduction.ATOMICS:
+            yield self._atomics(facts, terms)
+        if one.reduction is not Reduction.SCAN:
+            yield self._partials(facts, terms, persistent=True)
+
+    def _atomics(self, facts: ArgumentFacts, terms: Terms) -> Way:
+        extra = _elements(facts) * (2 if _itemsize(facts.dtype) >= SUM_BYTES else 4) * SUM_BYTES
+        clock = self.device.clock_mhz * 1e6
+        through = 2 * SUM_BYTES * terms.loads / (clock * self.device.multiprocessors * L2_BYTES)
+        seconds = max(through, terms.loads / terms.addresses / clock)
+        words = f"{amount(terms.loads)} adds to {amount(terms.addresses)} addresses, {terms.each} each"
+        words += f", at least {duration(seconds)} in L2"
+        return Way("atomics", extra, words, atomics=terms.loads, l2_s=seconds)
+
+    def _partials(self, facts: ArgumentFacts, terms: Terms, *, persistent: bool) -> Way:
+        programs = PROGRAMS_PER_SM * self.device.multiprocessors
+        sums = min(terms.loads, programs * _elements(facts)) if persistent else terms.loads
+        name = f"partials of {programs} programs" if sums < terms.loads else "partials, a sum per load of the forward"
+        space = sums * SUM_BYTES
+        return Way(name, 2 * space, f"{size(space)} of sums", workspace_bytes=space)
+
+    def _saving(self, extra: ExtraSaved) -> str:
+        return (
+            f"saving {extra.name} moves {self._cost(2 * self.bytes[extra.name])}, written by the forward and read "
+            f"again; computing it again takes at most the forward's {self._work()}"
+        )
+
+    def _extra_bytes(self, extra: ExtraSaved) -> int:
+        elements = 1
+        for one in extra.shape:
+            elements *= size_of(one, self.dims)
+        return elements * _itemsize(extra.dtype)
+
+    def _sum(self, names: Iterable[str]) -> int:
+        return sum(self.bytes.get(name, 0) for name in dict.fromkeys(names))
+
+    def _us(self, moved: int) -> float:
+        return moved / (self.device.bandwidth_gb_s * 1e9) * 1e6
+
+    def _cost(self, moved: int) -> str:
+        return f"{size(moved)} ({duration(self._us(moved) / 1e6)})"
+
+    def _work(self) -> str:
+        return f"{duration(sum(_computing(launch.bound) for launch in self.forward.launches))} of arithmetic"
+
+
+def _computing(bound: Bound) -> float:
+    """Seconds that a launch computes at least, memory left out."""
+    return max((term.seconds for term in bound.terms if term.resource is not Resource.MEMORY), default=0.0)
+
+
+def _arithmetic(forward: CostReport) -> str:
+    """What bounds the forward when it is not memory: then the backward, too, is bound by more than its bytes."""
+    bound = {launch.bound.by for launch in forward.launches} - {None, Resource.MEMORY}
+    named = ", ".join(sorted(resource.value for resource in bound if resource is not None))
+    return f", set by {named}; the backward's arithmetic is not priced, and counts for more than bytes" if named else ""
+
+
+def _above(extra: int, floor: int) -> str:
+    """How far bytes beyond the floor lift a gradient above it, in words."""
+    ratio = extra / floor if floor else 0.0
+    if ratio >= 2:
+        return f"{1 + ratio:.3g} times the floor"
+    return f"{100 * ratio:.2g} % above" if ratio < 0.1 else f"{100 * ratio:.0f} % above"
+
+
+def _bytes(facts: ArgumentFacts) -> int:
+    return _elements(facts) * _itemsize(facts.dtype)
+
+
+def _elements(facts: ArgumentFacts) -> int:
+    count = 1
+    for length in facts.shape:
+        count *= length
+    return count
+
+
+def _itemsize(dtype: str) -> int:
+    """Bytes of an element, by the bits in the dtype's name."""
+    bits = re.search(r"\d+", dtype)
+    return 1 if bits is None else max(1, int(bits.group()) // 8)
