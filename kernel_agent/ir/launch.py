@@ -13,6 +13,7 @@ from torch import Tensor
 from kernel_agent.ir.budget import OutOfDeviceMemory, release
 from kernel_agent.ir.chunks import Plan, run_checkpointed
 from kernel_agent.ir.cost.meter import Meter
+from kernel_agent.ir.edges import Edges
 from kernel_agent.ir.machine import Machine
 from kernel_agent.ir.memory import CPU, Buffer, Leave
 from kernel_agent.ir.numerics import Numerics
@@ -69,6 +70,8 @@ class LaunchOptions:
     device: torch.device = CPU
     """Where the buffers are, and everything is computed."""
     kept: Kept = field(default_factory=Kept)
+    edges: Edges | None = None
+    """Who puts gates around operations; None when nobody asks what a gradient consists of."""
 
 
 def launch(
@@ -188,6 +191,7 @@ def _prepared(
         quiet=isinstance(sanitizer, Sentry),
         meter=meter,
         slopes=options.slopes,
+        edges=options.edges,
     )
     machine.records, machine.budget = recording, max(plan.budget // 2, plan.budget - options.kept.nbytes)
     machine.reachable = reachable(module, arguments, buffers)

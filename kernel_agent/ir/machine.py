@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kernel_agent.ir.cost.meter import Meter
+from kernel_agent.ir.edges import Edges
 from kernel_agent.ir.errors import UnsupportedOp
 from kernel_agent.ir.memory import CPU, Buffer, Enter, Tape
 from kernel_agent.ir.numerics import Numerics
@@ -75,6 +76,7 @@ class Machine:
         quiet: bool = False,
         meter: Meter | None = None,
         slopes: Slopes | None = None,
+        edges: Edges | None = None,
     ) -> None:
         self.module = module
         self.grid = grid
@@ -91,6 +93,8 @@ class Machine:
         """Zero cotangents give zero gradients even where a derivative is infinite."""
         self.slopes = slopes
         """Who watches for infinite derivatives; None when nobody will ask for gradients, or safe mode is on."""
+        self.edges = edges
+        """Who puts gates around operations; None when nobody asks what a gradient consists of."""
         self.keep_initial = keep_initial
         """Contents at the start of the launch are needed again, by a replay."""
         self.quiet = quiet
@@ -176,6 +180,7 @@ class Machine:
             safe=self.safe,
             numerics=self.numerics,
             quiet=self.quiet,
+            edges=self.edges,
         )
         again.records, again.budget, again.reachable = True, self.budget, self.reachable
         for tape in self.tapes.values():
@@ -260,9 +265,12 @@ class Machine:
             for place in op.operand_ids:
                 owner, known = environment[place]
                 operands.append(known if owner is active and plain else self.read(place, active))
-            results = (
-                apply_faithful(self, op, operands, active) if self.faithful else self.compute(op, operands, active)
-            )
+            if self.edges is not None and plain:
+                results: Sequence[RuntimeValue] = self.edges.compute(self.module, op, operands, active, self.compute)
+            elif self.faithful:
+                results = apply_faithful(self, op, operands, active)
+            else:
+                results = self.compute(op, operands, active)
             for place, result in zip(op.result_ids, results, strict=True):
                 environment[place] = (active, result)
             if self.records:

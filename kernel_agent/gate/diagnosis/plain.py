@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from kernel_agent.gate.diagnosis.factors import Factors
-from kernel_agent.gate.diagnosis.fits import ENOUGH, EXACT, fit, norm, same, telling
 from kernel_agent.gate.diagnosis.records import Fault, Hypothesis
+from kernel_agent.oracle.residual import ENOUGH, EXACT, fit, norm, same, telling
 
 Truths = dict[str, Tensor]
 """The exact gradients of all inputs in one case, float64."""

@@ -25,6 +25,7 @@ class Fault(str, enum.Enum):
     STALE_STATISTIC = "stale statistic"
     LOW_PRECISION = "low-precision accumulation"
     EXCHANGED = "gradient of another input"
+    FACTOR = "wrong factor"
     OUTPUT_IGNORED = "cotangent of an output ignored"
 
 

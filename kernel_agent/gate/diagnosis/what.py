@@ -6,16 +6,21 @@ tried on: it is better to say nothing than to send a repair in a wrong direction
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
+
 import torch
 from torch import Tensor
 
 from kernel_agent.gate.batch import Outcome
 from kernel_agent.gate.diagnosis.evidence import Evidence
 from kernel_agent.gate.diagnosis.factors import Factors
-from kernel_agent.gate.diagnosis.fits import finite
 from kernel_agent.gate.diagnosis.plain import Seen, plain_hypothesis
 from kernel_agent.gate.diagnosis.records import Hypothesis
+from kernel_agent.gate.diagnosis.sentences import Sentences
 from kernel_agent.oracle import CotangentKind, Truths
+from kernel_agent.oracle.residual import finite
+from kernel_agent.oracle.terms import WrongCase, explain
 
 _PLAIN_KINDS = (CotangentKind.RANDOM, CotangentKind.STRIDED, CotangentKind.TRANSPOSED, CotangentKind.EXPANDED)
 """Cotangents under which no term of a gradient hides."""
@@ -24,17 +29,51 @@ _CASES = 3
 
 
 def hypotheses(evidence: Evidence, truths: Truths) -> tuple[Hypothesis, ...]:
-    """The mistakes that explain a wrong gradient at the shape of the first red case, one per gradient at most."""
-    found = []
-    for grad in truths.spec.grads:
-        cases = cases_of(evidence, grad)
-        if not cases:
-            continue
-        seen = [Seen(_given(outcome, grad), _truths(outcome)) for outcome in cases]
-        hypothesis = plain_hypothesis(grad, seen, Factors(truths.spec, cases[0].question.forward))
+    """The mistakes that explain a wrong gradient at the shape of the first red case, one per gradient at most.
+
+    Raises what a question to a truth child does.
+    """
+    cases = {grad: cases_of(evidence, grad) for grad in truths.spec.grads}
+    cases = {grad: outcomes for grad, outcomes in cases.items() if outcomes}
+    found: dict[str, Hypothesis] = {}
+    for grad, outcomes in cases.items():
+        seen = [Seen(_given(outcome, grad), _truths(outcome)) for outcome in outcomes]
+        hypothesis = plain_hypothesis(grad, seen, Factors(truths.spec, outcomes[0].question.forward))
         if hypothesis is not None:
-            found.append(hypothesis)
-    return tuple(found)
+            found[grad] = hypothesis
+    rest = {grad: outcomes for grad, outcomes in cases.items() if grad not in found}
+    while rest:
+        # gradients that are first wrong in the same case are explained by one child
+        first = next(iter(rest.values()))[0]
+        together = {grad: outcomes for grad, outcomes in rest.items() if outcomes[0] is first}
+        sentences = Sentences(truths.spec, Factors(truths.spec, first.question.forward))
+        said = explain(truths, _wrong_cases(together), block_sizes(evidence.text.source))
+        found |= {explanation.grad: sentences.hypothesis(explanation) for explanation in said}
+        rest = {grad: outcomes for grad, outcomes in rest.items() if grad not in together}
+    return tuple(found[grad] for grad in truths.spec.grads if grad in found)
+
+
+def _wrong_cases(cases: Mapping[str, Sequence[Outcome]]) -> list[WrongCase]:
+    """Every case that some gradient is to be explained in, the common first one first."""
+    outcomes = list({id(outcome): outcome for listed in cases.values() for outcome in listed}.values())
+    return [
+        WrongCase(
+            outcome.question.forward,
+            outcome.question.cotangents,
+            {
+                grad: _given(outcome, grad) - _truth(outcome, grad)
+                for grad, listed in cases.items()
+                if any(outcome is one for one in listed)
+            },
+        )
+        for outcome in outcomes
+    ]
+
+
+def block_sizes(source: str) -> tuple[int, ...]:
+    """Whole numbers in a source that may be sizes of blocks."""
+    found = {int(number) for number in re.findall(r"(?<![\w.])\d{1,5}(?![\w.])", source)}
+    return tuple(sorted(number for number in found if 2 <= number <= 1 << 14))
 
 
 def cases_of(evidence: Evidence, grad: str) -> list[Outcome]:

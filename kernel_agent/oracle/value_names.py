@@ -1,0 +1,55 @@
+"""What the user calls a value: Triton keeps the name of a variable, but loses it at loops and changes of layout."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from kernel_agent.ir.program import Module, Op, Value
+
+_SAME = frozenset(
+    {
+        *("tt.expand_dims", "tt.broadcast", "tt.splat", "tt.trans", "tt.reshape", "tt.unsplat"),
+        *("arith.extf", "arith.truncf", "arith.bitcast", "ttg.convert_layout"),
+    }
+)
+"""Operations that leave the numbers as they are."""
+
+
+class Names:
+    """Names and lines of the values of one kernel."""
+
+    def __init__(self, module: Module) -> None:
+        self.module = module
+
+    def variable(self, value: Value) -> str:
+        """The variable that holds a value, or held it before its layout changed; empty where the code has none."""
+        maker = self._makers.get(value.id)
+        if maker is None:
+            return value.variable
+        op, position = maker
+        if op.name in _SAME:
+            return self.variable(op.operands[0]) or value.variable
+        if op.name == "scf.for":
+            return op.regions[0][0].arguments[1 + position].variable or value.variable
+        if op.name == "scf.if":
+            return self.variable(op.regions[0][0].ops[-1].operands[position]) or value.variable
+        return value.variable
+
+    def line(self, value: Value) -> int | None:
+        """Where a value is computed, before its layout changed; None for an argument."""
+        maker = self._makers.get(value.id)
+        if maker is None:
+            return None
+        op, _ = maker
+        if op.name in _SAME:
+            return self.line(op.operands[0])
+        return self.line_of(op)
+
+    def line_of(self, op: Op) -> int | None:
+        """The line of an operation in the user's own code."""
+        place = self.module.place(op)
+        return None if place is None else place.line
+
+    @cached_property
+    def _makers(self) -> dict[int, tuple[Op, int]]:
+        return {result.id: (op, k) for op in self.module.all_ops for k, result in enumerate(op.results)}
