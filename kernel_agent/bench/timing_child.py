@@ -68,7 +68,7 @@ def _entry(
     arguments = unpacked(entry["arguments"], call.tensors)
     base = [None if key is None else on_gpu(call.tensors[key]) for key in entry["cotangents"]]
     cotangents = [None if tensor is None else tensor.clone() for tensor in base]
-    places = [None if key is None else call.tensors[key].to("cuda") for key in entry["probes"]]
+    places = [None if key is None else on_gpu(call.tensors[key]) for key in entry["probes"]]
     with torch.no_grad():
         made = _guarded(call, path, "forward", lambda: module.forward(*arguments.args, **arguments.kwargs))
     saved = tuple(made[1])
