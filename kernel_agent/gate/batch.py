@@ -134,7 +134,7 @@ def run_batch(
     questions: list[Question], spec: KernelSpec, sandbox: Sandbox, text: CandidateText, options: GateOptions
 ) -> BatchRun:
     """Ask the candidate a batch of cases in one fresh process and judge its answers."""
-    report = sandbox.run(_job(questions, text, options.limits))
+    report = sandbox.run(candidate_job(questions, text, options.limits))
     script = _Script(report, questions)
     outcomes: list[Outcome] = []
     for number, question in enumerate(questions):
@@ -145,7 +145,14 @@ def run_batch(
     return BatchRun(tuple(outcomes), script.extra_saved_bytes)
 
 
-def _job(questions: list[Question], text: CandidateText, limits: Limits) -> Job:
+def candidate_job(
+    questions: list[Question],
+    text: CandidateText,
+    limits: Limits,
+    entry: str = "kernel_agent.gate.child:answered",
+    extra: dict[str, Any] | None = None,
+) -> Job:
+    """A job that runs a candidate on the questions; `extra` is added to the payload."""
     tensors: dict[str, Tensor] = {}
     points = _points(questions)
     packed: list[dict[str, Any]] = []
@@ -163,9 +170,9 @@ def _job(questions: list[Question], text: CandidateText, limits: Limits) -> Job:
                 "needs": question.case.needs,
             }
         )
-    payload = {"source": text.shown, "points": packed, "cases": cases}
+    payload = {"source": text.shown, "points": packed, "cases": cases, **(extra or {})}
     label = f"candidate from {questions[0].case.name}"
-    return Job("kernel_agent.gate.child:answered", payload, tensors, limits, label)
+    return Job(entry, payload, tensors, limits, label)
 
 
 def _points(questions: list[Question]) -> list[tuple[Point, ForwardTruth]]:

@@ -10,6 +10,7 @@ from kernel_agent.gate.diagnosis.evidence import Evidence
 from kernel_agent.gate.diagnosis.layout import ignored_strides
 from kernel_agent.gate.diagnosis.matrix import pass_matrix, readings
 from kernel_agent.gate.diagnosis.records import Diagnosis, Hypothesis
+from kernel_agent.gate.diagnosis.suspect import suspect
 from kernel_agent.gate.diagnosis.what import hypotheses
 from kernel_agent.gate.diagnosis.where import regions
 from kernel_agent.oracle import Truths
@@ -37,6 +38,7 @@ def make_diagnosis(evidence: Evidence, truths: Truths) -> Diagnosis:
         readings=part("matrix", lambda: readings(evidence.here), ()),
         where=part("where", lambda: regions(evidence), ()),
         what=(*named, *(found for found in layout if found.grad not in {other.grad for other in named})),
+        suspect=part("suspect", lambda: suspect(evidence, truths), None),
         notes=tuple(notes),
         seconds=time.perf_counter() - start,
     )
