@@ -10,10 +10,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from kernel_agent.ir.around import Around
 from kernel_agent.ir.budget import OutOfDeviceMemory, release
 from kernel_agent.ir.chunks import Plan, run_checkpointed
 from kernel_agent.ir.cost.meter import Meter
-from kernel_agent.ir.edges import Edges
 from kernel_agent.ir.machine import Machine
 from kernel_agent.ir.memory import CPU, Buffer, Leave
 from kernel_agent.ir.numerics import Numerics
@@ -70,8 +70,8 @@ class LaunchOptions:
     device: torch.device = CPU
     """Where the buffers are, and everything is computed."""
     kept: Kept = field(default_factory=Kept)
-    edges: Edges | None = None
-    """Who puts gates around operations; None when nobody asks what a gradient consists of."""
+    edges: Around | None = None
+    """Who stands around every operation (`Edges`, `Watch`); None when nobody asks what if."""
 
 
 def launch(

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from kernel_agent.ir.around import Around
 from kernel_agent.ir.cost.meter import Meter
-from kernel_agent.ir.edges import Edges
 from kernel_agent.ir.errors import UnsupportedOp
 from kernel_agent.ir.memory import CPU, Buffer, Enter, Tape
 from kernel_agent.ir.numerics import Numerics
@@ -76,7 +76,7 @@ class Machine:
         quiet: bool = False,
         meter: Meter | None = None,
         slopes: Slopes | None = None,
-        edges: Edges | None = None,
+        edges: Around | None = None,
     ) -> None:
         self.module = module
         self.grid = grid
@@ -94,7 +94,7 @@ class Machine:
         self.slopes = slopes
         """Who watches for infinite derivatives; None when nobody will ask for gradients, or safe mode is on."""
         self.edges = edges
-        """Who puts gates around operations; None when nobody asks what a gradient consists of."""
+        """Who stands around every operation (`Edges`, `Watch`); None when nobody asks what if."""
         self.keep_initial = keep_initial
         """Contents at the start of the launch are needed again, by a replay."""
         self.quiet = quiet
