@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kernel_agent.cli.streams import err, out
 from kernel_agent.errors import InputError
+
+if TYPE_CHECKING:
+    from rag import Query
 
 rag = typer.Typer(name="rag", help="Search the proven pairs, or index others.", no_args_is_help=True)
 
@@ -20,16 +24,29 @@ def search(
     min_sim: Annotated[float | None, typer.Option(help="Least descriptor cosine. Default: calibrated.")] = None,
     rag_exclude: Annotated[str, typer.Option(help="Comma-separated terms of paths to leave out.")] = "",
     rag_index: Annotated[Path | None, typer.Option(help="Folder of the index to search. Default: the shipped.")] = None,
+    technique: Annotated[
+        str, typer.Option(help="Tag of the closed list: show the pairs that have it, instead of all.")
+    ] = "",
+    grad: Annotated[str, typer.Option(help="With --technique: the input whose gradient is looked for.")] = "",
 ) -> None:
-    """Show the pairs that a run on this file would retrieve."""
+    """Show the pairs that a run on this file would retrieve.
+
+    [bold]kernel-agent rag search examples/layernorm.py --topk 4[/]\n
+    [bold]kernel-agent rag search examples/layernorm.py --technique atomics --grad weight[/]
+    """
     from kernel_agent.cli.tables import Listing
     from kernel_agent.pairs.userfile import read_text
     from rag import Query, load_index
     from rag import search as find
 
     terms = tuple(term.strip() for term in rag_exclude.split(",") if term.strip())
+    if technique:
+        _require_technique(technique)
+    query = Query(source=read_text(file), path=file, k=topk, min_sim=min_sim, exclude=terms)
+    if technique:
+        _show_technique(query, technique, grad, rag_index)
+        return
     with err().status("searching the pairs"):
-        query = Query(source=read_text(file), path=file, k=topk, min_sim=min_sim, exclude=terms)
         result = find(query, load_index(rag_index))
     columns = ("", "pair", "similarity", "fused", "dense", "lexical", "structure", "why")
     table = Listing(f"nearest pairs for {file.name}", columns, folding=frozenset({"why"}))
@@ -48,6 +65,41 @@ def search(
         err().print(f"no pair matches the excluded term {term!r}", soft_wrap=True)
     if result.notice:
         err().print(result.notice, soft_wrap=True)
+
+
+def _require_technique(technique: str) -> None:
+    import difflib
+
+    from kernel_agent.pairs.techniques import TECHNIQUES
+
+    if technique not in TECHNIQUES:
+        near = difflib.get_close_matches(technique, TECHNIQUES, n=3) or list(TECHNIQUES)
+        raise InputError(f"there is no technique {technique!r}", remedy=f"one of: {', '.join(near)}")
+
+
+def _show_technique(query: Query, technique: str, grad: str, index: Path | None) -> None:
+    """Pairs with a technique in the order in which a gradient would be given them."""
+    from kernel_agent.cli.tables import Listing
+    from rag import Wanted, load_index, search_techniques
+
+    listing = Listing(f"pairs with {technique}", ("pair", "similarity", "gradients", "measured", "techniques"))
+    found: list[str] = []
+    with err().status("searching the pairs"):
+        opened = load_index(index)
+        while len(found) < query.k:
+            wanted = [Wanted(grad, (technique,))]
+            matches = search_techniques(wanted, query, shown=found, again=True, n=1, room=sys.maxsize, index=opened)
+            if not matches:
+                break
+            pair, scores = matches[0].pair, matches[0].scores
+            found.append(pair.slug)
+            name = f"{pair.family}/{pair.slug}"
+            others = ", ".join(tag for tag in pair.techniques if tag != technique)
+            listing.add(name, f"{scores.similarity:.2f}", ", ".join(pair.grads), pair.speed, others)
+    listing.show(out())
+    if not found:
+        told = f"no pair is given for {technique}: none has it, or so many that it singles out no schedule"
+        err().print(told, soft_wrap=True)
 
 
 @rag.command()

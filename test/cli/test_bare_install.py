@@ -66,6 +66,19 @@ def test_search_goes_by_words_and_says_what_is_missing(bare, home):
     assert "lexical search alone" in found.err
 
 
+def test_pairs_are_searched_by_technique(bare, home):
+    example = str(ROOT / "examples" / "layernorm.py")
+    found = bare("rag", "search", example, "--technique", "atomics", "--grad", "weight", cwd=home)
+    assert found.code == 0, found.err
+    rows = found.out.splitlines()[1:]
+    assert rows[0].startswith("gather_scatter/embedding_atomic"), "a table's gradient is of the same kind"
+    generic = bare("rag", "search", example, "--technique", "strided-cotangent", cwd=home)
+    assert "singles out no schedule" in generic.err
+    unknown = bare("rag", "search", example, "--technique", "atomic", cwd=home)
+    assert unknown.code == 2
+    assert "one of: atomics" in unknown.err
+
+
 def test_a_pair_is_checked(bare, home):
     checked = bare("check", str(ROOT / "test" / "gate" / "pairs" / "softmax.py"), "--json", cwd=home)
     assert checked.code == 0, checked.err
