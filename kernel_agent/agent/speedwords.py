@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from kernel_agent.bench.records import Basis, KernelTime, Measurement, ShapeTime
@@ -12,6 +13,29 @@ def headline_time(measurement: Measurement) -> str:
     count = len(measurement.shapes)
     over = f", geometric mean of {count} shapes" if count > 1 else ""
     return f"{microseconds(measurement.geomean_us)} per backward ({basis_words(measurement)}{over})"
+
+
+def baseline_words(measurement: Measurement) -> tuple[str, ...]:
+    """How the time compares, in geometric means; what is not known at every shape is left out."""
+    shapes = measurement.shapes
+    bound = _ratio([(shape.bound_us, shape.median_us) for shape in shapes])
+    eager = _ratio([(shape.eager_us, shape.median_us) for shape in shapes])
+    compiled = _ratio([(shape.compiled_us, shape.median_us) for shape in shapes])
+    return tuple(
+        words
+        for value, words in (
+            (bound, f"{bound:.0%} of what the bound allows" if bound else ""),
+            (eager, f"{eager:.2f}x the speed of eager autograd" if eager else ""),
+            (compiled, f"{compiled:.2f}x the speed of torch.compile" if compiled else ""),
+        )
+        if value
+    )
+
+
+def _ratio(pairs: list[tuple[float | None, float]]) -> float | None:
+    """Geometric mean of the quotients; None when one is unknown."""
+    logs = [math.log(value / own) for value, own in pairs if value]
+    return math.exp(sum(logs) / len(logs)) if logs and len(logs) == len(pairs) else None
 
 
 def basis_words(measurement: Measurement) -> str:

@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pydantic import Field
 
 from kernel_agent import __version__
+from kernel_agent.bench.records import Measurement
 from kernel_agent.gate.verdict import Verdict
 from kernel_agent.record import Record
 
@@ -23,6 +24,9 @@ class Provenance(Record):
     output_tokens: int = 0
     cost_usd: float | None = Field(default=None, description="None when a price was unknown")
     run_id: str = ""
+    speed: Measurement | None = Field(
+        default=None, description="its time with basis, device and versions; None when none was taken"
+    )
 
 
 class Hashes(Record):

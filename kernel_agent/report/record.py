@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from kernel_agent.agent.events import Outcome
 from kernel_agent.agent.orchestrator import FinishedRun
+from kernel_agent.bench.records import Measurement
 from kernel_agent.errors import ExitCode, KernelAgentError
 from kernel_agent.gate.verdict import Verdict
 from kernel_agent.models.protocol import Usage
@@ -25,6 +26,12 @@ class FinalRecord(BaseModel):
     exit_code: int
     verdict: Verdict | None = Field(description="of the best candidate; null when there is none, `reason` says why")
     candidate: str | None = Field(description="digest of the best candidate")
+    speed: Measurement | None = Field(
+        default=None, description="time of the best candidate, measured or modelled; null when none was taken"
+    )
+    first_us: float | None = Field(
+        default=None, description="the same of the first proven candidate: what phase 3 began with"
+    )
     files: tuple[str, ...] = Field(description="delivered files")
     backend: str
     model: str
@@ -65,6 +72,8 @@ def _record(run: FinishedRun, *, reason: str, exit_code: ExitCode) -> FinalRecor
         exit_code=int(exit_code),
         verdict=state.best.verdict if state.best else None,
         candidate=state.best.digest if state.best else None,
+        speed=state.best.measurement if state.best else None,
+        first_us=state.measurements[0][1].geomean_us if state.measurements else None,
         files=tuple(str(run.folder.product / name) for name in (state.delivered.files if state.delivered else ())),
         backend=started.backend.value if started else "",
         model=started.model if started else "",

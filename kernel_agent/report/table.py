@@ -1,4 +1,4 @@
-"""The table at the end of a run: each gradient with its cases and worst ratio, then asks, cost and files."""
+"""The table at the end of a run: each gradient with its cases and worst ratio, then time, asks, cost and files."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from kernel_agent.agent.orchestrator import FinishedRun
+from kernel_agent.agent.speedwords import baseline_words, headline_time
 from kernel_agent.gate.verdict import Verdict
 from kernel_agent.report.terminal import verdict_text
 
@@ -22,6 +23,9 @@ def final_table(run: FinishedRun) -> RenderableType:
         parts += [Text(f"note: {note}", style="dim") for note in state.best.verdict.notes]
         if not state.best.verdict.green and state.exhausted:
             parts.append(Text(state.exhausted, style="red"))
+    if state.best is not None and state.best.measurement is not None:
+        time = state.best.measurement
+        parts += [_fact("time", headline_time(time)), *(_fact("", words) for words in baseline_words(time))]
     parts += [_fact("asks", str(len(state.rounds))), _fact("tokens", tokens(run)), _fact("cost", cost(run))]
     parts += [
         _fact("file", str(run.folder.product / name)) for name in (state.delivered.files if state.delivered else ())

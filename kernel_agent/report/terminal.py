@@ -11,9 +11,12 @@ from rich.text import Text
 from kernel_agent.agent import events as ev
 from kernel_agent.agent.events import Entry
 from kernel_agent.agent.explain import headline
+from kernel_agent.agent.skeleton import gradient_name
+from kernel_agent.agent.speedwords import headline_time
 from kernel_agent.gate.verdict import CaseResult, Status, Verdict
 from kernel_agent.models.protocol import Notice
 from kernel_agent.models.tokens import estimate_tokens
+from kernel_agent.report.paragraphs import drafts_line
 from kernel_agent.report.trace import NUMBER
 
 
@@ -85,7 +88,10 @@ def event_line(event: ev.Event) -> Text | None:
         case ev.PairsRetrieved():
             return _pairs_line(event)
         case ev.Asked():
-            return Text(f"  ask {event.number} ({event.prompt.value}): about {event.estimated_input:,} tokens")
+            after = f" after {event.anchor}" if event.anchor else ""
+            free = ", not counted" if event.free else ""
+            tokens = f"about {event.estimated_input:,} tokens"
+            return Text(f"  ask {event.number} ({event.prompt.value}{after}{free}): {tokens}")
         case ev.Replied():
             use, cost = event.reply.usage, event.reply.cost_usd
             price = "" if cost is None else f", ${cost:.4f}"
@@ -93,11 +99,11 @@ def event_line(event: ev.Event) -> Text | None:
         case ev.Judged():
             return Text("  ").append_text(verdict_text(event.verdict))
         case ev.Measured():
-            return Text(f"  {event.measurement.geomean_us:.1f} us per backward, {event.measurement.basis.value}")
+            return Text(f"  {headline_time(event.measurement)}")
         case ev.SnapshotKept():
             return Text(f"  kept: {event.line}", style="dim")
         case ev.SetAside():
-            return Text("  set aside: no progress", style="dim")
+            return Text(f"  set aside: {event.line}", style="dim")
         case ev.RolledBack():
             return Text(f"  rolled back to {event.digest[:16]}", style="yellow")
         case ev.BudgetExhausted():
@@ -105,19 +111,22 @@ def event_line(event: ev.Event) -> Text | None:
         case ev.Resumed():
             return Text("resumed" + (": a damaged last line of the ledger was dropped" if event.dropped else ""))
         case ev.ForwardAnalysed():
-            return Text(f"  the forward's {len(event.facts.launches)} launches were read ({event.facts.seconds:.1f} s)")
+            count = len(event.facts.launches)
+            return Text(f"  {count} launch{'' if count == 1 else 'es'} of the forward read")
         case ev.Planned():
-            return Text(f"  plan: {event.problem}" if event.plan is None else f"  plan: anchor {event.plan.anchor}")
+            return _plan_line(event)
         case ev.TechniquesRetrieved():
-            return Text(f"  {len(event.hits)} pairs by technique")
+            found = ", ".join(f"{hit.pair.slug} for {gradient_name(hit.grad)}" for hit in event.hits)
+            return Text(f"  pairs by technique: {found or 'none'}")
         case ev.DraftsPlanned():
-            return Text(f"  {len(event.anchors)} drafts{': ' + event.line if event.line else ''}")
+            return Text(f"  {drafts_line(event)}") if len(event.anchors) > 1 or event.line else None
         case ev.EditFailed():
             return Text(f"  the edits do not apply: {event.line}", style="yellow")
         case ev.Locked():
-            return Text(f"  right and locked: {', '.join(event.grads)}")
+            return Text(f"  right and locked: {', '.join(map(gradient_name, event.grads))}")
         case ev.Spliced():
-            return Text(f"  spliced {' and '.join(', '.join(names) for names in event.grads)}")
+            names = (", ".join(map(gradient_name, names)) for names in event.grads)
+            return Text(f"  spliced {' with '.join(names)}")
         case ev.TunedEvent():
             return Text(f"  tuned: {event.tuned.line}")
         case ev.CandidateExtracted() | ev.Delivered() | ev.Finished() | ev.Interrupted():
@@ -127,6 +136,13 @@ def event_line(event: ev.Event) -> Text | None:
 def verdict_text(verdict: Verdict) -> Text:
     """The headline of a verdict in its colour."""
     return Text(headline(verdict), style="green" if verdict.green else "red")
+
+
+def _plan_line(event: ev.Planned) -> Text:
+    if event.plan is None:
+        return Text(f"  plan refused: {event.problem.splitlines()[0] if event.problem else ''}", style="yellow")
+    how = ", ".join(f"{gradient_name(one.grad)} by {one.reduction.value}" for one in event.plan.gradients)
+    return Text(f"  plan after {event.plan.anchor or 'no pair'}: {how}")
 
 
 def _pairs_line(event: ev.PairsRetrieved) -> Text:

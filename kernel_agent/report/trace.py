@@ -15,6 +15,17 @@ from kernel_agent.agent.explain import cases_in_words, gradients_in_words, headl
 from kernel_agent.agent.snapshots import parse
 from kernel_agent.gate.verdict import Verdict
 from kernel_agent.models.protocol import Reply, Role, Turn
+from kernel_agent.report.paragraphs import (
+    diagnosis_paragraphs,
+    drafts_line,
+    forward_paragraphs,
+    locked_line,
+    plan_paragraphs,
+    spliced_line,
+    technique_paragraphs,
+    time_paragraphs,
+    tuning_paragraphs,
+)
 
 NUMBER = {PhaseName.REFERENCE: 1, PhaseName.BACKWARD: 2, PhaseName.OPTIMIZE: 3}
 """Phases as readers count them."""
@@ -58,40 +69,34 @@ def _event(event: ev.Event, when: str, shown: set[str]) -> list[str]:
         case ev.Asked():
             return _ask(event, when, shown)
         case ev.ForwardAnalysed():
-            return [
-                "The forward's launches were read: " + ", ".join(launch.kernel for launch in event.facts.launches) + "."
-            ]
+            return forward_paragraphs(event.facts)
         case ev.Planned():
-            return [f"Plan of reply {event.number}: {event.problem or 'accepted'}", *(p.line for p in event.prices)]
+            return plan_paragraphs(event)
         case ev.TechniquesRetrieved():
-            found = "".join(f"\n- {hit.grad}: {hit.pair.slug} ({hit.technique})" for hit in event.hits)
-            return [f"Pairs by technique:{found or ' none'}"]
+            return technique_paragraphs(event)
         case ev.DraftsPlanned():
-            return [f"Drafts after {', '.join(anchor or 'no pair' for anchor in event.anchors)}. {event.line}"]
+            return [drafts_line(event)]
         case ev.EditFailed():
             return [f"The edits of reply {event.number} do not apply: {_sentence(event.line)}"]
         case ev.Locked():
-            return [f"Right in every case, and locked: {', '.join(event.grads)} of `{event.digest[:16]}`."]
+            return [locked_line(event)]
         case ev.Spliced():
-            pieces = zip(event.grads, event.from_digests, strict=True)
-            first, second = (f"{', '.join(names)} of `{digest[:16]}`" for names, digest in pieces)
-            return [f"Spliced {first} with {second}: candidate `{event.digest[:16]}`."]
+            return [spliced_line(event)]
         case ev.TunedEvent():
-            return [f"Tuned `{event.digest[:16]}`: {_sentence(event.tuned.line)}"]
+            return tuning_paragraphs(event)
         case ev.Replied():
             return _reply(event.number, event.reply, when)
         case ev.CandidateExtracted():
             sections = "a forward and a backward section" if event.has_forward else "a backward section"
+            held = f"{_count(event.edits, 'edit')} of the candidate shown to it" if event.edits else sections
             notes = "".join(f"\n- {note}" for note in event.notes)
-            return [f"The reply holds {sections}: candidate `{event.digest[:16]}`.{notes}"]
+            return [f"Reply {event.number} holds {held}: candidate `{event.digest[:16]}`.{notes}"]
         case ev.Judged():
             return _verdict(event, when)
         case ev.Measured():
-            facts = "".join(f"\n- {fact}" for fact in event.measurement.facts)
-            time = f"{event.measurement.geomean_us:.1f} us per backward, {event.measurement.basis.value}"
-            return [f"Time of `{event.digest[:16]}`: {time}.{facts}"]
+            return [f"### Time of `{event.digest[:16]}` {when}", *time_paragraphs(event.measurement)]
         case ev.SnapshotKept():
-            return [f"Kept as the best candidate: {event.line}."]
+            return [f"Kept as the best candidate, `{event.digest[:16]}`: {event.line}."]
         case ev.SetAside():
             return [f"Set aside: {_sentence(event.line)}"]
         case ev.RolledBack():
@@ -142,7 +147,9 @@ def _pairs(event: ev.PairsRetrieved) -> list[str]:
 
 
 def _ask(event: ev.Asked, when: str, shown: set[str]) -> list[str]:
-    parts = [f"### Ask {event.number} ({event.prompt.value}) {when}, about {event.estimated_input:,} tokens"]
+    kind = event.prompt.value + (f" after {event.anchor}" if event.anchor else "")
+    kind += ", not counted" if event.free else ""
+    parts = [f"### Ask {event.number} ({kind}) {when}, about {event.estimated_input:,} tokens"]
     if event.system is not None:
         parts += ["System:", _quoted(event.system)]
     if event.opening is not None:
@@ -197,6 +204,7 @@ def verdict_lines(verdict: Verdict, said: str = "") -> list[str]:
         facts.append(f"own forward: {lines} changed, {change.extra_saved_bytes:,} more bytes saved")
     facts += verdict.notes
     parts.append("\n".join(f"- {fact}" for fact in facts))
+    parts += diagnosis_paragraphs(verdict)
     if verdict.details:
         parts.append(_quoted(verdict.details))
     return parts
