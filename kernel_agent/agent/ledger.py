@@ -9,6 +9,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from io import FileIO
@@ -129,6 +130,13 @@ class Ledger:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.close()
+
+
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Keep other processes from working on a run while the block runs. Raises `LedgerBusy` when one does."""
+    with _locked(path, "r+"):
+        yield
 
 
 def _locked(path: Path, mode: str) -> FileIO:

@@ -40,6 +40,10 @@ class RunFolder:
         for part in (self.asks, self.replies, self.snapshots):
             part.mkdir()
         self.source.write_text(source, encoding="utf-8")
+        self.point_latest()
+
+    def point_latest(self) -> None:
+        """Let `latest` be this run."""
         fresh = self.path.with_name(f".{self.run_id}.link")
         fresh.symlink_to(self.run_id)
         os.replace(fresh, self.path.with_name(LATEST))
