@@ -97,7 +97,7 @@ def _put_in_place(fresh: Path, folder: RunFolder, place: PurePosixPath, out: Pat
 @contextmanager
 def _opened(archive: Path) -> Iterator[tarfile.TarFile]:
     try:
-        tar = tarfile.open(archive, "r:*")
+        tar = tarfile.open(archive, "r:*")  # noqa: SIM115 - what fails in the block below is no fault of the file
     except FileNotFoundError:
         raise InputError("there is no such file", remedy="Check the path.", path=archive) from None
     except (tarfile.TarError, OSError, EOFError) as error:

@@ -57,7 +57,9 @@ def test_every_published_option_is_listed(capsys):
     assert [name for name in (*published.split(), "--min-rel-impr") if name not in shown] == []
 
 
-@pytest.mark.parametrize("name", ["check", "cost", "resume", "runs", "trace", "dataset", "rag", "doctor", "new"])
+@pytest.mark.parametrize(
+    "name", ["check", "cost", "resume", "runs", "trace", "dataset", "rag", "pack", "unpack", "doctor", "new"]
+)
 def test_every_subcommand_has_help(name, capsys):
     assert run([name, "--help"]) == 0
     assert "Usage" in capsys.readouterr().out
