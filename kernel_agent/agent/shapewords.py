@@ -5,8 +5,6 @@ A model that sees `M=4096 N=1024` writes code for these numbers; one that sees r
 
 from __future__ import annotations
 
-import torch
-
 from kernel_agent.pairs.axes import UNKNOWN, Seen, axis_names
 from kernel_agent.pairs.spec import ArgumentFacts, ArgumentKind, Dim, KernelSpec
 from kernel_agent.pairs.sweep import smallest
@@ -75,4 +73,6 @@ def _value(value: Dim) -> str:
 
 
 def _is_dtype(value: Dim) -> bool:
+    import torch  # looking at runs does not need it
+
     return isinstance(value, str) and isinstance(getattr(torch, value.removeprefix("torch."), None), torch.dtype)

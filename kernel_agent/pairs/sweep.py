@@ -8,7 +8,6 @@ import numbers
 from pathlib import Path
 from typing import Any
 
-import torch
 from pydantic import ValidationError
 
 from kernel_agent.errors import InputError
@@ -75,6 +74,8 @@ def _entry(item: Any, index: int, path: Path, line: int | None) -> ShapeEntry:
 
 
 def _dim(value: Any, where: str, path: Path, line: int | None) -> Any:
+    import torch  # only a file that was imported has values to read, and it has loaded torch
+
     if value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and math.isfinite(value)):
         return value
     if isinstance(value, numbers.Integral):
