@@ -5,6 +5,7 @@ The user's file is trusted to be timed: a baseline that cheats only makes its ow
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -71,7 +72,8 @@ def _inputs(call: Call, stub: Stub, number: int, entry: ShapeEntry) -> None:
 def baselines(call: Call) -> None:
     """Payload: `spec`, `flush_bytes`, `budget_s`, `entries`: each with `arguments`, `cotangents` and `dot_bits`.
 
-    Sends per entry and way (`eager`, `compiled`, `own`) the `times` of one backward alone, or `failed` with a reason.
+    Sends per entry and way the `times`, or `failed` with a reason: of the stub itself (`forward`), and of one backward
+    alone by the file's own function (`own`) and by autograd of the reference (`eager`, `compiled`).
     """
     torch.set_num_threads(1)
     quiet_numerics()
@@ -105,22 +107,29 @@ def _prepare_compiler() -> None:
 def _ways(stub: Stub) -> list[str]:
     facts = stub.spec.facts
     own = ["own"] if facts.has_backward and not facts.is_pair else []
-    return [*own, *(["eager", "compiled"] if facts.has_reference else [])]
+    return ["forward", *own, *(["eager", "compiled"] if facts.has_reference else [])]
 
 
 def _times(call: Call, clock: Clock, stub: Stub, way: str, entry: dict[str, Any]) -> list[float]:
     arguments = unpacked(entry["arguments"], call.tensors)
     cotangents = [None if key is None else on_gpu(call.tensors[key]) for key in entry["cotangents"]]
-    work = (
-        _own_backward(stub, arguments.args, arguments.kwargs, cotangents)
-        if way == "own"
-        else _autograd(stub, way, arguments.args, arguments.kwargs, cotangents)
-    )
+    call_of = {"forward": _forward, "own": _own_backward}.get(way, functools.partial(_autograd, way))
+    work = call_of(stub, arguments.args, arguments.kwargs, cotangents)
     return clock.times(work, clock.pace(work, call.payload["budget_s"]))
 
 
+def _forward(
+    stub: Stub, args: tuple[Any, ...], kwargs: dict[str, Any], _cotangents: list[Tensor | None]
+) -> Callable[[], object]:
+    def work() -> object:
+        with torch.no_grad():
+            return stub.function(*args, **kwargs)
+
+    return work
+
+
 def _autograd(
-    stub: Stub, way: str, args: tuple[Any, ...], kwargs: dict[str, Any], cotangents: list[Tensor | None]
+    way: str, stub: Stub, args: tuple[Any, ...], kwargs: dict[str, Any], cotangents: list[Tensor | None]
 ) -> Callable[[], object]:
     reference = stub.module.reference
     if way == "compiled":

@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError
 from torch import Tensor
 
 from kernel_agent.bench.launches import TF32_BITS, KernelSeen
-from kernel_agent.bench.native import NativeTruth
+from kernel_agent.bench.native import NativeTruth, has_own_forward
 from kernel_agent.bench.records import Basis, KernelTime, Measurement, ShapeTime
 from kernel_agent.bench.rig import STANDARD, Baselines, BenchOptions, Inputs, Rig
 from kernel_agent.bench.statistics import Timing, timing_of
@@ -30,6 +30,8 @@ from kernel_agent.ir.cost.cost_report import CostReport
 from kernel_agent.ir.cost.devices import device_table
 from kernel_agent.oracle.costs import costs
 from kernel_agent.oracle.records import TruthError
+from kernel_agent.oracle.wire import unpack
+from kernel_agent.pairs.arguments import argument_places
 from kernel_agent.pairs.assemble import assemble
 from kernel_agent.pairs.spec import Candidate, KernelSpec
 from kernel_agent.pairs.userfile import read_source
@@ -61,6 +63,13 @@ class _Times(Said):
     hidden_us: float
 
 
+class _Forward(Said):
+    """Times of the candidate's own forward at one entry."""
+
+    entry: int
+    forward: tuple[float, ...] = Field(max_length=1000)
+
+
 class _Kernels(Said):
     """The launches of one entry."""
 
@@ -74,6 +83,7 @@ class _Ear:
 
     times: dict[int, tuple[_Times, Tensor]] = field(default_factory=dict)
     kernels: dict[int, _Kernels] = field(default_factory=dict)
+    forwards: dict[int, _Forward] = field(default_factory=dict)
     begun: dict[int, float] = field(default_factory=dict)
     calls: dict[int, int] = field(default_factory=dict)
     took_us: dict[int, float] = field(default_factory=dict)
@@ -90,6 +100,9 @@ class _Ear:
             elif "times" in record:
                 said = _Times.model_validate(record)
                 self.times[said.entry] = (said, message.tensors["probes"])
+            elif "forward" in record:
+                forward = _Forward.model_validate(record)
+                self.forwards[forward.entry] = forward
             elif "begin" in record:
                 self.begun[int(record["entry"])], self.calls[int(record["entry"])] = now, int(record["begin"])
             elif "end" in record:
@@ -128,9 +141,9 @@ def measure_source(
         raise NotMeasured(
             f"no required entry of SWEEP runs on this GPU: {reasons}", remedy="Give SWEEP an entry that fits."
         )
-    probes = [_probes(rig.natives.get(number)) for number in range(len(rig.inputs))]
+    probes = [_probes(spec, inputs, rig.natives.get(number)) for number, inputs in enumerate(rig.inputs)]
     ear = _Ear()
-    report = sandbox.run(_job(rig, shown, probes), on_message=ear.hear)
+    report = sandbox.run(_job(rig, shown, probes, has_own_forward(spec, pair_source)), on_message=ear.hear)
     if ear.nonsense:
         raise NotMeasured("the candidate wrote to the result channel while it was timed")
     if ear.failure is not None:
@@ -152,6 +165,7 @@ def measure_source(
         *(f"{skipped.entry.label} was not timed: {skipped.reason}" for skipped in rig.skipped),
         *_kernel_facts(kernels, shapes[slowest], label),
         *_host_facts(ear, rig),
+        *_forward_facts(ear, rig),
         *_fairness(rig),
         *rig.notes,
         *bounds.notes,
@@ -170,34 +184,51 @@ def measure_source(
 class _Probes:
     """Where gradients are looked at, and what stands there."""
 
-    keys: tuple[str, ...]
-    places: tuple[Tensor, ...]
-    truth: Tensor
-    """Float64, those of all gradients one after the other."""
-    scale: Tensor
-    """S of each element."""
+    places: tuple[Tensor | None, ...]
+    """Per gradient; None where the input is no tensor at this entry."""
+    truth: Tensor | None
+    """Float64, those of all gradients one after the other; None where no truth is known at the entry itself."""
+    scale: float
+    """Norm of S at these elements."""
 
 
-def _probes(truth: NativeTruth | None) -> _Probes | None:
-    """Places chosen by the parent; None where no truth is known at the entry itself."""
-    if truth is None or truth.shrunk:
-        return None
-    generator = torch.Generator().manual_seed(time.time_ns() & 0xFFFFFFFF)  # not known to any candidate beforehand
-    places = tuple(torch.randint(max(1, grad.truth.numel()), (PROBES,), generator=generator) for grad in truth.grads)
-    values = [grad.truth.reshape(-1)[where] for grad, where in zip(truth.grads, places, strict=True)]
-    scales = [torch.full((PROBES,), grad.scale, dtype=torch.float64) for grad in truth.grads]
-    return _Probes(tuple(grad.name for grad in truth.grads), places, torch.cat(values), torch.cat(scales))
+def _probes(spec: KernelSpec, inputs: Inputs, truth: NativeTruth | None) -> _Probes:
+    """Places chosen by the parent: no candidate knows them beforehand."""
+    generator = torch.Generator().manual_seed(time.time_ns() & 0xFFFFFFFF)
+    sizes = _gradient_sizes(spec, inputs)
+    places = tuple(
+        None if size is None else torch.randint(max(1, size), (min(PROBES, size),), generator=generator)
+        for size in sizes
+    )
+    known = {} if truth is None or truth.shrunk else {grad.name: grad for grad in truth.grads}
+    pairs = [(known.get(name), where) for name, where in zip(spec.grads, places, strict=True) if where is not None]
+    grads = [(grad, where) for grad, where in pairs if grad is not None]
+    if not grads or len(grads) < len(pairs):
+        return _Probes(places, None, 0.0)
+    scale = math.sqrt(sum(grad.scale**2 * len(where) for grad, where in grads))
+    return _Probes(places, torch.cat([grad.truth.reshape(-1)[where] for grad, where in grads]), scale)
 
 
-def _job(rig: Rig, shown: str, probes: Sequence[_Probes | None]) -> Job:
+def _gradient_sizes(spec: KernelSpec, inputs: Inputs) -> list[int | None]:
+    """Elements of the inputs with a gradient; None where there is no floating tensor at this entry."""
+    args = unpack(inputs.arguments["args"], inputs.tensors)
+    kwargs = unpack(inputs.arguments["kwargs"], inputs.tensors)
+    found = argument_places([fact.name for fact in spec.inputs], args, kwargs)
+    values = {name: args[place] if isinstance(place, int) else kwargs[place] for name, place in found.items()}
+    wanted = [values.get(name) for name in spec.grads]
+    return [value.numel() if isinstance(value, Tensor) and value.is_floating_point() else None for value in wanted]
+
+
+def _job(rig: Rig, shown: str, probes: Sequence[_Probes], own_forward: bool) -> Job:
     tensors = rig.tensors()
     entries: list[dict[str, Any]] = []
     for number, (inputs, wanted) in enumerate(zip(rig.inputs, probes, strict=True)):
-        keys = [f"e{number}.probe.{place}" for place in range(len(wanted.places))] if wanted else []
-        tensors |= dict(zip(keys, wanted.places, strict=True)) if wanted else {}
+        keys = [None if where is None else f"e{number}.probe.{place}" for place, where in enumerate(wanted.places)]
+        tensors |= {key: where for key, where in zip(keys, wanted.places, strict=True) if key and where is not None}
         entries.append({"arguments": inputs.arguments, "cotangents": inputs.cotangents, "probes": keys})
     payload = {
         "source": shown,
+        "own_forward": own_forward,
         "entries": entries,
         "flush_bytes": rig.flush_bytes,
         "budget_s": rig.options.budget_s,
@@ -206,7 +237,7 @@ def _job(rig: Rig, shown: str, probes: Sequence[_Probes | None]) -> Job:
     return Job("kernel_agent.bench.timing_child:timed", payload, tensors, rig.options.limits, "timed candidate")
 
 
-def _timing(ear: _Ear, report: Report, number: int, inputs: Inputs, probes: _Probes | None) -> Timing:
+def _timing(ear: _Ear, report: Report, number: int, inputs: Inputs, probes: _Probes) -> Timing:
     """The timing of one entry, if it can be believed. Raises `NotMeasured`."""
     label = inputs.entry.label
     if number not in ear.times or number not in ear.took_us:
@@ -217,8 +248,7 @@ def _timing(ear: _Ear, report: Report, number: int, inputs: Inputs, probes: _Pro
         timing = timing_of(said_times.times)
     except ValueError as error:
         raise NotMeasured(f"no time at {label}: {error}") from error
-    if probes is not None:
-        _refuse_wrong_answers(seen, probes, len(said_times.times), label)
+    _refuse_wrong_answers(seen, probes, len(said_times.times), label)
     if said_times.hidden_us > HIDDEN_US + 0.05 * timing.median_us:
         # Streams that nobody waits for are the candidate's own time, too.
         timing = Timing(timing.median_us + said_times.hidden_us, timing.spread, timing.repeats)
@@ -232,12 +262,12 @@ def _timing(ear: _Ear, report: Report, number: int, inputs: Inputs, probes: _Pro
 
 def _refuse_wrong_answers(seen: Tensor, probes: _Probes, repeats: int, label: str) -> None:
     """Every repetition must have computed its answer: the factors on the cotangents are divided out already."""
-    if tuple(seen.shape) != (repeats, probes.truth.numel()):
+    if tuple(seen.shape) != (repeats, sum(len(where) for where in probes.places if where is not None)):
         raise NotMeasured(f"the candidate does not show its gradients at {label} while it is timed")
-    error = torch.where(probes.truth.isfinite(), seen - probes.truth, 0.0)
-    allowed = PROBE_ERROR * float(probes.truth.nan_to_num(0.0, 0.0, 0.0).norm()) + PROBE_ERROR * float(
-        probes.scale.norm()
-    )
+    seen = seen.to(torch.float64)
+    wanted = seen[0] if probes.truth is None else probes.truth
+    error = torch.where(wanted.isfinite(), seen - wanted, 0.0)
+    allowed = PROBE_ERROR * (float(wanted.nan_to_num(0.0, 0.0, 0.0).norm()) + probes.scale)
     worst = float(error.norm(dim=1).nan_to_num(math.inf).max())
     if worst > allowed:
         raise NotMeasured(
@@ -323,6 +353,18 @@ def _host_facts(ear: _Ear, rig: Rig) -> list[str]:
     if not slow:
         return []
     return [f"launching takes the host longer than the device computes, which is not in the times: {', '.join(slow)}"]
+
+
+def _forward_facts(ear: _Ear, rig: Rig) -> list[str]:
+    """What a forward of the candidate's own costs beside the user's stub."""
+    facts = []
+    for number, said in ear.forwards.items():
+        base = rig.baselines().get(number, Baselines()).forward
+        label = rig.inputs[number].entry.label
+        if base is not None:
+            own = timing_of(said.forward).median_us
+            facts.append(f"its own forward takes {own:.1f} us at {label}, the user's stub {base.median_us:.1f} us")
+    return facts
 
 
 def _fairness(rig: Rig) -> list[str]:

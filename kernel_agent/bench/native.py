@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,7 +25,9 @@ from kernel_agent.gate.batch import ended_problem
 from kernel_agent.gate.candidate import CandidateText, read_candidate
 from kernel_agent.gate.judge import Problem, judge_failure
 from kernel_agent.gate.verdict import CaseResult, GradientScore, Status, Verdict
-from kernel_agent.pairs.spec import KernelSpec
+from kernel_agent.pairs.assemble import assemble
+from kernel_agent.pairs.sections import split_sections
+from kernel_agent.pairs.spec import Candidate, KernelSpec
 from kernel_agent.sandbox import Job, Message, Report, Sandbox
 
 TIER = "native"
@@ -36,7 +38,7 @@ OnCase = Callable[[CaseResult, int, int], None]
 
 @dataclass(frozen=True)
 class NativeGradient:
-    """The truth of one gradient at one entry."""
+    """The truth of one gradient, or output, at one entry."""
 
     name: str
     truth: Tensor
@@ -55,6 +57,8 @@ class NativeTruth:
     inputs: Inputs
     """What the candidate gets: those of the entry, or of the shrunk one."""
     grads: tuple[NativeGradient, ...]
+    outputs: tuple[NativeGradient, ...] = ()
+    """The stub's floating outputs, named by position, with the errors of the user's own kernels."""
     notes: tuple[str, ...] = ()
     shrunk: bool = False
 
@@ -133,17 +137,20 @@ def _truth_of(message: Message, inputs: Inputs) -> NativeTruth:
     record, tensors = message.record, message.tensors
     if record["shrunk"]:
         inputs = Inputs(inputs.entry, record["arguments"], record["cotangents"], inputs.dot_bits, tensors)
-    grads = tuple(
-        NativeGradient(
-            form["name"],
-            tensors[f"truth.{form['name']}"],
-            getattr(torch, form["dtype"]),
-            form["scale"],
-            HonestError(tensors[f"honest.{form['name']}"], form["relative"], form["largest"]),
+    grads, outputs = (
+        tuple(
+            NativeGradient(
+                form["name"],
+                tensors[f"truth.{prefix}{form['name']}"],
+                getattr(torch, form["dtype"]),
+                form["scale"],
+                HonestError(tensors[f"honest.{prefix}{form['name']}"], form["relative"], form["largest"]),
+            )
+            for form in record[part]
         )
-        for form in record["grads"]
+        for part, prefix in (("grads", ""), ("outputs", "out."))
     )
-    return NativeTruth(record["label"], inputs, grads, tuple(record["notes"]), record["shrunk"])
+    return NativeTruth(record["label"], inputs, grads, outputs, tuple(record["notes"]), record["shrunk"])
 
 
 def _ask(
@@ -153,7 +160,8 @@ def _ask(
     if not asked:
         return (), None
     tensors = {name: tensor for truth in asked for name, tensor in truth.inputs.tensors.items() if not _secret(name)}
-    payload = {"source": text.shown, "entries": [truth.inputs.form for truth in asked]}
+    own = has_own_forward(rig.spec, text.source)
+    payload = {"source": text.shown, "own_forward": own, "entries": [truth.inputs.form for truth in asked]}
     report = rig.sandbox.run(
         Job("kernel_agent.bench.native_child:answered", payload, tensors, rig.options.limits, "native candidate")
     )
@@ -199,22 +207,56 @@ def _judge(
         return judge_failure(answer.failure, text.source, f"{answer.where} on the GPU"), (), False
     if answer.entry != number:
         return Problem(Status.CRASHED, "the candidate wrote to the result channel"), (), False
-    problem, scores = judge_native(answer.returned, message.tensors, truth, answer.dot_bits)
+    problem, scores = judge_native(answer.returned, message.tensors, truth, answer.dot_bits, rig.spec.grads)
+    if has_own_forward(rig.spec, text.source):
+        problem = judge_outputs(message.tensors, truth, rig.spec) or problem
     if problem is None and last and number == len(report.messages) - 1 and not report.finished:
         problem = ended_problem(report, rig.options.limits)
     return problem, scores, True
 
 
+def has_own_forward(spec: KernelSpec, pair_source: str) -> bool:
+    """Whether a pair file's forward section is not the one that goes with the spec."""
+    default = spec.facts.source if spec.facts.is_pair else assemble(spec, Candidate(backward=""))
+    return split_sections(default).forward.strip() != split_sections(pair_source).forward.strip()
+
+
+def judge_outputs(tensors: Mapping[str, Tensor], truth: NativeTruth, spec: KernelSpec) -> Problem | None:
+    """The outputs of a candidate's own forward, which may miss the exact ones by twice what the user's kernels do."""
+    for wanted in truth.outputs:
+        place = int(wanted.name)
+        name = spec.outputs[place].name if place < len(spec.outputs) else wanted.name
+        given = tensors.get(f"out.{place}")
+        if given is None or given.shape != wanted.truth.shape or given.dtype != wanted.dtype:
+            return Problem(Status.WRONG_FORWARD, f"output `{name}` has another form than the stub's on the GPU")
+        seen = compare_native(given, wanted.truth, wanted.honest, wanted.scale, wanted.dtype, _honest_bits(truth))
+        if not seen.passed:
+            message = (
+                f"output `{name}` of forward is off by {seen.relative_error:.1e} on the GPU, the user's own kernels by "
+                f"{seen.honest_error:.1e}"
+            )
+            return Problem(Status.WRONG_FORWARD, message, tile=seen.tile, ratio=seen.ratio)
+    return None
+
+
 def judge_native(
-    returned: tuple[str, ...], tensors: Mapping[str, Tensor], truth: NativeTruth, dot_bits: int | None
+    returned: tuple[str, ...],
+    tensors: Mapping[str, Tensor],
+    truth: NativeTruth,
+    dot_bits: int | None,
+    names: Sequence[str],
 ) -> tuple[Problem | None, tuple[GradientScore, ...]]:
-    """Every gradient of one call, both times it was computed, against the truth; the first problem and all scores."""
-    if len(returned) < len(truth.grads):
+    """Every gradient of one call, both times it was computed, against the truth; the first problem and all scores.
+
+    `names` are those of all gradients that a backward returns, in order.
+    """
+    if len(returned) != len(names):
         return Problem(Status.WRONG_COUNT, f"backward returns {len(returned)} gradients on the GPU"), ()
     problems: list[Problem] = []
     scores: list[GradientScore] = []
     bits = _honest_bits(truth)
-    for place, wanted in enumerate(truth.grads):
+    for wanted in truth.grads:
+        place = names.index(wanted.name)
         found = [tensors.get(key) for key in (str(place), f"again.{place}")]
         seen: NativeComparison | None = None
         for given in found:

@@ -23,10 +23,12 @@ class Failed(Exception):
 
 
 def answered(call: Call) -> None:
-    """Payload: `source`, `entries`: each with `arguments` (see `packed`) and `cotangents` (tensor keys or None).
+    """Payload: `source`, `own_forward`, `entries`: each with `arguments` (see `packed`) and `cotangents` (tensor keys
+    or None per output).
 
     Sends one message per entry: `returned` (type names), `dot_bits` of the backward's kernels, and the gradients as
-    tensors by position, twice computed (`0` and `again.0`); or `failure` with `where`.
+    tensors by position, twice computed (`0` and `again.0`), with the outputs (`out.0`) of a forward of its own; or
+    `failure` with `where`.
     """
     torch.set_num_threads(1)
     quiet_numerics()
@@ -45,13 +47,14 @@ def answered(call: Call) -> None:
                 made = module.forward(*arguments.args, **arguments.kwargs)
                 torch.cuda.synchronize()
                 where = "backward"
-                _answer(call, module, number, tuple(made[1]), cotangents)
+                _answer(call, module, number, made, cotangents)
             torch.cuda.empty_cache()
     except (Exception, SystemExit) as error:
         call.send({"entry": number, "where": where, "failure": failure(error, Path(path)).model_dump(mode="json")})
 
 
-def _answer(call: Call, module: Any, number: int, saved: tuple[Any, ...], cotangents: list[Tensor | None]) -> None:
+def _answer(call: Call, module: Any, number: int, made: Any, cotangents: list[Tensor | None]) -> None:
+    saved = tuple(made[1])
     results: list[tuple[Any, ...]] = []
     bits = coarsest_dot(lambda: results.append(outputs_of(module.backward(saved, *cotangents))))
     results.append(outputs_of(module.backward(saved, *cotangents)))
@@ -64,4 +67,7 @@ def _answer(call: Call, module: Any, number: int, saved: tuple[Any, ...], cotang
     }
     tensors = {str(i): value.detach().contiguous() for i, value in enumerate(first) if isinstance(value, Tensor)}
     tensors |= {f"again.{i}": value.detach().contiguous() for i, value in enumerate(again) if isinstance(value, Tensor)}
+    if call.payload["own_forward"]:
+        outputs = outputs_of(made[0])
+        tensors |= {f"out.{i}": o.detach().contiguous() for i, o in enumerate(outputs) if isinstance(o, Tensor)}
     call.send(record, tensors)

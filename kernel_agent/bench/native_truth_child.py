@@ -102,14 +102,19 @@ def _entry(call: Call, stub: Stub, number: int, form: dict[str, Any]) -> None:
     record |= {"seconds": found.seconds, "grads": [grad.form for grad in found.grads], "notes": list(found.notes)}
     for grad in found.grads:
         tensors |= {f"truth.{grad.name}": grad.truth.cpu(), f"honest.{grad.name}": grad.honest.tiles}
+    outputs = outputs_of_the_stub(stub, arguments, found)
+    record["outputs"] = [output.form for output in outputs]
+    for output in outputs:
+        tensors |= {f"truth.out.{output.name}": output.truth.cpu(), f"honest.out.{output.name}": output.honest.tiles}
     call.send(record, tensors)
 
 
 @dataclass(frozen=True)
 class Gradient:
-    """One gradient, exact and honest."""
+    """One gradient or output, exact and honest."""
 
     name: str
+    """Of the input; of an output, its position."""
     truth: Tensor
     dtype: torch.dtype
     scale: float
@@ -132,6 +137,8 @@ class Truth:
     """All gradients at one entry."""
 
     grads: tuple[Gradient, ...]
+    outputs: tuple[Any, ...]
+    """As the stub returns them, exact; floating ones float64."""
     cotangents: Sequence[Tensor | None]
     seconds: float
     notes: tuple[str, ...]
@@ -144,6 +151,8 @@ class Tape:
     leaves: dict[str, Tensor]
     outputs: tuple[Any, ...]
     forms: tuple[OutputForm | None, ...] = ()
+    exact_outputs: tuple[Any, ...] = ()
+    """Of the stub itself, where a surrogate gives the gradients."""
 
     @property
     def device(self) -> torch.device:
@@ -192,13 +201,14 @@ def truth_of(
     with NarrowArithmetic(dot_bits, narrow=True):
         narrow = tape.gradients(cotangents)
     honest = {name: honest_error(narrow[name], truth[name], dtypes[name]) for name in truth}
+    outputs = tuple(o.detach().as_subclass(Tensor) if isinstance(o, Tensor) else o for o in tape.exact_outputs)
     del tape, narrow
     torch.cuda.empty_cache()
     if stub.spec.facts.has_reference and not stub.spec.custom_gradient:
         honest, note = _with_reference(stub, arguments, places, cotangents, dot_bits, truth, honest, dtypes)
         notes += [note] if note else []
     grads = tuple(Gradient(name, truth[name], dtypes[name], scales[name], honest[name]) for name in truth)
-    return Truth(grads, cotangents, time.perf_counter() - start, tuple(notes))
+    return Truth(grads, outputs, cotangents, time.perf_counter() - start, tuple(notes))
 
 
 def exact_tape(stub: Stub, arguments: Arguments, places: dict[str, int | str]) -> Tape:
@@ -208,10 +218,26 @@ def exact_tape(stub: Stub, arguments: Arguments, places: dict[str, int | str]) -
         prepared = leaf_call(arguments.args, arguments.kwargs, places)
         with torch.enable_grad():
             result = stub.module.surrogate(*prepared.args, **prepared.kwargs)
-        return Tape(prepared.leaves, outputs_of(result), output_forms(stub, outputs))
+        return Tape(prepared.leaves, outputs_of(result), output_forms(stub, outputs), outputs)
     done = execute(stub.function, arguments.args, arguments.kwargs, leaves=tuple(places.values()), options=_EXACT)
     outputs = stub.outputs(done.result)
-    return Tape({name: done.leaves[place] for name, place in places.items()}, outputs, output_forms(stub, outputs))
+    leaves = {name: done.leaves[place] for name, place in places.items()}
+    return Tape(leaves, outputs, output_forms(stub, outputs), outputs)
+
+
+def outputs_of_the_stub(stub: Stub, arguments: Arguments, found: Truth) -> list[Gradient]:
+    """Exact floating outputs, with the errors of the user's own kernels: what a forward that replaces them may miss."""
+    copies: dict[str, Tensor] = {}
+    own = unpacked(packed(arguments, copies, "f"), copies)  # the stub may write into them
+    with torch.no_grad():
+        real = stub.outputs(stub.function(*own.args, **own.kwargs))
+    seen = []
+    for place, (output, exact) in enumerate(zip(real, found.outputs, strict=True)):
+        if isinstance(output, Tensor) and output.is_floating_point() and isinstance(exact, Tensor):
+            size = exact.nan_to_num(0.0, 0.0, 0.0).square().mean().sqrt() if exact.numel() else exact.new_zeros(())
+            honest = honest_error(output, exact, output.dtype)
+            seen.append(Gradient(str(place), exact, output.dtype, float(size), honest))
+    return seen
 
 
 def _scales(tape: Tape, cotangents: Sequence[Tensor | None], seed: int) -> dict[str, float]:

@@ -73,6 +73,8 @@ class Skipped:
 class Baselines:
     """Times of the user's own ways to the gradients at one entry; None with a reason in `notes`."""
 
+    forward: Timing | None = None
+    """The user's stub itself."""
     eager: Timing | None = None
     compiled: Timing | None = None
     own: Timing | None = None
@@ -142,7 +144,6 @@ class Rig:
         facts = self.spec.facts
         if not facts.has_reference and (facts.is_pair or not facts.has_backward):
             self.notes.append("the file has no `reference`, so there is no baseline")
-            return {}
         found: dict[int, dict[str, Timing]] = {}
         payload = {
             "spec": self.spec.model_dump(mode="json"),
@@ -185,6 +186,7 @@ class Rig:
 
 
 _WAYS = {
+    "forward": "the stub itself",
     "eager": "eager autograd of `reference`",
     "compiled": "torch.compile of `reference`",
     "own": "the file's own `backward`",

@@ -36,11 +36,13 @@ class Failed(Exception):
 
 
 def timed(call: Call) -> None:
-    """Payload: `source`, `flush_bytes`, `budget_s`, `seed`, `entries`: each with `arguments` (see `packed`),
-    `cotangents` (tensor keys or None per output) and `probes` (tensor keys, one per gradient, or none at all).
+    """Payload: `source`, `own_forward`, `flush_bytes`, `budget_s`, `seed`, `entries`: each with `arguments` (see
+    `packed`), `cotangents` (tensor keys or None per output) and `probes` (tensor keys or None per
+    gradient).
 
-    Sends per entry: `times`, `hidden_us`, `host_us` in microseconds with the tensor `probes` (repetitions x elements,
-    divided by the factors); then `begin` and `end` around that many calls; then `kernels`.
+    Sends per entry: times of a `forward` of its own; `times`, `hidden_us`, `host_us` in microseconds with the tensor
+    `probes` (repetitions x elements, divided by the factors); then `begin` and `end` around that many calls; then
+    `kernels`.
     """
     torch.set_num_threads(1)
     quiet_numerics()
@@ -69,8 +71,17 @@ def _entry(
     base = [None if key is None else on_gpu(call.tensors[key]) for key in entry["cotangents"]]
     cotangents = [None if tensor is None else tensor.clone() for tensor in base]
     places = [None if key is None else on_gpu(call.tensors[key]) for key in entry["probes"]]
-    with torch.no_grad():
-        made = _guarded(call, path, "forward", lambda: module.forward(*arguments.args, **arguments.kwargs))
+
+    def forward() -> Any:
+        with torch.no_grad():
+            return module.forward(*arguments.args, **arguments.kwargs)
+
+    made = _guarded(call, path, "forward", forward)
+    if call.payload["own_forward"]:
+        took = _guarded(
+            call, path, "forward", lambda: clock.times(forward, clock.pace(forward, call.payload["budget_s"]))
+        )
+        call.send({"entry": number, "forward": took})
     saved = tuple(made[1])
     del made
     given: list[Any] = []

@@ -68,15 +68,17 @@ def judged(path: Path, dot_bits: int | None, *changes: tuple[str, str]) -> Judge
     tensors = {
         f"{again}{place}": grad.detach().as_subclass(torch.Tensor).to(wanted.dtype)
         for again in ("", "again.")
-        for place, (grad, wanted) in enumerate(zip(grads, truth.grads, strict=True))
+        for place, grad in enumerate(grads)
+        for wanted in truth.grads
+        if wanted.name == spec.grads[place]
     }
     native = NativeTruth(
         entry.label,
         Inputs(entry, {}, [], dot_bits, {}),
         tuple(NativeGradient(g.name, g.truth, g.dtype, g.scale, g.honest) for g in truth.grads),
-        truth.notes,
+        notes=truth.notes,
     )
-    return Judged(*judge_native(("tensor",) * len(grads), tensors, native, dot_bits))
+    return Judged(*judge_native(("tensor",) * len(grads), tensors, native, dot_bits, spec.grads))
 
 
 @pytest.mark.parametrize(
