@@ -176,7 +176,9 @@ class PlanPrice:
         floor = sum(self.cotangents.values()) + self._sum(one.saved) + _bytes(facts)
         terms, unknown = self._terms(facts)
         planned = self._planned(one, facts, terms, unknown)
-        said = [f"d{one.grad}: floor {self._cost(floor)}"]
+        unsized = self._unsized(one)
+        without = f" without reading {', '.join(unsized)}, of unknown size" if unsized else ""
+        said = [f"d{one.grad}: floor {self._cost(floor)}{without}"]
         if planned is None:
             said.append(f"planned {one.reduction.value}: not priced, {unknown}")
         else:
@@ -265,6 +267,11 @@ class PlanPrice:
         for one in extra.shape:
             elements *= size_of(one, self.dims)
         return elements * _itemsize(extra.dtype)
+
+    def _unsized(self, one: GradientPlan) -> list[str]:
+        """What it reads of `saved` that is neither a known tensor nor a plain value."""
+        plain = {facts.name for facts in (*self.counted.inputs, *self.counted.outputs)}
+        return [name for name in one.saved if name not in self.bytes and name not in plain]
 
     def _sum(self, names: Iterable[str]) -> int:
         return sum(self.bytes.get(name, 0) for name in dict.fromkeys(names))

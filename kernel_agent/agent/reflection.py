@@ -135,13 +135,18 @@ def _grad(said: Any, spec: KernelSpec) -> Any:
 
 
 def _reduction(said: Any) -> Any:
-    return " ".join(said.lower().replace("_", " ").replace("-", " ").split()) if isinstance(said, str) else said
+    return " ".join(_bare(said).lower().replace("_", " ").replace("-", " ").split()) if isinstance(said, str) else said
 
 
 def _tags(said: Any) -> Any:
     if not isinstance(said, list):
         return said
-    return ["-".join(tag.lower().replace("_", " ").split()) if isinstance(tag, str) else tag for tag in said]
+    return ["-".join(_bare(tag).lower().replace("_", " ").split()) if isinstance(tag, str) else tag for tag in said]
+
+
+def _bare(said: str) -> str:
+    """A word without the remark in brackets behind it."""
+    return said.partition("(")[0]
 
 
 def _in_words(error: ValidationError) -> list[str]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 HITS = 2
 """Pairs that a search by technique adds at most."""
 
-HIT_TOKENS = 4000
+HIT_TOKENS = 3000
 """Room for them together, in estimated tokens; only their backwards are shown."""
 
 SHOWN_BY = {

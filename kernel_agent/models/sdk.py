@@ -11,9 +11,14 @@ SDKS = {Backend.OPENAI: ("openai",), Backend.ANTHROPIC: ("anthropic", "httpx2")}
 """What each backend imports when it is asked for the first time. No other part of the package imports them."""
 
 
+def missing_modules(backend: Backend) -> list[str]:
+    """What a backend needs and this environment lacks; nothing is imported."""
+    return [name for name in SDKS.get(backend, ()) if importlib.util.find_spec(name) is None]
+
+
 def require_sdk(backend: Backend) -> None:
-    """Look, without importing anything, whether a backend's SDK is there. Raises `MissingSdk` with what to install."""
-    missing = [name for name in SDKS.get(backend, ()) if importlib.util.find_spec(name) is None]
+    """Raises `MissingSdk`, with what to install, where a backend's SDK is not there."""
+    missing = missing_modules(backend)
     if missing:
         raise MissingSdk(
             f"--backend {backend.value} needs {' and '.join(missing)}, which {_is(missing)} not installed",

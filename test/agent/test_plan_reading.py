@@ -124,7 +124,7 @@ def test_entries_come_in_the_order_of_what_was_shown(read: Callable[..., PlanRea
 def test_other_spellings_are_put_right(read: Callable[..., PlanReading]) -> None:
     # Each would cost an ask, and no reader would be in doubt.
     spelt = planned(anchor="norm_row/layernorm_row.py", w__reduction="Atomics", x__reduction="plain_store")
-    spelt["gradients"][0] |= {"grad": "dx", "techniques": ["Strided_Cotangent", "recompute"]}
+    spelt["gradients"][0] |= {"grad": "dx", "techniques": ["Strided_Cotangent", "recompute (of the mask)"]}
     spelt["gradients"][1]["grad"] = "grad_w"
     plan = plan_of(read(reply(spelt)))
     assert plan.anchor == "layernorm_row"

@@ -31,7 +31,7 @@ def bare(tmp_path_factory):
         done = subprocess.run(
             [sys.executable, "-m", "kernel_agent", *arguments],
             cwd=cwd,
-            env={**environment, **keys},
+            env={**environment, "COLUMNS": "200", **keys},
             capture_output=True,
             text=True,
             timeout=240,
@@ -56,6 +56,14 @@ def test_help_is_shown(bare, home):
     shown = bare("--help", cwd=home)
     assert shown.code == 0, shown.err
     assert "--rag-index" in shown.out
+
+
+def test_doctor_says_what_is_missing_and_that_it_is_optional(bare, home):
+    report = bare("doctor", cwd=home)
+    assert report.code == 0, report.err
+    told = " ".join(report.out.split())
+    assert "missing: retrieval by words alone" in told
+    assert "missing: no --backend openai" in told
 
 
 def test_search_goes_by_words_and_says_what_is_missing(bare, home):
