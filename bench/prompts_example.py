@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 import triton
 
+from kernel_agent import gate
 from kernel_agent.agent import prompts
 from kernel_agent.agent.brief import Brief, make_brief
 from kernel_agent.agent.events import TechniqueHit
@@ -26,11 +27,13 @@ from kernel_agent.agent.tools import Tools
 from kernel_agent.agent.workshop import open_tools
 from kernel_agent.bench.records import Measurement
 from kernel_agent.config import RunConfig
-from kernel_agent.gate.verdict import CaseResult, Verdict
+from kernel_agent.gate.verdict import Verdict
 from kernel_agent.pairs.assemble import assemble
 from kernel_agent.pairs.generated import generated_forward
 from kernel_agent.pairs.spec import Candidate, KernelSpec
+from kernel_agent.pairs.sweep import smallest
 from kernel_agent.pairs.userfile import read_file
+from kernel_agent.sandbox import Sandbox
 
 ROOT = Path(__file__).resolve().parents[1]
 FORWARD = ROOT / "examples" / "layernorm.py"
@@ -43,7 +46,8 @@ HEAD = """\
 
 For `examples/layernorm.py` with four retrieved pairs, ask by ask, as a run would make it. The replies between them (a
 plan, a candidate in which a term of dx is missing, the repaired one) were written for this page; verdicts, prices and
-times are those of the tool. The page is printed by `python bench/prompts_example.py`; a test keeps it fresh.
+times are those of the tool, the verdicts at the smallest call alone. The page is printed by
+`python bench/prompts_example.py`; a test keeps it fresh.
 
 Printed with torch {torch} and triton {triton}.
 
@@ -82,8 +86,7 @@ def example(device: str = "cpu") -> Example:
         right = candidate_of(reply, spec)
         wrong = Candidate(backward=right.backward.replace(*SLIP))
         assert wrong != right
-        verdict = judged(tools, spec, wrong)
-        proof = judged(tools, spec, right)
+        verdict, proof = judged(spec, wrong), judged(spec, right)
         measurement = timed(tools, spec, right) if proof.green else None
     told = (attempt_line(2, "Change: the first draft, rows dealt out to 264 programs.", verdict),)
     repaired = (*told, attempt_line(3, reply, proof))
@@ -160,13 +163,11 @@ def candidate_of(reply: str, spec: KernelSpec) -> Candidate:
     return found
 
 
-def judged(tools: Tools, spec: KernelSpec, candidate: Candidate) -> Verdict:
-    """The verdict of the exact tier."""
-    return tools.check(spec, assemble(spec, candidate), _unheard)
-
-
-def _unheard(_case: CaseResult, _done: int, _planned: int) -> None:
-    """The progress of a check, which nobody watches here."""
+def judged(spec: KernelSpec, candidate: Candidate) -> Verdict:
+    """The verdict of the exact tier at the smallest call alone: a page does not need the others."""
+    small = spec.model_copy(update={"sweep": (smallest(spec.sweep),)})
+    with Sandbox() as sandbox:
+        return gate.check(small, assemble(small, candidate), sandbox, gate.GateOptions(), diagnose=True)
 
 
 def timed(tools: Tools, spec: KernelSpec, candidate: Candidate) -> Measurement | None:

@@ -13,14 +13,19 @@ _IN_MATRIX = ("red: ", "green at this shape: ", "right in every case at this sha
 _SEPARATORS = (" cotangent=", " needs=")
 
 
-def what_lines(diagnosis: Diagnosis | None, forward_lines: Sequence[str] = ()) -> tuple[str, ...]:
-    """One line per explained gradient, with the line of the user's forward that a term belongs to."""
+def what_lines(diagnosis: Diagnosis | None, forward_lines: Sequence[str] = (), *, said: str = "") -> tuple[str, ...]:
+    """One line per explained gradient, with the line of the user's forward that a term belongs to.
+
+    What `said`, the message of the verdict, has already is left out.
+    """
     if diagnosis is None:
         return ()
     lines = []
     for found in diagnosis.what:
+        if found.statement in said:
+            continue
         text = source_text(tuple(forward_lines), found.line)
-        at = f" (of the forward's `{text}`)" if text else ""
+        at = f" (of the forward's `{text}`)" if text and text not in found.statement else ""
         lines.append(f"{gradient_name(found.grad)}: {found.statement}{at}")
     return tuple(lines)
 

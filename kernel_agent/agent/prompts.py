@@ -153,7 +153,7 @@ def repair(
             verdict=verdict,
             cases=cases_in_words(verdict),
             gradients=() if matrix else gradients_in_words(verdict.cases),
-            what=what_lines(diagnosis, brief.source_lines),
+            what=what_lines(diagnosis, brief.source_lines, said=verdict.message),
             where=where_lines(diagnosis),
             matrix=matrix,
             details=other_details(verdict),

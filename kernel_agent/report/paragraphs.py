@@ -74,7 +74,7 @@ def diagnosis_paragraphs(verdict: Verdict) -> list[str]:
     """What is wrong, where, and in which cases."""
     if verdict.diagnosis is None:
         return []
-    lines = [*what_lines(verdict.diagnosis), *where_lines(verdict.diagnosis)]
+    lines = [*what_lines(verdict.diagnosis, said=verdict.message), *where_lines(verdict.diagnosis)]
     suspect = verdict.diagnosis.suspect
     if suspect is not None:
         lines.append(f"first suspect line: {suspect.line}, {suspect.statement}")
