@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernel_agent.bench.gpubench import joined
+from kernel_agent.bench.tiers import joined
 from kernel_agent.gate import CaseResult, GradientScore, Status, Verdict
 
 GREEN_CASE = CaseResult(

@@ -10,6 +10,8 @@ from triton.compiler import ASTSource
 
 from kernel_agent.bench.launches import TF32_BITS, dot_bits
 
+pytestmark = pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION is unset:UserWarning")
+
 
 @triton.jit
 def _product(A, B, C, PRECISION: tl.constexpr):
