@@ -95,20 +95,39 @@ def test_a_pair_is_checked(bare, home):
 
 @pytest.fixture(scope="module")
 def manual(bare, home):
-    """A manual run that retrieves, waits for its reply, gets it, and goes on to its end."""
+    """A manual run that retrieves, waits, gets a plan and then code, and goes on to its end."""
     first = bare("--file-path", "square.py", "--backend", "manual", "--no-wait", cwd=home)
     assert first.code == 4, first.err
     (folder,) = [path for path in home.glob("generated/square-*/runs/*") if not path.is_symlink()]
-    (folder / "replies" / "0001.md").write_text(RIGHT)
+    (folder / "replies" / "0001.md").write_text(plan_for(folder))
+    (folder / "replies" / "0002.md").write_text(RIGHT)
     return folder, bare("resume", folder.name, cwd=home)
+
+
+def events_of(folder, kind):
+    events = [json.loads(line)["event"] for line in (folder / "trace.jsonl").read_text().splitlines()]
+    return [event for event in events if event["event"] == kind]
+
+
+def plan_for(folder):
+    """A plan for the square that reads every pair which the run retrieved."""
+    (retrieved,) = events_of(folder, "pairs_retrieved")
+    slugs = [pair["slug"] for pair in retrieved["pairs"] if pair["chosen"]]
+    gradient = {"grad": "x", "owner": "a tile of x", "reduction": "plain store", "techniques": ["elementwise"]}
+    plan = {
+        "pairs": [{"slug": slug, "match": "its masks", "mismatch": "its formula"} for slug in slugs],
+        "anchor": None,
+        "differences": [],
+        "gradients": [{**gradient, "saved": ["x", "factor"], "recomputed": []}],
+    }
+    return f"```json\n{json.dumps(plan, indent=1)}\n```\n"
 
 
 def test_a_manual_run_is_delivered_and_pairs_were_retrieved(manual):
     folder, done = manual
     assert done.code == 0, done.err
-    events = [json.loads(line)["event"] for line in (folder / "trace.jsonl").read_text().splitlines()]
-    (retrieved,) = [event for event in events if event["event"] == "pairs_retrieved"]
-    assert retrieved["pairs"]
+    (retrieved,) = events_of(folder, "pairs_retrieved")
+    assert any(pair["chosen"] for pair in retrieved["pairs"])
 
 
 def test_a_replayed_run_is_delivered(bare, home, manual, tmp_path):
