@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 
 FACTORS = (1.0, -1.0, 0.5, -0.5, 2.0, -2.0)
 """Powers of two: a gradient is linear in its cotangents, and these round nothing."""
+SERIES = 3
+"""Of calls back to back that the parent's own clock looks at; the quickest counts."""
 UNHURRIED_S = 0.05
-"""Least length of what the parent's own clock looks at."""
+"""Length of each."""
 
 
 class Failed(Exception):
@@ -41,8 +43,8 @@ def timed(call: Call) -> None:
     gradient).
 
     Sends per entry: times of a `forward` of its own; `times`, `hidden_us`, `host_us` in microseconds with the tensor
-    `probes` (repetitions x elements, divided by the factors); then `begin` and `end` around that many calls; then
-    `kernels`.
+    `probes` (repetitions x elements, divided by the factors); then `begin` and `end` around that many calls, `SERIES`
+    times; then `kernels`.
     """
     torch.set_num_threads(1)
     quiet_numerics()
@@ -140,12 +142,13 @@ def _unhurried(
     """Calls back to back, for the parent's own clock: it sees the messages come."""
     once_s = max(median_us, pace.host_us) * 1e-6
     calls = max(3, min(2000, int(UNHURRIED_S / once_s)))
-    clock.synchronize()
-    call.send({"entry": number, "begin": calls})
-    for _ in range(calls):
-        backward()
-    clock.synchronize()
-    call.send({"entry": number, "end": calls})
+    for _ in range(SERIES):
+        clock.synchronize()
+        call.send({"entry": number, "begin": calls})
+        for _ in range(calls):
+            backward()
+        clock.synchronize()
+        call.send({"entry": number, "end": calls})
 
 
 def _guarded(call: Call, path: Path, where: str, work: Callable[[], Any]) -> Any:
