@@ -16,6 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 FOLDER = "results"
 """Beside the folder of pairs."""
 
+SMALLEST_US = 3.0
+"""Shapes with a bound below this tell of the start of kernels, not of how well they are written."""
+
 
 class Measured(BaseModel):
     """One line: one backward on one device at one entry of its SWEEP. Further fields are passed over."""
@@ -48,7 +51,8 @@ class Speeds:
         """`58 to 71 % of the bound on NVIDIA H200 (3 shapes)`, by device; empty when this text was never measured."""
         by_device: dict[str, list[Measured]] = defaultdict(list)
         for line in self.measured.get((slug, content_hash), ()):
-            by_device[line.device].append(line)
+            if line.bound_us >= SMALLEST_US:
+                by_device[line.device].append(line)
         return "; ".join(_words(device, lines) for device, lines in sorted(by_device.items()))
 
 

@@ -42,6 +42,11 @@ def test_a_shape_measured_again_counts_as_of_its_last_time(measured):
     assert measured({"bound_us": 9.0}, {"bound_us": 6.0})[0] == "60 % of the bound on NVIDIA H200 (1 shape)"
 
 
+def test_a_shape_too_small_to_tell_is_not_told(measured):
+    # 5 x 64 elements take as long as a kernel takes to start: 1 % of the bound says nothing of the kernel.
+    assert measured({}, {"entry": "M=5 N=64", "bound_us": 0.02})[0] == "50 % of the bound on NVIDIA H200 (1 shape)"
+
+
 def test_a_pair_that_changed_since_it_was_measured_is_unmeasured(measured):
     assert measured({"hash": "of another text"})[0] == ""
 
