@@ -8,6 +8,7 @@ import pytest
 import silu_pair
 import torch
 
+from kernel_agent.bench.honest import NarrowArithmetic
 from kernel_agent.bench.native import check_native
 from kernel_agent.bench.rig import Rig
 from kernel_agent.gate import Status, Verdict
@@ -26,6 +27,8 @@ PROVEN = (
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="runs real kernels: needs a CUDA device"),
+    # torch's own, once per thread of its autograd engine whose first work is a matrix product; it then sets the context
+    pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS, but there was no current CUDA context:UserWarning"),
 ]
 
 
@@ -36,6 +39,22 @@ def rig(sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Rig:
 
 def verdict_on(rig: Rig, backward: str) -> Verdict:
     return check_native(rig.spec, silu_pair.pair(backward), rig.sandbox, rig)
+
+
+def test_narrow_arithmetic_reaches_backwards_on_the_device():
+    # autograd computes there in a thread of its own; honest errors would come out as zero if the mode stayed behind
+    generator = torch.Generator().manual_seed(0)
+    x, w, g = (torch.randn(64, 64, generator=generator, dtype=torch.float64) for _ in range(3))
+    grads = {}
+    for device in ("cpu", "cuda"):
+        leaf = x.to(device).requires_grad_()
+        product = leaf @ w.to(device)
+        (exact,) = torch.autograd.grad(product, leaf, g.to(device), retain_graph=True)
+        with NarrowArithmetic(8, narrow=True):
+            (narrow,) = torch.autograd.grad(product, leaf, g.to(device))
+        assert 1e-4 < float((narrow - exact).norm() / exact.norm()) < 1e-2
+        grads[device] = narrow.cpu()
+    assert torch.allclose(grads["cpu"], grads["cuda"], rtol=1e-5)
 
 
 @pytest.mark.parametrize("path", PROVEN, ids=lambda path: Path(path).stem)
