@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from kernel_agent.oracle.adjoint import Trial
-from kernel_agent.oracle.residual import ENOUGH, fit, same, telling
+from kernel_agent.oracle.residual import ENOUGH, fit, norm, same, telling
 from kernel_agent.oracle.terms import Explanation, Form, Place
 
 _PLAIN = (-1.0, 1.0, -2.0)
@@ -50,12 +50,18 @@ class Guess:
             factor=found.factor,
             left_over=found.left_over,
             places=self.places,
+            elsewhere=self._right_elsewhere(trial),
             output=self.output,
             dim=self.dim,
             size=self.size,
             other=self.other,
             instead=self.instead,
         )
+
+    def _right_elsewhere(self, trial: Trial) -> bool:
+        """Whether a gradient that this would change too is right."""
+        changed = self.effect(trial) if self.known is None else self.known
+        return any(norm(part) > 1e-3 * norm(trial.truth[n]) for n, part in changed.items() if n not in trial.residuals)
 
     def confirmed(self, said: Explanation, others: list[Trial]) -> Explanation | None:
         """The explanation, if other cases are explained in the same way; None otherwise."""

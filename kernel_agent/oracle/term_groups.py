@@ -43,6 +43,7 @@ def terms_of(edges: Edges, file: str) -> tuple[Term, ...]:
     for key in edges.met:
         met[key.launch, key.op].append(key)
     for key, op in edges.met.items():
+        series.join(key, key)
         if key.operand <= RESULT:
             series.join(key, (key.launch, op.results[RESULT - key.operand].id))
             continue
@@ -78,7 +79,8 @@ class _Series:
 
     def join(self, first: Key | ValueNode, second: Key | ValueNode) -> None:
         """They cut the same paths."""
-        self._above[self._root(first)] = self._root(second)
+        first, second = self._root(first), self._root(second)
+        self._above[first] = second
 
     def classes(self) -> list[list[Key]]:
         """Gates that cut the same paths, in the order in which they were met."""

@@ -59,6 +59,7 @@ class Explanation(Record):
     factor: float = Field(default=-1.0, description="residual = factor * term; -1 where the form says it all")
     left_over: float
     places: tuple[Place, ...] = ()
+    elsewhere: bool = Field(default=False, description="whether other gradients have what is missing here")
     output: int | None = Field(default=None, description="position of the output that it is about")
     dim: int | None = Field(default=None, description="dimension of the output that a block is cut off")
     size: int | None = Field(default=None, description="length of that block")

@@ -36,7 +36,8 @@ class Sentences:
 
     def _said(self, found: Explanation) -> tuple[Fault, str]:
         if found.form is Form.OUTPUT:
-            fault = Fault.OUTPUT_IGNORED if same(found.factor, -1.0) else _fault(found.factor)
+            ignored = same(found.factor, -1.0) and not found.elsewhere
+            fault = Fault.OUTPUT_IGNORED if ignored else _fault(found.factor)
             return fault, f"the part that comes from {self._output(found)} {self._verdict(found.factor)}"
         if found.form is Form.STRIDES:
             return Fault.STRIDES_IGNORED, "it is the gradient of the cotangent read as if it were contiguous"
