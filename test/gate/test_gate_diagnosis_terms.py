@@ -54,6 +54,24 @@ NAMED = {
         *("matmul_bias", ("range(0, N, BN)", "range(0, N - BN + 1, BN)"), "x", Fault.LAST_BLOCK_SKIPPED),
         "the last 8 of dimension 1 of the cotangent of output `y`",
     ),
+    "lanes_beyond_the_end_that_count": (
+        *(
+            "matmul_bias",
+            (
+                "(j[None, :] < N), other=0.0)\n        acc += tl.dot(x",
+                "(j[None, :] < N), other=1.0)\n        acc += tl.dot(x",
+            ),
+        ),
+        *("b", Fault.UNMASKED_TAIL, "12 lanes (M = 20 in blocks of 16)"),
+    ),
+    "one_half_of_a_softmax": (
+        *("softmax", ("(g - tl.sum(g * y, 0))", "(-tl.sum(g * y, 0))"), "x", Fault.MISSING_TERM),
+        "the term through `e` in line 29",
+    ),
+    "what_one_of_two_outputs_adds": (
+        *("two_outputs", ("dp * tl.load(X + i, mask=m, other=0.0)", "0.0"), "y", Fault.MISSING_TERM),
+        "the part that comes from output `p` is missing",
+    ),
 }
 
 
@@ -67,6 +85,13 @@ def test_a_planted_mistake_is_named(judge, pair, change, grad, fault, words):
     assert words in found.statement
     assert found.left_over <= 1e-6
     assert found.statement in verdict.message
+
+
+def test_a_statistic_of_another_row_is_told_by_what_is_read_of_it(judge):
+    # No formula of the truth has this residual: it is seen in the addresses instead.
+    verdict = judge("layernorm", ("tl.load(RSTD + row)", "tl.load(RSTD + 0 * row)"), diagnose=True)
+    assert {found.fault for found in verdict.diagnosis.what} == {Fault.STALE_STATISTIC}
+    assert "reads 1 of the 5 elements of saved[4] (rstd)" in verdict.message
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from kernel_agent.gate.diagnosis.evidence import Evidence
 from kernel_agent.gate.diagnosis.layout import ignored_strides
 from kernel_agent.gate.diagnosis.matrix import pass_matrix, readings
 from kernel_agent.gate.diagnosis.records import Diagnosis, Hypothesis
+from kernel_agent.gate.diagnosis.stale import stale_statistics
 from kernel_agent.gate.diagnosis.suspect import suspect
 from kernel_agent.gate.diagnosis.what import hypotheses
 from kernel_agent.gate.diagnosis.where import regions
@@ -33,11 +34,14 @@ def make_diagnosis(evidence: Evidence, truths: Truths) -> Diagnosis:
     nothing: tuple[Hypothesis, ...] = ()
     named = part("what", lambda: hypotheses(evidence, truths), nothing)
     layout = part("layout", lambda: ignored_strides(evidence, truths), nothing)
+    named = (*named, *(found for found in layout if found.grad not in {other.grad for other in named}))
+    unexplained = tuple(g for g in evidence.wrong(evidence.red) if g not in {found.grad for found in named})
+    named = (*named, *part("stale", lambda: stale_statistics(evidence, truths, unexplained), nothing))
     return Diagnosis(
         matrix=part("matrix", lambda: pass_matrix(evidence.here), ()),
         readings=part("matrix", lambda: readings(evidence.here), ()),
         where=part("where", lambda: regions(evidence), ()),
-        what=(*named, *(found for found in layout if found.grad not in {other.grad for other in named})),
+        what=named,
         suspect=part("suspect", lambda: suspect(evidence, truths), None),
         notes=tuple(notes),
         seconds=time.perf_counter() - start,
@@ -51,5 +55,6 @@ def with_headline(message: str, diagnosis: Diagnosis, grad: str | None) -> str:
         return f"{message}. {diagnosis.what[0].grad}: {diagnosis.what[0].statement}" if diagnosis.what else message
     begin = f"the gradient of `{grad}` is wrong: "
     if message.startswith(begin):
-        return f"{begin}{about.statement} (residual explained to {about.left_over:.0e}); {message[len(begin) :]}"
+        sure = "" if about.left_over is None else f" (residual explained to {about.left_over:.0e})"
+        return f"{begin}{about.statement}{sure}; {message[len(begin) :]}"
     return f"{message}. {grad}: {about.statement}"

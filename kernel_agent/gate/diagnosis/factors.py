@@ -52,6 +52,14 @@ class Factors:
         negative = [name for name, value in self._known() if _is(-value, factor)]
         return f"-{negative[0]}" if negative else ""
 
+    def padding(self, lanes: int) -> str:
+        """`12 lanes (M = 20 in blocks of 32)`: how a dim comes to so many lanes beyond its end; empty if none does."""
+        for size in self.sizes:
+            for block in (2**k for k in range(13)):
+                if -size.value % block == lanes:
+                    return f"{lanes} lanes ({size.name} = {size.value:g} in blocks of {block})"
+        return ""
+
     def written(self, factor: float) -> str:
         """A factor for a sentence: a small fraction or a number, with its name where it has one."""
         fraction = Fraction(factor).limit_denominator(64)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kernel_agent.gate.diagnosis.factors import Factors
 from kernel_agent.gate.diagnosis.records import Fault, Hypothesis
-from kernel_agent.oracle.residual import ENOUGH, EXACT, fit, norm, same, telling
+from kernel_agent.oracle.residual import ENOUGH, EXACT, fit, left_over, norm, same, telling
 
 Truths = dict[str, Tensor]
 """The exact gradients of all inputs in one case, float64."""
@@ -55,6 +55,23 @@ def plain_hypothesis(grad: str, seen: Sequence[Seen], factors: Factors) -> Hypot
         fault = Fault.SIGN if same(factor, -1.0) else guess.fault
         return Hypothesis(grad=grad, fault=fault, statement=statement, left_over=worst)
     return None
+
+
+def padding_hypothesis(grad: str, residuals: Sequence[Tensor], factors: Factors) -> Hypothesis | None:
+    """Lanes beyond the end that count: every element is off by their number, whatever the cotangent is.
+
+    `residuals` are those of cases with different cotangents, at least two.
+    """
+    if len(residuals) < 2 or residuals[0].numel() < 2:
+        return None
+    off = float(residuals[0].flatten()[0])
+    worst = max(left_over(residual, torch.full_like(residual, off)) for residual in residuals)
+    lanes = round(abs(off))
+    said = factors.padding(lanes)
+    if worst > EXACT or lanes == 0 or not same(abs(off), lanes) or not said:
+        return None
+    statement = f"every element is off by {off:g} whatever the cotangent is: {said} beyond the end are counted as 1"
+    return Hypothesis(grad=grad, fault=Fault.UNMASKED_TAIL, statement=statement, left_over=worst)
 
 
 def _of_residual(seen: Seen, left_over: float, grad: str) -> float:

@@ -35,7 +35,9 @@ class Hypothesis(Record):
     grad: str
     fault: Fault
     statement: str = Field(description="one sentence without the gradient's name in front")
-    left_over: float = Field(description="norm of the residual that it leaves over the norm of the residual; <= 1e-6")
+    left_over: float | None = Field(
+        description="norm of the residual that it leaves over the norm of the residual, <= 1e-6; None: seen, not fitted"
+    )
     line: int | None = Field(default=None, description="line of the user's forward that the term belongs to")
 
 

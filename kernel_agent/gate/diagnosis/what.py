@@ -15,7 +15,7 @@ from torch import Tensor
 from kernel_agent.gate.batch import Outcome
 from kernel_agent.gate.diagnosis.evidence import Evidence
 from kernel_agent.gate.diagnosis.factors import Factors
-from kernel_agent.gate.diagnosis.plain import Seen, plain_hypothesis
+from kernel_agent.gate.diagnosis.plain import Seen, padding_hypothesis, plain_hypothesis
 from kernel_agent.gate.diagnosis.records import Hypothesis
 from kernel_agent.gate.diagnosis.sentences import Sentences
 from kernel_agent.oracle import CotangentKind, Truths
@@ -38,7 +38,9 @@ def hypotheses(evidence: Evidence, truths: Truths) -> tuple[Hypothesis, ...]:
     found: dict[str, Hypothesis] = {}
     for grad, outcomes in cases.items():
         seen = [Seen(_given(outcome, grad), _truths(outcome)) for outcome in outcomes]
-        hypothesis = plain_hypothesis(grad, seen, Factors(truths.spec, outcomes[0].question.forward))
+        factors = Factors(truths.spec, outcomes[0].question.forward)
+        residuals = [part.given - part.truths[grad] for part in seen]
+        hypothesis = plain_hypothesis(grad, seen, factors) or padding_hypothesis(grad, residuals, factors)
         if hypothesis is not None:
             found[grad] = hypothesis
     rest = {grad: outcomes for grad, outcomes in cases.items() if grad not in found}
