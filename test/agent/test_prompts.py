@@ -13,6 +13,9 @@ from scripted import BACKWARD, CRASHING, FORWARD, PAIR, SWAPPED, spec_of, verdic
 from kernel_agent.agent import prompts
 from kernel_agent.agent.brief import Brief, make_brief
 from kernel_agent.agent.explain import attempt_line, change_of
+from kernel_agent.agent.hits import shown_hits
+from kernel_agent.agent.plan import Difference, ExtraSaved, GradientPlan, PairReading, Plan, Reduction
+from kernel_agent.agent.planform import MEANINGS
 from kernel_agent.agent.prompts import Progressing, Prompt
 from kernel_agent.agent.snapshots import render
 from kernel_agent.gate.verdict import Verdict
@@ -168,6 +171,24 @@ def test_pairs_by_technique_leave_the_prefix_its_share() -> None:
     prompt = prompts.draft(brief(), PLAN, PRICES, (HITS[1].model_copy(update={"pair": long}),))
     assert long.slug not in last(prompt)
     assert prompt.prefix_tokens / prompt.tokens >= prompts.PREFIX_SHARE
+
+
+def test_a_pair_by_technique_that_does_not_fit_whole_is_shown_by_its_backward() -> None:
+    hit = HITS[1].model_copy(update={"pair": HITS[1].pair.model_copy(update={"forward": "# long\n" * 5000})})
+    shown = shown_hits(brief(), (hit,), 500)
+    (fresh,) = shown.fresh
+    assert not fresh.with_forward
+    assert "# long" not in last(prompts.draft(brief(), PLAN, (), (hit,)))
+    assert "Its backward:" in last(prompts.draft(brief(), PLAN, (), (hit,)))
+
+
+def test_the_form_of_a_plan_has_every_field_that_is_read() -> None:
+    # A field that is added to the record and not asked for would always be empty.
+    text = last(prompts.plan(brief()))
+    for record in (Plan, PairReading, Difference, ExtraSaved, GradientPlan):
+        for field in record.model_fields:
+            assert f'"{field}"' in text, f"{record.__name__}.{field}"
+    assert set(MEANINGS) == set(Reduction), "every kind of reduction is explained"
 
 
 def test_the_users_shapes_and_the_checks_are_not_in_a_prompt() -> None:
