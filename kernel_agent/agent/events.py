@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from kernel_agent.agent.machine import Machine
 from kernel_agent.agent.plan import GradientPrice, Plan
 from kernel_agent.bench.records import Measurement, Tuned
 from kernel_agent.config import Backend, RunConfig
@@ -60,6 +61,7 @@ class RunStarted(Record):
     backend_why: str = Field(description="one line: why this source of backwards was chosen")
     model: str = Field(description="name of the model that is asked")
     versions: Versions
+    gpu: str = Field(default="", description="name of the GPU that is used; empty for none")
     stem: str = Field(description="name of the user's file without suffix")
     hash8: str = Field(description="first 8 hex digits of the SHA-256 of the user's file")
 
@@ -320,6 +322,7 @@ class Resumed(Record):
     event: Literal["resumed"] = "resumed"
     config: RunConfig = Field(description="the configuration from here on")
     dropped: str = Field(default="", description="what a damaged last line of the ledger held")
+    machine: Machine | None = Field(default=None, description="where it goes on; None in older ledgers")
 
 
 class Finished(Record):

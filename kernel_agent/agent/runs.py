@@ -16,6 +16,7 @@ from kernel_agent.agent.brief import make_brief
 from kernel_agent.agent.budget import EXPECTED_OUTPUT, Budget
 from kernel_agent.agent.device import require_device
 from kernel_agent.agent.ledger import Ledger, read_ledger
+from kernel_agent.agent.machine import this_machine
 from kernel_agent.agent.observer import Observer, Unwatched
 from kernel_agent.agent.orchestrator import FinishedRun, Orchestrator, described
 from kernel_agent.agent.runfolder import RunFolder
@@ -23,7 +24,6 @@ from kernel_agent.agent.state import RunState, fold
 from kernel_agent.agent.tools import Tools
 from kernel_agent.agent.workshop import open_tools
 from kernel_agent.config import RunConfig
-from kernel_agent.deliver.certificate import installed_versions
 from kernel_agent.errors import InputError, InternalError, InterruptedRun, KernelAgentError, file_problem
 from kernel_agent.models.choice import BackendChoice, choose_backend
 from kernel_agent.models.defaults import model_name
@@ -54,6 +54,7 @@ class Changes:
     max_tokens: int | None = None
     max_cost_usd: float | None = None
     wait: bool | None = None
+    device: str | None = None
     replay: Path | None = None
     """Where the recorded run lies now, if it was moved."""
 
@@ -107,6 +108,7 @@ def run(
     folder = RunFolder.plan(config.out, facts.stem, facts.hash8)
     source = model(config, folder.path, on_notice=observer.on_notice)
     Budget.of(config, source.name)
+    machine = this_machine(config.device)
     with tools(config) as opened:
         spec = opened.describe(facts)
         folder.create(facts.source)
@@ -117,7 +119,8 @@ def run(
                 backend=choice.backend,
                 backend_why=choice.why,
                 model=source.name,
-                versions=installed_versions(),
+                versions=machine.versions,
+                gpu=machine.gpu,
                 stem=facts.stem,
                 hash8=facts.hash8,
             )
@@ -148,6 +151,7 @@ def resume(
             return FinishedRun(folder, state)
         config = _located(resumed.config, folder)
         require_device(config.device)
+        resumed = resumed.model_copy(update={"machine": this_machine(config.device)})
         source = model(config, folder.path, on_notice=observer.on_notice)
         Budget.of(config, source.name)
         with tools(config) as opened:

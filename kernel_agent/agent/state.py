@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from kernel_agent.agent import events as ev
 from kernel_agent.agent.events import Entry, Event, PhaseName, PromptName
+from kernel_agent.agent.machine import Machine
 from kernel_agent.bench.records import Basis, Measurement
 from kernel_agent.config import RunConfig
 from kernel_agent.gate.verdict import Verdict
@@ -92,6 +93,8 @@ class RunState:
     started: ev.RunStarted | None = None
     config: RunConfig | None = None
     """The configuration in force: a resumed run may have been given a larger budget."""
+    machine: Machine | None = None
+    """Where the run is worked on."""
     spec: KernelSpec | None = None
     truth: ev.TruthCrossChecked | None = None
     facts: ForwardFacts | None = None
@@ -179,7 +182,8 @@ def advance(state: RunState, event: Event) -> RunState:
     """The state after one more event."""
     match event:
         case ev.RunStarted():
-            return replace(state, started=event, config=event.config)
+            machine = Machine(gpu=event.gpu, versions=event.versions)
+            return replace(state, started=event, config=event.config, machine=machine)
         case ev.Resumed():
             return _after_resuming(state, event)
         case ev.SpecDescribed():
@@ -252,12 +256,21 @@ def _in_rounds(state: RunState, event: Event) -> RunState:
 
 def _after_resuming(state: RunState, event: ev.Resumed) -> RunState:
     before, now = state.config, event.config
-    state = replace(state, config=now)
+    state = replace(_moved(state, event.machine), config=now)
     if state.delivered is not None or before is None or _limits(before) == _limits(now):
         return state
     # With another budget a run that ended red is open again.
     asking = {PhaseName.BACKWARD, PhaseName.OPTIMIZE}
     return replace(state, exhausted="", finished=None, over=state.over - asking, stale=0, idle=0)
+
+
+def _moved(state: RunState, machine: Machine | None) -> RunState:
+    """On a machine whose times cannot be compared with the earlier one's, nothing is timed yet."""
+    before = state.machine
+    if machine is None or before is None or machine.times_as(before):
+        return replace(state, machine=machine or before)
+    best, base = (None if work is None else replace(work, measurement=None) for work in (state.best, state.base))
+    return replace(state, machine=machine, measurements=(), tuned=None, best=best, base=base)
 
 
 def _limits(config: RunConfig) -> tuple[float | None, ...]:

@@ -58,6 +58,9 @@ def resume(
     max_iters: Annotated[int | None, typer.Option(help="A new limit of asks.")] = None,
     max_cost_usd: Annotated[float | None, typer.Option(help="A new limit of cost.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="A new limit of tokens.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="auto, cpu, cuda or cuda:N from here on. Default: as it was.")
+    ] = None,
     replay: Annotated[Path | None, typer.Option(help="Where the replayed run lies now, if it was moved.")] = None,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="manual: exit with 4 instead of waiting.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one final record instead of the trace.")] = False,
@@ -67,14 +70,19 @@ def resume(
     """Continue a run after an interrupt or a kill, without asking again for replies that were received."""
     from kernel_agent.cli.options import make_config
 
-    limits = {"max_iters": max_iters, "max_cost_usd": max_cost_usd, "max_tokens": max_tokens}
+    limits = {"max_iters": max_iters, "max_cost_usd": max_cost_usd, "max_tokens": max_tokens, "device": device}
     make_config(file=Path(run), **{name: value for name, value in limits.items() if value is not None})
     folder = find_run(run, out_folder)
     from kernel_agent.agent.runs import Changes
     from kernel_agent.cli import job
 
     changes = Changes(
-        max_iters=max_iters, max_tokens=max_tokens, max_cost_usd=max_cost_usd, wait=not no_wait, replay=replay
+        max_iters=max_iters,
+        max_tokens=max_tokens,
+        max_cost_usd=max_cost_usd,
+        wait=not no_wait,
+        device=device,
+        replay=replay,
     )
     job.resume(folder, job.View(as_json=as_json, verbose=verbose, quiet=quiet), changes)
 

@@ -11,6 +11,7 @@ from rich.text import Text
 from kernel_agent.agent import events as ev
 from kernel_agent.agent.events import Entry
 from kernel_agent.agent.explain import headline
+from kernel_agent.agent.machine import NO_GPU
 from kernel_agent.agent.skeleton import gradient_name
 from kernel_agent.agent.speedwords import headline_time
 from kernel_agent.gate.verdict import CaseResult, Status, Verdict
@@ -109,7 +110,10 @@ def event_line(event: ev.Event) -> Text | None:
         case ev.BudgetExhausted():
             return Text(f"  {event.line}", style="yellow")
         case ev.Resumed():
-            return Text("resumed" + (": a damaged last line of the ledger was dropped" if event.dropped else ""))
+            used = event.machine
+            where = "" if used is None else f" on {used.gpu or NO_GPU}, torch {used.versions.torch}"
+            dropped = ": a damaged last line of the ledger was dropped" if event.dropped else ""
+            return Text(f"resumed{where}{dropped}")
         case ev.ForwardAnalysed():
             count = len(event.facts.launches)
             return Text(f"  {count} launch{'' if count == 1 else 'es'} of the forward read")

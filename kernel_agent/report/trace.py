@@ -12,6 +12,7 @@ from datetime import datetime
 from kernel_agent.agent import events as ev
 from kernel_agent.agent.events import Entry, PhaseName
 from kernel_agent.agent.explain import cases_in_words, gradients_in_words, headline
+from kernel_agent.agent.machine import Machine
 from kernel_agent.agent.snapshots import parse
 from kernel_agent.gate.verdict import Verdict
 from kernel_agent.models.protocol import Reply, Role, Turn
@@ -38,11 +39,17 @@ def render_trace(entries: Iterable[Entry]) -> str:
     parts: list[str] = []
     start: datetime | None = None
     shown: set[str] = set()
+    machine: Machine | None = None
     for entry in entries:
         at = datetime.fromisoformat(entry.at.replace("Z", "+00:00"))
         start = start or at
         when = f"after {_duration((at - start).total_seconds())}"
         parts += _event(entry.event, when, shown)
+        if isinstance(entry.event, ev.RunStarted):
+            machine = Machine(gpu=entry.event.gpu, versions=entry.event.versions)
+        elif isinstance(entry.event, ev.Resumed) and entry.event.machine is not None:
+            parts += _moved(entry.event.machine, machine)
+            machine = entry.event.machine
         if isinstance(entry.event, ev.CandidateExtracted):
             shown.add(entry.event.digest)
     return "\n\n".join(part.strip("\n") for part in parts if part.strip()) + "\n"
@@ -121,8 +128,17 @@ def _started(event: ev.RunStarted) -> list[str]:
     return [
         f"# {event.stem}: run {event.run_id}",
         f"Backwards are written by {event.backend.value} ({event.model}): {event.backend_why}.",
-        f"kernel-agent {used.kernel_agent}, Python {used.python}, torch {used.torch}, triton {used.triton}.",
+        f"kernel-agent {used.kernel_agent}, Python {used.python}, torch {used.torch}, triton {used.triton}"
+        + (f", {event.gpu}." if event.gpu else "."),
     ]
+
+
+def _moved(machine: Machine, before: Machine | None) -> list[str]:
+    """What is different from where the run was worked on before."""
+    if before is None or not machine.unlike(before):
+        return []
+    kept = "" if machine.times_as(before) else " What was timed before is not compared with what is timed from here on."
+    return [f"From here on: {', '.join(machine.unlike(before))}.{kept}"]
 
 
 def _spec(event: ev.SpecDescribed) -> list[str]:

@@ -1,0 +1,50 @@
+"""`Machine`: where a run is worked on. A run may move, and then what was timed elsewhere is not compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+from kernel_agent.deliver.certificate import Versions, installed_versions
+from kernel_agent.record import Record
+
+NO_GPU = "no GPU"
+_DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd"))
+"""What a driver of a GPU puts there, under Linux and WSL."""
+
+
+class Machine(Record):
+    """A GPU and the software that runs on it."""
+
+    gpu: str = Field(default="", description="name of the GPU that is used; empty for none")
+    versions: Versions
+
+    def unlike(self, before: Machine) -> tuple[str, ...]:
+        """What is different from before, in words: `torch 2.11.0 instead of 2.13.0`."""
+        words = [] if self.gpu == before.gpu else [f"{self.gpu or NO_GPU} instead of {before.gpu or NO_GPU}"]
+        old = before.versions.model_dump()
+        for name, version in self.versions.model_dump().items():
+            if version != old[name]:
+                words.append(f"{name.replace('_', '-')} {version} instead of {old[name] or 'none'}")
+        return tuple(words)
+
+    def times_as(self, before: Machine) -> bool:
+        """Whether times taken there can be compared with times taken here."""
+        here, there = self.versions, before.versions
+        return (self.gpu, here.torch, here.triton) == (before.gpu, there.torch, there.triton)
+
+
+def this_machine(device: str) -> Machine:
+    """The machine that this process runs on, for a `--device`."""
+    return Machine(gpu="" if device == "cpu" else _gpu(device), versions=installed_versions())
+
+
+def _gpu(device: str) -> str:
+    if not any(path.exists() for path in _DRIVERS):
+        return ""  # torch need not be loaded to learn that
+    import torch
+
+    if not torch.cuda.is_available():
+        return ""
+    return str(torch.cuda.get_device_name(int(device.partition(":")[2] or 0)))
