@@ -8,6 +8,7 @@ with the asks: what went before is told in one line per attempt.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -30,6 +31,8 @@ from kernel_agent.gate.verdict import STAGE_OF, Stage, Verdict
 from kernel_agent.models.protocol import Conversation, Role, Turn
 from kernel_agent.models.tokens import estimate_tokens
 from kernel_agent.pairs.techniques import TECHNIQUES
+
+_EDITS = re.compile(r"^<{5,9} ?SEARCH.*^>{5,9} ?REPLACE *$", re.DOTALL | re.MULTILINE)
 
 PREFIX_SHARE = 0.8
 """Least part of a conversation that pairs found by technique leave to the prefix, which is cached and they are not."""
@@ -172,8 +175,11 @@ def repair(
 
 
 def edit_failed(brief: Brief, code: str, edits_text: str, problem: str, run: Progressing) -> Prompt:
-    """Ask for the same change again, as its edits do not apply to `code`. This ask is not counted."""
-    request = _render("edit_failed.md.j2", problem=problem, edits=edits_text, remaining=run.remaining)
+    """Ask for the same change again, as the edits in `edits_text` do not apply to `code`. This ask is not counted."""
+    edits = _EDITS.search(edits_text)
+    request = _render(
+        "edit_failed.md.j2", problem=problem, edits=edits[0] if edits else edits_text, remaining=run.remaining
+    )
     return _prompt(PromptName.EDIT_FAILED, brief, fenced(code), request)
 
 

@@ -140,7 +140,8 @@ def test_a_rollback_lists_what_did_not_help() -> None:
 
 def test_edits_that_do_not_apply_are_quoted_with_the_reason() -> None:
     edits = "<<<<<<< SEARCH\nx = 1\n=======\nx = 2\n>>>>>>> REPLACE"
-    prompt = prompts.edit_failed(brief(), BACKWARD, edits, "The lines of edit 1 do not occur.", Progressing((), 4))
+    reply = f"Change: x is 2.\n\n```\n{edits}\n```\n\nThat is all."
+    prompt = prompts.edit_failed(brief(), BACKWARD, reply, "The lines of edit 1 do not occur.", Progressing((), 4))
     same_as_golden("edit_failed", last(prompt))
 
 
