@@ -74,6 +74,7 @@ class GradientPrice(Record):
     line: str = Field(
         description="a complete statement that names the gradient: bytes, partials or atomics, and the alternative"
     )
+    entry: str = Field(default="", description="label of the SWEEP entry that was priced; the line does not name it")
     planned_bytes: int | None = Field(default=None, description="to and from device memory; None: cannot be priced")
     floor_bytes: int | None = Field(default=None, description="reading what it needs once and writing it once")
     workspace_bytes: int | None = Field(default=None, description="of partial sums")

@@ -39,6 +39,9 @@ SUM_BYTES = 4
 PROGRAMS_PER_SM = 2
 """Of a persistent grid."""
 
+_MANY = re.compile(r"\b(share|several|many|group|block of|chunk|strip|walk|loop|stride|persistent)", re.IGNORECASE)
+"""Words of an owner that takes more than one of the forward's tiles."""
+
 DEFAULT_DEVICE = "H100 SXM"
 
 LIMITS = Limits(wall_s=120.0)
@@ -153,17 +156,22 @@ class PlanPrice:
         separate = sum(p.planned_bytes or p.floor_bytes or 0 for p in gradients)
         names = ", ".join((*(f"grad_{name}" for name in self.cotangents), *sorted(read)))
         said = [
-            f"At {self.counted.label} on {self.device.name}: one pass over {names} that writes every gradient moves "
-            f"{self._cost(floor + extra)}"
+            f"At the largest required shape on {self.device.name}: one pass over {names} that writes every gradient "
+            f"moves {self._cost(floor + extra)}"
         ]
         if len(gradients) > 1:
             said.append(f"a pass for each gradient {self._cost(separate)}")
         said.append(f"the forward's bound is {duration(self.forward.seconds)}{_arithmetic(self.forward)}")
+        again = dict.fromkeys(value for one in self.plan.gradients for value in one.recomputed)
+        if again:
+            what = ", ".join(f"{value:.40}" for value in again)
+            said.append(f"computing {what} again takes at most the forward's {self._work()}, each time")
         said += [self._saving(extra) for extra in self.plan.extra]
         said += list(self.forward.notes)
         return GradientPrice(
             grad="",
             line="; ".join(said) + ".",
+            entry=self.counted.label,
             planned_bytes=floor + extra,
             floor_bytes=floor,
             microseconds=self._us(floor + extra),
@@ -172,7 +180,9 @@ class PlanPrice:
     def _gradient(self, one: GradientPlan) -> GradientPrice:
         facts = self.tensors.get(one.grad)
         if facts is None:
-            return GradientPrice(grad=one.grad, line=f"d{one.grad}: no tensor at {self.counted.label}, not priced.")
+            return GradientPrice(
+                grad=one.grad, line=f"d{one.grad}: no tensor at the largest required shape, not priced."
+            )
         floor = sum(self.cotangents.values()) + self._sum(one.saved) + _bytes(facts)
         terms, unknown = self._terms(facts)
         planned = self._planned(one, facts, terms, unknown)
@@ -185,15 +195,14 @@ class PlanPrice:
             said.append(f"planned {self._option(planned, floor)}")
         others = () if terms is None or terms.loads == terms.addresses else self._others(one, facts, terms)
         said += [f"instead {self._option(way, floor)}" for way in others if way != planned]
-        if one.recomputed:
-            what = ", ".join(f"{value:.40}" for value in one.recomputed)
-            said.append(f"computing {what} again takes at most the forward's {self._work()}")
         if planned is None:
-            return GradientPrice(grad=one.grad, line="; ".join(said) + ".", floor_bytes=floor)
+            line = "; ".join(said) + "."
+            return GradientPrice(grad=one.grad, line=line, entry=self.counted.label, floor_bytes=floor)
         moved = floor + planned.extra_bytes
         return GradientPrice(
             grad=one.grad,
             line="; ".join(said) + ".",
+            entry=self.counted.label,
             planned_bytes=moved,
             floor_bytes=floor,
             workspace_bytes=planned.workspace_bytes,
@@ -223,8 +232,7 @@ class PlanPrice:
         if one.reduction is Reduction.ATOMICS:
             return None if terms is None else self._atomics(facts, terms)
         if one.reduction is Reduction.PARTIALS:
-            persistent = "persistent-grid" in one.techniques
-            return None if terms is None else self._partials(facts, terms, persistent=persistent)
+            return None if terms is None else self._partials(facts, terms, persistent=_takes_many(one))
         if one.reduction is Reduction.PLAIN_STORE:
             if terms is None:
                 return Way("plain store", 0, f"how many terms its owner collects is not counted: {unknown}")
@@ -284,6 +292,11 @@ class PlanPrice:
 
     def _work(self) -> str:
         return f"{duration(sum(_computing(launch.bound) for launch in self.forward.launches))} of arithmetic"
+
+
+def _takes_many(one: GradientPlan) -> bool:
+    """Whether a program of the plan sums over many of the forward's before it stores a partial sum."""
+    return "persistent-grid" in one.techniques or _MANY.search(one.owner) is not None
 
 
 def _computing(bound: Bound) -> float:

@@ -95,6 +95,19 @@ def test_partials_of_a_persistent_grid_are_far_fewer_than_of_the_forwards_progra
     assert "instead partials of 264 programs" in plain.line
 
 
+@pytest.mark.parametrize("owner", ["a share of the rows, all columns", "walks rows with the stride of the grid"])
+def test_an_owner_of_many_rows_stores_few_partials(layernorm: Priced, owner: str) -> None:
+    one = planned("weight", Reduction.PARTIALS, "x").model_copy(update={"owner": owner})
+    assert layernorm(one)["weight"].workspace_bytes == 264 * COLUMN
+
+
+def test_what_is_computed_again_is_bounded_by_the_forward(layernorm: Priced) -> None:
+    one = WEIGHT.model_copy(update={"recomputed": ("xhat",)})
+    assert (
+        "computing xhat again takes at most the forward's 0.987 us of arithmetic, each time" in layernorm(one)[""].line
+    )
+
+
 def test_a_gradient_whose_input_is_loaded_once_has_nothing_to_bring_together(layernorm: Priced) -> None:
     price = layernorm(planned("x", Reduction.PLAIN_STORE, "x", "weight", "mean", "rstd"))["x"]
     assert "the forward loads each element of x once" in price.line
@@ -116,7 +129,10 @@ def test_the_whole_plan_reads_shared_tensors_once(layernorm: Priced) -> None:
     )
     whole = layernorm(*gradients)[""]
     assert whole.planned_bytes == 3 * TILE + 3 * COLUMN + 2 * STATISTIC
-    assert whole.line.startswith("At M=1151 N=8192 on H100 SXM: one pass over grad_out0, mean, rstd, weight, x ")
+    assert whole.line.startswith(
+        "At the largest required shape on H100 SXM: one pass over grad_out0, mean, rstd, weight"
+    )
+    assert whole.entry == "M=1151 N=8192", "for the reader; a model that is shown a shape may build it in"
     assert "a pass for each gradient 226 MB" in whole.line
     assert "the forward's bound is 22.5 us" in whole.line
 
