@@ -147,6 +147,7 @@ class Planned(Record):
     number: int = Field(description="the ask it answers")
     plan: Plan | None = Field(description="None when the answer holds no valid one")
     problem: str = Field(default="", description="what is wrong with the answer; empty for a valid plan")
+    notes: tuple[str, ...] = Field(default=(), description="what is doubtful in the plan, or was put right")
     prices: tuple[GradientPrice, ...] = ()
 
 

@@ -24,6 +24,10 @@ class Observer(Protocol):
         """The gate finished one case of `planned`."""
         ...
 
+    def on_variant(self, change: str, done: int, planned: int) -> None:
+        """One variant of launch parameters of `planned` was tried."""
+        ...
+
     def on_notice(self, notice: Notice) -> None:
         """The model has something to say beside its reply, such as that it waits."""
         ...
@@ -39,6 +43,9 @@ class Unwatched:
         """See `Observer`."""
 
     def on_case(self, case: CaseResult, done: int, planned: int) -> None:
+        """See `Observer`."""
+
+    def on_variant(self, change: str, done: int, planned: int) -> None:
         """See `Observer`."""
 
     def on_notice(self, notice: Notice) -> None:

@@ -22,11 +22,11 @@ REFERENCE = Phase(PhaseName.REFERENCE, "exact gradients of the forward, cross-ch
 BACKWARD = Phase(
     PhaseName.BACKWARD,
     "draft a backward and repair it until every check passes",
-    (PromptName.DRAFT, PromptName.REPAIR, PromptName.NO_CODE),
+    (PromptName.PLAN, PromptName.DRAFT, PromptName.REPAIR, PromptName.NO_CODE, PromptName.EDIT_FAILED),
 )
 OPTIMIZE = Phase(
     PhaseName.OPTIMIZE,
     "make the proven backward faster, keeping only what stays proven",
-    (PromptName.OPTIMIZE, PromptName.REPAIR, PromptName.NO_CODE),
+    (PromptName.OPTIMIZE, PromptName.REPAIR, PromptName.NO_CODE, PromptName.EDIT_FAILED),
 )
 PHASES = (REFERENCE, BACKWARD, OPTIMIZE)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import ast
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from kernel_agent.agent.edits import apply_edits, has_edits, read_edits, without_edits
+from kernel_agent.agent.snapshots import render
 from kernel_agent.gate.verdict import Status, Verdict
 from kernel_agent.models.protocol import StopReason
 from kernel_agent.pairs.sections import BACKWARD_MARKER, CHECK_MARKER, FORWARD_MARKER
@@ -32,6 +34,8 @@ class Extraction:
     refusal: Verdict | None
     notes: tuple[str, ...] = ()
     """What of the reply was left out, for the reader."""
+    edits: int = 0
+    """Edit blocks that the candidate was made with; 0 when the reply gives whole sections."""
 
 
 @dataclass(frozen=True)
@@ -56,13 +60,32 @@ class Parts:
 
 
 def extract(
-    text: str, *, given_forward: str, freeze_forward: bool, stop: StopReason = StopReason.COMPLETE
+    text: str,
+    *,
+    given_forward: str,
+    freeze_forward: bool,
+    stop: StopReason = StopReason.COMPLETE,
+    shown: Candidate | None = None,
 ) -> Extraction:
-    """Find the candidate in a reply.
+    """Find the candidate in a reply: whole sections, or edits of the candidate that was `shown`.
 
     `given_forward` is the forward section that is used anyway: a reply that repeats it brings no forward of its own.
     With `freeze_forward` any other forward is refused.
+    Raises `EditProblem` when there are edits and no whole section, and they do not apply.
     """
+    whole = without_edits(text)
+    found = _extract(whole, given_forward, freeze_forward, stop)
+    if shown is None or not has_edits(text):
+        return found
+    if found.candidate is not None or (found.refusal is not None and found.refusal.status is Status.BAD_FORMAT):
+        return replace(found, notes=(*found.notes, "the edits were left out: the reply gives the whole section"))
+    edits = read_edits(text)
+    made = f"```python\n{apply_edits(render(shown), edits)}\n```"
+    return replace(_extract(made, given_forward, freeze_forward, StopReason.COMPLETE), edits=len(edits))
+
+
+def _extract(text: str, given_forward: str, freeze_forward: bool, stop: StopReason) -> Extraction:
+    """Find whole sections in a reply."""
     blocks = fenced_blocks(text)
     parts = [sections(block.text) for block in blocks if block.complete]
     chosen = next((part for part in reversed(parts) if part.backward is not None), None)

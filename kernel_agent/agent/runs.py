@@ -12,13 +12,16 @@ from typing import Protocol
 
 from kernel_agent.agent import events as ev
 from kernel_agent.agent import prompts
+from kernel_agent.agent.asks import input_tokens
 from kernel_agent.agent.brief import make_brief
 from kernel_agent.agent.budget import EXPECTED_OUTPUT, Budget
+from kernel_agent.agent.desk import Desk
 from kernel_agent.agent.device import require_device
 from kernel_agent.agent.ledger import Ledger, read_ledger
 from kernel_agent.agent.machine import this_machine
 from kernel_agent.agent.observer import Observer, Unwatched
-from kernel_agent.agent.orchestrator import FinishedRun, Orchestrator, described
+from kernel_agent.agent.orchestrator import FinishedRun, described, run_to_end
+from kernel_agent.agent.recorded import as_recorded
 from kernel_agent.agent.runfolder import RunFolder
 from kernel_agent.agent.state import RunState, fold
 from kernel_agent.agent.tools import Tools
@@ -31,7 +34,6 @@ from kernel_agent.models.errors import NoBackend
 from kernel_agent.models.factory import make_model
 from kernel_agent.models.keys import KEY_VARIABLES
 from kernel_agent.models.protocol import Conversation, Model, OnNotice, Usage
-from kernel_agent.models.tokens import estimate_tokens
 from kernel_agent.pairs.userfile import read_file
 from kernel_agent.report.trace import render_trace
 
@@ -104,7 +106,7 @@ def run(
     facts = read_file(config.file)
     require_device(config.device)
     choice = choose_backend(config, os.environ)
-    config = config.model_copy(update={"backend": choice.backend, "replay": choice.replay or config.replay})
+    config = _chosen(config, choice)
     folder = RunFolder.plan(config.out, facts.stem, facts.hash8)
     source = model(config, folder.path, on_notice=observer.on_notice)
     Budget.of(config, source.name)
@@ -124,7 +126,7 @@ def run(
                 stem=facts.stem,
                 hash8=facts.hash8,
             )
-            return _drive(Orchestrator(folder, ledger, opened, source, observer), started, described(spec))
+            return _drive(Desk(folder, ledger, opened, source, observer), started, described(spec))
 
 
 def resume(
@@ -155,7 +157,7 @@ def resume(
         source = model(config, folder.path, on_notice=observer.on_notice)
         Budget.of(config, source.name)
         with tools(config) as opened:
-            return _drive(Orchestrator(folder, ledger, opened, source, observer), resumed)
+            return _drive(Desk(folder, ledger, opened, source, observer), resumed)
 
 
 def first_prompt(config: RunConfig, *, tools: OpenTools = open_tools) -> FirstPrompt:
@@ -163,21 +165,30 @@ def first_prompt(config: RunConfig, *, tools: OpenTools = open_tools) -> FirstPr
     facts = read_file(config.file)
     require_device(config.device)
     choice = _choice_with_price(config)
-    config = config.model_copy(update={"backend": choice.backend, "replay": choice.replay or config.replay})
+    config = _chosen(config, choice)
     hosted = choice.backend in KEY_VARIABLES
     name = model_name(choice.backend, config) if hosted else config.model or choice.backend.value
     price = Budget.of(config, name).price if hosted else None
     with tools(config) as opened:
         spec = opened.describe(facts)
         found = opened.retrieve(spec)
+        analysed = None if opened.analyse is None else opened.analyse(spec)
     pairs = tuple(pair for pair in found.pairs if pair.chosen)
-    brief = make_brief(spec, pairs, freeze_forward=config.freeze_forward, max_asks=config.max_iters)
-    conversation = prompts.draft(brief).conversation
-    tokens = estimate_tokens(conversation.system) + sum(estimate_tokens(turn.text) for turn in conversation.turns)
+    brief = make_brief(spec, pairs, freeze_forward=config.freeze_forward, max_asks=config.max_iters, facts=analysed)
+    planned = config.reflect and config.max_iters > 1
+    conversation = (prompts.plan(brief) if planned else prompts.draft(brief)).conversation
+    tokens = input_tokens(conversation)
     cost = None if price is None else price.cost(Usage(input=tokens, output=EXPECTED_OUTPUT))
     unmatched = tuple(f"no pair matches the excluded term {term!r}" for term in found.unmatched_excludes)
     notices = (*unmatched, *found.notice.splitlines())
     return FirstPrompt(choice, name, conversation, tokens, EXPECTED_OUTPUT, cost, notices)
+
+
+def _chosen(config: RunConfig, choice: BackendChoice) -> RunConfig:
+    """The configuration with its source of backwards; a replay takes its steps as the recorded run did."""
+    if choice.replay is not None:
+        config = as_recorded(config, choice.replay)
+    return config.model_copy(update={"backend": choice.backend, "replay": choice.replay or config.replay})
 
 
 def _choice_with_price(config: RunConfig) -> BackendChoice:
@@ -214,31 +225,31 @@ def resume_command(folder: RunFolder) -> str:
     return f"kernel-agent resume {shlex.quote(str(folder.path))}"
 
 
-def _drive(orchestrator: Orchestrator, *first: ev.Event) -> FinishedRun:
+def _drive(desk: Desk, *first: ev.Event) -> FinishedRun:
     """Record the first events and run to the end; whatever stops it is in the ledger and in `trace.md` when raised."""
-    folder = orchestrator.folder
+    folder = desk.folder
     try:
         for event in first:
-            orchestrator.record(event)
-        return orchestrator.run()
+            desk.record(event)
+        return run_to_end(desk)
     except KeyboardInterrupt as stop:
-        orchestrator.record(ev.Interrupted(line=str(stop) or "stopped from the keyboard"))
+        desk.record(ev.Interrupted(line=str(stop) or "stopped from the keyboard"))
         raise _of_run(
             InterruptedRun("the run was stopped", remedy=f"go on with it: {resume_command(folder)}"), folder
         ) from None
     except KernelAgentError as error:
-        orchestrator.record(ev.Interrupted(line=error.message))
+        desk.record(ev.Interrupted(line=error.message))
         error.run = folder.path
         raise
     except OSError as error:
         problem = file_problem(error)
-        orchestrator.record(ev.Interrupted(line=error.strerror or str(error)))
+        desk.record(ev.Interrupted(line=error.strerror or str(error)))
         raise _of_run(problem, folder) from error
     except Exception as error:
-        orchestrator.record(ev.Interrupted(line=f"internal error: {type(error).__name__}"))
+        desk.record(ev.Interrupted(line=f"internal error: {type(error).__name__}"))
         raise _of_run(InternalError.of(error), folder) from error
     finally:
-        _write_trace(folder, orchestrator.ledger)
+        _write_trace(folder, desk.ledger)
 
 
 def _of_run(error: KernelAgentError, folder: RunFolder) -> KernelAgentError:

@@ -324,12 +324,11 @@ def _work(state: RunState, number: int, digest: str) -> Work:
 
 def _after_setting_aside(state: RunState, event: ev.SetAside) -> RunState:
     state = _in_round(state, event.number, settled=True, outcome=event.line)
+    if state.round(event.number).prompt is PromptName.DRAFT:
+        return state  # of several drafts the best is repaired, not the last
     state = replace(state, stale=state.stale + 1, idle=state.idle + 1)
     if event.digest is None:
         return state
-    if state.round(event.number).prompt is PromptName.DRAFT:
-        # Of several drafts the best is repaired, not the last.
-        return replace(state, base=state.best)
     return replace(state, base=_work(state, event.number, event.digest))
 
 

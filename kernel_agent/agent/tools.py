@@ -11,8 +11,9 @@ from pathlib import Path
 
 from kernel_agent.agent.events import PairsRetrieved, TechniqueHit, TruthCrossChecked
 from kernel_agent.agent.plan import GradientPrice, Plan, Wanted
-from kernel_agent.bench.records import Measurement, Tuned
+from kernel_agent.bench.records import Basis, Measurement, Tuned
 from kernel_agent.deliver.certificate import Provenance
+from kernel_agent.errors import KernelAgentError
 from kernel_agent.gate.verdict import CaseResult, Verdict
 from kernel_agent.pairs.forward_facts import ForwardFacts
 from kernel_agent.pairs.spec import Candidate, FileFacts, KernelSpec
@@ -25,6 +26,10 @@ OnVariant = Callable[[str, int, int], None]
 
 TechniqueSearch = Callable[[KernelSpec, tuple[Wanted, ...], tuple[str, ...]], tuple[TechniqueHit, ...]]
 """Receives the gradients to search for and the slugs of the pairs that were shown so far, best first."""
+
+
+class NotTimed(KernelAgentError):
+    """A proven candidate has no time: it fails at real sizes, or what it needs cannot be modelled."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +69,10 @@ class Tools:
     modelled_cost: Callable[[KernelSpec, Candidate], Measurement | None] | None = None
     """The modelled time of a green candidate; None when it cannot be modelled."""
     measure: Callable[[KernelSpec, Candidate], Measurement] | None = None
-    """Time a green candidate, on a GPU or, labelled so, by the model; None where neither can be had."""
+    """Time a green candidate, on a GPU or, labelled so, by the model. Raises `NotTimed`."""
+    basis: Basis | None = None
+    """Of the times that `measure` gives; None: of whatever was taken last."""
     tune: Callable[[KernelSpec, Candidate, OnVariant], TunedCandidate] | None = None
-    """Sweep launch parameters of a green candidate; every variant is judged before it is timed."""
+    """Sweep launch parameters of a green candidate; what it comes to is judged. Raises `NotTimed`."""
     unmeasured: str = "no GPU here, so nothing can be timed"
     """One line: why `measure` is None."""

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 from kernel_agent.agent.events import TruthCrossChecked
 from kernel_agent.agent.retrieval import retrieve, retrieve_techniques
-from kernel_agent.agent.tools import OnCase, Tools
+from kernel_agent.agent.tools import OnCase, OnVariant, Tools, TunedCandidate
 from kernel_agent.config import RunConfig
 from kernel_agent.deliver.certificate import Provenance
-from kernel_agent.gate.verdict import Verdict
+from kernel_agent.gate.verdict import CaseResult, Verdict
+from kernel_agent.pairs.assemble import assemble
 from kernel_agent.pairs.spec import Candidate, KernelSpec
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ def open_tools(config: RunConfig) -> Iterator[Tools]:
     """The rooms around one sandbox, which is closed, with all its children ended, when the block is left."""
     from kernel_agent import gate, oracle
     from kernel_agent.agent.pricing import sandboxed_pricer
+    from kernel_agent.agent.stopwatch import Stopwatch
     from kernel_agent.deliver import deliver
     from kernel_agent.gate.cases import forward_findings
     from kernel_agent.sandbox import Sandbox
@@ -39,6 +41,7 @@ def open_tools(config: RunConfig) -> Iterator[Tools]:
     with Sandbox() as sandbox:
         known: dict[str, oracle.Truths] = {}
         options = gate.GateOptions(seeds=(config.seed, config.seed + 1))
+        stopwatch = Stopwatch(config, sandbox)
 
         def truths_of(spec: KernelSpec) -> oracle.Truths:
             return known.setdefault(spec.hash8, oracle.Truths(spec, sandbox))
@@ -51,9 +54,16 @@ def open_tools(config: RunConfig) -> Iterator[Tools]:
             return cross_checked(found, time.monotonic() - started, findings)
 
         def check(spec: KernelSpec, pair_source: str, on_case: OnCase) -> Verdict:
-            return gate.check(
+            exact = gate.check(
                 spec, pair_source, sandbox, options, on_case, truths=truths_of(spec), diagnose=config.diagnosis
             )
+            return stopwatch.confirm(spec, pair_source, exact, on_case)
+
+        def tune(spec: KernelSpec, candidate: Candidate, on_variant: OnVariant) -> TunedCandidate:
+            def judge(variant: Candidate) -> Verdict:
+                return check(spec, assemble(spec, variant), _unwatched)
+
+            return stopwatch.tune(spec, candidate, judge, on_variant)
 
         def finish(
             spec: KernelSpec, candidate: Candidate, verdict: Verdict, provenance: Provenance, folder: Path
@@ -68,8 +78,17 @@ def open_tools(config: RunConfig) -> Iterator[Tools]:
             price=sandboxed_pricer(sandbox, config.device).price,
             check=check,
             deliver=finish,
-            unmeasured=_why_unmeasured(config),
+            analyse=lambda spec: oracle.analyse(truths_of(spec)),
+            fingerprint=stopwatch.fingerprint,
+            modelled_cost=stopwatch.modelled,
+            measure=stopwatch.measure,
+            basis=stopwatch.basis,
+            tune=tune,
         )
+
+
+def _unwatched(case: CaseResult, done: int, planned: int) -> None:
+    """The cases of a variant are not told one by one."""
 
 
 def cross_check_small(truths: Truths, seed: int) -> CrossCheck:
@@ -114,13 +133,3 @@ def cross_checked(found: CrossCheck, seconds: float, findings: tuple[str, ...] =
         worst=max((check.relative_difference for check in found.derivatives), default=0.0),
         seconds=seconds,
     )
-
-
-def _why_unmeasured(config: RunConfig) -> str:
-    import torch
-
-    if config.device == "cpu":
-        return "no GPU is used (--device cpu), so nothing can be timed"
-    if not torch.cuda.is_available():
-        return "no GPU here, so nothing can be timed"
-    return "this version does not time backwards yet"

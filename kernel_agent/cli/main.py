@@ -55,6 +55,7 @@ app.add_typer(rag)
 MAIN_JOB = "Main job"
 SOURCE = "Source of backwards"
 RETRIEVAL = "Retrieval"
+SEARCH = "Search"
 BUDGET = "Budget"
 OUTPUT = "Output"
 
@@ -115,6 +116,30 @@ def root(
         typer.Option(help="Folder of an index over your own pairs (rag build).", rich_help_panel=RETRIEVAL),
     ] = None,
     no_rag: Annotated[bool, typer.Option("--no-rag", help="Show no pairs.", rich_help_panel=RETRIEVAL)] = False,
+    candidates: Annotated[
+        int,
+        typer.Option(help="First drafts asked for at once, each after another pair.", rich_help_panel=SEARCH),
+    ] = 1,
+    reflect: Annotated[
+        bool,
+        typer.Option(
+            "--reflect/--no-reflect",
+            help="Ask for a plan first, which is checked, priced and used to search for pairs by technique.",
+            rich_help_panel=SEARCH,
+        ),
+    ] = True,
+    diagnosis: Annotated[
+        bool,
+        typer.Option(
+            "--diagnosis/--no-diagnosis",
+            help="Tell the model where and in what a red backward is wrong, not just by how much.",
+            rich_help_panel=SEARCH,
+        ),
+    ] = True,
+    tune_variants: Annotated[
+        int,
+        typer.Option(help="Launch parameters tried before optimising asks; 0: none.", rich_help_panel=SEARCH),
+    ] = 24,
     max_iters: Annotated[int, typer.Option(help="Asks over all phases.", rich_help_panel=BUDGET)] = 10,
     patience: Annotated[
         int, typer.Option(help="Asks without progress before rolling back to the best.", rich_help_panel=BUDGET)
@@ -175,7 +200,17 @@ def root(
         raise typer.Exit
     from kernel_agent.cli.options import make_config
 
+    decisive = {
+        "candidates": candidates,
+        "reflect": reflect,
+        "tune_variants": tune_variants,
+        "max_iters": max_iters,
+        "patience": patience,
+        "min_rel_impr": min_rel_impr,
+    }
     config = make_config(
+        **{name: value for name, value in decisive.items() if _given(context, name)},  # a replay knows the others
+        diagnosis=diagnosis,
         file=file_path,
         device=device,
         seed=seed,
@@ -190,9 +225,6 @@ def root(
         rag_exclude=tuple(term.strip() for term in rag_exclude.split(",") if term.strip()),
         rag_index=rag_index,
         rag=not no_rag,
-        max_iters=max_iters,
-        patience=patience,
-        min_rel_impr=min_rel_impr,
         max_cost_usd=max_cost_usd,
         max_tokens=max_tokens,
         out=out,

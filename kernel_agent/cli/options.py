@@ -18,6 +18,8 @@ ALLOWED = {
     "effort": "minimal, low, medium or high",
     "topk": "a whole number from 0 to 32",
     "min_sim": "a number from 0 to 1",
+    "candidates": "a whole number from 1 to 16",
+    "tune_variants": "a whole number of at least 0",
     "max_iters": "a whole number of at least 1",
     "patience": "a whole number of at least 1",
     "min_rel_impr": "a number of at least 0",

@@ -38,6 +38,7 @@ class HostedModel(abc.ABC):
     """A model that is asked over the network."""
 
     backend: Backend
+    limit: int | None = None
 
     def __init__(
         self,
@@ -61,8 +62,12 @@ class HostedModel(abc.ABC):
         self._silence_s = silence_s
         self._dropped: set[Part] = set()
 
-    def ask(self, conversation: Conversation, *, on_text: Progress | None = None) -> Reply:
-        """Answer a conversation. Raises the subclasses of `ModelError` that `kernel_agent.models.errors` lists."""
+    def ask(self, conversation: Conversation, *, number: int | None = None, on_text: Progress | None = None) -> Reply:
+        """Answer a conversation, whichever it is of the run.
+
+        Raises the subclasses of `ModelError` that `kernel_agent.models.errors` lists.
+        """
+        del number  # the provider need not know
         started = time.monotonic()
         notices: list[Notice] = []
         reply = self._insist(conversation, on_text or _silence, notices)

@@ -20,6 +20,8 @@ SETTLE_S = 0.5
 class ManualModel:
     """Writes `asks/0001.md` and takes `replies/0001.md` once it has text and has stopped growing."""
 
+    limit: int | None = None
+
     def __init__(
         self,
         run: Path,
@@ -40,13 +42,13 @@ class ManualModel:
         self._poll_s = poll_s
         self._settle_s = settle_s
 
-    def ask(self, conversation: Conversation, *, on_text: Progress | None = None) -> Reply:
+    def ask(self, conversation: Conversation, *, number: int | None = None, on_text: Progress | None = None) -> Reply:
         """The reply to an ask.
 
         Raises `WaitingForReply` when there is none yet and the model was made with `wait=False`.
         """
         started = time.monotonic()
-        number = max(self._taken, self._exchange.received()) + 1
+        number = number or max(self._taken, self._exchange.received()) + 1
         notices = self._put(number, conversation)
         self._await_reply(number)
         reply = self._exchange.read_reply(number, model=self.name)

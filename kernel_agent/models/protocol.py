@@ -98,6 +98,15 @@ class Model(Protocol):
 
     name: str
 
-    def ask(self, conversation: Conversation, *, on_text: Progress | None = None) -> Reply:
-        """Answer a conversation. Raises `ModelError` when no reply can be had."""
+    @property
+    def limit(self) -> int | None:
+        """Asks that it can answer in a run; None: as many as there are."""
+        ...
+
+    def ask(self, conversation: Conversation, *, number: int | None = None, on_text: Progress | None = None) -> Reply:
+        """Answer a conversation; several threads may ask at once, each with another `number`.
+
+        `number`: which ask of the run it is, counted from 1; None: the one after those that the run has taken.
+        Raises `ModelError` when no reply can be had.
+        """
         ...

@@ -30,9 +30,17 @@ class ReplayModel:
                 f"{recording} holds no recorded replies", remedy="give the folder of a run: replies/0001.md is missing"
             )
 
-    def ask(self, conversation: Conversation, *, on_text: Progress | None = None) -> Reply:
-        """The next recorded reply. Raises `ReplayExhausted` after the last one."""
-        number = max(self._taken, self._asking.received()) + 1
+    @property
+    def limit(self) -> int:
+        """Recorded replies, up to the first gap."""
+        number = 0
+        while self._recording.has_reply(number + 1):
+            number += 1
+        return number
+
+    def ask(self, conversation: Conversation, *, number: int | None = None, on_text: Progress | None = None) -> Reply:
+        """The recorded reply to the ask with this number. Raises `ReplayExhausted` after the last one."""
+        number = number or max(self._taken, self._asking.received()) + 1
         if not self._recording.has_reply(number):
             raise ReplayExhausted(
                 f"{self._recording.run} holds {number - 1} replies and this run asks for one more",

@@ -63,6 +63,10 @@ class TerminalProgress:
             style = "green" if case.status is Status.GREEN else "red"
             self._console.print(Text.assemble("    ", (case.status.value, style), f"  {case.case}"), soft_wrap=True)
 
+    def on_variant(self, change: str, done: int, planned: int) -> None:
+        """Count variants."""
+        self._say(f"tuning: variant {done} of {planned}, {change}")
+
     def on_notice(self, notice: Notice) -> None:
         """Print what the model says beside its reply."""
         self._console.print(Text(f"  {notice.text}", style="yellow"), soft_wrap=True)

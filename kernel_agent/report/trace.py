@@ -82,7 +82,7 @@ def _event(event: ev.Event, when: str, shown: set[str]) -> list[str]:
         case ev.TechniquesRetrieved():
             return technique_paragraphs(event)
         case ev.DraftsPlanned():
-            return [drafts_line(event)]
+            return [] if event.anchors == (None,) and not event.line else [drafts_line(event)]
         case ev.EditFailed():
             return [f"The edits of reply {event.number} do not apply: {_sentence(event.line)}"]
         case ev.Locked():

@@ -109,6 +109,7 @@ class ScriptedModel:
     """Answers from a list and notes every ask in a file, so that asks are counted across processes."""
 
     name = "script"
+    limit: int | None = None
 
     def __init__(self, replies: Sequence[str], run_dir: Path, log: Path | None = None, usage: Usage = Usage()) -> None:  # noqa: B008
         self.replies = replies
@@ -117,8 +118,8 @@ class ScriptedModel:
         self.usage = usage
         self.asked: list[Conversation] = []
 
-    def ask(self, conversation: Conversation, *, on_text: Progress | None = None) -> Reply:
-        number = self.exchange.received()
+    def ask(self, conversation: Conversation, *, number: int | None = None, on_text: Progress | None = None) -> Reply:
+        number = (number or self.exchange.received() + 1) - 1
         self.asked.append(conversation)
         if self.log is not None:
             with open(self.log, "a", encoding="utf-8") as file:
@@ -199,4 +200,5 @@ def _deliver(
 
 def config(out: Path, **changes: object) -> RunConfig:
     """The configuration of a scripted run."""
-    return RunConfig.model_validate({"file": FORWARD, "out": out, "backend": Backend.MANUAL, **changes})
+    fixed = {"file": FORWARD, "out": out, "backend": Backend.MANUAL, "reflect": False}
+    return RunConfig.model_validate({**fixed, **changes})

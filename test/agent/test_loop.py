@@ -46,6 +46,7 @@ def test_a_right_first_draft_is_delivered_after_one_ask(tmp_path: Path) -> None:
         "phase_ended",
         "pairs_retrieved",
         "phase_started",
+        "drafts_planned",
         "asked",
         "replied",
         "candidate_extracted",

@@ -19,7 +19,7 @@ from kernel_agent.models.replay import find_recording
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     script = Script(reply_text(SWAPPED), reply_text(CRASHING), reply_text(BACKWARD))
-    return run(config(tmp_path_factory.mktemp("out"), rag=False), model=script.model)
+    return run(config(tmp_path_factory.mktemp("out"), rag=False, max_iters=3), model=script.model)
 
 
 def test_wrong_and_crashing_drafts_are_seen_and_the_right_one_is_delivered(finished: FinishedRun) -> None:

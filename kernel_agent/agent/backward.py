@@ -1,0 +1,35 @@
+"""Phase 2: a plan, first drafts at once, then repair of the best red candidate until one is proven."""
+
+from __future__ import annotations
+
+from kernel_agent.agent.asks import next_ask, send_if_affordable
+from kernel_agent.agent.desk import Desk
+from kernel_agent.agent.drafts import drafts_begun, plan_drafts, send_drafts
+from kernel_agent.agent.phases import BACKWARD
+from kernel_agent.agent.planning import look_up_techniques, plan_ask
+from kernel_agent.agent.rounds import finish_open, roll_back_if_stuck
+
+
+def backward(desk: Desk) -> None:
+    """Ask until a candidate is proven or the budget ends. Drafts that were sent are judged to the last one."""
+    if not desk.begin(BACKWARD):
+        return
+    while send_drafts(desk) or desk.state.open or (not desk.state.green and _ask(desk)):
+        finish_open(desk)
+    count = desk.state.asks
+    asks = f"after {count} ask{'' if count == 1 else 's'}"
+    desk.end(BACKWARD, f"proven {asks}" if desk.state.green else f"not proven {asks}: {desk.state.exhausted}")
+
+
+def _ask(desk: Desk) -> bool:
+    """Send what comes next. False when the budget refuses it."""
+    roll_back_if_stuck(desk)
+    if desk.state.exhausted:
+        return False
+    plan = plan_ask(desk)
+    if plan is not None:
+        return send_if_affordable(desk, BACKWARD, plan)
+    look_up_techniques(desk)
+    if not drafts_begun(desk):
+        return plan_drafts(desk) and send_drafts(desk)
+    return send_if_affordable(desk, BACKWARD, next_ask(desk, BACKWARD))

@@ -1,0 +1,38 @@
+"""The end of a run: the best candidate is delivered when it is proven, else its verdict is what the run came to."""
+
+from __future__ import annotations
+
+from kernel_agent.agent import events as ev
+from kernel_agent.agent.desk import Desk
+from kernel_agent.agent.explain import headline
+from kernel_agent.deliver.certificate import Provenance
+
+
+def finish(desk: Desk) -> None:
+    """Record the last event."""
+    best = desk.state.best
+    if best is None or not best.verdict.green:
+        none = "no reply held code" if desk.state.rounds else f"nothing was asked: {desk.state.exhausted}"
+        line = none if best is None else f"the best candidate is {headline(best.verdict)}"
+        digest = best.digest if best else None
+        desk.record(ev.Finished(outcome=ev.Outcome.NO_GREEN_VERDICT, digest=digest, line=line))
+        return
+    line = headline(best.verdict)
+    if desk.state.delivered is None:
+        candidate, folder = desk.snapshots.get(best.digest), desk.folder.product
+        files = desk.tools.deliver(desk.spec, candidate, best.verdict, _provenance(desk), folder)
+        desk.record(ev.Delivered(files=tuple(path.relative_to(folder).as_posix() for path in files), line=line))
+    desk.record(ev.Finished(outcome=ev.Outcome.DELIVERED, digest=best.digest, line=line))
+
+
+def _provenance(desk: Desk) -> Provenance:
+    state, started = desk.state, desk.started
+    return Provenance(
+        backend=started.backend.value,
+        model=started.model,
+        asks=state.asks,
+        input_tokens=state.usage.input,
+        output_tokens=state.usage.output,
+        cost_usd=None if state.unpriced else state.cost_usd,
+        run_id=started.run_id,
+    )

@@ -1,0 +1,40 @@
+"""`as_recorded`: a replayed run takes its steps as the recorded one did, so that each ask meets the reply it had."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from kernel_agent.config import RunConfig
+
+DECISIVE: dict[str, Any] = {
+    "reflect": False,
+    "candidates": 1,
+    "tune_variants": 0,
+    "max_iters": RunConfig.model_fields["max_iters"].default,
+    "patience": RunConfig.model_fields["patience"].default,
+    "min_rel_impr": RunConfig.model_fields["min_rel_impr"].default,
+}
+"""Fields that decide which ask comes next, with what they were in runs of versions that did not know them."""
+
+
+def as_recorded(config: RunConfig, recording: Path) -> RunConfig:
+    """`config` with the decisive fields of a recorded run's first event, except those that were given to `config`."""
+    recorded = _recorded(recording / "trace.jsonl")
+    taken = {name: recorded.get(name, before) for name, before in DECISIVE.items()}
+    missing = {name: value for name, value in taken.items() if name not in config.model_fields_set}
+    return RunConfig.model_validate({**config.model_dump(), **missing})
+
+
+def _recorded(ledger: Path) -> dict[str, Any]:
+    """The configuration of a ledger's first event; empty where there is none, as replies alone can be replayed."""
+    if not ledger.is_file():
+        return {}
+    with ledger.open(encoding="utf-8") as file:
+        first = file.readline()
+    try:
+        found = json.loads(first)["event"]["config"]
+    except (ValueError, KeyError, TypeError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,79 @@
+"""`Stopwatch`: how long candidates take, as this machine allows: measured on its GPU, or modelled without one.
+
+On a GPU, real kernels are judged before they are timed: what is proven by execution from IR may still not compile, or
+round too coarsely, there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kernel_agent.agent.tools import NotTimed, OnCase, OnVariant, TunedCandidate
+from kernel_agent.bench.fingerprint import fingerprint
+from kernel_agent.bench.gpu import has_gpu
+from kernel_agent.bench.gpubench import GpuBench
+from kernel_agent.bench.measure import NotMeasured
+from kernel_agent.bench.modelled import NotModelled, modelled, screen
+from kernel_agent.bench.records import Basis, Measurement
+from kernel_agent.bench.rig import BenchOptions
+from kernel_agent.bench.tune import Tried, tune
+from kernel_agent.config import RunConfig
+from kernel_agent.gate.verdict import Verdict
+from kernel_agent.pairs.spec import Candidate, KernelSpec
+from kernel_agent.sandbox import Sandbox
+
+
+class Stopwatch:
+    """Times of the candidates of one run."""
+
+    def __init__(self, config: RunConfig, sandbox: Sandbox) -> None:
+        used = config.device != "cpu" and has_gpu()
+        self.basis = Basis.MEASURED if used else Basis.MODELLED
+        self._gpu = GpuBench(sandbox, BenchOptions(seed=config.seed)) if used else None
+        self._config = config
+        self._sandbox = sandbox
+
+    def measure(self, spec: KernelSpec, candidate: Candidate) -> Measurement:
+        """Time a green candidate. Raises `NotTimed`."""
+        try:
+            if self._gpu is not None:
+                return self._gpu.measure(spec, candidate)
+            return modelled(spec, candidate, self._sandbox)
+        except (NotMeasured, NotModelled) as error:
+            raise NotTimed(error.message, remedy=error.remedy) from error
+
+    def modelled(self, spec: KernelSpec, candidate: Candidate) -> Measurement | None:
+        """The modelled time of a green candidate; None where it has none."""
+        try:
+            return modelled(spec, candidate, self._sandbox)
+        except NotModelled:
+            return None
+
+    def fingerprint(self, spec: KernelSpec, pair_source: str) -> str | None:
+        """See `kernel_agent.bench.fingerprint`."""
+        return fingerprint(spec, pair_source, self._sandbox)
+
+    def confirm(self, spec: KernelSpec, pair_source: str, exact: Verdict, on_case: OnCase) -> Verdict:
+        """The verdict of both tiers where there is a GPU, else that of the exact one."""
+        return exact if self._gpu is None else self._gpu.confirm(spec, pair_source, exact, on_case)
+
+    def tune(
+        self, spec: KernelSpec, candidate: Candidate, check: Callable[[Candidate], Verdict], on_variant: OnVariant
+    ) -> TunedCandidate:
+        """Sweep launch parameters of a green candidate. Raises `NotTimed`."""
+        limit = self._config.tune_variants
+
+        def tried(variant: Tried) -> None:
+            on_variant(f"{variant.change}: {variant.line}", variant.number, variant.limit)
+
+        found = tune(
+            spec,
+            candidate,
+            check,
+            lambda variant: self.measure(spec, variant),
+            limit,
+            tried,
+            screen=screen(spec, candidate, self._sandbox) if self._gpu is not None else None,
+            min_rel_impr=self._config.min_rel_impr,
+        )
+        return TunedCandidate(found.tuned, found.candidate, found.verdict)
