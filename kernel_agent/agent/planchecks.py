@@ -214,11 +214,20 @@ class PlanChecks:
 
 def sums_across(facts: ForwardFacts | None, grad: str) -> str:
     """What the facts say of a gradient that sums over programs; empty when it does not, or nothing is known."""
-    for sentence in () if facts is None else facts.crossing:
-        subject, _, said = sentence.partition(": ")
-        if subject.partition(" in ")[0] == grad and f"d{grad} sums " in said and "tiles overlap" not in said:
-            return said.partition(";")[0].rstrip(".")
-    return ""
+    found = [said for said in _said_of(facts, grad) if f"d{grad} sums " in said and "tiles overlap" not in said]
+    return found[0].partition(";")[0] if found else ""
+
+
+def stays_in_one_program(facts: ForwardFacts | None, grad: str) -> bool:
+    """Whether the facts say of every launch that an element is read by one program only, whatever the data."""
+    found = _said_of(facts, grad)
+    return bool(found) and all(said.startswith("no sum across programs: each") for said in found)
+
+
+def _said_of(facts: ForwardFacts | None, grad: str) -> list[str]:
+    """What the facts say of one gradient, launch by launch."""
+    sentences = (sentence.partition(": ") for sentence in (() if facts is None else facts.crossing))
+    return [said for subject, _, said in sentences if subject.partition(" in ")[0] == grad]
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

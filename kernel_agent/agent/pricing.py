@@ -21,11 +21,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kernel_agent.agent.plan import ExtraSaved, GradientPlan, GradientPrice, Plan, Reduction
+from kernel_agent.agent.planchecks import stays_in_one_program
 from kernel_agent.agent.sizes import size_of
 from kernel_agent.bench.launch_time import L2_BYTES
 from kernel_agent.errors import InputError, KernelAgentError
 from kernel_agent.ir.cost.cost_report import Bound, CostReport, Resource, amount, duration, size
 from kernel_agent.ir.cost.devices import Device, device_table
+from kernel_agent.pairs.forward_facts import ForwardFacts
 from kernel_agent.pairs.spec import ArgumentFacts, ArgumentKind, KernelSpec
 from kernel_agent.sandbox import Limits
 
@@ -90,14 +92,17 @@ class Pricer:
         self._device = device
         self._known: dict[str, EntryCost] = {}
 
-    def price(self, spec: KernelSpec, plan: Plan) -> tuple[GradientPrice, ...]:
-        """The plan as a whole, then each gradient: one line each, ready for model and reader."""
+    def price(self, spec: KernelSpec, plan: Plan, facts: ForwardFacts | None = None) -> tuple[GradientPrice, ...]:
+        """The plan as a whole, then each gradient: one line each, ready for model and reader.
+
+        `facts` tell apart elements that one program loads again from elements that several programs load.
+        """
         try:
             if spec.hash8 not in self._known:
                 self._known[spec.hash8] = self._count(spec)
         except KernelAgentError as error:
             return (GradientPrice(grad="", line=f"The plan cannot be priced: {error.message}"),)
-        return PlanPrice(spec, plan, self._known[spec.hash8], self._device).prices()
+        return PlanPrice(spec, plan, self._known[spec.hash8], self._device, facts).prices()
 
 
 def sandboxed_pricer(sandbox: Sandbox, device: str) -> Pricer:
@@ -130,8 +135,10 @@ def priced_device(device: str) -> Device:
 class PlanPrice:
     """One plan at one entry on one device."""
 
-    def __init__(self, spec: KernelSpec, plan: Plan, counted: EntryCost, device: Device) -> None:
-        self.spec, self.plan, self.counted, self.device = spec, plan, counted, device
+    def __init__(
+        self, spec: KernelSpec, plan: Plan, counted: EntryCost, device: Device, facts: ForwardFacts | None
+    ) -> None:
+        self.spec, self.plan, self.counted, self.device, self.facts = spec, plan, counted, device, facts
         self.forward = counted.parts["forward"]
         tensors = [facts for facts in (*counted.inputs, *counted.outputs) if facts.kind is ArgumentKind.TENSOR]
         self.tensors = {facts.name: facts for facts in tensors}
@@ -193,7 +200,7 @@ class PlanPrice:
             said.append(f"planned {one.reduction.value}: not priced, {unknown}")
         else:
             said.append(f"planned {self._option(planned, floor)}")
-        others = () if terms is None or terms.loads == terms.addresses else self._others(one, facts, terms)
+        others = () if terms is None or self._alone(one.grad, terms) else self._others(one, facts, terms)
         said += [f"instead {self._option(way, floor)}" for way in others if way != planned]
         if planned is None:
             line = "; ".join(said) + "."
@@ -236,10 +243,14 @@ class PlanPrice:
         if one.reduction is Reduction.PLAIN_STORE:
             if terms is None:
                 return Way("plain store", 0, f"how many terms its owner collects is not counted: {unknown}")
-            alone = terms.loads == terms.addresses
-            once = f"as the forward loads each element of {one.grad} once"
-            return Way("plain store", 0, once if alone else f"its owner collects {terms.each} terms per element")
+            if self._alone(one.grad, terms):
+                return Way("plain store", 0, f"as one program of the forward loads an element of {one.grad}")
+            return Way("plain store", 0, f"its owner collects {terms.each} terms per element")
         return Way(one.reduction.value, 0, "but for rereads that caches do not keep")
+
+    def _alone(self, grad: str, terms: Terms) -> bool:
+        """Whether no terms of several programs meet."""
+        return terms.loads == terms.addresses or stays_in_one_program(self.facts, grad)
 
     def _others(self, one: GradientPlan, facts: ArgumentFacts, terms: Terms) -> Iterable[Way]:
         """The ways to bring terms together that the plan does not take."""

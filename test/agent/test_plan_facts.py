@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel_agent.agent.planchecks import sums_across
+from kernel_agent.agent.planchecks import stays_in_one_program, sums_across
 from kernel_agent.oracle import describe
 from kernel_agent.oracle.analyse import analyse_spec
 from kernel_agent.pairs.userfile import read_file
@@ -37,5 +37,7 @@ def test_gradients_that_sum_over_programs_are_known_from_the_facts(
     facts = analyse_spec(describe(read_file(EXAMPLES / f"{name}.py"), sandbox), sandbox)
     for grad, over in crossing.items():
         assert over in sums_across(facts, grad), f"d{grad} sums"
+        assert not stays_in_one_program(facts, grad)
     for grad in local:
-        assert sums_across(facts, grad) == "", f"d{grad} stays inside one program"
+        assert sums_across(facts, grad) == ""
+        assert stays_in_one_program(facts, grad), f"d{grad}"

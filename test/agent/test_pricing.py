@@ -11,6 +11,7 @@ from kernel_agent.agent.plan import ExtraSaved, GradientPlan, GradientPrice, Pla
 from kernel_agent.agent.pricing import Pricer, priced_device, sandboxed_pricer
 from kernel_agent.errors import KernelAgentError
 from kernel_agent.oracle import describe
+from kernel_agent.pairs.forward_facts import ForwardFacts
 from kernel_agent.pairs.spec import KernelSpec
 from kernel_agent.pairs.userfile import read_file
 from kernel_agent.sandbox import Sandbox
@@ -110,7 +111,7 @@ def test_what_is_computed_again_is_bounded_by_the_forward(layernorm: Priced) -> 
 
 def test_a_gradient_whose_input_is_loaded_once_has_nothing_to_bring_together(layernorm: Priced) -> None:
     price = layernorm(planned("x", Reduction.PLAIN_STORE, "x", "weight", "mean", "rstd"))["x"]
-    assert "the forward loads each element of x once" in price.line
+    assert "as one program of the forward loads an element of x" in price.line
     assert "instead" not in price.line
     assert price.planned_bytes == price.floor_bytes
 
@@ -157,6 +158,20 @@ def test_attention_by_atomics_pays_for_float32_sums_and_for_l2(
     assert price.microseconds is not None
     assert price.microseconds > 1e6 * price.planned_bytes / 3.35e12, "L2 is busy longer than memory"
     assert "set by tensor cores; the backward's arithmetic is not priced" in whole.line
+
+
+def test_elements_that_one_program_loads_twice_are_no_terms_of_several(
+    prices: Callable[[str], tuple[Pricer, KernelSpec]],
+) -> None:
+    # Softmax of a long row loads it twice: counted alone, that looks like two programs that share it.
+    pricer, spec = prices("softmax")
+    said = "x: no sum across programs: each element is read by one program only; each program reads an element 2 times"
+    _, unknown = pricer.price(spec, plan(planned("x", Reduction.PLAIN_STORE, "out")))
+    _, known = pricer.price(
+        spec, plan(planned("x", Reduction.PLAIN_STORE, "out")), ForwardFacts(launches=(), crossing=(said,))
+    )
+    assert "its owner collects 2 terms per element; instead atomics" in unknown.line
+    assert "as one program of the forward loads an element of x." in known.line
 
 
 def test_tensors_that_share_memory_are_not_counted_and_say_so(

@@ -50,6 +50,14 @@ def test_shipped_index_has_vectors(shipped):
     assert shipped.pairs == pairs_root().resolve()
 
 
+def test_measured_speeds_belong_to_shipped_pairs(shipped):
+    if not shipped.speeds.measured:
+        pytest.skip("nothing was measured yet: bench/pair_speeds.py writes datasets/results")
+    assert shipped.speeds.notice == "", "every line is a measurement"
+    slugs = {entry.slug for entry in shipped.entries}
+    assert {slug for slug, _ in shipped.speeds.measured} <= slugs
+
+
 @pytest.mark.parametrize("name", NEAREST)
 def test_example_finds_its_family_first(shipped, name):
     path = EXAMPLES / f"{name}.py"
