@@ -11,11 +11,12 @@ from collections.abc import Callable
 from kernel_agent.agent.tools import NotTimed, OnCase, OnVariant, TunedCandidate
 from kernel_agent.bench.fingerprint import fingerprint
 from kernel_agent.bench.gpu import has_gpu
-from kernel_agent.bench.gpubench import GpuBench
-from kernel_agent.bench.measure import NotMeasured
+from kernel_agent.bench.measure import NotMeasured, measure
 from kernel_agent.bench.modelled import NotModelled, modelled, screen
+from kernel_agent.bench.native import check_native
 from kernel_agent.bench.records import Basis, Measurement
-from kernel_agent.bench.rig import BenchOptions
+from kernel_agent.bench.rig import BenchOptions, Rig
+from kernel_agent.bench.tiers import joined
 from kernel_agent.bench.tune import Tried, tune
 from kernel_agent.config import RunConfig
 from kernel_agent.gate.verdict import Verdict
@@ -27,17 +28,16 @@ class Stopwatch:
     """Times of the candidates of one run."""
 
     def __init__(self, config: RunConfig, sandbox: Sandbox) -> None:
-        used = config.device != "cpu" and has_gpu()
-        self.basis = Basis.MEASURED if used else Basis.MODELLED
-        self._gpu = GpuBench(sandbox, BenchOptions(seed=config.seed)) if used else None
+        self.basis = Basis.MEASURED if config.device != "cpu" and has_gpu() else Basis.MODELLED
         self._config = config
         self._sandbox = sandbox
+        self._rigs: dict[str, Rig] = {}
 
     def measure(self, spec: KernelSpec, candidate: Candidate) -> Measurement:
         """Time a green candidate. Raises `NotTimed`."""
         try:
-            if self._gpu is not None:
-                return self._gpu.measure(spec, candidate)
+            if self.basis is Basis.MEASURED:
+                return measure(spec, candidate, self._sandbox, self._rig(spec))
             return modelled(spec, candidate, self._sandbox)
         except (NotMeasured, NotModelled) as error:
             raise NotTimed(error.message, remedy=error.remedy) from error
@@ -55,7 +55,9 @@ class Stopwatch:
 
     def confirm(self, spec: KernelSpec, pair_source: str, exact: Verdict, on_case: OnCase) -> Verdict:
         """The verdict of both tiers where there is a GPU, else that of the exact one."""
-        return exact if self._gpu is None else self._gpu.confirm(spec, pair_source, exact, on_case)
+        if self.basis is not Basis.MEASURED or not exact.green:
+            return exact
+        return joined(exact, check_native(spec, pair_source, self._sandbox, self._rig(spec), on_case=on_case))
 
     def tune(
         self, spec: KernelSpec, candidate: Candidate, check: Callable[[Candidate], Verdict], on_variant: OnVariant
@@ -73,7 +75,13 @@ class Stopwatch:
             lambda variant: self.measure(spec, variant),
             limit,
             tried,
-            screen=screen(spec, candidate, self._sandbox) if self._gpu is not None else None,
+            screen=screen(spec, candidate, self._sandbox) if self.basis is Basis.MEASURED else None,
             min_rel_impr=self._config.min_rel_impr,
         )
         return TunedCandidate(found.tuned, found.candidate, found.verdict)
+
+    def _rig(self, spec: KernelSpec) -> Rig:
+        """What all candidates of a spec share on this GPU: inputs, truths, baselines."""
+        if spec.hash8 not in self._rigs:
+            self._rigs[spec.hash8] = Rig(spec, self._sandbox, BenchOptions(seed=self._config.seed))
+        return self._rigs[spec.hash8]
