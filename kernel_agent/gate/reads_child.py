@@ -64,8 +64,8 @@ class _Reader:
 def read(call: Call) -> None:
     """Payload: `source`, `points` and `cases` as for `child.answered`; the first case is run.
 
-    Sends one record per saved tensor that is neither an input nor unread: `place` in saved, `elements`, `read` of them,
-    and the first `line` that reads it.
+    Sends a record for what is read in part of a saved tensor that is no input: `place` in saved, its `elements`, how
+    many are `read`, and the `line` that reads them.
     """
     torch.set_num_threads(1)
     path = call.scratch / FILE
@@ -83,9 +83,18 @@ def read(call: Call) -> None:
         for place, value in enumerate(saved):
             lines = reader.seen.get(f"saved[{place}]")
             if isinstance(value, Tensor) and lines and not _is_one_of(value, inputs):
-                together = torch.stack(list(lines.values())).any(0)
-                of = {"elements": value.numel(), "read": int(together.sum()), "line": min(lines)}
-                call.send({"place": place, **of})
+                for line, read in _partly(lines, value.numel()):
+                    call.send({"place": place, "elements": value.numel(), "read": read, "line": line})
+
+
+def _partly(lines: dict[int, Tensor], elements: int) -> list[tuple[int, int]]:
+    """(Line, elements it reads) where the rest is read by none, or the same and the rest by others."""
+    together = torch.stack(list(lines.values())).any(0)
+    if int(together.sum()) < elements:
+        return [(min(lines), int(together.sum()))]
+    alone = {line: [other for at, other in lines.items() if at != line] for line in lines}
+    doubled = [line for line, others in alone.items() if others and int(torch.stack(others).any(0).sum()) == elements]
+    return [(line, int(lines[line].sum())) for line in doubled]
 
 
 def _is_one_of(value: Tensor, inputs: Sequence[Any]) -> bool:

@@ -28,6 +28,8 @@ class Seen:
     given: Tensor
     """Float64, of the truth's shape."""
     truths: Truths
+    takers: frozenset[str] = frozenset()
+    """Other inputs that were given this one's gradient."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class _Guess:
 
 def plain_hypothesis(grad: str, seen: Sequence[Seen], factors: Factors) -> Hypothesis | None:
     """The first guess that explains a gradient in every case it was seen in; `seen` holds at least one."""
-    for guess in _guesses(grad, seen[0].truths):
+    for guess in _guesses(grad, seen[0]):
         fits = [fit(part.given, guess.form(part.truths)) for part in seen]
         worst = max(_of_residual(part, found.left_over, grad) for part, found in zip(seen, fits, strict=True))
         # what cannot be checked in a second case must hold for many elements
@@ -87,12 +89,17 @@ def _scaled(factor: float, factors: Factors) -> str:
     return f"it is {factors.written(factor)} times the truth everywhere"
 
 
-def _guesses(grad: str, truths: Truths) -> Iterator[_Guess]:
+def _guesses(grad: str, seen: Seen) -> Iterator[_Guess]:
+    truths = seen.truths
+
     def moved(fault: Fault, words: str, change: Callable[[Tensor], Tensor]) -> _Guess:
         return _Guess(fault, lambda these: change(these[grad]), words)
 
-    yield _Guess(Fault.SCALE, itemgetter(grad))
     shape = truths[grad].shape
+    for other in seen.takers:  # one mistake before two: gradients of opposite sign that are exchanged look negated, too
+        if other in truths and truths[other].shape == shape:
+            yield _Guess(Fault.EXCHANGED, itemgetter(other), f"it is the gradient of `{other}`, and the reverse")
+    yield _Guess(Fault.SCALE, itemgetter(grad))
     for other in truths:
         if other != grad and truths[other].shape == shape:
             yield _Guess(Fault.EXCHANGED, itemgetter(other), f"it is the gradient of `{other}`")

@@ -43,7 +43,7 @@ def stale_statistics(evidence: Evidence, truths: Truths, grads: tuple[str, ...])
     text = line_text(source, found.line)
     where = f"line {found.line} (`{text}`)" if text else "backward"
     statement = (
-        f"{where} reads {found.read} of the {found.elements} elements of {name}, for all programs together: "
+        f"{where} reads {found.read} of the {found.elements} elements of {name} in all programs together: "
         "rows take the statistic of another row"
     )
     return tuple(

@@ -19,7 +19,7 @@ from kernel_agent.gate.diagnosis.plain import Seen, padding_hypothesis, plain_hy
 from kernel_agent.gate.diagnosis.records import Hypothesis
 from kernel_agent.gate.diagnosis.sentences import Sentences
 from kernel_agent.oracle import CotangentKind, Truths
-from kernel_agent.oracle.residual import finite
+from kernel_agent.oracle.residual import EXACT, finite, norm
 from kernel_agent.oracle.terms import WrongCase, explain
 
 _PLAIN_KINDS = (CotangentKind.RANDOM, CotangentKind.STRIDED, CotangentKind.TRANSPOSED, CotangentKind.EXPANDED)
@@ -37,7 +37,7 @@ def hypotheses(evidence: Evidence, truths: Truths) -> tuple[Hypothesis, ...]:
     cases = {grad: outcomes for grad, outcomes in cases.items() if outcomes}
     found: dict[str, Hypothesis] = {}
     for grad, outcomes in cases.items():
-        seen = [Seen(_given(outcome, grad), _truths(outcome)) for outcome in outcomes]
+        seen = [Seen(_given(outcome, grad), _truths(outcome), _takers(outcome, grad)) for outcome in outcomes]
         factors = Factors(truths.spec, outcomes[0].question.forward)
         residuals = [part.given - part.truths[grad] for part in seen]
         hypothesis = plain_hypothesis(grad, seen, factors) or padding_hypothesis(grad, residuals, factors)
@@ -97,6 +97,14 @@ def _truth(outcome: Outcome, grad: str) -> Tensor:
 
 def _given(outcome: Outcome, grad: str) -> Tensor:
     return outcome.given[grad].to(torch.float64)
+
+
+def _takers(outcome: Outcome, grad: str) -> frozenset[str]:
+    """Other inputs that were given this one's gradient."""
+    truth = _truth(outcome, grad)
+    others = {name: given for name, given in outcome.given.items() if name != grad and given.shape == truth.shape}
+    close = EXACT * norm(truth)
+    return frozenset(name for name, given in others.items() if norm(given.to(torch.float64) - truth) <= close)
 
 
 def _truths(outcome: Outcome) -> dict[str, Tensor]:
