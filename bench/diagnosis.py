@@ -97,7 +97,7 @@ def main() -> None:
         for path, found in zip(files, pool.map(diagnosed, files, [args.sample] * len(files)), strict=True):
             print(f"{path.stem}: {dict(Counter(said.outcome for said in found))}", file=sys.stderr, flush=True)
             rows += found
-    args.out.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+            args.out.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
     text = table(rows)
     args.out.with_suffix(".txt").write_text(text)
     print(text)

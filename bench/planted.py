@@ -233,7 +233,7 @@ class _Kernel:
         yield from self._stored()
         yield from self._masks_and_loops()
         yield from self._statistics()
-        yield from self._outside()
+        yield from self._factors()
 
     def _terms(self) -> Iterator[_Edit]:
         for node in ast.walk(self.node):
@@ -298,13 +298,14 @@ class _Kernel:
                 if self._pointer(pointer) in self.statistics:
                     yield _Edit(Fault.STALE_STATISTIC, pointer.right, f"0 * {_text(pointer.right)}")
 
-    def _outside(self) -> Iterator[_Edit]:
-        """Another variable in place of the right one, another operation: mistakes that no class of the bank is."""
+    def _factors(self) -> Iterator[_Edit]:
+        """A factor left out or squared, and another operation in its place, which no class of the bank is."""
         for node in ast.walk(self.node):
             if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Mult):
                 continue
             if self.is_linear(node.left) and not self.is_linear(node.right) and self.is_float(node.right):
-                yield _Edit(None, node, f"({_text(node.left)} * {_text(node.right)} * {_text(node.right)})")
+                yield _Edit(Fault.FACTOR, node, f"({_text(node.left)} * {_text(node.right)} * {_text(node.right)})")
+                yield _Edit(Fault.FACTOR, node, _text(node.left))
                 yield _Edit(None, node, f"({_text(node.left)} + {_text(node.right)})")
 
     def _stores(self) -> list[ast.Call]:

@@ -31,14 +31,15 @@ def what_lines(diagnosis: Diagnosis | None, forward_lines: Sequence[str] = (), *
 
 
 def where_lines(diagnosis: Diagnosis | None) -> tuple[str, ...]:
-    """One line per gradient that is wrong somewhere."""
+    """One line per gradient that is wrong somewhere, and what the pattern of the cases says."""
     if diagnosis is None:
         return ()
-    return tuple(
+    places = tuple(
         f"{gradient_name(region.grad)}: {region.statement}"
         + (f"; {region.wrong_tiles} of {region.tiles} tiles" if region.tiles > 1 else "")
         for region in diagnosis.where
     )
+    return (*places, *diagnosis.readings)
 
 
 def matrix_lines(verdict: Verdict) -> tuple[str, ...]:

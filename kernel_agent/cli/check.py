@@ -96,6 +96,7 @@ def render(verdict: Verdict, pair: Path) -> None:
     """The headline, one row per gradient, and what the gate has to say beside it."""
     from rich.text import Text
 
+    from kernel_agent.agent.diagnosiswords import what_lines, where_lines
     from kernel_agent.report.table import verdict_table
     from kernel_agent.report.terminal import verdict_text
 
@@ -104,5 +105,10 @@ def render(verdict: Verdict, pair: Path) -> None:
         out().print(verdict_table(verdict))
     for note in verdict.notes:
         out().print(Text(f"note: {note}", style="dim"), soft_wrap=True)
+    for line in (*what_lines(verdict.diagnosis), *where_lines(verdict.diagnosis)):
+        out().print(Text(line), soft_wrap=True)
+    if verdict.diagnosis is not None and verdict.diagnosis.suspect is not None:
+        suspect = verdict.diagnosis.suspect
+        out().print(Text(f"line {suspect.line}: {suspect.statement}"), soft_wrap=True)
     if verdict.details:
         out().print(Text(verdict.details), soft_wrap=True)

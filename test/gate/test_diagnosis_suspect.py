@@ -19,7 +19,7 @@ def _suspect(judge, pair, *changes):
 def test_a_wrong_sign_is_found_at_its_line_and_named_by_the_operand(judge):
     _, found, line = _suspect(judge, "layernorm", ("* c1 - c2", "* c1 + c2"))
     assert "wg - xh * c1 + c2" in line
-    assert found.statement.endswith("x would be exact in all 3 cases tried if `c2` had the other sign")
+    assert found.statement.endswith("the gradient of x would be exact in all 3 cases tried if `c2` had the other sign")
 
 
 def test_a_factor_is_found_in_one_term_of_several(judge):

@@ -104,4 +104,6 @@ def _either(kinds: Sequence[CotangentKind]) -> str:
 
 
 def _listed(names: list[str]) -> str:
-    return f"{', '.join(names[:-1])} and {names[-1]} each" if len(names) > 1 else names[0]
+    if len(names) == 1:
+        return f"the gradient of {names[0]}"
+    return f"each of the gradients of {', '.join(names[:-1])} and {names[-1]}"

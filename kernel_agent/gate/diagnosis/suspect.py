@@ -27,7 +27,7 @@ from kernel_agent.gate.words import line_text
 from kernel_agent.ir.trials import EditKind
 from kernel_agent.oracle import Truths
 
-SECONDS = 6.0
+SECONDS = 3.0
 """Time for trying; what was not tried by then is not suspected."""
 EXACT = 1e-6
 """Norm that may be left of an error, over the norm of the error."""
@@ -186,7 +186,7 @@ def _told(cure: _Cure, places: dict[_Edit, _Place], cases: int, evidence: Eviden
     if place is None:
         return None
     what = _operand(place, evidence.text.source)
-    grads = " and ".join(cure.grads)
+    grads = "the gradient of " + " and of ".join(cure.grads)
     factor = cure.edit.factor
     change = {
         EditKind.FACTOR: _factor_words(what, factor),
