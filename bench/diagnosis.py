@@ -39,7 +39,8 @@ HERE = Path(__file__).parent
 NAMED_BAR, WRONG_BAR = 0.80, 0.02
 _TERMS = frozenset({Fault.MISSING_TERM, Fault.DOUBLED_TERM, Fault.TERM_SIGN, Fault.SCALE, Fault.SIGN})
 EQUIVALENT = {
-    Fault.MISSING_TERM: _TERMS,
+    # what is left out may be all that comes from one output
+    Fault.MISSING_TERM: _TERMS | {Fault.OUTPUT_IGNORED},
     Fault.DOUBLED_TERM: _TERMS,
     Fault.TERM_SIGN: _TERMS,
 }

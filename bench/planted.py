@@ -295,7 +295,7 @@ class _Kernel:
         for node in ast.walk(self.node):
             if isinstance(node, ast.Call) and _called(node) == "load" and isinstance(node.args[0], ast.BinOp):
                 pointer = node.args[0]
-                if self._pointer(pointer) in self.statistics:
+                if isinstance(pointer.left, ast.Name) and self._pointer(pointer) in self.statistics:
                     yield _Edit(Fault.STALE_STATISTIC, pointer.right, f"0 * {_text(pointer.right)}")
 
     def _factors(self) -> Iterator[_Edit]:

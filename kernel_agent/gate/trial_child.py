@@ -6,6 +6,7 @@ No truth is near, as in `child`: gradients go back, and the parent sees which of
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -24,18 +25,20 @@ if TYPE_CHECKING:
 
 _STRANGE = 8
 """Operations that make NaN that are tried, in the order of execution."""
+_LAST = {EditKind.FACTOR: 1, EditKind.MASKED: 2}
+"""Kinds of which there are many are tried after those of which there are few."""
 _OPTIONS = ExecOptions(sanitize=False, poison=True)
 
 
 def tried(call: Call) -> None:
-    """Payload: `source`, `points` and `cases` as for `child.answered`, `seconds`, and `edits`: `all` that are
-    found, `strange` for those that take NaN away where it begins, or a list of them.
+    """Payload: `source`, `points` and `cases` as for `child.answered`, `seconds` of processor time, and `edits`: `all`
+    that are found, `strange` for those that take NaN away where it begins, or a list of them.
 
     Sends a record per edit and case, with the gradients that are tensors: the first one of each case, without an edit,
     lists the places as well. Ends with the time.
     """
     torch.set_num_threads(1)
-    deadline = time.monotonic() + call.payload["seconds"]
+    deadline = time.process_time() + call.payload["seconds"]
     path = call.scratch / FILE
     path.write_text(call.payload["source"], encoding="utf-8")
     with standin():
@@ -44,22 +47,43 @@ def tried(call: Call) -> None:
         for number, case in enumerate(call.payload["cases"]):
             watch = Watch(look=True)
             _send(call, number, None, _gradients(call, module, case, saved, watch), watch, path)
-            for edit in _asked(call.payload["edits"], watch, path):
-                if time.monotonic() > deadline:
+            for asked, edit in _asked(call.payload["edits"], watch, path):
+                if time.process_time() > deadline:
                     return
                 try:
                     given = _gradients(call, module, case, saved, Watch(edit))
                 except (IRError, RuntimeError, ValueError, IndexError):
                     continue  # a changed kernel may well fail: then this is not the mistake
-                _send(call, number, edit, given, None, path)
+                _send(call, number, edit, given, None, path, asked)
 
 
-def _asked(asked: str | list[dict[str, Any]], watch: Watch, path: Path) -> list[Edit]:
+def _asked(asked: str | list[dict[str, Any]], watch: Watch, path: Path) -> list[tuple[int | None, Edit]]:
+    """The edits to try, those of a list with their positions in it."""
+    places = [place for place in watch.places.values() if _own(place, path)]
     if asked == "all":
-        return [place.edit for place in watch.places.values() if _own(place, path)]
+        return [(None, edit) for edit in sorted((p.edit for p in places), key=lambda edit: _LAST.get(edit.kind, 0))]
     if asked == "strange":
-        return [found.place.edit for found in watch.strange.values() if _own(found.place, path)][:_STRANGE]
-    return [Edit(**{**form, "kind": EditKind(form["kind"])}) for form in asked if isinstance(form, dict)]
+        found = [strange.place.edit for strange in watch.strange.values() if _own(strange.place, path)]
+        return [(None, edit) for edit in found[:_STRANGE]]
+    named = dict(zip(names([_told(place) for place in places]), places, strict=True))
+    forms = [(number, form) for number, form in enumerate(asked) if isinstance(form, dict)]
+    return [
+        (number, replace(named[form["name"]].edit, factor=form["factor"]))
+        for number, form in forms
+        if form["name"] in named
+    ]
+
+
+def names(told: list[dict[str, Any]]) -> list[str]:
+    """A name for every place, the same where another layout of the arguments gives a kernel other operations."""
+    seen: dict[str, int] = {}
+    result = []
+    for form in told:
+        parts = (form["edit"]["kernel"], form["edit"]["kind"], form["edit"]["operand"])
+        name = f"{form['line']}:{form['column']} {form['name']} {parts}"
+        seen[name] = seen.get(name, -1) + 1
+        result.append(f"{name} {seen[name]}")
+    return result
 
 
 def _saved(call: Call, module: ModuleType, form: dict[str, Any]) -> tuple[Any, ...]:
@@ -82,10 +106,19 @@ def _own(place: Place, path: Path) -> bool:
     return place.line is not None and Path(place.file).name == path.name
 
 
-def _send(call: Call, case: int, edit: Edit | None, given: tuple[Any, ...], watch: Watch | None, path: Path) -> None:
-    record: dict[str, Any] = {"case": case, "edit": None if edit is None else _form(edit)}
+def _send(
+    call: Call,
+    case: int,
+    edit: Edit | None,
+    given: tuple[Any, ...],
+    watch: Watch | None,
+    path: Path,
+    asked: int | None = None,
+) -> None:
+    record: dict[str, Any] = {"case": case, "edit": None if edit is None else _form(edit), "asked": asked}
     if watch is not None:
-        record["places"] = [_told(place) for place in watch.places.values() if _own(place, path)]
+        told = [_told(place) for place in watch.places.values() if _own(place, path)]
+        record["places"] = [{**form, "key": key} for form, key in zip(told, names(told), strict=True)]
         record["strange"] = [{**_told(s.place), "how": s.how} for s in watch.strange.values() if _own(s.place, path)]
     tensors = {
         str(i): value.detach().as_subclass(Tensor).contiguous()
@@ -102,6 +135,7 @@ def _form(edit: Edit) -> dict[str, Any]:
         "kind": edit.kind.value,
         "operand": edit.operand,
         "factor": edit.factor,
+        "mask": edit.mask,
     }
 
 

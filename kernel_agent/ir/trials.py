@@ -20,7 +20,7 @@ from kernel_agent.ir.program import Module, Op
 from kernel_agent.ir.sanitizer.address import is_variable
 from kernel_agent.ir.sanitizer.findings import Findings
 from kernel_agent.ir.types import Kind
-from kernel_agent.ir.values import Active, RuntimeValue
+from kernel_agent.ir.values import Active, Pointer, RuntimeValue
 
 
 class EditKind(str, enum.Enum):
@@ -36,6 +36,10 @@ class EditKind(str, enum.Enum):
     """A comparison includes its bound, or no longer does."""
     UNMASKED = "unmasked"
     """A selection takes its first value everywhere."""
+    MASKED = "masked"
+    """What is summed up is zero where a mask of the kernel is false."""
+    OWN = "own"
+    """Every program loads the element with its own number."""
     FINITE = "finite"
     """What is not finite in a result becomes zero."""
 
@@ -51,6 +55,8 @@ class Edit:
     kind: EditKind
     operand: int = 0
     factor: float = 0.0
+    mask: int = -1
+    """Position of the operation that makes the mask."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +84,10 @@ class Strange:
 
 
 _ADDING = frozenset({"arith.addf", "arith.subf"})
+_SUMS = {"tt.reduce": (0,), "tt.dot": (0, 1)}
+"""Operands that tails must not reach."""
+_MASKS = 3
+"""Masks that are tried on one operand."""
 _STORES = {"tt.store": 1, "tt.atomic_rmw": 1}
 _OTHER_END = {2: 3, 3: 2, 4: 5, 5: 4, 6: 7, 7: 6, 8: 9, 9: 8}
 """Predicates of `arith.cmpi` with the bound and without it."""
@@ -94,6 +104,8 @@ class Watch:
     strange: dict[tuple[int, int], Strange] = field(default_factory=dict)
     """By kernel and operation, in the order of execution."""
     modules: list[Module] = field(default_factory=list)
+    masks: dict[tuple[int, int], tuple[Active, Tensor]] = field(default_factory=dict)
+    """The mask that an operation made last, and for which programs."""
     _numbers: dict[int, tuple[int, dict[int, int]]] = field(default_factory=dict)
 
     def runner(
@@ -115,16 +127,66 @@ class Watch:
         kernel, number = self._place(module, op)
         edit = self.edit
         if edit is not None and (edit.kernel, edit.op) == (kernel, number):
-            return _edited(edit, op, operands, active, run)
+            return self._edited(edit, op, operands, active, run)
         results = list(run(op, operands, active))
+        if self.look or (edit is not None and edit.kind is EditKind.MASKED):
+            self._keep_mask(kernel, number, op, results, active)
         if self.look:
-            for found in _edits(kernel, number, op):
+            edits = [*_edits(kernel, number, op), *self._masking(kernel, number, op, active)]
+            edits += [Edit(kernel, number, EditKind.OWN)] if _may_be_own(op, operands, active) else []
+            for found in edits:
                 if found not in self.places:
                     self.places[found] = _place_of(module, op, found)
             how = _how(op, operands, results)
             if how and (kernel, number) not in self.strange:
                 mended = Edit(kernel, number, EditKind.FINITE)
                 self.strange[kernel, number] = Strange(_place_of(module, op, mended), how)
+        return results
+
+    def _keep_mask(self, kernel: int, number: int, op: Op, results: list[Any], active: Active) -> None:
+        if results and op.results[0].type.tile and op.results[0].type.scalar.name == "i1":
+            self.masks[kernel, number] = (active, results[0])
+
+    def _masking(self, kernel: int, number: int, op: Op, active: Active) -> list[Edit]:
+        """Masks of the operand's shape, latest first, that are not true everywhere."""
+        found = []
+        for operand in _SUMS.get(op.name, ()):
+            type_ = op.operands[operand].type
+            if type_.scalar.kind is not Kind.FLOAT:
+                continue
+            ops = self.modules[kernel].all_ops
+            fitting = [
+                place
+                for (where, place), (owner, mask) in reversed(self.masks.items())
+                if where == kernel
+                and owner is active
+                and ops[place].results[0].type.tile == type_.tile
+                and not bool(mask.all())
+            ]
+            found += [Edit(kernel, number, EditKind.MASKED, operand, mask=place) for place in fitting[:_MASKS]]
+        return found
+
+    def _edited(self, edit: Edit, op: Op, operands: list[Any], active: Active, run: Callable[..., Any]) -> list[Any]:
+        """The results of the operation that the edit is about."""
+        changed = list(operands)
+        value: Any = operands[edit.operand] if operands else None
+        if edit.kind is EditKind.FACTOR:
+            changed[edit.operand] = value * edit.factor if edit.factor else torch.zeros_like(value)
+        elif edit.kind is EditKind.OTHER:
+            changed[2] = torch.zeros_like(value)
+        elif edit.kind is EditKind.LONGER:
+            changed[1] = operands[1] + operands[2]
+        elif edit.kind is EditKind.INCLUSIVE:
+            op = replace(op, attributes={**op.attributes, "predicate": _OTHER_END[op.attributes["predicate"]]})
+        elif edit.kind is EditKind.UNMASKED:
+            changed[0] = torch.ones_like(operands[0])
+        elif edit.kind is EditKind.OWN:
+            changed[0] = Pointer(operands[0].buffer, active.ids.clone(), operands[0].view)
+        elif edit.kind is EditKind.MASKED and (edit.kernel, edit.mask) in self.masks:
+            changed[edit.operand] = torch.where(self.masks[edit.kernel, edit.mask][1], value, 0.0)
+        results = list(run(op, changed, active))
+        if edit.kind is EditKind.FINITE:
+            return [torch.where(r.isfinite(), r, 0.0) if _is_float(r) else r for r in results]
         return results
 
     def _place(self, module: Module, op: Op) -> tuple[int, int]:
@@ -136,7 +198,7 @@ class Watch:
 
 
 def _edits(kernel: int, number: int, op: Op) -> list[Edit]:
-    """What can be changed at an operation."""
+    """What can be changed at an operation, whatever its values are."""
     if op.name in _ADDING:
         return [Edit(kernel, number, EditKind.FACTOR, k) for k in (0, 1)]
     if op.name in _STORES and op.operands[1].type.scalar.kind is Kind.FLOAT:
@@ -154,28 +216,20 @@ def _edits(kernel: int, number: int, op: Op) -> list[Edit]:
     return []
 
 
-def _edited(edit: Edit, op: Op, operands: list[Any], active: Active, run: Callable[..., Any]) -> list[Any]:
-    changed = list(operands)
-    value = operands[edit.operand]
-    if edit.kind is EditKind.FACTOR:
-        changed[edit.operand] = value * edit.factor if edit.factor else torch.zeros_like(value)
-    elif edit.kind is EditKind.OTHER:
-        changed[2] = torch.zeros_like(value)
-    elif edit.kind is EditKind.LONGER:
-        changed[1] = operands[1] + operands[2]
-    elif edit.kind is EditKind.INCLUSIVE:
-        op = replace(op, attributes={**op.attributes, "predicate": _OTHER_END[op.attributes["predicate"]]})
-    elif edit.kind is EditKind.UNMASKED:
-        changed[0] = torch.ones_like(operands[0])
-    results = list(run(op, changed, active))
-    if edit.kind is EditKind.FINITE:
-        return [torch.where(r.isfinite(), r, 0.0) if _is_float(r) else r for r in results]
-    return results
+def _may_be_own(op: Op, operands: list[Any], active: Active) -> bool:
+    """Whether all programs load one and the same element of a buffer that has one for each of them."""
+    if op.name != "tt.load" or op.results[0].type.tile or op.results[0].type.scalar.kind is not Kind.FLOAT:
+        return False
+    pointer = operands[0]
+    if not isinstance(pointer, Pointer) or pointer.buffer is None or active.size < 2:
+        return False
+    return pointer.buffer.size == active.size and int(pointer.offset.min()) == int(pointer.offset.max())
 
 
 def _place_of(module: Module, op: Op, edit: Edit) -> Place:
     frame = module.place(op)
-    named = op.operands[edit.operand] if edit.kind is EditKind.FACTOR else next(iter(op.results), None)
+    of_operand = edit.kind in (EditKind.FACTOR, EditKind.MASKED)
+    named = op.operands[edit.operand] if of_operand else next(iter(op.results), None)
     variable = named.variable if named is not None and is_variable(module, named) else ""
     if frame is None:
         return Place(edit, op.name, None, "", variable)

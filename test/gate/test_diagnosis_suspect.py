@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kernel_agent.gate import Status
+from kernel_agent.gate.diagnosis.records import Fault
 
 
 def _suspect(judge, pair, *changes):
@@ -31,7 +32,7 @@ def test_a_factor_is_found_in_one_term_of_several(judge):
 def test_a_loop_that_ends_too_early_is_found(judge):
     _, found, line = _suspect(judge, "matmul_bias", ("range(0, N, BN)", "range(0, N - BN + 1, BN)"))
     assert "range(0, N - BN + 1, BN)" in line
-    assert "if this loop takes one step more" in found.statement
+    assert "if the loop took one step more" in found.statement
 
 
 @pytest.mark.parametrize(
@@ -65,3 +66,21 @@ def test_two_mistakes_in_one_gradient_have_no_single_line(judge):
     # Either change alone leaves the other mistake: the fit of a factor must not be taken for an explanation.
     _, found, _ = _suspect(judge, "layernorm", ("wg - xh * c1 - c2", "wg + xh * c1 - 2.0 * c2"))
     assert found is None
+
+
+def test_a_statistic_of_another_row_is_found_at_its_load(judge):
+    verdict, _, line = _suspect(judge, "layernorm", ("tl.load(RSTD + row)", "tl.load(RSTD)"))
+    assert "tl.load(RSTD)" in line
+    (named,) = [h for h in verdict.diagnosis.what if h.grad == "x"]
+    assert named.fault is Fault.STALE_STATISTIC, named
+    assert named.left_over <= 1e-6
+
+
+def test_a_tail_that_reaches_a_sum_is_found(judge):
+    # Only both together are wrong: either line mends it, and the first one is named.
+    in_g = ("c * stride_n, mask=m, other=0.0)", "c * stride_n, mask=m, other=2.0)")
+    in_y = ("row * N + c, mask=m, other=0.0)", "row * N + c, mask=m, other=1.0)")
+    verdict, _, line = _suspect(judge, "softmax", in_g, in_y)
+    (named,) = verdict.diagnosis.what
+    assert named.fault is Fault.UNMASKED_TAIL, named
+    assert "other=2.0" in line

@@ -11,7 +11,7 @@ from kernel_agent.gate.diagnosis.layout import ignored_strides
 from kernel_agent.gate.diagnosis.matrix import pass_matrix, readings
 from kernel_agent.gate.diagnosis.records import Diagnosis, Hypothesis
 from kernel_agent.gate.diagnosis.stale import stale_statistics
-from kernel_agent.gate.diagnosis.suspect import suspect
+from kernel_agent.gate.diagnosis.suspect import Mended, mended
 from kernel_agent.gate.diagnosis.what import hypotheses
 from kernel_agent.gate.diagnosis.where import regions
 from kernel_agent.oracle import Truths
@@ -34,18 +34,27 @@ def make_diagnosis(evidence: Evidence, truths: Truths) -> Diagnosis:
     nothing: tuple[Hypothesis, ...] = ()
     named = part("what", lambda: hypotheses(evidence, truths), nothing)
     layout = part("layout", lambda: ignored_strides(evidence, truths), nothing)
-    named = (*named, *(found for found in layout if found.grad not in {other.grad for other in named}))
+    change = part("suspect", lambda: mended(evidence, truths), Mended())
+    named = _first_of_each(*named, *layout, *change.what)
     unexplained = tuple(g for g in evidence.wrong(evidence.red) if g not in {found.grad for found in named})
-    named = (*named, *part("stale", lambda: stale_statistics(evidence, truths, unexplained), nothing))
+    stale = part("stale", lambda: stale_statistics(evidence, truths, unexplained), nothing)
     return Diagnosis(
         matrix=part("matrix", lambda: pass_matrix(evidence.here), ()),
         readings=part("matrix", lambda: readings(evidence.here), ()),
         where=part("where", lambda: regions(evidence), ()),
-        what=named,
-        suspect=part("suspect", lambda: suspect(evidence, truths), None),
+        what=(*named, *stale),
+        suspect=change.suspect,
         notes=tuple(notes),
         seconds=time.perf_counter() - start,
     )
+
+
+def _first_of_each(*found: Hypothesis) -> tuple[Hypothesis, ...]:
+    """The first explanation of every gradient."""
+    kept: dict[str, Hypothesis] = {}
+    for hypothesis in found:
+        kept.setdefault(hypothesis.grad, hypothesis)
+    return tuple(kept.values())
 
 
 def with_headline(message: str, diagnosis: Diagnosis, grad: str | None) -> str:

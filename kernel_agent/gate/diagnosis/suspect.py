@@ -19,7 +19,7 @@ from torch import Tensor
 
 from kernel_agent.gate.batch import Question, candidate_job
 from kernel_agent.gate.diagnosis.evidence import Evidence
-from kernel_agent.gate.diagnosis.records import Suspect
+from kernel_agent.gate.diagnosis.records import Fault, Hypothesis, Suspect
 from kernel_agent.gate.diagnosis.what import cases_of
 from kernel_agent.gate.options import STANDARD
 from kernel_agent.gate.verdict import Status
@@ -28,7 +28,7 @@ from kernel_agent.ir.trials import EditKind
 from kernel_agent.oracle import Truths
 
 SECONDS = 3.0
-"""Time for trying; what was not tried by then is not suspected."""
+"""Processor time for trying; what was not tried by then is not suspected."""
 EXACT = 1e-6
 """Norm that may be left of an error, over the norm of the error."""
 _UNTOUCHED = 1e-12
@@ -47,6 +47,7 @@ class _Edit(BaseModel):
     kind: EditKind
     operand: int
     factor: float
+    mask: int
 
 
 class _Place(BaseModel):
@@ -57,6 +58,8 @@ class _Place(BaseModel):
     variable: str = Field(max_length=200)
     column: int | None = None
     how: str = Field(default="", max_length=200)
+    key: str = Field(default="", max_length=500)
+    """Names the place in every case."""
 
 
 class _Heard(BaseModel):
@@ -65,6 +68,7 @@ class _Heard(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     case: int
     edit: _Edit | None
+    asked: int | None = None
     places: tuple[_Place, ...] = Field(default=(), max_length=5000)
     strange: tuple[_Place, ...] = Field(default=(), max_length=5000)
 
@@ -85,19 +89,28 @@ class _Cure:
     grads: tuple[str, ...]
 
 
-def suspect(evidence: Evidence, truths: Truths) -> Suspect | None:
-    """The line that a single change at mends, confirmed on up to three cases; None where there is none."""
+@dataclass(frozen=True)
+class Mended:
+    """What a single change says of a candidate."""
+
+    suspect: Suspect | None = None
+    what: tuple[Hypothesis, ...] = ()
+    """The mistake of each gradient that the change makes exact, where it is one of the bank's classes."""
+
+
+def mended(evidence: Evidence, truths: Truths) -> Mended:
+    """The line that a single change at mends, confirmed on up to three cases; empty where there is none."""
     problem = evidence.red.problem
     first = evidence.red.question
     if sum(t.numel() for t in first.truth.grads.values() if t is not None) > _MAX_ELEMENTS or problem is None:
-        return None
+        return Mended()
     if problem.status is Status.NOT_FINITE:
-        return _origin(evidence, truths)
+        return Mended(_origin(evidence, truths))
     if problem.status is not Status.WRONG_GRADIENT:
-        return None
+        return Mended()
     cases = [outcome.question for outcome in cases_of(evidence, problem.grad or "")]
     if len(cases) < 2:
-        return None
+        return Mended()
     trials = _run(cases[:1], "all", evidence, truths)
     places = {place.edit: place for trial in trials for place in trial.heard.places}
     cures = [cure for trial in trials[1:] if (cure := _cure(trials[0], trial, cases[0])) is not None]
@@ -105,10 +118,28 @@ def suspect(evidence: Evidence, truths: Truths) -> Suspect | None:
     cures.sort(key=lambda cure: -len(cure.grads))
     best = [cure for cure in cures if len(cure.grads) == len(cures[0].grads)][:6]
     if not best:
-        return None
-    again = _run(cases[1:], [cure.edit.model_dump(mode="json") for cure in best], evidence, truths)
-    sure = [cure for cure in best if _confirmed(cure, again, cases[1:])]
-    return _told(sure[0], places, len(cases), evidence) if sure else None
+        return Mended()
+    asked = [{"name": _place(cure, places).key, "factor": cure.edit.factor} for cure in best]
+    again = _run(cases[1:], asked, evidence, truths)
+    left = [(cure, _left_over(cure, number, again, cases[1:])) for number, cure in enumerate(best)]
+    sure = [(cure, most) for cure, most in left if most <= EXACT]
+    if not sure:
+        return Mended()
+    cure, most = sure[0]
+    place = _place(cure, places)
+    words = _change(cure.edit, place, evidence.text.source)
+    fault = _fault(cure.edit, place)
+    text = line_text(evidence.text.source, place.line)
+    grads = "the gradient of " + " and of ".join(cure.grads)
+    told = f"`{text}`: {grads} would be exact in all {len(cases)} cases tried if {words}"
+    what = [
+        Hypothesis(
+            grad=name, fault=fault, statement=f"it would be exact if on your line `{text}` {words}", left_over=most
+        )
+        for name in cure.grads
+        if fault is not None
+    ]
+    return Mended(Suspect(line=place.line, statement=told), tuple(what))
 
 
 def _run(cases: Sequence[Question], edits: Any, evidence: Evidence, truths: Truths) -> list[_Trial]:
@@ -164,42 +195,54 @@ def _rounded(factor: float) -> float:
     return near if math.isclose(near, factor, rel_tol=1e-9, abs_tol=1e-9) else factor
 
 
-def _confirmed(cure: _Cure, trials: Sequence[_Trial], cases: Sequence[Question]) -> bool:
-    """Whether the gradients that it reaches are exact in all these cases."""
-    seen = [trial for trial in trials if trial.heard.edit == cure.edit]
-    if len(seen) != len(cases):
-        return False
-    for trial in seen:
+def _place(cure: _Cure, places: dict[_Edit, _Place]) -> _Place:
+    return places[cure.edit.model_copy(update={"factor": 0.0})]
+
+
+def _left_over(cure: _Cure, asked: int, trials: Sequence[_Trial], cases: Sequence[Question]) -> float:
+    """The largest error over that without the edit, of the gradients that it reaches in these cases; inf if untried."""
+    before = {trial.heard.case: trial for trial in trials if trial.heard.edit is None}
+    after = {trial.heard.case: trial for trial in trials if trial.heard.asked == asked}
+    most = 0.0
+    for number, question in enumerate(cases):
         for name in cure.grads:
-            truth = cases[trial.heard.case].truth.grads[name]
-            given = trial.given.get(name)
-            if truth is None or given is None or given.shape != truth.shape:
-                return False
-            if not float((given - truth).norm()) <= EXACT * float(truth.norm()):
-                return False
-    return True
+            truth = question.truth.grads[name]
+            old, new = (trials[number].given.get(name) if number in trials else None for trials in (before, after))
+            if truth is None or old is None or new is None or not (old.shape == new.shape == truth.shape):
+                return math.inf
+            error = float((old - truth).norm())
+            left = float((new - truth).norm()) / error if error > 0 else math.inf
+            most = max(most, left if math.isfinite(left) else math.inf)
+    return most
 
 
-def _told(cure: _Cure, places: dict[_Edit, _Place], cases: int, evidence: Evidence) -> Suspect | None:
-    asked = cure.edit.model_copy(update={"factor": 0.0})
-    place = places.get(asked)
-    if place is None:
-        return None
-    what = _operand(place, evidence.text.source)
-    grads = "the gradient of " + " and of ".join(cure.grads)
-    factor = cure.edit.factor
-    change = {
-        EditKind.FACTOR: _factor_words(what, factor),
-        EditKind.OTHER: "masked lanes read 0 here (`other=0.0`)",
-        EditKind.LONGER: "this loop takes one step more",
-        EditKind.INCLUSIVE: "the bound of this comparison is counted the other way (`<` for `<=`, or the reverse)",
-        EditKind.UNMASKED: "this selection keeps every lane",
-        EditKind.FINITE: "",
-    }[cure.edit.kind]
-    text = line_text(evidence.text.source, place.line)
-    return Suspect(
-        line=place.line, statement=f"`{text}`: {grads} would be exact in all {cases} cases tried if {change}"
-    )
+def _fault(edit: _Edit, place: _Place) -> Fault | None:
+    """The class of the bank that the mistake belongs to; None for those that it does not know."""
+    if edit.kind is EditKind.FACTOR:
+        if place.name not in _ADDING:
+            return None  # that the whole gradient has a factor is seen without any trial
+        return {-1.0: Fault.TERM_SIGN, 0.5: Fault.DOUBLED_TERM}.get(edit.factor, Fault.FACTOR)
+    return {
+        EditKind.OTHER: Fault.UNMASKED_TAIL,
+        EditKind.MASKED: Fault.UNMASKED_TAIL,
+        EditKind.LONGER: Fault.LAST_BLOCK_SKIPPED,
+        EditKind.OWN: Fault.STALE_STATISTIC,
+    }.get(edit.kind)
+
+
+def _change(edit: _Edit, place: _Place, source: str) -> str:
+    """The change, after `if`."""
+    if edit.kind is EditKind.FACTOR:
+        return _factor_words(_operand(place, source), edit.factor)
+    named = f"`{place.variable}`" if place.variable else "what is summed up"
+    return {
+        EditKind.OTHER: "masked lanes read 0 (`other=0.0`)",
+        EditKind.MASKED: f"{named} were zero in the lanes that the mask leaves out",
+        EditKind.LONGER: "the loop took one step more",
+        EditKind.INCLUSIVE: "the bound of the comparison counted the other way (`<` for `<=`, or the reverse)",
+        EditKind.UNMASKED: "the selection kept every lane",
+        EditKind.OWN: "every program loaded the element with its own number instead of one for all",
+    }[edit.kind]
 
 
 def _operand(place: _Place, source: str) -> str:
