@@ -7,10 +7,14 @@ where the verdict is a wrong gradient (for ignored strides, which the sanitizer 
 an output that is not finite as well). Writes what was said of every mutant to `diagnosis.json` and the table to
 `diagnosis.txt`, both beside this file.
 
-A name is right when it is the planted class or one that the same edit also is: a term left out, doubled or with the
-wrong sign is, where the term is all of the gradient, a scale or a sign, and terms that are equal or opposite stand
-for one another, so that these classes name the same residual. Everything else that is said is a wrong name, and so is
-every name for a mistake outside the bank.
+A name is right when it is the planted class or one that the same edit also is:
+
+- a term left out, doubled or of the wrong sign is, where it is all of the gradient, a scale or a sign, and all that comes
+  from one output; terms that are equal or opposite stand for one another;
+- a factor or a sign on one of several stores into a gradient is one on a term of it;
+- a block, an output or a term that is all there is leaves a gradient that is zero, which is said as a scale of 0.
+
+Everything else that is said is a wrong name, and so is every name for a mistake outside the bank.
 """
 
 from __future__ import annotations
@@ -39,12 +43,15 @@ HERE = Path(__file__).parent
 NAMED_BAR, WRONG_BAR = 0.80, 0.02
 _TERMS = frozenset({Fault.MISSING_TERM, Fault.DOUBLED_TERM, Fault.TERM_SIGN, Fault.SCALE, Fault.SIGN})
 EQUIVALENT = {
-    # what is left out may be all that comes from one output
     Fault.MISSING_TERM: _TERMS | {Fault.OUTPUT_IGNORED},
+    Fault.SCALE: frozenset({Fault.SCALE, Fault.DOUBLED_TERM, Fault.FACTOR}),
+    Fault.SIGN: frozenset({Fault.SIGN, Fault.TERM_SIGN}),
     Fault.DOUBLED_TERM: _TERMS,
     Fault.TERM_SIGN: _TERMS,
 }
 """Classes that name the same edit; a class that is missing here stands for itself alone."""
+_LEFT_OUT = frozenset({Fault.LAST_BLOCK_SKIPPED, Fault.OUTPUT_IGNORED, Fault.MISSING_TERM})
+_ZERO = "it is 0 times the truth"
 
 
 @dataclass(frozen=True)
@@ -80,8 +87,16 @@ class Said:
             return "other status"
         if not self.named:
             return "silent"
-        right = frozenset() if planted is None else EQUIVALENT.get(planted, frozenset({planted}))
-        return "right" if all(Fault(fault) in right for _, fault, _ in self.named) else "wrong"
+        return "right" if all(_names(planted, Fault(fault), said) for _, fault, said in self.named) else "wrong"
+
+
+def _names(planted: Fault | None, fault: Fault, statement: str) -> bool:
+    """Whether a statement of a class is true of the planted mistake, see the module."""
+    if planted is None:
+        return False
+    if fault is Fault.SCALE and statement.startswith(_ZERO) and planted in _LEFT_OUT:
+        return True
+    return fault in EQUIVALENT.get(planted, frozenset({planted}))
 
 
 def main() -> None:

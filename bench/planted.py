@@ -305,7 +305,9 @@ class _Kernel:
                 continue
             if self.is_linear(node.left) and not self.is_linear(node.right) and self.is_float(node.right):
                 yield _Edit(Fault.FACTOR, node, f"({_text(node.left)} * {_text(node.right)} * {_text(node.right)})")
-                yield _Edit(Fault.FACTOR, node, _text(node.left))
+                # without the factor 1 + t the summand t is missing, and all else is as it was
+                one_plus = isinstance(node.right, ast.BinOp) and _holds_one(node.right)
+                yield _Edit(Fault.MISSING_TERM if one_plus else Fault.FACTOR, node, _text(node.left))
                 yield _Edit(None, node, f"({_text(node.left)} + {_text(node.right)})")
 
     def _stores(self) -> list[ast.Call]:
@@ -314,6 +316,12 @@ class _Kernel:
             for node in ast.walk(self.node)
             if isinstance(node, ast.Call) and _called(node) in ("store", "atomic_add") and len(node.args) > 1
         ]
+
+
+def _holds_one(node: ast.BinOp) -> bool:
+    return isinstance(node.op, _SUMS) and any(
+        isinstance(part, ast.Constant) and part.value == 1 for part in (node.left, node.right)
+    )
 
 
 def _launches(function: ast.FunctionDef) -> list[ast.Call]:
