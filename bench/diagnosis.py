@@ -9,8 +9,8 @@ an output that is not finite as well). Writes what was said of every mutant to `
 
 A name is right when it is the planted class or one that the same edit also is:
 
-- a term left out, doubled or of the wrong sign is, where it is all of the gradient, a scale or a sign, and all that comes
-  from one output; terms that are equal or opposite stand for one another;
+- a term left out, doubled or of the wrong sign is, where it is all of the gradient, a scale or a sign, and all that
+  comes from one output; terms that are equal or opposite stand for one another;
 - a factor or a sign on one of several stores into a gradient is one on a term of it;
 - a block, an output or a term that is all there is leaves a gradient that is zero, which is said as a scale of 0.
 
