@@ -1,8 +1,6 @@
 """`measure`: the time of a candidate's backward alone at every required shape, beside the user's own and the bound.
 
-The candidate runs in a child that nobody vouches for. Its times count only when the elements of the gradients kept from
-every repetition are right. Work on streams that it does not wait for is added, and where the parent's own clock sees
-far more time pass than the child reports, the parent's counts.
+The candidate runs in a child that nobody vouches for; `kernel_agent.bench.hearing` says what of its words is believed.
 """
 
 from __future__ import annotations
@@ -10,110 +8,35 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from pydantic import Field, ValidationError
 from torch import Tensor
 
+from kernel_agent.bench.hearing import Ear, NotMeasured, Probes, believed
 from kernel_agent.bench.launches import TF32_BITS, KernelSeen
 from kernel_agent.bench.native import NativeTruth, has_own_forward
 from kernel_agent.bench.records import Basis, KernelTime, Measurement, ShapeTime
 from kernel_agent.bench.rig import STANDARD, Baselines, BenchOptions, Inputs, Rig
 from kernel_agent.bench.statistics import Timing, timing_of
-from kernel_agent.errors import InputError, KernelAgentError
-from kernel_agent.gate.answer import Failure, Said
+from kernel_agent.errors import KernelAgentError
 from kernel_agent.gate.candidate import read_candidate
 from kernel_agent.gate.judge import judge_failure
 from kernel_agent.ir.cost.cost_report import CostReport
 from kernel_agent.ir.cost.devices import device_table
 from kernel_agent.oracle.costs import costs
-from kernel_agent.oracle.records import TruthError
 from kernel_agent.oracle.wire import unpack
 from kernel_agent.pairs.arguments import argument_places
 from kernel_agent.pairs.assemble import assemble
 from kernel_agent.pairs.spec import Candidate, KernelSpec
 from kernel_agent.pairs.userfile import read_source
-from kernel_agent.sandbox import Job, Message, Report, Sandbox
+from kernel_agent.sandbox import Job, Sandbox
+
+__all__ = ["NotMeasured", "measure", "measure_source"]
 
 PROBES = 256
 """Elements of each gradient that are looked at after every repetition."""
-PROBE_ERROR = 0.1
-"""Relative error above which those elements were not computed: rounding was judged before, in the native tier."""
-SLACK, SLACK_US = 1.5, 30.0
-"""How much longer a call may take by the parent's clock than by the child's events: a factor, and microseconds."""
-HOST_US, HOST_US_PER_LAUNCH = 300.0, 100.0
-"""What a call, and each launch in it, may cost the host at most, which is not the device's time."""
-HIDDEN_US = 10.0
-"""Work on other streams below this cannot be told from the latency of the device."""
-
-
-class NotMeasured(KernelAgentError):
-    """The candidate cannot be timed: it fails at real sizes, or what it reports cannot be true."""
-
-
-class _Times(Said):
-    """What the child says of one entry."""
-
-    entry: int
-    times: tuple[float, ...] = Field(max_length=1000)
-    flushes: int
-    host_us: float
-    hidden_us: float
-
-
-class _Forward(Said):
-    """Times of the candidate's own forward at one entry."""
-
-    entry: int
-    forward: tuple[float, ...] = Field(max_length=1000)
-
-
-class _Kernels(Said):
-    """The launches of one entry."""
-
-    entry: int
-    kernels: tuple[KernelSeen, ...] = Field(max_length=1000)
-
-
-@dataclass
-class _Ear:
-    """Hears the child's messages and looks at the parent's clock when it says that it begins and ends."""
-
-    times: dict[int, tuple[_Times, Tensor]] = field(default_factory=dict)
-    kernels: dict[int, _Kernels] = field(default_factory=dict)
-    forwards: dict[int, _Forward] = field(default_factory=dict)
-    begun: dict[int, float] = field(default_factory=dict)
-    calls: dict[int, int] = field(default_factory=dict)
-    took_us: dict[int, float] = field(default_factory=dict)
-    """By the parent's clock, one call of the quickest series."""
-    failure: tuple[str, Failure] | None = None
-    nonsense: bool = False
-
-    def hear(self, message: Message) -> None:
-        """Take one message; what is none of ours is remembered as nonsense."""
-        now, record = time.perf_counter(), message.record
-        try:
-            if "failure" in record:
-                self.failure = (str(record["where"])[:100], Failure.model_validate(record["failure"]))
-            elif "times" in record:
-                said = _Times.model_validate(record)
-                self.times[said.entry] = (said, message.tensors["probes"])
-            elif "forward" in record:
-                forward = _Forward.model_validate(record)
-                self.forwards[forward.entry] = forward
-            elif "begin" in record:
-                self.begun[int(record["entry"])], self.calls[int(record["entry"])] = now, int(record["begin"])
-            elif "end" in record:
-                entry = int(record["entry"])
-                took_us = (now - self.begun.pop(entry)) / max(1, self.calls[entry]) * 1e6
-                self.took_us[entry] = min(took_us, self.took_us.get(entry, math.inf))
-            else:
-                kernels = _Kernels.model_validate(record)
-                self.kernels[kernels.entry] = kernels
-        except (ValidationError, KeyError, ValueError, TypeError):
-            self.nonsense = True
 
 
 def measure(
@@ -143,7 +66,7 @@ def measure_source(
             f"no required entry of SWEEP runs on this GPU: {reasons}", remedy="Give SWEEP an entry that fits."
         )
     probes = [_probes(spec, inputs, rig.natives.get(number)) for number, inputs in enumerate(rig.inputs)]
-    ear = _Ear()
+    ear = Ear()
     report = sandbox.run(_job(rig, shown, probes, has_own_forward(spec, pair_source)), on_message=ear.hear)
     if ear.nonsense:
         raise NotMeasured("the candidate wrote to the result channel while it was timed")
@@ -151,12 +74,14 @@ def measure_source(
         where, failure = ear.failure
         problem = judge_failure(failure, pair_source, f"{where} on the GPU")
         raise NotMeasured(problem.message, remedy=problem.details)
-    timings = [_timing(ear, report, number, inputs, probes[number]) for number, inputs in enumerate(rig.inputs)]
+    heard = [
+        believed(ear, report, number, inputs.entry.label, probes[number]) for number, inputs in enumerate(rig.inputs)
+    ]
     baselines = rig.baselines()
     bounds = _bounds(spec, pair_source, rig)
     shapes = tuple(
-        _shape(inputs, timing, baselines.get(number, Baselines()), bounds.by_label.get(inputs.entry.label))
-        for number, (inputs, timing) in enumerate(zip(rig.inputs, timings, strict=True))
+        _shape(inputs, one.timing, baselines.get(number, Baselines()), bounds.by_label.get(inputs.entry.label))
+        for number, (inputs, one) in enumerate(zip(rig.inputs, heard, strict=True))
     )
     slowest = max(range(len(shapes)), key=lambda number: shapes[number].median_us)
     seen = ear.kernels.get(slowest)
@@ -164,6 +89,7 @@ def measure_source(
     kernels = _kernels(seen.kernels, bounds.by_label.get(label)) if seen else ()
     facts = (
         *(f"{skipped.entry.label} was not timed: {skipped.reason}" for skipped in rig.skipped),
+        *(one.note for one in heard if one.note),
         *_kernel_facts(kernels, shapes[slowest], label),
         *_host_facts(ear, rig),
         *_forward_facts(ear, rig),
@@ -181,19 +107,7 @@ def measure_source(
     )
 
 
-@dataclass(frozen=True)
-class _Probes:
-    """Where gradients are looked at, and what stands there."""
-
-    places: tuple[Tensor | None, ...]
-    """Per gradient; None where the input is no tensor at this entry."""
-    truth: Tensor | None
-    """Float64, those of all gradients one after the other; None where no truth is known at the entry itself."""
-    scale: float
-    """Norm of S at these elements."""
-
-
-def _probes(spec: KernelSpec, inputs: Inputs, truth: NativeTruth | None) -> _Probes:
+def _probes(spec: KernelSpec, inputs: Inputs, truth: NativeTruth | None) -> Probes:
     """Places chosen by the parent: no candidate knows them beforehand."""
     generator = torch.Generator().manual_seed(time.time_ns() & 0xFFFFFFFF)
     sizes = _gradient_sizes(spec, inputs)
@@ -205,9 +119,9 @@ def _probes(spec: KernelSpec, inputs: Inputs, truth: NativeTruth | None) -> _Pro
     pairs = [(known.get(name), where) for name, where in zip(spec.grads, places, strict=True) if where is not None]
     grads = [(grad, where) for grad, where in pairs if grad is not None]
     if not grads or len(grads) < len(pairs):
-        return _Probes(places, None, 0.0)
+        return Probes(places, None, 0.0)
     scale = math.sqrt(sum(grad.scale**2 * len(where) for grad, where in grads))
-    return _Probes(places, torch.cat([grad.truth.reshape(-1)[where] for grad, where in grads]), scale)
+    return Probes(places, torch.cat([grad.truth.reshape(-1)[where] for grad, where in grads]), scale)
 
 
 def _gradient_sizes(spec: KernelSpec, inputs: Inputs) -> list[int | None]:
@@ -220,7 +134,7 @@ def _gradient_sizes(spec: KernelSpec, inputs: Inputs) -> list[int | None]:
     return [value.numel() if isinstance(value, Tensor) and value.is_floating_point() else None for value in wanted]
 
 
-def _job(rig: Rig, shown: str, probes: Sequence[_Probes], own_forward: bool) -> Job:
+def _job(rig: Rig, shown: str, probes: Sequence[Probes], own_forward: bool) -> Job:
     tensors = rig.tensors()
     entries: list[dict[str, Any]] = []
     for number, (inputs, wanted) in enumerate(zip(rig.inputs, probes, strict=True)):
@@ -238,45 +152,6 @@ def _job(rig: Rig, shown: str, probes: Sequence[_Probes], own_forward: bool) -> 
     return Job("kernel_agent.bench.timing_child:timed", payload, tensors, rig.options.limits, "timed candidate")
 
 
-def _timing(ear: _Ear, report: Report, number: int, inputs: Inputs, probes: _Probes) -> Timing:
-    """The timing of one entry, if it can be believed. Raises `NotMeasured`."""
-    label = inputs.entry.label
-    if number not in ear.times or number not in ear.took_us:
-        said = f"{report.error.type}: {report.error.message}" if report.error else report.message
-        raise NotMeasured(f"no time at {label}: {said}", remedy=report.stderr_tail[-1000:].strip())
-    said_times, seen = ear.times[number]
-    try:
-        timing = timing_of(said_times.times)
-    except ValueError as error:
-        raise NotMeasured(f"no time at {label}: {error}") from error
-    _refuse_wrong_answers(seen, probes, len(said_times.times), label)
-    if said_times.hidden_us > HIDDEN_US + 0.05 * timing.median_us:
-        # Streams that nobody waits for are the candidate's own time, too.
-        timing = Timing(timing.median_us + said_times.hidden_us, timing.spread, timing.repeats)
-    kernels = ear.kernels.get(number)
-    launches = len(kernels.kernels) if kernels else 1
-    host_us = min(said_times.host_us, HOST_US + HOST_US_PER_LAUNCH * launches)
-    if ear.took_us[number] > SLACK * max(timing.median_us, host_us) + SLACK_US:
-        timing = Timing(ear.took_us[number], timing.spread, timing.repeats)
-    return timing
-
-
-def _refuse_wrong_answers(seen: Tensor, probes: _Probes, repeats: int, label: str) -> None:
-    """Every repetition must have computed its answer: the factors on the cotangents are divided out already."""
-    if tuple(seen.shape) != (repeats, sum(len(where) for where in probes.places if where is not None)):
-        raise NotMeasured(f"the candidate does not show its gradients at {label} while it is timed")
-    seen = seen.to(torch.float64)
-    wanted = seen[0] if probes.truth is None else probes.truth
-    error = torch.where(wanted.isfinite(), seen - wanted, 0.0)
-    allowed = PROBE_ERROR * (float(wanted.nan_to_num(0.0, 0.0, 0.0).norm()) + probes.scale)
-    worst = float(error.norm(dim=1).nan_to_num(math.inf).max())
-    if worst > allowed:
-        raise NotMeasured(
-            f"while it is timed at {label}, the candidate returns other gradients than when it is checked",
-            remedy="Compute the gradients anew in every call; keep nothing from one call to the next.",
-        )
-
-
 @dataclass(frozen=True)
 class _Bounds:
     """What the cost counter says of the backward, by the label of the entry."""
@@ -292,7 +167,7 @@ def _bounds(spec: KernelSpec, pair_source: str, rig: Rig) -> _Bounds:
         device_table().find(rig.gpu.name)
         facts = read_source(pair_source, spec.facts.path)
         found = costs(facts, rig.sandbox, rig.gpu.name, positions)
-    except (InputError, TruthError) as error:
+    except KernelAgentError as error:  # a bound is good to have, a time is a time without one
         return _Bounds({}, (f"no bound of the time is known: {error.message}",))
     return _Bounds({cost.label: cost.parts["backward"] for cost in found if "backward" in cost.parts})
 
@@ -344,7 +219,7 @@ def _kernel_facts(kernels: Sequence[KernelTime], shape: ShapeTime, label: str) -
     return []
 
 
-def _host_facts(ear: _Ear, rig: Rig) -> list[str]:
+def _host_facts(ear: Ear, rig: Rig) -> list[str]:
     """Where the host needs longer to launch than the device to compute."""
     slow = [
         f"{rig.inputs[number].entry.label} ({said.host_us:.0f} us)"
@@ -356,7 +231,7 @@ def _host_facts(ear: _Ear, rig: Rig) -> list[str]:
     return [f"launching takes the host longer than the device computes, which is not in the times: {', '.join(slow)}"]
 
 
-def _forward_facts(ear: _Ear, rig: Rig) -> list[str]:
+def _forward_facts(ear: Ear, rig: Rig) -> list[str]:
     """What a forward of the candidate's own costs beside the user's stub."""
     facts = []
     for number, said in ear.forwards.items():
