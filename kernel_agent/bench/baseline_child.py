@@ -14,59 +14,22 @@ import torch
 from torch import Tensor
 
 from kernel_agent.bench.clock import Clock
-from kernel_agent.bench.launches import TF32_BITS, coarsest_dot
+from kernel_agent.bench.launches import TF32_BITS
 from kernel_agent.bench.realdevice import (
-    arguments_on_gpu,
     load_stub,
     on_gpu,
-    output_forms,
     outputs_of,
-    packed,
     quiet_numerics,
     unpacked,
 )
 from kernel_agent.oracle.child import Stub
-from kernel_agent.oracle.cotangents import CotangentKind, make_cotangents
 from kernel_agent.oracle.leaves import leaf_call
 from kernel_agent.pairs.blame import first_line
 from kernel_agent.pairs.generated import saved_layout
-from kernel_agent.pairs.spec import KernelSpec, ShapeEntry
+from kernel_agent.pairs.spec import KernelSpec
 
 if TYPE_CHECKING:
     from kernel_agent.sandbox import Call
-
-
-def inputs(call: Call) -> None:
-    """Payload: `spec`, `entries`, `seed`.
-
-    Sends per entry `arguments` (see `packed`), random `cotangents` (tensor keys or None per output), and `dot_bits` of
-    the stub's kernels; or `refusal`.
-    """
-    torch.set_num_threads(1)
-    quiet_numerics()
-    stub = load_stub(KernelSpec.model_validate(call.payload["spec"]), call.scratch)
-    for number, form in enumerate(call.payload["entries"]):
-        try:
-            _inputs(call, stub, number, ShapeEntry.model_validate(form))
-        except Exception as error:  # the user's code, or a shape that does not fit on this device
-            call.send({"entry": number, "refusal": first_line(error)})
-        torch.cuda.empty_cache()
-
-
-def _inputs(call: Call, stub: Stub, number: int, entry: ShapeEntry) -> None:
-    seed = call.payload["seed"]
-    tensors: dict[str, Tensor] = {}
-    arguments = arguments_on_gpu(stub, entry, seed)
-    form = packed(arguments, tensors, f"i{number}")
-    results: list[Any] = []
-    with torch.no_grad():
-        bits = coarsest_dot(lambda: results.append(stub.function(*arguments.args, **arguments.kwargs)))
-    torch.cuda.synchronize()
-    forms = output_forms(stub, stub.outputs(results[0]))
-    cotangents = make_cotangents(CotangentKind.RANDOM, forms, seed)
-    keys = [None if c is None else f"i{number}.c{place}" for place, c in enumerate(cotangents)]
-    tensors |= {key: c for key, c in zip(keys, cotangents, strict=True) if key is not None and c is not None}
-    call.send({"entry": number, "arguments": form, "cotangents": keys, "dot_bits": bits}, tensors)
 
 
 def baselines(call: Call) -> None:

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from kernel_agent.bench.hearing import Ear, NotMeasured, Probes, believed
 from kernel_agent.bench.launches import TF32_BITS, KernelSeen
-from kernel_agent.bench.native import NativeTruth, has_own_forward
+from kernel_agent.bench.native import has_own_forward
+from kernel_agent.bench.native_truth import Inputs, NativeTruth
 from kernel_agent.bench.records import Basis, KernelTime, Measurement, ShapeTime
-from kernel_agent.bench.rig import STANDARD, Baselines, BenchOptions, Inputs, Rig
+from kernel_agent.bench.rig import STANDARD, Baselines, BenchOptions, Rig
 from kernel_agent.bench.statistics import Timing, timing_of
 from kernel_agent.errors import KernelAgentError
 from kernel_agent.gate.candidate import read_candidate
@@ -61,7 +62,7 @@ def measure_source(
     rig = rig or Rig(spec, sandbox, options)
     shown = read_candidate(spec, pair_source).shown
     if not rig.inputs:
-        reasons = "; ".join(f"{skipped.entry.label}: {skipped.reason}" for skipped in rig.skipped)
+        reasons = "; ".join(f"{skipped.entry.label}: {skipped.reason}" for skipped in rig.prepared.skipped)
         raise NotMeasured(
             f"no required entry of SWEEP runs on this GPU: {reasons}", remedy="Give SWEEP an entry that fits."
         )
@@ -88,7 +89,7 @@ def measure_source(
     label = rig.inputs[slowest].entry.label
     kernels = _kernels(seen.kernels, bounds.by_label.get(label)) if seen else ()
     facts = (
-        *(f"{skipped.entry.label} was not timed: {skipped.reason}" for skipped in rig.skipped),
+        *(f"{skipped.entry.label} was not timed: {skipped.reason}" for skipped in rig.prepared.skipped),
         *(one.note for one in heard if one.note),
         *_kernel_facts(kernels, shapes[slowest], label),
         *_host_facts(ear, rig),

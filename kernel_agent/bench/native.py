@@ -10,15 +10,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from pydantic import Field, ValidationError
 from torch import Tensor
 
-from kernel_agent.bench.honest import FLOAT32_BITS, HonestError
+from kernel_agent.bench.honest import FLOAT32_BITS
 from kernel_agent.bench.native_rule import NativeComparison, compare_native
-from kernel_agent.bench.rig import STANDARD, BenchOptions, Inputs, Rig
+from kernel_agent.bench.native_truth import NativeGradient, NativeTruth
+from kernel_agent.bench.rig import STANDARD, BenchOptions, Rig
 from kernel_agent.errors import InputError
 from kernel_agent.gate.answer import Failure, Said
 from kernel_agent.gate.batch import ended_problem
@@ -28,39 +28,12 @@ from kernel_agent.gate.verdict import CaseResult, GradientScore, Status, Verdict
 from kernel_agent.pairs.assemble import assemble
 from kernel_agent.pairs.sections import split_sections
 from kernel_agent.pairs.spec import Candidate, KernelSpec
-from kernel_agent.sandbox import Job, Message, Report, Sandbox
+from kernel_agent.sandbox import Job, Report, Sandbox
 
 TIER = "native"
 COARSE = 0.1
 """A relative error below this may be rounding; a larger one is a mistake."""
 OnCase = Callable[[CaseResult, int, int], None]
-
-
-@dataclass(frozen=True)
-class NativeGradient:
-    """The truth of one gradient, or output, at one entry."""
-
-    name: str
-    truth: Tensor
-    """Float64."""
-    dtype: torch.dtype
-    scale: float
-    """S per element."""
-    honest: HonestError
-
-
-@dataclass(frozen=True)
-class NativeTruth:
-    """What a candidate is held against at one required entry."""
-
-    label: str
-    inputs: Inputs
-    """What the candidate gets: those of the entry, or of the shrunk one."""
-    grads: tuple[NativeGradient, ...]
-    outputs: tuple[NativeGradient, ...] = ()
-    """The stub's floating outputs, named by position, with the errors of the user's own kernels."""
-    notes: tuple[str, ...] = ()
-    shrunk: bool = False
 
 
 class _Answer(Said):
@@ -96,61 +69,25 @@ def check_native(
         )
     if text.problem is not None:
         return _verdict((), text.problem, 0, (), start)
-    truths = native_truths(rig)
-    notes = tuple(
-        f"{skipped.entry.label}: the forward itself does not run here: {skipped.reason}" for skipped in rig.skipped
-    )
-    notes += tuple(f"{rig.inputs[n].entry.label}: no exact gradients: {why}" for n, why in rig.unanswered.items())
-    notes += tuple(f"{truth.label}: {note}" for truth in truths.values() for note in truth.notes)
-    notes += tuple(
-        f"{rig.inputs[n].entry.label}: the truth does not fit on this GPU; checked at {truth.label} instead"
-        for n, truth in truths.items()
-        if truth.shrunk
-    )
+    truths = rig.natives
+    notes = _notes(rig)
     asked = list(truths.values())
     results, problem = _ask(asked, text, rig, on_case)
     return _verdict(results, problem, len(asked), notes, start)
 
 
-def native_truths(rig: Rig) -> dict[int, NativeTruth]:
-    """The truth at every required entry that has one, by position in `rig.inputs`; computed once."""
-    if rig.natives or rig.unanswered:
-        return rig.natives
-    payload = {
-        "spec": rig.spec.model_dump(mode="json"),
-        "entries": [inputs.form for inputs in rig.inputs],
-        "seed": rig.options.seed,
-    }
-    for message in rig.trusted("native_truth_child:truths", payload, rig.tensors(), partial=True):
-        number = message.record["entry"]
-        if "refusal" in message.record:
-            rig.unanswered[number] = message.record["refusal"]
-        else:
-            rig.natives[number] = _truth_of(message, rig.inputs[number])
-    for number in range(len(rig.inputs)):
-        if number not in rig.natives and number not in rig.unanswered:
-            rig.unanswered[number] = "the exact execution did not come to its end"
-    return rig.natives
-
-
-def _truth_of(message: Message, inputs: Inputs) -> NativeTruth:
-    record, tensors = message.record, message.tensors
-    if record["shrunk"]:
-        inputs = Inputs(inputs.entry, record["arguments"], record["cotangents"], inputs.dot_bits, tensors)
-    grads, outputs = (
-        tuple(
-            NativeGradient(
-                form["name"],
-                tensors[f"truth.{prefix}{form['name']}"],
-                getattr(torch, form["dtype"]),
-                form["scale"],
-                HonestError(tensors[f"honest.{prefix}{form['name']}"], form["relative"], form["largest"]),
-            )
-            for form in record[part]
-        )
-        for part, prefix in (("grads", ""), ("outputs", "out."))
-    )
-    return NativeTruth(record["label"], inputs, grads, outputs, tuple(record["notes"]), record["shrunk"])
+def _notes(rig: Rig) -> tuple[str, ...]:
+    """What was left out or shrunk, said to the reader."""
+    skipped = [f"{one.entry.label}: the forward itself does not run here: {one.reason}" for one in rig.prepared.skipped]
+    labels = [inputs.entry.label for inputs in rig.inputs]
+    without = [f"{labels[n]}: no exact gradients: {why}" for n, why in rig.prepared.unanswered.items()]
+    remarks = [f"{truth.label}: {note}" for truth in rig.natives.values() for note in truth.notes]
+    shrunk = [
+        f"{labels[n]}: the truth does not fit on this GPU; checked at {truth.label} instead"
+        for n, truth in rig.natives.items()
+        if truth.shrunk
+    ]
+    return (*skipped, *without, *remarks, *shrunk)
 
 
 def _ask(

@@ -14,16 +14,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from kernel_agent.bench.gpu import seen_gpu
 from kernel_agent.bench.honest import (
     FLOAT32_BITS,
     HonestError,
     NarrowArithmetic,
     honest_error,
 )
+from kernel_agent.bench.launches import coarsest_dot
 from kernel_agent.bench.realdevice import (
     arguments_on_gpu,
     load_stub,
     on_gpu,
+    on_host,
     output_forms,
     outputs_of,
     packed,
@@ -50,33 +53,75 @@ _SIZES = (1 << 27, 1 << 23, 1 << 20)
 """Elements of the arguments to try, one after the other, where memory is short."""
 
 
-def truths(call: Call) -> None:
-    """Payload: `spec`, `seed`, `entries`: each with `arguments`, `cotangents`, `dot_bits` as the inputs child sent
-    them, and the `entry` itself.
+def prepared(call: Call) -> None:
+    """Payload: `spec`, `seed`, `entries`.
 
-    Sends per entry `grads` with names, dtypes, S and honest errors, and the truths as tensors, with `arguments` and
-    `cotangents` of its own where the entry had to be shrunk (`label` says to what); or `refusal`.
+    Sends the `gpu`; then per entry the inputs: `arguments` (see `packed`), random `cotangents` (tensor keys or None)
+    and the `dot_bits` of the stub's kernels; then per entry `grads` and `outputs` with names, dtypes, S and honest
+    errors, and the truths as tensors, with `arguments` and `cotangents` of its own where the entry had to be shrunk
+    (`label` says to what). Instead of either: `refusal`.
     """
     torch.set_num_threads(4)
     quiet_numerics()
+    call.send({"gpu": seen_gpu().model_dump(mode="json")})
     stub = load_stub(KernelSpec.model_validate(call.payload["spec"]), call.scratch)
-    for number, form in enumerate(call.payload["entries"]):
+    entries = [ShapeEntry.model_validate(form) for form in call.payload["entries"]]
+    answered: dict[int, Prepared] = {}
+    for number, entry in enumerate(entries):
         try:
-            _entry(call, stub, number, form)
+            answered[number] = _inputs(call, stub, number, entry)
+        except Exception as error:  # the user's code, or a shape that does not fit on this device
+            call.send({"inputs": number, "refusal": _said(error)})
+        torch.cuda.empty_cache()
+    for number, inputs in answered.items():
+        try:
+            _truth(call, stub, number, inputs)
         except Exception as error:  # the user's code, an operation nobody executes, or no memory
-            call.send({"entry": number, "refusal": f"{type(error).__name__}: {first_line(error)}"[:2000]})
+            call.send({"truth": number, "refusal": _said(error)})
         torch.cuda.empty_cache()
 
 
-def _entry(call: Call, stub: Stub, number: int, form: dict[str, Any]) -> None:
-    asked = ShapeEntry.model_validate(form["entry"])
-    arguments = unpacked(form["arguments"], call.tensors)
-    cotangents: list[Tensor | None] | None = [
-        None if key is None else on_gpu(call.tensors[key]) for key in form["cotangents"]
-    ]
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {first_line(error)}"[:2000]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The inputs of one entry."""
+
+    entry: ShapeEntry
+    arguments: dict[str, Any]
+    """See `packed`."""
+    tensors: dict[str, Tensor]
+    """On the CPU."""
+    cotangents: list[Tensor | None]
+    dot_bits: int | None
+
+
+def _inputs(call: Call, stub: Stub, number: int, entry: ShapeEntry) -> Prepared:
+    seed = call.payload["seed"]
+    tensors: dict[str, Tensor] = {}
+    arguments = arguments_on_gpu(stub, entry, seed)
+    form = packed(arguments, tensors, f"i{number}")
+    tensors = {name: on_host(tensor) for name, tensor in tensors.items()}  # before the stub may write into them
+    results: list[Any] = []
+    with torch.no_grad():
+        bits = coarsest_dot(lambda: results.append(stub.function(*arguments.args, **arguments.kwargs)))
+    torch.cuda.synchronize()
+    cotangents = list(make_cotangents(CotangentKind.RANDOM, output_forms(stub, stub.outputs(results[0])), seed))
+    keys = [None if c is None else f"i{number}.c{place}" for place, c in enumerate(cotangents)]
+    sent = {key: c for key, c in zip(keys, cotangents, strict=True) if key is not None and c is not None}
+    call.send({"inputs": number, "arguments": form, "cotangents": keys, "dot_bits": bits}, tensors | sent)
+    return Prepared(entry, form, tensors, cotangents, bits)
+
+
+def _truth(call: Call, stub: Stub, number: int, inputs: Prepared) -> None:
+    asked = inputs.entry
+    arguments = unpacked(inputs.arguments, inputs.tensors)
+    cotangents: list[Tensor | None] | None = [None if c is None else on_gpu(c) for c in inputs.cotangents]
     seed: int = call.payload["seed"]
     tensors: dict[str, Tensor] = {}
-    record: dict[str, Any] = {"entry": number, "label": asked.label, "shrunk": False}
+    record: dict[str, Any] = {"truth": number, "label": asked.label, "shrunk": False}
     tried = asked
     for limit in (None, *_SIZES):
         if limit is not None:
@@ -87,7 +132,7 @@ def _entry(call: Call, stub: Stub, number: int, form: dict[str, Any]) -> None:
                 continue
             arguments, cotangents = arguments_on_gpu(stub, tried, seed), None
         try:
-            found = truth_of(stub, arguments, cotangents, seed, form["dot_bits"])
+            found = truth_of(stub, arguments, cotangents, seed, inputs.dot_bits)
         except (OutOfDeviceMemory, torch.OutOfMemoryError):
             torch.cuda.empty_cache()
             continue

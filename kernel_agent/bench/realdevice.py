@@ -95,6 +95,15 @@ def on_gpu(tensor: Tensor) -> Tensor:
     return flat.as_strided(tensor.shape, tensor.stride())
 
 
+def on_host(tensor: Tensor) -> Tensor:
+    """A copy on the CPU with the same strides, gaps and overlaps included."""
+    if tensor.numel() == 0:
+        return tensor.to("cpu", copy=True)
+    span = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    flat = tensor.detach().as_strided((span,), (1,)).to("cpu", copy=True)
+    return flat.as_strided(tensor.shape, tensor.stride())
+
+
 def outputs_of(result: Any) -> tuple[Any, ...]:
     """A returned value as a tuple."""
     return tuple(result) if isinstance(result, (tuple, list)) else (result,)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
-from kernel_agent.bench.gpu import GPU_LIMITS, GpuFacts, gpu_facts
+from kernel_agent.bench.gpu import GPU_LIMITS, GpuFacts, require_gpu
+from kernel_agent.bench.native_truth import Inputs, NativeTruth, inputs_in, truth_in
+from kernel_agent.bench.records import Basis, Measurement, ShapeTime
 from kernel_agent.bench.statistics import Timing, timing_of
 from kernel_agent.errors import EnvironmentProblem
 from kernel_agent.pairs.spec import KernelSpec, ShapeEntry
 from kernel_agent.sandbox import Ending, Job, Limits, Message, Sandbox
-
-if TYPE_CHECKING:
-    from kernel_agent.bench.native import NativeTruth
 
 
 @dataclass(frozen=True)
@@ -37,36 +36,25 @@ STANDARD = BenchOptions()
 
 
 @dataclass(frozen=True)
-class Inputs:
-    """One call at a required entry of SWEEP, with real dtypes."""
-
-    entry: ShapeEntry
-    arguments: dict[str, Any]
-    """See `realdevice.packed`."""
-    cotangents: list[str | None]
-    """Tensor keys per output."""
-    dot_bits: int | None
-    """Of the coarsest product in the user's own kernels; None without products."""
-    tensors: Mapping[str, Tensor]
-    """On the CPU, by key."""
-
-    @property
-    def form(self) -> dict[str, Any]:
-        """What a child is told."""
-        return {
-            "entry": self.entry.model_dump(mode="json"),
-            "arguments": self.arguments,
-            "cotangents": self.cotangents,
-            "dot_bits": self.dot_bits,
-        }
-
-
-@dataclass(frozen=True)
 class Skipped:
     """A required entry that cannot be run on this GPU."""
 
     entry: ShapeEntry
     reason: str
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a child says that runs the user's file and sees no candidate."""
+
+    gpu: GpuFacts
+    inputs: list[Inputs]
+    """Of the entries that the user's forward runs at."""
+    skipped: list[Skipped]
+    natives: dict[int, NativeTruth]
+    """By position in `inputs`."""
+    unanswered: dict[int, str]
+    """Positions in `inputs` without a truth, and why."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +67,15 @@ class Baselines:
     compiled: Timing | None = None
     own: Timing | None = None
 
+    @classmethod
+    def of(cls, shape: ShapeTime) -> Baselines:
+        """Those that an earlier measurement holds."""
+
+        def timing(median_us: float | None) -> Timing | None:
+            return None if median_us is None else Timing(median_us, 0.0, 0)
+
+        return cls(None, timing(shape.eager_us), timing(shape.compiled_us), timing(shape.own_us))
+
 
 class Rig:
     """Answers about one spec on this machine's GPU; everything is computed once, when it is first asked for.
@@ -87,52 +84,91 @@ class Rig:
     """
 
     def __init__(self, spec: KernelSpec, sandbox: Sandbox, options: BenchOptions = STANDARD) -> None:
+        require_gpu()
         self.spec = spec
         self.sandbox = sandbox
         self.options = options
-        self.gpu: GpuFacts = gpu_facts(sandbox)
         self.notes: list[str] = []
-        """What of the baselines could not be timed, in words."""
-        self.natives: dict[int, NativeTruth] = {}
-        """Truths of the native tier by position in `inputs`."""
-        self.unanswered: dict[int, str] = {}
-        """Positions in `inputs` without a truth, and why."""
-        self._inputs: list[Inputs] | None = None
-        self._skipped: list[Skipped] = []
+        """What could not be timed or computed, in words."""
+        self._prepared: Prepared | None = None
         self._baselines: dict[int, Baselines] | None = None
+
+    @property
+    def prepared(self) -> Prepared:
+        """What the truth child says. Raises `EnvironmentProblem` where it cannot use the GPU."""
+        if self._prepared is None:
+            self._prepared = self._prepare()
+        return self._prepared
+
+    @property
+    def gpu(self) -> GpuFacts:
+        """The GPU of all children."""
+        return self.prepared.gpu
+
+    @property
+    def inputs(self) -> list[Inputs]:
+        """One per required entry, or per entry where none is required, that the user's forward runs at."""
+        return self.prepared.inputs
+
+    @property
+    def natives(self) -> dict[int, NativeTruth]:
+        """Truths of the native tier by position in `inputs`."""
+        return self.prepared.natives
 
     @property
     def flush_bytes(self) -> int:
         """Bytes to write over so that nothing stays in the cache."""
         return max(256 << 20, 4 * self.gpu.l2_bytes)
 
-    @property
-    def inputs(self) -> list[Inputs]:
-        """One per required entry, or per entry where none is required, that the user's forward runs at."""
-        if self._inputs is None:
-            entries = [entry for entry in self.spec.sweep if entry.required] or list(self.spec.sweep)
-            payload = {
-                "spec": self.spec.model_dump(mode="json"),
-                "entries": [entry.model_dump(mode="json") for entry in entries],
-                "seed": self.options.seed,
-            }
-            self._inputs = []
-            messages = self.trusted("baseline_child:inputs", payload, {})
-            for message in messages:
-                entry, record = entries[message.record["entry"]], message.record
-                if "refusal" in record:
-                    self._skipped.append(Skipped(entry, record["refusal"]))
-                else:
-                    self._inputs.append(
-                        Inputs(entry, record["arguments"], record["cotangents"], record["dot_bits"], message.tensors)
-                    )
-        return self._inputs
+    def learn(self, earlier: Measurement) -> None:
+        """Take the baselines of an earlier measurement on the same GPU instead of timing them again."""
+        if earlier.basis is not Basis.MEASURED or earlier.device != self.gpu.name:
+            return
+        known = {shape.label: shape for shape in earlier.shapes}
+        found = [(number, known.get(inputs.entry.label)) for number, inputs in enumerate(self.inputs)]
+        self._baselines = {number: Baselines.of(shape) for number, shape in found if shape is not None}
 
-    @property
-    def skipped(self) -> list[Skipped]:
-        """Required entries at which the user's own forward does not run here."""
-        _ = self.inputs
-        return self._skipped
+    def _prepare(self) -> Prepared:
+        entries = [entry for entry in self.spec.sweep if entry.required] or list(self.spec.sweep)
+        payload = {
+            "spec": self.spec.model_dump(mode="json"),
+            "entries": [entry.model_dump(mode="json") for entry in entries],
+            "seed": self.options.seed,
+        }
+        gpu: GpuFacts | None = None
+        found: dict[int, Inputs] = {}
+        skipped: list[Skipped] = []
+        truths: dict[int, NativeTruth] = {}
+        refused: dict[int, str] = {}
+        for message in self._trusted("native_truth_child:prepared", payload, {}):
+            record = message.record
+            if "gpu" in record:
+                gpu = GpuFacts.model_validate(record["gpu"])
+            elif "truth" in record and "refusal" in record:
+                refused[record["truth"]] = record["refusal"]
+            elif "truth" in record:
+                truths[record["truth"]] = truth_in(message, found[record["truth"]])
+            elif "refusal" in record:
+                skipped.append(Skipped(entries[record["inputs"]], record["refusal"]))
+            else:
+                found[record["inputs"]] = inputs_in(message, entries[record["inputs"]])
+        if gpu is None or len(found) + len(skipped) < len(entries):
+            raise EnvironmentProblem(
+                f"{self.spec.facts.path.name} cannot be run on this GPU: {'; '.join(self.notes)}",
+                remedy="Run the file's stub on this GPU by hand, and `kernel-agent doctor`.",
+            )
+        order = list(found)
+        return Prepared(
+            gpu,
+            list(found.values()),
+            skipped,
+            {order.index(number): truth for number, truth in truths.items()},
+            {
+                order.index(number): refused.get(number, "the exact execution did not come to its end")
+                for number in order
+                if number not in truths
+            },
+        )
 
     def baselines(self) -> dict[int, Baselines]:
         """By position in `inputs`."""
@@ -151,7 +187,7 @@ class Rig:
             "flush_bytes": self.flush_bytes,
             "budget_s": self.options.budget_s,
         }
-        for message in self.trusted("baseline_child:baselines", payload, self.tensors(), partial=True):
+        for message in self._trusted("baseline_child:baselines", payload, self.tensors()):
             record = message.record
             if "failed" in record:
                 label = self.inputs[record["entry"]].entry.label
@@ -164,25 +200,15 @@ class Rig:
         """All tensors of `inputs`, by key."""
         return {name: tensor for inputs in self.inputs for name, tensor in inputs.tensors.items()}
 
-    def trusted(
-        self, entry: str, payload: dict[str, Any], tensors: Mapping[str, Tensor], *, partial: bool = False
-    ) -> tuple[Message, ...]:
-        """Run an entry that sees no candidate. With `partial`, what came before a bad ending counts.
-
-        Raises `EnvironmentProblem` for a bad ending.
-        """
+    def _trusted(self, entry: str, payload: dict[str, Any], tensors: Mapping[str, Tensor]) -> tuple[Message, ...]:
+        """Run an entry that sees no candidate. What came before a bad ending counts; the ending is noted."""
         label = f"{self.spec.facts.path.name} on the GPU"
         report = self.sandbox.run(Job(f"kernel_agent.bench.{entry}", payload, tensors, self.options.limits, label))
-        if report.ending is Ending.FINISHED:
-            return report.messages
-        said = f"{report.error.type}: {report.error.message}" if report.error else report.message
-        if partial:
-            self.notes.append(f"the baselines were not timed to the end: {said}")
-            return report.messages
-        raise EnvironmentProblem(
-            f"{self.spec.facts.path.name} cannot be run on this GPU: {said}",
-            remedy="Run the file's stub on this GPU by hand, and `kernel-agent doctor`.",
-        )
+        if report.ending is not Ending.FINISHED:
+            said = f"{report.error.type}: {report.error.message}" if report.error else report.message
+            what = "the baselines were not timed" if entry.startswith("baseline") else "the truth was not computed"
+            self.notes.append(f"{what} to the end: {said}")
+        return report.messages
 
 
 _WAYS = {

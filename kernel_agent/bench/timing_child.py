@@ -1,7 +1,9 @@
 """What runs in the timed child: a candidate without its check section, at real sizes, on the GPU.
 
 The clock is made before the candidate is imported. Between repetitions the cotangents change by a factor and elements
-of every gradient are kept: a backward that does not compute its answer anew each time is seen by the parent.
+of every gradient are kept: a backward that does not compute its answer anew each time is seen by the parent. In some
+repetitions they change right ahead of the call, behind work that keeps the device busy: a backward that does not wait
+for its stream, or whose stream does not wait for it, gives a wrong answer there.
 """
 
 from __future__ import annotations
@@ -42,9 +44,9 @@ def timed(call: Call) -> None:
     `packed`), `cotangents` (tensor keys or None per output) and `probes` (tensor keys or None per
     gradient).
 
-    Sends per entry: times of a `forward` of its own; `times`, `hidden_us`, `host_us` in microseconds with the tensor
-    `probes` (repetitions x elements, divided by the factors); then `begin` and `end` around that many calls, `SERIES`
-    times; then `kernels`.
+    Sends per entry: times of a `forward` of its own; `times`, `hidden_us`, `host_us` in microseconds, how many
+    repetitions were `late` and not timed, and the tensor `probes` (all repetitions x elements, divided by the factors);
+    then `begin` and `end` around that many calls, `SERIES` times; then `kernels`.
     """
     torch.set_num_threads(1)
     quiet_numerics()
@@ -110,7 +112,8 @@ def _time(
     places: list[Tensor | None],
 ) -> None:
     pace = clock.pace(backward, call.payload["budget_s"])
-    factors = [choose.choice(FACTORS) for _ in range(pace.repeats)]
+    factors = _factors(choose, pace.repeats)
+    late = set(choose.sample(range(1, pace.repeats), max(2, pace.repeats // 6)))
     seen: list[Tensor] = []
 
     def before(repetition: int) -> None:
@@ -121,19 +124,27 @@ def _time(
     def after(repetition: int) -> None:
         seen.append(probe(given, places) / factors[repetition])
 
-    took = clock.times(backward, pace, before, after)
-    before_last = torch.stack(seen).cpu()
+    took = clock.times(backward, pace, before, after, late)
     record = {
         "entry": number,
         "times": took,
+        "late": len(late),
         "flushes": pace.flushes,
         "host_us": pace.host_us,
         "hidden_us": clock.hidden_us(backward),
     }
-    call.send(record, {"probes": before_last})
+    call.send(record, {"probes": torch.stack(seen).cpu()})
     _unhurried(call, clock, number, backward, pace, sorted(took)[len(took) // 2])
     kernels: list[KernelSeen] = time_launches(clock, backward, pace)
     call.send({"entry": number, "kernels": [kernel.model_dump(mode="json") for kernel in kernels]})
+
+
+def _factors(choose: random.Random, count: int) -> list[float]:
+    """One per repetition, each another than the one before it: an answer that comes too late shows."""
+    found = [1.0]
+    while len(found) < count:
+        found.append(choose.choice([factor for factor in FACTORS if factor != found[-1]]))
+    return found
 
 
 def _unhurried(

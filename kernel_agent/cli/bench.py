@@ -46,11 +46,11 @@ def bench(
 
     pair = pair_in(file)
     with Sandbox() as sandbox, err().status(f"reading {pair.name}") as status:
-        from kernel_agent.bench.gpu import gpu_facts
+        from kernel_agent.bench.gpu import require_gpu
         from kernel_agent.ir.cost.devices import device_table
 
         if model is None:
-            gpu_facts(sandbox)  # where there is none, that is told before anything runs
+            require_gpu()  # where there is none, that is told before anything runs
         else:
             device_table().find(model)
         truths, source = _read(pair, sandbox)

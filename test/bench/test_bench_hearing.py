@@ -33,7 +33,7 @@ def told(
 ) -> Ear:
     """Everything a child says of one entry, while `really_s` seconds pass for the parent over `calls` calls."""
     ear = Ear()
-    record = {"entry": 0, "times": times, "flushes": 1, "host_us": host_us, "hidden_us": hidden_us}
+    record = {"entry": 0, "times": times[1:], "late": 1, "flushes": 1, "host_us": host_us, "hidden_us": hidden_us}
     say(ear, record, probes=TRUTH.expand(len(times), 3).clone() if probes is None else probes)
     say(ear, {"entry": 0, "begin": calls})
     time.sleep(really_s)
@@ -122,7 +122,7 @@ def test_a_child_that_dies_leaves_no_time():
         {"entry": 0, "end": 5},
         {"entry": 0, "begin": "now"},
         {"entry": 0, "kernels": [{"name": "k"}]},
-        {"entry": 0, "times": [1.0], "flushes": 1, "host_us": 1.0, "hidden_us": 0.0},
+        {"entry": 0, "times": [1.0], "late": 0, "flushes": 1, "host_us": 1.0, "hidden_us": 0.0},
         {},
     ],
     ids=["no numbers", "an end without a beginning", "no count", "half a kernel", "no gradients", "nothing"],

@@ -14,10 +14,10 @@ import torch
 
 from kernel_agent.bench.honest import HonestError, cut, honest_error
 from kernel_agent.bench.launches import TF32_BITS
-from kernel_agent.bench.native import NativeGradient, NativeTruth, judge_native
+from kernel_agent.bench.native import judge_native
 from kernel_agent.bench.native_rule import compare_native, half_ulp
+from kernel_agent.bench.native_truth import Inputs, NativeGradient, NativeTruth
 from kernel_agent.bench.native_truth_child import truth_of
-from kernel_agent.bench.rig import Inputs
 from kernel_agent.gate import GradientScore, Status
 from kernel_agent.gate.judge import Problem
 from kernel_agent.ir import ExecOptions, Numerics, execute, standin

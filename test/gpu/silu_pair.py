@@ -107,6 +107,10 @@ def backward(saved, grad_y):
     return dx
 """
 
+LEFT_BEHIND = SIDE_STREAM.replace(
+    "    with torch", "    _SIDE[0].wait_stream(torch.cuda.current_stream())\n    with torch"
+)
+
 PATCHED_CLOCKS = (
     """import time
 

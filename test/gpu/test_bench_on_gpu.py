@@ -75,7 +75,7 @@ def test_two_measurements_agree(timed_rig: Rig, honest: Measurement):
         assert abs(one.median_us / other.median_us - 1) < 0.1
 
 
-@pytest.mark.parametrize("name", ["SIDE_STREAM", "PATCHED_CLOCKS", "REMEMBERED", "TIRED"])
+@pytest.mark.parametrize("name", ["SIDE_STREAM", "PATCHED_CLOCKS", "REMEMBERED", "TIRED", "LEFT_BEHIND"])
 def test_a_trick_gains_nothing(name: str, timed_rig: Rig, honest: Measurement):
     try:
         seen = time_of(timed_rig, getattr(silu_pair, name))
@@ -85,8 +85,8 @@ def test_a_trick_gains_nothing(name: str, timed_rig: Rig, honest: Measurement):
         assert shape.median_us > 0.85 * real.median_us, f"{shape.label}: {shape.median_us} us, really {real.median_us}"
 
 
-@pytest.mark.parametrize("name", ["REMEMBERED", "TIRED"])
-def test_a_backward_that_does_not_compute_in_every_call_is_refused(name: str, timed_rig: Rig):
+@pytest.mark.parametrize("name", ["REMEMBERED", "TIRED", "SIDE_STREAM", "LEFT_BEHIND"])
+def test_a_backward_whose_answer_is_not_there_after_every_call_is_refused(name: str, timed_rig: Rig):
     with pytest.raises(NotMeasured, match="other gradients"):
         time_of(timed_rig, getattr(silu_pair, name))
 
