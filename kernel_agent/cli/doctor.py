@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
@@ -32,7 +33,7 @@ def doctor() -> None:
     import typer
 
     with err().status("looking at this machine"):
-        facts = [_python(), *_libraries(), _device(), _embedding(), *_sdks(), *_protection(), *_keys()]
+        facts = [_python(), *_libraries(), _device(), _timing(), _embedding(), *_sdks(), *_protection(), *_keys()]
     table = Table(title=f"kernel-agent {version_of('kernel-agent')}", title_justify="left", show_header=False, box=None)
     for fact in facts:
         mark = "[green]ok[/]" if fact.good else "[yellow]--[/]"
@@ -75,8 +76,41 @@ def _device() -> Fact:
     if torch.cuda.is_available():
         return Fact("device", torch.cuda.get_device_name(), True)
     return Fact(
-        "device", "no GPU: the exact tier runs, nothing is timed", False, "gradients are proven here all the same"
+        "device", "no GPU: the exact tier runs, nothing is measured", False, "gradients are proven all the same"
     )
+
+
+def _timing() -> Fact:
+    """How phase 3 and `kernel-agent bench` get their times here."""
+    try:
+        import torch
+        import triton  # noqa: F401 - whether it is there
+    except ImportError:
+        return Fact("timing", "unknown", False, "install torch and triton first")
+    if not torch.cuda.is_available():
+        return _modelling()
+    if not (os.environ.get("CC") or any(map(shutil.which, ("cc", "gcc", "clang")))):
+        return Fact("timing", "no C compiler: Triton cannot launch kernels", False, "install gcc, or set CC")
+    from kernel_agent.errors import InputError
+    from kernel_agent.ir.cost.devices import device_table
+
+    try:
+        device = device_table().find(torch.cuda.get_device_name())
+    except InputError:
+        return Fact("timing", "measured; bounds are unknown, as this GPU is not in the table of devices", True)
+    return Fact("timing", f"measured, beside the bounds of {device.name}", True)
+
+
+def _modelling() -> Fact:
+    from triton import knobs
+
+    from kernel_agent.ir.cost.cost import DEFAULT_DEVICE
+
+    try:
+        tool = knobs.nvidia.ptxas
+    except RuntimeError:
+        return Fact("timing", "nothing can be modelled: Triton's ptxas is missing", False, "reinstall triton")
+    return Fact("timing", f"modelled for {DEFAULT_DEVICE}, not measured: ptxas {tool.version} compiles for sm_90", True)
 
 
 def _embedding() -> Fact:

@@ -110,3 +110,9 @@ def test_a_reader_that_stops_early_sees_no_traceback(tmp_path):
 
 def test_unknown_option_ends_with_code_two(capsys):
     assert run(["--no-such-option"]) == 2
+
+
+def test_doctor_says_where_times_come_from(capsys):
+    assert run(["doctor"]) == ExitCode.OK
+    told = " ".join(capsys.readouterr().out.split())
+    assert "timing measured" in told or "timing modelled for H100 SXM, not measured: ptxas" in told
