@@ -67,6 +67,8 @@ def measured(desk: Desk, digest: str, *, anew: bool = False) -> Measurement:
     known = None if anew else desk.state.measured(digest, desk.tools.basis)
     if known is not None:
         return known
+    if desk.tools.recall is not None and desk.state.measurements:
+        desk.tools.recall(desk.spec, desk.state.measurements[-1][1])
     measurement = desk.tools.measure(desk.spec, desk.snapshots.get(digest))
     desk.record(ev.Measured(digest=digest, measurement=measurement))
     return measurement

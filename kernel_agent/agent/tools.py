@@ -70,6 +70,8 @@ class Tools:
     """The modelled time of a green candidate; None when it cannot be modelled."""
     measure: Callable[[KernelSpec, Candidate], Measurement] | None = None
     """Time a green candidate, on a GPU or, labelled so, by the model. Raises `NotTimed`."""
+    recall: Callable[[KernelSpec, Measurement], None] | None = None
+    """Take the baselines of an earlier time of this run, which `measure` then need not time again."""
     basis: Basis | None = None
     """Of the times that `measure` gives; None: of whatever was taken last."""
     tune: Callable[[KernelSpec, Candidate, OnVariant], TunedCandidate] | None = None

@@ -82,6 +82,7 @@ def open_tools(config: RunConfig) -> Iterator[Tools]:
             fingerprint=stopwatch.fingerprint,
             modelled_cost=stopwatch.modelled,
             measure=stopwatch.measure,
+            recall=stopwatch.recall,
             basis=stopwatch.basis,
             tune=tune,
         )

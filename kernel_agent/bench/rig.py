@@ -122,7 +122,7 @@ class Rig:
 
     def learn(self, earlier: Measurement) -> None:
         """Take the baselines of an earlier measurement on the same GPU instead of timing them again."""
-        if earlier.basis is not Basis.MEASURED or earlier.device != self.gpu.name:
+        if self._baselines is not None or earlier.basis is not Basis.MEASURED or earlier.device != self.gpu.name:
             return
         known = {shape.label: shape for shape in earlier.shapes}
         found = [(number, known.get(inputs.entry.label)) for number, inputs in enumerate(self.inputs)]
