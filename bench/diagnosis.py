@@ -132,7 +132,9 @@ def diagnosed(path: Path, sample: int) -> list[Said]:
     with Sandbox() as sandbox:
         spec = describe(read_file(path), sandbox)
         truths = Truths(spec, sandbox)
-        return [_said(path.stem, m, check(spec, m.source, sandbox, GateOptions(), truths=truths)) for m in mutants]
+        return [
+            diagnosed_as(path.stem, m, check(spec, m.source, sandbox, GateOptions(), truths=truths)) for m in mutants
+        ]
 
 
 def chosen(mutants: Sequence[Planted], sample: int) -> list[Planted]:
@@ -147,7 +149,8 @@ def chosen(mutants: Sequence[Planted], sample: int) -> list[Planted]:
     return result
 
 
-def _said(pair: str, mutant: Planted, verdict: Verdict) -> Said:
+def diagnosed_as(pair: str, mutant: Planted, verdict: Verdict) -> Said:
+    """What the verdict on a mutant says of it."""
     found = verdict.diagnosis
     common = Said(pair, mutant.name, mutant.fault.value if mutant.fault else "", verdict.status.value, line=mutant.line)
     if found is None:
