@@ -15,9 +15,10 @@ import triton
 
 from kernel_agent import gate
 from kernel_agent.agent import prompts
+from kernel_agent.agent.attempts import change_of
 from kernel_agent.agent.brief import Brief, make_brief
 from kernel_agent.agent.events import TechniqueHit
-from kernel_agent.agent.explain import attempt_line
+from kernel_agent.agent.explain import headline
 from kernel_agent.agent.plan import Difference, GradientPlan, GradientPrice, PairReading, Plan, Reduction
 from kernel_agent.agent.prompts import Progressing, Prompt
 from kernel_agent.agent.reply import extract
@@ -88,8 +89,8 @@ def example(device: str = "cpu") -> Example:
         assert wrong != right
         verdict, proof = judged(spec, wrong), judged(spec, right)
         measurement = timed(tools, spec, right) if proof.green else None
-    told = (attempt_line(2, "Change: the first draft, rows dealt out to 264 programs.", verdict),)
-    repaired = (*told, attempt_line(3, reply, proof))
+    told = (f"reply 2: one kernel deals the rows out to 264 programs -> {headline(verdict)}",)
+    kept = (f"reply 3: {change_of(reply)} -> {headline(proof)}",)
     scores = [score for case in verdict.cases for score in case.grads]
     locked = tuple(grad for grad in spec.grads if all(score.passed for score in scores if score.grad == grad))
     return Example(
@@ -99,7 +100,7 @@ def example(device: str = "cpu") -> Example:
             "3, a repair": prompts.repair(
                 brief, render(wrong), assemble(spec, wrong), verdict, Progressing(told, 8), locked
             ),
-            "4, optimise": prompts.optimize(brief, render(right), measurement, 0.02, Progressing(repaired, 7)),
+            "4, optimise": prompts.optimize(brief, render(right), measurement, 0.02, Progressing(kept, 7)),
         }
     )
 

@@ -15,7 +15,7 @@ TOLD = 12
 _LONGEST = 160
 """Characters of the change that are quoted."""
 _FENCED = re.compile(r"^ {0,3}(`{3,}|~{3,}).*?^ {0,3}\1\s*$", re.DOTALL | re.MULTILINE)
-_CHANGE = re.compile(r"^\W*Change:\W*(?P<change>.+)$", re.MULTILINE)
+_CHANGE = re.compile(r"^[ *_#>`-]*Change:[ *_`]*(?P<change>.+)$", re.MULTILINE)
 _SENTENCE = re.compile(r"(?<=[.!?:])\s")
 
 
@@ -28,18 +28,16 @@ def progressing(state: RunState, phase: PhaseName, max_asks: int) -> Progressing
 
 def attempt_line(asked: Round) -> str:
     """`reply 3: masks the tail -> WRONG_GRADIENT, gradient w, ...`."""
-    change = change_of(asked)
+    change = "" if asked.reply is None else change_of(asked.reply.text)
     return f"reply {asked.number}{': ' + change if change else ''} -> {_result(asked)}"
 
 
-def change_of(asked: Round) -> str:
+def change_of(reply: str) -> str:
     """What a reply says on its line `Change: ...`, else its first sentence beside the code; empty for code alone."""
-    if asked.reply is None:
-        return ""
-    told = _CHANGE.search(asked.reply.text)
+    told = _CHANGE.search(reply)
     if told is not None:
         return _cut(told["change"])
-    prose = without_edits(_FENCED.sub("", asked.reply.text))
+    prose = without_edits(_FENCED.sub("", reply))
     lines = [line.strip().lstrip("#*->` ").rstrip("*` ") for line in prose.splitlines()]
     said = " ".join(line for line in lines if line)
     sentence = _SENTENCE.split(said, maxsplit=1)[0].rstrip(".:") if said else ""
@@ -47,7 +45,7 @@ def change_of(asked: Round) -> str:
 
 
 def _cut(text: str) -> str:
-    text = text.strip().rstrip(".")
+    text = text.strip().rstrip(".*_`")
     return text if len(text) <= _LONGEST else text[: _LONGEST - 3].rstrip() + "..."
 
 

@@ -35,4 +35,5 @@ def _provenance(desk: Desk) -> Provenance:
         output_tokens=state.usage.output,
         cost_usd=None if state.unpriced else state.cost_usd,
         run_id=started.run_id,
+        speed=None if state.best is None else state.best.measurement,
     )

@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable
 
 from kernel_agent.gate.verdict import CaseResult, Status, Verdict
-
-_CHANGE = re.compile(r"^\W*Change\W{1,4}(?P<what>.+)$", re.MULTILINE | re.IGNORECASE)
-_FENCE = re.compile(r"^(?:```|<<<<<<<)", re.MULTILINE)
-_TOLD = 160
-"""Characters of a change that a line on an earlier attempt quotes."""
 
 CONTEXT = 4
 """Lines shown above and below a line that a verdict points at."""
@@ -86,21 +80,6 @@ def excerpt(source: str, line: int) -> str:
         f"{'>' if number == line else ' '} {number:>{width}}  {lines[number - 1]}" for number in range(first, last + 1)
     )
     return "\n".join(text.rstrip() for text in shown)
-
-
-def change_of(reply: str) -> str:
-    """What a reply says it changes: its line `Change: ...`, else the first sentence before its code; may be empty."""
-    prose = _FENCE.split(reply, maxsplit=1)[0]
-    told = _CHANGE.search(reply)
-    text = told[1] if told else _first_sentence(" ".join(prose.split()))
-    text = text.strip(" *_`#.")
-    return text if len(text) <= _TOLD else f"{text[:_TOLD].rsplit(' ', 1)[0]} ..."
-
-
-def attempt_line(number: int, reply: str, verdict: Verdict) -> str:
-    """One line for an earlier attempt: `reply 3: scale dk by sm_scale -> WRONG_GRADIENT, gradient v`."""
-    change = change_of(reply)
-    return f"reply {number}: {change} -> {headline(verdict)}" if change else f"reply {number}: {headline(verdict)}"
 
 
 def _first_sentence(text: str) -> str:

@@ -194,7 +194,8 @@ def _deliver(
     spec: KernelSpec, candidate: Candidate, verdict: Verdict, provenance: Provenance, folder: Path
 ) -> tuple[Path, ...]:
     path = folder / f"{spec.facts.stem}_backward.py"
-    path.write_text(f"# {provenance.asks} asks\n{candidate.backward}")
+    time = "" if provenance.speed is None else f", {provenance.speed.geomean_us:.0f} us"
+    path.write_text(f"# {provenance.asks} asks{time}\n{candidate.backward}")
     return (path,)
 
 

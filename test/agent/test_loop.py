@@ -130,7 +130,9 @@ def test_a_faster_proven_candidate_is_kept_and_a_slower_one_is_dropped(tmp_path:
     assert finished.state.best.number == 4
     assert finished.state.best.verdict.green
     assert [r.prompt.value for r in finished.state.rounds] == ["draft", "optimize", "optimize", "repair"]
-    assert "# faster" in (finished.folder.product / "product_backward.py").read_text()
+    delivered = (finished.folder.product / "product_backward.py").read_text()
+    assert "# faster" in delivered
+    assert delivered.startswith("# 4 asks, 60 us"), "the certificate quotes the time of what is delivered"
 
 
 def test_a_gain_below_the_least_improvement_is_not_kept(tmp_path: Path) -> None:

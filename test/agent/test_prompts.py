@@ -11,8 +11,8 @@ from prompted import DIAGNOSED, FACTS, HITS, MEASURED, MODELLED, PLAN, PRICES
 from scripted import BACKWARD, CRASHING, FORWARD, PAIR, SWAPPED, spec_of, verdict_of
 
 from kernel_agent.agent import prompts
+from kernel_agent.agent.attempts import change_of
 from kernel_agent.agent.brief import Brief, make_brief
-from kernel_agent.agent.explain import attempt_line, change_of
 from kernel_agent.agent.hits import shown_hits
 from kernel_agent.agent.plan import Difference, ExtraSaved, GradientPlan, PairReading, Plan, Reduction
 from kernel_agent.agent.planform import MEANINGS
@@ -218,12 +218,12 @@ def test_a_prompt_ends_with_what_the_user_side_says() -> None:
     assert [turn.role for turn in prompts.plan(brief()).conversation.turns] == [Role.USER, Role.USER]
 
 
-def test_an_earlier_attempt_is_told_by_its_change_and_its_verdict() -> None:
-    verdict = verdict_of(assemble(spec(), Candidate(backward=SWAPPED)))
-    told = attempt_line(3, f"Change: line 12 stores w; it stores x now.\n\n```python\n{SWAPPED}```\n", verdict)
-    assert told.startswith("reply 3: line 12 stores w; it stores x now -> WRONG_GRADIENT, gradient w")
-    assert change_of("The sign is wrong. I flip it.\n```python\nx = 1\n```") == "The sign is wrong"
-    assert change_of("```python\n# Nothing is said.\n```") == ""
+def test_an_earlier_attempt_is_told_by_what_the_reply_says_it_changes() -> None:
+    code = f"```python\n{SWAPPED}```"
+    assert change_of(f"Change: line 12 stores w; it stores x now.\n\n{code}\n") == "line 12 stores w; it stores x now"
+    assert change_of(f"Hm.\n\n**Change:** flip the sign.\n{code}") == "flip the sign"
+    assert change_of(f"The sign is wrong. I flip it.\n{code}") == "The sign is wrong"
+    assert change_of(code) == ""
     assert len(change_of("Change: " + "very long " * 100)) < 200
 
 

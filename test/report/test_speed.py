@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from kernel_agent.agent import events as ev
 from kernel_agent.agent.events import Entry, PhaseName, PromptName
+from kernel_agent.agent.runs import run
 from kernel_agent.agent.speedwords import baseline_words, headline_time
 from kernel_agent.bench.records import Tuned
 from kernel_agent.gate.verdict import Status, Verdict
+from kernel_agent.report.record import final_record
+from kernel_agent.report.table import final_table
 from kernel_agent.report.terminal import event_line
 from kernel_agent.report.trace import render_trace
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "agent"))
 
 from prompted import DIAGNOSED, FACTS, HITS, MEASURED, MODELLED, PLAN, PRICES
+from scripted import BACKWARD, Script, config, reply_text
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64
 
@@ -74,6 +80,18 @@ def test_no_time_is_shown_without_its_basis() -> None:
     line = event_line(ev.Measured(digest=A, measurement=MODELLED))
     assert line is not None
     assert "modelled, not measured" in line.plain
+
+
+def test_the_record_and_the_table_carry_the_time_of_what_is_delivered(tmp_path: Path) -> None:
+    faster = reply_text(BACKWARD + "# faster\n")
+    script = Script(reply_text(BACKWARD), faster, times={"# faster": 50.0, "": 100.0})
+    finished = run(config(tmp_path, max_iters=2), tools=script.tools, model=script.model)
+    record = final_record(finished)
+    assert record.speed is not None
+    assert (record.first_us, record.speed.geomean_us) == pytest.approx((100.0, 50.0))
+    stream = io.StringIO()
+    Console(file=stream, width=200, highlight=False).print(final_table(finished))
+    assert "50.0 us per backward (modelled, not measured" in stream.getvalue()
 
 
 def test_baselines_are_compared_only_where_every_shape_has_one() -> None:
