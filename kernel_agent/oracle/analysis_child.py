@@ -7,23 +7,25 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kernel_agent.ir import standin
 from kernel_agent.ir.cost.ghost import NeedsValues
 from kernel_agent.oracle.child import Stub, answered, arguments_at, load
 from kernel_agent.oracle.cost_child import shapes_of
+from kernel_agent.oracle.derivative.derive import derive
 from kernel_agent.oracle.facts.dims import dims_of
 from kernel_agent.oracle.facts.forward import Told, tell
 from kernel_agent.oracle.facts.watch import Given, Watched, shapes_only, watch
 from kernel_agent.oracle.fit import COUNT, fit_entry, volume
+from kernel_agent.oracle.leaves import leaf_call
 from kernel_agent.oracle.records import Point
 from kernel_agent.pairs.arguments import Arguments, build_arguments
 from kernel_agent.pairs.blame import first_line
-from kernel_agent.pairs.forward_facts import ForwardFacts
-from kernel_agent.pairs.spec import ShapeEntry
+from kernel_agent.pairs.forward_facts import Derivative, DerivativeSource, ForwardFacts
+from kernel_agent.pairs.spec import Dim, KernelSpec, ShapeEntry
 
 if TYPE_CHECKING:
     from kernel_agent.sandbox import Call
@@ -52,11 +54,24 @@ def analysed(call: Call) -> None:
     with answered(call):
         start = time.perf_counter()
         stub = load(call)
-        facts = _forward_facts(stub)
+        facts, entry = _forward_facts(stub)
         call.send({"facts": facts.model_copy(update={"seconds": time.perf_counter() - start}).model_dump(mode="json")})
+        derivative, notes = _derivative(stub, entry)
+        call.send(
+            {
+                "facts": facts.model_copy(
+                    update={
+                        "derivative": derivative,
+                        "notes": (*facts.notes, *notes),
+                        "seconds": time.perf_counter() - start,
+                    }
+                ).model_dump(mode="json")
+            }
+        )
 
 
-def _forward_facts(stub: Stub) -> ForwardFacts:
+def _forward_facts(stub: Stub) -> tuple[ForwardFacts, ShapeEntry | None]:
+    """Facts without the derivative, and the entry they were seen at."""
     seen: dict[str, Look] = {}
     said = ""
     for entry in itertools.islice(_entries(stub), TRIES):
@@ -69,12 +84,14 @@ def _forward_facts(stub: Stub) -> ForwardFacts:
         if look.shows_all:
             break
     if not seen:
-        return ForwardFacts(launches=(), notes=(f"the forward could not be followed: {said or 'no entry'}",))
+        return ForwardFacts(launches=(), notes=(f"the forward could not be followed: {said or 'no entry'}",)), None
     look = _spread(stub, max(seen.values(), key=lambda one: one.score))
     told = _told(stub, look)
     others = {label: _told(stub, other) for label, other in seen.items() if label != look.entry.label}
-    notes = told.notes
-    return ForwardFacts(launches=told.launches, crossing=told.sentences(others), notes=notes, entry=look.entry.label)
+    facts = ForwardFacts(
+        entry=look.entry.label, launches=told.launches, crossing=told.sentences(others), notes=told.notes
+    )
+    return facts, look.entry
 
 
 @dataclass(frozen=True)
@@ -191,3 +208,66 @@ def _with_few(entry: ShapeEntry) -> ShapeEntry:
     if factor < 2 or any(value % factor for value in counts.values()):
         return entry
     return entry.model_copy(update={"dims": {**entry.dims, **{name: n // factor for name, n in counts.items()}}})
+
+
+def _derivative(stub: Stub, seen: ShapeEntry | None) -> tuple[Derivative | None, tuple[str, ...]]:
+    """The derivative of the reference, or of what stands for the intended gradient; else why there is none."""
+    spec = stub.spec
+    name = "surrogate" if spec.custom_gradient else "reference"
+    function = getattr(stub.module, name, None)
+    if function is None:
+        return None, ("no derivative is shown: the file has no `reference` in PyTorch",)
+    if not spec.grads:
+        return None, ()
+    source = DerivativeSource.SURROGATE if spec.custom_gradient else DerivativeSource.REFERENCE
+    said = ""
+    for entry in _small_entries(spec, seen):
+        try:
+            lines = _derived(stub, function, entry)
+        except Exception as error:  # the user's code, at sizes of our choice
+            said = said or first_line(error)
+            continue
+        return Derivative(source=source, lines=lines), ()
+    return None, (f"no derivative is shown: `{name}` cannot be followed: {said}",)
+
+
+def _derived(stub: Stub, function: Callable[..., Any], entry: ShapeEntry) -> tuple[str, ...]:
+    """Lines at one entry, in float64 or, where the function does not take that, in the dtypes of the arguments."""
+    args, kwargs = arguments_at(stub, Point(entry=entry))
+    names = [fact.name for fact in stub.spec.inputs][: len(args)]
+    places = stub.leaves(args, kwargs)
+    sizes = {name: value for name, value in entry.dims.items() if type(value) is int}
+    wanted = [place for place, fact in enumerate(stub.spec.outputs) if fact.needs_grad]
+    try:
+        return derive(function, stub.function, leaf_call(args, kwargs, places), names, sizes, wanted)
+    except Exception:  # what it raises with arguments of their own dtypes is the better reason
+        return derive(function, stub.function, leaf_call(args, kwargs, places, None), names, sizes, wanted)
+
+
+_DISTINCT = (6, 14, 22, 26, 34, 38, 46, 58)
+"""Sizes that are even, no products of each other, and whose inverses nobody writes: a number says which dim it is."""
+
+
+def _small_entries(spec: KernelSpec, seen: ShapeEntry | None) -> Iterator[ShapeEntry]:
+    """Entries to trace at: dims all different and small, then the same from other entries, then what was seen."""
+    listed = [*([seen] if seen else []), *sorted(spec.sweep, key=volume)]
+    for entry in listed[:3]:
+        yield from (entry.model_copy(update={"dims": _distinct(entry, counts=counts)}) for counts in (True, False))
+    yield from (entry for entry in listed[:2] if volume(entry) <= SMALL.volume)
+
+
+def _distinct(entry: ShapeEntry, *, counts: bool) -> dict[str, Dim]:
+    """Dims with small sizes of their own, with `counts` also those that are counts; factors that no number equals."""
+    small = {name: value for name, value in entry.dims.items() if type(value) is int and value <= COUNT // 2}
+    taken: set[int] = set()
+    for name, value in small.items():
+        while counts and value > 1 and value in taken:
+            value += 1
+        taken.add(value)
+        small[name] = value
+    lengths = {name: value for name, value in entry.dims.items() if type(value) is int and name not in small}
+    pool = (size for size in _DISTINCT if size not in taken)
+    # the longest is often a loop of the reference: it gets the smallest size
+    sizes = {name: next(pool, value) for name, value in sorted(lengths.items(), key=lambda item: -item[1])}
+    factors = {name: value * 1.0137 for name, value in entry.dims.items() if isinstance(value, float)}
+    return {**entry.dims, **small, **sizes, **factors}

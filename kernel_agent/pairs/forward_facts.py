@@ -49,7 +49,8 @@ class LaunchFacts(Record):
 class DerivativeSource(str, enum.Enum):
     """Where a derivative graph comes from."""
 
-    REFERENCE = "AOT autograd of the reference"
+    REFERENCE = "autograd of the reference"
+    SURROGATE = "autograd of the surrogate, the gradient that is wanted"
     KERNELS = "adjoint of the kernels"
 
 

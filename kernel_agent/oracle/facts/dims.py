@@ -127,7 +127,7 @@ def _of_one(size: int, after: int, name: str, before: int, changed: int) -> str:
 
 
 def by_size(size: int, sizes: Mapping[str, int]) -> str:
-    """A dim that has this size, or a product of two that do, else the number."""
+    """A dim that has this size, a product of two, a small multiple or half of one; else the number."""
     names = [name for name, value in sizes.items() if value == size]
     if names and size > 1:
         return names[0]
@@ -136,4 +136,11 @@ def by_size(size: int, sizes: Mapping[str, int]) -> str:
         for second, m in listed[place + 1 :]:
             if n * m == size:
                 return f"{first}*{second}"
+    for factor in (2, 3, 4):
+        for name, value in listed:
+            if value > 2 and size == factor * value:
+                return f"{factor}*{name}"
+    for name, value in listed:
+        if size > 4 and 2 * size == value:
+            return f"{name}/2"
     return str(size)
