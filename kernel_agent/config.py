@@ -66,4 +66,7 @@ class RunConfig(BaseModel):
     seed: int = 0
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     freeze_forward: bool = False
+    pause: bool = Field(
+        default=False, description="stop when phase 2 is over, with exit code 4; `resume` goes on with phase 3"
+    )
     wait: bool = Field(default=True, description="False: `manual` ends with exit code 4 instead of waiting for a reply")

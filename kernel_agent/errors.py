@@ -63,6 +63,12 @@ class WaitingForReply(KernelAgentError):
     exit_code = ExitCode.WAITING
 
 
+class PausedRun(KernelAgentError):
+    """Phase 2 is over and phase 3 was to wait, for a machine with a GPU or for a look at the backward."""
+
+    exit_code = ExitCode.WAITING
+
+
 class InterruptedRun(KernelAgentError):
     """The person at the keyboard stopped a run. Its ledger is on disk; the remedy is the command to go on with it."""
 

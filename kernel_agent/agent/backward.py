@@ -8,10 +8,14 @@ from kernel_agent.agent.drafts import drafts_begun, plan_drafts, send_drafts
 from kernel_agent.agent.phases import BACKWARD
 from kernel_agent.agent.planning import look_up_techniques, plan_ask
 from kernel_agent.agent.rounds import finish_open, roll_back_if_stuck
+from kernel_agent.errors import PausedRun
 
 
 def backward(desk: Desk) -> None:
-    """Ask until a candidate is proven or the budget ends. Drafts that were sent are judged to the last one."""
+    """Ask until a candidate is proven or the budget ends. Drafts that were sent are judged to the last one.
+
+    Raises `PausedRun` when the phase ends green and the run was to stop there; called again it has nothing to do.
+    """
     if not desk.begin(BACKWARD):
         return
     while send_drafts(desk) or desk.state.open or (not desk.state.green and _ask(desk)):
@@ -19,6 +23,11 @@ def backward(desk: Desk) -> None:
     count = desk.state.asks
     asks = f"after {count} ask{'' if count == 1 else 's'}"
     desk.end(BACKWARD, f"proven {asks}" if desk.state.green else f"not proven {asks}: {desk.state.exhausted}")
+    if desk.config.pause and desk.state.green:
+        raise PausedRun(
+            f"phase 2 is over, the backward is proven {asks}; phase 3 waits (--pause)",
+            remedy=f"go on here or, packed, on another machine: {desk.folder.resume_command}",
+        )
 
 
 def _ask(desk: Desk) -> bool:

@@ -5,7 +5,6 @@ A reply is on disk before anything else happens, so that a run that is killed ne
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from threading import Event, Thread
 
@@ -95,9 +94,8 @@ def _waiting(desk: Desk, numbers: Sequence[int]) -> WaitingForReply:
     run = desk.folder.path
     names = [f"{number:04d}.md" for number in numbers]
     listed = ", ".join(names[:-1]) + " and " + names[-1]
-    resume = f"kernel-agent resume {shlex.quote(str(run))}"
     return WaitingForReply(
         f"asks/{listed} wait for replies",
         remedy=f"read them in {run / 'asks'}, write the replies under the same names to {run / 'replies'}, "
-        f"then run: {resume}",
+        f"then run: {desk.folder.resume_command}",
     )

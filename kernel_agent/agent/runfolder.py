@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -65,6 +66,11 @@ class RunFolder:
     def product(self) -> Path:
         """`<out>/<stem>-<hash8>`: where the finished operator goes."""
         return self.path.parent.parent
+
+    @property
+    def resume_command(self) -> str:
+        """The command line that goes on with the run."""
+        return f"kernel-agent resume {shlex.quote(str(self.path))}"
 
     @property
     def ledger(self) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -220,11 +219,6 @@ def read_run(path: Path) -> FinishedRun:
     return FinishedRun(folder, fold(read_ledger(folder.ledger).entries))
 
 
-def resume_command(folder: RunFolder) -> str:
-    """The command line that goes on with a run."""
-    return f"kernel-agent resume {shlex.quote(str(folder.path))}"
-
-
 def _drive(desk: Desk, *first: ev.Event) -> FinishedRun:
     """Record the first events and run to the end; whatever stops it is in the ledger and in `trace.md` when raised."""
     folder = desk.folder
@@ -235,7 +229,7 @@ def _drive(desk: Desk, *first: ev.Event) -> FinishedRun:
     except KeyboardInterrupt as stop:
         desk.record(ev.Interrupted(line=str(stop) or "stopped from the keyboard"))
         raise _of_run(
-            InterruptedRun("the run was stopped", remedy=f"go on with it: {resume_command(folder)}"), folder
+            InterruptedRun("the run was stopped", remedy=f"go on with it: {folder.resume_command}"), folder
         ) from None
     except KernelAgentError as error:
         desk.record(ev.Interrupted(line=error.message))

@@ -158,6 +158,12 @@ def root(
         bool,
         typer.Option("--no-wait", help="manual: exit with 4 instead of waiting for a reply.", rich_help_panel=OUTPUT),
     ] = False,
+    pause: Annotated[
+        bool,
+        typer.Option(
+            "--pause", help="Exit with 4 when the backward is proven; resume goes on.", rich_help_panel=OUTPUT
+        ),
+    ] = False,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -228,6 +234,7 @@ def root(
         max_cost_usd=max_cost_usd,
         max_tokens=max_tokens,
         out=out,
+        pause=pause,
         wait=not no_wait,
     )
     _read_first(config.file)

@@ -34,8 +34,7 @@ def unpack(
 ) -> None:
     """Unpack a run that was packed elsewhere. Nothing is overwritten, and nothing outside of the folder is written."""
     from kernel_agent.agent.parcel import unpack as unpack_run
-    from kernel_agent.agent.runs import resume_command
 
     found = unpack_run(archive, folder)
-    err().print(f"go on with it: {resume_command(found)}", soft_wrap=True)
+    err().print(f"go on with it: {found.resume_command}", soft_wrap=True)
     print(found.path)

@@ -10,9 +10,9 @@ from pathlib import Path
 from rich.text import Text
 
 from kernel_agent.cli.streams import err
-from kernel_agent.errors import InternalError, InterruptedRun, KernelAgentError, WaitingForReply
+from kernel_agent.errors import InternalError, InterruptedRun, KernelAgentError, PausedRun, WaitingForReply
 
-NORMAL = (WaitingForReply, InterruptedRun)
+NORMAL = (WaitingForReply, PausedRun, InterruptedRun)
 """Ends that are nobody's error."""
 
 
