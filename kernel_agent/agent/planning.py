@@ -43,7 +43,8 @@ def read_answer(desk: Desk, asked: Round) -> None:
         stop=asked.reply.stop,
     )
     plan = reading.plan
-    prices = () if plan is None or desk.tools.price is None else desk.tools.price(desk.spec, plan)
+    price = desk.tools.price
+    prices = () if plan is None or price is None else price(desk.spec, plan, desk.state.facts)
     desk.record(ev.Planned(number=asked.number, plan=plan, problem=reading.problem, notes=reading.notes, prices=prices))
 
 

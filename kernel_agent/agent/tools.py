@@ -62,7 +62,7 @@ class Tools:
     """Read off the forward's kernels what they do with memory."""
     retrieve_techniques: TechniqueSearch | None = None
     """Find pairs that compute a gradient in a wanted technique."""
-    price: Callable[[KernelSpec, Plan], tuple[GradientPrice, ...]] | None = None
+    price: Callable[[KernelSpec, Plan, ForwardFacts | None], tuple[GradientPrice, ...]] | None = None
     """Say what a plan costs in memory traffic."""
     fingerprint: Callable[[KernelSpec, str], str | None] | None = None
     """Of a complete pair file: equal for two that compute by the same code, None when it cannot be told."""

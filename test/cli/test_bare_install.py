@@ -96,7 +96,8 @@ def test_a_pair_is_checked(bare, home):
 @pytest.fixture(scope="module")
 def manual(bare, home):
     """A manual run that retrieves, waits, gets a plan and then code, and goes on to its end."""
-    first = bare("--file-path", "square.py", "--backend", "manual", "--no-wait", cwd=home)
+    words = ("--backend", "manual", "--no-wait", "--max-iters", "2", "--tune-variants", "0")
+    first = bare("--file-path", "square.py", *words, cwd=home)
     assert first.code == 4, first.err
     (folder,) = [path for path in home.glob("generated/square-*/runs/*") if not path.is_symlink()]
     (folder / "replies" / "0001.md").write_text(plan_for(folder))
@@ -128,6 +129,18 @@ def test_a_manual_run_is_delivered_and_pairs_were_retrieved(manual):
     assert done.code == 0, done.err
     (retrieved,) = events_of(folder, "pairs_retrieved")
     assert any(pair["chosen"] for pair in retrieved["pairs"])
+
+
+def test_the_plan_of_a_run_is_read_priced_and_searched_for(manual):
+    # From the reply on disk through the child that counts to the ledger: no part of it is scripted.
+    folder, _ = manual
+    (planned,) = events_of(folder, "planned")
+    assert planned["problem"] == ""
+    assert planned["plan"]["gradients"][0]["techniques"] == ["elementwise"]
+    whole, of_x = planned["prices"]
+    assert whole["entry"] == "N=40"
+    assert of_x["floor_bytes"] == 3 * 4 * 40, "grad_y and x are read, dx is written"
+    assert len(events_of(folder, "techniques_retrieved")) == 1
 
 
 def test_a_replayed_run_is_delivered(bare, home, manual, tmp_path):
