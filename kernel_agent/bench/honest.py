@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from kernel_agent.gate.rule import tile_extent, tile_norms
+from kernel_agent.gate.rule import tile_extent
 from kernel_agent.ir.rounding import rounded
 
 FLOAT32_BITS = 24
@@ -98,7 +98,25 @@ def honest_error(computed: Tensor, truth: Tensor, dtype: torch.dtype) -> HonestE
     )
 
 
-def tile_rms(t: Tensor) -> Tensor:
-    """Root mean square of every tile; padding does not count."""
-    extent = tile_extent(tuple(t.shape))
-    return tile_norms(t, extent) / tile_norms(torch.ones_like(t), extent)
+def tile_rms(t: Tensor, grouped: tuple[int, ...] | None = None) -> Tensor:
+    """Root mean square of every tile of a float64 tensor; padding does not count.
+
+    `grouped` are the elements per tile in the last dimensions; None: as `tile_extent` says.
+
+    Squares of numbers that any narrower format holds stay within float64: nothing is scaled here, unlike in `rule`.
+    """
+    extent = tile_extent(tuple(t.shape)) if grouped is None else (1,) * (t.ndim - len(grouped)) + grouped
+    total, counts = t * t, torch.ones((1,) * t.ndim, dtype=torch.float64, device=t.device)
+    for dim, size in enumerate(extent):
+        if size == 1:
+            continue
+        length = t.shape[dim]
+        whole = length - length % size
+        parts = [total.narrow(dim, 0, whole).unflatten(dim, (-1, size)).sum(dim + 1)]
+        parts += [total.narrow(dim, whole, length - whole).sum(dim, keepdim=True)] if whole < length else []
+        total = torch.cat(parts, dim)
+        filled = torch.full((total.shape[dim],), float(size), dtype=torch.float64, device=t.device)
+        if whole < length:
+            filled[-1] = length - whole
+        counts = counts * filled.view([-1 if d == dim else 1 for d in range(t.ndim)])
+    return (total / counts).sqrt()

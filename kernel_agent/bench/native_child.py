@@ -27,8 +27,8 @@ def answered(call: Call) -> None:
     or None per output).
 
     Sends one message per entry: `returned` (type names), `dot_bits` of the backward's kernels, and the gradients as
-    tensors by position, twice computed (`0` and `again.0`), with the outputs (`out.0`) of a forward of its own; or
-    `failure` with `where`.
+    tensors by position (`0`), a second time computed where that gives something else (`again.0`), with the outputs
+    (`out.0`) of a forward of its own; or `failure` with `where`.
     """
     torch.set_num_threads(1)
     quiet_numerics()
@@ -53,6 +53,10 @@ def answered(call: Call) -> None:
         call.send({"entry": number, "where": where, "failure": failure(error, Path(path)).model_dump(mode="json")})
 
 
+def _identical(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and one.dtype == other.dtype and bool(torch.equal(one, other))
+
+
 def _answer(call: Call, module: Any, number: int, made: Any, cotangents: list[Tensor | None]) -> None:
     saved = tuple(made[1])
     results: list[tuple[Any, ...]] = []
@@ -66,7 +70,11 @@ def _answer(call: Call, module: Any, number: int, made: Any, cotangents: list[Te
         "dot_bits": bits,
     }
     tensors = {str(i): value.detach().contiguous() for i, value in enumerate(first) if isinstance(value, Tensor)}
-    tensors |= {f"again.{i}": value.detach().contiguous() for i, value in enumerate(again) if isinstance(value, Tensor)}
+    tensors |= {
+        f"again.{i}": value.detach().contiguous()
+        for i, (value, before) in enumerate(zip(again, first, strict=False))
+        if isinstance(value, Tensor) and not (isinstance(before, Tensor) and _identical(value, before))
+    }
     if call.payload["own_forward"]:
         outputs = outputs_of(made[0])
         tensors |= {f"out.{i}": o.detach().contiguous() for i, o in enumerate(outputs) if isinstance(o, Tensor)}

@@ -14,13 +14,14 @@ everything scales.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from kernel_agent.bench.honest import HonestError, tile_rms
-from kernel_agent.gate.rule import tile_extent
+from kernel_agent.gate.rule import TILE, tile_extent
 
 HONEST = 2.0
 """How much worse than honest a candidate may be."""
@@ -57,38 +58,150 @@ def compare_native(
     extent = tile_extent(tuple(truth.shape))
     if truth.numel() == 0:
         return NativeComparison(True, 0.0, (), extent, 0.0, honest.relative, 0)
-    wide = given.to(torch.float64)
-    storable = truth.isfinite() & (truth.abs() <= torch.finfo(dtype).max)
-    strange = storable & ~wide.isfinite()
-    if bool(strange.any()):
-        where = strange.nonzero()[0].tolist()
-        tile = tuple(i // e for i, e in zip(where, extent, strict=True))
-        return NativeComparison(False, math.inf, tile, extent, math.inf, honest.relative, int(strange.sum()))
-    kept = storable & wide.isfinite()
-    clean, error = torch.where(kept, truth, 0.0), torch.where(kept, wide - truth, 0.0)
-    size, missed = tile_rms(clean), tile_rms(error)
     small = 2.0 ** (1 - bits) * scale
-    allowed = HONEST * torch.maximum(honest.tiles, honest.relative * size) + half_ulp(size, dtype) + small
-    ratios = torch.where(missed == 0, 0.0, missed / allowed)
-    worst = int(ratios.argmax())
-    peak = float(error.abs().max())
-    most = HONEST * honest.largest + float(half_ulp(clean.abs().max(), dtype)) + _PEAK * small
-    by_peak = peak / most if peak else 0.0
-    ratio = max(float(ratios.flatten()[worst]), by_peak)
-    tile = tuple(int(i) for i in torch.unravel_index(torch.tensor(worst), ratios.shape))
-    if by_peak > float(ratios.flatten()[worst]):
-        place = torch.unravel_index(error.abs().argmax(), error.shape)
-        tile = tuple(int(i) // e for i, e in zip(place, extent, strict=True))
-    norm = float(clean.norm())
+    seen = _Sums()
+    answers, exact, honests = _matrices(given), _matrices(truth), _matrices(honest.tiles)
+    for slab in _slabs(tuple(exact.shape)):
+        seen.add(_in_slab(answers, exact, honests, slab, honest.relative, small, dtype))
+    peak_allowed = HONEST * honest.largest + float(half_ulp(torch.tensor(seen.size), dtype)) + _PEAK * small
+    by_peak = seen.peak / peak_allowed if seen.peak else 0.0
+    ratio, place = (by_peak, seen.peak_tile) if by_peak > seen.ratio else (seen.ratio, seen.tile)
+    if seen.strange:
+        ratio, place = math.inf, seen.strange_tile
+    norm, missed = math.sqrt(seen.energy), math.sqrt(seen.missed)
+    relative = missed / norm if norm else (0.0 if seen.peak == 0 else math.inf)
     return NativeComparison(
         ratio <= 1.0,
         ratio,
-        tile,
+        _tile_of(place, tuple(truth.shape)),
         extent,
-        float(error.norm()) / norm if norm else (0.0 if peak == 0 else math.inf),
+        math.inf if seen.strange else relative,
         honest.relative,
-        0,
+        seen.strange,
     )
+
+
+_SLAB = 1 << 20
+"""Elements that are compared at once: what comes up between stays in the processor's cache."""
+_Place = tuple[int, int, int]
+
+
+@dataclass
+class _Sums:
+    """What several slabs come to."""
+
+    ratio: float = 0.0
+    tile: _Place = (0, 0, 0)
+    peak: float = 0.0
+    """Largest absolute error."""
+    peak_tile: _Place = (0, 0, 0)
+    size: float = 0.0
+    """Largest absolute truth."""
+    energy: float = 0.0
+    missed: float = 0.0
+    strange: int = 0
+    strange_tile: _Place = (0, 0, 0)
+
+    def add(self, other: _Sums) -> None:
+        """Take in one more slab."""
+        if other.ratio > self.ratio:
+            self.ratio, self.tile = other.ratio, other.tile
+        if other.peak > self.peak:
+            self.peak, self.peak_tile = other.peak, other.peak_tile
+        if other.strange and not self.strange:
+            self.strange_tile = other.strange_tile
+        self.size = max(self.size, other.size)
+        self.energy += other.energy
+        self.missed += other.missed
+        self.strange += other.strange
+
+
+@dataclass(frozen=True)
+class _Slab:
+    """Some rows of some matrices."""
+
+    matrices: slice
+    rows: slice
+
+
+def _matrices(t: Tensor) -> Tensor:
+    """A tensor as a stack of matrices: tiles lie in the last two dimensions alone."""
+    return t.reshape(-1, *((1,) * (2 - t.ndim) + tuple(t.shape))[-2:])
+
+
+def _slabs(shape: tuple[int, ...]) -> Iterator[_Slab]:
+    count, rows, columns = shape
+    height = min(rows, max(1, _SLAB // columns // TILE[0]) * TILE[0])
+    depth = max(1, _SLAB // (rows * columns)) if height == rows else 1
+    for matrix in range(0, count, depth):
+        for row in range(0, rows, height):
+            yield _Slab(slice(matrix, matrix + depth), slice(row, row + height))
+
+
+def _in_slab(
+    answers: Tensor,
+    exact: Tensor,
+    honests: Tensor,
+    slab: _Slab,
+    relative: float,
+    small: float,
+    dtype: torch.dtype,
+) -> _Sums:
+    """The rule in one slab."""
+    truth = exact[slab.matrices, slab.rows]
+    answer = answers[slab.matrices, slab.rows].to(torch.float64)
+    tiles = slice(slab.rows.start // TILE[0], -(-slab.rows.stop // TILE[0]))
+    origin = (slab.matrices.start, tiles.start, 0)
+    clean, error, strange = truth, answer - truth, None
+    if not (math.isfinite(float(error.sum())) and _largest(truth) <= torch.finfo(dtype).max):
+        storable = truth.abs() <= torch.finfo(dtype).max  # not NaN, too
+        strange = storable & ~answer.isfinite()
+        kept = storable & answer.isfinite()
+        clean, error = torch.where(kept, truth, 0.0), torch.where(kept, error, 0.0)
+    size, missed = tile_rms(clean, TILE), tile_rms(error, TILE)
+    honest = honests[slab.matrices, tiles].to(size.device)
+    allowed = HONEST * torch.maximum(honest, relative * size) + half_ulp(size, dtype) + small
+    ratios = torch.where(missed == 0, 0.0, missed / allowed)
+    found = _Sums(
+        ratio=float(ratios.max()),
+        tile=_moved(_position(ratios), origin),
+        peak=_largest(error),
+        size=_largest(clean),
+        energy=float(clean.norm()) ** 2,
+        missed=float(error.norm()) ** 2,
+    )
+    found.peak_tile = _moved(_tile(_position(error.abs())), origin) if found.peak else (0, 0, 0)
+    if strange is not None and bool(strange.any()):
+        found.strange = int(strange.sum())
+        found.strange_tile = _moved(_tile(_position(strange.to(torch.uint8))), origin)
+    return found
+
+
+def _largest(t: Tensor) -> float:
+    low, high = torch.aminmax(t)
+    return max(-float(low), float(high))
+
+
+def _position(t: Tensor) -> _Place:
+    """Where the first of the largest elements stands."""
+    matrix, row, column = torch.unravel_index(t.argmax(), t.shape)
+    return int(matrix), int(row), int(column)
+
+
+def _tile(place: _Place) -> _Place:
+    return place[0], place[1] // TILE[0], place[2] // TILE[1]
+
+
+def _moved(place: _Place, origin: _Place) -> _Place:
+    return place[0] + origin[0], place[1] + origin[1], place[2] + origin[2]
+
+
+def _tile_of(place: _Place, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A tile of the stack of matrices as a tile of the tensor."""
+    if len(shape) < 2:
+        return place[3 - len(shape) :]
+    leading = torch.unravel_index(torch.tensor(place[0]), shape[:-2]) if len(shape) > 2 else ()
+    return (*(int(i) for i in leading), place[1], place[2])
 
 
 def half_ulp(values: Tensor, dtype: torch.dtype) -> Tensor:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernel_agent.bench.honest import HonestError, cut, honest_error
+from kernel_agent.bench.honest import HonestError, cut, honest_error, tile_rms
 from kernel_agent.bench.launches import TF32_BITS
 from kernel_agent.bench.native import judge_native
 from kernel_agent.bench.native_rule import compare_native, half_ulp
@@ -144,6 +144,34 @@ def test_one_element_far_off_is_seen_although_its_tile_is_large():
     given = truth.float()
     given[3, 5] += 4e-6
     assert not compare_native(given, truth, HONEST, 1.0, torch.float32, 24).passed
+
+
+@pytest.mark.parametrize(
+    ("shape", "place", "tile"),
+    [
+        ((3, 700, 1100), (2, 699, 1099), (2, 43, 17)),
+        ((2, 3, 40, 70), (1, 2, 39, 69), (1, 2, 2, 1)),
+        ((2500000,), (2499999,), (39062,)),
+        ((5, 1), (4, 0), (0, 0)),
+    ],
+    ids=str,
+)
+def test_the_last_element_of_any_shape_is_looked_at(
+    shape: tuple[int, ...], place: tuple[int, ...], tile: tuple[int, ...]
+):
+    # large gradients are compared slab by slab
+    truth = torch.ones(shape, dtype=torch.float64)
+    given = truth.float()
+    honest = HonestError(torch.full_like(tile_rms(truth), 1e-7), 1e-7, 4e-7)
+    assert compare_native(given, truth, honest, 1.0, torch.float32, 24).passed
+    given[place] = 1.1
+    seen = compare_native(given, truth, honest, 1.0, torch.float32, 24)
+    assert not seen.passed
+    assert seen.tile == tile
+    given[place] = torch.nan
+    seen = compare_native(given, truth, honest, 1.0, torch.float32, 24)
+    assert seen.strange == 1
+    assert seen.tile == tile
 
 
 def test_nan_is_never_accepted_and_an_overflow_only_where_the_truth_overflows():
