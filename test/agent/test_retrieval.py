@@ -6,10 +6,12 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+import scripted
 
 import rag
 from kernel_agent.agent.plan import GradientPlan, Plan, Reduction, Wanted
 from kernel_agent.agent.retrieval import HIT_TOKENS, HITS, retrieve, retrieve_techniques, wanted_by
+from kernel_agent.agent.runs import run
 from kernel_agent.config import RunConfig
 from kernel_agent.models.tokens import estimate_tokens
 from kernel_agent.pairs.spec import KernelSpec
@@ -89,3 +91,15 @@ def test_hits_fit_the_prompt(spec: KernelSpec, config: RunConfig) -> None:
 def test_without_retrieval_nothing_is_searched(spec: KernelSpec, config: RunConfig) -> None:
     off = config.model_copy(update={"rag": False})
     assert retrieve_techniques(spec, off, (Wanted(grad="x", techniques=("atomics",)),), ()) == ()
+
+
+def test_the_index_of_a_run_is_stored_relative_to_its_folder(tmp_path: Path) -> None:
+    # An absolute path in the ledger would name nothing once run and index have moved together.
+    stored = tmp_path / "index"
+    script = scripted.Script(scripted.reply_text(scripted.BACKWARD))
+    finished = run(scripted.config(tmp_path / "out", rag_index=stored), tools=script.tools, model=script.model)
+    assert finished.state.config is not None
+    kept = finished.state.config.rag_index
+    assert kept is not None
+    assert not kept.is_absolute()
+    assert (finished.folder.path / kept).resolve() == stored
