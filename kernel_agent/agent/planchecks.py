@@ -57,7 +57,7 @@ COVERING_TECHNIQUES = frozenset(
 """Techniques in which one program owns an element and collects all its terms."""
 
 _COVERING_WORDS = re.compile(
-    r"\b(loop|walk|iterat|sweep|accumulat|collect|gather|every|all|whole|entire|over|across|column|swap|segment|single)",
+    r"\b(loop|walk|iterat|sweep|accumulat|collect|gather|every|over|across|column|swap|segment|scan|sum)",
     re.IGNORECASE,
 )
 

@@ -284,9 +284,12 @@ def test_a_frozen_forward_saves_nothing_more(read: Callable[..., PlanReading]) -
 # What the facts of the forward say against it.
 
 
-def test_a_plain_store_that_would_lose_terms_is_refused_with_the_fact(read: Callable[..., PlanReading]) -> None:
+@pytest.mark.parametrize("owner", ["one row of x", "one row, all columns", "the program of a row"])
+def test_a_plain_store_that_would_lose_terms_is_refused_with_the_fact(
+    read: Callable[..., PlanReading], owner: str
+) -> None:
     # The most common wrong plan: dw stored by the program of a row, so that the last row wins.
-    problem = problem_of(read(w__reduction="plain store", w__owner="one row of x", options={"facts": FACTS}))
+    problem = problem_of(read(w__reduction="plain store", w__owner=owner, options={"facts": FACTS}))
     assert "dw sums over M (axis 0) across programs: all 31 read the same element" in problem
     assert "3 elements are not read" not in problem
 
