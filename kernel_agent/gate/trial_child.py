@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _STRANGE = 8
 """Operations that make NaN that are tried, in the order of execution."""
-_LAST = {EditKind.FACTOR: 1, EditKind.MASKED: 2}
+_LAST = {EditKind.FACTOR: 1, EditKind.MASKED: 2, EditKind.TIMES: 3, EditKind.OVER: 4}
 """Kinds of which there are many are tried after those of which there are few."""
 _OPTIONS = ExecOptions(sanitize=False, poison=True)
 
@@ -80,7 +80,7 @@ def names(told: list[dict[str, Any]]) -> list[str]:
     result = []
     for form in told:
         parts = (form["edit"]["kernel"], form["edit"]["kind"], form["edit"]["operand"])
-        name = f"{form['line']}:{form['column']} {form['name']} {parts}"
+        name = f"{form['line']}:{form['column']} {form['name']} {form['other']} {parts}"
         seen[name] = seen.get(name, -1) + 1
         result.append(f"{name} {seen[name]}")
     return result
@@ -140,5 +140,5 @@ def _form(edit: Edit) -> dict[str, Any]:
 
 
 def _told(place: Place) -> dict[str, Any]:
-    told = {name: getattr(place, name) for name in ("name", "line", "variable", "column")}
+    told = {name: getattr(place, name) for name in ("name", "line", "variable", "other", "column")}
     return {"edit": _form(place.edit), **told}

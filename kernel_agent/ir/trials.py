@@ -38,6 +38,10 @@ class EditKind(str, enum.Enum):
     """A selection takes its first value everywhere."""
     MASKED = "masked"
     """What is summed up is zero where a mask of the kernel is false."""
+    TIMES = "times"
+    """A floating operand is multiplied by another value of the kernel."""
+    OVER = "over"
+    """A floating operand is divided by another value of the kernel."""
     OWN = "own"
     """Every program loads the element with its own number."""
     FINITE = "finite"
@@ -56,7 +60,7 @@ class Edit:
     operand: int = 0
     factor: float = 0.0
     mask: int = -1
-    """Position of the operation that makes the mask."""
+    """Position of the operation that makes the mask, or the other value."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,8 @@ class Place:
     file: str
     variable: str
     """What the source calls the operand or the result; empty where it has no name."""
+    other: str = ""
+    """What the source calls the other value."""
     column: int | None = None
     """From 0; for an arithmetic operation Triton notes where its right operand begins."""
 
@@ -86,8 +92,12 @@ class Strange:
 _ADDING = frozenset({"arith.addf", "arith.subf"})
 _SUMS = {"tt.reduce": (0,), "tt.dot": (0, 1)}
 """Operands that tails must not reach."""
+_VALUES = 8
+"""Values that are tried as a factor of one operand."""
 _MASKS = 3
 """Masks that are tried on one operand."""
+_FACTORS = {"arith.addf": (0, 1), "arith.subf": (0, 1), "tt.store": (1,), "tt.atomic_rmw": (1,), **_SUMS}
+"""Operands that may lack a factor."""
 _STORES = {"tt.store": 1, "tt.atomic_rmw": 1}
 _OTHER_END = {2: 3, 3: 2, 4: 5, 5: 4, 6: 7, 7: 6, 8: 9, 9: 8}
 """Predicates of `arith.cmpi` with the bound and without it."""
@@ -106,6 +116,8 @@ class Watch:
     modules: list[Module] = field(default_factory=list)
     masks: dict[tuple[int, int], tuple[Active, Tensor]] = field(default_factory=dict)
     """The mask that an operation made last, and for which programs."""
+    values: dict[tuple[int, int], tuple[Active, Tensor]] = field(default_factory=dict)
+    """The same for floats that the source has a name for."""
     _numbers: dict[int, tuple[int, dict[int, int]]] = field(default_factory=dict)
 
     def runner(
@@ -129,10 +141,11 @@ class Watch:
         if edit is not None and (edit.kernel, edit.op) == (kernel, number):
             return self._edited(edit, op, operands, active, run)
         results = list(run(op, operands, active))
-        if self.look or (edit is not None and edit.kind is EditKind.MASKED):
-            self._keep_mask(kernel, number, op, results, active)
+        if self.look or (edit is not None and edit.mask >= 0):
+            self._keep(kernel, number, op, results, active)
         if self.look:
             edits = [*_edits(kernel, number, op), *self._masking(kernel, number, op, active)]
+            edits += self._scaling(kernel, number, op, active)
             edits += [Edit(kernel, number, EditKind.OWN)] if _may_be_own(op, operands, active) else []
             for found in edits:
                 if found not in self.places:
@@ -143,9 +156,14 @@ class Watch:
                 self.strange[kernel, number] = Strange(_place_of(module, op, mended), how)
         return results
 
-    def _keep_mask(self, kernel: int, number: int, op: Op, results: list[Any], active: Active) -> None:
-        if results and op.results[0].type.tile and op.results[0].type.scalar.name == "i1":
+    def _keep(self, kernel: int, number: int, op: Op, results: list[Any], active: Active) -> None:
+        if not results or op.regions:
+            return
+        type_ = op.results[0].type
+        if type_.tile and type_.scalar.name == "i1":
             self.masks[kernel, number] = (active, results[0])
+        elif type_.scalar.kind is Kind.FLOAT and _is_float(results[0]) and _named(self.modules[kernel], op):
+            self.values[kernel, number] = (active, results[0])
 
     def _masking(self, kernel: int, number: int, op: Op, active: Active) -> list[Edit]:
         """Masks of the operand's shape, latest first, that are not true everywhere."""
@@ -166,6 +184,24 @@ class Watch:
             found += [Edit(kernel, number, EditKind.MASKED, operand, mask=place) for place in fitting[:_MASKS]]
         return found
 
+    def _scaling(self, kernel: int, number: int, op: Op, active: Active) -> list[Edit]:
+        """Factors that an operand may lack, or have once too often: named values of its shape, latest first."""
+        found = []
+        ops = self.modules[kernel].all_ops
+        for operand in _FACTORS.get(op.name, ()):
+            type_ = op.operands[operand].type
+            if type_.scalar.kind is not Kind.FLOAT:
+                continue
+            fitting = [
+                place
+                for (where, place), (owner, _) in reversed(self.values.items())
+                if where == kernel and owner is active and ops[place].results[0].type.tile in (type_.tile, ())
+            ]
+            for place in fitting[:_VALUES]:
+                kinds = (EditKind.TIMES, EditKind.OVER)
+                found += [Edit(kernel, number, kind, operand, mask=place) for kind in kinds]
+        return found
+
     def _edited(self, edit: Edit, op: Op, operands: list[Any], active: Active, run: Callable[..., Any]) -> list[Any]:
         """The results of the operation that the edit is about."""
         changed = list(operands)
@@ -184,6 +220,11 @@ class Watch:
             changed[0] = Pointer(operands[0].buffer, active.ids.clone(), operands[0].view)
         elif edit.kind is EditKind.MASKED and (edit.kernel, edit.mask) in self.masks:
             changed[edit.operand] = torch.where(self.masks[edit.kernel, edit.mask][1], value, 0.0)
+        elif edit.kind in (EditKind.TIMES, EditKind.OVER) and (edit.kernel, edit.mask) in self.values:
+            other = self.values[edit.kernel, edit.mask][1]
+            other = other.view(-1, *[1] * (value.dim() - 1)) if other.dim() == 1 else other
+            product = value * other if edit.kind is EditKind.TIMES else torch.where(other == 0, 0.0, value / other)
+            changed[edit.operand] = product
         results = list(run(op, changed, active))
         if edit.kind is EditKind.FINITE:
             return [torch.where(r.isfinite(), r, 0.0) if _is_float(r) else r for r in results]
@@ -228,12 +269,21 @@ def _may_be_own(op: Op, operands: list[Any], active: Active) -> bool:
 
 def _place_of(module: Module, op: Op, edit: Edit) -> Place:
     frame = module.place(op)
-    of_operand = edit.kind in (EditKind.FACTOR, EditKind.MASKED)
+    of_operand = edit.kind in (EditKind.FACTOR, EditKind.MASKED, EditKind.TIMES, EditKind.OVER)
     named = op.operands[edit.operand] if of_operand else next(iter(op.results), None)
     variable = named.variable if named is not None and is_variable(module, named) else ""
     if frame is None:
         return Place(edit, op.name, None, "", variable)
-    return Place(edit, op.name, frame.line, frame.file, variable, frame.column)
+    other = _named(module, module.all_ops[edit.mask]) if edit.mask >= 0 else ""
+    return Place(edit, op.name, frame.line, frame.file, variable, other, frame.column)
+
+
+def _named(module: Module, op: Op) -> str:
+    """The variable that an operation's result is, or is a wider copy of."""
+    if op.name in ("tt.splat", "tt.broadcast", "tt.expand_dims"):
+        value = op.operands[0]
+        return value.variable if is_variable(module, value) else ""
+    return op.results[0].variable if is_variable(module, op.results[0]) else ""
 
 
 def _how(op: Op, operands: list[Any], results: list[Any]) -> str:

@@ -84,3 +84,11 @@ def test_a_tail_that_reaches_a_sum_is_found(judge):
     (named,) = verdict.diagnosis.what
     assert named.fault is Fault.UNMASKED_TAIL, named
     assert "other=2.0" in line
+
+
+def test_a_factor_that_is_missing_inside_of_a_sum_is_found(judge):
+    verdict, _, line = _suspect(judge, "softmax", ("tl.sum(g * y, 0)", "tl.sum(g, 0)"))
+    (named,) = verdict.diagnosis.what
+    assert named.fault is Fault.FACTOR, named
+    assert "were multiplied by `y`" in named.statement
+    assert "tl.sum(g, 0)" in line

@@ -56,6 +56,7 @@ class _Place(BaseModel):
     name: str = Field(max_length=200)
     line: int
     variable: str = Field(max_length=200)
+    other: str = Field(default="", max_length=200)
     column: int | None = None
     how: str = Field(default="", max_length=200)
     key: str = Field(default="", max_length=500)
@@ -227,6 +228,8 @@ def _fault(edit: _Edit, place: _Place) -> Fault | None:
         EditKind.MASKED: Fault.UNMASKED_TAIL,
         EditKind.LONGER: Fault.LAST_BLOCK_SKIPPED,
         EditKind.OWN: Fault.STALE_STATISTIC,
+        EditKind.TIMES: Fault.FACTOR,
+        EditKind.OVER: Fault.FACTOR,
     }.get(edit.kind)
 
 
@@ -235,6 +238,9 @@ def _change(edit: _Edit, place: _Place, source: str) -> str:
     if edit.kind is EditKind.FACTOR:
         return _factor_words(_operand(place, source), edit.factor)
     named = f"`{place.variable}`" if place.variable else "what is summed up"
+    if edit.kind in (EditKind.TIMES, EditKind.OVER):
+        how = "multiplied" if edit.kind is EditKind.TIMES else "divided"
+        return f"{_operand(place, source)} were {how} by `{place.other}`"
     return {
         EditKind.OTHER: "masked lanes read 0 (`other=0.0`)",
         EditKind.MASKED: f"{named} were zero in the lanes that the mask leaves out",
@@ -255,7 +261,9 @@ def _operand(place: _Place, source: str) -> str:
     if place.variable:
         return f"`{place.variable}`"
     number = "first" if place.edit.operand == 0 else "second"
-    return f"the {number} operand of this {_ADDING[place.name]}" if place.name in _ADDING else "this product"
+    if place.name in _ADDING:
+        return f"the {number} operand of this {_ADDING[place.name]}"
+    return "what is summed up here" if place.name == "tt.reduce" else "this product"
 
 
 def _summand(place: _Place, source: str) -> str | None:
