@@ -281,7 +281,7 @@ class _Kernel:
     def _masks_and_loops(self) -> Iterator[_Edit]:
         for node in ast.walk(self.node):
             if isinstance(node, ast.Call) and _called(node) == "where" and _text(node.args[2]) in ("0.0", "0"):
-                yield _Edit(Fault.UNMASKED_TAIL, node, _text(node.args[1]))
+                yield _Edit(None if _is_causal(node.args[0]) else Fault.UNMASKED_TAIL, node, _text(node.args[1]))
             if isinstance(node, ast.Call) and _called(node) == "load" and self.is_float(node):
                 for keyword in node.keywords:
                     if keyword.arg == "other" and _text(keyword.value) == "0.0":
@@ -316,6 +316,13 @@ class _Kernel:
             for node in ast.walk(self.node)
             if isinstance(node, ast.Call) and _called(node) in ("store", "atomic_add") and len(node.args) > 1
         ]
+
+
+def _is_causal(mask: ast.expr) -> bool:
+    """Whether a mask compares two index tiles with each other: what it leaves out is no tail."""
+    return isinstance(mask, ast.Compare) and all(
+        any(isinstance(part, ast.Subscript) for part in ast.walk(side)) for side in (mask.left, *mask.comparators)
+    )
 
 
 def _holds_one(node: ast.BinOp) -> bool:
