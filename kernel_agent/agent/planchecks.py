@@ -61,6 +61,9 @@ _COVERING_WORDS = re.compile(
     re.IGNORECASE,
 )
 
+_WHOLE_ROW = re.compile(r"\b((over|across|with|and) )?(all|every|the) (the )?columns?\b", re.IGNORECASE)
+"""Words that make an owner no wider than the row it owns."""
+
 
 class PlanChecks:
     """One plan held against one spec. `problems` refuse it, `notes` do not."""
@@ -185,7 +188,8 @@ class PlanChecks:
         told = sums_across(self.facts, one.grad)
         if not told:
             return
-        covered = COVERING_TECHNIQUES.intersection(one.techniques) or _COVERING_WORDS.search(one.owner)
+        owner = _WHOLE_ROW.sub("", one.owner)
+        covered = COVERING_TECHNIQUES.intersection(one.techniques) or _COVERING_WORDS.search(owner)
         if plain and not covered:
             self.problems.append(
                 f"{where}: a plain store by the owner of `{one.owner:.80}` would lose terms: in the forward, {told}. "

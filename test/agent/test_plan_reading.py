@@ -284,7 +284,9 @@ def test_a_frozen_forward_saves_nothing_more(read: Callable[..., PlanReading]) -
 # What the facts of the forward say against it.
 
 
-@pytest.mark.parametrize("owner", ["one row of x", "one row, all columns", "the program of a row"])
+@pytest.mark.parametrize(
+    "owner", ["one row of x", "one row, all columns", "a row over all columns", "the program of a row"]
+)
 def test_a_plain_store_that_would_lose_terms_is_refused_with_the_fact(
     read: Callable[..., PlanReading], owner: str
 ) -> None:
