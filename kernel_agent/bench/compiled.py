@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
+from kernel_agent.bench.ptx_code import CodePart, code_parts
 from kernel_agent.record import Record
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class CompiledKernel(Record):
     wgmma: bool = Field(default=False, description="products run on whole warp groups, at the full rate of sm_90")
     mma: bool = Field(default=False, description="products run on single warps")
     async_copies: bool = Field(default=False, description="loads are copied to shared memory ahead of their use")
+    code: tuple[CodePart, ...] = Field(default=(), description="outside of loops, then each loop in textual order")
     ptx: str = Field(default="", description="SHA-256 of the PTX without names of kernels, comments and source lines")
 
     @property
@@ -95,6 +97,7 @@ def compile_build(build: Build) -> CompiledKernel:
         wgmma="wgmma.mma_async" in ptx,
         mma="mma.sync" in ptx,
         async_copies="cp.async" in ptx,
+        code=code_parts(ptx),
         ptx=ptx_digest(ptx, name),
     ).model_copy(update=resources(said.getvalue()))
 

@@ -17,6 +17,7 @@ class BlockFacts(Record):
     loads: int = Field(description="operations that read memory; they are taken to overlap within one run")
     reductions: int = Field(description="reductions and scans over a tile; they follow one another")
     in_loop: bool
+    order: int = Field(default=0, description="place among the loops of the kernel, from 1; 0 outside of them")
     work: dict[Work, int] = Field(description="operations of one run")
 
 

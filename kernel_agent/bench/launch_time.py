@@ -1,7 +1,7 @@
 """`launch_time`: how long one launch takes on a GPU, by a model made from counts and from the compiled kernel.
 
-The time is that of starting a kernel plus the longest of the terms below. Each resource is taken to be used without a
-pause, so a term is a lower bound by itself; that they are not perfectly overlapped in truth is not modelled.
+The time is that of starting a kernel plus the terms below, each the time of a resource that is used without a pause.
+They overlap, but not perfectly: their OVERLAP-norm stands between their sum and the longest of them.
 
 With P programs of W warps on S multiprocessors, `busy = min(P, S)`, and `each = ceil(P / S)` programs on the fullest:
 
@@ -11,15 +11,17 @@ L2 traffic    sector bytes / (clock * min(busy * 64, S * 40) bytes)
 atomics       the longer of: sector bytes of updates, twice, at the rate of L2; updates per address of the buffer
               where they are most, one per clock (NVIDIA Kepler GK110 whitepaper, 2012)
 tensor cores  each * operations of a program / rate of one multiprocessor; 0.63 of it without wgmma on sm_90
-float units   each * operations of a program / half the peak of one multiprocessor: few fuse, and addresses take slots
-double units, special functions     each * operations of a program / rate of one multiprocessor
+float units, double units, special functions     each * operations of a program / rate of one multiprocessor
+instructions  each * W * instructions of a warp / (4 * clock): those of the PTX, outside of loops, and in each loop as
+              often as it turns
+loads and stores     each * W * turns of the load and store unit, shuffles too, of a warp / clock
 spills        each * spilled bytes of a program, as often as its most frequent block runs / (clock * 128 bytes)
 latency       ceil(P / slots) * the time of one program alone: slots = S * programs that fit one multiprocessor by
               warps, registers and shared memory. A program waits once for memory per run of a block that loads (in a
-              loop with asynchronous copies: divided by the stages), then for each reduction, then computes at the rate
-              of W warps.
+              loop with asynchronous copies: divided by the stages), then for each reduction, and issues an instruction
+              per warp every WARP_CLOCKS.
 
-Constants and where they come from are at the constants. None of them was fitted to timings of this package's kernels.
+Constants and where they come from are at the constants.
 """
 
 from __future__ import annotations
@@ -57,6 +59,10 @@ PROGRAM_CLOCKS = 500
 """Beginning and end of one program. Assumed."""
 MMA_SHARE = 0.63
 """What mma.sync reaches of the peak of sm_90, which wgmma reaches (Luo et al.)."""
+WARP_CLOCKS = 2.0
+"""Clocks from one instruction of a warp to its next. Assumed: dependent ones are 4 apart, and some do not depend."""
+OVERLAP = 3.0
+"""Order of the norm of the terms: 1 for resources that wait for each other, infinite for perfect overlap."""
 SCHEDULERS = 4
 """Warps that one multiprocessor issues from at the same time."""
 WARPS, REGISTERS, SHARED_BYTES, PROGRAMS = 64, 65536, 228 * 1024, 32
@@ -84,8 +90,8 @@ class LaunchTime:
 
     @property
     def seconds(self) -> float:
-        """Start and longest term."""
-        return self.start_s + (self.terms[0][1] if self.terms else 0.0)
+        """Start, and all terms with what they overlap."""
+        return self.start_s + math.fsum(seconds**OVERLAP for _, seconds in self.terms) ** (1 / OVERLAP)
 
     @property
     def bound_by(self) -> str:
@@ -104,10 +110,10 @@ def launch_time(facts: LaunchFacts, kernel: CompiledKernel, device: Device) -> L
     busy = min(facts.programs, device.multiprocessors)
     each = math.ceil(facts.programs / device.multiprocessors)
     waves = math.ceil(facts.programs / (device.multiprocessors * resident))
-    filled = min(1.0, min(resident, each) * kernel.warps / SCHEDULERS)
     l2 = clock * min(busy * L2_SM_BYTES, device.multiprocessors * L2_BYTES)
     missed = facts.reread_bytes * _missed(facts.largest_bytes, device)
     often = max((block.most for block in facts.blocks), default=1.0)
+    instructions, moves = _executed(facts.blocks, kernel)
     per_program = {kind: operations / facts.programs for kind, operations in facts.work.items()}
     terms = {
         "memory": (facts.unique_bytes + missed) / (device.bandwidth_gb_s * 1e9 * ACHIEVED),
@@ -117,13 +123,12 @@ def launch_time(facts: LaunchFacts, kernel: CompiledKernel, device: Device) -> L
             facts.atomic_turns / clock,
         ),
         "spills": each * kernel.spills * 32 * kernel.warps * max(often, 1.0) / (clock * L1_BYTES),
-        "latency": max(
-            waves * _alone(facts.blocks, facts, kernel, device),
-            _alone(facts.blocks, facts, kernel, device, most=True),
-        ),
+        "instructions": each * kernel.warps * instructions / (SCHEDULERS * clock),
+        "loads and stores": each * kernel.warps * moves / clock,
+        "latency": max(waves * _alone(facts, kernel, device), _alone(facts, kernel, device, most=True)),
     }
     for unit, seconds in _unit_seconds(per_program, kernel, device).items():
-        terms[unit] = each * seconds / filled
+        terms[unit] = each * seconds
     ordered = sorted(((name, seconds) for name, seconds in terms.items() if seconds > 0), key=lambda term: -term[1])
     return LaunchTime(facts.kernel, START_S, tuple(ordered), resident, waves)
 
@@ -161,9 +166,9 @@ def _unit_seconds(work: dict[Work, float], kernel: CompiledKernel, device: Devic
             continue
         seconds = operations / (rate / device.multiprocessors)
         if kind in _FLOATS:
-            unit, seconds = "float units", 2 * seconds
+            unit = "float units"
         elif kind in _DOUBLES:
-            unit, seconds = "double units", 2 * seconds
+            unit = "double units"
         elif kind is Work.SPECIAL:
             unit = "special functions"
         else:
@@ -173,21 +178,33 @@ def _unit_seconds(work: dict[Work, float], kernel: CompiledKernel, device: Devic
     return found
 
 
-def _alone(
-    blocks: tuple[BlockFacts, ...], facts: LaunchFacts, kernel: CompiledKernel, device: Device, *, most: bool = False
-) -> float:
+def _executed(blocks: tuple[BlockFacts, ...], kernel: CompiledKernel, *, most: bool = False) -> tuple[float, float]:
+    """Instructions, and turns of the load and store unit, of one warp.
+
+    Loops of the code are those of the IR in the same order. Where the compiler unrolled or split some, every loop of
+    the code is taken to run as often as the most frequent one of the IR.
+    """
+    runs = {block.order: block.most if most else block.runs for block in blocks if block.order}
+    matched = len(kernel.code) - 1 == len(runs)
+    usual = max(runs.values(), default=1.0)
+    often = [1.0, *(runs.get(order, 0.0) if matched else usual for order in range(1, len(kernel.code)))]
+    return (
+        sum(times * part.instructions for times, part in zip(often, kernel.code, strict=False)),
+        sum(times * part.moves for times, part in zip(often, kernel.code, strict=False)),
+    )
+
+
+def _alone(facts: LaunchFacts, kernel: CompiledKernel, device: Device, *, most: bool = False) -> float:
     """Seconds of one program that has a multiprocessor for itself: the average one, or the one with most to do."""
-    clock = device.clock_mhz * 1e6
     fresh = min(1.0, facts.unique_bytes / facts.sector_bytes) if facts.sector_bytes else 1.0
-    wait = (fresh * DRAM_CLOCKS + (1 - fresh) * L2_CLOCKS) / clock
-    warps = math.log2(kernel.warps) if kernel.warps > 1 else 0.0
-    across = 2 * SHARED_CLOCKS + BARRIER_CLOCKS + warps * SHUFFLE_CLOCKS if kernel.warps > 1 else 0.0
-    reduction = (5 * SHUFFLE_CLOCKS + across) / clock
-    speed = min(1.0, kernel.warps / SCHEDULERS)
-    total = PROGRAM_CLOCKS / clock
-    for block in blocks:
+    wait = fresh * DRAM_CLOCKS + (1 - fresh) * L2_CLOCKS
+    steps = math.log2(kernel.warps)
+    across = 2 * SHARED_CLOCKS + BARRIER_CLOCKS + steps * SHUFFLE_CLOCKS if kernel.warps > 1 else 0.0
+    reduction = 5 * SHUFFLE_CLOCKS + across
+    instructions, moves = _executed(facts.blocks, kernel, most=most)
+    clocks = PROGRAM_CLOCKS + max(instructions * max(WARP_CLOCKS, kernel.warps / SCHEDULERS), moves * kernel.warps)
+    for block in facts.blocks:
         ahead = kernel.stages if block.in_loop and kernel.async_copies else 1
-        computing = sum(_unit_seconds({k: float(n) for k, n in block.work.items()}, kernel, device).values()) / speed
-        once = (wait / ahead if block.loads else 0.0) + block.reductions * reduction + computing
-        total += (block.most if most else block.runs) * once
-    return total
+        once = (wait / ahead if block.loads else 0.0) + block.reductions * reduction
+        clocks += (block.most if most else block.runs) * once
+    return clocks / (device.clock_mhz * 1e6)

@@ -120,7 +120,8 @@ def _blocks(counted: Counted) -> tuple[BlockFacts, ...]:
         place = id(module.parents[id(op)])
         loads[place] += ACCESSES.get(op.name) is Access.READ
         reductions[place] += op.name in ("tt.reduce", "tt.scan")
-    bodies = {id(loop_body(op)) for op in module.all_ops if op.name in LOOPS}
+    loops = [id(loop_body(op)) for op in module.all_ops if op.name in LOOPS]
+    bodies = {place: order for order, place in enumerate(loops, 1)}
     uneven = {id(loop_body(trips.op)): trips.maximum / trips.mean for trips in counted.trips if trips.mean}
     return tuple(
         BlockFacts(
@@ -129,8 +130,9 @@ def _blocks(counted: Counted) -> tuple[BlockFacts, ...]:
             loads=loads[place],
             reductions=reductions[place],
             in_loop=place in bodies,
+            order=bodies.get(place, 0),
             work={kind: round(operations) for kind, operations in work.get(place, Counter()).items() if operations},
         )
         for place, runs in counted.blocks.items()
-        if loads[place] or reductions[place] or work.get(place)
+        if loads[place] or reductions[place] or work.get(place) or place in bodies
     )
