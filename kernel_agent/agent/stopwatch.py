@@ -88,5 +88,6 @@ class Stopwatch:
     def _rig(self, spec: KernelSpec) -> Rig:
         """What all candidates of a spec share on this GPU: inputs, truths, baselines."""
         if spec.hash8 not in self._rigs:
-            self._rigs[spec.hash8] = Rig(spec, self._sandbox, BenchOptions(seed=self._config.seed))
+            number = int(self._config.device.partition(":")[2] or 0)
+            self._rigs[spec.hash8] = Rig(spec, self._sandbox, BenchOptions(device=number, seed=self._config.seed))
         return self._rigs[spec.hash8]

@@ -16,10 +16,10 @@ from torch import Tensor
 from kernel_agent.bench.clock import Clock
 from kernel_agent.bench.launches import TF32_BITS
 from kernel_agent.bench.realdevice import (
+    begin,
     load_stub,
     on_gpu,
     outputs_of,
-    quiet_numerics,
     unpacked,
 )
 from kernel_agent.oracle.child import Stub
@@ -33,13 +33,12 @@ if TYPE_CHECKING:
 
 
 def baselines(call: Call) -> None:
-    """Payload: `spec`, `flush_bytes`, `budget_s`, `entries`: each with `arguments`, `cotangents` and `dot_bits`.
+    """Payload: `device`, `spec`, `flush_bytes`, `budget_s`, `entries`: each with `arguments`, `cotangents`, `dot_bits`.
 
     Sends per entry and way the `times`, or `failed` with a reason: of the stub itself (`forward`), and of one backward
     alone by the file's own function (`own`) and by autograd of the reference (`eager`, `compiled`).
     """
-    torch.set_num_threads(1)
-    quiet_numerics()
+    begin(call)
     clock = Clock(call.payload["flush_bytes"])
     stub = load_stub(KernelSpec.model_validate(call.payload["spec"]), call.scratch)
     _prepare_compiler()

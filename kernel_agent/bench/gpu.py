@@ -43,7 +43,7 @@ def seen_gpu() -> GpuFacts:
     """The GPU that this process uses. For children: it starts CUDA."""
     import triton
 
-    found = torch.cuda.get_device_properties(0)
+    found = torch.cuda.get_device_properties(torch.cuda.current_device())
     return GpuFacts(
         name=found.name,
         capability=f"{found.major}.{found.minor}",

@@ -143,6 +143,7 @@ def _job(rig: Rig, shown: str, probes: Sequence[Probes], own_forward: bool) -> J
         tensors |= {key: where for key, where in zip(keys, wanted.places, strict=True) if key and where is not None}
         entries.append({"arguments": inputs.arguments, "cotangents": inputs.cotangents, "probes": keys})
     payload = {
+        "device": rig.options.device,
         "source": shown,
         "own_forward": own_forward,
         "entries": entries,

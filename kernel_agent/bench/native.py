@@ -98,7 +98,12 @@ def _ask(
         return (), None
     tensors = {name: tensor for truth in asked for name, tensor in truth.inputs.tensors.items() if not _secret(name)}
     own = has_own_forward(rig.spec, text.source)
-    payload = {"source": text.shown, "own_forward": own, "entries": [truth.inputs.form for truth in asked]}
+    payload = {
+        "device": rig.options.device,
+        "source": text.shown,
+        "own_forward": own,
+        "entries": [truth.inputs.form for truth in asked],
+    }
     report = rig.sandbox.run(
         Job("kernel_agent.bench.native_child:answered", payload, tensors, rig.options.limits, "native candidate")
     )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kernel_agent.bench.launches import coarsest_dot
-from kernel_agent.bench.realdevice import import_file, on_gpu, outputs_of, quiet_numerics, unpacked
+from kernel_agent.bench.realdevice import begin, import_file, on_gpu, outputs_of, unpacked
 from kernel_agent.bench.timing_child import failure
 from kernel_agent.gate.child import FILE, MODULE
 
@@ -23,15 +23,14 @@ class Failed(Exception):
 
 
 def answered(call: Call) -> None:
-    """Payload: `source`, `own_forward`, `entries`: each with `arguments` (see `packed`) and `cotangents` (tensor keys
-    or None per output).
+    """Payload: `device`, `source`, `own_forward`, `entries`: each with `arguments` (see `packed`) and `cotangents`
+    (tensor keys or None per output).
 
     Sends one message per entry: `returned` (type names), `dot_bits` of the backward's kernels, and the gradients as
     tensors by position (`0`), a second time computed where that gives something else (`again.0`), with the outputs
     (`out.0`) of a forward of its own; or `failure` with `where`.
     """
-    torch.set_num_threads(1)
-    quiet_numerics()
+    begin(call)
     warnings.simplefilter("ignore")
     torch.use_deterministic_algorithms(True, warn_only=True)  # torch.empty holds NaN then
     path = call.scratch / FILE

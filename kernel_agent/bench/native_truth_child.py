@@ -24,13 +24,13 @@ from kernel_agent.bench.honest import (
 from kernel_agent.bench.launches import coarsest_dot
 from kernel_agent.bench.realdevice import (
     arguments_on_gpu,
+    begin,
     load_stub,
     on_gpu,
     on_host,
     output_forms,
     outputs_of,
     packed,
-    quiet_numerics,
     unpacked,
 )
 from kernel_agent.ir import ExecOptions, OutOfDeviceMemory, execute
@@ -54,15 +54,14 @@ _SIZES = (1 << 27, 1 << 23, 1 << 20)
 
 
 def prepared(call: Call) -> None:
-    """Payload: `spec`, `seed`, `entries`.
+    """Payload: `device`, `spec`, `seed`, `entries`.
 
     Sends the `gpu`; then per entry the inputs: `arguments` (see `packed`), random `cotangents` (tensor keys or None)
     and the `dot_bits` of the stub's kernels; then per entry `grads` and `outputs` with names, dtypes, S and honest
     errors, and the truths as tensors, with `arguments` and `cotangents` of its own where the entry had to be shrunk
     (`label` says to what). Instead of either: `refusal`.
     """
-    torch.set_num_threads(4)
-    quiet_numerics()
+    begin(call, threads=4)
     call.send({"gpu": seen_gpu().model_dump(mode="json")})
     stub = load_stub(KernelSpec.model_validate(call.payload["spec"]), call.scratch)
     entries = [ShapeEntry.model_validate(form) for form in call.payload["entries"]]

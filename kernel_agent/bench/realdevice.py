@@ -7,7 +7,7 @@ import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -21,6 +21,9 @@ from kernel_agent.oracle.wire import pack, unpack
 from kernel_agent.pairs.arguments import Arguments, build_arguments
 from kernel_agent.pairs.sections import truth_source
 from kernel_agent.pairs.spec import KernelSpec, ShapeEntry
+
+if TYPE_CHECKING:
+    from kernel_agent.sandbox import Call
 
 DEVICE = "cuda"
 
@@ -109,8 +112,13 @@ def outputs_of(result: Any) -> tuple[Any, ...]:
     return tuple(result) if isinstance(result, (tuple, list)) else (result,)
 
 
-def quiet_numerics() -> None:
-    """Settings of torch that every child on the GPU shares: what a freshly started program has."""
+def begin(call: Call, threads: int = 1) -> None:
+    """What every child on the GPU begins with: its device, and numerics as in a freshly started program.
+
+    Payload: `device`, the number of the GPU.
+    """
+    torch.set_num_threads(threads)
+    torch.cuda.set_device(call.payload["device"])
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
 

@@ -21,6 +21,8 @@ from kernel_agent.sandbox import Ending, Job, Limits, Message, Sandbox
 class BenchOptions:
     """How thoroughly is measured. Nothing here loosens a rule."""
 
+    device: int = 0
+    """Number of the GPU, as torch counts them."""
     seed: int = 0
     """Of make_args and of the cotangents."""
     budget_s: float = 0.4
@@ -131,6 +133,7 @@ class Rig:
     def _prepare(self) -> Prepared:
         entries = [entry for entry in self.spec.sweep if entry.required] or list(self.spec.sweep)
         payload = {
+            "device": self.options.device,
             "spec": self.spec.model_dump(mode="json"),
             "entries": [entry.model_dump(mode="json") for entry in entries],
             "seed": self.options.seed,
@@ -182,6 +185,7 @@ class Rig:
             self.notes.append("the file has no `reference`, so there is no baseline")
         found: dict[int, dict[str, Timing]] = {}
         payload = {
+            "device": self.options.device,
             "spec": self.spec.model_dump(mode="json"),
             "entries": [inputs.form for inputs in self.inputs],
             "flush_bytes": self.flush_bytes,

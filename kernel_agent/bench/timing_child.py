@@ -20,7 +20,7 @@ from torch import Tensor
 
 from kernel_agent.bench.clock import Clock, Pace, probe
 from kernel_agent.bench.launches import KernelSeen, time_launches
-from kernel_agent.bench.realdevice import import_file, on_gpu, outputs_of, quiet_numerics, unpacked
+from kernel_agent.bench.realdevice import begin, import_file, on_gpu, outputs_of, unpacked
 from kernel_agent.gate.answer import Failure, FailureKind, Frame
 from kernel_agent.gate.child import FILE, MODULE
 
@@ -40,16 +40,15 @@ class Failed(Exception):
 
 
 def timed(call: Call) -> None:
-    """Payload: `source`, `own_forward`, `flush_bytes`, `budget_s`, `seed`, `entries`: each with `arguments` (see
-    `packed`), `cotangents` (tensor keys or None per output) and `probes` (tensor keys or None per
+    """Payload: `device`, `source`, `own_forward`, `flush_bytes`, `budget_s`, `seed`, `entries`: each with `arguments`
+    (see `packed`), `cotangents` (tensor keys or None per output) and `probes` (tensor keys or None per
     gradient).
 
     Sends per entry: times of a `forward` of its own; `times`, `hidden_us`, `host_us` in microseconds, how many
     repetitions were `late` and not timed, and the tensor `probes` (all repetitions x elements, divided by the factors);
     then `begin` and `end` around that many calls, `SERIES` times; then `kernels`.
     """
-    torch.set_num_threads(1)
-    quiet_numerics()
+    begin(call)
     clock = Clock(call.payload["flush_bytes"])
     choose = random.Random(call.payload["seed"])
     path = call.scratch / FILE
