@@ -103,6 +103,8 @@ class Trial:
     residuals: dict[str, Tensor]
     """Candidate minus truth of every gradient that is wrong here, float64."""
     truth: dict[str, Tensor]
+    wrong: frozenset[str] = frozenset()
+    """All gradients that are wrong here."""
 
     def cut(self, *gates: Key) -> dict[str, Tensor]:
         """What passes any of these gates: the truth less the gradients without them."""

@@ -36,11 +36,10 @@ def variables_of(trial: Trial, names: Sequence[Names]) -> list[Variable]:
     found: dict[tuple[int, str, int], Variable] = {}
     for launch, op in trial.adjoint.edges.occurrences:
         value = names[launch].module.all_ops[op].results[0] if trial.adjoint.edges.occurrences[launch, op] else None
-        if value is None or not value.variable:
-            continue
-        line = names[launch].line(value)
-        if line is not None:
-            found[launch, value.variable, line] = Variable((launch, op), value.variable, line)
+        name = "" if value is None else names[launch].variable(value)
+        line = None if value is None else names[launch].line(value)
+        if name and line is not None:
+            found[launch, name, line] = Variable((launch, op), name, line)
     return list(found.values())
 
 

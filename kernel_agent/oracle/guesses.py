@@ -61,7 +61,7 @@ class Guess:
     def _right_elsewhere(self, trial: Trial) -> bool:
         """Whether a gradient that this would change too is right."""
         changed = self.effect(trial) if self.known is None else self.known
-        return any(norm(part) > 1e-3 * norm(trial.truth[n]) for n, part in changed.items() if n not in trial.residuals)
+        return any(norm(part) > 1e-3 * norm(trial.truth[n]) for n, part in changed.items() if n not in trial.wrong)
 
     def confirmed(self, said: Explanation, others: list[Trial]) -> Explanation | None:
         """The explanation, if other cases are explained in the same way; None otherwise."""

@@ -105,6 +105,6 @@ def _term(edges: Edges, names_of: list[Names], keys: list[Key], file: str) -> Te
             if enters or line is None:
                 line, variable, entered = place.line, names.variable(operand), enters
         elif not entered:
-            line, variable = place.line, names.variable(op.results[RESULT - key.operand])
+            line, variable = place.line, names.variable(op.results[RESULT - key.operand]) or variable
     reduced = any(edges.met[key].name in _REDUCTIONS for key in keys)
     return Term(tuple(keys), line, variable, reduced)

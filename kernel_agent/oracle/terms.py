@@ -23,9 +23,9 @@ from kernel_agent.sandbox import Limits
 if TYPE_CHECKING:
     from kernel_agent.oracle.truth import Truths
 
-LIMITS = Limits(wall_s=20.0, memory_bytes=3 << 30)
+LIMITS = Limits(wall_s=30.0, memory_bytes=3 << 30)
 SECONDS = 5.0
-"""After which the child tries nothing further; what it has found by then counts."""
+"""Of processor time, after which the child tries nothing further; what it has found by then counts."""
 MAX_ELEMENTS = 1 << 18
 """Elements of all arguments and outputs above which nothing is tried: every hypothesis costs a backward pass."""
 
@@ -74,6 +74,8 @@ class WrongCase:
     forward: ForwardTruth
     cotangents: Cotangents
     residuals: Mapping[str, Tensor]
+    wrong: tuple[str, ...]
+    """All gradients that are wrong there, those that need no explanation included."""
 
 
 def explain(truths: Truths, cases: Sequence[WrongCase], blocks: Sequence[int]) -> tuple[Explanation, ...]:
@@ -94,6 +96,7 @@ def explain(truths: Truths, cases: Sequence[WrongCase], blocks: Sequence[int]) -
                 "point": case.forward.point.model_dump(mode="json"),
                 "cotangents": [None if c is None else f"{i}.c{j}" for j, c in enumerate(case.cotangents)],
                 "residuals": {name: f"{i}.r.{name}" for name in case.residuals},
+                "wrong": list(case.wrong),
             }
         )
     payload = {

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 def explained(call: Call) -> None:
-    """Payload: `spec`, `cases` (point, cotangent keys, residual keys by gradient), `blocks`, `seconds`.
+    """Payload: `spec`, `blocks`, `seconds`, `cases`: point, keys of cotangents and residuals, `wrong` gradients.
 
     Sends one message per explanation.
     """
     torch.set_num_threads(1)
-    deadline = time.monotonic() + call.payload["seconds"]
+    deadline = time.process_time() + call.payload["seconds"]
     with answered(call), standin():
         stub = load(call)
         for explanation in _explanations(_Trials(stub, call), call, deadline):
@@ -49,10 +49,13 @@ class _Trials:
             self._made[number] = self._make(self.call.payload["cases"][number])
         return self._made[number]
 
-    def others(self, grad: str) -> list[Trial]:
+    def more(self, grad: str) -> list[int]:
         """The cases after the first in which a gradient is wrong."""
-        forms = self.call.payload["cases"]
-        return [self[i] for i, form in enumerate(forms) if i > 0 and grad in form["residuals"]]
+        return [i for i, form in enumerate(self.call.payload["cases"]) if i > 0 and grad in form["residuals"]]
+
+    def others(self, grad: str) -> list[Trial]:
+        """Those as trials."""
+        return [self[i] for i in self.more(grad)]
 
     def _make(self, form: dict[str, Any]) -> Trial:
         point = Point.model_validate(form["point"])
@@ -63,7 +66,7 @@ class _Trials:
         residuals = {name: tensors[key].to(torch.float64) for name, key in form["residuals"].items()}
         if 0 in self._made:
             adjoint.neutral = self._made[0].adjoint.neutral
-        return Trial(adjoint, cotangents, residuals, adjoint.gradients(cotangents))
+        return Trial(adjoint, cotangents, residuals, adjoint.gradients(cotangents), frozenset(form["wrong"]))
 
 
 def _explanations(trials: _Trials, call: Call, deadline: float) -> Iterator[Explanation]:
@@ -71,13 +74,12 @@ def _explanations(trials: _Trials, call: Call, deadline: float) -> Iterator[Expl
     file = str(call.scratch / f"{trials.stub.spec.facts.stem}.py")
     unsaid = set(first.residuals)
     for guess in Terms(first, file, call.payload["blocks"]).guesses():
-        if not unsaid or time.monotonic() > deadline:
+        if not unsaid or time.process_time() > deadline:
             return
         directions = guess.effect(first) if guess.known is None else guess.known
         for grad in sorted(unsaid):
-            others = trials.others(grad) if time.monotonic() < deadline else []
-            said = guess.explains(grad, first, directions[grad], alone=not others)
-            sure = said and guess.confirmed(said, others)
+            said = guess.explains(grad, first, directions[grad], alone=not trials.more(grad))
+            sure = said and guess.confirmed(said, trials.others(grad))
             if sure:
                 unsaid.discard(grad)
                 yield sure

@@ -87,11 +87,11 @@ def test_a_planted_mistake_is_named(judge, pair, change, grad, fault, words):
     assert found.statement in verdict.message
 
 
-def test_a_statistic_of_another_row_is_told_by_what_is_read_of_it(judge):
-    # No formula of the truth has this residual: it is seen in the addresses instead.
+def test_a_statistic_of_another_row_is_told_with_its_line(judge):
+    # No formula of the truth has this residual: the backward itself is looked at instead.
     verdict = judge("layernorm", ("tl.load(RSTD + row)", "tl.load(RSTD + 0 * row)"), diagnose=True)
     assert {found.fault for found in verdict.diagnosis.what} == {Fault.STALE_STATISTIC}
-    assert "reads 1 of the 5 elements of saved[4] (rstd)" in verdict.message
+    assert "`rstd = tl.load(RSTD + 0 * row)`" in verdict.message
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,8 @@ def plain_hypothesis(grad: str, seen: Sequence[Seen], factors: Factors) -> Hypot
             continue
         if guess.words and not same(factor, 1.0):
             continue
+        if same(factor, 0.0):
+            return None  # nothing at all: that is seen, and many mistakes end in it
         statement = guess.words or _scaled(factor, factors)
         fault = Fault.SIGN if same(factor, -1.0) else guess.fault
         return Hypothesis(grad=grad, fault=fault, statement=statement, left_over=worst)

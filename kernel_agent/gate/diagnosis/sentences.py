@@ -64,7 +64,7 @@ class Sentences:
 
     def _place(self, place: Place) -> str:
         text = line_text(self.spec.facts.source, place.line)
-        name = f"`{place.variable}` in " if place.variable else ""
+        name = f"`{place.variable}` in " if place.variable else "a part of "
         return f"{name}line {place.line} of the forward (`{text}`)"
 
     def _output(self, found: Explanation) -> str:

@@ -67,6 +67,7 @@ def _wrong_cases(cases: Mapping[str, Sequence[Outcome]]) -> list[WrongCase]:
                 for grad, listed in cases.items()
                 if any(outcome is one for one in listed)
             },
+            tuple(score.grad for score in outcome.result.grads if not score.passed),
         )
         for outcome in outcomes
     ]
