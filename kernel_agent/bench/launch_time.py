@@ -91,7 +91,8 @@ class LaunchTime:
     @property
     def seconds(self) -> float:
         """Start, and all terms with what they overlap."""
-        return self.start_s + math.fsum(seconds**OVERLAP for _, seconds in self.terms) ** (1 / OVERLAP)
+        together = math.pow(math.fsum(math.pow(seconds, OVERLAP) for _, seconds in self.terms), 1 / OVERLAP)
+        return self.start_s + together
 
     @property
     def bound_by(self) -> str:
