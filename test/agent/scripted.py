@@ -37,6 +37,8 @@ def backward(saved, grad_y, needs=None):
 """
 SWAPPED = BACKWARD.replace("tl.store(DW + cols, dy * tl.load(X", "tl.store(DW + cols, dy * tl.load(W")
 """dw is made from w instead of x: wrong, and right for dx."""
+OTHER_WRONG = BACKWARD.replace("tl.store(DX + cols, dy * tl.load(W", "tl.store(DX + cols, dy * tl.load(X")
+"""dx is made from x instead of w: wrong, and right for dw."""
 CRASHING = BACKWARD.replace("x, w, _ = saved", "x, w = saved")
 NO_CODE = "I would multiply the cotangent with the other factor. Shall I write it?"
 
@@ -66,7 +68,11 @@ def verdict_of(pair_source: str) -> Verdict:
         line = pair_source.split("\n").index("    x, w = saved") + 1
         message = "`backward` raised ValueError: too many values to unpack"
         return Verdict(status=Status.CRASHED, message=message, case="N=64 seed=0", line=line, cases_planned=2)
+    if "return dx, None" in pair_source and "def backward_2" not in pair_source:
+        return Verdict(status=Status.WRONG_COUNT, message="the gradient of w is None", case="N=64 seed=0")
     right_w = "tl.store(DW + cols, dy * tl.load(X" in pair_source
+    if "tl.store(DX + cols, dy * tl.load(W" not in pair_source:
+        return _wrong_in_x(right_w)
     scores = (
         GradientScore(grad="x", passed=True, ratio=1e-7),
         GradientScore(grad="w", passed=right_w, ratio=2e-7 if right_w else 41250.0, tile=(0,)),
@@ -79,6 +85,19 @@ def verdict_of(pair_source: str) -> Verdict:
     message = "the gradient of w is wrong in every block"
     return Verdict(
         status=status, message=message, case=names[0], grad="w", tile=(0,), ratio=41250.0, cases=cases, cases_planned=2
+    )
+
+
+def _wrong_in_x(right_w: bool) -> Verdict:
+    scores = (
+        GradientScore(grad="x", passed=False, ratio=9000.0, tile=(0,)),
+        GradientScore(grad="w", passed=right_w, ratio=2e-7 if right_w else 41250.0, tile=(0,)),
+    )
+    case = "N=64 seed=0 cotangent=random"
+    cases = (CaseResult(case=case, required=True, status=Status.WRONG_GRADIENT, grads=scores),)
+    message = "the gradient of x is wrong in every block"
+    return Verdict(
+        status=Status.WRONG_GRADIENT, message=message, case=case, grad="x", ratio=9000.0, cases=cases, cases_planned=2
     )
 
 
@@ -140,8 +159,15 @@ class Script:
         usage: Usage = Usage(input=1000, output=200),  # noqa: B008
         truth_passes: bool = True,
         times: dict[str, float] | None = None,
+        retrieved: PairsRetrieved | None = None,
+        **rooms: object,
     ) -> None:
-        """`times`: microseconds by a piece of text of the candidate; with it the optimize phase runs."""
+        """`times`: microseconds by a piece of text of the candidate; with it the optimize phase runs.
+
+        `rooms`: fields of `Tools` that are to be there, too.
+        """
+        self.retrieved = PAIRS if retrieved is None else retrieved
+        self.rooms = rooms
         self.replies = replies
         self.log = log
         self.usage = usage
@@ -166,10 +192,11 @@ class Script:
             cross_check=lambda spec: TruthCrossChecked(
                 passed=self.truth_passes, line="a derivative agrees to 3e-10", worst=3e-10
             ),
-            retrieve=lambda spec: PAIRS,
+            retrieve=lambda spec: self.retrieved,
             check=self._check,
             deliver=_deliver,
-            measure=None if self.times is None else self._measure,
+            **({} if self.times is None else {"measure": self._measure}),
+            **self.rooms,  # type: ignore[arg-type]
         )
 
     def _check(self, spec: KernelSpec, pair_source: str, on_case: OnCase) -> Verdict:
