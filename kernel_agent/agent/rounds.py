@@ -5,14 +5,14 @@ from __future__ import annotations
 from kernel_agent.agent import events as ev
 from kernel_agent.agent.desk import Desk
 from kernel_agent.agent.edits import EditProblem
-from kernel_agent.agent.events import PromptName
+from kernel_agent.agent.events import PhaseName, PromptName
 from kernel_agent.agent.locks import partners
 from kernel_agent.agent.planning import read_answer
 from kernel_agent.agent.replies import receive
 from kernel_agent.agent.reply import extract
 from kernel_agent.agent.splice import Piece, splice
 from kernel_agent.agent.standing import compare
-from kernel_agent.agent.state import Round
+from kernel_agent.agent.state import Round, Work
 from kernel_agent.errors import InputError
 
 
@@ -63,25 +63,39 @@ def _extract(desk: Desk, asked: Round) -> None:
             has_forward=found.candidate.forward is not None,
             notes=found.notes,
             edits=found.edits,
-            fingerprint=_fingerprint(desk, digest),
+            fingerprint=_fingerprint(desk, digest, asked.phase),
         )
     )
 
 
-def _fingerprint(desk: Desk, digest: str) -> str | None:
-    """Of a candidate that can be assembled; what cannot is refused by the gate, which says why."""
+def _fingerprint(desk: Desk, digest: str, phase: PhaseName) -> str | None:
+    """Of a candidate that can be assembled; what cannot is refused by the gate, which says why.
+
+    Compiled code is compared where it is needed anyway: in the optimize phase, whose candidates are timed.
+    """
     if desk.tools.fingerprint is None:
         return None
     try:
-        return desk.tools.fingerprint(desk.spec, desk.file(digest))
+        return desk.tools.fingerprint(desk.spec, desk.file(digest), phase is PhaseName.OPTIMIZE)
     except InputError:
         return None
+
+
+def _same(desk: Desk, asked: Round) -> Work | None:
+    """An earlier candidate with the same text or the same code."""
+    assert asked.candidate is not None
+    best = desk.state.best
+    found = desk.state.judged(asked.candidate, asked.fingerprint)
+    if found is not None or best is None or asked.fingerprint is None or asked.phase is not PhaseName.OPTIMIZE:
+        return found
+    # The best may come from the phase before, which compares texts alone.
+    return best if _fingerprint(desk, best.digest, asked.phase) == asked.fingerprint else None
 
 
 def _judge(desk: Desk, asked: Round) -> None:
     if asked.candidate is None or asked.verdict is not None:
         return
-    same = desk.state.judged(asked.candidate, asked.fingerprint)
+    same = _same(desk, asked)
     if same is None:
         verdict = desk.tools.check(desk.spec, desk.file(asked.candidate), desk.observer.on_case)
         desk.record(ev.Judged(number=asked.number, digest=asked.candidate, verdict=verdict))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kernel_agent.agent.tools import NotTimed, OnCase, OnVariant, TunedCandidate
-from kernel_agent.bench.fingerprint import fingerprint
+from kernel_agent.bench.fingerprint import fingerprint, source_fingerprint
 from kernel_agent.bench.gpu import has_gpu
 from kernel_agent.bench.measure import NotMeasured, measure
 from kernel_agent.bench.modelled import NotModelled, modelled, screen
@@ -54,9 +54,9 @@ class Stopwatch:
         except NotModelled:
             return None
 
-    def fingerprint(self, spec: KernelSpec, pair_source: str) -> str | None:
+    def fingerprint(self, spec: KernelSpec, pair_source: str, compiled: bool) -> str | None:
         """See `kernel_agent.bench.fingerprint`."""
-        return fingerprint(spec, pair_source, self._sandbox)
+        return fingerprint(spec, pair_source, self._sandbox) if compiled else source_fingerprint(pair_source)
 
     def confirm(self, spec: KernelSpec, pair_source: str, exact: Verdict, on_case: OnCase) -> Verdict:
         """The verdict of both tiers where there is a GPU, else that of the exact one."""

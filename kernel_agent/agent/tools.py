@@ -64,8 +64,11 @@ class Tools:
     """Find pairs that compute a gradient in a wanted technique."""
     price: Callable[[KernelSpec, Plan, ForwardFacts | None], tuple[GradientPrice, ...]] | None = None
     """Say what a plan costs in memory traffic."""
-    fingerprint: Callable[[KernelSpec, str], str | None] | None = None
-    """Of a complete pair file: equal for two that compute by the same code, None when it cannot be told."""
+    fingerprint: Callable[[KernelSpec, str, bool], str | None] | None = None
+    """Of a complete pair file: equal for two that compute by the same code, None when it cannot be told.
+
+    The last argument asks for the compiled code to be compared, which takes seconds, and not the text alone.
+    """
     modelled_cost: Callable[[KernelSpec, Candidate], Measurement | None] | None = None
     """The modelled time of a green candidate; None when it cannot be modelled."""
     measure: Callable[[KernelSpec, Candidate], Measurement] | None = None

@@ -9,21 +9,23 @@ import json
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 
-from scripted import BACKWARD, CRASHING, NO_CODE, SWAPPED, Script, config, reply_text
+from scripted import CRASHING, NO_CODE, OTHER_WRONG, PLAN, SWAPPED, Script, config, reply_text
 
 from kernel_agent.agent.events import Entry, Event
 from kernel_agent.agent.ledger import Ledger, read_ledger
 from kernel_agent.agent.runs import resume, run
 
-REPLIES = (SWAPPED, CRASHING, CRASHING + "# again\n", BACKWARD)
+BAD_EDIT = "<<<<<<< SEARCH\nnothing like it\n=======\n\n>>>>>>> REPLACE\n"
 
 
 def script(out: Path) -> Script:
-    """Wrong, crash, no code, crash (rolls back), right: every kind of event but those of a GPU."""
-    texts = [reply_text(code) for code in REPLIES]
-    return Script(*texts[:2], NO_CODE, *texts[2:], log=out.with_suffix(".asks"))
+    """A plan, two drafts at once, an edit that fails, no code, a crash (rolls back), and what a splice makes right."""
+    texts = [reply_text(code) for code in (CRASHING, SWAPPED, CRASHING + "# again\n", OTHER_WRONG)]
+    replies = (PLAN, *texts[:2], BAD_EDIT, NO_CODE, *texts[2:])
+    return Script(*replies, log=out.with_suffix(".asks"), retrieve_techniques=lambda spec, wanted, shown: ())
 
 
 def forked(work: object) -> int:
@@ -45,6 +47,11 @@ def kill_at(number: int, *, written: bool) -> None:
 
     def dying(ledger: Ledger, event: Event) -> Entry:
         here = len(tuple(ledger)) + 1 == number
+        if here:
+            # A reply that is still on its way when a run dies is asked for again: let those of the drafts arrive.
+            for thread in threading.enumerate():
+                if thread is not threading.current_thread():
+                    thread.join(10)
         if here and not written:
             os.kill(os.getpid(), signal.SIGKILL)
         entry = append(ledger, event)
@@ -62,7 +69,7 @@ def killed_and_resumed(out: Path, number: int | None, *, written: bool) -> dict[
     def first() -> None:
         if number is not None:
             kill_at(number, written=written)
-        run(config(out, patience=2), tools=mine.tools, model=mine.model)
+        run(config(out, patience=2, reflect=True, candidates=2), tools=mine.tools, model=mine.model)
 
     died = os.WTERMSIG(forked(first))
     (path,) = out.glob("product-*/runs/2*")
@@ -75,7 +82,7 @@ def killed_and_resumed(out: Path, number: int | None, *, written: bool) -> dict[
         "died": died,
         "resumed": status,
         "events": kept,
-        "asks": mine.log.read_text().split() if mine.log else [],
+        "asks": sorted(mine.log.read_text().split()) if mine.log else [],
         "delivered": (path.parent.parent / "product_backward.py").read_text(),
         "trace": (path / "trace.md").is_file(),
         "files": sorted(str(p.relative_to(path)) for p in path.rglob("*") if p.is_file()),

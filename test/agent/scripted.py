@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,6 +42,30 @@ OTHER_WRONG = BACKWARD.replace("tl.store(DX + cols, dy * tl.load(W", "tl.store(D
 """dx is made from x instead of w: wrong, and right for dw."""
 CRASHING = BACKWARD.replace("x, w, _ = saved", "x, w = saved")
 NO_CODE = "I would multiply the cotangent with the other factor. Shall I write it?"
+
+
+PLAN = (
+    "Elementwise.\n\n```json\n"
+    + json.dumps(
+        {
+            "pairs": [{"slug": "scaled_copy", "match": "the product rule", "mismatch": "s is a scalar there"}],
+            "anchor": "scaled_copy",
+            "differences": [{"difference": "two tensors", "implies": "two gradients"}],
+            "gradients": [
+                {
+                    "grad": name,
+                    "owner": "one block of elements",
+                    "reduction": "plain store",
+                    "techniques": ["elementwise"],
+                    "saved": ["x", "w"],
+                }
+                for name in ("x", "w")
+            ],
+        }
+    )
+    + "\n```\n"
+)
+"""A plan for `product.py` that reads `PAIR`."""
 
 
 def reply_text(code: str) -> str:

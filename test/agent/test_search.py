@@ -15,6 +15,7 @@ from scripted import (
     OTHER_WRONG,
     PAIR,
     PAIRS,
+    PLAN,
     SWAPPED,
     Script,
     ScriptedModel,
@@ -38,27 +39,6 @@ GOOD, WRONG, OTHER = reply_text(BACKWARD), reply_text(SWAPPED), reply_text(OTHER
 CRASH = reply_text(CRASHING)
 TWO_PAIRS = PAIRS.model_copy(
     update={"pairs": (PAIR, PAIR.model_copy(update={"slug": "product_row"}), *PAIRS.pairs[1:])}
-)
-PLAN = (
-    "Elementwise.\n\n```json\n"
-    + json.dumps(
-        {
-            "pairs": [{"slug": "scaled_copy", "match": "the product rule", "mismatch": "s is a scalar there"}],
-            "anchor": "scaled_copy",
-            "differences": [{"difference": "two tensors", "implies": "two gradients"}],
-            "gradients": [
-                {
-                    "grad": name,
-                    "owner": "one block of elements",
-                    "reduction": "plain store",
-                    "techniques": ["elementwise"],
-                    "saved": ["x", "w"],
-                }
-                for name in ("x", "w")
-            ],
-        }
-    )
-    + "\n```\n"
 )
 
 
@@ -275,7 +255,9 @@ def test_a_free_retry_still_costs_tokens(tmp_path: Path) -> None:
 
 
 def test_a_candidate_with_the_same_fingerprint_is_not_judged_again(tmp_path: Path) -> None:
-    script = Script(WRONG, reply_text(SWAPPED + "# other words\n"), GOOD, fingerprint=lambda spec, source: source[:1])
+    script = Script(
+        WRONG, reply_text(SWAPPED + "# other words\n"), GOOD, fingerprint=lambda spec, source, compiled: source[:1]
+    )
     finished = start(script, tmp_path, max_iters=2)
     assert script.checked == 1
     assert of_kind(finished, ev.Judged)[1].same_as == 1
