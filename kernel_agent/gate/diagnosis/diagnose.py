@@ -9,7 +9,7 @@ from typing import TypeVar
 from kernel_agent.gate.diagnosis.evidence import Evidence
 from kernel_agent.gate.diagnosis.layout import ignored_strides
 from kernel_agent.gate.diagnosis.matrix import pass_matrix, readings
-from kernel_agent.gate.diagnosis.records import Diagnosis, Hypothesis
+from kernel_agent.gate.diagnosis.records import Diagnosis, Fault, Hypothesis
 from kernel_agent.gate.diagnosis.stale import stale_statistics
 from kernel_agent.gate.diagnosis.suspect import Mended, mended
 from kernel_agent.gate.diagnosis.what import hypotheses
@@ -17,6 +17,9 @@ from kernel_agent.gate.diagnosis.where import regions
 from kernel_agent.oracle import Truths
 
 T = TypeVar("T")
+
+_OF_NO_LINE = frozenset({Fault.EXCHANGED, Fault.TRANSPOSED, Fault.WRONG_AXIS, Fault.STRIDES_IGNORED})
+"""Mistakes that no change of one operation mends: looking for its line would cost time for nothing."""
 
 
 def make_diagnosis(evidence: Evidence, truths: Truths) -> Diagnosis:
@@ -34,10 +37,12 @@ def make_diagnosis(evidence: Evidence, truths: Truths) -> Diagnosis:
     nothing: tuple[Hypothesis, ...] = ()
     named = part("what", lambda: hypotheses(evidence, truths), nothing)
     layout = part("layout", lambda: ignored_strides(evidence, truths), nothing)
-    change = part("suspect", lambda: mended(evidence, truths), Mended())
-    named = _first_of_each(*named, *layout, *change.what)
-    unexplained = tuple(g for g in evidence.wrong(evidence.red) if g not in {found.grad for found in named})
-    stale = part("stale", lambda: stale_statistics(evidence, truths, unexplained), nothing)
+    named = _first_of_each(*named, *layout)
+    change = Mended()
+    if _unexplained(evidence, named) or any(found.fault not in _OF_NO_LINE for found in named):
+        change = part("suspect", lambda: mended(evidence, truths), change)
+    named = _first_of_each(*named, *change.what)
+    stale = part("stale", lambda: stale_statistics(evidence, truths, _unexplained(evidence, named)), nothing)
     return Diagnosis(
         matrix=part("matrix", lambda: pass_matrix(evidence.here), ()),
         readings=part("matrix", lambda: readings(evidence.here), ()),
@@ -47,6 +52,11 @@ def make_diagnosis(evidence: Evidence, truths: Truths) -> Diagnosis:
         notes=tuple(notes),
         seconds=time.perf_counter() - start,
     )
+
+
+def _unexplained(evidence: Evidence, named: tuple[Hypothesis, ...]) -> tuple[str, ...]:
+    """Wrong gradients of the first red case that no hypothesis is about."""
+    return tuple(g for g in evidence.wrong(evidence.red) if g not in {found.grad for found in named})
 
 
 def _first_of_each(*found: Hypothesis) -> tuple[Hypothesis, ...]:
