@@ -98,10 +98,9 @@ def test_a_statistic_of_another_row_is_told_with_its_line(judge):
     ("pair", "change"),
     [
         ("layernorm", ("g * xh, mask", "g * xh * xh * tl.exp(x), mask")),
-        ("layernorm", ("DB + c, g, mask", "DB + c, g + 1e-4 * x, mask")),
-        ("softmax", ("y * (g", "(y + 1e-3 * c) * (g")),
+        ("softmax", ("y * (g", "tl.exp(y) * (g")),
     ],
-    ids=["a_strange_factor", "something_that_is_no_gradient", "another_function"],
+    ids=["a_strange_factor", "another_function"],
 )
 def test_nothing_is_said_of_a_mistake_that_no_hypothesis_explains(judge, pair, change):
     # A bank that fits its factors to whatever it meets would name something here.
