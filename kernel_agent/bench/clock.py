@@ -151,14 +151,28 @@ class Clock:
         return float(self._elapsed(last, first)) * 1e3
 
 
-def probe(gradients: Sequence[Any], places: Sequence[Tensor | None]) -> Tensor:
-    """Elements of the gradients at given places, in one float64 tensor; NaN for a gradient that is not there."""
-    parts = []
-    for gradient, where in zip(gradients, places, strict=False):
-        if where is None:
-            continue
-        if isinstance(gradient, Tensor) and gradient.numel() > int(where.max()):
-            parts.append(gradient.detach().reshape(-1)[where].to(torch.float64))
-        else:
-            parts.append(torch.full(where.shape, math.nan, dtype=torch.float64, device=where.device))
+@dataclass(frozen=True)
+class Probe:
+    """Where one gradient is looked at."""
+
+    places: Tensor
+    """Flat positions, on the device."""
+    reach: int
+    """Elements that a gradient has at least: known on the host, so that looking waits for nothing."""
+
+    @classmethod
+    def at(cls, places: Tensor) -> Probe:
+        """A probe of positions that are still on the CPU."""
+        return cls(places.to("cuda"), 1 + int(places.max()) if places.numel() else 0)
+
+    def look(self, gradient: Any) -> Tensor:
+        """The elements, in float64; NaN for a gradient that is not there."""
+        if isinstance(gradient, Tensor) and gradient.numel() >= self.reach:
+            return gradient.detach().reshape(-1)[self.places].to(torch.float64)
+        return torch.full(self.places.shape, math.nan, dtype=torch.float64, device=self.places.device)
+
+
+def look(gradients: Sequence[Any], probes: Sequence[Probe | None]) -> Tensor:
+    """What all probes see, in one tensor."""
+    parts = [p.look(gradient) for gradient, p in zip(gradients, probes, strict=False) if p is not None]
     return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from kernel_agent.bench.clock import Clock, Pace, probe
+from kernel_agent.bench.clock import Clock, Pace, Probe, look
 from kernel_agent.bench.launches import KernelSeen, time_launches
 from kernel_agent.bench.realdevice import begin, import_file, on_gpu, outputs_of, unpacked
 from kernel_agent.gate.answer import Failure, FailureKind, Frame
@@ -73,7 +73,7 @@ def _entry(
     arguments = unpacked(entry["arguments"], call.tensors)
     base = [None if key is None else on_gpu(call.tensors[key]) for key in entry["cotangents"]]
     cotangents = [None if tensor is None else tensor.clone() for tensor in base]
-    places = [None if key is None else on_gpu(call.tensors[key]) for key in entry["probes"]]
+    probes = [None if key is None else Probe.at(call.tensors[key]) for key in entry["probes"]]
 
     def forward() -> Any:
         with torch.no_grad():
@@ -94,7 +94,7 @@ def _entry(
 
     def work() -> None:
         with torch.no_grad():
-            _time(call, clock, choose, number, backward, given, (base, cotangents), places)
+            _time(call, clock, choose, number, backward, given, (base, cotangents), probes)
 
     _guarded(call, path, "backward", work)
     torch.cuda.empty_cache()
@@ -108,7 +108,7 @@ def _time(
     backward: Callable[[], None],
     given: list[Any],
     cotangents: tuple[list[Tensor | None], list[Tensor | None]],
-    places: list[Tensor | None],
+    probes: list[Probe | None],
 ) -> None:
     pace = clock.pace(backward, call.payload["budget_s"])
     factors = _factors(choose, pace.repeats)
@@ -121,7 +121,7 @@ def _time(
                 used.copy_(kept).mul_(factors[repetition])
 
     def after(repetition: int) -> None:
-        seen.append(probe(given, places) / factors[repetition])
+        seen.append(look(given, probes) / factors[repetition])
 
     took = clock.times(backward, pace, before, after, late)
     record = {
