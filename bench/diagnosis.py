@@ -1,6 +1,6 @@
 """Measure the diagnosis of red candidates: is the planted mistake of a mutant named, is anything else named?
 
-Run: python bench/diagnosis.py [--sample N] [--jobs N] [--pairs SLUG ...]
+Run: python bench/diagnosis.py [--sample N] [--jobs N] [--pairs SLUG ...], or --table to print that of what was measured
 
 Mutants are made from the backwards of the proven pairs by `planted.py`, judged by the gate as any candidate, and kept
 where the verdict is a wrong gradient (for ignored strides, which the sanitizer sees first, an access out of bounds or
@@ -12,6 +12,7 @@ A name is right when it is the planted class or one that the same edit also is:
 - a term left out, doubled or of the wrong sign is, where it is all of the gradient, a scale or a sign, and all that
   comes from one output; terms that are equal or opposite stand for one another;
 - a factor or a sign on one of several stores into a gradient is one on a term of it;
+- a factor of a term that is the same number everywhere is a scale;
 - a block, an output or a term that is all there is leaves a gradient that is zero, which is said as a scale of 0.
 
 Everything else that is said is a wrong name, and so is every name for a mistake outside the bank.
@@ -28,6 +29,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from planted import Planted, plant
@@ -45,6 +47,7 @@ _TERMS = frozenset({Fault.MISSING_TERM, Fault.DOUBLED_TERM, Fault.TERM_SIGN, Fau
 EQUIVALENT = {
     Fault.MISSING_TERM: _TERMS | {Fault.OUTPUT_IGNORED},
     Fault.SCALE: frozenset({Fault.SCALE, Fault.DOUBLED_TERM, Fault.FACTOR}),
+    Fault.FACTOR: frozenset({Fault.FACTOR, Fault.SCALE}),
     Fault.SIGN: frozenset({Fault.SIGN, Fault.TERM_SIGN}),
     Fault.DOUBLED_TERM: _TERMS,
     Fault.TERM_SIGN: _TERMS,
@@ -105,8 +108,12 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=0, help="mutants per pair and class; 0 is all")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--pairs", nargs="*", default=[])
+    parser.add_argument("--table", action="store_true", help="measure nothing")
     parser.add_argument("--out", type=Path, default=HERE / "diagnosis.json")
     args = parser.parse_args()
+    if args.table:
+        print(table([read(row) for row in json.loads(args.out.read_text())]))
+        return
     files = [path for path in pair_files() if not args.pairs or path.stem in args.pairs]
     rows: list[Said] = []
     with ProcessPoolExecutor(args.jobs) as pool:
@@ -117,6 +124,14 @@ def main() -> None:
     text = table(rows)
     args.out.with_suffix(".txt").write_text(text)
     print(text)
+
+
+def read(row: dict[str, Any]) -> Said:
+    """A row of the file that `main` writes."""
+    lists = ("where", "readings", "notes")
+    suspect = None if row["suspect"] is None else (int(row["suspect"][0]), str(row["suspect"][1]))
+    named = tuple((grad, fault, said) for grad, fault, said in row["named"])
+    return Said(**{**row, **{name: tuple(row[name]) for name in lists}, "named": named, "suspect": suspect})
 
 
 def pair_files() -> list[Path]:
