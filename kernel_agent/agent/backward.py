@@ -23,7 +23,7 @@ def backward(desk: Desk) -> None:
     count = desk.state.asks
     asks = f"after {count} ask{'' if count == 1 else 's'}"
     desk.end(BACKWARD, f"proven {asks}" if desk.state.green else f"not proven {asks}: {desk.state.exhausted}")
-    if desk.config.pause and desk.state.green:
+    if desk.config.pause and desk.state.green and not desk.state.confirmed:
         raise PausedRun(
             f"phase 2 is over, the backward is proven {asks}; phase 3 waits (--pause)",
             remedy=f"go on here or, packed, on another machine: {desk.folder.resume_command}",

@@ -269,6 +269,14 @@ class TunedEvent(Record):
     verdict: Verdict | None = Field(default=None, description="of the best variant; None when the start is best")
 
 
+class Confirmed(Record):
+    """The best candidate, proven on another machine, was judged with its real kernels on the GPU of this one."""
+
+    event: Literal["confirmed"] = "confirmed"
+    digest: str
+    verdict: Verdict = Field(description="of both tiers; red, and phase 2 is open again")
+
+
 class SnapshotKept(Record):
     """A candidate is the best so far."""
 
@@ -356,6 +364,7 @@ Event = Annotated[
     | Judged
     | Measured
     | TunedEvent
+    | Confirmed
     | SnapshotKept
     | SetAside
     | RolledBack

@@ -11,13 +11,14 @@ from kernel_agent.gate.verdict import STAGE_OF, Stage, Verdict
 def right_gradients(verdict: Verdict) -> frozenset[str]:
     """Gradients that were compared and are right in every case.
 
-    Empty unless the candidate came as far as its values: a race or a crash cannot be laid to one gradient.
+    Empty unless the candidate came as far as its values: a race or a crash cannot be laid to one gradient. Empty, too,
+    where a red verdict finds no gradient wrong.
     """
     if STAGE_OF[verdict.status] < Stage.VALUES:
         return frozenset()
     scores = [score for case in verdict.cases for score in case.grads]
     wrong = {score.grad for score in scores if not score.passed}
-    return frozenset(score.grad for score in scores) - wrong
+    return frozenset(score.grad for score in scores) - wrong if wrong or verdict.green else frozenset()
 
 
 def red_gradients(verdict: Verdict, grads: tuple[str, ...]) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from kernel_agent.agent import events as ev
 from kernel_agent.agent.backward import backward
+from kernel_agent.agent.confirm import confirmed
 from kernel_agent.agent.delivery import finish
 from kernel_agent.agent.desk import Desk
 from kernel_agent.agent.optimize import optimize
@@ -39,6 +40,8 @@ def run_to_end(desk: Desk) -> FinishedRun:
         reference(desk)
         retrieve(desk)
         backward(desk)
+        while not confirmed(desk):  # red on this GPU: phase 2 is open again
+            backward(desk)
         optimize(desk)
         finish(desk)
     return FinishedRun(desk.folder, desk.state)

@@ -114,6 +114,8 @@ class RunState:
     """The best candidate so far."""
     base: Work | None = None
     """The candidate that the next ask works on: the last one, or the best after a rollback and after the drafts."""
+    confirmed: frozenset[str] = frozenset()
+    """Digests of candidates that were proven elsewhere and judged again on this machine's GPU."""
     lock: ev.Locked | None = None
     """The last gradients that were locked."""
     stale: int = 0
@@ -243,6 +245,8 @@ def _in_rounds(state: RunState, event: Event) -> RunState:
             return _with_time(state, event.digest, event.measurement)
         case ev.TunedEvent():
             return _after_tuning(state, event)
+        case ev.Confirmed():
+            return _after_confirming(state, event)
         case ev.SnapshotKept():
             work = _work(state, event.number, event.digest)
             state = _in_round(state, event.number, settled=True, kept=True, outcome=event.line)
@@ -270,7 +274,7 @@ def _moved(state: RunState, machine: Machine | None) -> RunState:
     if machine is None or before is None or machine.times_as(before):
         return replace(state, machine=machine or before)
     best, base = (None if work is None else replace(work, measurement=None) for work in (state.best, state.base))
-    return replace(state, machine=machine, measurements=(), tuned=None, best=best, base=base)
+    return replace(state, machine=machine, measurements=(), tuned=None, confirmed=frozenset(), best=best, base=base)
 
 
 def _limits(config: RunConfig) -> tuple[float | None, ...]:
@@ -339,6 +343,22 @@ def _after_tuning(state: RunState, event: ev.TunedEvent) -> RunState:
     work = Work(tuned.best, state.best.number, event.verdict)
     state = replace(state, best=work, base=work)
     return state if tuned.measurement is None else _with_time(state, tuned.best, tuned.measurement)
+
+
+def _after_confirming(state: RunState, event: ev.Confirmed) -> RunState:
+    """The verdict of both tiers takes the place of the earlier one wherever that is kept."""
+
+    def judged(work: Work | None) -> Work | None:
+        return replace(work, verdict=event.verdict) if work is not None and work.digest == event.digest else work
+
+    for known in state.rounds:
+        if known.candidate == event.digest and known.verdict is not None:
+            state = _in_round(state, known.number, verdict=event.verdict)
+        if known.spliced is not None and known.spliced.digest == event.digest:
+            state = _in_round(state, known.number, spliced_verdict=event.verdict)
+    over = state.over if event.verdict.green else state.over - {PhaseName.BACKWARD}
+    best, base = judged(state.best), judged(state.base)
+    return replace(state, best=best, base=base, over=over, confirmed=state.confirmed | {event.digest})
 
 
 def _with_time(state: RunState, digest: str, measurement: Measurement) -> RunState:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from kernel_agent.agent.events import TruthCrossChecked
 from kernel_agent.agent.retrieval import retrieve, retrieve_techniques
 from kernel_agent.agent.tools import OnCase, OnVariant, Tools, TunedCandidate
+from kernel_agent.bench.records import Basis
 from kernel_agent.config import RunConfig
 from kernel_agent.deliver.certificate import Provenance
 from kernel_agent.gate.verdict import CaseResult, Verdict
@@ -83,6 +84,7 @@ def open_tools(config: RunConfig) -> Iterator[Tools]:
             modelled_cost=stopwatch.modelled,
             measure=stopwatch.measure,
             recall=stopwatch.recall,
+            confirm=stopwatch.confirm if stopwatch.basis is Basis.MEASURED else None,
             basis=stopwatch.basis,
             tune=tune,
         )

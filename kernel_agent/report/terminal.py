@@ -103,6 +103,8 @@ def event_line(event: ev.Event) -> Text | None:
             return Text(f"  reply {event.number}: {use.output:,} tokens{price}, {event.reply.latency_s:.1f} s")
         case ev.Judged():
             return Text("  ").append_text(verdict_text(event.verdict))
+        case ev.Confirmed():
+            return Text("  on this GPU: ").append_text(verdict_text(event.verdict))
         case ev.Measured():
             return Text(f"  {headline_time(event.measurement)}")
         case ev.SnapshotKept():

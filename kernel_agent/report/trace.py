@@ -100,6 +100,10 @@ def _event(event: ev.Event, when: str, shown: set[str]) -> list[str]:
             return [f"Reply {event.number} holds {held}: candidate `{event.digest[:16]}`.{notes}"]
         case ev.Judged():
             return _verdict(event, when)
+        case ev.Confirmed():
+            said = headline(event.verdict)
+            head = f"### Check of `{event.digest[:16]}` on this machine's GPU {when}: {said}"
+            return [head, *verdict_lines(event.verdict, said=said)]
         case ev.Measured():
             return [f"### Time of `{event.digest[:16]}` {when}", *time_paragraphs(event.measurement)]
         case ev.SnapshotKept():
