@@ -263,8 +263,8 @@ def _after_resuming(state: RunState, event: ev.Resumed) -> RunState:
     state = replace(_moved(state, event.machine), config=now)
     if state.delivered is not None or before is None or _limits(before) == _limits(now):
         return state
-    # With another budget a run that ended red is open again.
-    asking = {PhaseName.BACKWARD, PhaseName.OPTIMIZE}
+    # With another budget a run that ended red is open again; what is proven already needs no second proof.
+    asking = {PhaseName.OPTIMIZE} if state.green else {PhaseName.BACKWARD, PhaseName.OPTIMIZE}
     return replace(state, exhausted="", finished=None, over=state.over - asking, stale=0, idle=0)
 
 

@@ -146,3 +146,17 @@ def test_a_defect_of_ours_names_the_run_and_leaves_it_resumable(tmp_path: Path) 
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
     assert "internal error: ZeroDivisionError" in (path / "trace.md").read_text()
     assert resume(path, tools=script.tools, model=script.model).outcome is Outcome.DELIVERED
+
+
+def test_a_proven_run_goes_on_in_the_optimize_phase_with_another_budget(tmp_path: Path) -> None:
+    # The proof is not to be repeated: the open ask belongs to the phase that made it.
+    script = Script(reply_text(BACKWARD), times={"": 100.0})
+    with pytest.raises(InternalError):  # the script holds no second reply
+        run(config(tmp_path, max_iters=5), tools=script.tools, model=script.model)
+    (path,) = tmp_path.glob("product-*/runs/2*")
+    faster = Script(reply_text(BACKWARD), reply_text(BACKWARD + "# faster\n"), times={"# faster": 50.0, "": 100.0})
+    finished = resume(path, changes=Changes(max_iters=2), tools=faster.tools, model=faster.model)
+    assert finished.state.best is not None
+    assert finished.state.best.number == 2
+    ended = [e.event.phase for e in read_ledger(path / "trace.jsonl").entries if isinstance(e.event, ev.PhaseEnded)]
+    assert ended == [ev.PhaseName.REFERENCE, ev.PhaseName.BACKWARD, ev.PhaseName.OPTIMIZE]
