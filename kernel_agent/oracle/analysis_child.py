@@ -120,7 +120,12 @@ class Look:
 
 
 def _told(stub: Stub, look: Look) -> Told:
-    return tell(look.watched, dims_of(look.entry, lambda other: _given(stub, other)), stub.spec.grads)
+    return tell(
+        look.watched,
+        dims_of(look.entry, lambda other: _given(stub, other)),
+        stub.spec.grads,
+        [fact.name for fact in stub.spec.outputs],
+    )
 
 
 def _watched(stub: Stub, entry: ShapeEntry) -> Watched:
@@ -237,11 +242,11 @@ def _derived(stub: Stub, function: Callable[..., Any], entry: ShapeEntry) -> tup
     names = [fact.name for fact in stub.spec.inputs][: len(args)]
     places = stub.leaves(args, kwargs)
     sizes = {name: value for name, value in entry.dims.items() if type(value) is int}
-    wanted = [place for place, fact in enumerate(stub.spec.outputs) if fact.needs_grad]
+    wanted = {place: fact.name for place, fact in enumerate(stub.spec.outputs) if fact.needs_grad}
     try:
-        return derive(function, stub.function, leaf_call(args, kwargs, places), names, sizes, wanted)
+        return derive(function, leaf_call(args, kwargs, places), names, sizes, wanted)
     except Exception:  # what it raises with arguments of their own dtypes is the better reason
-        return derive(function, stub.function, leaf_call(args, kwargs, places, None), names, sizes, wanted)
+        return derive(function, leaf_call(args, kwargs, places, None), names, sizes, wanted)
 
 
 _DISTINCT = (6, 14, 22, 26, 34, 38, 46, 58)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kernel_agent.oracle import analyse_spec, describe
-from kernel_agent.pairs.forward_facts import AccessMode, ForwardFacts
+from kernel_agent.pairs.forward_facts import AccessMode, DerivativeSource, ForwardFacts
 from kernel_agent.pairs.spec import ShapeEntry
 from kernel_agent.pairs.userfile import read_file
 from kernel_agent.sandbox import Limits
@@ -56,7 +56,7 @@ def test_layernorm_reads_a_row_per_program_and_all_of_the_weight(facts_of):
     assert row.axes == "M: one per program of axis 0; N: all of it in a tile of 128 (BLOCK_N); contiguous along N"
     assert row.masked, "N=100 does not fill a tile of 128"
     assert access(facts, "W (weight)", AccessMode.LOAD).axes == "N: all of it in a tile of 128 (BLOCK_N); contiguous"
-    assert access(facts, "RSTD (output 2)", AccessMode.STORE).axes == "M: one per program of axis 0"
+    assert access(facts, "RSTD (output rstd)", AccessMode.STORE).axes == "M: one per program of axis 0"
 
 
 def test_the_gradient_of_the_weight_of_layernorm_sums_over_rows_and_that_of_x_does_not(facts_of):
@@ -158,6 +158,25 @@ def test_partial_sums_between_launches_are_told(facts_of):
     facts = facts_of("datasets/kernel_pairs/linear_attention/linattn_causal_chunk.py")
     (line,) = [line for line in facts.crossing if "made by _running_outer" in line]
     assert "in _chunk_out: " in line
+
+
+def test_the_derivative_of_the_reference_is_told_with_the_names_of_the_backward(facts_of):
+    derivative = facts_of("examples/layernorm.py").derivative
+    assert derivative.source is DerivativeSource.REFERENCE
+    assert "dx = rstd * (t2 - mean_N(t2) - t1 * mean_N(t2 * t1))" in derivative.lines
+    assert "dbias = sum_M(grad_out0)" in derivative.lines
+
+
+def test_a_surrogate_is_derived_in_place_of_the_reference(facts_of):
+    derivative = facts_of("datasets/kernel_pairs/quant/fakequant_per_tensor_ste.py").derivative
+    assert derivative.source is DerivativeSource.SURROGATE
+    assert derivative.lines[-1] == "dx = where(inside, grad_y, 0)", "straight through, where rounding has slope zero"
+
+
+def test_a_file_without_a_reference_has_no_derivative_and_says_so(facts_of):
+    facts = facts_of("examples/swiglu.py", ("def reference", "def plain"))
+    assert facts.derivative is None
+    assert any("no `reference`" in note for note in facts.notes)
 
 
 def test_a_forward_that_cannot_be_followed_is_a_note_and_no_error(sandbox):

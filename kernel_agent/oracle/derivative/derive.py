@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import sys
-import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -36,19 +34,17 @@ class Traced:
 
 def derive(
     function: Callable[..., Any],
-    stub: Callable[..., Any],
     call: LeafCall,
     names: Sequence[str],
     sizes: Mapping[str, int],
-    differentiable: Sequence[int],
+    outputs: Mapping[int, str],
 ) -> tuple[str, ...]:
-    """Lines of assignments that give `dx` for every leaf `x`, for cotangents `dy` of the outputs.
+    """Lines of assignments that give `dx` for every leaf `x`, for cotangents `grad_y` of outputs `y`.
 
-    Outputs are called as `function` calls them, else as `stub` does. `names` has one name per positional argument of
-    the call; `sizes` are the dims to name numbers by; `differentiable` are the positions of outputs that have a
-    cotangent. Raises what the function raises.
+    `names` has one name per positional argument of the call; `sizes` are the dims to name numbers by; `outputs` are the
+    names of those that have a cotangent, by position. Raises what the function raises.
     """
-    traced = _traced(function, stub, call, names, differentiable)
+    traced = _traced(function, call, names, outputs)
     nodes = traced.trace.nodes
     translation = Translation(nodes, sizes, _scalars(function, call, names))
     results = [
@@ -65,10 +61,9 @@ def derive(
 
 def _traced(
     function: Callable[..., Any],
-    stub: Callable[..., Any],
     call: LeafCall,
     names: Sequence[str],
-    differentiable: Sequence[int],
+    wanted: Mapping[int, str],
 ) -> Traced:
     trace = Trace()
     watch = _Locals(function)
@@ -79,11 +74,10 @@ def _traced(
         with watch:
             result = function(*call.args, **call.kwargs)
         outputs = tuple(result) if isinstance(result, (tuple, list)) else (result,)
-        titles = output_names((function, stub), len(outputs), taken=set(names))
         found = {
-            titles[place]: output
-            for place, output in enumerate(outputs)
-            if place in differentiable and isinstance(output, Tensor) and output.requires_grad
+            name: outputs[place]
+            for place, name in wanted.items()
+            if place < len(outputs) and isinstance(outputs[place], Tensor) and outputs[place].requires_grad
         }
         gradients: dict[int, tuple[Tensor, str]] = {}
         for name, value in watch.found.items():
@@ -94,7 +88,7 @@ def _traced(
                 value.register_hook(_noting(gradients, f"d{name}"))
         cotangents = {name: torch.ones_like(output.detach()).normal_() for name, output in found.items()}
         for name, cotangent in cotangents.items():
-            trace.name(cotangent, f"d{name}")
+            trace.name(cotangent, f"grad_{name}")
         grads = torch.autograd.grad(
             list(found.values()), list(call.leaves.values()), list(cotangents.values()), allow_unused=True
         )
@@ -129,47 +123,6 @@ class _Locals:
     def _look(self, frame: FrameType, event: str, _argument: Any) -> None:
         if event == "return" and frame.f_code is self._code:
             self.found = {name: value for name, value in frame.f_locals.items() if isinstance(value, Tensor)}
-
-
-def output_names(functions: Sequence[Callable[..., Any]], count: int, taken: set[str]) -> list[str]:
-    """What functions call their outputs in their last return, the first that does; else `out`, or `out0`, `out1`."""
-    names = ["out"] if count == 1 else [f"out{place}" for place in range(count)]
-    for function in reversed(functions):
-        told = _returned(function)
-        if len(told) == count:
-            told = [name if name not in taken and told.count(name) == 1 else "" for name in told]
-            names = [name or other for name, other in zip(told, names, strict=True)]
-    return names
-
-
-def _returned(function: Callable[..., Any]) -> list[str]:
-    """Names in the last return of a function, one per value; of `y.view(...)` it is `y`, of an expression empty."""
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    except (OSError, SyntaxError, TypeError):
-        return []
-    returns = [node.value for node in _own_statements(tree.body[0]) if isinstance(node, ast.Return) and node.value]
-    if not returns:
-        return []
-    parts = list(returns[-1].elts) if isinstance(returns[-1], ast.Tuple) else [returns[-1]]
-    if len(parts) == 2 and isinstance(parts[0], ast.Tuple):  # a pair's forward: (outputs, saved)
-        parts = list(parts[0].elts)
-    own = getattr(inspect.unwrap(function), "__code__", None)
-    return [name if own is not None and name in own.co_varnames else "" for name in map(_root, parts)]
-
-
-def _own_statements(node: ast.AST) -> Iterator[ast.AST]:
-    """Nodes of a function that do not belong to a function within it."""
-    for child in ast.iter_child_nodes(node):
-        if not isinstance(child, (ast.FunctionDef, ast.Lambda, ast.ClassDef)):
-            yield child
-            yield from _own_statements(child)
-
-
-def _root(value: ast.expr) -> str:
-    while isinstance(value, (ast.Call, ast.Attribute)):
-        value = value.func if isinstance(value, ast.Call) else value.value
-    return value.id if isinstance(value, ast.Name) else ""
 
 
 def _scalars(function: Callable[..., Any], call: LeafCall, names: Sequence[str]) -> dict[float, str]:

@@ -138,7 +138,8 @@ class Formula:
         simple = term.op in ("neg", "T", "part") and not term.args[0].args
         if id(term) in self._known and (self._uses[id(term)] > 1 or len(text) > 16):
             return not simple
-        return len(text) > LONGEST or (self._uses[id(term)] > 1 and not simple and len(text) > 8)
+        short = 14 if term.op in _RANK else 8
+        return len(text) > LONGEST or (self._uses[id(term)] > 1 and not simple and len(text) > short)
 
     def _name(self, term: Term) -> str:
         wanted = self._known.get(id(term)) or _NAMES.get(term.op, "t")

@@ -44,9 +44,9 @@ def _line(one: Crossing, several: bool) -> str:
     return f"{one.tensor} in {one.kernel}: {one.text}" if several else f"{one.tensor}: {one.text}"
 
 
-def tell(watched: Watched, dims: Dims, grads: Sequence[str]) -> Told:
-    """Put a call into words. `grads` are the inputs that want gradients."""
-    roles = Roles(watched)
+def tell(watched: Watched, dims: Dims, grads: Sequence[str], outputs: Sequence[str]) -> Told:
+    """Put a call into words. `grads` are the inputs that want gradients, `outputs` the names of all outputs."""
+    roles = Roles(watched, tuple(outputs))
     words = [LaunchWords(place, seen, dims, roles) for place, seen in enumerate(watched.launches)]
     notes = [
         f"{seen.launch.kernel}: more accesses than can be written down; the last ones are not told"

@@ -37,9 +37,11 @@ class Roles:
     """What a buffer is to the stub."""
 
     watched: Watched
+    outputs: tuple[str, ...]
+    """Names of the outputs; what a pair's forward returns beside them is saved."""
 
     def of(self, buffer: Buffer, shown: Geometry) -> str:
-        """`x`, `output 0`, or `made by the stub`; of inputs that share memory, those that hold what was shown."""
+        """`x`, `output y`, `saved` or `made by the stub`; of inputs that share memory, those that hold `shown`."""
         inputs = [name for name, known in self.watched.buffers.items() if known is buffer]
         if len(inputs) > 1:
             known = {name: Geometry.of(self.watched.inputs[name]) for name in inputs}
@@ -48,7 +50,9 @@ class Roles:
         if inputs:
             return "/".join(inputs)
         place = self.watched.output_buffers.get(id(buffer))
-        return "made by the stub" if place is None else f"output {place}"
+        if place is None:
+            return "made by the stub"
+        return f"output {self.outputs[place]}" if place < len(self.outputs) else "saved"
 
 
 class LaunchWords:
