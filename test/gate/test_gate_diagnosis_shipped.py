@@ -1,0 +1,45 @@
+"""The same on shipped pairs, whose forwards loop, scan and scale: the mistake is named in words of their forward."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernel_agent.data import pairs_root
+from kernel_agent.gate import GateOptions, check
+from kernel_agent.gate.diagnosis.records import Fault
+from kernel_agent.oracle import describe
+from kernel_agent.pairs.userfile import read_file
+
+FEW = GateOptions(odd_sizes=0, max_cases=6)
+
+NAMED = {
+    # The sum of an online softmax is carried by a loop: its name and line are those after it.
+    "attention_without_delta": (
+        *("attention/fa2_causal", "- delta[:, None])", "- 0.0 * delta[:, None])", "q", Fault.MISSING_TERM),
+        "`norm` in line 55",
+    ),
+    "rmsnorm_without_its_radial_part": (
+        *("norm_row/rmsnorm_row", "dunit - unit * radial", "dunit", "x", Fault.MISSING_TERM),
+        "`inv_rms` in line",
+    ),
+    "a_gate_whose_sigmoid_is_a_constant": (
+        *("glu/swiglu_separate", "(s + silu * (1.0 - s))", "s", "gate", Fault.MISSING_TERM),
+        "is missing",
+    ),
+    "cross_entropy_times_two": (
+        *("loss_ce/ce_row", "tl.store(out, g * tl.where", "tl.store(out, 2.0 * g * tl.where", "logits", Fault.SCALE),
+        "twice the truth",
+    ),
+}
+
+
+@pytest.mark.parametrize(("pair", "old", "new", "grad", "fault", "words"), NAMED.values(), ids=NAMED)
+def test_a_mistake_in_a_shipped_backward_is_named(sandbox, pair, old, new, grad, fault, words):
+    path = pairs_root() / f"{pair}.py"
+    source = path.read_text()
+    assert source.count(old) == 1
+    verdict = check(describe(read_file(path), sandbox), source.replace(old, new), sandbox, FEW)
+    assert not verdict.diagnosis.notes
+    found = {one.grad: one for one in verdict.diagnosis.what}
+    assert found[grad].fault is fault, found[grad].statement
+    assert words in found[grad].statement
