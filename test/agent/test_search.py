@@ -275,7 +275,7 @@ def test_a_plan_is_asked_for_first_priced_and_shown_to_the_draft(tmp_path: Path)
         searched.append(tuple(one.grad for one in wanted))
         return ()
 
-    script = Script(PLAN, WRONG, GOOD, price=lambda spec, plan: prices, retrieve_techniques=find)
+    script = Script(PLAN, WRONG, GOOD, price=lambda spec, plan, facts: prices, retrieve_techniques=find)
     finished = start(script, tmp_path, reflect=True)
     (planned,) = of_kind(finished, ev.Planned)
     assert planned.problem == ""
