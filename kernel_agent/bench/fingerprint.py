@@ -19,7 +19,10 @@ from kernel_agent.bench.modelled import NotModelled, entry_facts, required
 from kernel_agent.errors import InputError
 from kernel_agent.pairs.sections import split_sections
 from kernel_agent.pairs.spec import KernelSpec
-from kernel_agent.sandbox import Sandbox
+from kernel_agent.sandbox import Limits, Sandbox
+
+LIMITS = Limits(wall_s=45.0)
+"""Where counting takes longer, the text has to do: a fingerprint is to save time."""
 
 _BY_NAME = frozenset(
     {"eval", "exec", "globals", "locals", "vars", "dir", "getattr", "setattr", "compile", "__import__"}
@@ -40,7 +43,7 @@ def fingerprint(spec: KernelSpec, pair_source: str, sandbox: Sandbox, device: st
     if found is None:
         return None
     try:
-        entries = entry_facts(spec, pair_source, sandbox, device, required(spec))
+        entries = entry_facts(spec, pair_source, sandbox, device, required(spec), LIMITS)
     except NotModelled:
         return found
     if any(kernel.problem for entry in entries for kernel in entry.compiled.values()):
