@@ -12,7 +12,7 @@ from kernel_agent.gate.diagnosis.matrix import pass_matrix, readings
 from kernel_agent.gate.diagnosis.records import Diagnosis, Fault, Hypothesis
 from kernel_agent.gate.diagnosis.stale import stale_statistics
 from kernel_agent.gate.diagnosis.suspect import Mended, mended
-from kernel_agent.gate.diagnosis.what import hypotheses
+from kernel_agent.gate.diagnosis.what import from_adjoint, from_truth
 from kernel_agent.gate.diagnosis.where import regions
 from kernel_agent.oracle import Truths
 
@@ -35,9 +35,10 @@ def make_diagnosis(evidence: Evidence, truths: Truths) -> Diagnosis:
             return nothing
 
     nothing: tuple[Hypothesis, ...] = ()
-    named = part("what", lambda: hypotheses(evidence, truths), nothing)
+    plain = part("what", lambda: from_truth(evidence, truths), nothing)
+    terms = part("terms", lambda: from_adjoint(evidence, truths, {found.grad for found in plain}), nothing)
     layout = part("layout", lambda: ignored_strides(evidence, truths), nothing)
-    named = _first_of_each(*named, *layout)
+    named = _first_of_each(*plain, *terms, *layout)
     change = Mended()
     if _unexplained(evidence, named) or any(found.fault not in _OF_NO_LINE for found in named):
         change = part("suspect", lambda: mended(evidence, truths), change)

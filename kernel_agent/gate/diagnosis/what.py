@@ -7,7 +7,7 @@ tried on: it is better to say nothing than to send a repair in a wrong direction
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -28,22 +28,25 @@ _CASES = 3
 """Cases that a hypothesis is tried on: seeds and layouts differ."""
 
 
-def hypotheses(evidence: Evidence, truths: Truths) -> tuple[Hypothesis, ...]:
-    """The mistakes that explain a wrong gradient at the shape of the first red case, one per gradient at most.
-
-    Raises what a question to a truth child does.
-    """
-    cases = {grad: cases_of(evidence, grad) for grad in truths.spec.grads}
-    cases = {grad: outcomes for grad, outcomes in cases.items() if outcomes}
-    found: dict[str, Hypothesis] = {}
-    for grad, outcomes in cases.items():
+def from_truth(evidence: Evidence, truths: Truths) -> tuple[Hypothesis, ...]:
+    """What the exact gradients alone explain at the shape of the first red case, one per gradient at most."""
+    found = []
+    for grad, outcomes in _cases(evidence, truths).items():
         seen = [Seen(_given(outcome, grad), _truths(outcome), _takers(outcome, grad)) for outcome in outcomes]
         factors = Factors(truths.spec, outcomes[0].question.forward)
         residuals = [part.given - part.truths[grad] for part in seen]
         hypothesis = plain_hypothesis(grad, seen, factors) or padding_hypothesis(grad, residuals, factors)
-        if hypothesis is not None:
-            found[grad] = hypothesis
-    rest = {grad: outcomes for grad, outcomes in cases.items() if grad not in found}
+        found += [] if hypothesis is None else [hypothesis]
+    return tuple(found)
+
+
+def from_adjoint(evidence: Evidence, truths: Truths, explained: Collection[str]) -> tuple[Hypothesis, ...]:
+    """What the graph of the forward explains of the gradients that are not `explained`, one per gradient at most.
+
+    Raises what a question to a truth child does.
+    """
+    found: dict[str, Hypothesis] = {}
+    rest = {grad: outcomes for grad, outcomes in _cases(evidence, truths).items() if grad not in explained}
     while rest:
         # gradients that are first wrong in the same case are explained by one child
         first = next(iter(rest.values()))[0]
@@ -53,6 +56,12 @@ def hypotheses(evidence: Evidence, truths: Truths) -> tuple[Hypothesis, ...]:
         found |= {explanation.grad: sentences.hypothesis(explanation) for explanation in said}
         rest = {grad: outcomes for grad, outcomes in rest.items() if grad not in together}
     return tuple(found[grad] for grad in truths.spec.grads if grad in found)
+
+
+def _cases(evidence: Evidence, truths: Truths) -> dict[str, list[Outcome]]:
+    """The cases of every gradient that is wrong by value."""
+    cases = {grad: cases_of(evidence, grad) for grad in truths.spec.grads}
+    return {grad: outcomes for grad, outcomes in cases.items() if outcomes}
 
 
 def _wrong_cases(cases: Mapping[str, Sequence[Outcome]]) -> list[WrongCase]:
