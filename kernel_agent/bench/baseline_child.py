@@ -27,9 +27,13 @@ from kernel_agent.oracle.leaves import leaf_call
 from kernel_agent.pairs.blame import first_line
 from kernel_agent.pairs.generated import saved_layout
 from kernel_agent.pairs.spec import KernelSpec
+from kernel_agent.pairs.timelimit import TimeUp, time_limit
 
 if TYPE_CHECKING:
     from kernel_agent.sandbox import Call
+
+WAY_S = 45.0
+"""Seconds of processor time for one way at one entry: compiled, a loop over time becomes a graph without end."""
 
 
 def baselines(call: Call) -> None:
@@ -47,7 +51,10 @@ def baselines(call: Call) -> None:
             # tl.dot cuts fp32 operands to tf32 unless told otherwise; torch may do the same then, for a fair race
             torch.backends.cuda.matmul.allow_tf32 = entry["dot_bits"] == TF32_BITS
             try:
-                times = _times(call, clock, stub, way, entry)
+                with time_limit(WAY_S):
+                    times = _times(call, clock, stub, way, entry)
+            except TimeUp:
+                call.send({"entry": number, "way": way, "failed": f"more than {WAY_S:.0f} s to compile and to time"})
             except Exception as error:  # the user's code, or a compiler that gives up
                 call.send(
                     {"entry": number, "way": way, "failed": f"{type(error).__name__}: {first_line(error)}"[:2000]}
