@@ -13,6 +13,7 @@ A name is right when it is the planted class or one that the same edit also is:
   comes from one output; terms that are equal or opposite stand for one another;
 - a factor or a sign on one of several stores into a gradient is one on a term of it;
 - a factor of a term that is the same number everywhere is a scale;
+- what comes from one output is a term of the gradient, which is said so;
 - a block, an output or a term that is all there is leaves a gradient that is zero, which is said as a scale of 0.
 
 Everything else that is said is a wrong name, and so is every name for a mistake outside the bank.
@@ -54,6 +55,7 @@ EQUIVALENT = {
 }
 """Classes that name the same edit; a class that is missing here stands for itself alone."""
 _LEFT_OUT = frozenset({Fault.LAST_BLOCK_SKIPPED, Fault.OUTPUT_IGNORED, Fault.MISSING_TERM})
+_OF_OUTPUT = "the part that comes from output"
 _ZERO = "it is 0 times the truth"
 
 
@@ -98,6 +100,8 @@ def _names(planted: Fault | None, fault: Fault, statement: str) -> bool:
     if planted is None:
         return False
     if fault is Fault.SCALE and statement.startswith(_ZERO) and planted in _LEFT_OUT:
+        return True
+    if planted is Fault.OUTPUT_IGNORED and statement.startswith(_OF_OUTPUT) and fault is Fault.MISSING_TERM:
         return True
     return fault in EQUIVALENT.get(planted, frozenset({planted}))
 

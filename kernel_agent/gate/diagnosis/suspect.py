@@ -1,8 +1,9 @@
 """The line of the candidate that does it, where one can be told: the backward runs again with one operation changed.
 
 A line is named where a single change at it makes every gradient that it reaches exact, in every case that it was tried
-on: another factor on one operand of a sum, one more step of a loop, a bound that counts or does not. For gradients that
-are not finite it is the line without whose NaN they would be. The child that runs the candidate never sees the truth.
+on, and no change at another line does: another factor on one operand of a sum, one more step of a loop, a bound that
+counts or does not. For gradients that are not finite it is the line without whose NaN they would be. The child that
+runs the candidate never sees the truth.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ EXACT = 1e-6
 _UNTOUCHED = 1e-12
 """Change of a gradient over its norm up to which an edit does not reach it."""
 _ADDING = {"arith.addf": "sum", "arith.subf": "difference"}
+_CONFIRMED = 12
+"""Changes that are tried on further cases."""
 _MAX_ELEMENTS = 1 << 17
 """Elements of all gradients together above which nothing is tried."""
 
@@ -117,7 +120,7 @@ def mended(evidence: Evidence, truths: Truths) -> Mended:
     cures = [cure for trial in trials[1:] if (cure := _cure(trials[0], trial, cases[0])) is not None]
     cures = [cure for cure in cures if problem.grad in cure.grads]
     cures.sort(key=lambda cure: -len(cure.grads))
-    best = [cure for cure in cures if len(cure.grads) == len(cures[0].grads)][:6]
+    best = [cure for cure in cures if len(cure.grads) == len(cures[0].grads)][:_CONFIRMED]
     if not best:
         return Mended()
     asked = [{"name": _place(cure, places).key, "factor": cure.edit.factor} for cure in best]
@@ -128,6 +131,8 @@ def mended(evidence: Evidence, truths: Truths) -> Mended:
         return Mended()
     cure, most = sure[0]
     place = _place(cure, places)
+    # what mends it at several lines may have gone wrong at any of them, or between
+    alone = {_place(other, places).line for other, _ in sure} == {place.line}
     words = _change(cure.edit, place, evidence.text.source)
     fault = _fault(cure.edit, place)
     text = line_text(evidence.text.source, place.line)
@@ -140,7 +145,7 @@ def mended(evidence: Evidence, truths: Truths) -> Mended:
         for name in cure.grads
         if fault is not None
     ]
-    return Mended(Suspect(line=place.line, statement=told), tuple(what))
+    return Mended(Suspect(line=place.line, statement=told) if alone else None, tuple(what))
 
 
 def _run(cases: Sequence[Question], edits: Any, evidence: Evidence, truths: Truths) -> list[_Trial]:
