@@ -105,7 +105,7 @@ class Look:
     def shows(self) -> list[bool]:
         """Axes of grids with several programs, loops with several trips, dims of several: else little shows."""
         axes = [size > 1 for seen in self.watched.launches for size in seen.given.grid]
-        trips = [int(counts.max()) > 1 for seen in self.watched.launches for counts in seen.trips.values()]
+        trips = [bool((counts > 1).any()) for seen in self.watched.launches for counts in seen.trips.values()]
         return axes + trips + [value > 1 for value in self.entry.dims.values() if type(value) is int]
 
     @property

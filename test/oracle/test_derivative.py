@@ -157,3 +157,14 @@ def test_what_the_function_raises_is_raised():
 
     with pytest.raises(ValueError, match="no such thing"):
         lines_of(broken, rows())
+
+
+def test_an_iteration_that_uses_its_value_twice_is_not_searched_for_ever():
+    # Each step doubles the ways down to the first one; 40 steps would outlast every limit.
+    def newton(x):
+        y = x
+        for _ in range(40):
+            y = y - (y * y * y - x) / (3.0 * y * y)
+        return y
+
+    assert "dx" in lines_of(newton, rows().abs() + 1.0)

@@ -99,7 +99,9 @@ def _traced(
 
 
 def _noting(found: dict[int, tuple[Tensor, str]], name: str) -> Callable[[Tensor], None]:
-    def note(gradient: Tensor) -> None:
+    def note(gradient: Tensor | None) -> None:
+        if gradient is None:  # nothing flows there
+            return
         found.setdefault(id(gradient), (gradient, name))
 
     return note

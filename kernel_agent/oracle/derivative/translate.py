@@ -51,6 +51,8 @@ _UNSET = {"empty", "empty_like", "new_empty", "empty_strided", "empty_permuted"}
 
 DEEPEST = 10
 """Operations on whole numbers that are shown one after the other."""
+NESTED = 7
+"""Operations within each other that a mean is looked for in."""
 
 
 class Translation(SliceRules):
@@ -171,17 +173,22 @@ class Translation(SliceRules):
         averaged = self._averaged(a, value) if value else None
         return self.terms.divide(a, b, node.shape) if averaged is None else averaged
 
-    def _averaged(self, term: Term, divisor: Number) -> Term | None:
-        """A term divided by a number, where that makes means of all its sums; else None."""
+    def _averaged(self, term: Term, divisor: Number, depth: int = 0) -> Term | None:
+        """A term divided by a number, where that makes means of all its sums; else None.
+
+        Terms share parts, and a search through all of them takes time exponential in the depth.
+        """
+        if depth > NESTED:
+            return None
         if term.op == "sum":
             if not math.isclose(self._summed.get(id(term), 0), divisor, rel_tol=1e-12):
                 return None
             return self.terms.make("mean", term.args[0], note=term.note, shape=term.shape)
         if term.op == "neg":
-            inner = self._averaged(term.args[0], divisor)
+            inner = self._averaged(term.args[0], divisor, depth + 1)
             return None if inner is None else self.terms.negate(inner)
         if term.op == "total":
-            means = [self._averaged(arg, divisor) for arg in term.args]
+            means = [self._averaged(arg, divisor, depth + 1) for arg in term.args]
             known = [mean for mean in means if mean is not None]
             return (
                 functools.reduce(lambda x, y: self.terms.add(x, y, term.shape), known)
@@ -189,7 +196,7 @@ class Translation(SliceRules):
                 else None
             )
         if term.op in ("+", "-"):
-            parts = [self._averaged(arg, divisor) for arg in term.args]
+            parts = [self._averaged(arg, divisor, depth + 1) for arg in term.args]
             if parts[0] is None or parts[1] is None:
                 return None
             combine = self.terms.add if term.op == "+" else self.terms.subtract
@@ -198,11 +205,11 @@ class Translation(SliceRules):
             a, b = term.args
             if term.op == "*" and number_of(a) == divisor:
                 return b
-            first = self._averaged(a, divisor)
+            first = self._averaged(a, divisor, depth + 1)
             if first is not None:
                 combine = self.terms.multiply if term.op == "*" else self.terms.divide
                 return combine(first, b, term.shape)
-            second = self._averaged(b, divisor) if term.op == "*" else None
+            second = self._averaged(b, divisor, depth + 1) if term.op == "*" else None
             return None if second is None else self.terms.multiply(a, second, term.shape)
         return None
 

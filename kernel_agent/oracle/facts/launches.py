@@ -164,7 +164,8 @@ class LaunchWords:
 
     def _portion(self, dim: DimWalk) -> str:
         """What one program has of a dim that the grid walks."""
-        if dim.loop or int((dim.high - dim.low)[dim.high >= 0].max()) >= dim.length:
+        taking = dim.high >= 0
+        if dim.loop or bool(((dim.high - dim.low)[taking] >= dim.length).any()):
             return f"a share of {dim.name} each"
         if dim.length == 1:
             return f"one per {dim.name}"
@@ -196,7 +197,7 @@ class LaunchWords:
     def _reductions(self) -> list[ReductionFacts]:
         found = []
         for op in self.module.all_ops:
-            if any(int(self.seen.trips[id(loop)].max()) == 0 for loop in self.sources.loops[id(op)]):
+            if any(not bool(self.seen.trips[id(loop)].any()) for loop in self.sources.loops[id(op)]):
                 continue
             if op.name in ("tt.reduce", "tt.scan"):
                 axis = int(op.attributes["axis"])
@@ -231,7 +232,7 @@ class LaunchWords:
 
     def _loop(self, op: Op) -> str:
         trips = self.seen.trips[id(op)]
-        low, high = int(trips.min()), int(trips.max())
+        low, high = (int(trips.min()), int(trips.max())) if trips.numel() else (0, 0)
         counted = f"{high} trip{'s' * (high != 1)}" if low == high else f"{low} to {high} trips"
         where = f"line {self.line(op)}: "
         if op.name == "scf.while":
