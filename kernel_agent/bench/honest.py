@@ -1,13 +1,14 @@
 """What honest rounding makes of gradients on the device: the measure that real kernels are held against.
 
-Two computations, both of the user's own forward and neither of the candidate: the exact tape differentiated in narrow
-arithmetic (operands of products cut to the coarsest product of the forward's kernels, all other results to float32),
-and torch's autograd of `reference` in the dtypes of the call with products cut alike. Of the two, the larger error
-counts, tile by tile.
+Two computations, both of the user's own forward and neither of the candidate: its kernels executed and differentiated
+in narrow arithmetic (operands of products cut to the coarsest product of the forward's kernels, all other results to
+float32, `exp` taken as `exp2` of a rounded product, as Triton compiles it), and torch's autograd of `reference` in the
+dtypes of the call with products cut alike. Of the two, the larger error counts, tile by tile.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +39,8 @@ class NarrowArithmetic(TorchDispatchMode):  # type: ignore[misc]
         """Run the operation in narrow arithmetic."""
         if self._dot_bits is not None and func._schema.name.removeprefix("aten::") in _PRODUCTS:
             args = tree_map(self._operand, args)
+        if self._narrow and func is torch.ops.aten.exp.default and args[0].dtype == torch.float64:
+            func, args = torch.ops.aten.exp2.default, (_float32(args[0] * math.log2(math.e)),)
         result = func(*args, **(kwargs or {}))
         if not self._narrow or any(out.alias_info is not None for out in func._schema.returns):
             return result  # a view stays a view

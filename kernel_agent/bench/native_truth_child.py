@@ -242,11 +242,13 @@ def truth_of(
     truth = tape.gradients(cotangents)
     scales = _scales(tape, cotangents, seed)
     notes: list[str] = []
-    with NarrowArithmetic(dot_bits, narrow=True):
-        narrow = tape.gradients(cotangents)
-    honest = {name: honest_error(narrow[name], truth[name], dtypes[name]) for name in truth}
     outputs = tuple(o.detach().as_subclass(Tensor) if isinstance(o, Tensor) else o for o in tape.exact_outputs)
-    del tape, narrow
+    del tape
+    torch.cuda.empty_cache()
+    with NarrowArithmetic(dot_bits, narrow=True):  # of the forward, too: its statistics are rounded on a device
+        narrow = exact_tape(stub, arguments, places).gradients(cotangents)
+    honest = {name: honest_error(narrow[name], truth[name], dtypes[name]) for name in truth}
+    del narrow
     torch.cuda.empty_cache()
     if stub.spec.facts.has_reference and not stub.spec.custom_gradient:
         honest, note = _with_reference(stub, arguments, places, cotangents, dot_bits, truth, honest, dtypes)
