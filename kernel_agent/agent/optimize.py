@@ -48,7 +48,7 @@ def _tune(desk: Desk) -> None:
     best, tune = desk.state.best, desk.tools.tune
     if tune is None or best is None or desk.state.tuned is not None or desk.config.tune_variants == 0:
         return
-    found = tune(desk.spec, desk.snapshots.get(best.digest), desk.observer.on_variant)
+    found = tune(desk.spec, desk.snapshots.get(best.digest), measured(desk, best.digest), desk.observer.on_variant)
     tuned = found.tuned
     if found.candidate is not None:
         tuned = tuned.model_copy(update={"best": desk.snapshots.put(found.candidate)})

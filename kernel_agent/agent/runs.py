@@ -54,6 +54,7 @@ class Changes:
     max_iters: int | None = None
     max_tokens: int | None = None
     max_cost_usd: float | None = None
+    tune_variants: int | None = None
     wait: bool | None = None
     device: str | None = None
     replay: Path | None = None

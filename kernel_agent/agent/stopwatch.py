@@ -65,9 +65,14 @@ class Stopwatch:
         return joined(exact, check_native(spec, pair_source, self._sandbox, self._rig(spec), on_case=on_case))
 
     def tune(
-        self, spec: KernelSpec, candidate: Candidate, check: Callable[[Candidate], Verdict], on_variant: OnVariant
+        self,
+        spec: KernelSpec,
+        candidate: Candidate,
+        start: Measurement,
+        check: Callable[[Candidate], Verdict],
+        on_variant: OnVariant,
     ) -> TunedCandidate:
-        """Sweep launch parameters of a green candidate. Raises `NotTimed`."""
+        """Sweep launch parameters of a green candidate whose time is `start`. Raises `NotTimed`."""
         limit = self._config.tune_variants
 
         def tried(variant: Tried) -> None:
@@ -80,6 +85,7 @@ class Stopwatch:
             lambda variant: self.measure(spec, variant),
             limit,
             tried,
+            start=start,
             screen=screen(spec, candidate, self._sandbox) if self.basis is Basis.MEASURED else None,
             min_rel_impr=self._config.min_rel_impr,
         )

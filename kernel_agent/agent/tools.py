@@ -79,7 +79,7 @@ class Tools:
     """Of the times that `measure` gives; None: of whatever was taken last."""
     confirm: Callable[[KernelSpec, str, Verdict, OnCase], Verdict] | None = None
     """Judge a complete pair file that is green in the exact tier with its real kernels; None where there is no GPU."""
-    tune: Callable[[KernelSpec, Candidate, OnVariant], TunedCandidate] | None = None
-    """Sweep launch parameters of a green candidate; what it comes to is judged. Raises `NotTimed`."""
+    tune: Callable[[KernelSpec, Candidate, Measurement, OnVariant], TunedCandidate] | None = None
+    """Sweep launch parameters of a green candidate of known time; what it comes to is judged. Raises `NotTimed`."""
     unmeasured: str = "no GPU here, so nothing can be timed"
     """One line: why `measure` is None."""

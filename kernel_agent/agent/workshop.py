@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from kernel_agent.agent.events import TruthCrossChecked
 from kernel_agent.agent.retrieval import retrieve, retrieve_techniques
 from kernel_agent.agent.tools import OnCase, OnVariant, Tools, TunedCandidate
-from kernel_agent.bench.records import Basis
+from kernel_agent.bench.records import Basis, Measurement
 from kernel_agent.config import RunConfig
 from kernel_agent.deliver.certificate import Provenance
 from kernel_agent.gate.verdict import CaseResult, Verdict
@@ -60,11 +60,11 @@ def open_tools(config: RunConfig) -> Iterator[Tools]:
             )
             return stopwatch.confirm(spec, pair_source, exact, on_case)
 
-        def tune(spec: KernelSpec, candidate: Candidate, on_variant: OnVariant) -> TunedCandidate:
+        def tune(spec: KernelSpec, candidate: Candidate, start: Measurement, on_variant: OnVariant) -> TunedCandidate:
             def judge(variant: Candidate) -> Verdict:
                 return check(spec, assemble(spec, variant), _unwatched)
 
-            return stopwatch.tune(spec, candidate, judge, on_variant)
+            return stopwatch.tune(spec, candidate, start, judge, on_variant)
 
         def finish(
             spec: KernelSpec, candidate: Candidate, verdict: Verdict, provenance: Provenance, folder: Path

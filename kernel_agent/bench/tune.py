@@ -1,8 +1,8 @@
 """`tune`: a bounded sweep over the numbers of a green backward, before a model is asked to make it faster.
 
 One coordinate after the other, from the present value up and down by powers of two, as long as it gets faster. What
-the compiler already rules out is not timed. A faster variant is taken only when the whole gate is green on it, so every
-step of the way is proven.
+the compiler already rules out is not timed. What is fastest then goes through the whole gate; where it is red, the step
+before it does, so what comes out is proven, and a sweep costs one check in most cases.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kernel_agent.gate.verdict import Verdict
 from kernel_agent.pairs.spec import Candidate, KernelSpec
 
 STEP_GAIN = 0.005
-"""Relative time that a step must save to be worth a check."""
+"""Relative time that a step must save."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,10 @@ def tune(
     the candidate itself.
     """
     start = measure(candidate) if start is None else start
-    sweep = _Sweep(Space.of(candidate), start, check, measure, screen, limit, on_variant)
+    sweep = _Sweep(Space.of(candidate), start, measure, screen, limit, on_variant)
     sweep.run()
-    if not sweep.best:
+    verdict = sweep.prove(check)
+    if verdict is None:
         return TunedCandidate(None, _nothing(spec, sweep))
     decision = decide(start, sweep.measurement, min_rel_impr)
     if not decision.kept:
@@ -83,7 +84,16 @@ def tune(
     found = sweep.space.variant(sweep.best)
     line = f"{sweep.said}: {decision.line}{_basis(start)}, after {sweep.tried} variants"
     tuned = Tuned(tried=sweep.tried, best=found.digest, line=line, measurement=sweep.measurement)
-    return TunedCandidate(found, tuned, sweep.verdict)
+    return TunedCandidate(found, tuned, verdict)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A variant that was faster than the step before it."""
+
+    values: dict[int, int]
+    """Values that differ from the start's, by place."""
+    measurement: Measurement
 
 
 class _Sweep:
@@ -93,21 +103,28 @@ class _Sweep:
         self,
         space: Space,
         start: Measurement,
-        check: Check,
         measure: Measure,
         screen: Screen | None,
         limit: int,
         on_variant: OnVariant | None,
     ) -> None:
         self.space = space
-        self.best: dict[int, int] = {}
-        """Values that differ from the start's."""
-        self.measurement = start
-        self.verdict: Verdict | None = None
+        self.steps = [_Step({}, start)]
+        """From the start to the fastest so far."""
         self.tried = 0
-        self.check, self.measure, self.screen = check, measure, screen
+        self.measure, self.screen = measure, screen
         self.limit, self.on_variant = limit, on_variant
         self._known: set[str] = {space.candidate.digest}
+
+    @property
+    def best(self) -> dict[int, int]:
+        """Values of the fastest that differ from the start's."""
+        return self.steps[-1].values
+
+    @property
+    def measurement(self) -> Measurement:
+        """Of the fastest."""
+        return self.steps[-1].measurement
 
     @property
     def said(self) -> str:
@@ -121,6 +138,16 @@ class _Sweep:
             moved = False
             for place in range(len(self.space.tunables)):
                 moved = self._along(place) or moved
+
+    def prove(self, check: Check) -> Verdict | None:
+        """The verdict of the fastest variant that is green; steps that are red are dropped. None: the start is left."""
+        while len(self.steps) > 1:
+            verdict = check(self.space.variant(self.best))
+            if verdict.green:
+                return verdict
+            self._told(self.best, self.measurement.geomean_us, f"faster but wrong: {verdict.status.value}")
+            self.steps.pop()
+        return None
 
     def _along(self, place: int) -> bool:
         """Walk along one coordinate; whether that was worth it."""
@@ -143,7 +170,7 @@ class _Sweep:
         return self._better({k: v for k, v in {**self.best, place: value}.items() if tunables[k].value != v})
 
     def _better(self, values: dict[int, int]) -> bool:
-        """Time a variant; gate it where it is faster."""
+        """Time a variant; whether it is faster than the fastest."""
         variant = self.space.variant(values)
         if variant.digest in self._known or self.tried >= self.limit:
             return False
@@ -159,11 +186,8 @@ class _Sweep:
             return self._told(values, None, f"cannot be timed: {str(error).splitlines()[0]}")
         if not decision.kept:
             return self._told(values, measured.geomean_us, f"not faster: {decision.line}")
-        verdict = self.check(variant)
-        if not verdict.green:
-            return self._told(values, measured.geomean_us, f"faster but wrong: {verdict.status.value}")
-        self.best, self.measurement, self.verdict = values, measured, verdict
-        self._told(values, measured.geomean_us, f"green and faster: {decision.line}")
+        self.steps.append(_Step(values, measured))
+        self._told(values, measured.geomean_us, f"faster: {decision.line}")
         return True
 
     def _told(self, values: dict[int, int], microseconds: float | None, line: str) -> bool:

@@ -58,6 +58,7 @@ def resume(
     max_iters: Annotated[int | None, typer.Option(help="A new limit of asks.")] = None,
     max_cost_usd: Annotated[float | None, typer.Option(help="A new limit of cost.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="A new limit of tokens.")] = None,
+    tune_variants: Annotated[int | None, typer.Option(help="A new limit of tuned variants.")] = None,
     device: Annotated[
         str | None, typer.Option(help="auto, cpu, cuda or cuda:N from here on. Default: as it was.")
     ] = None,
@@ -71,6 +72,7 @@ def resume(
     from kernel_agent.cli.options import make_config
 
     limits = {"max_iters": max_iters, "max_cost_usd": max_cost_usd, "max_tokens": max_tokens, "device": device}
+    limits["tune_variants"] = tune_variants
     make_config(file=Path(run), **{name: value for name, value in limits.items() if value is not None})
     folder = find_run(run, out_folder)
     from kernel_agent.agent.runs import Changes
@@ -80,6 +82,7 @@ def resume(
         max_iters=max_iters,
         max_tokens=max_tokens,
         max_cost_usd=max_cost_usd,
+        tune_variants=tune_variants,
         wait=not no_wait,
         device=device,
         replay=replay,

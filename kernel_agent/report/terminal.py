@@ -66,6 +66,8 @@ class TerminalProgress:
     def on_variant(self, change: str, done: int, planned: int) -> None:
         """Count variants."""
         self._say(f"tuning: variant {done} of {planned}, {change}")
+        if self._verbose:
+            self._console.print(Text(f"    {change}", style="dim"), soft_wrap=True)
 
     def on_notice(self, notice: Notice) -> None:
         """Print what the model says beside its reply."""

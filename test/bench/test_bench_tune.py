@@ -8,6 +8,7 @@ from kernel_agent.bench.records import Basis, Measurement, ShapeTime
 from kernel_agent.bench.tune import Tried, tune
 from kernel_agent.bench.variants import Space
 from kernel_agent.errors import EnvironmentProblem
+from kernel_agent.gate import Verdict
 from kernel_agent.pairs.assemble import assemble, candidate_from_pair
 from kernel_agent.pairs.spec import Candidate
 
@@ -77,7 +78,27 @@ def test_a_faster_variant_that_is_wrong_is_not_taken(judge):
     )
     assert found.candidate is None
     assert found.tuned.best is None
-    assert told[0].line == "faster but wrong: WRONG_GRADIENT"
+    assert told[-1].line == "faster but wrong: WRONG_GRADIENT"
+
+
+def test_where_the_fastest_is_wrong_the_step_before_it_is_proven(judge, gate):
+    # Were the fastest taken on the clock alone, or given up altogether, this would end otherwise.
+    spec = judge.spec("matmul_bias")
+    checked: list[Candidate] = []
+
+    def red_at_first(candidate: Candidate) -> Verdict:
+        checked.append(candidate)
+        if len(checked) > 1:
+            return gate(candidate)
+        return judge.check_source(
+            "matmul_bias", source("matmul_bias", ("acc += tl.dot(x, g)", "acc += 2 * tl.dot(x, g)"))
+        )
+
+    found = tune(spec, SMALL_TILES, red_at_first, Clock(), limit=2)
+    assert len(checked) == 2
+    assert found.candidate == checked[1]
+    assert found.verdict is not None
+    assert found.verdict.green
 
 
 def test_a_variant_that_the_compiler_rules_out_is_not_timed(judge, gate):
