@@ -21,6 +21,10 @@ from kernel_agent.gate.rule import tile_extent
 from kernel_agent.ir.rounding import rounded
 
 FLOAT32_BITS = 24
+USUAL = 0.95
+"""Share of tiles whose relative error counts as usual."""
+UNEVEN = 8.0
+"""Usual relative error of tiles over that of the whole at most: tiles that are zero by cancellation say nothing."""
 _PRODUCTS = frozenset({"mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "dot", "mv"})
 _BITS_OF = {torch.float64: 53, torch.float32: FLOAT32_BITS, torch.float16: 11, torch.bfloat16: 8}
 
@@ -78,6 +82,8 @@ class HonestError:
     """Norm of the whole error over the norm of the truth."""
     largest: float
     """Largest absolute error."""
+    usual: float = 0.0
+    """Relative error that `USUAL` of the tiles stay within, at most `UNEVEN` times `relative`."""
 
     def joined(self, other: HonestError) -> HonestError:
         """The larger of two errors, tile by tile."""
@@ -85,6 +91,7 @@ class HonestError:
             torch.maximum(self.tiles, other.tiles),
             max(self.relative, other.relative),
             max(self.largest, other.largest),
+            max(self.usual, other.usual),
         )
 
 
@@ -94,11 +101,22 @@ def honest_error(computed: Tensor, truth: Tensor, dtype: torch.dtype) -> HonestE
     both = stored.isfinite() & truth.isfinite()
     error = torch.where(both, stored - truth, 0.0)
     norm = float(torch.where(both, truth, 0.0).norm())
+    relative = float(error.norm()) / norm if norm else 0.0
+    tiles = tile_rms(error)
     return HonestError(
-        tile_rms(error).cpu(),
-        float(error.norm()) / norm if norm else 0.0,
+        tiles.cpu(),
+        relative,
         float(error.abs().max()) if error.numel() else 0.0,
+        min(_usual(tiles, tile_rms(torch.where(both, truth, 0.0))), UNEVEN * relative),
     )
+
+
+def _usual(errors: Tensor, sizes: Tensor) -> float:
+    """The relative error that `USUAL` of the tiles that are not zero stay within."""
+    ratios = (errors / sizes)[sizes > 0].flatten()
+    if not len(ratios):
+        return 0.0
+    return float(ratios.kthvalue(max(1, math.ceil(USUAL * len(ratios)))).values)
 
 
 def tile_rms(t: Tensor, grouped: tuple[int, ...] | None = None) -> Tensor:

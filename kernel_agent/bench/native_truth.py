@@ -78,7 +78,9 @@ def truth_in(message: Message, inputs: Inputs) -> NativeTruth:
                 tensors[f"truth.{prefix}{form['name']}"],
                 getattr(torch, form["dtype"]),
                 form["scale"],
-                HonestError(tensors[f"honest.{prefix}{form['name']}"], form["relative"], form["largest"]),
+                HonestError(
+                    tensors[f"honest.{prefix}{form['name']}"], form["relative"], form["largest"], form["usual"]
+                ),
             )
             for form in record[part]
         )

@@ -173,6 +173,7 @@ class Gradient:
             "scale": self.scale,
             "relative": self.honest.relative,
             "largest": self.honest.largest,
+            "usual": self.honest.usual,
         }
 
 

@@ -83,15 +83,17 @@ SLOWER_ALLOWED = 0.05
 def decide(before: Measurement, after: Measurement, min_rel_impr: float) -> Decision:
     """Keep `after` when it is faster by `min_rel_impr` in the geometric mean and no shape is 5 % slower.
 
-    Both must be measured on the same basis at the same shapes. Raises `ValueError` otherwise.
+    A difference at a shape that is within the spread of either time counts as none: the same kernel, timed again, shows
+    as much. Both must be measured on the same basis at the same shapes. Raises `ValueError` otherwise.
     """
-    old = {shape.label: shape.median_us for shape in before.shapes}
-    new = {shape.label: shape.median_us for shape in after.shapes}
+    old = {shape.label: shape for shape in before.shapes}
+    new = {shape.label: shape for shape in after.shapes}
     if before.basis is not after.basis or before.device != after.device or old.keys() != new.keys():
         raise ValueError("these measurements cannot be compared: another device, basis or other shapes")
-    gain = 1.0 - after.geomean_us / before.geomean_us
-    label = max(new, key=lambda name: new[name] / old[name])
-    worst = new[label] / old[label] - 1.0
+    ratios = {label: _ratio(old[label], new[label]) for label in new}
+    gain = 1.0 - math.exp(sum(map(math.log, ratios.values())) / len(ratios))
+    label = max(ratios, key=lambda name: ratios[name])
+    worst = ratios[label] - 1.0
     said = (
         f"{gain:.1%} less time in the geometric mean" if gain >= 0 else f"{-gain:.1%} more time in the geometric mean"
     )
@@ -101,3 +103,9 @@ def decide(before: Measurement, after: Measurement, min_rel_impr: float) -> Deci
     return Decision(
         kept=kept, gain=gain, worst=worst, line=said if kept else f"{said}, {min_rel_impr:.0%} is asked for"
     )
+
+
+def _ratio(before: ShapeTime, after: ShapeTime) -> float:
+    """Time after over time before; 1 where the difference is within the spread."""
+    ratio = after.median_us / before.median_us
+    return 1.0 if abs(ratio - 1.0) <= max(before.spread, after.spread) else ratio

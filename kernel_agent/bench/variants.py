@@ -261,6 +261,10 @@ def _of_config(config: ast.expr, kernel: str) -> Iterator[Tunable]:
             yield _tunable(f"{kind.value} of {kernel}", kind, keyword.value)
 
 
+_SIZES = frozenset({"min", "max", "int"})
+"""Functions that make a size of sizes: a number in `bool(needs[0])` or `(True,) * 2` is none."""
+
+
 def _literals(
     value: ast.expr, assigned: _Assigned, kind: TunableKind, depth: int = 3
 ) -> Iterator[tuple[TunableKind, ast.expr]]:
@@ -278,7 +282,7 @@ def _literals(
     elif isinstance(value, ast.IfExp):
         for part in (value.body, value.orelse):
             yield from _literals(part, assigned, kind, depth)
-    else:
+    elif isinstance(value, ast.BinOp) or (isinstance(value, ast.Call) and ast.unparse(value.func) in _SIZES):
         if isinstance(value, ast.BinOp) and isinstance(value.op, ast.FloorDiv) and _is_number(value.right):
             if kind is TunableKind.WARPS and _is_number(value.right, TunableKind.BLOCK):
                 yield TunableKind.BLOCK, value.right

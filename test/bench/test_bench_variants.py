@@ -128,3 +128,10 @@ def test_what_is_no_python_has_nothing_to_tune():
 def test_a_kernel_launched_from_a_real_pair_is_found():
     inside = Space.of(candidate_from_pair(source("matmul_bias")))
     assert [tunable.name for tunable in inside.tunables][:2] == ["BM, BN, BK of _linear_dx", "num_warps of _linear_dx"]
+
+
+def test_numbers_behind_a_flag_are_none():
+    # `(True,) * 2` is how often, not how large: changing it changes nothing, and noise would call it faster.
+    text = "def backward(saved, g, needs=None):\n    needs = needs or (True,) * 2\n"
+    text += "    _kernel[(7,)](g, 5, BLOCK=64, ROWS=bool(needs[0]), num_warps=2)\n"
+    assert found(text) == {"BLOCK of _kernel": 64, "num_warps of _kernel": 2}
