@@ -72,10 +72,11 @@ class Stub:
 
 
 def observed(call: Call) -> None:
-    """Payload: `facts`. Sends one message with the `KernelSpec`."""
+    """Payload: `facts`, and `beside` as `observe` takes it. Sends one message with the `KernelSpec`."""
     torch.set_num_threads(1)
     with answered(call):
-        call.send({"spec": observe(FileFacts.model_validate(call.payload["facts"])).model_dump(mode="json")})
+        facts = FileFacts.model_validate(call.payload["facts"])
+        call.send({"spec": observe(facts, beside=call.payload["beside"]).model_dump(mode="json")})
 
 
 def fitted(call: Call) -> None:

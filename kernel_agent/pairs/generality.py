@@ -87,10 +87,13 @@ def _changed(entry: ShapeEntry, sizes: dict[str, int]) -> ShapeEntry:
 
 
 def _distinct_primes(sizes: dict[str, int]) -> dict[str, int]:
-    """A prime above each size, no two alike and none of them one of the sizes."""
+    """A prime above each size, no two alike and none of them one of the sizes.
+
+    The smallest sizes get the smallest primes: what is small may be an exponent, such as a number of levels.
+    """
     taken = set(sizes.values())
     fresh: dict[str, int] = {}
-    for name, size in sizes.items():
+    for name, size in sorted(sizes.items(), key=lambda item: item[1]):
         number = max(3, size + 1)
         while number in taken or any(number % d == 0 for d in range(2, int(number**0.5) + 1)):
             number += 1

@@ -6,9 +6,11 @@ Imports and runs the user's code, so it belongs into a child process; the parent
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
+import resource
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -27,9 +29,14 @@ from kernel_agent.pairs.spec import ArgumentFacts, ArgumentKind, FileFacts, Kern
 from kernel_agent.pairs.sweep import read_sweep, smallest
 from kernel_agent.pairs.syntax import assigned_values, parse
 
+_BESIDE = 1 << 29
+"""Bytes of address space that looks beside the smallest entry may add."""
 
-def observe(facts: FileFacts) -> KernelSpec:
+
+def observe(facts: FileFacts, *, beside: bool = True) -> KernelSpec:
     """Import the file under the stand-in device, make the smallest arguments, call the stub once and describe it.
+
+    `beside` runs it at other small sizes as well, to tell which sizes of tensors follow which dims.
 
     Raises `InputError` with the place in the user's file for what only a run shows: an import, make_args or stub that
     raises; a kernel that Triton refuses; a gradient asked of an argument that is no floating tensor; no launch; no
@@ -39,14 +46,14 @@ def observe(facts: FileFacts) -> KernelSpec:
     with tempfile.TemporaryDirectory(prefix="kernel_agent_") as scratch:
         folder = Path(scratch)
         try:
-            return _observe(facts, folder)
+            return _observe(facts, folder, beside)
         except InputError as error:
             if error.path is None or error.path.parent != folder:
                 raise
             raise InputError(error.message, remedy=error.remedy, path=facts.path, line=error.line) from error
 
 
-def _observe(facts: FileFacts, folder: Path) -> KernelSpec:
+def _observe(facts: FileFacts, folder: Path, beside: bool) -> KernelSpec:
     module = load_truth(facts, folder)
     sweep = read_sweep(module.SWEEP, facts.path, sweep_node(facts))
     entry = smallest(sweep)
@@ -63,8 +70,9 @@ def _observe(facts: FileFacts, folder: Path) -> KernelSpec:
             line=facts.stub_line,
         )
     seen = Look(entry, inputs, _outputs(facts, _returned(facts, execution)))
-    with standin():
-        seen = general(seen, sweep, lambda other: _look(module, facts, other))
+    if beside:
+        with standin(), _little_memory():
+            seen = general(seen, sweep, lambda other: _look(module, facts, other))
     return KernelSpec(
         facts=facts,
         sweep=sweep,
@@ -77,6 +85,19 @@ def _observe(facts: FileFacts, folder: Path) -> KernelSpec:
         custom_gradient=facts.has_surrogate,
         torch_ops=tuple(execution.torch_ops),
     )
+
+
+@contextlib.contextmanager
+def _little_memory() -> Iterator[None]:
+    """Sizes of our own choosing may mean anything: what asks for more than `_BESIDE` fails and fills no memory."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    modest = pages * resource.getpagesize() + _BESIDE
+    resource.setrlimit(resource.RLIMIT_AS, (modest if soft == resource.RLIM_INFINITY else min(soft, modest), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def _look(module: ModuleType, facts: FileFacts, entry: ShapeEntry) -> Look:

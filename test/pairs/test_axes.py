@@ -42,3 +42,11 @@ def test_a_forward_that_takes_one_size_alone_is_described_all_the_same(
     # What a probe raises says nothing against the user's file: SWEEP does not name that size.
     text = scale_text.replace("    y = torch", "    assert x.numel() in (7, 40)\n    y = torch", 1)
     assert observed(text).inputs[0].axes == ("N",)
+
+
+def test_a_size_that_is_an_exponent_does_not_fill_the_memory(
+    observed: Callable[..., KernelSpec], scale_text: str
+) -> None:
+    # A prime beside a number of levels asks for 2**37 elements: what is ours to choose must not cost the user a run.
+    text = scale_text.replace("torch.randn(N, device=device)", "torch.randn(7 if N == 7 else 2**37, device=device)")
+    assert observed(text).inputs[0].shape == (7,)
