@@ -1,8 +1,8 @@
 """The command line answers at once and says what it offers."""
 
+import os
 import subprocess
 import sys
-import time
 
 import pytest
 from cli_forwards import FORWARD
@@ -18,13 +18,14 @@ BARE += FORWARD[FORWARD.index("@triton.jit") :].replace(MARK, "")
 
 
 def test_help_starts_within_half_a_second():
-    # Best of three on a shared machine: importing torch, pydantic or an SDK on this path costs more than the bound.
+    # Of processor time: other work on the machine is not ours. Importing torch, pydantic or an SDK costs more than it.
     seconds = []
     for _ in range(3):
-        start = time.perf_counter()
+        before = os.times()
         subprocess.run([sys.executable, "-m", "kernel_agent", "--help"], check=True, capture_output=True)
-        seconds.append(time.perf_counter() - start)
-    assert min(seconds) < 0.5
+        after = os.times()
+        seconds.append(after.children_user + after.children_system - before.children_user - before.children_system)
+    assert 0.0 < min(seconds) < 0.5
 
 
 def test_help_imports_nothing_heavy():
