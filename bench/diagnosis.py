@@ -1,6 +1,6 @@
 """Measure the diagnosis of red candidates: is the planted mistake of a mutant named, is anything else named?
 
-Run: python bench/diagnosis.py [--sample N] [--jobs N] [--pairs SLUG ...], or --table to print that of what was measured
+Run: python bench/diagnosis.py [--sample N] [--jobs N] [--pairs SLUG ...], --more to go on, or --table to print the table again
 
 Mutants are made from the backwards of the proven pairs by `planted.py`, judged by the gate as any candidate, and kept
 where the verdict is a wrong gradient (for ignored strides, which the sanitizer sees first, an access out of bounds or
@@ -112,6 +112,7 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=0, help="mutants per pair and class; 0 is all")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--pairs", nargs="*", default=[])
+    parser.add_argument("--more", action="store_true", help="keep what is measured and add the pairs that are not")
     parser.add_argument("--table", action="store_true", help="measure nothing")
     parser.add_argument("--out", type=Path, default=HERE / "diagnosis.json")
     args = parser.parse_args()
@@ -119,7 +120,8 @@ def main() -> None:
         print(table([read(row) for row in json.loads(args.out.read_text())]))
         return
     files = [path for path in pair_files() if not args.pairs or path.stem in args.pairs]
-    rows: list[Said] = []
+    rows = [read(row) for row in json.loads(args.out.read_text())] if args.more else []
+    files = [path for path in files if path.stem not in {row.pair for row in rows}]
     with ProcessPoolExecutor(args.jobs) as pool:
         for path, found in zip(files, pool.map(diagnosed, files, [args.sample] * len(files)), strict=True):
             print(f"{path.stem}: {dict(Counter(said.outcome for said in found))}", file=sys.stderr, flush=True)
