@@ -1,6 +1,6 @@
 """Measure the diagnosis of red candidates: is the planted mistake of a mutant named, is anything else named?
 
-Run: python bench/diagnosis.py [--sample N] [--jobs N] [--pairs SLUG ...], --more to go on, or --table to print the table again
+Run: python bench/diagnosis.py [--sample N] [--jobs N] [--pairs SLUG ...]; --more goes on, --table prints it again
 
 Mutants are made from the backwards of the proven pairs by `planted.py`, judged by the gate as any candidate, and kept
 where the verdict is a wrong gradient (for ignored strides, which the sanitizer sees first, an access out of bounds or
