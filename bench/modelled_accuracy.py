@@ -1,6 +1,6 @@
 """How well modelled times order backwards, compared with times measured on the GPU of this machine.
 
-For pairs of the dataset at sizes of real workloads: their backward, and variants of it with one other block size,
+For pairs of the dataset at the first entry of their BENCH: their backward, and variants of it with another block size,
 number of warps or stages, are timed (CUDA events, L2 flushed, median, by `triton.testing.do_bench`) and modelled for
 the same GPU. Prints per pair the rank correlation and the share of couples in the right order among those that measure
 more than 10 % apart, and over all the ratio of modelled to measured. Also measures two constants of the model: what a
@@ -39,37 +39,37 @@ PAIRS = ROOT / "datasets" / "kernel_pairs"
 APART = 0.1
 """Couples that measure less than this apart are not asked for their order."""
 
-CASES: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("activation/gelu_erf", {"M": 8192, "N": 4096}),
-    ("activation/squared_relu_bias", {"M": 8192, "N": 4096, "dtype": "bfloat16"}),
-    ("attention/fa2_causal", {"B": 2, "H": 16, "T": 2048, "D": 64, "dtype": "float16"}),
-    ("attention/fa_onekernel_dq_atomic", {"B": 2, "H": 16, "SQ": 1024, "SK": 1024, "D": 64, "dtype": "float16"}),
-    ("attention_special/sigmoid_attention", {"B": 2, "H": 16, "S": 1024, "D": 64, "dtype": "float16"}),
-    ("gather_scatter/embedding_atomic", {"V": 32000, "T": 8192, "D": 1024}),
-    ("gather_scatter/embedding_sorted_segment", {"V": 32000, "T": 8192, "D": 1024}),
-    ("glu/swiglu_packed", {"M": 4096, "D": 11008, "dtype": "bfloat16"}),
-    ("linear_attention/linattn_causal_chunk", {"B": 2, "H": 16, "T": 2048, "K": 64, "V": 64}),
-    ("linear_attention/rwkv6_recurrent", {"B": 2, "H": 16, "T": 512, "K": 64, "V": 64}),
-    ("loss_ce/ce_row", {"M": 4096, "V": 32000}),
-    ("loss_other/huber_smooth_l1", {"M": 8192, "N": 4096}),
-    ("low_rank/lora_linear", {"M": 4096, "N": 4096, "K": 4096, "R": 16, "dtype": "bfloat16"}),
-    ("matmul/matmul_bias_gelu", {"M": 4096, "N": 4096, "K": 1024, "dtype": "bfloat16"}),
-    ("matmul/matmul_nt", {"M": 4096, "N": 2048, "K": 2048, "dtype": "bfloat16"}),
-    ("matmul/matmul_splitk_dw", {"M": 16384, "N": 512, "K": 512, "dtype": "bfloat16"}),
-    ("norm_channel/batchnorm_train_2d", {"N": 16384, "C": 512}),
-    ("norm_fused/add_rmsnorm", {"M": 8192, "N": 4096, "dtype": "bfloat16"}),
-    ("norm_row/layernorm_persistent", {"M": 8192, "N": 4096}),
-    ("norm_row/layernorm_row", {"M": 8192, "N": 4096}),
-    ("norm_row/rmsnorm_row", {"M": 8192, "N": 4096, "dtype": "bfloat16"}),
-    ("reduction_stat/cumsum_rows", {"M": 8192, "N": 2048}),
-    ("reduction_stat/pairwise_dist_l2", {"M": 2048, "N": 2048, "D": 64}),
-    ("softmax/log_softmax", {"M": 16384, "N": 1024}),
-    ("softmax/softmax_online", {"M": 1024, "N": 65536}),
-    ("softmax/softmax_row", {"M": 8192, "N": 4096}),
-    ("ssm_rnn/scan_first_order", {"B": 8, "L": 2048, "C": 1024}),
-    ("ssm_rnn/selective_scan_recompute", {"B": 4, "D": 1024, "T": 1024, "N": 16}),
+TIMED = (
+    "activation/gelu_erf",
+    "activation/squared_relu_bias",
+    "attention/fa2_causal",
+    "attention/fa_onekernel_dq_atomic",
+    "attention_special/sigmoid_attention",
+    "gather_scatter/embedding_atomic",
+    "gather_scatter/embedding_sorted_segment",
+    "glu/swiglu_packed",
+    "linear_attention/linattn_causal_chunk",
+    "linear_attention/rwkv6_recurrent",
+    "loss_ce/ce_row",
+    "loss_other/huber_smooth_l1",
+    "low_rank/lora_linear",
+    "matmul/matmul_bias_gelu",
+    "matmul/matmul_nt",
+    "matmul/matmul_splitk_dw",
+    "norm_channel/batchnorm_train_2d",
+    "norm_fused/add_rmsnorm",
+    "norm_row/layernorm_persistent",
+    "norm_row/layernorm_row",
+    "norm_row/rmsnorm_row",
+    "reduction_stat/cumsum_rows",
+    "reduction_stat/pairwise_dist_l2",
+    "softmax/log_softmax",
+    "softmax/softmax_online",
+    "softmax/softmax_row",
+    "ssm_rnn/scan_first_order",
+    "ssm_rnn/selective_scan_recompute",
 )
-"""Pairs and one entry of a SWEEP for each."""
+"""Pairs that are timed, at the first entry of their BENCH."""
 
 
 @dataclass(frozen=True)
@@ -275,12 +275,13 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         print(f"{device}: {measured_constants}", flush=True)
     jobs: list[tuple[str, ShapeEntry, KernelSpec, str, Candidate]] = []
     with Sandbox() as sandbox, ThreadPoolExecutor(options.workers) as pool:
-        for name, dims in CASES:
+        for name in TIMED:
             if options.only and options.only not in name:
                 continue
-            entry = ShapeEntry(dims=dims)
             path = PAIRS / f"{name}.py"
-            spec = describe(read_file(path), sandbox).model_copy(update={"sweep": (entry,)})
+            facts = read_file(path)
+            entry = facts.bench[0]
+            spec = describe(facts, sandbox).model_copy(update={"sweep": (entry,)})
             own = candidate_from_pair(path.read_text())
             jobs += [(name, entry, spec, change, one) for change, one in variants(own, options.variants)]
         models = list(pool.map(lambda job: model(job[2], job[4], sandbox, device), jobs))

@@ -14,7 +14,7 @@ import argparse
 import json
 from pathlib import Path
 
-from modelled_accuracy import CASES, PAIRS
+from modelled_accuracy import PAIRS, TIMED
 
 from kernel_agent.bench.measure import measure_source
 from kernel_agent.bench.native import check_native
@@ -74,10 +74,10 @@ def main() -> None:
     parser.add_argument("--only", default="")
     options = parser.parse_args()
     with Sandbox() as sandbox, options.out.open("w", encoding="utf-8") as file:
-        for slug, dims in CASES:
+        for slug in TIMED:
             if options.only not in slug:
                 continue
-            entry = ShapeEntry(dims=dims)
+            entry = read_file(PAIRS / f"{slug}.py").bench[0]
             try:
                 row = measured(slug, entry, sandbox)
             except KernelAgentError as error:

@@ -7,11 +7,16 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from kernel_agent.errors import InputError
+from kernel_agent.pairs.benchsizes import read_bench
 from kernel_agent.pairs.meta import Gradient, PairMeta, read_meta
+from kernel_agent.pairs.spec import ShapeEntry
 from kernel_agent.pairs.syntax import parse
 from kernel_agent.pairs.techniques import TECHNIQUES
 
 SLUG = re.compile(r"[a-z][a-z0-9_]*")
+MOST_BENCH = 2
+"""Entries of BENCH: minutes on a GPU are scarce."""
 SAVED = re.compile(r"\w+: (fp|bf|i|u|b|int|bool|uint)\w*(?: or \w+)* \(.*\)")
 
 
@@ -30,7 +35,7 @@ def lint(path: Path) -> list[Complaint]:
     """All complaints about one dataset entry. Executes nothing. Raises `InputError` when META cannot be read at all."""
     source = path.read_text()
     meta, tree = read_meta(source), parse(source)
-    broken = [*_naming(path, meta), *_contents(tree, meta)]
+    broken = [*_naming(path, meta), *_contents(tree, meta), *_bench(path, tree, meta)]
     return [Complaint(path, rule) for rule in broken]
 
 
@@ -67,4 +72,30 @@ def _contents(tree: ast.Module, meta: PairMeta) -> list[str]:
     broken += [
         f'META["grads"] names {name!r}, which forward() does not take' for name in meta.grads if name not in parameters
     ]
+    return broken
+
+
+def _bench(path: Path, tree: ast.Module, meta: PairMeta) -> list[str]:
+    try:
+        entries = read_bench(tree, path)
+    except InputError as error:
+        return [f"line {error.line}: {error.message}"]
+    if not 1 <= len(entries) <= MOST_BENCH:
+        return [f"BENCH has {len(entries)} entries; it names one or two sizes of real workloads"]
+    made = next((n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "make_args"), None)
+    return [rule for entry in entries for rule in _bench_entry(entry, made, meta)]
+
+
+def _bench_entry(entry: ShapeEntry, made: ast.FunctionDef | None, meta: PairMeta) -> list[str]:
+    broken = []
+    if made is not None and made.args.kwarg is None:
+        taken = [argument.arg for argument in (*made.args.args, *made.args.kwonlyargs)]
+        broken += [f"BENCH names {name!r}, which make_args() does not take" for name in entry.dims if name not in taken]
+        wanted = taken[: len(made.args.args) - len(made.args.defaults)]
+        lacking = [name for name in wanted if name not in (*entry.dims, "device", "seed")]
+        broken += [f"the BENCH entry {entry.label} does not say {name!r}" for name in lacking]
+        if "dtype" in taken and "dtype" not in entry.dims:
+            broken.append(f"the BENCH entry {entry.label} does not say its dtype")
+    if entry.dims.get("dtype", meta.dtypes[:1] and meta.dtypes[0]) not in meta.dtypes:
+        broken.append(f"the dtype of the BENCH entry {entry.label} is none of META['dtypes']")
     return broken

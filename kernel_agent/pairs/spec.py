@@ -10,6 +10,22 @@ from pydantic import Field
 
 from kernel_agent.record import Record
 
+Scalar = int | float | bool | str | None
+Dim = Scalar | tuple[Scalar | tuple[Scalar, ...], ...]
+"""A value of a SWEEP entry: a size, a flag, a name (`torch.float16` stands for the dtype), or tuples of such."""
+
+
+class ShapeEntry(Record):
+    """One entry of SWEEP or BENCH."""
+
+    dims: dict[str, Dim]
+    required: bool = True
+
+    @property
+    def label(self) -> str:
+        """`M=17 N=100`: how cases and messages name the entry."""
+        return " ".join(f"{name}={value}" for name, value in self.dims.items())
+
 
 class FileFacts(Record):
     """What the syntax tree of a user's file or a pair file says. Reading it executes nothing."""
@@ -26,6 +42,7 @@ class FileFacts(Record):
     has_reference: bool
     has_surrogate: bool
     has_backward: bool = Field(description="the user's hand-written baseline, or the pair's backward section")
+    bench: tuple[ShapeEntry, ...] = Field(default=(), description="BENCH of a dataset entry: sizes of real workloads")
 
     @property
     def stem(self) -> str:
@@ -36,23 +53,6 @@ class FileFacts(Record):
     def hash8(self) -> str:
         """First 8 hex digits of the SHA-256 of the forward's source; names the run folder."""
         return content_hash(self.source)[:8]
-
-
-Scalar = int | float | bool | str | None
-Dim = Scalar | tuple[Scalar | tuple[Scalar, ...], ...]
-"""A value of a SWEEP entry: a size, a flag, a name (`torch.float16` stands for the dtype), or tuples of such."""
-
-
-class ShapeEntry(Record):
-    """One SWEEP entry."""
-
-    dims: dict[str, Dim]
-    required: bool = True
-
-    @property
-    def label(self) -> str:
-        """`M=17 N=100`: how cases and messages name the entry."""
-        return " ".join(f"{name}={value}" for name, value in self.dims.items())
 
 
 class ArgumentKind(str, enum.Enum):

@@ -1,4 +1,4 @@
-"""Reads the SWEEP of an imported file into `ShapeEntry` records."""
+"""Reads the SWEEP of an imported file, or a literal BENCH, into `ShapeEntry` records."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ from pydantic import ValidationError
 from kernel_agent.errors import InputError
 from kernel_agent.pairs.spec import Dim, ShapeEntry
 
-_REMEDY = "SWEEP is a list of dicts of dims, such as [dict(M=128, N=512), dict(M=7, N=33, required=False)]."
+_REMEDY = "{name} is a list of dicts of dims, such as [dict(M=128, N=512), dict(M=7, N=33, required=False)]."
 
 
-def read_sweep(value: Any, path: Path, node: ast.expr | None = None) -> tuple[ShapeEntry, ...]:
-    """Turn SWEEP's value into entries; `node`, what the file assigns to SWEEP, gives messages their lines.
+def read_sweep(value: Any, path: Path, node: ast.expr | None = None, name: str = "SWEEP") -> tuple[ShapeEntry, ...]:
+    """Turn SWEEP's value into entries; `node`, what the file assigns to it, gives messages their lines.
 
     Raises `InputError` when it is empty or no sequence of dicts of plain values.
     """
+    remedy = _REMEDY.format(name=name)
     line = None if node is None else node.lineno
     if isinstance(value, dict) or not hasattr(value, "__iter__"):
-        raise InputError(f"SWEEP is {_a(value)}", remedy=_REMEDY, path=path, line=line)
+        raise InputError(f"{name} is {_a(value)}", remedy=remedy, path=path, line=line)
     items = list(value)
     lines = [line] * len(items)
     if isinstance(node, (ast.List, ast.Tuple)) and len(node.elts) == len(items):
         lines = [item.lineno for item in node.elts]
-    entries = tuple(_entry(item, index, path, lines[index]) for index, item in enumerate(items))
+    entries = tuple(_entry(item, f"{name}[{index}]", path, lines[index], remedy) for index, item in enumerate(items))
     if not entries:
-        raise InputError("SWEEP is empty", remedy=_REMEDY, path=path, line=line)
+        raise InputError(f"{name} is empty", remedy=remedy, path=path, line=line)
     return entries
 
 
@@ -55,38 +56,35 @@ def _sizes(dim: Dim) -> list[int]:
     return [dim] if type(dim) is int else []
 
 
-def _entry(item: Any, index: int, path: Path, line: int | None) -> ShapeEntry:
+def _entry(item: Any, where: str, path: Path, line: int | None, remedy: str) -> ShapeEntry:
     if not isinstance(item, dict) or not all(isinstance(name, str) for name in item):
-        raise InputError(
-            f"SWEEP[{index}] is no dict with names as keys: {item!r:.60}", remedy=_REMEDY, path=path, line=line
-        )
+        message = f"{where} is no dict with names as keys: {item!r:.60}"
+        raise InputError(message, remedy=remedy, path=path, line=line)
     required = item.get("required", True)
     if not isinstance(required, bool):
-        message = f'SWEEP[{index}]["required"] is {required!r:.60}'
+        message = f'{where}["required"] is {required!r:.60}'
         raise InputError(message, remedy="Write True or False.", path=path, line=line)
-    dims = {
-        name: _dim(value, f"SWEEP[{index}][{name!r}]", path, line) for name, value in item.items() if name != "required"
-    }
+    dims = {name: _dim(value, f"{where}[{name!r}]", path, line) for name, value in item.items() if name != "required"}
     try:
         return ShapeEntry(dims=dims, required=required)
     except ValidationError:
-        raise InputError(f"SWEEP[{index}] nests tuples too deeply", remedy=_REMEDY, path=path, line=line) from None
+        raise InputError(f"{where} nests tuples too deeply", remedy=remedy, path=path, line=line) from None
 
 
 def _dim(value: Any, where: str, path: Path, line: int | None) -> Any:
-    import torch  # only a file that was imported has values to read, and it has loaded torch
-
     if value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and math.isfinite(value)):
         return value
     if isinstance(value, numbers.Integral):
         return int(value)  # numpy's integers
-    if isinstance(value, torch.dtype):
-        return str(value)
     if isinstance(value, (tuple, list)):
         return tuple(_dim(inner, where, path, line) for inner in value)
+    import torch  # a literal has no other values; a file that was imported has loaded torch
+
+    if isinstance(value, torch.dtype):
+        return str(value)
     raise InputError(
         f"{where} is {_a(value)}",
-        remedy="A SWEEP entry holds numbers, flags, names, dtypes and tuples of them; make tensors in make_args.",
+        remedy="An entry holds numbers, flags, names, dtypes and tuples of them; make tensors in make_args.",
         path=path,
         line=line,
     )

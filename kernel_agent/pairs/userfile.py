@@ -6,6 +6,7 @@ import ast
 from pathlib import Path
 
 from kernel_agent.errors import InputError
+from kernel_agent.pairs.benchsizes import read_bench
 from kernel_agent.pairs.imports import check_imports
 from kernel_agent.pairs.mark import find_mark, jit_kernels
 from kernel_agent.pairs.meta import Gradient, meta_node, read_meta
@@ -107,6 +108,7 @@ def _read_pair(source: str, path: Path) -> FileFacts:
         has_reference="reference" in functions,
         has_surrogate=meta.gradient is Gradient.CUSTOM,
         has_backward=True,
+        bench=read_bench(tree, path),
     )
 
 

@@ -76,6 +76,7 @@ def backward(saved, grad_y, needs=None):
 
 # --- check ---
 SWEEP = ({"M": 64, "N": 128}, {"M": 75, "N": 70}, {"M": 20, "N": 128, "dtype": "bfloat16"})
+BENCH = ({"M": 8192, "N": 4096, "dtype": "bfloat16"},)
 
 
 def make_args(M, N, dtype="float32", device="cpu", seed=0):

@@ -184,6 +184,7 @@ SWEEP = (
     {"B": 2, "H": 1, "T": 151, "D": 24},
     {"B": 1, "H": 2, "T": 200, "D": 16, "dtype": "bfloat16"},
 )
+BENCH = ({"B": 2, "H": 16, "T": 2048, "D": 64, "dtype": "float16"},)
 
 
 def make_args(B, H, T, D, dtype="float32", device="cpu", seed=0):

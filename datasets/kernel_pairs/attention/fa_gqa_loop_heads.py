@@ -203,6 +203,7 @@ SWEEP = (
     {"B": 1, "T": 50, "past": 33, "HK": 2, "group": 2, "D": 16, "causal": False},
     {"B": 1, "T": 96, "past": 0, "HK": 4, "group": 1, "D": 16, "dtype": "bfloat16"},
 )
+BENCH = ({"B": 2, "T": 2048, "past": 0, "HK": 8, "group": 4, "D": 64, "dtype": "bfloat16"},)
 
 
 def make_args(B, T, past, HK, group, D, causal=True, dtype="float32", device="cpu", seed=0):

@@ -117,6 +117,7 @@ SWEEP = (
     {"B": 2, "H": 1, "SQ": 37, "SK": 53, "D": 20},
     {"B": 1, "H": 1, "SQ": 32, "SK": 32, "D": 32, "dtype": "float16"},
 )
+BENCH = ({"B": 2, "H": 16, "SQ": 1024, "SK": 1024, "D": 64, "dtype": "float16"},)
 
 
 def make_args(B, H, SQ, SK, D, dtype="float32", device="cpu", seed=0):

@@ -133,6 +133,7 @@ SWEEP = (
     {"B": 2, "H": 3, "S": 45, "D": 24},
     {"B": 1, "H": 1, "S": 32, "D": 32, "dtype": "float16"},
 )
+BENCH = ({"B": 2, "H": 16, "S": 1024, "D": 64, "dtype": "float16"},)
 
 
 def make_args(B, H, S, D, dtype="float32", device="cpu", seed=0):

@@ -104,6 +104,7 @@ SWEEP = (
     {"B": 1, "D": 2, "T": 1061, "W": 3},
     {"B": 2, "D": 4, "T": 50, "W": 4, "dtype": "bfloat16"},
 )
+BENCH = ({"B": 4, "D": 4096, "T": 2048, "W": 4, "dtype": "bfloat16"},)
 
 
 def make_args(B, D, T, W, dtype="float32", device="cpu", seed=0):

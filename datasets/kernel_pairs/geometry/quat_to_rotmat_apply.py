@@ -124,6 +124,7 @@ def backward(saved, grad_out, needs=None):
 
 # --- check ---
 SWEEP = ({"B": 3, "P": 64}, {"B": 2, "P": 101})
+BENCH = ({"B": 4096, "P": 1024},)
 
 
 def make_args(B, P, device="cpu", seed=0):

@@ -62,6 +62,7 @@ def backward(saved, grad_out, needs=None):
 
 # --- check ---
 SWEEP = ({"M": 8, "D": 128}, {"M": 11, "D": 99}, {"M": 8, "D": 256, "dtype": "bfloat16"})
+BENCH = ({"M": 4096, "D": 11008, "dtype": "bfloat16"},)
 
 
 def make_args(M, D, dtype="float32", device="cpu", seed=0):

@@ -104,6 +104,7 @@ def backward(saved, grad_out, needs=None):
 
 # --- check ---
 SWEEP = ({"V": 9, "E": 40, "K": 16}, {"V": 13, "E": 77, "K": 11})
+BENCH = ({"V": 16384, "E": 262144, "K": 64},)
 
 
 def make_args(V, E, K, device="cpu", seed=0):

@@ -97,6 +97,7 @@ SWEEP = (
     {"R": 12, "S": 15, "E": 41, "F": 19},
     {"R": 5, "S": 6, "E": 12, "F": 16, "dtype": "bfloat16"},
 )
+BENCH = ({"R": 65536, "S": 65536, "E": 1048576, "F": 128, "dtype": "float32"},)
 
 
 def make_args(R, S, E, F, dtype="float32", device="cpu", seed=0):

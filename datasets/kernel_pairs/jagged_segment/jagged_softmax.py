@@ -93,6 +93,7 @@ def backward(saved, grad_y, needs=None):
 
 # --- check ---
 SWEEP = ({"S": 3, "L": 96, "C": 64}, {"S": 6, "L": 437, "C": 11}, {"S": 4, "L": 60, "C": 70, "dtype": "bfloat16"})
+BENCH = ({"S": 64, "L": 65536, "C": 256, "dtype": "bfloat16"},)
 
 
 def make_args(S, L, C, dtype="float32", device="cpu", seed=0):

@@ -185,6 +185,7 @@ SWEEP = (
     {"B": 2, "H": 1, "T": 43, "K": 12, "V": 20},
     {"B": 1, "H": 1, "T": 32, "K": 16, "V": 32, "dtype": "float16"},
 )
+BENCH = ({"B": 2, "H": 16, "T": 2048, "K": 64, "V": 64, "dtype": "float32"},)
 
 
 def make_args(B, H, T, K, V, dtype="float32", device="cpu", seed=0):

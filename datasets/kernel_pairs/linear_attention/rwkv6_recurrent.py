@@ -171,6 +171,7 @@ SWEEP = (
     {"B": 2, "H": 1, "T": 45, "K": 12, "V": 40},
     {"B": 1, "H": 2, "T": 20, "K": 8, "V": 8, "dtype": "bfloat16"},
 )
+BENCH = ({"B": 2, "H": 16, "T": 512, "K": 64, "V": 64, "dtype": "float32"},)
 
 
 def make_args(B, H, T, K, V, dtype="float32", device="cpu", seed=0):

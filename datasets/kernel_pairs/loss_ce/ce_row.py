@@ -81,6 +81,7 @@ def backward(saved, grad_loss, needs=None):
 
 # --- check ---
 SWEEP = ({"M": 6, "V": 64}, {"M": 11, "V": 150}, {"M": 4, "V": 128, "dtype": "bfloat16"})
+BENCH = ({"M": 4096, "V": 32000, "dtype": "float32"},)
 
 
 def make_args(M, V, dtype="float32", device="cpu", seed=0):

@@ -155,6 +155,7 @@ SWEEP = (
     {"T": 21, "V": 75, "H": 40, "strip": 32},
     {"T": 16, "V": 48, "H": 16, "strip": 64, "dtype": "float16"},
 )
+BENCH = ({"T": 4096, "V": 32000, "H": 1024, "strip": 4096, "dtype": "float16"},)
 
 
 def make_args(T, V, H, strip, dtype="float32", device="cpu", seed=0):

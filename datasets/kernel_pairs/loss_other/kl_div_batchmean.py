@@ -98,6 +98,7 @@ SWEEP = (
     {"M": 13, "N": 101, "log_target": True},
     {"M": 4, "N": 128, "log_target": False, "dtype": "bfloat16"},
 )
+BENCH = ({"M": 4096, "N": 32000, "log_target": False, "dtype": "float32"},)
 
 
 def make_args(M, N, log_target, dtype="float32", device="cpu", seed=0):

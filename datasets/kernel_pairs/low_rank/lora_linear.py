@@ -175,6 +175,7 @@ SWEEP = (
     {"M": 77, "N": 45, "K": 70, "R": 5},
     {"M": 48, "N": 24, "K": 40, "R": 8, "dtype": "bfloat16"},
 )
+BENCH = ({"M": 4096, "N": 4096, "K": 4096, "R": 16, "dtype": "bfloat16"},)
 
 
 def make_args(M, N, K, R, dtype="float32", device="cpu", seed=0):

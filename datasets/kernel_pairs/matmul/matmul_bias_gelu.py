@@ -117,6 +117,7 @@ def backward(saved, grad_y, needs=None):
 
 # --- check ---
 SWEEP = ({"M": 64, "N": 32, "K": 16}, {"M": 75, "N": 150, "K": 41}, {"M": 32, "N": 24, "K": 80, "dtype": "bfloat16"})
+BENCH = ({"M": 4096, "N": 4096, "K": 1024, "dtype": "bfloat16"},)
 
 
 def make_args(M, N, K, dtype="float32", device="cpu", seed=0):

@@ -115,6 +115,7 @@ SWEEP = (
     {"M": 407, "N": 67, "K": 18},
     {"M": 192, "N": 16, "K": 24, "dtype": "bfloat16"},
 )
+BENCH = ({"M": 16384, "N": 512, "K": 512, "dtype": "bfloat16"},)
 
 
 def make_args(M, N, K, dtype="float32", device="cpu", seed=0):

@@ -99,6 +99,7 @@ SWEEP = (
     {"planes": 3, "rows": 11, "cols": 17, "levels": 1},
     {"planes": 1, "rows": 1, "cols": 3, "levels": 3, "dtype": "bfloat16"},
 )
+BENCH = ({"planes": 64, "rows": 64, "cols": 64, "levels": 3, "dtype": "float32"},)
 
 
 def make_args(planes, rows, cols, levels, dtype="float32", device="cpu", seed=0):

@@ -115,6 +115,7 @@ SWEEP = (
     {"T": 171, "E": 5, "K": 24, "N": 35},
     {"T": 60, "E": 3, "K": 16, "N": 40, "dtype": "bfloat16"},
 )
+BENCH = ({"T": 16384, "E": 8, "K": 1024, "N": 2048, "dtype": "bfloat16"},)
 
 
 def make_args(T, E, K, N, dtype="float32", device="cpu", seed=0):

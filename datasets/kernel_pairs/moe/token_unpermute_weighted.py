@@ -76,6 +76,7 @@ SWEEP = (
     {"T": 13, "TOPK": 3, "D": 45},
     {"T": 6, "TOPK": 4, "D": 32, "dtype": "bfloat16"},
 )
+BENCH = ({"T": 8192, "TOPK": 8, "D": 2048, "dtype": "bfloat16"},)
 
 
 def make_args(T, TOPK, D, dtype="float32", device="cpu", seed=0):

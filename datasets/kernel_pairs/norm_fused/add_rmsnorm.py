@@ -96,6 +96,7 @@ def backward(saved, grad_y, grad_h, needs=None):
 
 # --- check ---
 SWEEP = ({"M": 5, "N": 64}, {"M": 11, "N": 100}, {"M": 6, "N": 128, "dtype": "bfloat16"})
+BENCH = ({"M": 8192, "N": 4096, "dtype": "bfloat16"},)
 
 
 def make_args(M, N, dtype="float32", device="cpu", seed=0):

@@ -82,6 +82,7 @@ def backward(saved, grad_y, needs=None):
 
 # --- check ---
 SWEEP = ({"M": 4, "N": 64}, {"M": 13, "N": 90}, {"M": 6, "N": 128, "dtype": "bfloat16"})
+BENCH = ({"M": 8192, "N": 4096, "dtype": "bfloat16"},)
 
 
 def make_args(M, N, dtype="float32", device="cpu", seed=0):

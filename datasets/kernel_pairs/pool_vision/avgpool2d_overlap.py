@@ -109,6 +109,9 @@ SWEEP = (
     {"B": 2, "C": 1, "H": 13, "W": 17, "kernel": 3, "stride": 1, "pad": 1, "count_pad": False},
     {"B": 1, "C": 2, "H": 8, "W": 12, "kernel": 4, "stride": 3, "pad": 0, "count_pad": True, "dtype": "bfloat16"},
 )
+BENCH = (
+    {"B": 32, "C": 64, "H": 112, "W": 112, "kernel": 3, "stride": 2, "pad": 1, "count_pad": True, "dtype": "float32"},
+)
 
 
 def make_args(B, C, H, W, kernel, stride, pad, count_pad, dtype="float32", device="cpu", seed=0):

@@ -72,6 +72,7 @@ def backward(saved, grad_y, needs=None):
 
 # --- check ---
 SWEEP = ({"M": 9, "N": 128}, {"M": 5, "N": 203}, {"M": 4, "N": 64, "dtype": "bfloat16"})
+BENCH = ({"M": 8192, "N": 2048, "dtype": "float32"},)
 
 
 def make_args(M, N, dtype="float32", device="cpu", seed=0):

@@ -66,6 +66,7 @@ def backward(saved, grad_out, needs=None):
 
 # --- check ---
 SWEEP = ({"M": 32, "N": 64}, {"M": 19, "N": 101}, {"M": 8, "N": 128, "dtype": "bfloat16"})
+BENCH = ({"M": 8192, "N": 4096, "dtype": "float32"},)
 
 
 def make_args(M, N, dtype="float32", device="cpu", seed=0):

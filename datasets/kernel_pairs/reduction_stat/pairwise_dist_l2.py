@@ -94,6 +94,7 @@ def backward(saved, grad_out, needs=(True, True)):
 
 # --- check ---
 SWEEP = ({"M": 32, "N": 32, "D": 16}, {"M": 37, "N": 45, "D": 23}, {"M": 16, "N": 40, "D": 32, "dtype": "bfloat16"})
+BENCH = ({"M": 2048, "N": 2048, "D": 64, "dtype": "float32"},)
 
 
 def make_args(M, N, D, dtype="float32", device="cpu", seed=0):

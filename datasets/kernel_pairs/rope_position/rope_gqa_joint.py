@@ -108,6 +108,7 @@ SWEEP = (
     {"B": 1, "S": 7, "KH": 3, "GROUP": 3, "HALF": 20},
     {"B": 1, "S": 4, "KH": 1, "GROUP": 4, "HALF": 32, "dtype": "bfloat16"},
 )
+BENCH = ({"B": 4, "S": 2048, "KH": 8, "GROUP": 4, "HALF": 64, "dtype": "bfloat16"},)
 
 
 def make_args(B, S, KH, GROUP, HALF, dtype="float32", device="cpu", seed=0):

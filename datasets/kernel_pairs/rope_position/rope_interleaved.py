@@ -65,6 +65,7 @@ SWEEP = (
     {"B": 2, "H": 3, "S": 11, "PAIRS": 20},
     {"B": 1, "H": 2, "S": 4, "PAIRS": 32, "dtype": "bfloat16"},
 )
+BENCH = ({"B": 4, "H": 32, "S": 2048, "PAIRS": 64, "dtype": "bfloat16"},)
 
 
 def make_args(B, H, S, PAIRS, dtype="float32", device="cpu", seed=0):

@@ -71,6 +71,7 @@ def backward(saved, grad_y, needs=None):
 
 # --- check ---
 SWEEP = ({"M": 40, "N": 32}, {"M": 21, "N": 50}, {"M": 9, "N": 64, "dtype": "bfloat16"})
+BENCH = ({"M": 16384, "N": 1024, "dtype": "float32"},)
 
 
 def make_args(M, N, dtype="float32", device="cpu", seed=0):

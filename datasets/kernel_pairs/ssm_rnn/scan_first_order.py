@@ -91,6 +91,7 @@ SWEEP = (
     {"B": 1, "L": 45, "C": 21},
     {"B": 1, "L": 32, "C": 8, "dtype": "bfloat16"},
 )
+BENCH = ({"B": 8, "L": 2048, "C": 1024, "dtype": "float32"},)
 
 
 def make_args(B, L, C, dtype="float32", device="cpu", seed=0):

@@ -168,6 +168,7 @@ SWEEP = (
     {"B": 2, "D": 6, "T": 45, "N": 5},
     {"B": 1, "D": 8, "T": 40, "N": 8, "dtype": "bfloat16"},
 )
+BENCH = ({"B": 4, "D": 1024, "T": 1024, "N": 16, "dtype": "float32"},)
 
 
 def make_args(B, D, T, N, dtype="float32", device="cpu", seed=0):
