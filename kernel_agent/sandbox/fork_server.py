@@ -32,6 +32,7 @@ class ForkServer:
         self._preload = tuple(preload)
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
+        self._ready = False
 
     @property
     def pid(self) -> int | None:
@@ -44,13 +45,23 @@ class ForkServer:
         if len(data) > REQUEST_BYTES:
             raise SandboxError("the job names too many readable paths", remedy="name their common folder instead")
         with self._lock:
-            if self._process is None or self._process.poll() is not None:
-                self._start()
+            self._start_unless_running()
+            self._wait_until_ready()
             try:
                 socket.send_fds(self._requests, [data], handles)
             except (BrokenPipeError, ConnectionResetError):  # it was killed since the last job: once more
                 self._start()
+                self._wait_until_ready()
                 socket.send_fds(self._requests, [data], handles)
+
+    def warm(self) -> None:
+        """Start the server unless it runs, without waiting for its imports. Raises SandboxError."""
+        with self._lock:
+            self._start_unless_running()
+
+    def _start_unless_running(self) -> None:
+        if self._process is None or self._process.poll() is not None:
+            self._start()
 
     def _start(self) -> None:
         self._end()
@@ -71,12 +82,18 @@ class ForkServer:
             start_new_session=True,  # Ctrl-C in the terminal is the parent's business
         )
         theirs.close()
-        ours.settimeout(_START_S)
+        self._ready = False
+
+    def _wait_until_ready(self) -> None:
+        if self._ready:
+            return
+        self._requests.settimeout(_START_S)
         try:
-            ready = ours.recv(4096)
-        except TimeoutError:
+            ready = self._requests.recv(4096)
+        except (TimeoutError, ConnectionResetError):
             ready = b""
         if not ready:
+            assert self._process is not None
             self._process.kill()
             self._process.wait()
             said = self.log_tail()
@@ -85,7 +102,8 @@ class ForkServer:
                 f"the fork server could not import {', '.join(self._preload)}: {said}",
                 remedy="run `kernel-agent doctor`, which checks the installation",
             )
-        ours.settimeout(None)
+        self._requests.settimeout(None)
+        self._ready = True
 
     def log_tail(self) -> str:
         """The end of what the server and its wardens wrote to stderr: empty unless something of ours broke."""
@@ -102,6 +120,8 @@ class ForkServer:
         if self._process is None:
             return
         self._requests.close()
+        if not self._ready:  # it has no children yet, and need not finish its imports
+            self._process.kill()
         try:
             self._process.wait(5)
         except subprocess.TimeoutExpired:

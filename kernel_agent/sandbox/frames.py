@@ -5,37 +5,49 @@
     data   = for every tensor the memory it spans, from its first to its last element
 
 Nothing here can execute code, and a reader allocates only what its `Budget` allows: a hostile child can lie in every
-field.
+field. torch is imported with the first tensor, so that the server can start while its parent still imports.
 """
 
 from __future__ import annotations
 
 import enum
+import functools
 import json
 import math
 import socket
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+if TYPE_CHECKING:
+    import torch
 
 _HEADER = struct.Struct(">4sBIQ")
 _MAGIC = b"KAF1"
 _RECORD_LIMIT = 16 << 20
 _RECEIVES_PER_PUMP = 64
 
-DTYPES: dict[str, torch.dtype] = {
-    name: getattr(torch, name)
-    for name in (
-        *("float64", "float32", "float16", "bfloat16", "complex64", "complex128", "bool"),
-        *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"),
-        *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-    )
-}
-_NAME_OF = {dtype: name for name, dtype in DTYPES.items()}
+_DTYPES = (
+    *("float64", "float32", "float16", "bfloat16", "complex64", "complex128", "bool"),
+    *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"),
+    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+)
+
+
+@functools.cache
+def dtypes() -> Mapping[str, torch.dtype]:
+    """What can be sent, by name."""
+    import torch
+
+    return {name: getattr(torch, name) for name in _DTYPES}
+
+
+@functools.cache
+def _names() -> Mapping[torch.dtype, str]:
+    return {dtype: name for name, dtype in dtypes().items()}
 
 
 class ProtocolError(Exception):
@@ -84,7 +96,7 @@ class _TensorHead(BaseModel):
 
     def span(self) -> int:
         """Elements between the first and the last one, both included. Raises ProtocolError for impossible geometry."""
-        if self.dtype not in DTYPES:
+        if self.dtype not in _DTYPES:
             raise ProtocolError(f"tensor {self.name!r} has the unknown dtype {self.dtype!r}")
         if len(self.shape) != len(self.stride) or any(not 0 <= n < 1 << 62 for n in (*self.shape, *self.stride)):
             raise ProtocolError(f"tensor {self.name!r} has an impossible shape or stride")
@@ -95,7 +107,7 @@ class _TensorHead(BaseModel):
     def logical_bytes(self) -> int:
         """Bytes of a contiguous copy."""
         elements = math.prod(self.shape)
-        return elements * int(DTYPES[self.dtype].itemsize)
+        return elements * int(dtypes()[self.dtype].itemsize)
 
 
 class _FrameHead(BaseModel):
@@ -116,7 +128,7 @@ def encode(kind: FrameKind, record: Mapping[str, Any], tensors: Mapping[str, tor
         heads.append(
             {
                 "name": name,
-                "dtype": _NAME_OF[tensor.dtype],
+                "dtype": _names()[tensor.dtype],
                 "shape": list(tensor.shape),
                 "stride": list(tensor.stride()),
                 "nbytes": nbytes,
@@ -133,7 +145,9 @@ def encode(kind: FrameKind, record: Mapping[str, Any], tensors: Mapping[str, tor
 
 def _memory_of(name: str, tensor: torch.Tensor) -> torch.Tensor:
     """The bytes a tensor spans, as a flat uint8 tensor on the CPU."""
-    if tensor.layout != torch.strided or tensor.dtype not in _NAME_OF:
+    import torch
+
+    if tensor.layout != torch.strided or tensor.dtype not in _names():
         raise TypeError(
             f"tensor {name!r} ({tensor.layout}, {tensor.dtype}) cannot be sent; only dense tensors of common dtypes can"
         )
@@ -235,7 +249,7 @@ class FrameReader:
         if len({tensor.name for tensor in head.tensors}) != len(head.tensors):
             raise ProtocolError("the child sent two tensors of one name")
         for tensor in head.tensors:
-            if tensor.nbytes != tensor.span() * DTYPES[tensor.dtype].itemsize:
+            if tensor.nbytes != tensor.span() * dtypes()[tensor.dtype].itemsize:
                 raise ProtocolError(f"tensor {tensor.name!r} does not span the bytes it announces")
         if sum(tensor.nbytes for tensor in head.tensors) != self._data_length:
             raise ProtocolError("the child announced another amount of tensor bytes than its tensors span")
@@ -243,8 +257,7 @@ class FrameReader:
         if self._budget.output_bytes < 0:
             raise ProtocolError("the child sent more tensor bytes than it may")
         self._head = head
-        # torch.empty does not touch its pages: a child that announces much and sends little costs little.
-        self._memory = [torch.empty(tensor.nbytes, dtype=torch.uint8) for tensor in head.tensors]
+        self._memory = [_unfilled(tensor.nbytes) for tensor in head.tensors]
         self._unfilled = [memoryview(memory.numpy()) for memory in self._memory if memory.numel()]
 
     def _memory_left(self) -> Iterable[memoryview]:
@@ -259,8 +272,15 @@ def _short_int(digits: str) -> int:
     return int(digits)
 
 
+def _unfilled(nbytes: int) -> torch.Tensor:
+    """Bytes whose pages are not touched: a child that announces much and sends little costs little."""
+    import torch
+
+    return torch.empty(nbytes, dtype=torch.uint8)
+
+
 def _rebuild(head: _TensorHead, memory: torch.Tensor) -> torch.Tensor:
-    dtype = DTYPES[head.dtype]
+    dtype = dtypes()[head.dtype]
     # A bool byte other than 0 and 1 is undefined behaviour in torch's kernels.
-    flat = memory.ne(0) if dtype is torch.bool else memory.view(dtype)
+    flat = memory.ne(0) if head.dtype == "bool" else memory.view(dtype)
     return flat.as_strided(head.shape, head.stride)

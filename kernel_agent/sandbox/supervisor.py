@@ -45,6 +45,11 @@ class Sandbox:
         """Process id of the fork server while it runs."""
         return self._server.pid
 
+    def warm(self) -> None:
+        """Start the server in the background, so that the first job waits for less. Raises SandboxError."""
+        if not self._closing.is_set():
+            self._server.warm()
+
     def run(
         self,
         job: Job,

@@ -11,7 +11,7 @@ import torch
 from sandbox_jobs import Run, job
 
 from kernel_agent.sandbox import Ending, Limits, Sandbox
-from kernel_agent.sandbox.frames import DTYPES, Budget, FrameKind, FrameReader, ProtocolError, encode
+from kernel_agent.sandbox.frames import Budget, FrameKind, FrameReader, ProtocolError, dtypes, encode
 
 LAYOUTS = {
     "contiguous": torch.arange(12.0).reshape(3, 4),
@@ -36,7 +36,7 @@ def test_a_tensor_keeps_shape_and_strides_both_ways(sandbox: Sandbox, layout: st
 
 
 def test_every_dtype_travels(sandbox: Sandbox) -> None:
-    sent = {name: torch.tensor([0.0, 1.0, 2.0, 1.0]).to(dtype) for name, dtype in DTYPES.items()}
+    sent = {name: torch.tensor([0.0, 1.0, 2.0, 1.0]).to(dtype) for name, dtype in dtypes().items()}
     got = sandbox.run(job("echo", tensors=sent)).messages[0].tensors
     assert list(got) == list(sent)
     for name, tensor in sent.items():

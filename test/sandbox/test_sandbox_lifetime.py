@@ -167,3 +167,29 @@ def test_ctrl_c_ends_the_job_and_not_the_server(parent: subprocess.Popen[str]) -
     assert parent.stdout.readline().split() == ["again", "True", "True"]
     assert parent.wait(30) == 0
     assert wait_until_gone(pids) == []
+
+
+def test_a_warm_server_is_the_one_that_serves_the_first_job() -> None:
+    # A second server would be started, and the first left behind, if warming were forgotten.
+    with Sandbox(preload=("kernel_agent.sandbox",)) as sandbox:
+        sandbox.warm()
+        server = sandbox.server_pid
+        assert server is not None
+        assert sandbox.run(job("say_nothing")).finished
+        assert sandbox.server_pid == server
+
+
+def test_closing_does_not_wait_for_a_server_that_still_imports() -> None:
+    sandbox = Sandbox()
+    sandbox.warm()
+    server = sandbox.server_pid
+    sandbox.close()
+    assert server is not None
+    assert alive([server]) == []
+
+
+def test_a_parent_that_only_starts_the_server_imports_no_torch() -> None:
+    # Its own imports, of seconds, then run beside those of the server.
+    code = "import sys, kernel_agent.sandbox; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
