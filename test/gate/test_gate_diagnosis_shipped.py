@@ -26,6 +26,16 @@ NAMED = {
         *("glu/swiglu_separate", "(s + silu * (1.0 - s))", "s", "gate", Fault.MISSING_TERM),
         "is missing",
     ),
+    # Where the only block is skipped the whole term is missing: true, but the loop's bound is what to mend.
+    "a_loop_over_features_that_ends_one_block_early": (
+        *(
+            "jagged_segment/csr_spmm",
+            "range(0, F, BLOCK_F):\n            f = begin",
+            "range(0, F - BLOCK_F, BLOCK_F):\n            f = begin",
+        ),
+        *("values", Fault.LAST_BLOCK_SKIPPED),
+        "the loop took one step more",
+    ),
     "cross_entropy_times_two": (
         *("loss_ce/ce_row", "tl.store(out, g * tl.where", "tl.store(out, 2.0 * g * tl.where", "logits", Fault.SCALE),
         "twice the truth",
@@ -43,3 +53,14 @@ def test_a_mistake_in_a_shipped_backward_is_named(sandbox, pair, old, new, grad,
     found = {one.grad: one for one in verdict.diagnosis.what}
     assert found[grad].fault is fault, found[grad].statement
     assert words in found[grad].statement
+
+
+def test_an_offset_of_one_is_not_taken_for_a_lane_beyond_the_end(sandbox):
+    # M = 13 leaves one lane in blocks of two, and g * p + 1 at g = p = 0 is off by one: the two have nothing in common.
+    path = pairs_root() / "loss_other/kl_div_batchmean.py"
+    right, wrong = "g * p * (t - q + 1.0)", "((g * p) + (t - q + 1.0))"
+    source = path.read_text()
+    assert source.count(right) == 1
+    verdict = check(describe(read_file(path), sandbox), source.replace(right, wrong), sandbox, FEW)
+    assert not verdict.green
+    assert all(found.fault is not Fault.UNMASKED_TAIL for found in verdict.diagnosis.what), verdict.diagnosis.what

@@ -42,7 +42,7 @@ def make_diagnosis(evidence: Evidence, truths: Truths) -> Diagnosis:
     change = Mended()
     if _unexplained(evidence, named) or any(found.fault not in _OF_NO_LINE for found in named):
         change = part("suspect", lambda: mended(evidence, truths), change)
-    named = _first_of_each(*named, *change.what)
+    named = _first_of_each(*_more_telling(change), *named, *change.what)
     stale = part("stale", lambda: stale_statistics(evidence, truths, _unexplained(evidence, named)), nothing)
     return Diagnosis(
         matrix=part("matrix", lambda: pass_matrix(evidence.here), ()),
@@ -53,6 +53,13 @@ def make_diagnosis(evidence: Evidence, truths: Truths) -> Diagnosis:
         notes=tuple(notes),
         seconds=time.perf_counter() - start,
     )
+
+
+def _more_telling(change: Mended) -> tuple[Hypothesis, ...]:
+    """A loop that ends one block early may leave out a whole term; the line that does it says more than the term."""
+    if change.suspect is None:
+        return ()
+    return tuple(found for found in change.what if found.fault is Fault.LAST_BLOCK_SKIPPED)
 
 
 def _unexplained(evidence: Evidence, named: tuple[Hypothesis, ...]) -> tuple[str, ...]:

@@ -55,7 +55,8 @@ class Factors:
     def padding(self, lanes: int) -> str:
         """`12 lanes (M = 20 in blocks of 32)`: how a dim comes to so many lanes beyond its end; empty if none does."""
         for size in self.sizes:
-            for block in (2**k for k in range(13)):
+            # a block is the power of two that covers the dim, or one of usual size
+            for block in sorted({1 << (int(size.value) - 1).bit_length(), *(2**k for k in range(4, 13))}):
                 if -size.value % block == lanes:
                     return f"{lanes} lanes ({size.name} = {size.value:g} in blocks of {block})"
         return ""
