@@ -1,8 +1,8 @@
 """Stream-K gradients of x W: the multiply steps of all output tiles form one line, cut into equal pieces per program.
 
 A grid of whole tiles leaves part of the device idle in its last wave. Here step s of the line belongs to tile
-s // depth, and program p does the steps [p each, (p + 1) each), across tile borders. A tile finished by one program is stored at
-once. Otherwise every program leaves the partial tile in one of its two slots (a piece starts or ends inside at most two
+s // depth, and program p does the steps [p each, (p + 1) each), across tile borders. A tile that one program finishes
+is stored at once. Otherwise each leaves its partial tile in one of two slots (a piece starts or ends inside at most two
 tiles), and a fix-up launch adds the slots of a tile in order: no locks, no atomics, the same bits in every run.
 """
 
