@@ -55,11 +55,14 @@ def test_a_mistake_in_a_shipped_backward_is_named(sandbox, pair, old, new, grad,
     assert words in found[grad].statement
 
 
-def test_an_offset_of_one_is_not_taken_for_a_lane_beyond_the_end(sandbox):
-    # M = 13 leaves one lane in blocks of two, and g * p + 1 at g = p = 0 is off by one: the two have nothing in common.
-    path = pairs_root() / "loss_other/kl_div_batchmean.py"
+def test_an_offset_of_one_is_not_taken_for_a_lane_beyond_the_end(sandbox, tmp_path):
+    # In a single column t and q are both log 1, so that the slip adds exactly one everywhere; that M = 13 leaves one
+    # lane in blocks of two has nothing to do with it.
+    source = (pairs_root() / "loss_other/kl_div_batchmean.py").read_text()
+    source += '\n\nSWEEP = ({"M": 13, "N": 1, "log_target": True},)\n'
+    path = tmp_path / "kl_div_batchmean.py"
+    path.write_text(source)
     right, wrong = "g * p * (t - q + 1.0)", "((g * p) + (t - q + 1.0))"
-    source = path.read_text()
     assert source.count(right) == 1
     verdict = check(describe(read_file(path), sandbox), source.replace(right, wrong), sandbox, FEW)
     assert not verdict.green
