@@ -46,7 +46,7 @@ def _turn_inplace(
     # Groups below q_groups are heads of q, the others of k. No group has heads of both.
     group = tl.program_id(1)
     d = tl.arange(0, BLOCK_D)[None, :]
-    table = (token % S) * HALF + d
+    table = (tl.program_id(0) % S) * HALF + d
     cos = tl.load(Cos + table, mask=d < HALF, other=0.0)
     sin = tl.load(Sin + table, mask=d < HALF, other=0.0) * SIGN
     if group < q_groups:

@@ -29,10 +29,10 @@ def _rope_head_rows(
     X, Cos, Sin, Y, S, H, D, HALF, x_b, x_h, x_s, x_d, SIGN: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
-    head = tl.program_id(1).to(tl.int64)
+    head = tl.program_id(1)
     s = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
-    source = X + (head // H) * x_b + (head % H) * x_h + s.to(tl.int64) * x_s
-    target = Y + (head * S + s) * D
+    source = X + (head // H).to(tl.int64) * x_b + (head % H).to(tl.int64) * x_h + s.to(tl.int64) * x_s
+    target = Y + (head.to(tl.int64) * S + s) * D
     d = tl.arange(0, BLOCK_D)[None, :]
     turned = (s < S) & (d < HALF)
     cos = tl.load(Cos + s * HALF + d, mask=turned, other=0.0)
