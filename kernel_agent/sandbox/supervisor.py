@@ -11,7 +11,15 @@ from kernel_agent.sandbox.fork_server import ForkServer
 from kernel_agent.sandbox.job import Job, Message, Protection, Report, SandboxError
 from kernel_agent.sandbox.running_job import RunningJob
 
-PRELOAD = ("torch", "triton", "kernel_agent.ir")
+PRELOAD = (
+    "torch",
+    "triton",
+    "torch.fx.experimental.symbolic_shapes",
+    "triton.compiler.code_generator",
+    "kernel_agent.ir",
+)
+"""torch loads the third, and with it sympy, at the first `empty_like` without contents, Triton the fourth when it first
+compiles: in every child, for half a second of processor time."""
 _NOT_YET_BUILT = ("seccomp",)
 _CLOSE_S = 60.0
 _LAUNCHES = 2
