@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kernel_agent.cli.streams import err, out
 from kernel_agent.errors import ExitCode, InputError
+
+if TYPE_CHECKING:
+    from kernel_agent.cli.tables import Listing
+    from kernel_agent.collection.checking import Row
 
 dataset = typer.Typer(name="dataset", help="The proven forward/backward pairs.", no_args_is_help=True)
 
@@ -17,6 +22,7 @@ dataset = typer.Typer(name="dataset", help="The proven forward/backward pairs.",
 def list_pairs(family: Annotated[str, typer.Option(help="Only this family.")] = "") -> None:
     """List the shipped pairs with their techniques."""
     from kernel_agent.cli.tables import Listing
+    from kernel_agent.collection.pairfiles import pair_files
     from kernel_agent.data import pairs_root
     from kernel_agent.pairs.meta import read_meta
 
@@ -36,45 +42,94 @@ def check_pairs(
     paths: Annotated[
         list[Path] | None, typer.Argument(help="Pair files or folders; default: all shipped pairs.")
     ] = None,
+    jobs: Annotated[int, typer.Option(min=0, help="Pairs judged at a time; 0: one per core.")] = 0,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Judge again what is recorded.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="The smallest shape with two cotangents, no compile; not recorded.")
+    ] = False,
+    record: Annotated[
+        bool, typer.Option("--record/--no-record", help="Write full verdicts to datasets/results/verdicts.")
+    ] = True,
 ) -> None:
-    """Lint pair files and put each through the gate."""
-    from rich.progress import Progress
+    """Prove pair files: exact gradients, memory, the compile for sm_90, and the rules of the collection.
 
-    from kernel_agent.cli.check import gate_file, truths_of
+    A pair whose text and rule are recorded is not judged again. Exit code 1: a pair is red, or could not be judged.
+    """
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from kernel_agent.collection.checking import Options, Outcome, Row
+    from kernel_agent.collection.checking import check_pairs as check
+    from kernel_agent.collection.pairfiles import pair_files
     from kernel_agent.data import pairs_root
-    from kernel_agent.pairs.lint import lint
-    from kernel_agent.sandbox import Sandbox
 
     files = pair_files(paths or [pairs_root()])
-    red = 0
-    with Sandbox() as sandbox, Progress(console=err()) as progress:
-        task = progress.add_task("pairs", total=len(files))
-        for path in files:
-            complaints = [str(complaint) for complaint in lint(path)]
-            verdict = gate_file(truths_of(path, sandbox))
-            good = verdict.green and not complaints
-            red += not good
-            progress.console.print(
-                f"{verdict.status.value:<16} {path.parent.name}/{path.stem}  {verdict.message}",
-                markup=False,
-                soft_wrap=True,
-            )
-            for complaint in complaints:
-                progress.console.print(f"{'LINT':<16} {complaint}", markup=False, soft_wrap=True)
-            progress.advance(task)
-    err().print(f"{len(files) - red} of {len(files)} pairs are green")
-    raise typer.Exit(int(ExitCode.RED if red else ExitCode.OK))
+    options = Options(jobs or len(os.sched_getaffinity(0)), fresh=fresh, quick=quick, record=record)
+    bar = (
+        TextColumn("pairs"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+    )
+    rows: list[Row] = []
+    at_work: list[str] = []
+    with Progress(*bar, console=err()) as progress:
+        task = progress.add_task("", total=len(files))
+        for event in check(files, options):
+            if isinstance(event, Row):
+                rows.append(event)
+                at_work = [name for name in at_work if name != _name(event.path)]
+                if not event.recorded or event.outcome is not Outcome.GREEN:
+                    progress.console.print(_line(event), markup=False, soft_wrap=True)
+                progress.advance(task)
+            else:
+                at_work.append(_name(event.task.path))
+            progress.update(task, description=", ".join(at_work))
+    _summary(rows).show(out())
+    known = sum(row.recorded for row in rows)
+    if known:
+        err().print(f"{known} of {len(rows)} verdicts were recorded before; --fresh judges them again")
+    green = sum(row.outcome is Outcome.GREEN for row in rows)
+    err().print(f"{green} of {len(rows)} pairs are green")
+    raise typer.Exit(int(ExitCode.OK if green == len(rows) else ExitCode.RED))
 
 
-def pair_files(paths: list[Path]) -> list[Path]:
-    """Pair files named or found below the folders named, sorted. Raises `InputError` when there is none."""
-    files: list[Path] = []
-    for path in paths:
-        if not path.exists():
-            raise InputError(
-                "there is no such file or folder", path=path, remedy="name a pair file or a folder of them"
-            )
-        files += sorted(path.rglob("*.py")) if path.is_dir() else [path]
-    if not files:
-        raise InputError("no pair files here", path=paths[0], remedy="pair files lie in <family>/<slug>.py")
-    return files
+def _name(path: Path) -> str:
+    return f"{path.parent.name}/{path.stem}"
+
+
+def _line(row: Row) -> str:
+    """What a pair's judgement says, with every complaint on a line of its own."""
+    verdict = row.verdict
+    if verdict is None:
+        said = row.problem
+    elif verdict.message:
+        said = f"{verdict.status.value}: {verdict.message}"
+    else:
+        said = f"{verdict.right} of {verdict.planned} cases"
+        if verdict.kernels:
+            said += f"; sm_90: {', '.join(f'{k.kernel} {k.registers} registers' for k in verdict.kernels)}"
+    lines = [f"{row.outcome.value:<10} {_name(row.path)}  {said}"]
+    problems = verdict.problems if verdict is not None else ()
+    return "\n".join([*lines, *(f"{'':<10} {what}" for what in (*problems, *row.complaints))])
+
+
+def _summary(rows: list[Row]) -> Listing:
+    """One row per family."""
+    from kernel_agent.cli.tables import Listing
+    from kernel_agent.collection.checking import Outcome
+
+    listing = Listing("", ("family", "pairs", "green", "red", "not judged", "recorded before", "cases", "worst error"))
+    for family in sorted({row.path.parent.name for row in rows}):
+        own = [row for row in rows if row.path.parent.name == family]
+        verdicts = [row.verdict for row in own if row.verdict is not None]
+        worst = max((ratio for verdict in verdicts for ratio in verdict.worst.values()), default=0.0)
+        listing.add(
+            family,
+            str(len(own)),
+            *(str(sum(row.outcome is outcome for row in own)) for outcome in Outcome),
+            str(sum(row.recorded for row in own)),
+            str(sum(verdict.right for verdict in verdicts)),
+            f"{worst:.0e} of the allowed",
+        )
+    return listing

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+VERSION = 1
+"""Raised with a change of rule or plan after which verdicts recorded before it say too little."""
 RELATIVE = 1e-5
 """Allowed error norm of a tile over its truth norm."""
 SCALED = 1e-8

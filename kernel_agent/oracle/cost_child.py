@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -37,8 +37,17 @@ from kernel_agent.pairs.sweep import read_sweep
 if TYPE_CHECKING:
     from kernel_agent.sandbox import Call
 
-Count = Callable[..., Counts]
-"""`walk_call` or `execute_call`."""
+
+class Called(Protocol):
+    """What is known of a call that was not run on a device."""
+
+    @property
+    def result(self) -> Any:
+        """The return value; tensors in it may be without contents."""
+
+
+Known = TypeVar("Known", bound=Called)
+"""`Counts` where `walk_call` or `execute_call` looks at the calls, `Launched` where `launched_by` does."""
 
 
 def costs(call: Call) -> None:
@@ -125,8 +134,10 @@ def shapes_of(module: ModuleType, entry: ShapeEntry) -> Arguments:
     return Arguments(tuple(tree_map(known, built.args)), tree_map(known, built.kwargs))
 
 
-def part_counts(module: ModuleType, facts: FileFacts, arguments: Arguments, count: Count) -> dict[str, Counts]:
-    """Counts of the forward and, for a pair, of the backward of its outputs. Raises `NeedsValues` of `walk_call`."""
+def part_counts(
+    module: ModuleType, facts: FileFacts, arguments: Arguments, count: Callable[..., Known]
+) -> dict[str, Known]:
+    """What `count` tells of the forward and, for a pair, of the backward of its outputs. Raises what it raises."""
     forward = _counted(module, facts, "forward", count, getattr(module, facts.stub), arguments.args, arguments.kwargs)
     parts = {"forward": forward}
     if facts.is_pair and hasattr(module, "backward"):
@@ -151,11 +162,11 @@ def _counted(
     module: ModuleType,
     facts: FileFacts,
     part: str,
-    count: Count,
+    count: Callable[..., Known],
     function: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-) -> Counts:
+) -> Known:
     try:
         return count(function, args, kwargs)
     except (NeedsValues, InputError):

@@ -24,14 +24,15 @@ def run_truth(
     tensors: Mapping[str, Tensor] | None = None,
     limits: Limits = LIMITS,
     on_message: Callable[[Message], None] | None = None,
+    room: str = "oracle",
 ) -> tuple[Message, ...]:
-    """Run an entry of this room in a fresh process; returns its messages, and tells each one as it comes.
+    """Run an entry of this or another room in a fresh process; returns its messages, and tells each one as it comes.
 
     Raises `InputError` for what is wrong in the user's file, `TruthError` for what the oracle cannot compute, and
     `EnvironmentProblem` when the child ended in a way that neither explains.
     """
     job = Job(
-        entry=f"kernel_agent.oracle.{entry}",
+        entry=f"kernel_agent.{room}.{entry}",
         payload=payload,
         tensors=tensors or {},
         limits=limits,

@@ -11,12 +11,15 @@ from kernel_agent.errors import InputError
 from kernel_agent.pairs.benchsizes import read_bench
 from kernel_agent.pairs.meta import Gradient, PairMeta, read_meta
 from kernel_agent.pairs.spec import ShapeEntry
-from kernel_agent.pairs.syntax import parse
+from kernel_agent.pairs.sweep import read_sweep
+from kernel_agent.pairs.syntax import assigned_values, parse
 from kernel_agent.pairs.techniques import TECHNIQUES
 
 SLUG = re.compile(r"[a-z][a-z0-9_]*")
 MOST_BENCH = 2
 """Entries of BENCH: minutes on a GPU are scarce."""
+TILE = 16
+"""Sides of tiles are powers of two, rarely below this: a size that is no multiple of it lies off their borders."""
 SAVED = re.compile(r"\w+: (fp|bf|i|u|b|int|bool|uint)\w*(?: or \w+)* \(.*\)")
 
 
@@ -35,7 +38,7 @@ def lint(path: Path) -> list[Complaint]:
     """All complaints about one dataset entry. Executes nothing. Raises `InputError` when META cannot be read at all."""
     source = path.read_text()
     meta, tree = read_meta(source), parse(source)
-    broken = [*_naming(path, meta), *_contents(tree, meta), *_bench(path, tree, meta)]
+    broken = [*_naming(path, meta), *_contents(tree, meta), *_sweep(path, tree), *_bench(path, tree, meta)]
     return [Complaint(path, rule) for rule in broken]
 
 
@@ -73,6 +76,23 @@ def _contents(tree: ast.Module, meta: PairMeta) -> list[str]:
         f'META["grads"] names {name!r}, which forward() does not take' for name in meta.grads if name not in parameters
     ]
     return broken
+
+
+def _sweep(path: Path, tree: ast.Module) -> list[str]:
+    """Masks that are wrong only show where a size is no multiple of its block."""
+    values = assigned_values(tree, "SWEEP")
+    if not values:
+        return ["there is no SWEEP"]
+    try:
+        entries = read_sweep(ast.literal_eval(values[-1]), path, values[-1])
+    except (ValueError, TypeError):
+        return ["SWEEP is not literal"]
+    except InputError as error:
+        return [f"line {error.line}: {error.message}"]
+    sizes = [size for entry in entries for size in entry.dims.values() if type(size) is int and size > TILE // 2]
+    if not any(size % TILE for size in sizes):
+        return [f"no entry of SWEEP has a size above {TILE // 2} that is no multiple of {TILE}: masks go unseen"]
+    return []
 
 
 def _bench(path: Path, tree: ast.Module, meta: PairMeta) -> list[str]:

@@ -177,8 +177,7 @@ def walk_call(
     capture = GhostCapture(options=LaunchOptions(sanitize=False), runner=runner, values=values)
     runner.capture = capture
     counts = _counted(stub, args, kwargs or {}, capture, runner, GhostImages(values=values))
-    shapes = tree_map(lambda leaf: _shape_of(leaf, capture) if isinstance(leaf, Tensor) else leaf, counts.result)
-    return replace(counts, result=shapes)
+    return replace(counts, result=shapes_of_result(counts.result, capture))
 
 
 def execute_call(stub: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None = None) -> Counts:
@@ -196,11 +195,23 @@ def _counted(
     runner: _Counter,
     images: Images,
 ) -> Counts:
-    inputs = Inputs(stub, tuple(args), kwargs, (), capture, images)
-    with standin(), capture.running():
-        result = stub(*inputs.args, **inputs.kwargs)
+    result = captured(stub, args, kwargs, capture, images)
     launches = tuple(zip(capture.launches, runner.counted, strict=True))
     return Counts(callable_name(stub), launches, tuple(capture.moves), result)
+
+
+def captured(
+    stub: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], capture: CountingCapture, images: Images
+) -> Any:
+    """The return value of a stub that is called under a capture, which keeps its launches."""
+    inputs = Inputs(stub, tuple(args), kwargs, (), capture, images)
+    with standin(), capture.running():
+        return stub(*inputs.args, **inputs.kwargs)
+
+
+def shapes_of_result(result: Any, capture: GhostCapture) -> Any:
+    """A return value as arguments of a later call: tensors whose contents are not known are without them."""
+    return tree_map(lambda leaf: _shape_of(leaf, capture) if isinstance(leaf, Tensor) else leaf, result)
 
 
 def _shape_of(image: Tensor, capture: GhostCapture) -> Tensor:
