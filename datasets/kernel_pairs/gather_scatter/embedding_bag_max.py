@@ -12,7 +12,7 @@ META = {
     "techniques": ("argmax-routing", "atomics", "varlen", "strided-cotangent"),
     "saves": ("winner: i32 (bags, D)",),
     "grads": ("weight",),
-    "dtypes": ("float32", "bfloat16", "float16"),
+    "dtypes": ("float32", "bfloat16"),
     "license": "Apache-2.0",
     "origin": "original",
     "interpreter_ok": True,

@@ -16,7 +16,7 @@ META = {
     "techniques": ("atomics", "one-launch", "varlen", "optional-cotangent", "strided-cotangent"),
     "saves": (),
     "grads": ("weight", "scale"),
-    "dtypes": ("float32", "bfloat16", "float16"),
+    "dtypes": ("float32", "bfloat16"),
     "license": "Apache-2.0",
     "origin": "original",
     "interpreter_ok": True,

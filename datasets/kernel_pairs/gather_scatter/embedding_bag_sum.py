@@ -16,7 +16,7 @@ META = {
     "techniques": ("atomics", "broadcast-adjoint", "varlen", "strided-cotangent"),
     "saves": (),
     "grads": ("weight",),
-    "dtypes": ("float32", "bfloat16", "float16"),
+    "dtypes": ("float32", "bfloat16"),
     "license": "Apache-2.0",
     "origin": "original",
     "interpreter_ok": True,
@@ -83,7 +83,7 @@ SWEEP = (
     {"V": 7, "L": 53, "bags": 9, "D": 37},
     {"V": 16, "L": 40, "bags": 4, "D": 48, "dtype": "bfloat16"},
 )
-BENCH = ({"V": 100000, "L": 655360, "bags": 16384, "D": 128},)
+BENCH = ({"V": 100000, "L": 655360, "bags": 16384, "D": 128, "dtype": "float32"},)
 
 
 def make_args(V, L, bags, D, dtype="float32", device="cpu", seed=0):

@@ -17,7 +17,7 @@ META = {
     "saves": (),
     "grads": ("weight",),
     "gradient": "custom",
-    "dtypes": ("float32", "bfloat16", "float16"),
+    "dtypes": ("float32", "bfloat16"),
     "license": "Apache-2.0",
     "origin": "original",
     "interpreter_ok": True,

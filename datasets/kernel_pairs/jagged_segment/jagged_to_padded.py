@@ -15,7 +15,7 @@ META = {
     "techniques": ("varlen", "inverse-map", "masking", "strided-cotangent"),
     "saves": (),
     "grads": ("values",),
-    "dtypes": ("float32", "bfloat16", "float16"),
+    "dtypes": ("float32", "bfloat16"),
     "license": "Apache-2.0",
     "origin": "original",
     "interpreter_ok": True,

@@ -16,7 +16,7 @@ META = {
     "techniques": ("varlen", "loop-swap", "masking", "strided-cotangent"),
     "saves": (),
     "grads": ("padded",),
-    "dtypes": ("float32", "bfloat16", "float16"),
+    "dtypes": ("float32", "bfloat16"),
     "license": "Apache-2.0",
     "origin": "original",
     "interpreter_ok": True,

@@ -19,7 +19,7 @@ META = {
     "techniques": ("two-pass", "column-owner", "two-stage-partials", "saved-statistics", "strided-cotangent"),
     "saves": ("scores: fp32 (T, L)", "rstd: fp32 (T, L)"),
     "grads": ("layers", "query"),
-    "dtypes": ("float32", "bfloat16", "float16"),
+    "dtypes": ("float32", "bfloat16"),
     "license": "Apache-2.0",
     "origin": "original",
     "interpreter_ok": True,

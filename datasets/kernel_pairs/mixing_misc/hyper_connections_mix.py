@@ -19,7 +19,7 @@ META = {
     "techniques": ("persistent-grid", "two-stage-partials", "one-launch", "recompute", "strided-cotangent"),
     "saves": (),
     "grads": ("streams", "hidden", "static", "dynamic", "gate", "inject"),
-    "dtypes": ("float32", "bfloat16", "float16"),
+    "dtypes": ("float32", "bfloat16"),
     "license": "Apache-2.0",
     "origin": "original",
     "interpreter_ok": True,
@@ -113,8 +113,8 @@ def backward(saved, grad_y, needs=None):
     dstatic = torch.empty(programs, N, N, **fp32)
     dgate = torch.empty(programs, 1, **fp32)
     dinject = torch.empty(programs, N, **fp32)
-    # N * N * BLOCK_D products stay in registers: 32 a thread.
-    BLOCK_D = max(16, min(4096 // (N * N), triton.next_power_of_2(D)))
+    # N * N * BLOCK_D products stay in registers: 16 a thread leave room for several programs on a processor.
+    BLOCK_D = max(16, min(2048 // (N * N), triton.next_power_of_2(D)))
     _streams_bwd[(programs,)](
         grad_y, streams, hidden, static, dynamic, gate, inject, dx, dh, ddynamic, dstatic, dgate, dinject,
         T, D, *grad_y.stride(), N=N, BLOCK_D=BLOCK_D, num_warps=4,

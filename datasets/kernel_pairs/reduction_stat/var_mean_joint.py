@@ -15,7 +15,7 @@ META = {
     "techniques": ("saved-statistics", "optional-cotangent", "broadcast-adjoint", "strided-cotangent"),
     "saves": ("center: fp32 (M)",),
     "grads": ("x",),
-    "dtypes": ("float32", "bfloat16", "float16"),
+    "dtypes": ("float32", "bfloat16"),
     "license": "Apache-2.0",
     "origin": "original",
     "interpreter_ok": True,

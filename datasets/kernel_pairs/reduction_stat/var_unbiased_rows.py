@@ -15,7 +15,7 @@ META = {
     "techniques": ("saved-statistics", "broadcast-adjoint", "multi-row-tile", "strided-cotangent"),
     "saves": ("mean: fp32 (M)",),
     "grads": ("x",),
-    "dtypes": ("float32", "bfloat16", "float16"),
+    "dtypes": ("float32", "bfloat16"),
     "license": "Apache-2.0",
     "origin": "original",
     "interpreter_ok": True,
