@@ -99,6 +99,9 @@ def test_reference_computes_what_the_forward_computes_at_every_entry(path):
         assert isinstance(outputs, tuple) == isinstance(expected, tuple)
         pairs = zip(outputs, expected, strict=True) if isinstance(outputs, tuple) else [(outputs, expected)]
         for place, (output, value) in enumerate(pairs):
+            if output is None or value is None:
+                assert output is value, f"output {place} at {entry.label}"
+                continue
             assert declared_dtype(output) is value.dtype, f"output {place} at {entry.label}"
             error = (output.double() - value.double()).norm() / value.double().norm().clamp(min=1e-6)
             worst = max(

@@ -1,0 +1,129 @@
+"""LayerNorm times a drop-path scale per sample: the row's scalar multiplies its gradient, dropped samples are skipped.
+
+y[b, s] = scale[b] * LayerNorm(x[b, s]). A sample of scale 0 reads neither x nor dy in either direction: its rows of y
+and dx are zeros, and it adds nothing to dweight and dbias. Rows are dealt out to the programs in turn, so that the
+skipped ones of a sample are spread over all of them.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+META = {
+    "slug": "prenorm_rowscale",
+    "family": "norm_fused",
+    "op": "layer_norm_drop_path",
+    "schema": 1,
+    "techniques": ("row-local", "recompute", "two-stage-partials", "partial-gradient", "strided-cotangent"),
+    "saves": (),
+    "grads": ("x", "weight", "bias"),
+    "dtypes": ("float32", "bfloat16", "float16"),
+    "license": "Apache-2.0",
+    "origin": "original",
+    "interpreter_ok": True,
+}
+
+
+# --- forward ---
+@triton.jit
+def _rowscale_fwd(X, W, B, Scale, Y, S, D, eps, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    d = tl.arange(0, BLOCK)
+    ok = d < D
+    scale = tl.load(Scale + row // S).to(tl.float32)
+    if scale == 0.0:
+        tl.store(Y + row * D + d, tl.zeros((BLOCK,), tl.float32), mask=ok)
+    else:
+        x = tl.load(X + row * D + d, mask=ok, other=0.0).to(tl.float32)
+        w = tl.load(W + d, mask=ok, other=0.0).to(tl.float32)
+        b = tl.load(B + d, mask=ok, other=0.0).to(tl.float32)
+        centred = tl.where(ok, x - tl.sum(x, 0) / D, 0.0)
+        rstd = tl.rsqrt(tl.sum(centred * centred, 0) / D + eps)
+        tl.store(Y + row * D + d, scale * (centred * rstd * w + b), mask=ok)
+
+
+def forward(x, weight, bias, scale, eps=1e-5):
+    x = x.contiguous()
+    B, S, D = x.shape
+    y = torch.empty_like(x)
+    BLOCK = triton.next_power_of_2(D)
+    _rowscale_fwd[(B * S,)](x, weight, bias, scale, y, S, D, eps, BLOCK=BLOCK, num_warps=max(1, min(16, BLOCK // 512)))
+    return y, (x, weight, scale, eps)
+
+
+# --- backward ---
+@triton.jit
+def _rowscale_bwd(
+    DY, X, W, Scale, DX, Parts, R, S, D, dy_b, dy_s, dy_d, eps, NEED_X: tl.constexpr, BLOCK: tl.constexpr
+):
+    pid = tl.program_id(0).to(tl.int64)
+    programs = tl.num_programs(0)
+    d = tl.arange(0, BLOCK)
+    ok = d < D
+    w = tl.load(W + d, mask=ok, other=0.0).to(tl.float32)
+    dw = tl.zeros((BLOCK,), tl.float32)
+    db = tl.zeros((BLOCK,), tl.float32)
+    for row in range(pid, R, programs):
+        sample = row // S
+        scale = tl.load(Scale + sample).to(tl.float32)
+        if scale == 0.0:
+            if NEED_X:
+                tl.store(DX + row * D + d, tl.zeros((BLOCK,), tl.float32), mask=ok)
+        else:
+            x = tl.load(X + row * D + d, mask=ok, other=0.0).to(tl.float32)
+            dy = tl.load(DY + sample * dy_b + (row % S) * dy_s + d * dy_d, mask=ok, other=0.0).to(tl.float32)
+            centred = tl.where(ok, x - tl.sum(x, 0) / D, 0.0)
+            rstd = tl.rsqrt(tl.sum(centred * centred, 0) / D + eps)
+            xhat = centred * rstd
+            # The scale acts after the affine part, so it enters all three gradients with dy.
+            dy *= scale
+            dw += dy * xhat
+            db += dy
+            if NEED_X:
+                dxhat = dy * w
+                c1 = tl.sum(dxhat * xhat, 0) / D
+                c2 = tl.sum(dxhat, 0) / D
+                tl.store(DX + row * D + d, rstd * (dxhat - c2 - xhat * c1), mask=ok)
+    tl.store(Parts + pid * D + d, dw, mask=ok)
+    tl.store(Parts + (programs + pid) * D + d, db, mask=ok)
+
+
+def backward(saved, grad_y, needs=None):
+    x, weight, scale, eps = saved
+    B, S, D = x.shape
+    BLOCK = triton.next_power_of_2(D)
+    warps = max(1, min(16, BLOCK // 256))
+    # One wave: 1024 threads for each of 132 processors.
+    programs = min(132 * 32 // warps, triton.cdiv(B * S, 2))
+    need_x = needs is None or needs[0]
+    dx = torch.empty_like(x) if need_x else None
+    parts = torch.empty(2, programs, D, device=x.device, dtype=torch.float32)
+    _rowscale_bwd[(programs,)](
+        grad_y, x, weight, scale, dx, parts, B * S, S, D, *grad_y.stride(), eps,
+        NEED_X=need_x, BLOCK=BLOCK, num_warps=warps,
+    )  # fmt: skip
+    dweight, dbias = parts.sum(1).to(weight.dtype)
+    return dx, dweight, dbias
+
+
+# --- check ---
+SWEEP = (
+    {"B": 3, "S": 4, "D": 64},
+    {"B": 5, "S": 7, "D": 45},
+    {"B": 4, "S": 3, "D": 96, "dtype": "bfloat16"},
+)
+BENCH = ({"B": 64, "S": 256, "D": 1536, "dtype": "bfloat16"},)
+
+
+def make_args(B, S, D, dtype="float32", device="cpu", seed=0):
+    g = torch.Generator().manual_seed(seed)
+    x, weight, bias = torch.randn(B, S, D, generator=g), torch.rand(D, generator=g) + 0.5, torch.randn(D, generator=g)
+    # Every third sample is dropped, the others make up for it. The scale is drawn, not learned, and stays fp32.
+    scale = torch.where(torch.arange(B) % 3 == 1, 0.0, 1.5)
+    tensors = (t.to(device=device, dtype=getattr(torch, dtype)) for t in (x, weight, bias))
+    return (*tensors, scale.to(device))
+
+
+def reference(x, weight, bias, scale, eps=1e-5):
+    y = torch.nn.functional.layer_norm(x.float(), (x.shape[-1],), weight.float(), bias.float(), eps)
+    return (scale[:, None, None] * y).to(x.dtype)
