@@ -1,4 +1,4 @@
-"""LoRA with one pair of factors per expert, y = s (x A_e^T) B_e^T on tokens sorted by expert: grouped products of rank R.
+"""LoRA with factors of each expert, y = s (x A_e^T) B_e^T on tokens sorted by expert: grouped products of rank R.
 
 A program takes a tile of one expert's tokens and runs both products: the R columns between them stay in registers. The
 same kernel gives dx, with dy for x and the factors in exchanged roles. A program of the weight gradients owns a column
@@ -121,8 +121,7 @@ def _factor_gradient(wide, low, offsets, like, o_c, o_r):
 def backward(saved, grad_y, needs=None):
     x, lora_a, lora_b, offsets, scale, low = saved
     need_x, need_a, need_b = needs or (True, True, True)
-    N, R = lora_b.shape[1:]
-    K = lora_a.shape[2]
+    R, K = lora_a.shape[1:]
     dx = da = db = None
     if need_x or need_a:
         dlow, dx = _chain(grad_y, lora_b, lora_a, offsets, scale)

@@ -1,4 +1,4 @@
-"""BatchNorm in training, residual add, ReLU, channels last: the cut gradient is the residual's gradient and is written first.
+"""BatchNorm in training, residual add and ReLU, channels last: the cut gradient is the residual's, and is stored first.
 
 g = dy where y > 0. The pass that sums g and g * xhat stores g, which is the whole gradient of the residual; the pass
 that writes dx reads g instead of dy and y.
