@@ -1,4 +1,4 @@
-"""Flash attention without a mask for head dims up to 64: whole tiles run unmasked, the ragged end in a step of its own.
+"""Flash attention without a mask, head dims up to 64: whole tiles run unmasked, the ragged end in a step of its own.
 
 Every loop is cut into whole tiles, which need neither load masks nor score masks, and one masked step for what is
 left. The dq kernel owns query rows, so it computes delta = rowsum(o * do) on its way and leaves it to the dk/dv
