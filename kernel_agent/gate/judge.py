@@ -158,7 +158,8 @@ def judge_backward(
             problems += [] if problem is None else [problem]
             scores += [] if score is None else [score]
         problems = _with_exchange_hint(problems, tensors, truth, spec)
-    contract = _contract_problem(answer, tensors, spec, meta, stub_ops, source)
+    everything = needs is None or all(needs)
+    contract = _contract_problem(answer, tensors, spec, meta, stub_ops, source, everything)
     by_value = min(problems, key=lambda p: _ORDER.index(p.status), default=None)
     return Judged(contract or _unwritten(answer, by_value, spec), tuple(scores))
 
@@ -173,9 +174,10 @@ def _contract_problem(
     meta: PairMeta,
     stub_ops: Collection[str],
     source: str,
+    everything: bool,
 ) -> Problem | None:
-    """Everything but values, in the order of `verdict.STAGE_OF`."""
-    if answer.launches == 0:
+    """Everything but values, in the order of `verdict.STAGE_OF`; `everything`: all gradients are needed."""
+    if everything and answer.launches == 0:  # one that is the cotangent itself needs no kernel
         return Problem(Status.NO_TRITON_LAUNCH, "backward launches no Triton kernel")
     foreign = foreign_calls(answer.calls, meta.torch_ops, stub_ops)
     if foreign:

@@ -32,6 +32,18 @@ def test_a_red_verdict_says_case_gradient_tile_ratio_and_what_is_right(judge):
     assert "right in every case at this shape: `weight` and `bias`" in verdict.details
 
 
+def test_no_launch_is_asked_for_where_all_that_is_needed_is_the_cotangent(judge):
+    # needs=(True, False) is answered with the cotangent: right, and no kernel has anything to do.
+    verdict = judge("skip_connection")
+    assert verdict.green, verdict.message
+
+
+def test_a_launch_is_asked_for_where_every_gradient_is_needed(judge):
+    # The leave given above must not open a way to answer without any kernel at all.
+    verdict = judge("skip_connection", ("    if need_a:", "    da = grad_y\n    if False:"))
+    assert verdict.status is Status.NO_TRITON_LAUNCH, verdict.message
+
+
 def test_a_strided_failure_is_set_against_the_layouts_that_pass(judge):
     # The pattern over cases is the diagnosis: random green and strided red means ignored strides.
     verdict = judge("softmax", ("grad_out.stride(1), N", "1, N"))
