@@ -15,7 +15,7 @@ from rag.query import Exclusion, Hit, Query, RetrievedPair, Scores, SearchResult
 
 if TYPE_CHECKING:
     from rag.index import Index, IndexProblem, build_index, load_index
-    from rag.retrieval import search
+    from rag.retrieval import embedded_text, search
     from rag.schedules import TechniqueMatch, Wanted, search_techniques
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "TechniqueMatch",
     "Wanted",
     "build_index",
+    "embedded_text",
     "load_index",
     "search",
     "search_techniques",
@@ -41,6 +42,7 @@ _LATE = {
     "IndexProblem": "index",
     "build_index": "index",
     "load_index": "index",
+    "embedded_text": "retrieval",
     "search": "retrieval",
     "TechniqueMatch": "schedules",
     "Wanted": "schedules",

@@ -30,9 +30,13 @@ _PACKAGES = {
 }
 
 
-def missing_packages() -> tuple[str, ...]:
-    """Names of the distributions that dense search needs and this environment lacks; nothing is imported."""
-    return tuple(name for module, name in _PACKAGES.items() if importlib.util.find_spec(module) is None)
+def missing_packages(*, embedded: bool = False) -> tuple[str, ...]:
+    """Names of the distributions that dense search needs and this environment lacks; nothing is imported.
+
+    `embedded`: the vector of the query is known already, so that nothing has to be embedded.
+    """
+    needed = {"faiss": _PACKAGES["faiss"]} if embedded else _PACKAGES
+    return tuple(name for module, name in needed.items() if importlib.util.find_spec(module) is None)
 
 
 def embed(texts: Sequence[str]) -> npt.NDArray[np.float32]:

@@ -39,6 +39,8 @@ class Query:
     """How many pairs to choose at most."""
     min_sim: float | None = None
     """Least similarity of a chosen pair, in [0, 1]; None: the calibrated default of the signal that judges."""
+    vector: tuple[float, ...] | None = None
+    """The embedded `rag.embedded_text` of the source where it is known already; None: it is embedded when wanted."""
     exclude: tuple[str, ...] = ()
     """Pairs whose path contains one of these, in any case, are not chosen. Blank ones are ignored."""
 

@@ -61,7 +61,7 @@ def search(query: Query, index: Index | None = None) -> SearchResult:
     index = load_index() if index is None else index
     description = describe(query.source, query.path)
     notices: list[str] = []
-    rankings = rank(description, index, notices)
+    rankings = rank(description, index, notices, query.vector)
     judge = _judge(rankings)
     min_sim = MIN_SIM[judge] if query.min_sim is None else query.min_sim
     hits = _choose(query, index, rankings, min_sim, notices)
@@ -72,8 +72,21 @@ def search(query: Query, index: Index | None = None) -> SearchResult:
     return SearchResult(tuple(hits), judge, min_sim, unmatched, "\n".join(notices))
 
 
-def rank(description: Description, index: Index, notices: list[str]) -> dict[Signal, Ranking]:
-    """Rank all entries by every signal that can be had; what cannot is added to the notices."""
+def embedded_text(query: Query, index: Index) -> str:
+    """What a search for this query embeds; empty when it embeds nothing. Raises InputError as `search` does."""
+    description = describe(query.source, query.path)
+    if index.vectors is None or len(known_words(description, index)) < FEW_KNOWN_WORDS:
+        return ""
+    return description.descriptor(index.lexical.lexicon.rarity)
+
+
+def rank(
+    description: Description, index: Index, notices: list[str], vector: Sequence[float] | None = None
+) -> dict[Signal, Ranking]:
+    """Rank all entries by every signal that can be had; what cannot is added to the notices.
+
+    `vector` is the embedded description where it is known already.
+    """
     rankings = {Signal.LEXICAL: Ranking.of(index.lexical.cosines(description.terms))}
     if len(known_words(description, index)) < FEW_KNOWN_WORDS:
         notices.append("few words of this forward are known to the index: its structure is compared instead")
@@ -81,10 +94,10 @@ def rank(description: Description, index: Index, notices: list[str]) -> dict[Sig
         return rankings
     if index.vectors is None:
         notices.append("the index holds no embeddings: lexical search alone")
-    elif missing := missing_packages():
+    elif missing := missing_packages(embedded=vector is not None):
         notices.append(f"no embedding model ({', '.join(missing)} not installed): lexical search alone")
     else:
-        rankings[Signal.DENSE] = Ranking.of(dense_cosines(description, index))
+        rankings[Signal.DENSE] = Ranking.of(dense_cosines(description, index, vector))
     return rankings
 
 
@@ -98,14 +111,20 @@ def known_words(description: Description, index: Index) -> tuple[str, ...]:
     return tuple(sorted(word for word in telling if word in index.lexical.lexicon))
 
 
-def dense_cosines(description: Description, index: Index) -> npt.NDArray[np.float64]:
-    """Cosines of the embedded descriptor with every entry: float64 [n]."""
+def dense_cosines(
+    description: Description, index: Index, vector: Sequence[float] | None = None
+) -> npt.NDArray[np.float64]:
+    """Cosines of the embedded descriptor, `vector` where it is known already, with every entry: float64 [n]."""
     import faiss
 
     assert index.vectors is not None
     flat = faiss.IndexFlatIP(index.vectors.shape[1])
     flat.add(index.vectors)
-    found, rows = flat.search(embed([description.descriptor(index.lexical.lexicon.rarity)]), len(index.entries))
+    if vector is None:
+        query = embed([description.descriptor(index.lexical.lexicon.rarity)])
+    else:
+        query = np.asarray([vector], dtype=np.float32)
+    found, rows = flat.search(query, len(index.entries))
     cosines = np.empty(len(index.entries))
     cosines[rows[0]] = found[0]
     return cosines

@@ -1,7 +1,8 @@
 """Search by technique: for each gradient of a plan, a proven pair whose backward is organised as the plan wants.
 
-Resemblance of forwards finds what computes alike; a schedule is often shown best by a pair that computes something
-else. So no least similarity is asked here: among the pairs that have the technique, similarity only ranks.
+Resemblance of forwards finds what computes alike; a schedule may be shown well by a pair that computes something else,
+so here one signal is enough: the pair says similar things (dense), shares words and operations (lexical), or its
+kernels are built alike (structure). A pair that reaches no threshold is not given: none is better than a poor one.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import numpy as np
 
 from rag.describe import describe
 from rag.index import Index, load_index
-from rag.query import Query, RetrievedPair, Scores
-from rag.retrieval import NEAR_IDENTICAL, backward_grams, fuse, rank, scores_of
+from rag.query import Query, RetrievedPair, Scores, Signal
+from rag.retrieval import MIN_SIM, NEAR_IDENTICAL, Ranking, backward_grams, fuse, rank, scores_of, structure_cosines
 from rag.structure import overlap
 
 GENERIC_SHARE = 0.4
@@ -95,17 +96,21 @@ def search_techniques(
     Gradients take turns, each with its most wanted technique first. Of the pairs that have a technique, those with a
     gradient of the same name come first, then those with one of the same kind (of a shared parameter, of data), then
     the nearest forwards. A technique that a pair of `shown` (slugs) has already is passed over, unless `again`; a
-    shown pair itself, or one with a near-identical backward, is never given. `query.exclude` holds here, too.
+    shown pair itself, or one with a near-identical backward, is never given, nor is one whose forward is like the
+    query's in no respect. `query.exclude` holds here, too.
     Raises what `search` raises.
     """
     index = load_index() if index is None else index
-    rankings = rank(describe(query.source, query.path), index, [])
+    description = describe(query.source, query.path)
+    rankings = rank(description, index, [], query.vector)
     fused = fuse(rankings, index)
+    judging = {Signal.STRUCTURE: Ranking.of(structure_cosines(description, index)), **rankings}
+    relevant = np.any([ranking.cosines >= MIN_SIM[signal] for signal, ranking in judging.items()], axis=0)
     stale = index.staleness()
     unusable = {*stale.changed, *stale.missing}
     rows = [row for row in np.argsort(-fused, kind="stable") if index.entries[row].path not in unusable]
     pairs = {row: index.read(index.entries[row]) for row in rows}
-    allowed = [row for row in rows if not _excluded(query, index.entries[row].path)]
+    allowed = [row for row in rows if relevant[row] and not _excluded(query, index.entries[row].path)]
     shelf = _Shelf(
         usable=[(pairs[row], scores_of(row, float(fused[row]), rankings)) for row in allowed],
         shown=[pair for pair in pairs.values() if pair.slug in shown],

@@ -1,19 +1,22 @@
-"""Shared by all rooms: one sandbox per test session, and one place that checks a pair or a mutant of it."""
+"""Shared by all rooms: one sandbox per test session, one place that checks a pair or a mutant of it, a few pairs."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from kernel_agent.data import pairs_root
 from kernel_agent.gate import GateOptions, Verdict, check
 from kernel_agent.oracle import Truths, describe
 from kernel_agent.pairs.sections import BACKWARD_MARKER, CHECK_MARKER
 from kernel_agent.pairs.spec import KernelSpec
 from kernel_agent.pairs.userfile import read_file
 from kernel_agent.sandbox import Sandbox
+from rag import Index, build_index
 
 PAIRS = Path(__file__).parent / "gate" / "pairs"
 
@@ -73,6 +76,28 @@ def sandbox() -> Iterator[Sandbox]:
     """One fork server for the whole session: starting it costs more than most tests."""
     with Sandbox() as shared:
         yield shared
+
+
+FIXED = (
+    *("layernorm_row", "layernorm_persistent", "rmsnorm_row", "rmsnorm_per_head", "add_rmsnorm", "groupnorm_small"),
+    *("batchnorm_train_2d", "embedding_atomic", "embedding_sorted_segment", "fa2_causal", "fa_onekernel_dq_atomic"),
+    *("fa_gqa_loop_heads", "softmax_row", "softmax_online", "log_softmax", "matmul_nt", "matmul_splitk_dw"),
+    *("matmul_bias_gelu", "swiglu_separate", "swiglu_packed", "gelu_erf", "ce_row", "cumsum_rows"),
+    *("selective_scan_recompute", "rwkv6_recurrent", "linattn_causal_chunk", "jagged_softmax", "gnn_message_sum"),
+    *("causal_conv1d_dw", "kl_div_batchmean"),
+)
+"""Slugs of shipped pairs: with all of them, what is nearest would change with every pair that is added."""
+
+
+@pytest.fixture(scope="session")
+def pair_index(tmp_path_factory: pytest.TempPathFactory) -> Index:
+    """Thirty of the shipped pairs, searched by words alone: no model is loaded."""
+    folder = tmp_path_factory.mktemp("pairs")
+    for slug in FIXED:
+        (path,) = pairs_root().glob(f"*/{slug}.py")
+        (folder / path.parent.name).mkdir(exist_ok=True)
+        shutil.copy(path, folder / path.parent.name)
+    return build_index(folder, folder / "index", dense=False)
 
 
 @pytest.fixture(scope="session")

@@ -131,6 +131,7 @@ def _repair(desk: Desk, base: Work, code: str, run: prompts.Progressing) -> Prom
     if locked and (lock is None or (lock.digest, lock.grads) != (base.digest, locked)):
         desk.record(ev.Locked(grads=locked, digest=base.digest))
     red = red_gradients(base.verdict, grads)
-    hits = tuple(hit for found in desk.state.techniques for hit in found.hits if hit.grad in red)
+    searched = [found for found in desk.state.techniques if set(found.grads) & set(red)]
+    hits = dict.fromkeys(hit for found in searched for hit in found.hits if hit.grad in red) if searched else None
     verdict = base.verdict
-    return prompts.repair(desk.brief, code, desk.file(base.digest), verdict, run, locked, tuple(dict.fromkeys(hits)))
+    return prompts.repair(desk.brief, code, desk.file(base.digest), verdict, run, locked, None if hits is None else tuple(hits))

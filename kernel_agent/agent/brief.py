@@ -60,6 +60,12 @@ class Brief:
         return any(UNKNOWN in facts.axes for facts in (*self.inputs, *self.outputs))
 
     @property
+    def looked_at(self) -> str:
+        """The call that the facts were read off, in words."""
+        entry = "" if self.facts is None else self.facts.entry
+        return f"the call {entry}" if entry else "a small call"
+
+    @property
     def returns(self) -> str:
         """What `backward` returns, in words."""
         if len(self.grads) == 1:

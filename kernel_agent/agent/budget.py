@@ -15,6 +15,12 @@ from kernel_agent.models.tokens import estimate_tokens
 FREE = Price(rates=Rates(input=0.0, cached=0.0, cache_written=0.0, output=0.0))
 """What replies cost that are replayed or written by hand."""
 
+LEAST_OUTPUT = 16
+"""Below this providers accept no limit; an ask that has less left is not sent."""
+
+_MANY = 1_000_000
+"""Tokens that prices are stated for."""
+
 EXPECTED_OUTPUT = 6000
 """Output tokens assumed for an ask while no reply of the run is known: a backward with its reasoning."""
 
@@ -74,6 +80,23 @@ class Budget:
             if refusal:
                 return Fitting(count, refusal)
         return Fitting(len(estimated_inputs))
+
+    def output_limit(self, state: RunState, estimated_input: int) -> int | None:
+        """Tokens that the reply to an ask may have, so that the limits hold within it, too; None without limits.
+
+        Asks that wait for their replies at the same time share what is left equally.
+        """
+        pending = [r.estimated_input for r in state.rounds if r.reply is None]
+        limits: list[float] = []
+        if self.max_tokens is not None:
+            limits.append((self.max_tokens - sum(map(used_tokens, state.rounds)) - sum(pending)) / len(pending))
+        if self.max_cost_usd is not None and self.price is not None:
+            left = self.max_cost_usd - state.cost_usd - sum(self.price.cost(Usage(input=size)) for size in pending)
+            each = self.price.cost(Usage(input=estimated_input, output=_MANY)) - self.price.cost(
+                Usage(input=estimated_input)
+            )
+            limits += [left / len(pending) / each * _MANY] if each else []
+        return max(LEAST_OUTPUT, int(min(limits))) if limits else None
 
     def _refusal(self, state: RunState, asks: int, sent: Sequence[int], estimate: int, output: int) -> str:
         """`sent`: estimated input tokens of the asks whose replies are not known yet."""

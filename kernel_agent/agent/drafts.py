@@ -56,7 +56,7 @@ def _draft(desk: Desk, anchor: str | None) -> NextAsk:
     state = desk.state
     plan = None if state.plan is None else state.plan.plan
     prices = () if state.plan is None else state.plan.prices
-    hits = tuple(hit for found in state.techniques for hit in found.hits)
+    hits = tuple(hit for found in state.techniques for hit in found.hits) if state.techniques else None
     several, left = desk.config.candidates > 1, desk.config.max_iters - state.asks
     prompt = prompts.draft(desk.brief, plan, prices, hits, anchor, several=several, remaining=left)
     return NextAsk(prompt, anchor=anchor)

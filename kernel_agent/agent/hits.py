@@ -37,13 +37,17 @@ class ShownHits:
     known: tuple[str, ...] = ()
     """Lines on pairs that the opening shows."""
     fresh: tuple[FreshPair, ...] = ()
+    none: bool = False
+    """There was a search, and it found no pair that is near enough."""
 
 
-def shown_hits(brief: Brief, hits: Sequence[TechniqueHit], room: int) -> ShownHits:
+def shown_hits(brief: Brief, hits: Sequence[TechniqueHit] | None, room: int) -> ShownHits:
     """What to show of `hits` in `room` estimated tokens: pairs whole while they fit, else without their forward.
 
-    An example is never cut in the middle. What does not fit is left out.
+    None: nothing was searched for. An example is never cut in the middle. What does not fit is left out.
     """
+    if not hits:
+        return ShownHits(none=hits is not None)
     opening = {pair.slug for pair in brief.pairs}
     known: list[str] = []
     wanted: dict[str, list[TechniqueHit]] = {}

@@ -37,10 +37,11 @@ class Machine(Record):
 
 def this_machine(device: str) -> Machine:
     """The machine that this process runs on, for a `--device`."""
-    return Machine(gpu="" if device == "cpu" else _gpu(device), versions=installed_versions())
+    return Machine(gpu="" if device == "cpu" else gpu_name(device), versions=installed_versions())
 
 
-def _gpu(device: str) -> str:
+def gpu_name(device: str) -> str:
+    """Name of the GPU that a `--device` means; empty where torch sees none."""
     if not any(path.exists() for path in _DRIVERS):
         return ""  # torch need not be loaded to learn that
     import torch

@@ -39,6 +39,9 @@ class GradientPlan(Record):
 
     grad: str = Field(description="name of the input whose gradient it is")
     owner: str = Field(description="the axis or tile that one program owns")
+    whole: tuple[str, ...] | None = Field(
+        default=None, description="dims of which one program takes every index; None in plans that do not say"
+    )
     reduction: Reduction
     techniques: tuple[str, ...] = Field(default=(), description="tags of the closed list")
     saved: tuple[str, ...] = Field(default=(), description="entries of `saved` that it reads, extra ones too")
@@ -46,7 +49,7 @@ class GradientPlan(Record):
 
 
 class ExtraSaved(Record):
-    """A tensor that a forward of the plan's own saves beyond the given layout."""
+    """A tensor that the plan allocates: saved by a forward of its own, or passed from launch to launch."""
 
     name: str
     dtype: str = Field(description="torch's name without `torch.`")
@@ -63,6 +66,9 @@ class Plan(Record):
     differences: tuple[Difference, ...] = ()
     extra: tuple[ExtraSaved, ...] = Field(
         default=(), description="what is saved beyond the given layout; mostly nothing"
+    )
+    scratch: tuple[ExtraSaved, ...] = Field(
+        default=(), description="what one launch of the backward writes and a later one reads, but for partial sums"
     )
     gradients: tuple[GradientPlan, ...] = Field(description="one per gradient, in order")
 

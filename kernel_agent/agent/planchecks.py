@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from kernel_agent.agent.events import RetrievedPair
-from kernel_agent.agent.plan import GradientPlan, PairReading, Plan, Reduction
+from kernel_agent.agent.plan import ExtraSaved, GradientPlan, PairReading, Plan, Reduction
 from kernel_agent.agent.sizes import BadSize, size_of
 from kernel_agent.pairs.forward_facts import ForwardFacts
 from kernel_agent.pairs.generated import saved_layout
@@ -36,33 +36,8 @@ DTYPE_BYTES = {
 CROSSING_TECHNIQUES = frozenset({"atomics", "two-stage-partials", "split-k", "stream-k", "spin-lock"})
 """Techniques in which several programs write to one element: none goes with a plain store."""
 
-COVERING_TECHNIQUES = frozenset(
-    {
-        "column-owner",
-        "loop-swap",
-        "owner-grid",
-        "persistent-grid",
-        "head-reduction",
-        "broadcast-reduction",
-        "sorted-segments",
-        "inverse-map",
-        "gather-form",
-        "scalar-gradient",
-        "halo",
-        "reverse-scan",
-        "argmax-routing",
-        "varlen",
-    }
-)
-"""Techniques in which one program owns an element and collects all its terms."""
-
-_COVERING_WORDS = re.compile(
-    r"\b(loop|walk|iterat|sweep|accumulat|collect|gather|every|over|across|column|swap|segment|scan|sum)",
-    re.IGNORECASE,
-)
-
-_WHOLE_ROW = re.compile(r"\b((over|across|with|and) )?(all|every|the) (the )?columns?\b", re.IGNORECASE)
-"""Words that make an owner no wider than the row it owns."""
+_OVER = re.compile(r" sums over (?P<dims>[A-Za-z_][\w*, ]*?) \(axis ")
+"""In a sentence of the facts: the dims over which programs of the forward share an element."""
 
 
 class PlanChecks:
@@ -89,7 +64,7 @@ class PlanChecks:
         """
         self._statements(plan)
         self._pairs(plan)
-        self._extra(plan)
+        self._allocated(plan)
         self._names("gradient", "gradients", [one.grad for one in plan.gradients], self.spec.grads)
         gradients = [self._gradient(one, plan) for one in plan.gradients if one.grad in self.spec.grads]
         return plan.model_copy(
@@ -129,18 +104,23 @@ class PlanChecks:
             if name not in said:
                 self.problems.append(f"`{field}` leaves out the {what} `{name}`.")
 
-    def _extra(self, plan: Plan) -> None:
+    def _allocated(self, plan: Plan) -> None:
+        """What the plan saves more, and what it passes from launch to launch."""
         if plan.extra and self.freeze_forward:
             self.problems.append("`extra` saves more than the given forward does, which is frozen (--freeze-forward).")
-        for place, extra in enumerate(plan.extra):
-            if not extra.name.isidentifier() or extra.name in self._saved:
-                why = "is saved already" if extra.name in self._saved else "is no name"
-                self.problems.append(f"`extra[{place}]`: `{extra.name:.60}` {why}.")
-            if extra.dtype not in DTYPE_BYTES:
-                near = nearest(extra.dtype, DTYPE_BYTES)
-                self.problems.append(f"`extra[{place}].dtype`: `{extra.dtype:.40}` is no dtype here{near}.")
-            for size in extra.shape:
-                self.problems += self._bad_size(f"extra[{place}].shape", size)
+        for field, tensors in (("extra", plan.extra), ("scratch", plan.scratch)):
+            for place, one in enumerate(tensors):
+                self._tensor(f"{field}[{place}]", one)
+
+    def _tensor(self, where: str, one: ExtraSaved) -> None:
+        if not one.name.isidentifier() or one.name in self._saved:
+            why = "is saved already" if one.name in self._saved else "is no name"
+            self.problems.append(f"`{where}`: `{one.name:.60}` {why}.")
+        if one.dtype not in DTYPE_BYTES:
+            near = nearest(one.dtype, DTYPE_BYTES)
+            self.problems.append(f"`{where}.dtype`: `{one.dtype:.40}` is no dtype here{near}.")
+        for size in one.shape:
+            self.problems += self._bad_size(f"{where}.shape", size)
 
     def _bad_size(self, place: str, size: int | str) -> list[str]:
         try:
@@ -172,8 +152,9 @@ class PlanChecks:
         for name in sorted({*one.saved} & {*one.recomputed}):
             self.problems.append(f"{where}: `{name:.60}` is both read from `saved` and computed again.")
         self._reduction(one, where)
+        whole = None if one.whole is None else tuple(dict.fromkeys(dim.strip() for dim in one.whole))
         return one.model_copy(
-            update={"saved": tuple(saved), "techniques": tuple(dict.fromkeys(one.techniques))},
+            update={"saved": tuple(saved), "techniques": tuple(dict.fromkeys(one.techniques)), "whole": whole},
         )
 
     def _reduction(self, one: GradientPlan, where: str) -> None:
@@ -186,15 +167,14 @@ class PlanChecks:
             )
             return
         told = sums_across(self.facts, one.grad)
-        if not told:
+        if not told or not (plain or one.reduction is Reduction.LOOP_SWAP):
             return
-        owner = _WHOLE_ROW.sub("", one.owner)
-        covered = COVERING_TECHNIQUES.intersection(one.techniques) or _COVERING_WORDS.search(owner)
-        if plain and not covered:
+        missing = [] if one.whole is None else [dim for dim in summed_dims(told) if not _takes(one.whole, dim)]
+        if missing:
             self.problems.append(
-                f"{where}: a plain store by the owner of `{one.owner:.80}` would lose terms: in the forward, {told}. "
-                "Say an owner that collects all terms of an element (such as a column tile that walks all rows), or "
-                "partials, atomics or a loop swap."
+                f"{where}: a {one.reduction.value} by a program that takes {_listed(one.whole or ())} whole would lose "
+                f"terms: in the forward, {told}, and `whole` does not name {_listed(missing)}. Say an owner that takes "
+                f"all of {_listed(missing)}, in one tile or in a loop, or partials or atomics."
             )
         elif plain:
             self.notes.append(
@@ -220,6 +200,18 @@ def sums_across(facts: ForwardFacts | None, grad: str) -> str:
     """What the facts say of a gradient that sums over programs; empty when it does not, or nothing is known."""
     found = [said for said in _said_of(facts, grad) if f"d{grad} sums " in said and "tiles overlap" not in said]
     return found[0].partition(";")[0] if found else ""
+
+
+def summed_dims(told: str) -> tuple[str, ...]:
+    """The dims of `sums_across`: `("B", "V")`; none where programs are told apart by axes of the grid alone."""
+    found = _OVER.search(told)
+    return () if found is None else tuple(dim.strip() for dim in found["dims"].split(","))
+
+
+def _takes(whole: Sequence[str], dim: str) -> bool:
+    """Whether a program that takes these dims whole takes this one, which may be a product such as `B*H`."""
+    said = {part.strip() for one in whole for part in (one, *one.split("*"))}
+    return dim in said or set(dim.split("*")) <= said
 
 
 def stays_in_one_program(facts: ForwardFacts | None, grad: str) -> bool:

@@ -9,8 +9,10 @@ elements, all in float32 while they are summed:
                gradients of fewer than four bytes
     partials   one sum per load of the forward, or, with a persistent grid of two programs per multiprocessor, at most
                that many sums per element; each written and read again: 8 bytes
+    scratch    what a launch writes for a later one, as the plan states it: twice its bytes, in the plan as a whole
 
-Rereads that a cache serves, launches and arithmetic are not priced, and what cannot be counted says so.
+What is computed again reads what the plan says it reads of `saved`: that is in the floor. Rereads that a cache serves,
+launches and arithmetic are not priced, and what cannot be counted says so.
 """
 
 from __future__ import annotations
@@ -18,22 +20,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from kernel_agent.agent.counted import CountedForward
 from kernel_agent.agent.plan import ExtraSaved, GradientPlan, GradientPrice, Plan, Reduction
 from kernel_agent.agent.planchecks import stays_in_one_program
 from kernel_agent.agent.sizes import size_of
-from kernel_agent.bench.launch_time import L2_BYTES
-from kernel_agent.errors import InputError, KernelAgentError
-from kernel_agent.ir.cost.cost_report import Bound, CostReport, Resource, amount, duration, size
-from kernel_agent.ir.cost.devices import Device, device_table
+from kernel_agent.errors import KernelAgentError
 from kernel_agent.pairs.forward_facts import ForwardFacts
 from kernel_agent.pairs.spec import ArgumentFacts, ArgumentKind, KernelSpec
-from kernel_agent.sandbox import Limits
-
-if TYPE_CHECKING:
-    from kernel_agent.oracle.costs import EntryCost
-    from kernel_agent.sandbox import Sandbox
+from kernel_agent.quantities import amount, duration, size
 
 SUM_BYTES = 4
 """Sums are kept in float32."""
@@ -43,11 +38,6 @@ PROGRAMS_PER_SM = 2
 
 _MANY = re.compile(r"\b(share|several|many|group|block of|chunk|strip|walk|loop|stride|persistent)", re.IGNORECASE)
 """Words of an owner that takes more than one of the forward's tiles."""
-
-DEFAULT_DEVICE = "H100 SXM"
-
-LIMITS = Limits(wall_s=120.0)
-"""Counting takes seconds; a price is not worth the minutes that executing in full may take."""
 
 
 @dataclass(frozen=True)
@@ -81,65 +71,26 @@ class Way:
     """Least time of the atomics in L2."""
 
 
-class Pricer:
-    """Prices plans for one forward; it is counted once, when the first plan comes.
+def price_plan(
+    spec: KernelSpec, plan: Plan, facts: ForwardFacts | None, count: Callable[[], CountedForward]
+) -> tuple[GradientPrice, ...]:
+    """The plan as a whole, then each gradient: one line each, ready for model and reader.
 
-    `count` gives what the forward costs at its largest required entry on `device`.
+    `facts` tell apart elements that one program loads again from elements that several programs load. `count` says
+    what the forward costs at its largest required entry; what it raises becomes a line.
     """
-
-    def __init__(self, count: Callable[[KernelSpec], EntryCost], device: Device) -> None:
-        self._count = count
-        self._device = device
-        self._known: dict[str, EntryCost] = {}
-
-    def price(self, spec: KernelSpec, plan: Plan, facts: ForwardFacts | None = None) -> tuple[GradientPrice, ...]:
-        """The plan as a whole, then each gradient: one line each, ready for model and reader.
-
-        `facts` tell apart elements that one program loads again from elements that several programs load.
-        """
-        try:
-            if spec.hash8 not in self._known:
-                self._known[spec.hash8] = self._count(spec)
-        except KernelAgentError as error:
-            return (GradientPrice(grad="", line=f"The plan cannot be priced: {error.message}"),)
-        return PlanPrice(spec, plan, self._known[spec.hash8], self._device, facts).prices()
-
-
-def sandboxed_pricer(sandbox: Sandbox, device: str) -> Pricer:
-    """Prices on the GPU that a run uses, by `--device`; on an H100 where there is none, or none of the table."""
-    from kernel_agent.oracle.costs import costs
-    from kernel_agent.pairs.sweep import largest_required
-
-    target = priced_device(device)
-
-    def count(spec: KernelSpec) -> EntryCost:
-        (found,) = costs(spec.facts, sandbox, target.name, [largest_required(spec.sweep)], LIMITS)
-        return found
-
-    return Pricer(count, target)
-
-
-def priced_device(device: str) -> Device:
-    """What the table of devices says of the GPU that `--device` means."""
-    import torch
-
-    table = device_table()
-    if device != "cpu" and torch.cuda.is_available():
-        try:
-            return table.find(torch.cuda.get_device_name(None if device == "auto" else device))
-        except InputError:  # a GPU whose peak rates nobody entered: the default stands in, and every line names it
-            pass
-    return table.find(DEFAULT_DEVICE)
+    try:
+        counted = count()
+    except KernelAgentError as error:
+        return (GradientPrice(grad="", line=f"The plan cannot be priced: {error.message}"),)
+    return PlanPrice(spec, plan, counted, facts).prices()
 
 
 class PlanPrice:
     """One plan at one entry on one device."""
 
-    def __init__(
-        self, spec: KernelSpec, plan: Plan, counted: EntryCost, device: Device, facts: ForwardFacts | None
-    ) -> None:
-        self.spec, self.plan, self.counted, self.device, self.facts = spec, plan, counted, device, facts
-        self.forward = counted.parts["forward"]
+    def __init__(self, spec: KernelSpec, plan: Plan, counted: CountedForward, facts: ForwardFacts | None) -> None:
+        self.spec, self.plan, self.counted, self.device, self.facts = spec, plan, counted, counted.device, facts
         tensors = [facts for facts in (*counted.inputs, *counted.outputs) if facts.kind is ArgumentKind.TENSOR]
         self.tensors = {facts.name: facts for facts in tensors}
         self.dims = spec.sweep[counted.position].dims
@@ -147,6 +98,7 @@ class PlanPrice:
             **{name: _bytes(facts) for name, facts in self.tensors.items()},
             **{extra.name: self._extra_bytes(extra) for extra in plan.extra},
         }
+        self.scratch = {one.name: self._extra_bytes(one) for one in plan.scratch}
         differentiable = {facts.name for facts in spec.outputs if facts.needs_grad}
         self.cotangents = {name: size for name, size in self.bytes.items() if name in differentiable}
 
@@ -159,6 +111,7 @@ class PlanPrice:
         read = {name for one in self.plan.gradients for name in one.saved if name in self.bytes}
         written = [one.grad for one in self.plan.gradients if one.grad in self.tensors]
         extra = sum(p.planned_bytes - (p.floor_bytes or 0) for p in gradients if p.planned_bytes is not None)
+        extra += 2 * sum(self.scratch.values())
         floor = sum(self.cotangents.values()) + self._sum(read) + self._sum(written)
         separate = sum(p.planned_bytes or p.floor_bytes or 0 for p in gradients)
         names = ", ".join((*(f"grad_{name}" for name in self.cotangents), *sorted(read)))
@@ -168,13 +121,17 @@ class PlanPrice:
         ]
         if len(gradients) > 1:
             said.append(f"a pass for each gradient {self._cost(separate)}")
-        said.append(f"the forward's bound is {duration(self.forward.seconds)}{_arithmetic(self.forward)}")
+        said += [
+            f"{name} between launches moves {self._cost(2 * moved)} of that, written and read once"
+            for name, moved in self.scratch.items()
+        ]
+        said.append(f"the forward's bound is {duration(self.counted.seconds)}{_arithmetic(self.counted)}")
         again = dict.fromkeys(value for one in self.plan.gradients for value in one.recomputed)
         if again:
             what = ", ".join(f"{value:.40}" for value in again)
             said.append(f"computing {what} again takes at most the forward's {self._work()}, each time")
         said += [self._saving(extra) for extra in self.plan.extra]
-        said += list(self.forward.notes)
+        said += list(self.counted.notes)
         return GradientPrice(
             grad="",
             line="; ".join(said) + ".",
@@ -226,9 +183,9 @@ class PlanPrice:
     def _terms(self, facts: ArgumentFacts) -> tuple[Terms | None, str]:
         """How often the forward's programs load an input, or why that is not known."""
         name, width = facts.name, _itemsize(facts.dtype)
-        reads = [b.read for launch in self.forward.launches for b in launch.buffers if b.name == name and b.read]
+        reads = [reads for reads in self.counted.reads if reads.name == name]
         if not reads:
-            return None, f"no kernel loads `{name}` under its own name"
+            return None, f"no kernel loads `{name}`, or only what torch made of it"
         loads = sum(read.issued_bytes for read in reads) // width
         addresses = max(read.unique_bytes for read in reads) // width
         if addresses > _elements(facts) and loads > addresses:
@@ -262,7 +219,7 @@ class PlanPrice:
     def _atomics(self, facts: ArgumentFacts, terms: Terms) -> Way:
         extra = _elements(facts) * (2 if _itemsize(facts.dtype) >= SUM_BYTES else 4) * SUM_BYTES
         clock = self.device.clock_mhz * 1e6
-        through = 2 * SUM_BYTES * terms.loads / (clock * self.device.multiprocessors * L2_BYTES)
+        through = 2 * SUM_BYTES * terms.loads / (clock * self.device.multiprocessors * self.device.l2_bytes)
         seconds = max(through, terms.loads / terms.addresses / clock)
         words = f"{amount(terms.loads)} adds to {amount(terms.addresses)} addresses, {terms.each} each"
         words += f", at least {duration(seconds)} in L2"
@@ -302,7 +259,7 @@ class PlanPrice:
         return f"{size(moved)} ({duration(self._us(moved) / 1e6)})"
 
     def _work(self) -> str:
-        return f"{duration(sum(_computing(launch.bound) for launch in self.forward.launches))} of arithmetic"
+        return f"{duration(self.counted.computing_s)} of arithmetic"
 
 
 def _takes_many(one: GradientPlan) -> bool:
@@ -310,15 +267,9 @@ def _takes_many(one: GradientPlan) -> bool:
     return "persistent-grid" in one.techniques or _MANY.search(one.owner) is not None
 
 
-def _computing(bound: Bound) -> float:
-    """Seconds that a launch computes at least, memory left out."""
-    return max((term.seconds for term in bound.terms if term.resource is not Resource.MEMORY), default=0.0)
-
-
-def _arithmetic(forward: CostReport) -> str:
+def _arithmetic(forward: CountedForward) -> str:
     """What bounds the forward when it is not memory: then the backward, too, is bound by more than its bytes."""
-    bound = {launch.bound.by for launch in forward.launches} - {None, Resource.MEMORY}
-    named = ", ".join(sorted(resource.value for resource in bound if resource is not None))
+    named = ", ".join(forward.set_by)
     return f", set by {named}; the backward's arithmetic is not priced, and counts for more than bytes" if named else ""
 
 

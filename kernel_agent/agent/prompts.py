@@ -104,7 +104,7 @@ def draft(
     brief: Brief,
     planned: Plan | None = None,
     prices: Sequence[GradientPrice] = (),
-    technique_hits: Sequence[TechniqueHit] = (),
+    technique_hits: Sequence[TechniqueHit] | None = None,
     anchor: str | None = None,
     *,
     several: bool = False,
@@ -113,10 +113,11 @@ def draft(
     """Ask for the first code, with the checked plan and its prices where there is one.
 
     `anchor`: slug of the pair to write after. With `several` drafts, None means that this one is to follow no pair.
+    `technique_hits`: what a search by technique found; None where there was none.
     """
     answer = None if planned is None else f"```json\n{plan_json(planned)}\n```"
 
-    def request(hits: Sequence[TechniqueHit], room: int) -> str:
+    def request(hits: Sequence[TechniqueHit] | None, room: int) -> str:
         return _render(
             "draft.md.j2",
             plan=planned,
@@ -137,7 +138,7 @@ def repair(
     verdict: Verdict,
     run: Progressing,
     locked: tuple[str, ...] = (),
-    technique_hits: Sequence[TechniqueHit] = (),
+    technique_hits: Sequence[TechniqueHit] | None = None,
 ) -> Prompt:
     """Ask to repair `code`. `source` is the whole file that was judged: `verdict.line` counts its lines.
 
@@ -149,7 +150,7 @@ def repair(
     line = suspect.line if suspect is not None else verdict.line
     matrix = matrix_lines(verdict)
 
-    def request(hits: Sequence[TechniqueHit], room: int) -> str:
+    def request(hits: Sequence[TechniqueHit] | None, room: int) -> str:
         return _render(
             "repair.md.j2",
             header="exception" if STAGE_OF[verdict.status] <= Stage.LAUNCH else "correctness",
@@ -227,12 +228,12 @@ def _prompt(name: PromptName, brief: Brief, answer: str | None, request: str) ->
 def _within(
     brief: Brief,
     answer: str | None,
-    request: Callable[[Sequence[TechniqueHit], int], str],
-    hits: Sequence[TechniqueHit],
+    request: Callable[[Sequence[TechniqueHit] | None, int], str],
+    hits: Sequence[TechniqueHit] | None,
 ) -> str:
     """The request with as many of the pairs found by technique as leave the prefix its share of the conversation."""
     prefix = estimate_tokens(_system()) + estimate_tokens(_opening(brief))
-    rest = estimate_tokens(answer or "") + estimate_tokens(request((), 0))
+    rest = estimate_tokens(answer or "") + estimate_tokens(request(None, 0))
     return request(hits, max(int(prefix * (1 / PREFIX_SHARE - 1)) - rest, ROOM_FOR_HITS if not brief.pairs else 0))
 
 

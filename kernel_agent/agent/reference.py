@@ -24,6 +24,8 @@ def reference(desk: Desk) -> None:
         desk.record(described(desk.tools.describe(named)))
     if not desk.begin(REFERENCE):
         return
+    if desk.tools.prepare is not None:
+        desk.tools.prepare(desk.spec)
     if desk.state.truth is None:
         desk.record(desk.tools.cross_check(desk.spec))
     if desk.state.truth is not None and not desk.state.truth.passed:

@@ -76,6 +76,7 @@ def plan_skeleton(spec: KernelSpec, pairs: Sequence[RetrievedPair]) -> str:
     """
     gradient = {
         "owner": UNSAID,
+        "whole": [UNSAID],
         "reduction": " | ".join(reduction.value for reduction in Reduction),
         "techniques": [UNSAID],
         "saved": list(saved_layout(spec)[:1]) or [UNSAID],
@@ -87,6 +88,7 @@ def plan_skeleton(spec: KernelSpec, pairs: Sequence[RetrievedPair]) -> str:
             "anchor": pairs[0].slug if pairs else None,
             "differences": [{"difference": UNSAID, "implies": UNSAID}] if pairs else [],
             "extra": [],
+            "scratch": [],
             "gradients": [{"grad": grad, **gradient} for grad in spec.grads],
         },
         indent=1,

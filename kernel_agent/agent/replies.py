@@ -39,7 +39,8 @@ def fetch(desk: Desk, asked: Round, on_text: Progress | None) -> Reply:
         if not facts:
             desk.exchange.write_reply(number, reply)
         return reply
-    reply = desk.model.ask(asked.conversation, number=number, on_text=on_text)
+    limit = desk.budget.output_limit(desk.state, asked.estimated_input)
+    reply = desk.model.ask(asked.conversation, number=number, on_text=on_text, max_output=limit)
     reply = reply if reply.text.strip() else reply.model_copy(update={"text": NO_TEXT})
     desk.exchange.write_reply(number, reply)
     return reply

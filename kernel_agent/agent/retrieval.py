@@ -13,6 +13,7 @@ from kernel_agent.pairs.spec import KernelSpec
 
 if TYPE_CHECKING:
     import rag
+    from kernel_agent.agent.queryvectors import VectorOf
 
 HITS = 2
 """Pairs that a search by technique adds at most."""
@@ -21,23 +22,22 @@ HIT_TOKENS = 3000
 """Room for them together, in estimated tokens; only their backwards are shown."""
 
 SHOWN_BY = {
-    Reduction.PLAIN_STORE: "row-local",
     Reduction.PARTIALS: "two-stage-partials",
     Reduction.ATOMICS: "atomics",
     Reduction.LOOP_SWAP: "loop-swap",
     Reduction.SCAN: "reverse-scan",
 }
-"""The technique of pairs in which a reduction can be seen."""
+"""The technique of pairs in which a reduction can be seen; a plain store needs no example."""
 
 
-def retrieve(spec: KernelSpec, config: RunConfig) -> PairsRetrieved:
-    """Search for similar pairs as the configuration says."""
+def retrieve(spec: KernelSpec, config: RunConfig, vector_of: VectorOf | None = None) -> PairsRetrieved:
+    """Search for similar pairs as the configuration says. Without `vector_of` the search embeds for itself."""
     if not config.rag:
         return PairsRetrieved(pairs=(), notice="retrieval is switched off (--no-rag)")
     import rag
 
     started = time.monotonic()
-    result = rag.search(_query(spec, config), rag.load_index(config.rag_index))
+    result = rag.search(query_of(spec, config, vector_of), rag.load_index(config.rag_index))
     return retrieved(result, time.monotonic() - started)
 
 
@@ -52,13 +52,21 @@ def retrieved(result: rag.SearchResult, seconds: float) -> PairsRetrieved:
 def wanted_by(plan: Plan) -> tuple[Wanted, ...]:
     """What to search for before code is written: the reduction of each gradient first, then its techniques."""
     return tuple(
-        Wanted(grad=one.grad, techniques=tuple(dict.fromkeys((SHOWN_BY[one.reduction], *one.techniques))))
+        Wanted(grad=one.grad, techniques=tuple(dict.fromkeys((*_shown_by(one.reduction), *one.techniques))))
         for one in plan.gradients
     )
 
 
+def _shown_by(reduction: Reduction) -> tuple[str, ...]:
+    return (SHOWN_BY[reduction],) if reduction in SHOWN_BY else ()
+
+
 def retrieve_techniques(
-    spec: KernelSpec, config: RunConfig, wanted: tuple[Wanted, ...], shown: tuple[str, ...]
+    spec: KernelSpec,
+    config: RunConfig,
+    wanted: tuple[Wanted, ...],
+    shown: tuple[str, ...],
+    vector_of: VectorOf | None = None,
 ) -> tuple[TechniqueHit, ...]:
     """Find pairs by how they compute the wanted gradients.
 
@@ -73,12 +81,13 @@ def retrieve_techniques(
     index = rag.load_index(config.rag_index)
     usual = next((e for slug in shown for e in index.entries if e.slug == slug), None)
     instead = index.read(usual).techniques if usual is not None else ()
+    query = query_of(spec, config, vector_of)
     matches: list[rag.TechniqueMatch] = []
     room = HIT_TOKENS
     for red in (True, False):
         found = rag.search_techniques(
             [rag.Wanted(one.grad, one.techniques or instead) for one in wanted if one.red is red],
-            _query(spec, config),
+            query,
             shown=(*shown, *(match.pair.slug for match in matches)),
             again=red,
             n=HITS - len(matches),
@@ -98,7 +107,8 @@ def retrieve_techniques(
     )
 
 
-def _query(spec: KernelSpec, config: RunConfig) -> rag.Query:
+def query_of(spec: KernelSpec, config: RunConfig, vector_of: VectorOf | None = None) -> rag.Query:
+    """What is searched for."""
     from rag import Query
 
     return Query(
@@ -107,6 +117,7 @@ def _query(spec: KernelSpec, config: RunConfig) -> rag.Query:
         k=config.topk,
         min_sim=config.min_sim,
         exclude=config.rag_exclude,
+        vector=None if vector_of is None else vector_of(spec, config),
     )
 
 

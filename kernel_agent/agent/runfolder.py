@@ -5,6 +5,7 @@
                   trace.md       the same for reading
                   asks/0001.md, replies/0001.md, replies/0001.json, snapshots/<digest>.py
                   source.py      the user's file as it was
+                  cache/         what is computed once for the run; it goes on without, only later
     runs/latest -> <run-id>
 """
 
@@ -96,6 +97,11 @@ class RunFolder:
     def snapshots(self) -> Path:
         """Candidates by content."""
         return self.path / "snapshots"
+
+    @property
+    def cache(self) -> Path:
+        """What was computed once for the run."""
+        return self.path / "cache"
 
     @property
     def source(self) -> Path:

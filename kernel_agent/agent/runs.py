@@ -36,7 +36,8 @@ from kernel_agent.models.protocol import Conversation, Model, OnNotice, Usage
 from kernel_agent.pairs.userfile import read_file
 from kernel_agent.report.trace import render_trace
 
-OpenTools = Callable[[RunConfig], AbstractContextManager[Tools]]
+OpenTools = Callable[[RunConfig, Path | None], AbstractContextManager[Tools]]
+"""`kernel_agent.agent.workshop.open_tools`, or what a test has in its place."""
 
 
 class MakeModel(Protocol):
@@ -111,7 +112,7 @@ def run(
     source = model(config, folder.path, on_notice=observer.on_notice)
     Budget.of(config, source.name)
     machine = this_machine(config.device)
-    with tools(config) as opened:
+    with tools(config, folder.cache) as opened:
         spec = opened.describe(facts)
         folder.create(facts.source)
         with Ledger.create(folder.ledger) as ledger:
@@ -156,7 +157,7 @@ def resume(
         resumed = resumed.model_copy(update={"machine": this_machine(config.device)})
         source = model(config, folder.path, on_notice=observer.on_notice)
         Budget.of(config, source.name)
-        with tools(config) as opened:
+        with tools(config, folder.cache) as opened:
             return _drive(Desk(folder, ledger, opened, source, observer), resumed)
 
 
@@ -169,7 +170,7 @@ def first_prompt(config: RunConfig, *, tools: OpenTools = open_tools) -> FirstPr
     hosted = choice.backend in KEY_VARIABLES
     name = model_name(choice.backend, config) if hosted else config.model or choice.backend.value
     price = Budget.of(config, name).price if hosted else None
-    with tools(config) as opened:
+    with tools(config, None) as opened:
         spec = opened.describe(facts)
         found = opened.retrieve(spec)
         analysed = None if opened.analyse is None else opened.analyse(spec)

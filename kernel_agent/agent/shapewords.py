@@ -5,6 +5,8 @@ A model that sees `M=4096 N=1024` writes code for these numbers; one that sees r
 
 from __future__ import annotations
 
+import re
+
 from kernel_agent.pairs.axes import UNKNOWN, Seen, axis_names
 from kernel_agent.pairs.spec import ArgumentFacts, ArgumentKind, Dim, KernelSpec
 from kernel_agent.pairs.sweep import smallest
@@ -68,11 +70,15 @@ def either(words: tuple[str, ...] | list[str], *, default: bool = False) -> str:
     return unique[0] if len(unique) == 1 else f"{', '.join(unique[:-1])} or {unique[-1]}"
 
 
+_DTYPE = re.compile(
+    r"(torch\.)?(b?float16|float(32|64|8_\w+)?|u?int(8|16|32|64)|int|long|short|half|double|complex(64|128)|bool)"
+)
+"""Names of torch's dtypes; torch itself is not loaded for them."""
+
+
 def _value(value: Dim) -> str:
     return value.removeprefix("torch.") if isinstance(value, str) else repr(value)
 
 
 def _is_dtype(value: Dim) -> bool:
-    import torch  # looking at runs does not need it
-
-    return isinstance(value, str) and isinstance(getattr(torch, value.removeprefix("torch."), None), torch.dtype)
+    return isinstance(value, str) and _DTYPE.fullmatch(value) is not None

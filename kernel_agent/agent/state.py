@@ -14,7 +14,7 @@ from kernel_agent.agent.machine import Machine
 from kernel_agent.bench.records import Basis, Measurement
 from kernel_agent.config import RunConfig
 from kernel_agent.gate.verdict import Verdict
-from kernel_agent.models.protocol import Conversation, Reply, Role, Turn, Usage
+from kernel_agent.models.protocol import Conversation, Reply, Role, Turn, Usage, UsageKind
 from kernel_agent.pairs.forward_facts import ForwardFacts
 from kernel_agent.pairs.spec import KernelSpec
 
@@ -309,6 +309,7 @@ def _round(state: RunState, event: ev.Asked) -> Round:
 def _after_reply(state: RunState, event: ev.Replied) -> RunState:
     used, more, cost = state.usage, event.reply.usage, event.reply.cost_usd
     usage = Usage(
+        kind=UsageKind.ESTIMATED if UsageKind.ESTIMATED in {used.kind, more.kind} else UsageKind.REPORTED,
         input=used.input + more.input,
         cached=used.cached + more.cached,
         output=used.output + more.output,

@@ -60,6 +60,8 @@ class Tools:
     """Write the finished operator into a folder. Called again when a run was killed in the middle of it."""
     analyse: Callable[[KernelSpec], ForwardFacts] | None = None
     """Read off the forward's kernels what they do with memory."""
+    prepare: Callable[[KernelSpec], None] | None = None
+    """Begin, beside what comes first, what the first asks will want: the search for pairs, the count of the forward."""
     retrieve_techniques: TechniqueSearch | None = None
     """Find pairs that compute a gradient in a wanted technique."""
     price: Callable[[KernelSpec, Plan, ForwardFacts | None], tuple[GradientPrice, ...]] | None = None

@@ -1,26 +1,47 @@
-"""The real rooms of the house, put together for the loop. Nothing here decides anything."""
+"""The real rooms of the house, put together for the loop. Nothing here decides anything.
+
+What is heavy is loaded when a step first needs it: a run that goes on with a plan that was answered needs no torch.
+"""
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kernel_agent.agent.events import TruthCrossChecked
+from pydantic import ValidationError
+
+from kernel_agent import __version__
+from kernel_agent.agent.counted import CountedForward, count_forward
+from kernel_agent.agent.events import PairsRetrieved, TechniqueHit, TruthCrossChecked
+from kernel_agent.agent.machine import gpu_name
+from kernel_agent.agent.plan import GradientPrice, Plan, Wanted
+from kernel_agent.agent.pricing import price_plan
+from kernel_agent.agent.queryvectors import QueryVectors
 from kernel_agent.agent.retrieval import retrieve, retrieve_techniques
+from kernel_agent.agent.runcache import RunCache
 from kernel_agent.agent.tools import OnCase, OnVariant, Tools, TunedCandidate
 from kernel_agent.bench.records import Basis, Measurement
 from kernel_agent.config import RunConfig
 from kernel_agent.deliver.certificate import Provenance
 from kernel_agent.gate.verdict import CaseResult, Verdict
 from kernel_agent.pairs.assemble import assemble
-from kernel_agent.pairs.spec import Candidate, KernelSpec
+from kernel_agent.pairs.forward_facts import ForwardFacts
+from kernel_agent.pairs.spec import Candidate, FileFacts, KernelSpec, content_hash
+from kernel_agent.sandbox import Sandbox
+from kernel_agent.sandbox.supervisor import PRELOAD as STANDARD_PRELOAD
 
 if TYPE_CHECKING:
+    from kernel_agent.agent.stopwatch import Stopwatch
     from kernel_agent.oracle import CrossCheck, DerivativeCheck, ReferenceCheck, Truths
 
+
+PRELOAD = (*STANDARD_PRELOAD, "rag.embed_child")
+"""What the sandbox's server imports: embedding is one of its jobs."""
 
 CHECKED_ELEMENTS = 1 << 16
 """Elements of the arguments at which the truth is cross-checked: several whole forwards are run there."""
@@ -30,64 +51,174 @@ CHECKED_VOLUME = 1 << 22
 
 
 @contextmanager
-def open_tools(config: RunConfig) -> Iterator[Tools]:
-    """The rooms around one sandbox, which is closed, with all its children ended, when the block is left."""
-    from kernel_agent import gate, oracle
-    from kernel_agent.agent.pricing import sandboxed_pricer
-    from kernel_agent.agent.stopwatch import Stopwatch
-    from kernel_agent.deliver import deliver
-    from kernel_agent.gate.cases import forward_findings
-    from kernel_agent.sandbox import Sandbox
+def open_tools(config: RunConfig, cache: Path | None = None) -> Iterator[Tools]:
+    """The rooms around one sandbox, which is closed, with all its children ended, when the block is left.
 
-    with Sandbox() as sandbox:
-        known: dict[str, oracle.Truths] = {}
-        options = gate.GateOptions(seeds=(config.seed, config.seed + 1))
-        stopwatch = Stopwatch(config, sandbox)
+    `cache`: a folder for what is computed once for the run; None keeps it in memory.
+    """
+    with Sandbox(preload=PRELOAD) as sandbox, ThreadPoolExecutor(2) as beside:
+        workshop = Workshop(config, sandbox, RunCache(cache), beside)
+        try:
+            yield workshop.tools()
+        finally:
+            sandbox.close()  # what runs beside ends with it
 
-        def truths_of(spec: KernelSpec) -> oracle.Truths:
-            return known.setdefault(spec.hash8, oracle.Truths(spec, sandbox))
 
-        def cross_check(spec: KernelSpec) -> TruthCrossChecked:
-            started = time.monotonic()
-            truths = truths_of(spec)
-            found = cross_check_small(truths, config.seed)
-            findings = forward_findings(truths, options)
-            return cross_checked(found, time.monotonic() - started, findings)
+class Workshop:
+    """The rooms of one run."""
 
-        def check(spec: KernelSpec, pair_source: str, on_case: OnCase) -> Verdict:
-            exact = gate.check(
-                spec, pair_source, sandbox, options, on_case, truths=truths_of(spec), diagnose=config.diagnosis
-            )
-            return stopwatch.confirm(spec, pair_source, exact, on_case)
+    def __init__(self, config: RunConfig, sandbox: Sandbox, cache: RunCache, beside: ThreadPoolExecutor) -> None:
+        self._config, self._sandbox, self._cache, self._beside = config, sandbox, cache, beside
+        self._vectors = QueryVectors(sandbox, cache, beside)
+        self._known: dict[str, Truths] = {}
+        self._counting: dict[str, Future[CountedForward]] = {}
 
-        def tune(spec: KernelSpec, candidate: Candidate, start: Measurement, on_variant: OnVariant) -> TunedCandidate:
-            def judge(variant: Candidate) -> Verdict:
-                return check(spec, assemble(spec, variant), _unwatched)
-
-            return stopwatch.tune(spec, candidate, start, judge, on_variant)
-
-        def finish(
-            spec: KernelSpec, candidate: Candidate, verdict: Verdict, provenance: Provenance, folder: Path
-        ) -> tuple[Path, ...]:
-            return deliver(spec, candidate, verdict, provenance, folder).files()
-
-        yield Tools(
-            describe=lambda facts: oracle.describe(facts, sandbox),
-            cross_check=cross_check,
-            retrieve=lambda spec: retrieve(spec, config),
-            retrieve_techniques=lambda spec, wanted, shown: retrieve_techniques(spec, config, wanted, shown),
-            price=sandboxed_pricer(sandbox, config.device).price,
-            check=check,
-            deliver=finish,
-            analyse=lambda spec: oracle.analyse(truths_of(spec)),
-            fingerprint=stopwatch.fingerprint,
-            modelled_cost=stopwatch.modelled,
-            measure=stopwatch.measure,
-            recall=stopwatch.recall,
-            confirm=stopwatch.confirm if stopwatch.basis is Basis.MEASURED else None,
-            basis=stopwatch.basis,
-            tune=tune,
+    def tools(self) -> Tools:
+        """The rooms as the loop sees them."""
+        measured = self._config.device != "cpu" and bool(self._gpu)
+        return Tools(
+            describe=self.describe,
+            cross_check=self.cross_check,
+            retrieve=self.retrieve,
+            retrieve_techniques=self.retrieve_techniques,
+            price=self.price,
+            check=self.check,
+            deliver=self.deliver,
+            analyse=self.analyse,
+            prepare=self.prepare,
+            fingerprint=lambda *given: self._stopwatch.fingerprint(*given),
+            modelled_cost=lambda *given: self._stopwatch.modelled(*given),
+            measure=lambda *given: self._stopwatch.measure(*given),
+            recall=lambda *given: self._stopwatch.recall(*given),
+            confirm=(lambda *given: self._stopwatch.confirm(*given)) if measured else None,
+            basis=Basis.MEASURED if measured else Basis.MODELLED,
+            tune=self.tune,
         )
+
+    @functools.cached_property
+    def _gpu(self) -> str:
+        """Name of the GPU that the run uses; empty for none."""
+        return "" if self._config.device == "cpu" else gpu_name(self._config.device)
+
+    @functools.cached_property
+    def _stopwatch(self) -> Stopwatch:
+        from kernel_agent.agent.stopwatch import Stopwatch
+
+        return Stopwatch(self._config, self._sandbox)
+
+    def _truths(self, spec: KernelSpec) -> Truths:
+        from kernel_agent.oracle import Truths
+
+        return self._known.setdefault(spec.hash8, Truths(spec, self._sandbox))
+
+    def describe(self, facts: FileFacts) -> KernelSpec:
+        """See `Tools.describe`."""
+        self._sandbox.warm()  # it imports while we do
+        from kernel_agent.oracle import describe
+
+        return describe(facts, self._sandbox)
+
+    def prepare(self, spec: KernelSpec) -> None:
+        """See `Tools.prepare`: the embedding and the count of the forward are begun, each in a child."""
+        if self._config.rag:
+            self._vectors.begin(spec, self._config)
+        if self._config.reflect:
+            self._counted(spec)
+
+    def cross_check(self, spec: KernelSpec) -> TruthCrossChecked:
+        """See `Tools.cross_check`."""
+        from kernel_agent import gate
+        from kernel_agent.gate.cases import forward_findings
+
+        started = time.monotonic()
+        truths = self._truths(spec)
+        found = cross_check_small(truths, self._config.seed)
+        findings = forward_findings(truths, gate.GateOptions(seeds=self._seeds))
+        return cross_checked(found, time.monotonic() - started, findings)
+
+    def analyse(self, spec: KernelSpec) -> ForwardFacts:
+        """See `Tools.analyse`."""
+        from kernel_agent import oracle
+
+        return oracle.analyse(self._truths(spec))
+
+    def retrieve(self, spec: KernelSpec) -> PairsRetrieved:
+        """See `Tools.retrieve`."""
+        return retrieve(spec, self._config, self._vectors.of)
+
+    def retrieve_techniques(
+        self, spec: KernelSpec, wanted: tuple[Wanted, ...], shown: tuple[str, ...]
+    ) -> tuple[TechniqueHit, ...]:
+        """See `Tools.retrieve_techniques`."""
+        return retrieve_techniques(spec, self._config, wanted, shown, self._vectors.of)
+
+    def price(self, spec: KernelSpec, plan: Plan, facts: ForwardFacts | None) -> tuple[GradientPrice, ...]:
+        """See `Tools.price`."""
+        return price_plan(spec, plan, facts, lambda: self._counted(spec).result())
+
+    def _counted(self, spec: KernelSpec) -> Future[CountedForward]:
+        """The count of the forward: known, under way, or begun now."""
+        if spec.hash8 not in self._counting:
+            self._counting[spec.hash8] = self._known_count(spec) or self._beside.submit(self._count, spec)
+        return self._counting[spec.hash8]
+
+    def _known_count(self, spec: KernelSpec) -> Future[CountedForward] | None:
+        text = self._cache.get("forward-count", *self._count_of(spec))
+        if text is None:
+            self._sandbox.warm()
+            import kernel_agent.oracle.costs  # noqa: F401 - not in a thread: imports of torch may meet there
+
+            return None
+        known: Future[CountedForward] = Future()
+        try:
+            known.set_result(CountedForward.model_validate_json(text))
+        except ValidationError:  # of another version, or damaged
+            return None
+        return known
+
+    def _count(self, spec: KernelSpec) -> CountedForward:
+        counted = count_forward(spec, self._sandbox, self._gpu)
+        self._cache.put(counted.model_dump_json(), "forward-count", *self._count_of(spec))
+        return counted
+
+    def _count_of(self, spec: KernelSpec) -> tuple[str, ...]:
+        return __version__, content_hash(spec.facts.source), self._gpu
+
+    def check(self, spec: KernelSpec, pair_source: str, on_case: OnCase) -> Verdict:
+        """See `Tools.check`."""
+        self._sandbox.warm()  # it imports while we do
+        from kernel_agent import gate
+
+        exact = gate.check(
+            spec,
+            pair_source,
+            self._sandbox,
+            gate.GateOptions(seeds=self._seeds),
+            on_case,
+            truths=self._truths(spec),
+            diagnose=self._config.diagnosis,
+        )
+        return self._stopwatch.confirm(spec, pair_source, exact, on_case)
+
+    @property
+    def _seeds(self) -> tuple[int, int]:
+        return self._config.seed, self._config.seed + 1
+
+    def tune(self, spec: KernelSpec, candidate: Candidate, start: Measurement, on_variant: OnVariant) -> TunedCandidate:
+        """See `Tools.tune`."""
+
+        def judge(variant: Candidate) -> Verdict:
+            return self.check(spec, assemble(spec, variant), _unwatched)
+
+        return self._stopwatch.tune(spec, candidate, start, judge, on_variant)
+
+    def deliver(
+        self, spec: KernelSpec, candidate: Candidate, verdict: Verdict, provenance: Provenance, folder: Path
+    ) -> tuple[Path, ...]:
+        """See `Tools.deliver`."""
+        from kernel_agent.deliver import deliver
+
+        return deliver(spec, candidate, verdict, provenance, folder).files()
 
 
 def _unwatched(case: CaseResult, done: int, planned: int) -> None:

@@ -78,7 +78,7 @@ def _show_entry(file: Path, one: EntryCost) -> None:
     from rich.text import Text
 
     for name, report in one.parts.items():
-        from kernel_agent.ir.cost.cost_report import duration
+        from kernel_agent.quantities import duration
 
         title = Text(f"{file.name} {name}", style="bold").append(f" at {one.label}", style="not bold")
         title.append(f": at least {duration(report.seconds)} on {report.device}")
@@ -93,8 +93,8 @@ def _show_entry(file: Path, one: EntryCost) -> None:
 def _show_launch(place: int, launch: LaunchCost) -> None:
     from rich.text import Text
 
-    from kernel_agent.ir.cost.cost_report import amount
     from kernel_agent.ir.cost.cost_text import how_text, loop_text
+    from kernel_agent.quantities import amount
 
     line = f", line {launch.line}" if launch.line else ""
     out().print(Text(f"\n{place}. {launch.kernel} grid {launch.grid}{line}", style="bold"), soft_wrap=True)
@@ -130,7 +130,7 @@ def _show_bound(launch: LaunchCost) -> None:
     """One bar per resource; the longest is the lower bound."""
     from rich.text import Text
 
-    from kernel_agent.ir.cost.cost_report import duration
+    from kernel_agent.quantities import duration
 
     for term in launch.bound.terms:
         share = term.seconds / launch.bound.seconds
@@ -146,7 +146,7 @@ def _show_bound(launch: LaunchCost) -> None:
 def _show_torch(report: CostReport) -> None:
     from rich.text import Text
 
-    from kernel_agent.ir.cost.cost_report import size
+    from kernel_agent.quantities import size
 
     if report.torch:
         out().print(Text("\ntorch between launches (from shapes, not in the bound):"), soft_wrap=True)

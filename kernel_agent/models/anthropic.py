@@ -35,6 +35,8 @@ ADAPTIVE_TOKENS = 64_000
 """Room for thinking and answer of models that set their own budget."""
 THINKING_BUDGETS = {Effort.MINIMAL: None, Effort.LOW: 4_096, Effort.MEDIUM: 10_240, Effort.HIGH: 24_576}
 """Tokens of thinking; None: no thinking."""
+LEAST_BUDGET = 1_024
+"""Tokens of thinking below which the API accepts no budget."""
 Scale = Literal["low", "medium", "high"]
 EFFORTS: dict[Effort, Scale] = {Effort.MINIMAL: "low", Effort.LOW: "low", Effort.MEDIUM: "medium", Effort.HIGH: "high"}
 
@@ -58,6 +60,13 @@ class Thinking:
     effort: Scale | None = None
     """For models that set their own budget."""
 
+    def within(self, max_output: int | None) -> Thinking:
+        """The same with no more tokens than that; at least half of them are left to the answer."""
+        if max_output is None or max_output >= self.max_tokens:
+            return self
+        budget = None if self.budget is None else min(self.budget, max_output // 2)
+        return Thinking(max_output, budget if budget and budget >= LEAST_BUDGET else None, self.effort)
+
 
 def thinking_of(model: str, effort: Effort) -> Thinking:
     """The table of `docs/models.md`. Models of other makers behind a compatible server are told a budget."""
@@ -72,10 +81,10 @@ class AnthropicModel(HostedModel):
 
     backend = Backend.ANTHROPIC
 
-    def _stream(self, conversation: Conversation, on_text: Progress) -> Reply:
+    def _stream(self, conversation: Conversation, on_text: Progress, max_output: int | None) -> Reply:
         with self._client() as client:
             with self._opening():
-                stream = self._send(client, conversation)
+                stream = self._send(client, conversation, max_output)
             require_stream(stream.response.headers.get("content-type", ""), server=self._server)
             with self._reading():
                 return read(stream, self.name, on_text)
@@ -88,10 +97,12 @@ class AnthropicModel(HostedModel):
             api_key=self._key.secret, base_url=self._url, max_retries=self._max_retries, timeout=timeout
         )
 
-    def _send(self, client: anthropic.Anthropic, conversation: Conversation) -> anthropic.Stream[RawMessageStreamEvent]:
+    def _send(
+        self, client: anthropic.Anthropic, conversation: Conversation, max_output: int | None
+    ) -> anthropic.Stream[RawMessageStreamEvent]:
         import anthropic
 
-        thinking = thinking_of(self.name, self._effort)
+        thinking = thinking_of(self.name, self._effort).within(max_output)
         tells = self._sends(Part.EFFORT)
         return client.messages.create(
             model=self.name,

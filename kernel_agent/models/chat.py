@@ -19,16 +19,26 @@ _STOPS = {"length": StopReason.LENGTH, "content_filter": StopReason.REFUSAL}
 
 
 def send(
-    client: openai.OpenAI, model: str, conversation: Conversation, effort: Effort | None, *, usage: bool
+    client: openai.OpenAI,
+    model: str,
+    conversation: Conversation,
+    effort: Effort | None,
+    *,
+    usage: bool,
+    max_output: int | None = None,
+    old_limit: bool = True,
 ) -> openai.Stream[ChatCompletionChunk]:
-    """Start a reply."""
+    """Start a reply. The limit goes by its older name, which every server knows, unless that was refused."""
     import openai
 
+    limit = openai.omit if max_output is None else max_output
     return client.chat.completions.create(
         model=model,
         messages=_messages(conversation),
         reasoning_effort=effort.value if effort else openai.omit,
         stream_options={"include_usage": True} if usage else openai.omit,
+        max_tokens=limit if old_limit else openai.omit,
+        max_completion_tokens=openai.omit if old_limit else limit,
         stream=True,
     )
 

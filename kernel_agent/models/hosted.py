@@ -17,7 +17,7 @@ from kernel_agent.models.keys import Key
 from kernel_agent.models.prices import cost_of
 from kernel_agent.models.protocol import Conversation, Notice, NoticeKind, OnNotice, Progress, Reply, Usage, unheard
 from kernel_agent.models.servers import OFFICIAL_URLS, host_of
-from kernel_agent.models.tokens import estimate_tokens
+from kernel_agent.models.usage import estimated_usage
 
 MAX_RETRIES = 4
 CONNECT_S = 10.0
@@ -32,6 +32,8 @@ class Part(enum.Enum):
     USAGE = ("stream_options", "include_usage")
     CACHE = ("cache_control", "prompt_cache")
     EFFORT = ("reasoning", "effort", "thinking", "output_config")
+    MAX_TOKENS = ("use 'max_completion_tokens'",)
+    """The name of the limit on a reply that all servers but some gateways know."""
 
 
 class HostedModel(abc.ABC):
@@ -62,7 +64,14 @@ class HostedModel(abc.ABC):
         self._silence_s = silence_s
         self._dropped: set[Part] = set()
 
-    def ask(self, conversation: Conversation, *, number: int | None = None, on_text: Progress | None = None) -> Reply:
+    def ask(
+        self,
+        conversation: Conversation,
+        *,
+        number: int | None = None,
+        on_text: Progress | None = None,
+        max_output: int | None = None,
+    ) -> Reply:
         """Answer a conversation, whichever it is of the run.
 
         Raises the subclasses of `ModelError` that `kernel_agent.models.errors` lists.
@@ -70,10 +79,10 @@ class HostedModel(abc.ABC):
         del number  # the provider need not know
         started = time.monotonic()
         notices: list[Notice] = []
-        reply = self._insist(conversation, on_text or _silence, notices)
+        reply = self._insist(conversation, on_text or _silence, notices, max_output)
         usage = reply.usage
         if usage == Usage():
-            usage = _estimate(conversation, reply)
+            usage = estimated_usage(conversation, reply)
             self._tell(
                 notices, NoticeKind.USAGE_ESTIMATED, f"{self._server} reports no token counts; they are estimated"
             )
@@ -85,14 +94,16 @@ class HostedModel(abc.ABC):
         return reply.model_copy(update={"usage": usage, "cost_usd": cost, "latency_s": took, "notices": tuple(notices)})
 
     @abc.abstractmethod
-    def _stream(self, conversation: Conversation, on_text: Progress) -> Reply:
+    def _stream(self, conversation: Conversation, on_text: Progress, max_output: int | None) -> Reply:
         """One request, without cost and latency. Raises `ModelError`."""
 
-    def _insist(self, conversation: Conversation, on_text: Progress, notices: list[Notice]) -> Reply:
+    def _insist(
+        self, conversation: Conversation, on_text: Progress, notices: list[Notice], max_output: int | None
+    ) -> Reply:
         cut = False
         while True:
             try:
-                return self._stream(conversation, on_text)
+                return self._stream(conversation, on_text, max_output)
             except CutStream as error:
                 if cut:
                     raise
@@ -120,11 +131,6 @@ class HostedModel(abc.ABC):
         notice = Notice(kind=kind, text=" ".join(text.split()))
         notices.append(notice)
         self._on_notice(notice)
-
-
-def _estimate(conversation: Conversation, reply: Reply) -> Usage:
-    asked = estimate_tokens(conversation.system) + sum(estimate_tokens(turn.text) for turn in conversation.turns)
-    return Usage(input=asked, output=estimate_tokens(reply.text) + estimate_tokens(reply.reasoning or ""))
 
 
 def _silence(text: str) -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from kernel_agent.errors import WaitingForReply
 from kernel_agent.models.exchange import Exchange
-from kernel_agent.models.protocol import Conversation, Notice, NoticeKind, OnNotice, Progress, Reply, unheard
+from kernel_agent.models.protocol import Conversation, Notice, NoticeKind, OnNotice, Progress, Reply, Usage, unheard
+from kernel_agent.models.usage import estimated_usage
 
 POLL_S = 0.25
 SETTLE_S = 0.5
@@ -42,7 +43,14 @@ class ManualModel:
         self._poll_s = poll_s
         self._settle_s = settle_s
 
-    def ask(self, conversation: Conversation, *, number: int | None = None, on_text: Progress | None = None) -> Reply:
+    def ask(
+        self,
+        conversation: Conversation,
+        *,
+        number: int | None = None,
+        on_text: Progress | None = None,
+        max_output: int | None = None,  # noqa: ARG002 - what is written already, or by a person, is not cut
+    ) -> Reply:
         """The reply to an ask.
 
         Raises `WaitingForReply` when there is none yet and the model was made with `wait=False`.
@@ -56,7 +64,8 @@ class ManualModel:
         if on_text is not None:
             on_text(reply.text)
         latency = reply.latency_s or time.monotonic() - started
-        return reply.model_copy(update={"latency_s": latency, "notices": notices})
+        usage = estimated_usage(conversation, reply) if reply.usage == Usage() else reply.usage
+        return reply.model_copy(update={"latency_s": latency, "usage": usage, "notices": notices})
 
     def _put(self, number: int, conversation: Conversation) -> tuple[Notice, ...]:
         """Write the ask. One that was answered stays as it was, for it is what the reply answers."""

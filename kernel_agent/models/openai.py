@@ -62,11 +62,11 @@ class OpenAIModel(HostedModel):
         )
         self._wire = wire or wire_of(base_url)
 
-    def _stream(self, conversation: Conversation, on_text: Progress) -> Reply:
+    def _stream(self, conversation: Conversation, on_text: Progress, max_output: int | None) -> Reply:
         with self._client() as client:
             if self._wire is Wire.RESPONSES:
-                return self._respond(client, conversation, on_text)
-            return self._chat(client, conversation, on_text)
+                return self._respond(client, conversation, on_text, max_output)
+            return self._chat(client, conversation, on_text, max_output)
 
     def _client(self) -> openai.OpenAI:
         import openai
@@ -76,7 +76,9 @@ class OpenAIModel(HostedModel):
             api_key=self._key.secret, base_url=self._url, max_retries=self._max_retries, timeout=timeout
         )
 
-    def _respond(self, client: openai.OpenAI, conversation: Conversation, on_text: Progress) -> Reply:
+    def _respond(
+        self, client: openai.OpenAI, conversation: Conversation, on_text: Progress, max_output: int | None
+    ) -> Reply:
         effort = reasoning_effort(self.name, self._effort) if self._sends(Part.EFFORT) else None
         with self._opening():
             stream = responses.send(
@@ -86,15 +88,26 @@ class OpenAIModel(HostedModel):
                 effort,
                 summary=self._sends(Part.SUMMARY),
                 cache=self._sends(Part.CACHE),
+                max_output=max_output,
             )
         require_stream(stream.response.headers.get("content-type", ""), server=self._server)
         with self._reading():
             return responses.read(stream, on_text)
 
-    def _chat(self, client: openai.OpenAI, conversation: Conversation, on_text: Progress) -> Reply:
+    def _chat(
+        self, client: openai.OpenAI, conversation: Conversation, on_text: Progress, max_output: int | None
+    ) -> Reply:
         effort = reasoning_effort(self.name, self._effort) if self._sends(Part.EFFORT) else None
         with self._opening():
-            stream = chat.send(client, self.name, conversation, effort, usage=self._sends(Part.USAGE))
+            stream = chat.send(
+                client,
+                self.name,
+                conversation,
+                effort,
+                usage=self._sends(Part.USAGE),
+                max_output=max_output,
+                old_limit=self._sends(Part.MAX_TOKENS),
+            )
         require_stream(stream.response.headers.get("content-type", ""), server=self._server)
         with self._reading():
             return chat.read(stream, self.name, on_text)

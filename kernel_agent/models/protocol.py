@@ -40,8 +40,19 @@ class StopReason(str, enum.Enum):
     REFUSAL = "refusal"
 
 
+class UsageKind(str, enum.Enum):
+    """Who counted tokens."""
+
+    REPORTED = "reported"
+    """The provider, as it bills them."""
+    ESTIMATED = "estimated"
+    """This package, from the texts: nobody reports any."""
+
+
 class Usage(Record):
     """Tokens of one reply. `input` includes those read from and written to a cache, `output` the reasoning ones."""
+
+    kind: UsageKind = UsageKind.REPORTED
 
     input: int = 0
     cached: int = 0
@@ -103,10 +114,18 @@ class Model(Protocol):
         """Asks that it can answer in a run; None: as many as there are."""
         ...
 
-    def ask(self, conversation: Conversation, *, number: int | None = None, on_text: Progress | None = None) -> Reply:
+    def ask(
+        self,
+        conversation: Conversation,
+        *,
+        number: int | None = None,
+        on_text: Progress | None = None,
+        max_output: int | None = None,
+    ) -> Reply:
         """Answer a conversation; several threads may ask at once, each with another `number`.
 
         `number`: which ask of the run it is, counted from 1; None: the one after those that the run has taken.
+        `max_output`: tokens, reasoning included, at which a hosted reply is cut off; None: as many as it takes.
         Raises `ModelError` when no reply can be had.
         """
         ...

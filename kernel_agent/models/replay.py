@@ -11,7 +11,8 @@ from pathlib import Path
 
 from kernel_agent.models.errors import BadRecording, ReplayExhausted
 from kernel_agent.models.exchange import Exchange
-from kernel_agent.models.protocol import Conversation, Notice, NoticeKind, OnNotice, Progress, Reply, unheard
+from kernel_agent.models.protocol import Conversation, Notice, NoticeKind, OnNotice, Progress, Reply, Usage, unheard
+from kernel_agent.models.usage import estimated_usage
 from kernel_agent.pairs.spec import content_hash
 
 
@@ -38,7 +39,14 @@ class ReplayModel:
             number += 1
         return number
 
-    def ask(self, conversation: Conversation, *, number: int | None = None, on_text: Progress | None = None) -> Reply:
+    def ask(
+        self,
+        conversation: Conversation,
+        *,
+        number: int | None = None,
+        on_text: Progress | None = None,
+        max_output: int | None = None,  # noqa: ARG002 - what is written already, or by a person, is not cut
+    ) -> Reply:
         """The recorded reply to the ask with this number. Raises `ReplayExhausted` after the last one."""
         number = number or max(self._taken, self._asking.received()) + 1
         if not self._recording.has_reply(number):
@@ -51,7 +59,8 @@ class ReplayModel:
         self._taken = number
         if on_text is not None:
             on_text(reply.text)
-        return reply.model_copy(update={"notices": notices})
+        usage = estimated_usage(conversation, reply) if reply.usage == Usage() else reply.usage
+        return reply.model_copy(update={"usage": usage, "notices": notices})
 
     def _compare(self, number: int, conversation: Conversation) -> tuple[Notice, ...]:
         if self._recording.same_ask(number, conversation):

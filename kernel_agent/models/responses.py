@@ -18,7 +18,14 @@ _TRANSIENT = {"server_error", "rate_limit_exceeded"}
 
 
 def send(
-    client: openai.OpenAI, model: str, conversation: Conversation, effort: Effort | None, *, summary: bool, cache: bool
+    client: openai.OpenAI,
+    model: str,
+    conversation: Conversation,
+    effort: Effort | None,
+    *,
+    summary: bool,
+    cache: bool,
+    max_output: int | None = None,
 ) -> openai.Stream[ResponseStreamEvent]:
     """Start a reply. Nothing is stored at the provider; the prompt cache is keyed by a hash of the stable prefix."""
     import openai
@@ -33,6 +40,7 @@ def send(
         input=_input(conversation),
         reasoning=reasoning or openai.omit,
         prompt_cache_key=prefix if cache else openai.omit,
+        max_output_tokens=openai.omit if max_output is None else max_output,
         store=False,
         stream=True,
     )

@@ -51,7 +51,7 @@ Known = TypeVar("Known", bound=Called)
 
 
 def costs(call: Call) -> None:
-    """Payload: `facts`, `entries` (positions in SWEEP, empty for all), `device`.
+    """Payload: `facts`, `entries` (positions in SWEEP, empty for all), `device`, `apart` (see `costs.costs`).
 
     Sends one message per entry with its label and one report per part of the file.
     """
@@ -76,7 +76,7 @@ def _send_costs(call: Call, facts: FileFacts) -> None:
                 remedy="; ".join(f"{place}: {entry.label}" for place, entry in enumerate(sweep)),
                 path=facts.path,
             )
-        arguments, parts = _entry_costs(module, facts, sweep[position])
+        arguments, parts = _entry_costs(module, facts, sweep[position], apart=call.payload["apart"])
         message = {
             "position": position,
             "entries": len(sweep),
@@ -88,21 +88,44 @@ def _send_costs(call: Call, facts: FileFacts) -> None:
         call.send(message)
 
 
-def _entry_costs(module: ModuleType, facts: FileFacts, entry: ShapeEntry) -> tuple[Arguments, dict[str, Counts]]:
+def _entry_costs(
+    module: ModuleType, facts: FileFacts, entry: ShapeEntry, *, apart: bool
+) -> tuple[Arguments, dict[str, Counts]]:
     """Counts of every part of the file: without values where that is possible, else by executing it."""
+    separated = _separated if apart else _unchanged
     try:
-        arguments = shapes_of(module, entry)
+        arguments = separated(shapes_of(module, entry))
         return arguments, part_counts(module, facts, arguments, walk_call)
     except NeedsValues:
         pass
     with standin():
-        arguments = build_arguments(module, entry, device="cpu", seed=0)
+        arguments = separated(build_arguments(module, entry, device="cpu", seed=0))
     try:
         return arguments, part_counts(module, facts, arguments, functools.partial(walk_call, values=True))
     except NeedsValues as reason:
         note = f"executed in full at these sizes: {reason.message}"
         parts = part_counts(module, facts, arguments, execute_call)
         return arguments, {name: replace(counts, notes=(note,)) for name, counts in parts.items()}
+
+
+def _unchanged(arguments: Arguments) -> Arguments:
+    return arguments
+
+
+def _separated(arguments: Arguments) -> Arguments:
+    """The arguments, each floating tensor that is a part of some memory in memory of its own, with its strides."""
+
+    def own(value: Any) -> Any:
+        if not isinstance(value, Tensor) or not declared_dtype(value).is_floating_point or 0 in value.stride():
+            return value
+        if value.numel() * value.element_size() == value.untyped_storage().nbytes():
+            return value
+        twin = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device)
+        if not value.is_meta:
+            twin.copy_(value)
+        return declare(twin, declared_dtype(value))
+
+    return Arguments(tuple(tree_map(own, arguments.args)), tree_map(own, arguments.kwargs))
 
 
 def _described(names: Sequence[str], arguments: Arguments) -> list[dict[str, Any]]:

@@ -33,14 +33,23 @@ class EntryCost:
 
 
 def costs(
-    facts: FileFacts, sandbox: Sandbox, device: str, entries: Sequence[int] = (), limits: Limits = LIMITS
+    facts: FileFacts,
+    sandbox: Sandbox,
+    device: str,
+    entries: Sequence[int] = (),
+    limits: Limits = LIMITS,
+    *,
+    apart: bool = False,
 ) -> list[EntryCost]:
     """Costs at positions in SWEEP, or at all of them.
+
+    With `apart`, floating arguments that are views of one memory get memory of their own, so that the accesses of each
+    are counted under its name.
 
     Raises `InputError` for what is wrong in the file, or an unknown device or position, and `TruthError` for what
     cannot be counted.
     """
-    payload = {"facts": facts.model_dump(mode="json"), "device": device, "entries": list(entries)}
+    payload = {"facts": facts.model_dump(mode="json"), "device": device, "entries": list(entries), "apart": apart}
     messages = run_truth(sandbox, "cost_child:costs", facts, payload, limits=limits)
     return [
         EntryCost(

@@ -9,6 +9,7 @@ from rich.text import Text
 from kernel_agent.agent.orchestrator import FinishedRun
 from kernel_agent.agent.speedwords import baseline_words, headline_time
 from kernel_agent.gate.verdict import Verdict
+from kernel_agent.models.usage import usage_words
 from kernel_agent.report.terminal import verdict_text
 
 
@@ -63,8 +64,7 @@ def verdict_table(verdict: Verdict) -> Table:
 
 def tokens(run: FinishedRun) -> str:
     """Tokens of all asks in words."""
-    use = run.state.usage
-    return f"{use.input:,} in ({use.cached:,} cached), {use.output:,} out ({use.reasoning:,} reasoning)"
+    return usage_words(run.state.usage).replace(" tokens in", " in", 1)
 
 
 def cost(run: FinishedRun) -> str:

@@ -15,7 +15,7 @@ from kernel_agent.agent.machine import NO_GPU
 from kernel_agent.agent.skeleton import gradient_name
 from kernel_agent.agent.speedwords import headline_time
 from kernel_agent.gate.verdict import CaseResult, Status, Verdict
-from kernel_agent.models.protocol import Notice
+from kernel_agent.models.protocol import Notice, UsageKind
 from kernel_agent.models.tokens import estimate_tokens
 from kernel_agent.report.paragraphs import drafts_line
 from kernel_agent.report.trace import NUMBER
@@ -102,7 +102,8 @@ def event_line(event: ev.Event) -> Text | None:
         case ev.Replied():
             use, cost = event.reply.usage, event.reply.cost_usd
             price = "" if cost is None else f", ${cost:.4f}"
-            return Text(f"  reply {event.number}: {use.output:,} tokens{price}, {event.reply.latency_s:.1f} s")
+            about = "about " if use.kind is UsageKind.ESTIMATED else ""
+            return Text(f"  reply {event.number}: {about}{use.output:,} tokens{price}, {event.reply.latency_s:.1f} s")
         case ev.Judged():
             return Text("  ").append_text(verdict_text(event.verdict))
         case ev.Confirmed():

@@ -16,6 +16,7 @@ from kernel_agent.agent.machine import Machine
 from kernel_agent.agent.snapshots import parse
 from kernel_agent.gate.verdict import Verdict
 from kernel_agent.models.protocol import Reply, Role, Turn
+from kernel_agent.models.usage import usage_words
 from kernel_agent.report.paragraphs import (
     diagnosis_paragraphs,
     drafts_line,
@@ -187,8 +188,7 @@ def _turn(turn: Turn, shown: set[str]) -> list[str]:
 
 
 def _reply(number: int, reply: Reply, when: str) -> list[str]:
-    use = reply.usage
-    tokens = f"{use.input:,} tokens in ({use.cached:,} cached), {use.output:,} out ({use.reasoning:,} reasoning)"
+    tokens = usage_words(reply.usage)
     cost = "cost unknown" if reply.cost_usd is None else f"${reply.cost_usd:.4f}"
     parts = [
         f"### Reply {number} {when}",

@@ -161,10 +161,19 @@ class ScriptedModel:
         self.log = log
         self.usage = usage
         self.asked: list[Conversation] = []
+        self.limits: list[int | None] = []
 
-    def ask(self, conversation: Conversation, *, number: int | None = None, on_text: Progress | None = None) -> Reply:
+    def ask(
+        self,
+        conversation: Conversation,
+        *,
+        number: int | None = None,
+        on_text: Progress | None = None,
+        max_output: int | None = None,
+    ) -> Reply:
         number = (number or self.exchange.received() + 1) - 1
         self.asked.append(conversation)
+        self.limits.append(max_output)
         if self.log is not None:
             with open(self.log, "a", encoding="utf-8") as file:
                 file.write(f"{number + 1}\n")
@@ -206,12 +215,17 @@ class Script:
         """Every conversation sent in this process."""
         return [conversation for model in self.models for conversation in model.asked]
 
+    @property
+    def limits(self) -> list[int | None]:
+        """The limit that each reply was given, in the same order."""
+        return [limit for model in self.models for limit in model.limits]
+
     def model(self, config: RunConfig, run_dir: Path, /, *, on_notice: OnNotice = unheard) -> ScriptedModel:
         self.models.append(ScriptedModel(self.replies, run_dir, self.log, self.usage))
         return self.models[-1]
 
     @contextmanager
-    def tools(self, config: RunConfig) -> Iterator[Tools]:
+    def tools(self, config: RunConfig, cache: Path | None = None) -> Iterator[Tools]:
         yield Tools(
             describe=spec_of,
             cross_check=lambda spec: TruthCrossChecked(

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from kernel_agent.agent.counted import CountedForward, count_forward, priced_device
 from kernel_agent.agent.plan import ExtraSaved, GradientPlan, GradientPrice, Plan, Reduction
-from kernel_agent.agent.pricing import Pricer, priced_device, sandboxed_pricer
+from kernel_agent.agent.pricing import price_plan
 from kernel_agent.errors import KernelAgentError
 from kernel_agent.oracle import describe
 from kernel_agent.pairs.forward_facts import ForwardFacts
@@ -23,38 +24,46 @@ M, N = 1151, 8192
 TILE, COLUMN, STATISTIC = 4 * M * N, 4 * N, 4 * M
 
 Priced = Callable[..., dict[str, GradientPrice]]
+Counted = Callable[[str], tuple[KernelSpec, CountedForward]]
 
 
 @pytest.fixture(scope="module")
-def prices() -> Iterator[Callable[[str], tuple[Pricer, KernelSpec]]]:
-    """Spec of an example with a pricer that has counted it already."""
+def counted() -> Iterator[Counted]:
+    """Spec and counts of an example, or of a file, counted once."""
     with Sandbox() as sandbox:
-        pricer = sandboxed_pricer(sandbox, "cpu")
-        specs: dict[str, KernelSpec] = {}
+        known: dict[str, tuple[KernelSpec, CountedForward]] = {}
 
-        def of(name: str) -> tuple[Pricer, KernelSpec]:
-            if name not in specs:
-                specs[name] = describe(read_file(EXAMPLES / f"{name}.py"), sandbox)
-            return pricer, specs[name]
+        def of(name: str) -> tuple[KernelSpec, CountedForward]:
+            if name not in known:
+                path = Path(name) if name.endswith(".py") else EXAMPLES / f"{name}.py"
+                spec = describe(read_file(path), sandbox)
+                known[name] = spec, count_forward(spec, sandbox, "")
+            return known[name]
 
         yield of
+
+
+def prices(
+    found: tuple[KernelSpec, CountedForward], priced: Plan, facts: ForwardFacts | None = None
+) -> tuple[GradientPrice, ...]:
+    spec, counts = found
+    return price_plan(spec, priced, facts, lambda: counts)
 
 
 def planned(grad: str, reduction: Reduction, *saved: str, techniques: tuple[str, ...] = ()) -> GradientPlan:
     return GradientPlan(grad=grad, owner="somebody", reduction=reduction, saved=saved, techniques=techniques)
 
 
-def plan(*gradients: GradientPlan, extra: tuple[ExtraSaved, ...] = ()) -> Plan:
-    return Plan(pairs=(), anchor=None, gradients=gradients, extra=extra)
+def plan(*gradients: GradientPlan, **allocated: tuple[ExtraSaved, ...]) -> Plan:
+    return Plan(pairs=(), anchor=None, gradients=gradients, **allocated)
 
 
 @pytest.fixture
-def layernorm(prices: Callable[[str], tuple[Pricer, KernelSpec]]) -> Callable[..., dict[str, GradientPrice]]:
+def layernorm(counted: Counted) -> Priced:
     """Prices of layernorm by gradient; `""` is the whole plan."""
-    pricer, spec = prices("layernorm")
 
-    def price(*gradients: GradientPlan, extra: tuple[ExtraSaved, ...] = ()) -> dict[str, GradientPrice]:
-        return {one.grad: one for one in pricer.price(spec, plan(*gradients, extra=extra))}
+    def price(*gradients: GradientPlan, **allocated: tuple[ExtraSaved, ...]) -> dict[str, GradientPrice]:
+        return {one.grad: one for one in prices(counted("layernorm"), plan(*gradients, **allocated))}
 
     return price
 
@@ -146,12 +155,17 @@ def test_what_is_saved_more_is_priced_against_computing_it_again(layernorm: Pric
     assert "computing it again takes at most the forward's 0.987 us of arithmetic" in prices[""].line
 
 
-def test_attention_by_atomics_pays_for_float32_sums_and_for_l2(
-    prices: Callable[[str], tuple[Pricer, KernelSpec]],
-) -> None:
+def test_what_passes_from_launch_to_launch_is_written_and_read_once(layernorm: Priced) -> None:
+    delta = ExtraSaved(name="delta", dtype="float32", shape=("M", 2))
+    without, whole = layernorm(WEIGHT)[""], layernorm(WEIGHT, scratch=(delta,))[""]
+    assert (whole.planned_bytes or 0) - (without.planned_bytes or 0) == 2 * 2 * STATISTIC
+    assert "delta between launches moves 18.4 kB" in whole.line
+    assert whole.floor_bytes == without.floor_bytes, "another schedule may need none"
+
+
+def test_attention_by_atomics_pays_for_float32_sums_and_for_l2(counted: Counted) -> None:
     # B=4 H=16 T=S=2048 D=128 in bfloat16: each of the 16 row tiles of 128 loads every key.
-    pricer, spec = prices("attention")
-    whole, price = pricer.price(spec, plan(planned("k", Reduction.ATOMICS, "q", "k", "v", "lse")))
+    whole, price = prices(counted("attention"), plan(planned("k", Reduction.ATOMICS, "q", "k", "v", "lse")))
     keys = 4 * 16 * 2048 * 128
     assert price.atomics == 16 * keys
     assert price.planned_bytes == (price.floor_bytes or 0) + 16 * keys
@@ -160,40 +174,80 @@ def test_attention_by_atomics_pays_for_float32_sums_and_for_l2(
     assert "set by tensor cores; the backward's arithmetic is not priced" in whole.line
 
 
-def test_elements_that_one_program_loads_twice_are_no_terms_of_several(
-    prices: Callable[[str], tuple[Pricer, KernelSpec]],
-) -> None:
+def test_elements_that_one_program_loads_twice_are_no_terms_of_several(counted: Counted) -> None:
     # Softmax of a long row loads it twice: counted alone, that looks like two programs that share it.
-    pricer, spec = prices("softmax")
     said = "x: no sum across programs: each element is read by one program only; each program reads an element 2 times"
-    _, unknown = pricer.price(spec, plan(planned("x", Reduction.PLAIN_STORE, "out")))
-    _, known = pricer.price(
-        spec, plan(planned("x", Reduction.PLAIN_STORE, "out")), ForwardFacts(launches=(), crossing=(said,))
-    )
+    stored = plan(planned("x", Reduction.PLAIN_STORE, "out"))
+    _, unknown = prices(counted("softmax"), stored)
+    _, known = prices(counted("softmax"), stored, ForwardFacts(launches=(), crossing=(said,)))
     assert "its owner collects 2 terms per element; instead atomics" in unknown.line
     assert "as one program of the forward loads an element of x." in known.line
 
 
-def test_tensors_that_share_memory_are_not_counted_and_say_so(
-    prices: Callable[[str], tuple[Pricer, KernelSpec]],
-) -> None:
-    # r and k are halves of one tensor there: loads of the buffer are loads of both.
-    pricer, spec = prices("gated_recurrence")
-    _, r, k = pricer.price(spec, plan(planned("r", Reduction.ATOMICS), planned("k", Reduction.PARTIALS)))
-    assert r.planned_bytes is None
-    assert "not priced, `r` shares its memory with another tensor" in r.line
-    assert k.planned_bytes is None
-    assert "not priced, no kernel loads `k` under its own name" in k.line
+def test_tensors_that_share_memory_are_counted_apart(counted: Counted) -> None:
+    # r and k are halves of one tensor there: loads of that memory are loads of both.
+    gradients = (planned("r", Reduction.ATOMICS), planned("k", Reduction.PARTIALS))
+    _, r, k = prices(counted("gated_recurrence"), plan(*gradients))
+    elements = 8 * 32 * 1024 * 64
+    assert r.atomics == 2 * elements, "two slabs of V load each of them"
+    assert k.workspace_bytes == 2 * elements * 4
 
 
-def test_a_forward_that_cannot_be_counted_is_told_in_one_line(
-    prices: Callable[[str], tuple[Pricer, KernelSpec]],
-) -> None:
-    def count(spec: KernelSpec) -> None:
+COPYING = """
+import torch
+import triton
+import triton.language as tl
+
+from kernel_agent import autodiff
+
+
+@triton.jit
+def scale_kernel(X, W, Y, M, N, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    cols = tl.arange(0, BLOCK)
+    x = tl.load(X + row * N + cols, mask=cols < N)
+    tl.store(Y + row * N + cols, x * tl.load(W + cols, mask=cols < N), mask=cols < N)
+
+
+@autodiff(inputs_require_grad=("x", "w"))
+def scale(x, w):
+    x, w = x.contiguous(), w[::2].contiguous()
+    y = torch.empty_like(x)
+    scale_kernel[(x.shape[0],)](x, w, y, *x.shape, BLOCK=triton.next_power_of_2(x.shape[1]))
+    return y
+
+
+SWEEP = [dict(M=64, N=32)]
+
+
+def make_args(M, N):
+    return torch.randn(N, M, device="cuda").t(), torch.randn(2 * N, device="cuda")
+"""
+
+
+def test_loads_of_a_whole_copy_are_loads_of_its_source(counted: Counted, tmp_path: Path) -> None:
+    path = tmp_path / "copying.py"
+    path.write_text(COPYING)
+    _, x, w = prices(counted(str(path)), plan(planned("x", Reduction.ATOMICS), planned("w", Reduction.ATOMICS)))
+    assert x.atomics == 64 * 32, "a transposed x is copied, and every element of the copy is loaded once"
+    assert "dw: " in w.line
+    assert "not priced, no kernel loads `w`, or only what torch made of it" in w.line, "half of w is copied"
+
+
+def test_a_forward_that_cannot_be_counted_is_told_in_one_line(counted: Counted) -> None:
+    def count() -> CountedForward:
         raise KernelAgentError("the forward cannot be counted: line 3")
 
-    _, spec = prices("layernorm")
-    pricer = Pricer(count, priced_device("cpu"))  # type: ignore[arg-type]
-    (price,) = pricer.price(spec, plan(WEIGHT))
+    spec, _ = counted("layernorm")
+    (price,) = price_plan(spec, plan(WEIGHT), None, count)
     assert price.line == "The plan cannot be priced: the forward cannot be counted: line 3"
     assert price.planned_bytes is None
+
+
+def test_a_gpu_that_the_table_does_not_know_is_priced_as_the_default() -> None:
+    assert priced_device("NVIDIA Something New").name == "H100 SXM"
+
+
+def test_counts_come_back_from_the_run_folder_as_they_were(counted: Counted) -> None:
+    _, counts = counted("layernorm")
+    assert CountedForward.model_validate_json(counts.model_dump_json()) == counts

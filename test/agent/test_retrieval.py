@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
 import scripted
 
@@ -21,11 +22,9 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 @pytest.fixture
-def config(monkeypatch: pytest.MonkeyPatch) -> RunConfig:
-    """A run on layernorm that searches by words alone: no embedding model is loaded."""
-    index = dataclasses.replace(rag.load_index(), vectors=None)
-    monkeypatch.setattr(rag, "load_index", lambda path=None: index)
-    return RunConfig(file=EXAMPLES / "layernorm.py")
+def config(pair_index: rag.Index) -> RunConfig:
+    """A run on layernorm that searches a few pairs."""
+    return RunConfig(file=EXAMPLES / "layernorm.py", rag_index=pair_index.folder)
 
 
 @pytest.fixture
@@ -43,24 +42,41 @@ def planned(grad: str, reduction: Reduction, *techniques: str) -> GradientPlan:
 def test_retrieved_pairs_carry_their_techniques(spec: KernelSpec, config: RunConfig) -> None:
     first = next(pair for pair in retrieve(spec, config).pairs if pair.slug == "layernorm_row")
     assert "two-stage-partials" in first.techniques
-    assert first.speed == "", "nothing was measured yet"
+    assert first.speed == "", "nothing is measured beside these pairs"
 
 
 def test_a_plan_wants_its_reduction_before_its_techniques() -> None:
     gradients = (planned("x", Reduction.PLAIN_STORE, "two-pass"), planned("weight", Reduction.ATOMICS, "atomics"))
     plan = Plan(pairs=(), anchor=None, gradients=gradients)
     assert wanted_by(plan) == (
-        Wanted(grad="x", techniques=("row-local", "two-pass")),
+        Wanted(grad="x", techniques=("two-pass",)),
         Wanted(grad="weight", techniques=("atomics",)),
     )
 
 
 def test_a_planned_technique_brings_a_pair_whole(spec: KernelSpec, config: RunConfig) -> None:
-    wanted = (Wanted(grad="weight", techniques=("atomics",)),)
+    wanted = (Wanted(grad="weight", techniques=("column-owner",)),)
     (hit,) = retrieve_techniques(spec, config, wanted, ("layernorm_row",))
-    assert (hit.grad, hit.technique, hit.pair.slug) == ("weight", "atomics", "embedding_atomic")
-    assert "tl.atomic_add" in hit.pair.backward
+    assert (hit.grad, hit.technique, hit.pair.slug) == ("weight", "column-owner", "batchnorm_train_2d")
     assert "def backward" in hit.pair.backward
+
+
+def test_a_technique_that_only_foreign_pairs_have_brings_none(spec: KernelSpec, config: RunConfig) -> None:
+    assert retrieve_techniques(spec, config, (Wanted(grad="weight", techniques=("atomics",)),), ()) == ()
+
+
+def test_a_vector_that_is_known_is_not_embedded_again(
+    spec: KernelSpec, config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Every process that goes on with a run would load the embedding model, for seconds.
+    vectors = np.eye(2, 384, dtype=np.float32)[[0] * 30]
+    vectors[7] = np.eye(2, 384, dtype=np.float32)[1]
+    index = dataclasses.replace(rag.load_index(config.rag_index), vectors=vectors)
+    monkeypatch.setattr(rag, "load_index", lambda path=None: index)
+    vector = tuple(float(number) for number in vectors[7])
+    pytest.importorskip("faiss")
+    found = retrieve(spec, config, lambda spec, config: vector)
+    assert max(found.pairs, key=lambda pair: pair.similarity or 0.0).slug == index.entries[7].slug
 
 
 def test_a_red_gradient_gets_another_pair_than_the_one_that_did_not_help(spec: KernelSpec, config: RunConfig) -> None:
@@ -80,8 +96,8 @@ def test_a_red_gradient_without_a_plan_wants_what_the_best_pair_does(spec: Kerne
 
 def test_hits_fit_the_prompt(spec: KernelSpec, config: RunConfig) -> None:
     wanted = (
-        Wanted(grad="x", techniques=("checkpointed-states", "loop-swap"), red=True),
-        Wanted(grad="weight", techniques=("sorted-segments", "atomics", "column-owner")),
+        Wanted(grad="x", techniques=("checkpointed-states", "two-pass"), red=True),
+        Wanted(grad="weight", techniques=("sorted-segments", "atomics", "persistent-grid")),
     )
     hits = retrieve_techniques(spec, config, wanted, ())
     assert 0 < len(hits) <= HITS

@@ -87,10 +87,15 @@ def test_all_replies_to_drafts_are_waited_for_at_the_same_time(tmp_path: Path) -
 
     class Together(ScriptedModel):
         def ask(
-            self, conversation: Conversation, *, number: int | None = None, on_text: Progress | None = None
+            self,
+            conversation: Conversation,
+            *,
+            number: int | None = None,
+            on_text: Progress | None = None,
+            max_output: int | None = None,
         ) -> Reply:
             everyone.wait()
-            return super().ask(conversation, number=number, on_text=on_text)
+            return super().ask(conversation, number=number, on_text=on_text, max_output=max_output)
 
     script = Script(WRONG, CRASH, GOOD, retrieved=TWO_PAIRS)
     finished = run(

@@ -118,3 +118,19 @@ def test_the_table_in_the_docs_holds_the_budgets() -> None:
         assert rows[effort.value].endswith(f"| {thinking.budget or 'no thinking'} | {thinking.max_tokens} |")
         assert f"| `{EFFORTS[effort]}` |" in rows[effort.value]
     assert all(f"`{name}`" in table for name in DEFAULT_MODELS.values())
+
+
+def test_a_limit_on_the_reply_is_sent(conversation: Conversation) -> None:
+    with ScriptedServer(Answer("x")) as server:
+        anthropic_model(server, "claude-opus-5-5").ask(conversation, max_output=5_000)
+    assert server.requests[0].body["max_tokens"] == 5_000
+
+
+@pytest.mark.parametrize(("limit", "budget"), [(9_000, 4_500), (2_000, None), (100_000, THINKING_BUDGETS[Effort.HIGH])])
+def test_a_limit_leaves_half_of_it_to_the_answer(conversation: Conversation, limit: int, budget: int | None) -> None:
+    # The API refuses a thinking budget that is not below the limit, and one below 1,024.
+    with ScriptedServer(Answer("x")) as server:
+        anthropic_model(server, "claude-haiku-4-5", Effort.HIGH).ask(conversation, max_output=limit)
+    body = server.requests[0].body
+    assert body["max_tokens"] <= limit
+    assert body.get("thinking", {}).get("budget_tokens") == budget

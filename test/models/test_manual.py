@@ -12,6 +12,8 @@ from kernel_agent.errors import ExitCode, WaitingForReply
 from kernel_agent.models import Conversation, Exchange, Notice, NoticeKind, Reply, Usage
 from kernel_agent.models.errors import BadRecording
 from kernel_agent.models.manual import ManualModel
+from kernel_agent.models.protocol import UsageKind
+from kernel_agent.models.tokens import estimate_tokens
 
 QUICK = {"poll_s": 0.01, "settle_s": 0.02}
 
@@ -178,3 +180,15 @@ def test_damaged_facts_name_their_file(tmp_path: Path) -> None:
     (tmp_path / "replies" / "0001.json").write_text("{")
     with pytest.raises(BadRecording, match=r"replies/0001\.json is no record"):
         Exchange(tmp_path).read_reply(1, model="manual")
+
+
+def test_tokens_of_a_written_reply_are_estimated_and_say_so(tmp_path: Path, conversation: Conversation) -> None:
+    # Zeros would let a ledger disagree with what is counted off its prompts.
+    Exchange(tmp_path).write_ask(1, conversation)
+    (tmp_path / "replies").mkdir()
+    (tmp_path / "replies" / "0001.md").write_text("def backward(): ...")
+    usage = ManualModel(tmp_path, wait=False, settle_s=0.0).ask(conversation).usage
+    texts = (conversation.system, *(turn.text for turn in conversation.turns))
+    assert usage.kind is UsageKind.ESTIMATED
+    assert usage.input == sum(map(estimate_tokens, texts))
+    assert usage.output == estimate_tokens("def backward(): ...")

@@ -136,3 +136,29 @@ def test_effort_is_sent_only_where_it_is_understood(model: str, effort: Effort, 
 )
 def test_the_server_decides_the_protocol(url: str | None, wire: Wire) -> None:
     assert wire_of(url) is wire
+
+
+def test_a_limit_on_the_reply_is_sent_in_the_words_of_the_protocol(conversation: Conversation) -> None:
+    with ScriptedServer(Answer("x"), Answer("x")) as server:
+        openai_model(server, Wire.RESPONSES).ask(conversation, max_output=5_000)
+        openai_model(server, Wire.CHAT_COMPLETIONS).ask(conversation, max_output=5_000)
+    responses, chat = (request.body for request in server.requests)
+    assert responses["max_output_tokens"] == 5_000
+    assert chat["max_tokens"] == 5_000
+    assert "max_completion_tokens" not in chat
+
+
+@pytest.mark.parametrize("wire", list(Wire))
+def test_without_a_budget_no_limit_is_sent(conversation: Conversation, wire: Wire) -> None:
+    with ScriptedServer(Answer("x")) as server:
+        openai_model(server, wire).ask(conversation)
+    assert not {"max_output_tokens", "max_tokens", "max_completion_tokens"} & set(server.requests[0].body)
+
+
+def test_a_gateway_that_knows_the_newer_name_alone_still_gets_the_limit(conversation: Conversation) -> None:
+    # Sent again without any limit, one reply could exceed the budget of the whole run.
+    complaint = "Unsupported parameter: 'max_tokens' is not supported. Use 'max_completion_tokens' instead."
+    with ScriptedServer(Failure(400, complaint), Answer("x")) as server:
+        openai_model(server, Wire.CHAT_COMPLETIONS).ask(conversation, max_output=5_000)
+    assert server.requests[1].body["max_completion_tokens"] == 5_000
+    assert "max_tokens" not in server.requests[1].body

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from kernel_agent.ir.cost.cost_report import CostReport, LaunchCost, Traffic, amount, duration, size
+from kernel_agent.ir.cost.cost_report import CostReport, LaunchCost, Traffic
 from kernel_agent.ir.cost.counting import How
+from kernel_agent.quantities import amount, duration, size
 
 _COLUMNS = "{:<16} {:<9} {:>10} {:>10} {:>10} {:>10}"
 

@@ -27,6 +27,9 @@ SMALL = 4096
 
 META = torch.device("meta")
 
+COPY_OF = "copy of "
+"""Stands before the name of an argument in that of a copy which the stub made of all of it."""
+
 _ASKS = frozenset(
     {
         *("item", "tolist", "numpy", "nonzero", "argwhere", "unique", "unique_consecutive", "masked_select", "equal"),
@@ -66,11 +69,26 @@ class CountingCapture(Capture):
     def __init__(self, *, options: LaunchOptions, runner: Runner) -> None:
         super().__init__(grad=False, poison=False, options=options, runner=runner)
         self.moves: list[TorchMove] = []
+        self._holds: dict[int, str] = {}
+        """Identity of a buffer -> the argument whose elements it holds, once each."""
+
+    def buffer(self, tensor: Tensor, *, written: bool = True, name: str = "") -> Buffer:
+        """See `Capture.buffer`."""
+        buffer = super().buffer(tensor, written=written, name=name)
+        if name:
+            self._holds.setdefault(id(buffer), name.removeprefix(COPY_OF))
+        return buffer
 
     def moved(self, move: TorchMove) -> None:
         """See `Mover.moved`."""
         if move.read or move.written:
             self.moves.append(move)
+
+    def copied(self, source: Tensor, copy: Tensor) -> None:
+        """See `Mover.copied`. A copy of a whole argument is named after it."""
+        buffer = self.known_buffer(source)
+        if buffer is not None and id(buffer) in self._holds and source.numel() == buffer.size:
+            self.buffer(copy, name=f"{COPY_OF}{self._holds[id(buffer)]}")
 
     def mode(self) -> TrafficMode:
         """See `Capture.mode`."""

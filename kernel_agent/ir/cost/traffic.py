@@ -15,6 +15,8 @@ from kernel_agent.ir.capture.torch_calls import CallClass, class_of
 
 _OVERWRITES = frozenset({"fill_", "zero_", "copy_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_"})
 _UNWRITTEN = ("empty", "new_empty")
+_SAME_ELEMENTS = frozenset({"clone", "contiguous", "reshape", "flatten", "to", "type", "float", "half", "bfloat16"})
+"""Functions whose result, where it has memory of its own, holds each element of their argument once."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,9 @@ class Mover(Session, Protocol):
     def moved(self, move: TorchMove) -> None:
         """A torch function was called."""
 
+    def copied(self, source: Tensor, copy: Tensor) -> None:
+        """All elements of a tensor were copied into memory of their own."""
+
 
 class TrafficMode(ImageMode):
     """Runs torch code on images and tells what it moves."""
@@ -49,6 +54,9 @@ class TrafficMode(ImageMode):
         kind = class_of(name, floats=any(tensor.is_floating_point() for tensor in (*inputs, *outputs)))
         if kind is not None:
             self.session.moved(move(name, kind, inputs, outputs))
+        alone = name in _SAME_ELEMENTS and len(inputs) == len(outputs) == 1
+        if alone and storage_of(inputs[0]) != storage_of(outputs[0]):
+            self.session.copied(inputs[0], outputs[0])
 
 
 def move(name: str, kind: CallClass, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> TorchMove:
