@@ -134,4 +134,6 @@ def _repair(desk: Desk, base: Work, code: str, run: prompts.Progressing) -> Prom
     searched = [found for found in desk.state.techniques if set(found.grads) & set(red)]
     hits = dict.fromkeys(hit for found in searched for hit in found.hits if hit.grad in red) if searched else None
     verdict = base.verdict
-    return prompts.repair(desk.brief, code, desk.file(base.digest), verdict, run, locked, None if hits is None else tuple(hits))
+    return prompts.repair(
+        desk.brief, code, desk.file(base.digest), verdict, run, locked, None if hits is None else tuple(hits)
+    )
