@@ -3,8 +3,8 @@
     P[i] = softmax over j of ((n + 1 - 2 i) s[j] - sum over k of |s[j] - s[k]|) / tau,    i = 1 .. n
 
 With dz the softmax gradient, ds[j] takes the column sums of (n + 1 - 2 i) dz, and with c = -(column sums of dz) the
-pair term: sum over k of (c[j] + c[k]) sign(s[j] - s[k]). Row programs leave both column sums as partial rows; the owner
-of a tile of j adds them and walks all k.
+pair term: sum over k of (c[j] + c[k]) sign(s[j] - s[k]). Row programs leave both column sums as partial rows; once they
+are added up, the owner of a tile of j walks all k.
 """
 
 import torch
@@ -89,29 +89,17 @@ def _relaxed_rows_bwd(DP, P, Parts, N, rows_each, dp_b, dp_i, dp_j, BLOCK_N: tl.
 
 
 @triton.jit
-def _column_total(Parts, batch, chunks, N, n):
-    """Sums over the chunks of one batch entry: of the ranked and of the plain column sums."""
-    ranked = tl.zeros_like(n).to(tl.float32)
-    plain = tl.zeros_like(n).to(tl.float32)
-    at = Parts + batch * chunks * 2 * N + n
-    for _ in range(chunks):
-        ranked += tl.load(at, mask=n < N, other=0.0)
-        plain += tl.load(at + N, mask=n < N, other=0.0)
-        at += 2 * N
-    return ranked, plain
-
-
-@triton.jit
-def _signs_bwd(S, Parts, DS, N, chunks, inverse_tau, BLOCK_J: tl.constexpr, BLOCK_K: tl.constexpr):
+def _signs_bwd(S, Totals, DS, N, inverse_tau, BLOCK_J: tl.constexpr, BLOCK_K: tl.constexpr):
     batch = tl.program_id(0).to(tl.int64)
     j = tl.program_id(1) * BLOCK_J + tl.arange(0, BLOCK_J)
     s = tl.load(S + batch * N + j, mask=j < N, other=0.0).to(tl.float32)
-    ranked, mine = _column_total(Parts, batch, chunks, N, j)
+    ranked = tl.load(Totals + batch * 2 * N + j, mask=j < N, other=0.0)
+    mine = tl.load(Totals + (batch * 2 + 1) * N + j, mask=j < N, other=0.0)
     pairs = tl.zeros((BLOCK_J, BLOCK_K), tl.float32)
     for start in range(0, N, BLOCK_K):
         k = start + tl.arange(0, BLOCK_K)
         other = tl.load(S + batch * N + k, mask=k < N, other=0.0).to(tl.float32)
-        _, theirs = _column_total(Parts, batch, chunks, N, k)
+        theirs = tl.load(Totals + (batch * 2 + 1) * N + k, mask=k < N, other=0.0)
         off = s[:, None] - other[None, :]
         sign = tl.where(off > 0.0, 1.0, 0.0) - tl.where(off < 0.0, 1.0, 0.0)
         pairs += tl.where(k[None, :] < N, (mine[:, None] + theirs[None, :]) * sign, 0.0)
@@ -122,8 +110,8 @@ def backward(saved, grad_p, needs=None):
     scores, p, tau = saved
     B, N = scores.shape
     dscores = torch.empty_like(scores)
-    # Few chunks, since every pair program reads all of them; enough that the rows fill the device.
-    chunks = min(N, max(1, min(8, 528 // B)))
+    # Eight programs for each of 132 processors, but at least eight rows for each pair of partial sums.
+    chunks = max(1, min(triton.cdiv(N, 8), 1056 // B))
     rows_each = triton.cdiv(N, chunks)
     chunks = triton.cdiv(N, rows_each)
     parts = torch.empty(B, chunks, 2, N, device=scores.device, dtype=torch.float32)
@@ -132,7 +120,7 @@ def backward(saved, grad_p, needs=None):
         grad_p, p, parts, N, rows_each, *grad_p.stride(), BLOCK_N=BLOCK_N, num_warps=max(1, min(8, BLOCK_N // 256))
     )
     _signs_bwd[(B, triton.cdiv(N, 64))](
-        scores, parts, dscores, N, chunks, 1.0 / tau, BLOCK_J=64, BLOCK_K=64, num_warps=4
+        scores, parts.sum(1), dscores, N, 1.0 / tau, BLOCK_J=64, BLOCK_K=64, num_warps=4
     )
     return dscores
 
