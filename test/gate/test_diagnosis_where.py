@@ -49,6 +49,12 @@ def test_the_place_is_named(place, words):
     assert _statement((40, 100), lambda g: place(g).zero_()).startswith(words)
 
 
+def test_the_few_rows_that_are_right_are_named_where_the_wrong_ones_are_many():
+    # Rows at the ends of chunks that alone are right tell of a recurrence what a count of wrong rows does not.
+    wrong = torch.tensor([row for row in range(40) if row not in (15, 38)])
+    assert _statement((40, 100), lambda g: g.index_fill_(0, wrong, 0.0)) == "only in all rows but 15 and 38"
+
+
 def test_a_block_is_called_so_when_the_block_size_is_known():
     last = _statement((40, 100), lambda g: g[:, 96:].zero_(), blocks=(32,))
     assert last == "only in columns 96 to 99 (the part block at the end, blocks of 32)"

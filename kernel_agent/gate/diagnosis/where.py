@@ -169,7 +169,11 @@ def _along(indices: list[int], axis: Axis, blocks: Sequence[int]) -> str:
         numbers = sorted({i // size for i in indices})
         if size > 1 and len(numbers) < -(-n // size) and indices == [i for i in range(n) if i // size in numbers]:
             return f"blocks {_some(numbers)} of {size} {axis.many} each{axis.of}"
-    return f"{axis.many} {_some(indices)}{axis.of}" if len(indices) <= _LISTED else f"{len(indices)} of {n} {axis.many}"
+    if len(indices) <= _LISTED:
+        return f"{axis.many} {_some(indices)}{axis.of}"
+    if len(right) <= _LISTED:
+        return f"all {axis.many}{axis.of} but {_some(right)}"
+    return f"{len(indices)} of {n} {axis.many}{axis.of}"
 
 
 def _end(index: int, n: int) -> str:
