@@ -6,11 +6,12 @@ Every run lies in `bench/agent_runs/<arm>/<forward>/` as its ledger and its repl
 
     kernel-agent --file-path FORWARD --backend replay --replay bench/agent_runs/<arm>/<forward>
 
-An arm is a way of asking. Every draft of the arms `no-retrieval`, `retrieval` and `reflection` was green, so that no red
-verdict could be compared there. The first reply of a `planted` run is therefore a proven draft with one slip put in on
-purpose, without its prose; the model wrote the repair. Arms that end in `+max-diff` go on from the same red draft with
-`--no-diagnosis`, so that the two differ in what the verdict says and in nothing else. Replies were written by a language
-model through `--backend manual` without running code; there is one run per arm and forward, which is a small sample.
+An arm is a way of asking. Every draft of the arms `no-retrieval`, `retrieval` and `reflection` was green, so that
+no red verdict could be compared there. The first reply of a `planted` run is therefore a proven draft with one slip
+put in on purpose, without its prose; the model wrote the repair. Arms that end in `+max-diff` go on from the same
+red draft with `--no-diagnosis`, so that the two differ in what the verdict says and in nothing else. Replies were
+written by a language model through `--backend manual` without running code; there is one run per arm and forward,
+which is a small sample.
 """
 
 from __future__ import annotations
