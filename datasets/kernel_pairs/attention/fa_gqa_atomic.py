@@ -16,9 +16,9 @@ META = {
     "op": "grouped_query_attention",
     "schema": 1,
     "techniques": ("atomics", "saved-lse", "loop-swap", "owner-grid", "causal-bounds", "strided-cotangent"),
-    "saves": ("o: fp32 or bf16 or fp16 (B, HQ, T, D)", "lse: fp32 (B, HQ, T)"),
+    "saves": ("o: fp32 or bf16 (B, HQ, T, D)", "lse: fp32 (B, HQ, T)"),
     "grads": ("q", "k", "v"),
-    "dtypes": ("float32", "bfloat16", "float16"),
+    "dtypes": ("float32", "bfloat16"),
     "license": "Apache-2.0",
     "origin": "original",
     "interpreter_ok": True,
@@ -44,14 +44,16 @@ def _grouped_fwd(
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     for start in range(0, tl.minimum(first + BLOCK_M, T), BLOCK_N):
         n = start + tl.arange(0, BLOCK_N)
-        in_kv = (n[:, None] < T) & (d[None, :] < D)
-        k = tl.load(K + (kv_rows + n[:, None]) * D + d[None, :], mask=in_kv, other=0.0)
-        v = tl.load(V + (kv_rows + n[:, None]) * D + d[None, :], mask=in_kv, other=0.0)
-        s = tl.where(m[:, None] >= n[None, :], tl.dot(q, tl.trans(k)) * scale_log2, float("-inf"))
+        # Keys are read as the product wants them, (D, N).
+        k_t = tl.load(K + (kv_rows + n[None, :]) * D + d[:, None], mask=(n[None, :] < T) & (d[:, None] < D), other=0.0)
+        s = tl.dot(q, k_t) * scale_log2
+        if start + BLOCK_N > first:
+            s = tl.where(m[:, None] >= n[None, :], s, float("-inf"))
         raised = tl.maximum(top, tl.max(s, 1))
         p = tl.exp2(s - raised[:, None])
         fade = tl.exp2(top - raised)
         norm = norm * fade + tl.sum(p, 1)
+        v = tl.load(V + (kv_rows + n[:, None]) * D + d[None, :], mask=(n[:, None] < T) & (d[None, :] < D), other=0.0)
         acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None])
         top = raised
     tl.store(Out + q_at, acc / norm[:, None], mask=in_q)

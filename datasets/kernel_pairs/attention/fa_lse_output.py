@@ -17,9 +17,9 @@ META = {
     "techniques": (
         "saved-lse", "delta-preprocess", "optional-cotangent", "loop-swap", "owner-grid", "strided-cotangent",
     ),
-    "saves": ("o: fp32 or bf16 or fp16 (B, H, T, D)", "lse: fp32 (B, H, T)"),
+    "saves": ("o: fp32 or bf16 (B, H, T, D)", "lse: fp32 (B, H, T)"),
     "grads": ("q", "k", "v"),
-    "dtypes": ("float32", "bfloat16", "float16"),
+    "dtypes": ("float32", "bfloat16"),
     "license": "Apache-2.0",
     "origin": "original",
     "interpreter_ok": True,

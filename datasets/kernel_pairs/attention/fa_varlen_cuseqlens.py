@@ -20,10 +20,10 @@ META = {
         "strided-cotangent",
     ),
     "saves": (
-        "o: fp32 or bf16 or fp16 (total, H, D)", "lse: fp32 (H, total)", "tiles: i32 (max_tiles, 3)",
+        "o: fp32 or bf16 (total, H, D)", "lse: fp32 (H, total)", "tiles: i32 (max_tiles, 3)",
     ),
     "grads": ("q", "k", "v"),
-    "dtypes": ("float32", "bfloat16", "float16"),
+    "dtypes": ("float32", "bfloat16"),
     "license": "Apache-2.0",
     "origin": "original",
     "interpreter_ok": True,

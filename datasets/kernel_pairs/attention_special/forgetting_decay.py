@@ -18,10 +18,10 @@ META = {
         "saved-lse", "causal-bounds", "loop-swap", "owner-grid", "reverse-scan", "recompute", "strided-cotangent",
     ),
     "saves": (
-        "o: fp32 or bf16 or fp16 (B, H, T, D)", "lse: fp32 (B, H, T)", "total: fp32 (B, H, T)",
+        "o: fp32 or bf16 (B, H, T, D)", "lse: fp32 (B, H, T)", "total: fp32 (B, H, T)",
     ),
     "grads": ("q", "k", "v", "log_gate"),
-    "dtypes": ("float32", "bfloat16", "float16"),
+    "dtypes": ("float32", "bfloat16"),
     "license": "Apache-2.0",
     "origin": "original",
     "interpreter_ok": True,

@@ -18,7 +18,7 @@ META = {
     "techniques": ("row-local", "multi-row-tile", "recompute", "one-launch", "strided-cotangent"),
     "saves": (),
     "grads": ("compressed", "selected", "window", "logits"),
-    "dtypes": ("float32", "bfloat16", "float16"),
+    "dtypes": ("float32", "bfloat16"),
     "license": "Apache-2.0",
     "origin": "original",
     "interpreter_ok": True,

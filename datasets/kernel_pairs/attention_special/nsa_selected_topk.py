@@ -17,11 +17,11 @@ META = {
     "schema": 1,
     "techniques": ("inverse-map", "sorted-segments", "head-reduction", "saved-lse", "loop-swap", "owner-grid"),
     "saves": (
-        "o: fp32 or bf16 or fp16 (B, T, HQ, D)", "lse: fp32 (B, T, HQ)", "order: i64 (B * T * HK * K,)",
+        "o: fp32 or bf16 (B, T, HQ, D)", "lse: fp32 (B, T, HQ)", "order: i64 (B * T * HK * K,)",
         "bounds: i64 (B * HK * blocks + 1,)",
     ),
     "grads": ("q", "k", "v"),
-    "dtypes": ("float32", "bfloat16", "float16"),
+    "dtypes": ("float32", "bfloat16"),
     "license": "Apache-2.0",
     "origin": "original",
     "interpreter_ok": True,

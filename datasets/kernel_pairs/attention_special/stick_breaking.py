@@ -20,7 +20,7 @@ META = {
     "techniques": ("reverse-scan", "checkpointed-states", "causal-bounds", "loop-swap", "owner-grid", "recompute"),
     "saves": ("total: fp32 (B, H, T)",),
     "grads": ("q", "k", "v"),
-    "dtypes": ("float32", "bfloat16", "float16"),
+    "dtypes": ("float32", "bfloat16"),
     "license": "Apache-2.0",
     "origin": "original",
     "interpreter_ok": True,

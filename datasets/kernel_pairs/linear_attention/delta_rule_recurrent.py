@@ -23,7 +23,7 @@ META = {
     "techniques": ("reverse-scan", "recompute", "two-stage-partials", "one-launch", "strided-cotangent"),
     "saves": ("errors: fp32 (B, H, T, V)", "final: fp32 (B, H, K, V)"),
     "grads": ("q", "k", "v", "beta"),
-    "dtypes": ("float32", "bfloat16", "float16"),
+    "dtypes": ("float32", "bfloat16"),
     "license": "Apache-2.0",
     "origin": "original",
     "interpreter_ok": True,

@@ -20,7 +20,7 @@ META = {
     "techniques": ("chunked", "checkpointed-states", "reverse-scan", "recompute", "closed-form"),
     "saves": ("states: fp32 (B, H, chunks, K, V)",),
     "grads": ("q", "k", "v", "g"),
-    "dtypes": ("float32", "bfloat16", "float16"),
+    "dtypes": ("float32", "bfloat16"),
     "license": "Apache-2.0",
     "origin": "original",
     "interpreter_ok": True,

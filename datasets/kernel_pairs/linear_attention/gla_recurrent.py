@@ -20,7 +20,7 @@ META = {
     "techniques": ("reverse-scan", "recompute", "two-stage-partials", "one-launch", "closed-form"),
     "saves": (),
     "grads": ("q", "k", "v", "g"),
-    "dtypes": ("float32", "bfloat16", "float16"),
+    "dtypes": ("float32", "bfloat16"),
     "license": "Apache-2.0",
     "origin": "original",
     "interpreter_ok": True,

@@ -19,7 +19,7 @@ META = {
     "techniques": ("chunked", "reverse-scan", "recompute", "one-launch", "strided-cotangent"),
     "saves": (),
     "grads": ("q", "k", "v"),
-    "dtypes": ("float32", "bfloat16", "float16"),
+    "dtypes": ("float32", "bfloat16"),
     "license": "Apache-2.0",
     "origin": "original",
     "interpreter_ok": True,

@@ -22,7 +22,7 @@ META = {
     "techniques": ("chunked", "reverse-scan", "recompute", "column-owner", "owner-grid"),
     "saves": (),
     "grads": ("q", "k", "v"),
-    "dtypes": ("float32", "bfloat16", "float16"),
+    "dtypes": ("float32", "bfloat16"),
     "license": "Apache-2.0",
     "origin": "original",
     "interpreter_ok": True,

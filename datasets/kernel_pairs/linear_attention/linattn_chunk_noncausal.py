@@ -20,7 +20,7 @@ META = {
     "techniques": ("split-k", "two-stage-partials", "prologue-fusion", "epilogue-fusion", "strided-cotangent"),
     "saves": ("state: fp32 (B, H, K, V)",),
     "grads": ("q", "k", "v"),
-    "dtypes": ("float32", "bfloat16", "float16"),
+    "dtypes": ("float32", "bfloat16"),
     "license": "Apache-2.0",
     "origin": "original",
     "interpreter_ok": True,

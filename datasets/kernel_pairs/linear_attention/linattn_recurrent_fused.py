@@ -19,7 +19,7 @@ META = {
     "techniques": ("reverse-scan", "recompute", "one-launch", "two-stage-partials", "optional-cotangent"),
     "saves": (),
     "grads": ("q", "k", "v", "initial"),
-    "dtypes": ("float32", "bfloat16", "float16"),
+    "dtypes": ("float32", "bfloat16"),
     "license": "Apache-2.0",
     "origin": "original",
     "interpreter_ok": True,

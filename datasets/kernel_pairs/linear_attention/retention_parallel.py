@@ -19,7 +19,7 @@ META = {
     "techniques": ("loop-swap", "owner-grid", "causal-bounds", "recompute", "strided-cotangent"),
     "saves": (),
     "grads": ("q", "k", "v"),
-    "dtypes": ("float32", "bfloat16", "float16"),
+    "dtypes": ("float32", "bfloat16"),
     "license": "Apache-2.0",
     "origin": "original",
     "interpreter_ok": True,
