@@ -16,6 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 FOLDER = "results"
 """Beside the folder of pairs."""
 
+MEASURED = "measured"
+"""Status of a line with times."""
+
 SMALLEST_US = 3.0
 """Shapes with a bound below this tell of the start of kernels, not of how well they are written."""
 
@@ -65,13 +68,32 @@ def read_speeds(folder: Path) -> Speeds:
             if not line.strip():
                 continue
             try:
-                measured = Measured.model_validate_json(line)
+                measured = _measured(line)
             except ValidationError:
                 strange.append(f"{path.name} line {number}")
                 continue
-            found[measured.slug, measured.hash].append(measured)
+            if measured is not None:
+                found[measured.slug, measured.hash].append(measured)
     notice = f"no measurement of a pair: {strange[0]} of {folder} ({len(strange)} such lines)" if strange else ""
     return Speeds({key: tuple(lines) for key, lines in found.items()}, notice)
+
+
+class _Told(BaseModel):
+    """How a measurement went."""
+
+    status: str = Field(default="", description="`measured`, or why there is no time; empty in lines that do not say")
+    bound_us: float | None = None
+
+
+def _measured(line: str) -> Measured | None:
+    """The measurement of a line; None for one that says it has no time, or no bound to compare with.
+
+    Raises `ValidationError` for anything else.
+    """
+    told = _Told.model_validate_json(line)
+    if told.status and (told.status != MEASURED or told.bound_us is None):
+        return None
+    return Measured.model_validate_json(line)
 
 
 def _words(device: str, lines: list[Measured]) -> str:

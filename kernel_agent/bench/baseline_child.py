@@ -32,29 +32,29 @@ from kernel_agent.pairs.timelimit import TimeUp, time_limit
 if TYPE_CHECKING:
     from kernel_agent.sandbox import Call
 
-WAY_S = 45.0
-"""Seconds of processor time for one way at one entry: compiled, a loop over time becomes a graph without end."""
-
 
 def baselines(call: Call) -> None:
-    """Payload: `device`, `spec`, `flush_bytes`, `budget_s`, `entries`: each with `arguments`, `cotangents`, `dot_bits`.
+    """Payload: `device`, `spec`, `flush_bytes`, `budget_s`, `ways` that are wanted, `way_s` for each in seconds of
+    processor time, `entries`: each with `arguments`, `cotangents`, `dot_bits`.
 
     Sends per entry and way the `times`, or `failed` with a reason: of the stub itself (`forward`), and of one backward
     alone by the file's own function (`own`) and by autograd of the reference (`eager`, `compiled`).
     """
     begin(call)
-    clock = Clock(call.payload["flush_bytes"])
+    with call.alone():
+        clock = Clock(call.payload["flush_bytes"])
     stub = load_stub(KernelSpec.model_validate(call.payload["spec"]), call.scratch)
     _prepare_compiler()
-    for way in _ways(stub):
+    limit: float = call.payload["way_s"]
+    for way in [way for way in _ways(stub) if way in call.payload["ways"]]:
         for number, entry in enumerate(call.payload["entries"]):
             # tl.dot cuts fp32 operands to tf32 unless told otherwise; torch may do the same then, for a fair race
             torch.backends.cuda.matmul.allow_tf32 = entry["dot_bits"] == TF32_BITS
             try:
-                with time_limit(WAY_S):
+                with time_limit(limit):
                     times = _times(call, clock, stub, way, entry)
             except TimeUp:
-                call.send({"entry": number, "way": way, "failed": f"more than {WAY_S:.0f} s to compile and to time"})
+                call.send({"entry": number, "way": way, "failed": f"more than {limit:.0f} s to compile and to time"})
             except Exception as error:  # the user's code, or a compiler that gives up
                 call.send(
                     {"entry": number, "way": way, "failed": f"{type(error).__name__}: {first_line(error)}"[:2000]}
@@ -84,7 +84,10 @@ def _times(call: Call, clock: Clock, stub: Stub, way: str, entry: dict[str, Any]
     cotangents = [None if key is None else on_gpu(call.tensors[key]) for key in entry["cotangents"]]
     call_of = {"forward": _forward, "own": _own_backward}.get(way, functools.partial(_autograd, way))
     work = call_of(stub, arguments.args, arguments.kwargs, cotangents)
-    return clock.times(work, clock.pace(work, call.payload["budget_s"]))
+    work()  # what is compiled at the first call
+    clock.synchronize()
+    with call.alone():
+        return clock.times(work, clock.pace(work, call.payload["budget_s"]))
 
 
 def _forward(

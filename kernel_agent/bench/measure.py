@@ -168,7 +168,7 @@ def _bounds(spec: KernelSpec, pair_source: str, rig: Rig) -> _Bounds:
     try:
         device_table().find(rig.gpu.name)
         facts = read_source(pair_source, spec.facts.path)
-        found = costs(facts, rig.sandbox, rig.gpu.name, positions)
+        found = costs(facts, rig.sandbox, rig.gpu.name, positions, rig.options.count_limits)
     except KernelAgentError as error:  # a bound is good to have, a time is a time without one
         return _Bounds({}, (f"no bound of the time is known: {error.message}",))
     return _Bounds({cost.label: cost.parts["backward"] for cost in found if "backward" in cost.parts})

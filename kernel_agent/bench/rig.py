@@ -13,6 +13,7 @@ from kernel_agent.bench.native_truth import Inputs, NativeTruth, inputs_in, trut
 from kernel_agent.bench.records import Basis, Measurement, ShapeTime
 from kernel_agent.bench.statistics import Timing, timing_of
 from kernel_agent.errors import EnvironmentProblem
+from kernel_agent.oracle.costs import LIMITS as COUNTING
 from kernel_agent.pairs.spec import KernelSpec, ShapeEntry
 from kernel_agent.sandbox import Ending, Job, Limits, Message, Sandbox
 
@@ -29,6 +30,12 @@ class BenchOptions:
     """Seconds of repetitions per shape."""
     baselines: bool = True
     """Time the user's reference, too, eager and compiled."""
+    ways: tuple[str, ...] = ("forward", "own", "eager", "compiled")
+    """Which of the user's own ways are timed beside the candidate."""
+    way_s: float = 45.0
+    """Seconds of processor time for one way at one entry: compiled, a loop over time becomes a graph without end."""
+    count_limits: Limits = COUNTING
+    """Of the child that counts what a backward costs at least."""
     limits: Limits = GPU_LIMITS
     """Of every child."""
 
@@ -190,6 +197,8 @@ class Rig:
             "entries": [inputs.form for inputs in self.inputs],
             "flush_bytes": self.flush_bytes,
             "budget_s": self.options.budget_s,
+            "ways": list(self.options.ways),
+            "way_s": self.options.way_s,
         }
         for message in self._trusted("baseline_child:baselines", payload, self.tensors()):
             record = message.record

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kernel_agent.cli.dataset_bench import bench_pairs
 from kernel_agent.cli.streams import err, out
 from kernel_agent.errors import ExitCode, InputError
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from kernel_agent.collection.checking import Row
 
 dataset = typer.Typer(name="dataset", help="The proven forward/backward pairs.", no_args_is_help=True)
+dataset.command("bench")(bench_pairs)
 
 
 @dataset.command("list")

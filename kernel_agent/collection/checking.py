@@ -11,7 +11,7 @@ from pathlib import Path
 from kernel_agent.collection.likeness import near_duplicates
 from kernel_agent.collection.pairfiles import pair_files, results_folder
 from kernel_agent.collection.verdicts import PairVerdict, Standing, VerdictBook
-from kernel_agent.collection.worker import Task
+from kernel_agent.collection.worker import COMMAND, Answer, Task
 from kernel_agent.collection.workers import Begun, Workers
 from kernel_agent.errors import InputError
 from kernel_agent.pairs.lint import lint
@@ -79,12 +79,13 @@ def check_pairs(files: Sequence[Path], options: Options) -> Iterator[Begun | Row
             yield Row(path, complaints[path], known, recorded=True)
         else:
             tasks.append(Task(path=path, quick=options.quick))
-    with Workers(options.jobs) as workers:
+    with Workers(COMMAND, options.jobs) as workers:
         for event in workers.run(tasks):
             if isinstance(event, Begun):
                 yield event
                 continue
-            path, answer = event.task.path, event.answer
+            path = event.task.path
+            answer = Answer.model_validate_json(event.line) if event.line else Answer(problem=event.why)
             if answer.verdict is not None and options.record and not options.quick:
                 _record(path, answer.verdict)
             yield Row(path, complaints[path], answer.verdict, problem=answer.problem, seconds=answer.seconds)

@@ -31,14 +31,14 @@ class Answer(Record):
     seconds: float = Field(default=0.0, description="processor time of this answer, children included")
 
 
-QUIET = "--quiet"
-"""Leave it to another worker to warn of missing walls."""
+COMMAND = (sys.executable, "-m", "kernel_agent.collection.worker")
+"""What `Workers` start; the number of the worker follows."""
 
 
 def main() -> None:
     """Answer until the input ends. The parent alone hears of Ctrl-C, and ends this process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if QUIET in sys.argv:
+    if sys.argv[-1] != "0":  # one warning of missing walls is enough
         logging.getLogger("kernel_agent.sandbox").setLevel(logging.ERROR)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever prints does not answer

@@ -1,16 +1,19 @@
-"""Many pairs at a time: processes that judge, and what they answer as it comes."""
+"""Many pairs at a time: processes that take a task a line and answer a line, and what they say as it comes."""
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import subprocess
-import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from kernel_agent.collection.worker import QUIET, Answer, Task
+from kernel_agent.collection.worker import Task
+
+_GONE_S = 10.0
+"""Seconds within which a thread notices that its process has ended."""
 
 
 @dataclass(frozen=True)
@@ -22,21 +25,33 @@ class Begun:
 
 @dataclass(frozen=True)
 class Done:
-    """A worker has answered."""
+    """A worker is through with a pair."""
 
     task: Task
-    answer: Answer
+    line: str
+    """Its answer; empty when the process ended without one."""
+    timed_out: bool = False
+    """It was ended, since it took too long."""
+
+    @property
+    def why(self) -> str:
+        """Why there is no answer."""
+        return "it took too long" if self.timed_out else "the process at work on it ended"
 
 
 Event = Begun | Done
 
 
 class Workers:
-    """Judges tasks in up to `jobs` processes. Leaving the block ends them, and their sandboxes with them."""
+    """Works on tasks in up to `jobs` processes. Leaving the block ends them, and their sandboxes with them."""
 
-    def __init__(self, jobs: int) -> None:
+    def __init__(self, command: Sequence[str], jobs: int, limit_s: float | None = None) -> None:
+        """`command`: what a process is started with; its number follows. `limit_s`: seconds for one task."""
+        self._command = list(command)
         self._jobs = max(1, jobs)
+        self._limit_s = limit_s
         self._processes: list[subprocess.Popen[str]] = []
+        self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._closed = False
 
@@ -50,22 +65,35 @@ class Workers:
         for process in processes:
             process.kill()  # the sandbox's server ends when its parent is gone
             process.wait()
+        for thread in self._threads:
+            thread.join(_GONE_S)
+        for process in processes:
+            for stream in (process.stdin, process.stdout):
+                with contextlib.suppress(BrokenPipeError):
+                    if stream is not None:
+                        stream.close()
 
-    def run(self, tasks: Sequence[Task]) -> Iterator[Event]:
-        """What happens, until every task is done. The order of answers is that in which they come."""
+    def run(self, tasks: Sequence[Task], deadline: float | None = None) -> Iterator[Event]:
+        """What happens, until every task is done, in the order in which it does; nothing after `deadline`
+        (`time.monotonic`), whatever is still at work then."""
         waiting: queue.SimpleQueue[Task] = queue.SimpleQueue()
         events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         for task in tasks:
             waiting.put(task)
-        for _ in range(min(self._jobs, len(tasks))):
-            threading.Thread(target=self._work, args=(waiting, events), daemon=True).start()
+        for number in range(min(self._jobs, len(tasks))):
+            thread = threading.Thread(target=self._work, args=(number, waiting, events), daemon=True)
+            self._threads.append(thread)
+            thread.start()
         left = len(tasks)
         while left:
-            event = events.get()
+            try:
+                event = events.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                return
             left -= isinstance(event, Done)
             yield event
 
-    def _work(self, waiting: queue.SimpleQueue[Task], events: queue.SimpleQueue[Event]) -> None:
+    def _work(self, number: int, waiting: queue.SimpleQueue[Task], events: queue.SimpleQueue[Event]) -> None:
         process: subprocess.Popen[str] | None = None
         while True:
             try:
@@ -74,37 +102,49 @@ class Workers:
                 if process is not None and process.stdin is not None:
                     process.stdin.close()
                 return
-            process = process if process is not None and process.poll() is None else self._start()
+            process = process if process is not None and process.poll() is None else self._start(number)
             if process is None:
                 return
             events.put(Begun(task))
-            events.put(Done(task, _ask(process, task)))
+            events.put(self._ask(process, task))
 
-    def _start(self) -> subprocess.Popen[str] | None:
+    def _start(self, number: int) -> subprocess.Popen[str] | None:
         with self._lock:
             if self._closed:
                 return None
             process = subprocess.Popen(
-                [sys.executable, "-m", "kernel_agent.collection.worker", *([QUIET] if self._processes else [])],
+                [*self._command, str(number)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
                 encoding="utf-8",
-                cwd=Path.cwd(),
             )
             self._processes.append(process)
             return process
 
+    def _ask(self, process: subprocess.Popen[str], task: Task) -> Done:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        late = threading.Event()
 
-def _ask(process: subprocess.Popen[str], task: Task) -> Answer:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        process.stdin.write(task.model_dump_json() + "\n")
-        process.stdin.flush()
-        line = process.stdout.readline()
-    except OSError:
-        line = ""
-    if not line:
-        return Answer(problem=f"the process that judged it ended with status {process.wait()}")
-    return Answer.model_validate_json(line)
+        def end() -> None:
+            late.set()
+            process.kill()
+
+        timer = None if self._limit_s is None else threading.Timer(self._limit_s, end)
+        if timer is not None:
+            timer.daemon = True
+            timer.start()
+        try:
+            process.stdin.write(task.model_dump_json() + "\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+        except OSError:  # it has ended
+            line = ""
+        finally:
+            if timer is not None:
+                timer.cancel()
+        if not line:
+            process.kill()
+            process.wait()
+        return Done(task, line, late.is_set() and not line)

@@ -7,6 +7,7 @@ user's real sizes may be far larger than this machine.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import ModuleType
@@ -84,6 +85,7 @@ def _send_costs(call: Call, facts: FileFacts) -> None:
             "parts": {name: report(counts, device).to_dict() for name, counts in parts.items()},
             "inputs": _described(argument_names(getattr(module, facts.stub), arguments), arguments),
             "outputs": _outputs(facts, parts["forward"].result),
+            "saved_bytes": _saved_bytes(facts, arguments, parts["forward"].result),
         }
         call.send(message)
 
@@ -138,6 +140,16 @@ def _outputs(facts: FileFacts, result: Any) -> list[dict[str, Any]]:
     found = result[0] if facts.is_pair else result
     values = tuple(found) if isinstance(found, (tuple, list)) else (found,)
     return _described(output_names(facts, len(values)), Arguments(values, {}))
+
+
+def _saved_bytes(facts: FileFacts, arguments: Arguments, result: Any) -> int:
+    """Declared bytes of saved tensors that have not the form of an input, which they then could have been."""
+    if not facts.is_pair:
+        return 0
+    values = (*arguments.args, *arguments.kwargs.values())
+    inputs = [(value.shape, declared_dtype(value)) for value in values if isinstance(value, Tensor)]
+    saved = [(value.shape, declared_dtype(value)) for value in result[1] if isinstance(value, Tensor)]
+    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in saved if (shape, dtype) not in inputs)
 
 
 def shapes_of(module: ModuleType, entry: ShapeEntry) -> Arguments:

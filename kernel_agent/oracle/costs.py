@@ -30,6 +30,8 @@ class EntryCost:
     """The stub's arguments at this entry."""
     outputs: tuple[ArgumentFacts, ...] = ()
     """What it returns at this entry, without what a pair saves."""
+    saved_bytes: int = 0
+    """Of tensors that a pair's forward saves beside its inputs."""
 
 
 def costs(
@@ -53,11 +55,13 @@ def costs(
     messages = run_truth(sandbox, "cost_child:costs", facts, payload, limits=limits)
     return [
         EntryCost(
-            message.record["position"],
-            message.record["entries"],
-            message.record["label"],
-            {name: CostReport.from_dict(form) for name, form in message.record["parts"].items()},
-            *(tuple(map(ArgumentFacts.model_validate, message.record[side])) for side in ("inputs", "outputs")),
+            position=message.record["position"],
+            entries=message.record["entries"],
+            label=message.record["label"],
+            parts={name: CostReport.from_dict(form) for name, form in message.record["parts"].items()},
+            inputs=tuple(map(ArgumentFacts.model_validate, message.record["inputs"])),
+            outputs=tuple(map(ArgumentFacts.model_validate, message.record["outputs"])),
+            saved_bytes=message.record["saved_bytes"],
         )
         for message in messages
     ]

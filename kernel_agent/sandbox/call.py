@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from collections.abc import Mapping
@@ -35,6 +36,10 @@ class Call:
     def send(self, record: Mapping[str, Any], tensors: Mapping[str, torch.Tensor] | None = None) -> None:
         """Stream one message to the parent. Raises TypeError for what JSON or the channel cannot carry."""
         self._write(FrameKind.MESSAGE, record, tensors or {})
+
+    def alone(self) -> contextlib.AbstractContextManager[object]:
+        """A block in which nothing that shares this process's device may use it: a child has its own say over that."""
+        return contextlib.nullcontext()
 
     def _write(self, kind: FrameKind, record: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
         buffers = encode(kind, record, tensors)

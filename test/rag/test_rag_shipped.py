@@ -52,7 +52,7 @@ def test_shipped_index_has_vectors(shipped):
 
 def test_measured_speeds_belong_to_shipped_pairs(shipped):
     if not shipped.speeds.measured:
-        pytest.skip("nothing was measured yet: bench/pair_speeds.py writes datasets/results")
+        pytest.skip("nothing was measured yet: kernel-agent dataset bench writes datasets/results")
     assert shipped.speeds.notice == "", "every line is a measurement"
     slugs = {entry.slug for entry in shipped.entries}
     assert {slug for slug, _ in shipped.speeds.measured} <= slugs

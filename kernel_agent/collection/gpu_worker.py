@@ -1,0 +1,72 @@
+"""A process that measures pairs on one GPU, one after the other: CUDA is started once, what was compiled is kept."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from kernel_agent.collection.speeds import PairSpeed
+from kernel_agent.collection.worker import Task
+from kernel_agent.record import Record
+
+
+class Answer(Record):
+    """The records of one pair."""
+
+    speeds: tuple[PairSpeed, ...]
+
+
+def command(turns: Path) -> tuple[str, ...]:
+    """What `Workers` start; the number of the worker follows."""
+    return (sys.executable, "-m", "kernel_agent.collection.gpu_worker", str(turns))
+
+
+def main() -> None:
+    """Answer until the input ends, or until a pair leaves the GPU unusable for this process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # whatever prints does not answer
+    import torch
+
+    from kernel_agent.collection.in_process import InProcess
+    from kernel_agent.collection.turns import Turns
+
+    torch.set_num_threads(4)
+    with InProcess(Turns(Path(sys.argv[1]))) as sandbox:
+        for line in sys.stdin:
+            task = Task.model_validate_json(line)
+            answer, usable = _answered(task, sandbox)
+            answers.write(answer.model_dump_json() + "\n")
+            answers.flush()
+            if not usable:
+                return
+
+
+def _answered(task: Task, sandbox: object) -> tuple[Answer, bool]:
+    """The records of a pair, and whether this process can go on."""
+    import torch
+
+    from kernel_agent.collection.in_process import InProcess
+    from kernel_agent.collection.measuring import failed, measured
+    from kernel_agent.collection.speeds import SpeedStatus
+
+    assert isinstance(sandbox, InProcess)
+    device = torch.cuda.get_device_name()
+    try:
+        speeds = measured(task.path, sandbox, device)
+    except Exception as error:  # whatever a pair does on a GPU is one line of the result
+        said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        source = task.path.read_text(encoding="utf-8")
+        speeds = [failed(task.path, source, device, SpeedStatus.CRASHED, said)]
+    try:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+    except RuntimeError:  # an illegal access: nothing runs in this process any more
+        return Answer(speeds=tuple(speeds)), False
+    return Answer(speeds=tuple(speeds)), True
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""Measures one pair of the dataset on this process's GPU at its BENCH: real kernels are proven, then timed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from kernel_agent.bench.measure import measure_source
+from kernel_agent.bench.native import check_native
+from kernel_agent.bench.records import Measurement, ShapeTime
+from kernel_agent.bench.rig import BenchOptions, Rig
+from kernel_agent.collection.in_process import InProcess
+from kernel_agent.collection.proof import worst_ratios
+from kernel_agent.collection.speeds import PairSpeed, SpeedStatus
+from kernel_agent.errors import InputError, KernelAgentError
+from kernel_agent.gate.verdict import Status, Verdict
+from kernel_agent.ir.cost.work import Work
+from kernel_agent.oracle import describe
+from kernel_agent.oracle.costs import EntryCost, costs
+from kernel_agent.pairs.spec import FileFacts, KernelSpec, content_hash
+from kernel_agent.pairs.userfile import read_file
+from kernel_agent.sandbox import Limits
+
+OPTIONS = BenchOptions(budget_s=0.25, ways=("eager", "compiled"), way_s=30.0, count_limits=Limits(wall_s=60.0))
+PRODUCTS = tuple(kind for kind in Work if "dot" in kind.value)
+
+
+def measured(path: Path, sandbox: InProcess, device: str) -> list[PairSpeed]:
+    """One record per entry of BENCH, or one for all where the pair fails as a whole.
+
+    Raises `torch.AcceleratorError` and what else leaves the GPU unusable: this process must end then.
+    """
+    facts = read_file(path)
+    try:
+        if not facts.bench:
+            raise InputError("the pair has no BENCH", path=path, remedy="docs/pair-format.md")
+        spec = at_bench(describe(facts, sandbox))
+        rig = Rig(spec, sandbox, OPTIONS)
+        verdict = check_native(spec, spec.facts.source, sandbox, rig)
+        if not verdict.green:
+            said = "; ".join((verdict.status.value, verdict.message, *verdict.notes))
+            return [_failed(facts, device, _status_of(verdict, said), said)]
+        found = measure_source(spec, spec.facts.source, sandbox, rig)
+        counted = _counted(spec, sandbox, device)
+    except torch.OutOfMemoryError as error:
+        return [_failed(facts, device, SpeedStatus.OUT_OF_MEMORY, _one_line(error))]
+    except KernelAgentError as error:
+        return [_failed(facts, device, SpeedStatus.FAILED, _one_line(error))]
+    return [_speed(facts, shape, found, verdict, counted.get(shape.label)) for shape in found.shapes]
+
+
+def _status_of(verdict: Verdict, said: str) -> SpeedStatus:
+    """Why there is no green verdict: memory, nothing to judge by, or gradients that are wrong."""
+    if "OutOfMemory" in said or "out of memory" in said:
+        return SpeedStatus.OUT_OF_MEMORY
+    return SpeedStatus.FAILED if verdict.status is Status.NO_CASE else SpeedStatus.RED
+
+
+def at_bench(spec: KernelSpec) -> KernelSpec:
+    """The spec of the same pair with its BENCH for its SWEEP, all entries required."""
+    source = f"{spec.facts.source.rstrip()}\n\n\nSWEEP = BENCH\n"
+    facts = spec.facts.model_copy(update={"source": source})
+    return spec.model_copy(update={"facts": facts, "sweep": spec.facts.bench})
+
+
+def _counted(spec: KernelSpec, sandbox: InProcess, device: str) -> dict[str, EntryCost]:
+    """Costs by the label of the entry; empty where they cannot be counted."""
+    try:
+        return {
+            cost.label: cost
+            for cost in costs(spec.facts, sandbox, device, range(len(spec.sweep)), OPTIONS.count_limits)
+        }
+    except KernelAgentError:  # `measure` notes why there is no bound
+        return {}
+
+
+def _speed(
+    facts: FileFacts, shape: ShapeTime, found: Measurement, verdict: Verdict, cost: EntryCost | None
+) -> PairSpeed:
+    report = None if cost is None else cost.parts.get("backward")
+    operations = 0 if report is None else sum(report.operations(kind) for kind in PRODUCTS)
+    us = shape.median_us
+    return PairSpeed(
+        slug=facts.path.stem,
+        family=facts.path.resolve().parent.name,
+        hash=content_hash(facts.source),
+        device=found.device,
+        entry=shape.label,
+        status=SpeedStatus.MEASURED,
+        message="; ".join((*verdict.notes, *found.facts)),
+        backward_us=round(us, 2),
+        spread=round(shape.spread, 4),
+        bound_us=_rounded(shape.bound_us),
+        compiled_us=_rounded(shape.compiled_us),
+        eager_us=_rounded(shape.eager_us),
+        of_bound=_rounded(None if shape.bound_us is None else shape.bound_us / us),
+        to_compiled=_rounded(None if shape.compiled_us is None else shape.compiled_us / us),
+        to_eager=_rounded(None if shape.eager_us is None else shape.eager_us / us),
+        gb_s=None if report is None else round(report.unique_bytes / us * 1e-3, 1),
+        tflops=round(operations / us * 1e-6, 1) if operations else None,
+        atomics=None if report is None else sum(launch.atomics for launch in report.launches),
+        saved_bytes=None if cost is None else cost.saved_bytes,
+        worst=_rounded(max(worst_ratios(verdict).values(), default=0.0)),
+        versions=found.versions,
+    )
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)
+
+
+def _failed(facts: FileFacts, device: str, status: SpeedStatus, message: str) -> PairSpeed:
+    return failed(facts.path, facts.source, device, status, message)
+
+
+def failed(path: Path, source: str, device: str, status: SpeedStatus, message: str) -> PairSpeed:
+    """The record of a pair without a time."""
+    return PairSpeed(
+        slug=path.stem,
+        family=path.resolve().parent.name,
+        hash=content_hash(source),
+        device=device,
+        entry="",
+        status=status,
+        message=message[:1000],
+    )
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

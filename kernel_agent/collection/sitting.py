@@ -1,0 +1,84 @@
+"""One sitting at a GPU: the pairs that are not measured there yet, families in turn, each line on disk at once."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kernel_agent.collection.gpu_worker import Answer, command
+from kernel_agent.collection.measuring import failed
+from kernel_agent.collection.speeds import PairSpeed, SpeedBook, SpeedStatus, spread_out
+from kernel_agent.collection.worker import Task
+from kernel_agent.collection.workers import Begun, Done, Workers
+from kernel_agent.pairs.spec import content_hash
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a sitting goes."""
+
+    device: str
+    """Name of the GPU."""
+    jobs: int
+    """Pairs that are prepared at a time; one is timed."""
+    seconds: float | None = None
+    """On the clock, after which what is not measured is left for another sitting."""
+    limit_s: float = 240.0
+    """On the clock, for one pair."""
+    fresh: bool = False
+    """Measure again what is recorded."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One pair's records, which are on disk."""
+
+    path: Path
+    speeds: tuple[PairSpeed, ...]
+
+
+def left_over(files: Sequence[Path], book: SpeedBook, options: Options) -> list[Path]:
+    """What this sitting would measure, in its order."""
+    known = set() if options.fresh else book.known(options.device)
+    texts = {path: content_hash(path.read_text(encoding="utf-8")) for path in files}
+    return spread_out(path for path in files if (path.stem, texts[path]) not in known)
+
+
+def sit(
+    files: Sequence[Path],
+    book: SpeedBook,
+    options: Options,
+    worker: Sequence[str] | None = None,
+) -> Iterator[Begun | Measured]:
+    """Measure `files`, telling which pair is begun and what is recorded. The book is sorted in the end.
+
+    `worker`: the command of the processes that measure, `gpu_worker` for None.
+    """
+    deadline = None if options.seconds is None else time.monotonic() + options.seconds
+    try:
+        with (
+            tempfile.TemporaryDirectory(prefix="kernel-agent-") as turns,
+            Workers(worker or command(Path(turns)), options.jobs, options.limit_s) as workers,
+        ):
+            for event in workers.run([Task(path=path) for path in files], deadline):
+                if isinstance(event, Begun):
+                    yield event
+                    continue
+                speeds = _speeds(event, options)
+                book.append(speeds)
+                yield Measured(event.task.path, speeds)
+    finally:
+        if book.path.is_file():
+            book.tidy()
+
+
+def _speeds(done: Done, options: Options) -> tuple[PairSpeed, ...]:
+    if done.line:
+        return Answer.model_validate_json(done.line).speeds
+    path = done.task.path
+    status = SpeedStatus.TIMED_OUT if done.timed_out else SpeedStatus.CRASHED
+    message = f"not measured within {options.limit_s:.0f} s" if done.timed_out else done.why
+    return (failed(path, path.read_text(encoding="utf-8"), options.device, status, message),)
