@@ -67,3 +67,19 @@ def test_an_offset_of_one_is_not_taken_for_a_lane_beyond_the_end(sandbox, tmp_pa
     verdict = check(describe(read_file(path), sandbox), source.replace(right, wrong), sandbox, FEW)
     assert not verdict.green
     assert all(found.fault is not Fault.UNMASKED_TAIL for found in verdict.diagnosis.what), verdict.diagnosis.what
+
+
+def test_no_line_is_blamed_by_a_gradient_that_is_zero_by_algebra(sandbox, tmp_path):
+    # The softmax of one element is constant. Many changes make its gradient zero; the loop that sums is the mistake.
+    source = (pairs_root() / "softmax/softmax_online.py").read_text()
+    source += '\n\nSWEEP = ({"M": 5, "N": 1},)\n'
+    path = tmp_path / "softmax_online.py"
+    path.write_text(source)
+    head, backward = source.split("# --- backward ---")
+    right, wrong = "range(0, N, BLOCK)", "range(0, N - BLOCK + 1, BLOCK)"
+    assert backward.count(right) == 1
+    mutant = f"{head}# --- backward ---{backward.replace(right, wrong)}"
+    verdict = check(describe(read_file(path), sandbox), mutant, sandbox, FEW)
+    assert not verdict.green
+    assert verdict.diagnosis.suspect is None, verdict.diagnosis.suspect
+    assert all(found.fault is not Fault.FACTOR for found in verdict.diagnosis.what), verdict.diagnosis.what

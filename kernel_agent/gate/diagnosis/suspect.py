@@ -179,6 +179,8 @@ def _cure(before: _Trial, after: _Trial, question: Question) -> _Cure | None:
             return None
         if float((new - old).norm()) <= _UNTOUCHED * float(old.norm()):
             continue
+        if not bool(truth.any()):
+            return None  # many changes end in zero, and that is no reason to think that it was this one
         reached.append(name)
         wanted.append((truth - old).flatten())
         moved.append((new - old).flatten())
