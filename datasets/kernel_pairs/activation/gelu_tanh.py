@@ -81,7 +81,7 @@ def backward(saved, grad_y, needs=None):
 
 
 # --- check ---
-SWEEP = ({"M": 16, "N": 128}, {"M": 9, "N": 203}, {"M": 6, "N": 256, "dtype": "bfloat16"})
+SWEEP = ({"M": 16, "N": 128, "dtype": "float16"}, {"M": 9, "N": 203}, {"M": 6, "N": 256, "dtype": "bfloat16"})
 BENCH = ({"M": 8192, "N": 16384, "dtype": "bfloat16"},)
 
 

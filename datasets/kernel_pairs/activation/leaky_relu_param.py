@@ -78,7 +78,7 @@ def backward(saved, grad_y, needs=None):
 
 # --- check ---
 SWEEP = (
-    {"N": 2, "C": 4, "H": 8, "W": 16},
+    {"N": 2, "C": 4, "H": 8, "W": 16, "dtype": "float16"},
     {"N": 3, "C": 5, "H": 11, "W": 9},
     {"N": 1, "C": 2, "H": 70, "W": 65, "dtype": "bfloat16"},
 )

@@ -80,7 +80,7 @@ def backward(saved, grad_y, needs=None):
 
 
 # --- check ---
-SWEEP = ({"M": 6, "N": 128}, {"M": 5, "N": 173}, {"M": 3, "N": 256, "dtype": "bfloat16"})
+SWEEP = ({"M": 6, "N": 128, "dtype": "float16"}, {"M": 5, "N": 173}, {"M": 3, "N": 256, "dtype": "bfloat16"})
 BENCH = ({"M": 16384, "N": 8192, "dtype": "bfloat16"},)
 
 

@@ -63,7 +63,7 @@ def backward(saved, grad_y, needs=None):
 
 
 # --- check ---
-SWEEP = ({"M": 32, "N": 128}, {"M": 45, "N": 83}, {"M": 16, "N": 64, "dtype": "bfloat16"})
+SWEEP = ({"M": 32, "N": 128, "dtype": "float16"}, {"M": 45, "N": 83}, {"M": 16, "N": 64, "dtype": "bfloat16"})
 BENCH = ({"M": 16384, "N": 8192, "dtype": "bfloat16"},)
 
 

@@ -63,7 +63,7 @@ def backward(saved, grad_y, needs=None):
 
 # --- check ---
 SWEEP = (
-    {"B": 2, "T": 8, "N": 64},
+    {"B": 2, "T": 8, "N": 64, "dtype": "float16"},
     {"B": 3, "T": 7, "N": 37},
     {"B": 1, "T": 6, "N": 128, "dtype": "bfloat16"},
 )

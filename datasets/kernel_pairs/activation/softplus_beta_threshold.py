@@ -73,7 +73,7 @@ def backward(saved, grad_y, needs=None):
 
 # --- check ---
 SWEEP = (
-    {"M": 16, "N": 128, "beta": 1.0, "threshold": 2.0},
+    {"M": 16, "N": 128, "beta": 1.0, "threshold": 2.0, "dtype": "float16"},
     {"M": 7, "N": 203, "beta": 2.5, "threshold": 3.0},
     {"M": 5, "N": 256, "beta": 0.5, "threshold": 1.0, "dtype": "bfloat16"},
 )

@@ -92,7 +92,7 @@ def backward(saved, grad_y, needs=None):
 
 # --- check ---
 SWEEP = (
-    {"M": 5, "N": 64, "K": 4},
+    {"M": 5, "N": 64, "K": 4, "dtype": "float16"},
     {"M": 7, "N": 37, "K": 3},
     {"M": 3, "N": 32, "K": 8, "dtype": "bfloat16"},
 )

@@ -98,7 +98,7 @@ def backward(saved, grad_y, needs=None):
 
 
 # --- check ---
-SWEEP = ({"M": 32, "D": 128}, {"M": 43, "D": 75}, {"M": 16, "D": 96, "dtype": "bfloat16"})
+SWEEP = ({"M": 32, "D": 128, "dtype": "float16"}, {"M": 43, "D": 75}, {"M": 16, "D": 96, "dtype": "bfloat16"})
 BENCH = ({"M": 8192, "D": 8192, "dtype": "bfloat16"},)
 
 

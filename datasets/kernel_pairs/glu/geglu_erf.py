@@ -95,7 +95,7 @@ def backward(saved, grad_y, needs=None):
 
 
 # --- check ---
-SWEEP = ({"M": 16, "N": 128}, {"M": 13, "N": 101}, {"M": 5, "N": 256, "dtype": "bfloat16"})
+SWEEP = ({"M": 16, "N": 128, "dtype": "float16"}, {"M": 13, "N": 101}, {"M": 5, "N": 256, "dtype": "bfloat16"})
 BENCH = ({"M": 8192, "N": 10240, "dtype": "bfloat16"},)
 
 

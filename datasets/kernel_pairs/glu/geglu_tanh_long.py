@@ -94,7 +94,7 @@ def backward(saved, grad_y, needs=None):
 
 
 # --- check ---
-SWEEP = ({"M": 2, "D": 512}, {"M": 3, "D": 2077}, {"M": 1, "D": 4100, "dtype": "bfloat16"})
+SWEEP = ({"M": 2, "D": 512, "dtype": "float16"}, {"M": 3, "D": 2077}, {"M": 1, "D": 4100, "dtype": "bfloat16"})
 BENCH = ({"M": 4, "D": 33554432, "dtype": "bfloat16"},)
 
 

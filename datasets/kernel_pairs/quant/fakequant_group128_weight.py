@@ -117,7 +117,7 @@ def backward(saved, grad_y, needs=None):
 
 # --- check ---
 SWEEP = (
-    {"N": 6, "K": 256},
+    {"N": 6, "K": 256, "dtype": "float16"},
     {"N": 5, "K": 301, "group": 64},
     {"N": 4, "K": 384, "bits": 3, "dtype": "bfloat16"},
 )

@@ -104,7 +104,7 @@ def backward(saved, grad_y, needs=None):
 
 # --- check ---
 SWEEP = (
-    {"M": 64, "N": 128, "bits": 4},
+    {"M": 64, "N": 128, "bits": 4, "dtype": "float16"},
     {"M": 75, "N": 70},
     {"M": 24, "N": 96, "bits": 4, "dtype": "bfloat16"},
 )

@@ -80,7 +80,7 @@ def backward(saved, grad_y, needs=None):
 
 # --- check ---
 SWEEP = (
-    {"B": 1, "H": 2, "GH": 4, "GW": 8, "Q": 8},
+    {"B": 1, "H": 2, "GH": 4, "GW": 8, "Q": 8, "dtype": "float16"},
     {"B": 2, "H": 3, "GH": 3, "GW": 11, "Q": 5},
     {"B": 1, "H": 2, "GH": 2, "GW": 5, "Q": 16, "dtype": "bfloat16"},
 )

@@ -90,7 +90,7 @@ def backward(saved, grad_q, grad_k, needs=None):
 
 # --- check ---
 SWEEP = (
-    {"B": 2, "S": 5, "QH": 4, "KH": 2, "HALF": 16},
+    {"B": 2, "S": 5, "QH": 4, "KH": 2, "HALF": 16, "dtype": "float16"},
     {"B": 1, "S": 7, "QH": 3, "KH": 1, "HALF": 20},
     {"B": 1, "S": 4, "QH": 40, "KH": 8, "HALF": 32, "dtype": "bfloat16"},
 )

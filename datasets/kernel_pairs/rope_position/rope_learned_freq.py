@@ -106,7 +106,7 @@ def backward(saved, grad_y, needs=None):
 
 # --- check ---
 SWEEP = (
-    {"B": 2, "S": 16, "H": 3, "HALF": 16},
+    {"B": 2, "S": 16, "H": 3, "HALF": 16, "dtype": "float16"},
     {"B": 1, "S": 21, "H": 2, "HALF": 20},
     {"B": 1, "S": 12, "H": 4, "HALF": 32, "dtype": "bfloat16"},
 )

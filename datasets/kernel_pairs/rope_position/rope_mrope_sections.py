@@ -77,7 +77,7 @@ def backward(saved, grad_y, needs=None):
 
 # --- check ---
 SWEEP = (
-    {"B": 2, "H": 2, "S": 9, "sections": (4, 6, 6)},
+    {"B": 2, "H": 2, "S": 9, "sections": (4, 6, 6), "dtype": "float16"},
     {"B": 1, "H": 3, "S": 13, "sections": (3, 9, 7)},
     {"B": 1, "H": 2, "S": 8, "sections": (8, 12, 12), "dtype": "bfloat16"},
 )

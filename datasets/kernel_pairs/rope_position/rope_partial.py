@@ -72,7 +72,7 @@ def backward(saved, grad_y, needs=None):
 
 # --- check ---
 SWEEP = (
-    {"B": 1, "H": 2, "S": 40, "HALF": 8, "TAIL": 32},
+    {"B": 1, "H": 2, "S": 40, "HALF": 8, "TAIL": 32, "dtype": "float16"},
     {"B": 2, "H": 3, "S": 35, "HALF": 5, "TAIL": 19},
     {"B": 1, "H": 2, "S": 20, "HALF": 16, "TAIL": 16, "dtype": "bfloat16"},
 )

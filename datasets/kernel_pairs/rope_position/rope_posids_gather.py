@@ -72,7 +72,7 @@ def backward(saved, grad_y, needs=None):
 
 # --- check ---
 SWEEP = (
-    {"B": 2, "S": 9, "H": 4, "HALF": 16},
+    {"B": 2, "S": 9, "H": 4, "HALF": 16, "dtype": "float16"},
     {"B": 1, "S": 13, "H": 3, "HALF": 20},
     {"B": 2, "S": 5, "H": 2, "HALF": 32, "dtype": "bfloat16"},
 )

@@ -76,7 +76,7 @@ def backward(saved, grad_y, needs=None):
 
 # --- check ---
 SWEEP = (
-    {"lengths": (7, 0, 20, 5), "H": 4, "HALF": 16},
+    {"lengths": (7, 0, 20, 5), "H": 4, "HALF": 16, "dtype": "float16"},
     {"lengths": (1, 13, 9), "H": 3, "HALF": 20},
     {"lengths": (12, 4, 1, 1, 6), "H": 2, "HALF": 32, "dtype": "bfloat16"},
 )

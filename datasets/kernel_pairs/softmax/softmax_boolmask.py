@@ -91,7 +91,7 @@ def backward(saved, grad_y, needs=None):
 
 # --- check ---
 SWEEP = (
-    {"B": 2, "H": 2, "S": 16, "T": 64},
+    {"B": 2, "H": 2, "S": 16, "T": 64, "dtype": "float16"},
     {"B": 3, "H": 1, "S": 19, "T": 45},
     {"B": 2, "H": 2, "S": 8, "T": 32, "dtype": "bfloat16"},
 )

@@ -112,7 +112,7 @@ def backward(saved, grad_y, needs=None):
 
 # --- check ---
 SWEEP = (
-    {"B": 2, "T": 64, "scale": 0.5},
+    {"B": 2, "T": 64, "scale": 0.5, "dtype": "float16"},
     {"B": 1, "T": 101, "scale": 0.25},
     {"B": 1, "T": 72, "scale": 0.125, "dtype": "bfloat16"},
 )

@@ -100,7 +100,7 @@ def backward(saved, grad_y, needs=None):
 
 # --- check ---
 SWEEP = (
-    {"B": 1, "K": 64, "N": 128},
+    {"B": 1, "K": 64, "N": 128, "dtype": "float16"},
     {"B": 2, "K": 45, "N": 83},
     {"B": 2, "K": 40, "N": 64, "dtype": "bfloat16"},
 )

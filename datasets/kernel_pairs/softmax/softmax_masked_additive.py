@@ -88,7 +88,7 @@ def backward(saved, grad_y, needs=None):
 
 # --- check ---
 SWEEP = (
-    {"B": 1, "H": 3, "S": 16, "T": 64},
+    {"B": 1, "H": 3, "S": 16, "T": 64, "dtype": "float16"},
     {"B": 2, "H": 2, "S": 7, "T": 45},
     {"B": 1, "H": 4, "S": 8, "T": 32, "dtype": "bfloat16"},
 )

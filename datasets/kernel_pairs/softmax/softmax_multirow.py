@@ -78,7 +78,7 @@ def backward(saved, grad_y, needs=None):
 
 # --- check ---
 SWEEP = (
-    {"B": 2, "T": 128, "E": 16},
+    {"B": 2, "T": 128, "E": 16, "dtype": "float16"},
     {"B": 3, "T": 101, "E": 10},
     {"B": 1, "T": 90, "E": 24, "dtype": "bfloat16"},
 )

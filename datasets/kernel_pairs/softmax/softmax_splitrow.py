@@ -120,7 +120,7 @@ def backward(saved, grad_y, needs=None):
 
 
 # --- check ---
-SWEEP = ({"M": 2, "N": 256}, {"M": 3, "N": 413}, {"M": 1, "N": 512, "dtype": "bfloat16"})
+SWEEP = ({"M": 2, "N": 256, "dtype": "float16"}, {"M": 3, "N": 413}, {"M": 1, "N": 512, "dtype": "bfloat16"})
 BENCH = ({"M": 8, "N": 4194304, "dtype": "bfloat16"}, {"M": 3, "N": 5000000, "dtype": "float32"})
 
 
