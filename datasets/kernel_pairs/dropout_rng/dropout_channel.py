@@ -65,7 +65,7 @@ def backward(saved, grad_y, needs=None):
 # --- check ---
 SWEEP = (
     {"N": 3, "C": 8, "H": 8, "W": 8},
-    {"N": 2, "C": 11, "H": 9, "W": 13},
+    {"N": 2, "C": 11, "H": 9, "W": 13, "dtype": "float16"},
     {"N": 3, "C": 5, "H": 7, "W": 7, "dtype": "bfloat16"},
 )
 BENCH = ({"N": 64, "C": 256, "H": 56, "W": 56, "dtype": "bfloat16"},)

@@ -48,7 +48,7 @@ def _three_lows(
         v = tl.dot(x, tl.load(AV + a_at, mask=a_ok, other=0.0), v)
     at = Low + m[:, None] * R + r[None, :]
     ok = (m[:, None] < M) & (r[None, :] < R)
-    size = M.to(tl.int64) * R
+    size = tl.cast(M, tl.int64) * R
     tl.store(at, q, mask=ok)
     tl.store(at + size, k, mask=ok)
     tl.store(at + 2 * size, v, mask=ok)
@@ -138,7 +138,7 @@ def _shared_dx(
 ):  # fmt: skip
     k = tl.program_id(0).to(tl.int64) * BLOCK_K + tl.arange(0, BLOCK_K)
     m = tl.program_id(1).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-    size = M.to(tl.int64) * R
+    size = tl.cast(M, tl.int64) * R
     acc = tl.zeros((BLOCK_M, BLOCK_K), tl.float32)
     acc = _add_dy_w(acc, DYQ, WQ, DLow, AQ, m, k, M, NQ, K, R, q_m, q_n, BLOCK_N, BLOCK_R)
     acc = _add_dy_w(acc, DYK, WK, DLow + size, AK, m, k, M, NK, K, R, k_m, k_n, BLOCK_N, BLOCK_R)
@@ -155,7 +155,7 @@ def _three_da(
     split = tl.program_id(1).to(tl.int64)
     r = tl.arange(0, BLOCK_R)
     last = tl.minimum((split + 1) * rows_each, M)
-    size = M.to(tl.int64) * R
+    size = tl.cast(M, tl.int64) * R
     q = tl.zeros((BLOCK_K, BLOCK_R), tl.float32)
     kk = tl.zeros((BLOCK_K, BLOCK_R), tl.float32)
     v = tl.zeros((BLOCK_K, BLOCK_R), tl.float32)
@@ -258,7 +258,7 @@ def backward(saved, grad_q, grad_k, grad_v, needs=None):
 # --- check ---
 SWEEP = (
     {"M": 96, "NQ": 64, "NK": 32, "K": 48, "R": 16},
-    {"M": 71, "NQ": 45, "NK": 23, "K": 37, "R": 5},
+    {"M": 71, "NQ": 45, "NK": 23, "K": 37, "R": 5, "dtype": "float16"},
     {"M": 64, "NQ": 32, "NK": 16, "K": 40, "R": 8, "dtype": "bfloat16"},
 )
 BENCH = ({"M": 8192, "NQ": 4096, "NK": 1024, "K": 4096, "R": 16, "dtype": "bfloat16"},)

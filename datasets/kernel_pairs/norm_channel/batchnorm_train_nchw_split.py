@@ -189,7 +189,7 @@ def backward(saved, grad_y, needs=None):
 # --- check ---
 SWEEP = (
     {"N": 4, "C": 6, "H": 8, "W": 8},
-    {"N": 3, "C": 5, "H": 27, "W": 23},
+    {"N": 3, "C": 5, "H": 27, "W": 23, "dtype": "float16"},
     {"N": 9, "C": 4, "H": 7, "W": 7, "dtype": "bfloat16"},
 )
 BENCH = (

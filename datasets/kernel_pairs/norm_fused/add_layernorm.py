@@ -147,11 +147,14 @@ def backward(saved, grad_y, grad_h, needs=None):
 # --- check ---
 SWEEP = (
     {"M": 5, "N": 64},
-    {"M": 11, "N": 83, "X1": False},
+    {"M": 11, "N": 83, "X1": False, "dtype": "float16"},
     {"M": 9, "N": 96, "SCALE": False, "SUM": False},
     {"M": 6, "N": 128, "dtype": "bfloat16"},
 )
-BENCH = ({"M": 16384, "N": 2048, "dtype": "bfloat16"}, {"M": 8192, "N": 4096, "X1": False, "SCALE": False})
+BENCH = (
+    {"M": 16384, "N": 2048, "dtype": "bfloat16"},
+    {"M": 8192, "N": 4096, "X1": False, "SCALE": False, "dtype": "float32"},
+)
 
 
 def make_args(M, N, X1=True, SCALE=True, SUM=True, dtype="float32", device="cpu", seed=0):

@@ -98,7 +98,7 @@ def backward(saved, grad_y, needs=None):
 # --- check ---
 SWEEP = (
     {"M": 6, "G": 2, "D": 32},
-    {"M": 11, "G": 3, "D": 27},
+    {"M": 11, "G": 3, "D": 27, "dtype": "float16"},
     {"M": 5, "G": 1, "D": 128, "dtype": "bfloat16"},
 )
 BENCH = ({"M": 16384, "G": 1, "D": 4096, "dtype": "bfloat16"}, {"M": 16384, "G": 8, "D": 512, "dtype": "bfloat16"})
