@@ -74,7 +74,7 @@ def _blocks(length, q):
         return 32, 16, 4
     if q.element_size() == 4:
         return 64, 32, 8
-    return (128, 32, 8) if q.shape[3] > 64 else (64, 64, 4)
+    return (128, 32, 8) if q.shape[3] > 64 else (64, 32, 4)
 
 
 def forward(q, k, v, p=0.1, seed=0):
