@@ -6,6 +6,7 @@ Whatever cannot be told becomes a note. The parent imports this module for nothi
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from kernel_agent.ir import standin
 from kernel_agent.ir.cost.ghost import NeedsValues
 from kernel_agent.oracle.child import Stub, answered, arguments_at, load
 from kernel_agent.oracle.cost_child import shapes_of
+from kernel_agent.oracle.derivative.constants import Derivation, resolved
 from kernel_agent.oracle.derivative.derive import derive
 from kernel_agent.oracle.facts.dims import dims_of
 from kernel_agent.oracle.facts.forward import Told, tell
@@ -228,15 +230,47 @@ def _derivative(stub: Stub, seen: ShapeEntry | None) -> tuple[Derivative | None,
     said = ""
     for entry in _small_entries(spec, seen):
         try:
-            lines = _derived(stub, function, entry)
+            found = _derived(stub, function, entry)
         except Exception as error:  # the user's code, at sizes of our choice
             said = said or first_line(error)
             continue
-        return Derivative(source=source, lines=lines), ()
+        return Derivative(source=source, lines=resolved(found, _again(stub, function, entry, found))), ()
     return None, (f"no derivative is shown: `{name}` cannot be followed: {said}",)
 
 
-def _derived(stub: Stub, function: Callable[..., Any], entry: ShapeEntry) -> tuple[str, ...]:
+def _again(stub: Stub, function: Callable[..., Any], entry: ShapeEntry, found: Derivation) -> Derivation | None:
+    """The derivative at a call with every dim changed, where constants are left to be told apart."""
+    if not found.constants:
+        return None
+    divided = _divided(stub.spec)
+    for first, second in ((2, 3), (3, 2), (2, 2)):
+        factors = dict(zip(entry.dims, itertools.cycle((first, second)), strict=False))
+        for name, divisor in divided:
+            factors[name] = math.lcm(factors[name], factors[divisor])
+        dims = {name: value * factors[name] if type(value) is int else value for name, value in entry.dims.items()}
+        other = entry.model_copy(update={"dims": dims})
+        try:
+            if volume(other) <= LARGE.volume:
+                return _derived(stub, function, other)
+        except Exception:  # sizes that the function refuses
+            continue
+    return None
+
+
+def _divided(spec: KernelSpec) -> tuple[tuple[str, str], ...]:
+    """Pairs of dims of which the first is a multiple of the second at every entry, such as heads of groups."""
+    whole = [name for name, value in spec.sweep[0].dims.items() if type(value) is int]
+    entries = [entry.dims for entry in spec.sweep]
+
+    def divides(name: str, divisor: str) -> bool:
+        pairs = [(dims.get(name), dims.get(divisor)) for dims in entries]
+        known = [(a, b) for a, b in pairs if type(a) is int and type(b) is int and b > 0]
+        return len(known) == len(pairs) and all(a % b == 0 for a, b in known) and any(1 < b < a for a, b in known)
+
+    return tuple((a, b) for a in whole for b in whole if a != b and divides(a, b))
+
+
+def _derived(stub: Stub, function: Callable[..., Any], entry: ShapeEntry) -> Derivation:
     """Lines at one entry, in float64 or, where the function does not take that, in the dtypes of the arguments."""
     args, kwargs = arguments_at(stub, Point(entry=entry))
     names = [fact.name for fact in stub.spec.inputs][: len(args)]
@@ -249,16 +283,30 @@ def _derived(stub: Stub, function: Callable[..., Any], entry: ShapeEntry) -> tup
         return derive(function, leaf_call(args, kwargs, places, None), names, sizes, wanted)
 
 
-_DISTINCT = (6, 14, 22, 26, 34, 38, 46, 58)
-"""Sizes that are even, no products of each other, and whose inverses nobody writes: a number says which dim it is."""
+_DISTINCT = (6, 22, 26, 34, 38, 58, 62, 82)
+"""Even sizes, no products of each other, next to no half of another, whose inverses nobody writes: a number says which
+dim it is."""
 
 
 def _small_entries(spec: KernelSpec, seen: ShapeEntry | None) -> Iterator[ShapeEntry]:
     """Entries to trace at: dims all different and small, then the same from other entries, then what was seen."""
     listed = [*([seen] if seen else []), *sorted(spec.sweep, key=volume)]
+    divided = _divided(spec)
     for entry in listed[:3]:
         yield from (entry.model_copy(update={"dims": _distinct(entry, counts=counts)}) for counts in (True, False))
+        if divided:
+            yield entry.model_copy(update={"dims": _multiples(_distinct(entry, counts=True), divided)})
     yield from (entry for entry in listed[:2] if volume(entry) <= SMALL.volume)
+
+
+def _multiples(dims: dict[str, Dim], divided: tuple[tuple[str, str], ...]) -> dict[str, Dim]:
+    """Dims with those that have to be multiples of others made so, still all different."""
+    for name, divisor in divided:
+        value, by = dims[name], dims[divisor]
+        if type(value) is int and type(by) is int and (by > 1 and (value % by or value == by)):
+            others = {other for key, other in dims.items() if key != name}  # nor is the quotient to be taken for one
+            dims[name] = next(by * f for f in itertools.count(3) if f not in others and by * f not in others)
+    return dims
 
 
 def _distinct(entry: ShapeEntry, *, counts: bool) -> dict[str, Dim]:

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from kernel_agent.oracle.derivative.constants import Derivation, resolved
 from kernel_agent.oracle.derivative.derive import derive
 from kernel_agent.oracle.leaves import leaf_call
 
@@ -17,7 +18,7 @@ def lines_of(function, *args, sizes=None, leaves=None):
     names = list(function.__code__.co_varnames[: function.__code__.co_argcount])
     floats = [place for place, arg in enumerate(args) if isinstance(arg, torch.Tensor) and arg.is_floating_point()]
     call = leaf_call(args, {}, {names[place]: place for place in (floats if leaves is None else leaves)})
-    found = derive(function, call, names, sizes or SIZES, {0: "out"})
+    found = resolved(derive(function, call, names, sizes or SIZES, {0: "out"}), None)
     return dict(line.split(" = ", 1) for line in found if " = " in line and not line.startswith("#"))
 
 
@@ -121,7 +122,7 @@ def test_a_recurrence_is_told_by_one_of_its_steps():
         return torch.stack(out)
 
     call = leaf_call((torch.randn(8, 5), torch.randn(5)), {}, {"x": 0, "a": 1})
-    found = derive(recurrence, call, ["x", "a"], {"T": 8, "D": 5}, {0: "out"})
+    found = resolved(derive(recurrence, call, ["x", "a"], {"T": 8, "D": 5}, {0: "out"}), None)
     assert len(found) < 20, found
     assert any(line.startswith("repeat ") for line in found)
     assert any(line.startswith("dx = all of T: ") for line in found)
@@ -168,3 +169,26 @@ def test_an_iteration_that_uses_its_value_twice_is_not_searched_for_ever():
         return y
 
     assert "dx" in lines_of(newton, rows().abs() + 1.0)
+
+
+def at(*constants, **symbols):
+    """A derivation whose one line shows its first constant."""
+    return Derivation(("dx = \x020\x03 * x",), constants, symbols)
+
+
+def test_a_constant_is_written_in_the_dims_that_give_it_at_two_calls():
+    # At the first call 1/105 is also 1/(B*H*W): told by one call alone, the formula would be wrong at every other.
+    first = at(1 / 105, B=3, C=12, H=5, W=7, groups=4)
+    second = at(1 / (9 * 10 * 21), B=6, C=72, H=10, W=21, groups=8)
+    assert resolved(first, second) == ("dx = (groups/(C*H*W)) * x",)
+
+
+def test_roots_and_named_factors_are_found():
+    first, second = at(22**-0.5 / 5, D=22, cap=5.0), at(66**-0.5 / 5, D=66, cap=5.0)
+    assert resolved(first, second) == ("dx = (1/(sqrt(D)*cap)) * x",)
+
+
+def test_a_constant_that_the_dims_do_not_give_stays_a_number():
+    first, second = at(0.044715, D=22), at(0.044715, D=66)
+    assert resolved(first, second) == ("dx = 0.044715 * x",)
+    assert resolved(at(1 / 105, B=3), None) == ("dx = 0.00952381 * x",)

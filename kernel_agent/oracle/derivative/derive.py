@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from kernel_agent.oracle.derivative.constants import Derivation
 from kernel_agent.oracle.derivative.formula import Formula, Named, folded, legend
 from kernel_agent.oracle.derivative.trace import Trace
 from kernel_agent.oracle.derivative.translate import Translation
@@ -38,7 +39,7 @@ def derive(
     names: Sequence[str],
     sizes: Mapping[str, int],
     outputs: Mapping[int, str],
-) -> tuple[str, ...]:
+) -> Derivation:
     """Lines of assignments that give `dx` for every leaf `x`, for cotangents `grad_y` of outputs `y`.
 
     `names` has one name per positional argument of the call; `sizes` are the dims to name numbers by; `outputs` are the
@@ -46,7 +47,8 @@ def derive(
     """
     traced = _traced(function, call, names, outputs)
     nodes = traced.trace.nodes
-    translation = Translation(nodes, sizes, _scalars(function, call, names))
+    scalars = _scalars(function, call, names)
+    translation = Translation(nodes, sizes, scalars)
     results = [
         Named(f"d{name}", translation.of(0 if grad is None else traced.trace.node(grad)))
         for name, grad in traced.grads.items()
@@ -56,7 +58,8 @@ def derive(
     if len(lines) > MOST_LINES:
         left = len(lines) - MOST_LINES
         lines = (*lines[: MOST_LINES // 2], f"... {left} more lines ...", *lines[-(MOST_LINES // 2) :])
-    return (*legend(lines), *lines)
+    symbols = {**{name: value for value, name in scalars.items()}, **sizes}
+    return Derivation((*legend(lines), *lines), tuple(formula.constants.values), symbols)
 
 
 def _traced(

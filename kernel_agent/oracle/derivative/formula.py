@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from kernel_agent.oracle.derivative.constants import Constants
 from kernel_agent.oracle.derivative.terms import Number, Term
 
 _LEGEND = {
@@ -21,6 +22,9 @@ _LEGEND = {
 
 LONGEST = 88
 """Characters of an expression that stands within another one, at most."""
+
+MOST_WRITTEN = 4
+"""Whole numbers up to this are what somebody wrote, not a product of dims."""
 
 _RANK = {"or": 0, "and": 0, "==": 1, "!=": 1, "<": 1, "<=": 1, ">": 1, ">=": 1, "+": 2, "-": 2, "*": 3, "/": 3, "//": 3}
 _RANK |= {"neg": 3, "@": 4, "^": 5, "T": 5}
@@ -73,6 +77,7 @@ class Formula:
     ) -> None:
         self.results = results
         self.sizes = sizes
+        self.constants = Constants()
         self._uses = Counter(id(arg) for term in self._reached() for arg in term.args)
         self._uses.update(id(result.term) for result in results)
         self._pieces = {id(arg) for term in self._reached() if _is_long(term) for arg in term.args}
@@ -205,7 +210,7 @@ class Formula:
         if isinstance(value, (bool, str)):
             return str(value)
         if isinstance(value, int):
-            return str(value)
+            return str(value) if abs(value) <= MOST_WRITTEN else self.constants.mark(value)
         for name, known in _CONSTANTS.items():
             if math.isclose(value, known, rel_tol=1e-7):
                 return name
@@ -214,7 +219,7 @@ class Formula:
             return f"(1/{self._size(round(inverse))})"
         if _is_count(inverse * inverse) and self._size(round(inverse * inverse)):
             return f"(1/sqrt({self._size(round(inverse * inverse))}))"
-        return f"{value:g}"
+        return self.constants.mark(value) if math.isfinite(value) else f"{value:g}"
 
     def _divisor(self, value: Number | str) -> str:
         """A number that is divided by: counts of elements appear nowhere else."""
