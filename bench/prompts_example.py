@@ -6,7 +6,9 @@ python bench/prompts_example.py --tokens        # only the table of tokens
 
 from __future__ import annotations
 
+import shutil
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +30,7 @@ from kernel_agent.agent.tools import Tools
 from kernel_agent.agent.workshop import open_tools
 from kernel_agent.bench.records import Measurement
 from kernel_agent.config import RunConfig
+from kernel_agent.data import pairs_root
 from kernel_agent.gate.verdict import Verdict
 from kernel_agent.pairs.assemble import assemble
 from kernel_agent.pairs.generated import generated_forward
@@ -35,19 +38,26 @@ from kernel_agent.pairs.spec import Candidate, KernelSpec
 from kernel_agent.pairs.sweep import smallest
 from kernel_agent.pairs.userfile import read_file
 from kernel_agent.sandbox import Sandbox
+from rag import build_index
 
 ROOT = Path(__file__).resolve().parents[1]
 FORWARD = ROOT / "examples" / "layernorm.py"
 REPLY = ROOT / "bench" / "layernorm_reply.md"
+PAIRS = (
+    *("layernorm_row", "layernorm_persistent", "rmsnorm_row", "rmsnorm_per_head", "add_rmsnorm", "groupnorm_small"),
+    *("batchnorm_train_2d", "softmax_row", "log_softmax", "embedding_atomic", "matmul_nt", "fa2_causal"),
+)
+"""What is searched, by slug: among all pairs, the page would change with every pair that is added."""
+
 SLIP = ("(b_wdy - along_one - b_xhat * along_xhat) * rstd", "(b_wdy - along_one) * rstd")
 """A term of dx is forgotten: the mistake that the repair is shown for."""
 
 HEAD = """\
 # What a model is shown
 
-For `examples/layernorm.py` with four retrieved pairs, ask by ask, as a run would make it. The replies between them (a
-plan, a candidate in which a term of dx is missing, the repaired one) were written for this page; verdicts, prices and
-times are those of the tool, the verdicts at the smallest call alone. The page is printed by
+For `examples/layernorm.py` with four pairs, retrieved from twelve, ask by ask, as a run would make it. The replies
+between them (a plan, a candidate in which a term of dx is missing, the repaired one) were written for this page;
+verdicts, prices and times are those of the tool, the verdicts at the smallest call alone. The page is printed by
 `python bench/prompts_example.py`; a test keeps it fresh.
 
 Printed with torch {torch} and triton {triton}.
@@ -78,7 +88,7 @@ class Example:
 
 def example(device: str = "cpu") -> Example:
     """Make the asks with the real rooms: a few seconds for retrieval and two checks."""
-    with open_tools(RunConfig(file=FORWARD, topk=4, device=device)) as tools:
+    with tempfile.TemporaryDirectory() as folder, open_tools(_config(Path(folder), device)) as tools:
         spec = tools.describe(read_file(FORWARD))
         brief = brief_of(tools, spec)
         plan = plan_of(brief)
@@ -103,6 +113,16 @@ def example(device: str = "cpu") -> Example:
             "4, optimise": prompts.optimize(brief, render(right), measurement, 0.02, Progressing(kept, 7)),
         }
     )
+
+
+def _config(folder: Path, device: str) -> RunConfig:
+    """A run that searches `PAIRS`, copied and indexed below a folder."""
+    for slug in PAIRS:
+        (path,) = pairs_root().glob(f"*/{slug}.py")
+        (folder / path.parent.name).mkdir(exist_ok=True)
+        shutil.copy(path, folder / path.parent.name)
+    build_index(folder, folder / "index")
+    return RunConfig(file=FORWARD, topk=4, device=device, rag_index=folder / "index")
 
 
 def brief_of(tools: Tools, spec: KernelSpec) -> Brief:
@@ -135,6 +155,7 @@ def plan_of(brief: Brief) -> Plan:
             GradientPlan(
                 grad=grad,
                 owner="one row" if grad == "x" else "a share of the rows, all columns",
+                whole=("N",),
                 reduction=Reduction.PLAIN_STORE if grad == "x" else Reduction.PARTIALS,
                 techniques=("row-local", "saved-statistics") if grad == "x" else ("two-stage-partials",),
                 saved=saved[grad],
@@ -147,13 +168,13 @@ def plan_of(brief: Brief) -> Plan:
 
 def costs(tools: Tools, spec: KernelSpec, plan: Plan) -> tuple[GradientPrice, ...]:
     """What the cost counter says of the plan."""
-    return () if tools.price is None else tools.price(spec, plan)
+    return () if tools.price is None else tools.price(spec, plan, None)
 
 
-def by_technique(tools: Tools, spec: KernelSpec, brief: Brief, plan: Plan) -> tuple[TechniqueHit, ...]:
+def by_technique(tools: Tools, spec: KernelSpec, brief: Brief, plan: Plan) -> tuple[TechniqueHit, ...] | None:
     """Pairs that compute such gradients in such a way."""
     if tools.retrieve_techniques is None:
-        return ()
+        return None
     return tools.retrieve_techniques(spec, wanted_by(plan), tuple(pair.slug for pair in brief.pairs))
 
 

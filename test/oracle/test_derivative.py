@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from kernel_agent.oracle.derivative.constants import Derivation, resolved
 from kernel_agent.oracle.derivative.derive import derive
+from kernel_agent.oracle.facts.dims import by_size
 from kernel_agent.oracle.leaves import leaf_call
 
 SIZES = {"M": 6, "N": 14}
@@ -192,3 +193,10 @@ def test_a_constant_that_the_dims_do_not_give_stays_a_number():
     first, second = at(0.044715, D=22), at(0.044715, D=66)
     assert resolved(first, second) == ("dx = 0.044715 * x",)
     assert resolved(at(1 / 105, B=3), None) == ("dx = 0.00952381 * x",)
+
+
+def test_a_group_of_channels_is_called_by_what_divides_them():
+    sizes = {"B": 2, "C": 24, "H": 6, "W": 22, "groups": 8}
+    assert by_size(3, sizes) == "C/groups"
+    assert by_size(132, sizes) == "H*W"
+    assert by_size(5, sizes) == "5", "no name is better than a wrong one"

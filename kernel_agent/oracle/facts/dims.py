@@ -127,7 +127,7 @@ def _of_one(size: int, after: int, name: str, before: int, changed: int) -> str:
 
 
 def by_size(size: int, sizes: Mapping[str, int]) -> str:
-    """A dim that has this size, a product of two, a small multiple or half of one; else the number."""
+    """A dim that has this size, a product or quotient of two, a small multiple or half of one; else the number."""
     names = [name for name, value in sizes.items() if value == size]
     if names and size > 1:
         return names[0]
@@ -136,6 +136,9 @@ def by_size(size: int, sizes: Mapping[str, int]) -> str:
         for second, m in listed[place + 1 :]:
             if n * m == size:
                 return f"{first}*{second}"
+    quotients = [f"{one}/{other}" for one, n in listed for other, m in listed if m > 2 and n == size * m]
+    if size > 2 and len(quotients) == 1:
+        return quotients[0]
     for factor in (2, 3, 4):
         for name, value in listed:
             if value > 2 and size == factor * value:
