@@ -65,7 +65,7 @@ def forward(q, k, v):
     BLOCK_D = max(16, triton.next_power_of_2(D))
     _fa2_fwd[(triton.cdiv(T, 128), B * H)](
         q, k, v, o, lse, T, scale_log2, D=D, BLOCK_D=BLOCK_D,
-        BLOCK_M=128, BLOCK_N=128 // q.element_size(), num_warps=4 if BLOCK_D <= 64 else 8, num_stages=2,
+        BLOCK_M=128, BLOCK_N=128 // q.element_size(), num_warps=8, num_stages=2,
     )  # fmt: skip
     return o, (q, k, v, o, lse)
 
@@ -161,19 +161,18 @@ def backward(saved, grad_o, needs=None):
     _fa2_delta[(triton.cdiv(B * H * T, 64),)](o, grad_o, delta, B * H * T, D=D, BLOCK_D=BLOCK_D, BLOCK_M=64)
     # The owned tile stays in shared memory, so fp32 takes half the rows.
     own, other = (128, 64) if q.element_size() == 2 else (64, 32)
-    warps = 4 if BLOCK_D <= 64 else 8
     dq = dk = dv = None
     if need_k or need_v:
         dk, dv = torch.empty_like(k), torch.empty_like(v)
         _fa2_dkdv[(triton.cdiv(T, own), B * H)](
             q, k, v, grad_o, lse, delta, dk, dv, T, scale, scale_log2, D=D, BLOCK_D=BLOCK_D,
-            BLOCK_M=other, BLOCK_N=own, num_warps=warps, num_stages=2,
+            BLOCK_M=other, BLOCK_N=own, num_warps=8, num_stages=2,
         )  # fmt: skip
     if need_q:
         dq = torch.empty_like(q)
         _fa2_dq[(triton.cdiv(T, own), B * H)](
             q, k, v, grad_o, lse, delta, dq, T, scale, scale_log2, D=D, BLOCK_D=BLOCK_D,
-            BLOCK_M=own, BLOCK_N=other, num_warps=warps, num_stages=2,
+            BLOCK_M=own, BLOCK_N=other, num_warps=8, num_stages=2,
         )  # fmt: skip
     return dq, dk, dv
 
@@ -181,7 +180,7 @@ def backward(saved, grad_o, needs=None):
 # --- check ---
 SWEEP = (
     {"B": 1, "H": 2, "T": 128, "D": 32},
-    {"B": 2, "H": 1, "T": 151, "D": 24},
+    {"B": 2, "H": 1, "T": 151, "D": 24, "dtype": "float16"},
     {"B": 1, "H": 2, "T": 200, "D": 16, "dtype": "bfloat16"},
 )
 BENCH = ({"B": 2, "H": 16, "T": 2048, "D": 64, "dtype": "float16"},)

@@ -179,19 +179,18 @@ def backward(saved, grad_o, needs=None):
         o, grad_o, delta, T, HQ, *grad_o.stride(), D=D, BLOCK_D=BLOCK_D, BLOCK_M=64
     )
     own, other = (128, 64) if q.element_size() == 2 else (64, 32)
-    warps = 4 if BLOCK_D <= 64 else 8
     dq = dk = dv = None
     if need_k or need_v:
         dk, dv = torch.empty_like(k), torch.empty_like(v)
         _gqa_dkdv[(triton.cdiv(S, own), B * HK)](
             q, k, v, grad_o, lse, delta, dk, dv, T, S, HK, HQ // HK, *grad_o.stride(), scale, scale_log2,
-            D=D, BLOCK_D=BLOCK_D, CAUSAL=causal, BLOCK_M=other, BLOCK_N=own, num_warps=warps, num_stages=2,
+            D=D, BLOCK_D=BLOCK_D, CAUSAL=causal, BLOCK_M=other, BLOCK_N=own, num_warps=8, num_stages=2,
         )  # fmt: skip
     if need_q:
         dq = torch.empty_like(q)
         _gqa_dq[(triton.cdiv(T, own), B * HQ)](
             q, k, v, grad_o, lse, delta, dq, T, S, HQ, HQ // HK, *grad_o.stride(), scale, scale_log2,
-            D=D, BLOCK_D=BLOCK_D, CAUSAL=causal, BLOCK_M=own, BLOCK_N=other, num_warps=warps, num_stages=2,
+            D=D, BLOCK_D=BLOCK_D, CAUSAL=causal, BLOCK_M=own, BLOCK_N=other, num_warps=8, num_stages=2,
         )  # fmt: skip
     return dq, dk, dv
 
@@ -200,7 +199,7 @@ def backward(saved, grad_o, needs=None):
 SWEEP = (
     {"B": 1, "T": 64, "past": 0, "HK": 2, "group": 2, "D": 32},
     {"B": 2, "T": 75, "past": 66, "HK": 1, "group": 3, "D": 20},
-    {"B": 1, "T": 50, "past": 33, "HK": 2, "group": 2, "D": 16, "causal": False},
+    {"B": 1, "T": 50, "past": 33, "HK": 2, "group": 2, "D": 16, "causal": False, "dtype": "float16"},
     {"B": 1, "T": 96, "past": 0, "HK": 4, "group": 1, "D": 16, "dtype": "bfloat16"},
 )
 BENCH = ({"B": 2, "T": 2048, "past": 0, "HK": 8, "group": 4, "D": 64, "dtype": "bfloat16"},)

@@ -130,7 +130,7 @@ def backward(saved, grad_out, needs=None):
 # --- check ---
 SWEEP = (
     {"B": 1, "H": 2, "S": 64, "D": 16},
-    {"B": 2, "H": 3, "S": 45, "D": 24},
+    {"B": 2, "H": 3, "S": 45, "D": 24, "dtype": "bfloat16"},
     {"B": 1, "H": 1, "S": 32, "D": 32, "dtype": "float16"},
 )
 BENCH = ({"B": 2, "H": 16, "S": 1024, "D": 64, "dtype": "float16"},)

@@ -101,7 +101,7 @@ def backward(saved, grad_y, needs=None):
 # --- check ---
 SWEEP = (
     {"B": 2, "D": 3, "T": 64, "W": 4},
-    {"B": 1, "D": 2, "T": 1061, "W": 3},
+    {"B": 1, "D": 2, "T": 1061, "W": 3, "dtype": "float16"},
     {"B": 2, "D": 4, "T": 50, "W": 4, "dtype": "bfloat16"},
 )
 BENCH = ({"B": 4, "D": 4096, "T": 2048, "W": 4, "dtype": "bfloat16"},)

@@ -64,7 +64,11 @@ def backward(saved, grad_y, needs=None):
 
 
 # --- check ---
-SWEEP = ({"V": 10, "T": 24, "D": 64}, {"V": 7, "T": 29, "D": 50}, {"V": 16, "T": 8, "D": 32, "dtype": "bfloat16"})
+SWEEP = (
+    {"V": 10, "T": 24, "D": 64},
+    {"V": 7, "T": 29, "D": 50, "dtype": "float16"},
+    {"V": 16, "T": 8, "D": 32, "dtype": "bfloat16"},
+)
 BENCH = ({"V": 32000, "T": 8192, "D": 1024, "dtype": "float32"},)
 
 

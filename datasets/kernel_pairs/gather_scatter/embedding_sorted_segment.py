@@ -72,7 +72,11 @@ def backward(saved, grad_y, needs=None):
 
 
 # --- check ---
-SWEEP = ({"V": 9, "T": 20, "D": 64}, {"V": 5, "T": 23, "D": 37}, {"V": 12, "T": 10, "D": 64, "dtype": "bfloat16"})
+SWEEP = (
+    {"V": 9, "T": 20, "D": 64},
+    {"V": 5, "T": 23, "D": 37, "dtype": "float16"},
+    {"V": 12, "T": 10, "D": 64, "dtype": "bfloat16"},
+)
 BENCH = ({"V": 32000, "T": 8192, "D": 1024, "dtype": "float32"},)
 
 

@@ -111,7 +111,7 @@ def backward(saved, grad_pixel, grad_opacity, needs=None):
 
 
 # --- check ---
-SWEEP = ({"R": 16, "S": 128}, {"R": 7, "S": 75}, {"R": 5, "S": 64, "dtype": "bfloat16"})
+SWEEP = ({"R": 16, "S": 128}, {"R": 7, "S": 75, "dtype": "float16"}, {"R": 5, "S": 64, "dtype": "bfloat16"})
 BENCH = ({"R": 65536, "S": 128, "dtype": "float32"},)
 
 

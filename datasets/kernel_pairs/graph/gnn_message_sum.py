@@ -92,7 +92,7 @@ def backward(saved, grad_y, needs=None):
 # --- check ---
 SWEEP = (
     {"nodes": 12, "edges": 64, "F": 32},
-    {"nodes": 23, "edges": 151, "F": 21},
+    {"nodes": 23, "edges": 151, "F": 21, "dtype": "float16"},
     {"nodes": 8, "edges": 30, "F": 64, "dtype": "bfloat16"},
 )
 BENCH = ({"nodes": 65536, "edges": 524288, "F": 128, "dtype": "bfloat16"},)

@@ -94,7 +94,7 @@ def backward(saved, grad_y, needs=(True, True)):
 # --- check ---
 SWEEP = (
     {"R": 9, "S": 7, "E": 30, "F": 32},
-    {"R": 12, "S": 15, "E": 41, "F": 19},
+    {"R": 12, "S": 15, "E": 41, "F": 19, "dtype": "float16"},
     {"R": 5, "S": 6, "E": 12, "F": 16, "dtype": "bfloat16"},
 )
 BENCH = ({"R": 65536, "S": 65536, "E": 1048576, "F": 128, "dtype": "float32"},)

@@ -92,7 +92,11 @@ def backward(saved, grad_y, needs=None):
 
 
 # --- check ---
-SWEEP = ({"S": 3, "L": 96, "C": 64}, {"S": 6, "L": 437, "C": 11}, {"S": 4, "L": 60, "C": 70, "dtype": "bfloat16"})
+SWEEP = (
+    {"S": 3, "L": 96, "C": 64},
+    {"S": 6, "L": 437, "C": 11, "dtype": "float16"},
+    {"S": 4, "L": 60, "C": 70, "dtype": "bfloat16"},
+)
 BENCH = ({"S": 64, "L": 65536, "C": 256, "dtype": "bfloat16"},)
 
 

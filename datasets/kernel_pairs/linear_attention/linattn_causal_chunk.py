@@ -182,7 +182,7 @@ def backward(saved, grad_out, needs=None):
 # --- check ---
 SWEEP = (
     {"B": 1, "H": 2, "T": 48, "K": 16, "V": 16},
-    {"B": 2, "H": 1, "T": 43, "K": 12, "V": 20},
+    {"B": 2, "H": 1, "T": 43, "K": 12, "V": 20, "dtype": "bfloat16"},
     {"B": 1, "H": 1, "T": 32, "K": 16, "V": 32, "dtype": "float16"},
 )
 BENCH = ({"B": 2, "H": 16, "T": 2048, "K": 64, "V": 64, "dtype": "float32"},)

@@ -168,7 +168,7 @@ def backward(saved, grad_out, grad_final, needs=None):
 # --- check ---
 SWEEP = (
     {"B": 1, "H": 2, "T": 32, "K": 16, "V": 32},
-    {"B": 2, "H": 1, "T": 45, "K": 12, "V": 40},
+    {"B": 2, "H": 1, "T": 45, "K": 12, "V": 40, "dtype": "float16"},
     {"B": 1, "H": 2, "T": 20, "K": 8, "V": 8, "dtype": "bfloat16"},
 )
 BENCH = ({"B": 2, "H": 16, "T": 512, "K": 64, "V": 64, "dtype": "float32"},)

@@ -80,7 +80,7 @@ def backward(saved, grad_loss, needs=None):
 
 
 # --- check ---
-SWEEP = ({"M": 6, "V": 64}, {"M": 11, "V": 150}, {"M": 4, "V": 128, "dtype": "bfloat16"})
+SWEEP = ({"M": 6, "V": 64}, {"M": 11, "V": 150, "dtype": "float16"}, {"M": 4, "V": 128, "dtype": "bfloat16"})
 BENCH = ({"M": 4096, "V": 32000, "dtype": "float32"},)
 
 

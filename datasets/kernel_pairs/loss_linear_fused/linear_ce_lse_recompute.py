@@ -152,7 +152,7 @@ def backward(saved, grad_loss, needs=None):
 # --- check ---
 SWEEP = (
     {"T": 16, "V": 64, "H": 32, "strip": 32},
-    {"T": 21, "V": 75, "H": 40, "strip": 32},
+    {"T": 21, "V": 75, "H": 40, "strip": 32, "dtype": "bfloat16"},
     {"T": 16, "V": 48, "H": 16, "strip": 64, "dtype": "float16"},
 )
 BENCH = ({"T": 4096, "V": 32000, "H": 1024, "strip": 4096, "dtype": "float16"},)

@@ -70,7 +70,7 @@ def backward(saved, grad_loss, needs=(True, True)):
 
 
 # --- check ---
-SWEEP = ({"M": 8, "N": 128}, {"M": 13, "N": 101}, {"M": 4, "N": 256, "dtype": "bfloat16"})
+SWEEP = ({"M": 8, "N": 128}, {"M": 13, "N": 101, "dtype": "float16"}, {"M": 4, "N": 256, "dtype": "bfloat16"})
 BENCH = ({"M": 8192, "N": 4096, "dtype": "float32"},)
 
 

@@ -85,7 +85,7 @@ def backward(saved, grad_y, needs=None):
 
 
 # --- check ---
-SWEEP = ({"M": 70, "LOG_N": 5}, {"M": 37, "LOG_N": 7}, {"M": 9, "LOG_N": 6, "dtype": "bfloat16"})
+SWEEP = ({"M": 70, "LOG_N": 5}, {"M": 37, "LOG_N": 7, "dtype": "float16"}, {"M": 9, "LOG_N": 6, "dtype": "bfloat16"})
 BENCH = ({"M": 16384, "LOG_N": 11, "dtype": "bfloat16"},)
 
 

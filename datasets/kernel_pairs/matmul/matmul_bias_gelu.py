@@ -116,7 +116,11 @@ def backward(saved, grad_y, needs=None):
 
 
 # --- check ---
-SWEEP = ({"M": 64, "N": 32, "K": 16}, {"M": 75, "N": 150, "K": 41}, {"M": 32, "N": 24, "K": 80, "dtype": "bfloat16"})
+SWEEP = (
+    {"M": 64, "N": 32, "K": 16},
+    {"M": 75, "N": 150, "K": 41, "dtype": "float16"},
+    {"M": 32, "N": 24, "K": 80, "dtype": "bfloat16"},
+)
 BENCH = ({"M": 4096, "N": 4096, "K": 1024, "dtype": "bfloat16"},)
 
 

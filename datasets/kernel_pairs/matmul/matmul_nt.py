@@ -102,7 +102,11 @@ def backward(saved, grad_c, needs=None):
 
 
 # --- check ---
-SWEEP = ({"M": 32, "N": 16, "K": 64}, {"M": 150, "N": 37, "K": 45}, {"M": 24, "N": 40, "K": 72, "dtype": "bfloat16"})
+SWEEP = (
+    {"M": 32, "N": 16, "K": 64},
+    {"M": 150, "N": 37, "K": 45, "dtype": "float16"},
+    {"M": 24, "N": 40, "K": 72, "dtype": "bfloat16"},
+)
 BENCH = ({"M": 4096, "N": 2048, "K": 2048, "dtype": "bfloat16"},)
 
 

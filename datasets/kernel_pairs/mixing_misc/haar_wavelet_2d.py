@@ -96,7 +96,7 @@ def backward(saved, grad_y, needs=None):
 # --- check ---
 SWEEP = (
     {"planes": 2, "rows": 4, "cols": 4, "levels": 2},
-    {"planes": 3, "rows": 11, "cols": 17, "levels": 1},
+    {"planes": 3, "rows": 11, "cols": 17, "levels": 1, "dtype": "float16"},
     {"planes": 1, "rows": 1, "cols": 3, "levels": 3, "dtype": "bfloat16"},
 )
 BENCH = ({"planes": 64, "rows": 64, "cols": 64, "levels": 3, "dtype": "float32"},)

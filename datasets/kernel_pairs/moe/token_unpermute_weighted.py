@@ -73,7 +73,7 @@ def backward(saved, grad_y, needs=None):
 # --- check ---
 SWEEP = (
     {"T": 10, "TOPK": 2, "D": 64},
-    {"T": 13, "TOPK": 3, "D": 45},
+    {"T": 13, "TOPK": 3, "D": 45, "dtype": "float16"},
     {"T": 6, "TOPK": 4, "D": 32, "dtype": "bfloat16"},
 )
 BENCH = ({"T": 8192, "TOPK": 8, "D": 2048, "dtype": "bfloat16"},)

@@ -98,7 +98,7 @@ def backward(saved, grad_y, needs=None):
 # --- check ---
 SWEEP = (
     {"N": 3, "G": 2, "K": 4, "L": 16},
-    {"N": 2, "G": 3, "K": 3, "L": 21},
+    {"N": 2, "G": 3, "K": 3, "L": 21, "dtype": "float16"},
     {"N": 2, "G": 4, "K": 2, "L": 32, "dtype": "bfloat16"},
 )
 BENCH = ({"N": 16, "G": 32, "K": 8, "L": 1024, "dtype": "bfloat16"},)

@@ -63,7 +63,11 @@ def backward(saved, grad_y, needs=None):
 
 
 # --- check ---
-SWEEP = ({"M": 16, "N": 128}, {"M": 37, "N": 61, "bits": 4}, {"M": 8, "N": 96, "bits": 4, "dtype": "bfloat16"})
+SWEEP = (
+    {"M": 16, "N": 128},
+    {"M": 37, "N": 61, "bits": 4, "dtype": "float16"},
+    {"M": 8, "N": 96, "bits": 4, "dtype": "bfloat16"},
+)
 BENCH = ({"M": 8192, "N": 4096, "dtype": "bfloat16"},)
 
 

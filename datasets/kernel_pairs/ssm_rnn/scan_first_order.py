@@ -88,7 +88,7 @@ def backward(saved, grad_y, needs=None):
 # --- check ---
 SWEEP = (
     {"B": 2, "L": 64, "C": 16},
-    {"B": 1, "L": 45, "C": 21},
+    {"B": 1, "L": 45, "C": 21, "dtype": "float16"},
     {"B": 1, "L": 32, "C": 8, "dtype": "bfloat16"},
 )
 BENCH = ({"B": 8, "L": 2048, "C": 1024, "dtype": "float32"},)

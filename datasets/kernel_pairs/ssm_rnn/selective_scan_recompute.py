@@ -165,7 +165,7 @@ def backward(saved, grad_y, needs=None):
 # --- check ---
 SWEEP = (
     {"B": 1, "D": 4, "T": 64, "N": 16},
-    {"B": 2, "D": 6, "T": 45, "N": 5},
+    {"B": 2, "D": 6, "T": 45, "N": 5, "dtype": "float16"},
     {"B": 1, "D": 8, "T": 40, "N": 8, "dtype": "bfloat16"},
 )
 BENCH = ({"B": 4, "D": 1024, "T": 1024, "N": 16, "dtype": "float32"},)
