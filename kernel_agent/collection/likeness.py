@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 import hashlib
 import keyword
 import re
@@ -27,6 +28,8 @@ GRAM = 5
 FORWARD_LIMIT = 0.8
 """Forwards of two pairs that reach this are one forward: two schedules of one operation still differ in structure."""
 BACKWARD_LIMIT = 0.9
+LEAST = 50
+"""Runs of tokens below which a section is not compared: it only calls kernels that stand in the other one."""
 
 _TOKEN = re.compile(r"\"[^\"\n]*\"|'[^'\n]*'|[A-Za-z_]\w*|\d[\w.]*|//=|\*\*|//|[-+*/%<>=!&|^@]=|->|<<|>>|\S")
 _COMMENT = re.compile(r"#.*")
@@ -52,10 +55,11 @@ class Twins:
 def near_duplicates(sources: Mapping[Path, str]) -> list[Twins]:
     """All couples of pair files over a limit, the most alike first. Raises `InputError` for what is no pair file."""
     sections = {path: split_sections(source) for path, source in sources.items()}
-    paths = list(sections)
     found = []
     for name, limit in (("forward", FORWARD_LIMIT), ("backward", BACKWARD_LIMIT)):
-        alike = likenesses([getattr(sections[path], name) for path in paths])
+        texts = {path: getattr(sections[path], name) for path in sections}
+        paths = [path for path, text in texts.items() if len(token_grams(text)) >= LEAST]
+        alike = likenesses([texts[path] for path in paths])
         for i, j in zip(*np.nonzero(np.triu(alike, 1) >= limit), strict=True):
             found.append(Twins(paths[i], paths[j], name, float(alike[i, j])))
     return sorted(found, key=lambda twins: (-twins.likeness, str(twins.one), str(twins.other)))
@@ -78,11 +82,13 @@ def likenesses(texts: Iterable[str]) -> NDArray[np.float64]:
     return alike
 
 
-def token_grams(text: str) -> set[int]:
+@functools.lru_cache(maxsize=4096)
+def token_grams(text: str) -> frozenset[int]:
     """The runs of `GRAM` tokens of a section, as hashes that are equal in every process."""
     tokens = _normal(_TOKEN.findall(_COMMENT.sub("", _without_docstrings(text))))
     runs = zip(*(tokens[start:] for start in range(GRAM)), strict=False)
-    return {int.from_bytes(hashlib.blake2b("\0".join(run).encode(), digest_size=8).digest(), "big") for run in runs}
+    digests = (hashlib.blake2b("\0".join(run).encode(), digest_size=8).digest() for run in runs)
+    return frozenset(int.from_bytes(digest, "big") for digest in digests)
 
 
 def _normal(tokens: list[str]) -> list[str]:

@@ -88,7 +88,11 @@ def make_plan(truths: Truths, options: GateOptions, *, accepts_needs: bool) -> P
     notes += [part.words for part in at_full_size(truths, _required_fits(truths, options), options.seeds[0])]
     wanted = list(swept.values())
     odd = [entry for entry in _odd_entries([shape.entry for shape in wanted]) if entry.label not in swept]
-    answers = truths.forwards([Point(entry=e, seed=options.seeds[0]) for e in [*[s.entry for s in wanted], *odd]])
+    likely = odd[: options.odd_sizes]
+    answers = _forwards(truths, [*[shape.entry for shape in wanted], *likely], options)
+    odd_answers = answers[len(wanted) :]
+    if len(odd) > len(likely) and any(isinstance(answer, Refusal) or answer.findings for answer in odd_answers):
+        odd_answers += _forwards(truths, odd[len(likely) :], options)
     shapes: list[ShapePlan] = []
     for shape, answer in zip(wanted, answers, strict=False):
         if isinstance(answer, Refusal):
@@ -96,9 +100,15 @@ def make_plan(truths: Truths, options: GateOptions, *, accepts_needs: bool) -> P
             continue
         shapes.append(replace(shape, elements=answer.elements))
         notes += [f"the forward itself at {shape.entry.label}: {finding}" for finding in answer.findings[:1]]
-    shapes += _odd_shapes(odd, answers[len(wanted) :], options, notes)
+    shapes += _odd_shapes(odd[: len(odd_answers)], odd_answers, options, notes)
     planned = _with_cases(truths, _cheap_first(shapes), options, accepts_needs)
     return _within_budget(planned, options, notes)
+
+
+def _forwards(truths: Truths, entries: list[ShapeEntry], options: GateOptions) -> tuple[ForwardTruth | Refusal, ...]:
+    """The forward at entries and the first seed. The other seeds will be asked for: one child answers all."""
+    points = [Point(entry=entry, seed=seed) for seed in options.seeds for entry in entries]
+    return truths.forwards(points)[: len(entries)]
 
 
 def forward_findings(truths: Truths, options: GateOptions) -> tuple[str, ...]:

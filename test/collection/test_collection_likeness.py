@@ -41,6 +41,15 @@ def test_likeness_is_the_jaccard_index_of_runs_of_five_tokens():
     assert 0 < matrix[0, 1] < 1
 
 
+def test_a_backward_that_only_calls_the_forwards_kernel_is_compared_by_its_forward():
+    # Rotations are undone by the forward's own kernel with the other sign: such backwards are all alike.
+    head, rest = SOFTMAX.split("# --- backward ---")
+    short = f"{head}# --- backward ---\n\n\ndef backward(saved, grad_y, needs=None):\n    return turn(grad_y, -1)\n\n\n"
+    pair = short + "# --- check ---" + rest.split("# --- check ---")[1]
+    found = near_duplicates({Path("a/a.py"): pair, Path("b/b.py"): pair})
+    assert [twins.section for twins in found] == ["forward"]
+
+
 def test_docstrings_and_comments_count_for_nothing():
     plain = "def f(x):\n    return x + 1\n"
     told = 'def f(x):\n    """Adds one."""\n    # one more\n    return x + 1\n'
