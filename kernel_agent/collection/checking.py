@@ -71,6 +71,11 @@ def check_pairs(files: Sequence[Path], options: Options) -> Iterator[Begun | Row
     from kernel_agent.collection.proof import RULES  # loads torch
 
     complaints = complaints_about(files)
+    if options.record:
+        for path in {path.resolve().parent: path for path in files}.values():
+            book = VerdictBook.beside(path)
+            if book is not None:
+                book.tidy(path)
     tasks = []
     for path in files:
         book = VerdictBook.beside(path)

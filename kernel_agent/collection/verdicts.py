@@ -11,14 +11,14 @@ import fcntl
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from pydantic import Field, ValidationError
 
 from kernel_agent.collection.compiling import KernelFacts
-from kernel_agent.collection.pairfiles import results_folder
+from kernel_agent.collection.pairfiles import PAIRS, results_folder
 from kernel_agent.errors import EnvironmentProblem, InputError
 from kernel_agent.gate.verdict import Status
 from kernel_agent.pairs.spec import content_hash
@@ -86,7 +86,10 @@ class VerdictBook:
         return self.folder / f"{family}.jsonl"
 
     def family(self, family: str) -> dict[str, PairVerdict]:
-        """By slug. Raises `InputError` with the line where the file holds something else."""
+        """By slug: of several, as a merge leaves them, the one that speaks of the pair's text, else the last.
+
+        Raises `InputError` with the line where the file holds something else.
+        """
         path = self.file(family)
         if not path.is_file():
             return {}
@@ -97,8 +100,15 @@ class VerdictBook:
             except ValidationError:
                 remedy = "Delete the line, then run kernel-agent dataset check."
                 raise InputError("this is no recorded verdict", path=path, line=number, remedy=remedy) from None
-            found[verdict.slug] = verdict
+            known = found.get(verdict.slug)
+            if known is None or known.hash != self._hash_of(family, verdict.slug):
+                found[verdict.slug] = verdict
         return found
+
+    def _hash_of(self, family: str, slug: str) -> str | None:
+        """Of the text of a pair; None where it is gone."""
+        pair = self.folder.parent.parent / PAIRS / family / f"{slug}.py"
+        return content_hash(pair.read_text(encoding="utf-8")) if pair.is_file() else None
 
     def standing(self, pair: Path, rule: str) -> tuple[Standing, PairVerdict | None]:
         """Whether the verdict of a pair file is recorded, and the record."""
@@ -113,10 +123,17 @@ class VerdictBook:
 
         Raises `EnvironmentProblem` where nothing can be written.
         """
-        family = pair.resolve().parent
+        self._write(pair.resolve().parent, {verdict.slug: verdict})
+
+    def tidy(self, pair: Path) -> None:
+        """Sort the file of a pair's family, and drop what is there twice or of pairs that are gone."""
+        if self.file(pair.resolve().parent.name).is_file():
+            self._write(pair.resolve().parent, {})
+
+    def _write(self, family: Path, new: Mapping[str, PairVerdict]) -> None:
         try:
             with self._locked():
-                known = {**self.family(family.name), verdict.slug: verdict}
+                known = {**self.family(family.name), **new}
                 lines = [known[slug].line + "\n" for slug in sorted(known) if (family / f"{slug}.py").is_file()]
                 text = "".join(lines)
                 path = self.file(family.name)

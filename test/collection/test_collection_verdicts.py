@@ -86,6 +86,18 @@ def test_the_verdict_of_a_pair_that_is_gone_goes_with_it(pair):
     assert list(book.family("softmax")) == ["softmax_row"]
 
 
+def test_of_two_lines_that_a_merge_left_the_one_of_this_text_counts(pair):
+    # Verdict files are merged by keeping the lines of both sides (.gitattributes).
+    book, current = book_of(pair), verdict_of(pair)
+    old = verdict_of(pair, hash="0" * 64)
+    for lines in ([current, old], [old, current]):
+        book.folder.mkdir(parents=True, exist_ok=True)
+        book.file("softmax").write_text("".join(verdict.line + "\n" for verdict in lines))
+        assert book.standing(pair, "1.1") == (Standing.CURRENT, current)
+        book.tidy(pair)
+        assert book.file("softmax").read_text() == current.line + "\n"
+
+
 def test_a_damaged_line_is_told_with_its_place(pair):
     book = book_of(pair)
     book.record(pair, verdict_of(pair))
