@@ -121,7 +121,9 @@ def _summary(rows: list[Row]) -> Listing:
     from kernel_agent.cli.tables import Listing
     from kernel_agent.collection.checking import Outcome
 
-    listing = Listing("", ("family", "pairs", "green", "red", "not judged", "recorded before", "cases", "worst error"))
+    listing = Listing(
+        "", ("family", "pairs", "green", "red", "not judged", "recorded before", "cases", "worst error", "processor s")
+    )
     for family in sorted({row.path.parent.name for row in rows}):
         own = [row for row in rows if row.path.parent.name == family]
         verdicts = [row.verdict for row in own if row.verdict is not None]
@@ -133,5 +135,6 @@ def _summary(rows: list[Row]) -> Listing:
             str(sum(row.recorded for row in own)),
             str(sum(verdict.right for verdict in verdicts)),
             f"{worst:.0e} of the allowed",
+            f"{sum(row.seconds for row in own):.1f}",
         )
     return listing

@@ -93,7 +93,7 @@ class VerdictBook:
         path = self.file(family)
         if not path.is_file():
             return {}
-        found = {}
+        found: dict[str, PairVerdict] = {}
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
             try:
                 verdict = PairVerdict.model_validate_json(line)
