@@ -38,9 +38,10 @@ def _max_fwd(X, Value, Index, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
         better = x > best
         best = tl.where(better, x, best)
         column = tl.where(better, n, column)
-    value = tl.max(best, 1)
     # Among the lanes that reached the maximum the lowest column is the first of equals.
-    index = tl.min(tl.where(best == value[:, None], column, N), 1)
+    index = tl.min(tl.where(best == tl.max(best, 1)[:, None], column, N), 1)
+    # The value is taken from the lane that is named, so that value and index are one also among equals.
+    value = tl.sum(tl.where(column == index[:, None], best, 0.0), 1)
     tl.store(Value + m, value, mask=m < M)
     tl.store(Index + m, index.to(tl.int64), mask=m < M)
 
