@@ -1,0 +1,141 @@
+"""Spectral normalisation W / sigma with sigma = u^T W v for constant u and v: elementwise but for a rank-1 correction.
+
+dW = (G - (<G, W> / sigma) u v^T) / sigma. The one number <G, W> is a sum over the whole matrix: the first launch leaves
+a partial of it for each row, and every program of the second adds the partials, a few KiB, before its tile. sigma is
+taken the same way in the forward, and saved.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+META = {
+    "slug": "spectral_norm_step",
+    "family": "norm_channel",
+    "op": "spectral_norm",
+    "schema": 1,
+    "techniques": (
+        "scalar-gradient",
+        "two-stage-partials",
+        "saved-statistics",
+        "partial-gradient",
+        "strided-cotangent",
+    ),
+    "saves": ("sigma: fp32 (1,)",),
+    "grads": ("weight",),
+    "dtypes": ("float32", "bfloat16", "float16"),
+    "license": "Apache-2.0",
+    "origin": "original",
+    "interpreter_ok": True,
+}
+
+
+# --- forward ---
+@triton.jit
+def _sum_of(Parts, count, BLOCK: tl.constexpr):
+    """All of a short buffer, added by every program that asks."""
+    i = tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, count, BLOCK):
+        total += tl.load(Parts + start + i, mask=start + i < count, other=0.0)
+    return tl.sum(total, 0)
+
+
+@triton.jit
+def _bilinear_parts(W, U, V, Parts, N, K, BLOCK: tl.constexpr):
+    # A program takes one row: u[n] <W[n], v>.
+    n = tl.program_id(0).to(tl.int64)
+    acc = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, K, BLOCK):
+        k = start + tl.arange(0, BLOCK)
+        w = tl.load(W + n * K + k, mask=k < K, other=0.0).to(tl.float32)
+        acc += w * tl.load(V + k, mask=k < K, other=0.0).to(tl.float32)
+    tl.store(Parts + n, tl.sum(acc, 0) * tl.load(U + n).to(tl.float32))
+
+
+@triton.jit
+def _divide_by_sigma(W, Parts, Out, Sigma, N, size, BLOCK: tl.constexpr):
+    sigma = _sum_of(Parts, N, 1024)
+    if tl.program_id(0) == 0:
+        tl.store(Sigma, sigma)
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    w = tl.load(W + i, mask=i < size, other=0.0).to(tl.float32)
+    tl.store(Out + i, w / sigma, mask=i < size)
+
+
+def forward(weight, u, v):
+    weight = weight.contiguous()
+    N, K = weight.shape
+    out = torch.empty_like(weight)
+    parts = torch.empty(N, device=weight.device, dtype=torch.float32)
+    sigma = torch.empty(1, device=weight.device, dtype=torch.float32)
+    _bilinear_parts[(N,)](weight, u, v, parts, N, K, BLOCK=min(2048, triton.next_power_of_2(K)))
+    _divide_by_sigma[(triton.cdiv(N * K, 8192),)](weight, parts, out, sigma, N, N * K, BLOCK=8192, num_warps=8)
+    return out, (weight, u, v, sigma)
+
+
+# --- backward ---
+@triton.jit
+def _inner_product_parts(G, W, Parts, K, g_n, g_k, BLOCK: tl.constexpr):
+    n = tl.program_id(0).to(tl.int64)
+    acc = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, K, BLOCK):
+        k = start + tl.arange(0, BLOCK)
+        g = tl.load(G + n * g_n + k.to(tl.int64) * g_k, mask=k < K, other=0.0).to(tl.float32)
+        acc += g * tl.load(W + n * K + k, mask=k < K, other=0.0).to(tl.float32)
+    tl.store(Parts + n, tl.sum(acc, 0))
+
+
+@triton.jit
+def _rank_one_correction(
+    G, U, V, Sigma, Parts, DW, N, K, g_n, g_k, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr
+):  # fmt: skip
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
+    ok = (n[:, None] < N) & (k[None, :] < K)
+    inv = 1.0 / tl.load(Sigma)
+    pull = _sum_of(Parts, N, 1024) * inv
+    u = tl.load(U + n, mask=n < N, other=0.0).to(tl.float32)
+    v = tl.load(V + k, mask=k < K, other=0.0).to(tl.float32)
+    g_at = n[:, None].to(tl.int64) * g_n + k[None, :].to(tl.int64) * g_k
+    g = tl.load(G + g_at, mask=ok, other=0.0).to(tl.float32)
+    dw = inv * (g - pull * u[:, None] * v[None, :])
+    tl.store(DW + n[:, None].to(tl.int64) * K + k[None, :], dw, mask=ok)
+
+
+def backward(saved, grad_out, needs=None):
+    weight, u, v, sigma = saved
+    N, K = weight.shape
+    parts = torch.empty(N, device=weight.device, dtype=torch.float32)
+    dw = torch.empty_like(weight)
+    _inner_product_parts[(N,)](
+        grad_out, weight, parts, K, grad_out.stride(0), grad_out.stride(1), BLOCK=min(2048, triton.next_power_of_2(K))
+    )
+    _rank_one_correction[(triton.cdiv(K, 256), triton.cdiv(N, 32))](
+        grad_out, u, v, sigma, parts, dw, N, K, grad_out.stride(0), grad_out.stride(1),
+        BLOCK_N=32, BLOCK_K=256, num_warps=8,
+    )  # fmt: skip
+    return dw
+
+
+# --- check ---
+SWEEP = (
+    {"N": 24, "K": 64},
+    {"N": 37, "K": 83, "dtype": "float16"},
+    {"N": 16, "K": 96, "dtype": "bfloat16"},
+)
+BENCH = ({"N": 4096, "K": 4096, "dtype": "bfloat16"},)
+
+
+def make_args(N, K, dtype="float32", device="cpu", seed=0):
+    g = torch.Generator().manual_seed(seed)
+    weight = torch.randn(N, K, generator=g) * K**-0.5
+    # Unit vectors as after a step of power iteration, constants of the operator.
+    v = torch.nn.functional.normalize(torch.randn(K, generator=g), dim=0)
+    u = torch.nn.functional.normalize(weight @ v, dim=0)
+    return tuple(t.to(device=device, dtype=getattr(torch, dtype)) for t in (weight, u, v))
+
+
+def reference(weight, u, v):
+    wf = weight.float()
+    return (wf / (u.float() @ wf @ v.float())).to(weight.dtype)
