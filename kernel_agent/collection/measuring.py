@@ -47,7 +47,7 @@ def measured(path: Path, sandbox: InProcess, device: str) -> list[PairSpeed]:
         return [_failed(facts, device, SpeedStatus.OUT_OF_MEMORY, _one_line(error))]
     except KernelAgentError as error:
         return [_failed(facts, device, SpeedStatus.FAILED, _one_line(error))]
-    return [_speed(facts, shape, found, verdict, counted.get(shape.label)) for shape in found.shapes]
+    return [speed_of(facts, shape, found, verdict, counted.get(shape.label)) for shape in found.shapes]
 
 
 def _status_of(verdict: Verdict, said: str) -> SpeedStatus:
@@ -75,9 +75,10 @@ def _counted(spec: KernelSpec, sandbox: InProcess, device: str) -> dict[str, Ent
         return {}
 
 
-def _speed(
+def speed_of(
     facts: FileFacts, shape: ShapeTime, found: Measurement, verdict: Verdict, cost: EntryCost | None
 ) -> PairSpeed:
+    """The record of a backward that was proven and timed at one entry."""
     report = None if cost is None else cost.parts.get("backward")
     operations = 0 if report is None else sum(report.operations(kind) for kind in PRODUCTS)
     us = shape.median_us

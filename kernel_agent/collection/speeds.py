@@ -49,7 +49,7 @@ class PairSpeed(Record):
         default=None, description="operations of its products over time; None without products"
     )
     atomics: int | None = Field(default=None, description="elements updated atomically")
-    saved_bytes: int | None = Field(default=None, description="of tensors that the forward saves beside its inputs")
+    saved_bytes: int | None = Field(default=None, description="of saved tensors that have not the form of an input")
     worst: float | None = Field(default=None, description="largest error in the native tier over what is allowed")
     versions: tuple[str, ...] = ()
 
