@@ -23,7 +23,6 @@ class Fault(str, enum.Enum):
     LAST_BLOCK_SKIPPED = "last block skipped"
     STRIDES_IGNORED = "cotangent strides ignored"
     STALE_STATISTIC = "stale statistic"
-    LOW_PRECISION = "low-precision accumulation"
     EXCHANGED = "gradient of another input"
     FACTOR = "wrong factor"
     OUTPUT_IGNORED = "cotangent of an output ignored"
