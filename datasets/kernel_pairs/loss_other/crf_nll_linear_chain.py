@@ -1,0 +1,162 @@
+"""Linear-chain CRF: alphas are saved on the way forward, betas made on the way back, transitions gather pair marginals.
+
+With emissions e and transitions A:    alpha[t, j] = e[t, j] + lse over i of (alpha[t - 1, i] + A[i, j]),
+    beta[t, i] = lse over j of (A[i, j] + e[t + 1, j] + beta[t + 1, j]),    L = log Z - score of the given tags.
+    de[t, j] = exp(alpha + beta - log Z) - [tag],
+    dA[i, j] = sum over t of exp(alpha[t - 1, i] + A[i, j] + e[t, j] + beta[t, j] - log Z) - count of (i, j) in tags.
+A program owns a sentence. Its (tags, tags) tile of A stays in registers in both directions, and backward so does dA, to
+which every step adds its outer product of pair marginals. One partial dA per sentence leaves.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+META = {
+    "slug": "crf_nll_linear_chain",
+    "family": "loss_other",
+    "op": "crf_nll",
+    "schema": 1,
+    "techniques": ("reverse-scan", "checkpointed-states", "varlen", "two-stage-partials", "one-launch"),
+    "saves": ("alpha: fp32 (B, T, K)", "log_z: fp32 (B,)"),
+    "grads": ("emission", "transition"),
+    "dtypes": ("float32", "bfloat16"),
+    "license": "Apache-2.0",
+    "origin": "original",
+    "interpreter_ok": True,
+}
+
+
+# --- forward ---
+@triton.jit
+def _crf_fwd(Emission, Transition, Tag, Length, Alpha, LogZ, Loss, T, K, BLOCK_K: tl.constexpr, BLOCK_T: tl.constexpr):
+    b = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, BLOCK_K)
+    j = tl.arange(0, BLOCK_K)
+    length = tl.load(Length + b)
+    # Tags that do not exist are unreachable by a finite amount: minus infinity would meet itself in differences.
+    pair = (i[:, None] < K) & (j[None, :] < K)
+    a = tl.load(Transition + i[:, None] * K + j[None, :], mask=pair, other=-1.0e30).to(tl.float32)
+    rows = (b * T) * K + j
+    alpha = tl.load(Emission + rows, mask=j < K, other=-1.0e30).to(tl.float32)
+    tl.store(Alpha + rows, alpha, mask=j < K)
+    for step in range(1, length):
+        e = tl.load(Emission + rows + step * K, mask=j < K, other=0.0).to(tl.float32)
+        s = alpha[:, None] + a
+        top = tl.max(s, 0)
+        alpha = e + top + tl.log(tl.sum(tl.exp(s - top[None, :]), 0))
+        tl.store(Alpha + rows + step * K, alpha, mask=j < K)
+    best = tl.max(alpha, 0)
+    log_z = best + tl.log(tl.sum(tl.exp(alpha - best), 0))
+    # The given tags' score has no recursion: it is gathered in tiles of time.
+    score = tl.zeros((BLOCK_T,), tl.float32)
+    for start in range(0, length, BLOCK_T):
+        t = start + tl.arange(0, BLOCK_T)
+        tag = tl.load(Tag + b * T + t, mask=t < length, other=0)
+        before = tl.load(Tag + b * T + t - 1, mask=(t > 0) & (t < length), other=0)
+        score += tl.load(Emission + (b * T + t) * K + tag, mask=t < length, other=0.0).to(tl.float32)
+        score += tl.load(Transition + before * K + tag, mask=(t > 0) & (t < length), other=0.0).to(tl.float32)
+    tl.store(LogZ + b, log_z)
+    tl.store(Loss + b, log_z - tl.sum(score, 0))
+
+
+def _tile(K):
+    if K > 64:
+        raise ValueError("the transitions must fit one tile: at most 64 tags")
+    BLOCK_K = max(16, triton.next_power_of_2(K))
+    return BLOCK_K, 4 if BLOCK_K == 64 else 1
+
+
+def forward(emission, transition, tag, length):
+    emission, transition, tag = emission.contiguous(), transition.contiguous(), tag.contiguous()
+    B, T, K = emission.shape
+    # Steps past a sentence's end stay zero: what is saved is defined throughout.
+    alpha = torch.zeros(B, T, K, device=emission.device, dtype=torch.float32)
+    log_z, loss = (torch.empty(B, device=emission.device, dtype=torch.float32) for _ in range(2))
+    BLOCK_K, warps = _tile(K)
+    _crf_fwd[(B,)](
+        emission, transition, tag, length, alpha, log_z, loss, T, K, BLOCK_K=BLOCK_K, BLOCK_T=64, num_warps=warps
+    )
+    return loss, (emission, transition, tag, length, alpha, log_z)
+
+
+# --- backward ---
+@triton.jit
+def _crf_bwd(
+    DLoss, Emission, Transition, Tag, Length, Alpha, LogZ, DEmission, DTransition, T, K, stride_g,
+    BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    b = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, BLOCK_K)
+    j = tl.arange(0, BLOCK_K)
+    g = tl.load(DLoss + b * stride_g)
+    log_z = tl.load(LogZ + b)
+    length = tl.load(Length + b)
+    pair = (i[:, None] < K) & (j[None, :] < K)
+    a = tl.load(Transition + i[:, None] * K + j[None, :], mask=pair, other=-1.0e30).to(tl.float32)
+    da = tl.zeros((BLOCK_K, BLOCK_K), tl.float32)
+    beta = tl.zeros((BLOCK_K,), tl.float32)
+    for back in range(length):
+        t = length - 1 - back
+        rows = (b * T + t) * K
+        tag = tl.load(Tag + b * T + t)
+        alpha = tl.load(Alpha + rows + j, mask=j < K, other=-1.0e30)
+        marginal = tl.exp(alpha + beta - log_z)
+        tl.store(DEmission + rows + j, g * (marginal - tl.where(j == tag, 1.0, 0.0)), mask=j < K)
+        # The first word has no word before it: its unreachable alphas make the pair marginals zero.
+        before = tl.load(Tag + b * T + t - 1, mask=t > 0, other=-1)
+        alpha = tl.load(Alpha + rows - K + i, mask=(i < K) & (t > 0), other=-1.0e30)
+        e = tl.load(Emission + rows + j, mask=j < K, other=0.0).to(tl.float32)
+        s = a + (e + beta)[None, :]
+        da += tl.exp(alpha[:, None] + s - log_z)
+        da -= tl.where((i[:, None] == before) & (j[None, :] == tag), 1.0, 0.0)
+        top = tl.max(s, 1)
+        beta = top + tl.log(tl.sum(tl.exp(s - top[:, None]), 1))
+    tl.store(DTransition + b * K * K + i[:, None] * K + j[None, :], g * da, mask=pair)
+
+
+def backward(saved, grad_loss, needs=None):
+    emission, transition, tag, length, alpha, log_z = saved
+    B, T, K = emission.shape
+    # Words past a sentence's end are not visited.
+    demission = torch.zeros_like(emission)
+    parts = torch.empty(B, K, K, device=emission.device, dtype=torch.float32)
+    BLOCK_K, warps = _tile(K)
+    _crf_bwd[(B,)](
+        grad_loss, emission, transition, tag, length, alpha, log_z, demission, parts, T, K, grad_loss.stride(0),
+        BLOCK_K=BLOCK_K, num_warps=warps,
+    )  # fmt: skip
+    return demission, parts.sum(0).to(transition.dtype)
+
+
+# --- check ---
+SWEEP = (
+    {"B": 3, "T": 8, "K": 16},
+    {"B": 2, "T": 13, "K": 21},
+    {"B": 2, "T": 7, "K": 9, "dtype": "bfloat16"},
+)
+BENCH = ({"B": 2048, "T": 256, "K": 32, "dtype": "float32"},)
+
+
+def make_args(B, T, K, dtype="float32", device="cpu", seed=0):
+    if K < 2:
+        raise ValueError("with one tag there is one path")
+    g = torch.Generator().manual_seed(seed)
+    emission, transition = torch.randn(B, T, K, generator=g), 0.5 * torch.randn(K, K, generator=g)
+    tag = torch.randint(0, K, (B, T), generator=g)
+    length = torch.randint((T + 1) // 2, T + 1, (B,), generator=g).to(torch.int32)
+    dt = getattr(torch, dtype)
+    return emission.to(device, dt), transition.to(device, dt), tag.to(device), length.to(device)
+
+
+def reference(emission, transition, tag, length):
+    e, a = emission.float(), transition.float()
+    alpha = e[:, 0]
+    score = e[:, 0].gather(1, tag[:, :1])[:, 0]
+    for t in range(1, e.shape[1]):
+        live = t < length
+        step = e[:, t] + torch.logsumexp(alpha[:, :, None] + a, 1)
+        alpha = torch.where(live[:, None], step, alpha)
+        gain = e[:, t].gather(1, tag[:, t : t + 1])[:, 0] + a[tag[:, t - 1], tag[:, t]]
+        score = score + torch.where(live, gain, 0.0)
+    return torch.logsumexp(alpha, 1) - score
