@@ -1,0 +1,141 @@
+"""Down projection of SwiGLU, y = (silu(gate) * up) W^T, that never stores the activation, in either direction.
+
+The forward makes tiles of h = silu(gate) * up while it loads the operands of the product. The backward makes them again
+for dW = dY^T h, and takes dH = dY W through both derivatives in the epilogue, tile by tile, to dgate and dup: neither h
+nor dH, each as large as gate, ever lies in memory. What is saved is what the caller has anyway.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+META = {
+    "slug": "swiglu_linear_recompute_act",
+    "family": "glu",
+    "op": "swiglu_linear",
+    "schema": 1,
+    "techniques": ("prologue-fusion", "epilogue-fusion", "recompute", "owner-grid", "strided-cotangent"),
+    "saves": (),
+    "grads": ("gate", "up", "weight"),
+    "dtypes": ("float16", "bfloat16"),
+    "license": "Apache-2.0",
+    "origin": "original",
+    "interpreter_ok": True,
+}
+
+
+# --- forward ---
+@triton.jit
+def _activation(Gate, Up, at, mask):
+    """h, gate, up and sigmoid(gate) of a tile, in fp32; zeros outside."""
+    gate = tl.load(Gate + at, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(Up + at, mask=mask, other=0.0).to(tl.float32)
+    s = tl.sigmoid(gate)
+    return gate * s * up, gate, up, s
+
+
+@triton.jit
+def _down_fwd(Gate, Up, W, Y, M, N, K, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
+    m = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)[:, None]
+    n = (tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)[None, :]
+    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for start in range(0, K, BLOCK_K):
+        k = start + tl.arange(0, BLOCK_K)
+        h, _, _, _ = _activation(Gate, Up, m * K + k[None, :], (m < M) & (k[None, :] < K))
+        w = tl.load(W + n * K + k[:, None], mask=(n < N) & (k[:, None] < K), other=0.0)
+        acc = tl.dot(h.to(w.dtype), w, acc)
+    tl.store(Y + m * N + n, acc, mask=(m < M) & (n < N))
+
+
+def _side(size):
+    return max(16, min(128, triton.next_power_of_2(size)))
+
+
+def forward(gate, up, weight):
+    gate, up, weight = gate.contiguous(), up.contiguous(), weight.contiguous()
+    (M, K), N = gate.shape, weight.shape[0]
+    y = torch.empty(M, N, device=gate.device, dtype=gate.dtype)
+    BLOCK_M, BLOCK_N = _side(M), _side(N)
+    _down_fwd[(triton.cdiv(M, BLOCK_M), triton.cdiv(N, BLOCK_N))](
+        gate, up, weight, y, M, N, K, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_K=32, num_warps=8, num_stages=3
+    )
+    return y, (gate, up, weight)
+
+
+# --- backward ---
+@triton.jit
+def _down_dgate_dup(
+    DY, W, Gate, Up, DGate, DUp, M, N, K, dy_m, dy_n,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    m = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)[:, None]
+    k = (tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K))[None, :]
+    dh = tl.zeros((BLOCK_M, BLOCK_K), tl.float32)
+    for start in range(0, N, BLOCK_N):
+        n = (start + tl.arange(0, BLOCK_N)).to(tl.int64)
+        dy = tl.load(DY + m * dy_m + n[None, :] * dy_n, mask=(m < M) & (n[None, :] < N), other=0.0)
+        w = tl.load(W + n[:, None] * K + k, mask=(n[:, None] < N) & (k < K), other=0.0)
+        dh = tl.dot(dy, w, dh)
+    at, mask = m * K + k, (m < M) & (k < K)
+    _, gate, up, s = _activation(Gate, Up, at, mask)
+    act = gate * s
+    tl.store(DGate + at, dh * up * (s + act * (1.0 - s)), mask=mask)
+    tl.store(DUp + at, dh * act, mask=mask)
+
+
+@triton.jit
+def _down_dw(
+    DY, Gate, Up, DW, M, N, K, dy_m, dy_n, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr
+):
+    n = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)[:, None]
+    k = (tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K))[None, :]
+    acc = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
+    for start in range(0, M, BLOCK_M):
+        m = (start + tl.arange(0, BLOCK_M)).to(tl.int64)
+        dy = tl.load(DY + m[None, :] * dy_m + n * dy_n, mask=(m[None, :] < M) & (n < N), other=0.0)
+        h, _, _, _ = _activation(Gate, Up, m[:, None] * K + k, (m[:, None] < M) & (k < K))
+        acc = tl.dot(dy, h.to(dy.dtype), acc)
+    tl.store(DW + n * K + k, acc, mask=(n < N) & (k < K))
+
+
+def backward(saved, grad_y, needs=None):
+    gate, up, weight = saved
+    need_gate, need_up, need_weight = needs or (True, True, True)
+    (M, K), N = gate.shape, weight.shape[0]
+    dgate = dup = dw = None
+    if need_gate or need_up:
+        dgate, dup = torch.empty_like(gate), torch.empty_like(up)
+        # Half as wide as the others: four tiles are alive in the epilogue.
+        BLOCK_M, BLOCK_K = _side(M), min(64, _side(K))
+        _down_dgate_dup[(triton.cdiv(M, BLOCK_M), triton.cdiv(K, BLOCK_K))](
+            grad_y, weight, gate, up, dgate, dup, M, N, K, *grad_y.stride(),
+            BLOCK_M=BLOCK_M, BLOCK_N=64, BLOCK_K=BLOCK_K, num_warps=8, num_stages=3,
+        )  # fmt: skip
+    if need_weight:
+        dw = torch.empty_like(weight)
+        BLOCK_N, BLOCK_K = _side(N), _side(K)
+        _down_dw[(triton.cdiv(N, BLOCK_N), triton.cdiv(K, BLOCK_K))](
+            grad_y, gate, up, dw, M, N, K, *grad_y.stride(),
+            BLOCK_M=32, BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K, num_warps=8, num_stages=3,
+        )  # fmt: skip
+    return dgate, dup, dw
+
+
+# --- check ---
+SWEEP = (
+    {"M": 48, "N": 32, "K": 64, "dtype": "float16"},
+    {"M": 37, "N": 51, "K": 43, "dtype": "float16"},
+    {"M": 32, "N": 16, "K": 32, "dtype": "bfloat16"},
+)
+BENCH = ({"M": 4096, "N": 4096, "K": 8192, "dtype": "bfloat16"},)
+
+
+def make_args(M, N, K, dtype="float16", device="cpu", seed=0):
+    g = torch.Generator().manual_seed(seed)
+    tensors = torch.randn(M, K, generator=g), torch.randn(M, K, generator=g), torch.randn(N, K, generator=g) / 8
+    return tuple(t.to(device=device, dtype=getattr(torch, dtype)) for t in tensors)
+
+
+def reference(gate, up, weight):
+    h = torch.nn.functional.silu(gate.float()) * up.float()
+    return h.to(weight.dtype) @ weight.t()
