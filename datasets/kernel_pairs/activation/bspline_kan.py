@@ -111,7 +111,7 @@ def backward(saved, grad_y, needs=None):
     parts = torch.empty(strips, N, G, device=x.device, dtype=torch.float32)
     _spline_bwd[(strips, columns)](
         grad_y, x, coef, dx, parts, M, N, steps, *grad_y.stride(), x.stride(0),
-        CELLS=G - 3, BINS=triton.next_power_of_2(G), ROWS=ROWS, COLS=COLS,
+        CELLS=G - 3, BINS=triton.next_power_of_2(G), ROWS=ROWS, COLS=COLS, num_warps=8,
     )  # fmt: skip
     return dx, parts.sum(0).to(coef.dtype)
 
