@@ -96,12 +96,13 @@ def backward(saved, grad_out, needs=None):
     (M, D), N = x.shape, y.shape[0]
     g_m, g_n = grad_out.stride()
     dx, dy = torch.empty_like(x), torch.empty_like(y)
-    parts = torch.empty(triton.cdiv(M, 64), device=x.device, dtype=torch.float32)
-    sizes = {"BLOCK_M": 64, "BLOCK_N": 32, "BLOCK_D": max(16, triton.next_power_of_2(D)), "num_warps": 8}
-    _rbf_bwd[(triton.cdiv(M, 64),)](
+    # Short tiles: the smaller of the two sets, too, must give every processor a program.
+    parts = torch.empty(triton.cdiv(M, 32), device=x.device, dtype=torch.float32)
+    sizes = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_D": max(16, triton.next_power_of_2(D)), "num_warps": 4}
+    _rbf_bwd[(triton.cdiv(M, 32),)](
         grad_out, x, y, log_scale, dx, parts, M, N, D, g_m, g_n, SCALE=True, **sizes
     )  # fmt: skip
-    _rbf_bwd[(triton.cdiv(N, 64),)](
+    _rbf_bwd[(triton.cdiv(N, 32),)](
         grad_out, y, x, log_scale, dy, parts, N, M, D, g_n, g_m, SCALE=False, **sizes
     )  # fmt: skip
     return dx, dy, parts.sum().to(log_scale.dtype).view(1)
