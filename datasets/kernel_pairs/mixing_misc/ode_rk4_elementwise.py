@@ -41,7 +41,7 @@ def _rk4_fwd(Y0, W, B, States, Y, M, N, h, STEPS, BLOCK_M: tl.constexpr, BLOCK_N
     state_at = States + m * N + n
     for _ in range(STEPS):
         tl.store(state_at, y, mask=ok)
-        state_at += M.to(tl.int64) * N
+        state_at += tl.cast(M, tl.int64) * N
         k1 = _tanh(w * y + b) - y
         z = y + 0.5 * h * k1
         k2 = _tanh(w * z + b) - z
@@ -91,7 +91,7 @@ def _rk4_bwd(
         ok = (m < last) & (n < N)
         dy = tl.load(DY + m * dy_m + n.to(tl.int64) * dy_n, mask=ok, other=0.0).to(tl.float32)
         for back in range(STEPS):
-            state_at = States + ((STEPS - 1 - back) * M.to(tl.int64) + m) * N + n
+            state_at = States + ((STEPS - 1 - back) * tl.cast(M, tl.int64) + m) * N + n
             y = tl.load(state_at, mask=ok, other=0.0).to(tl.float32)
             t1 = _tanh(w * y + b)
             z2 = y + 0.5 * h * (t1 - y)

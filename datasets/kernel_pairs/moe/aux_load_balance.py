@@ -63,7 +63,7 @@ def _balance_join(
         inside = (part[:, None] < programs) & (e[None, :] < E)
         mass += tl.sum(tl.load(Mass + part[:, None] * E + e[None, :], mask=inside, other=0.0), 0)
         count += tl.sum(tl.load(Count + part[:, None] * E + e[None, :], mask=inside, other=0), 0)
-    share = count.to(tl.float32) / (T.to(tl.float32) * K)
+    share = count.to(tl.float32) / (tl.cast(T, tl.float32) * K)
     coefficient = share * E / T
     tl.store(Coefficient + e, coefficient, mask=e < E)
     tl.store(Loss, tl.sum(coefficient * mass, 0))
