@@ -8,7 +8,7 @@ kernels are built alike (structure). A pair that reaches no threshold is not giv
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,11 +16,15 @@ import numpy as np
 from rag.describe import describe
 from rag.index import Index, load_index
 from rag.query import Query, RetrievedPair, Scores, Signal
-from rag.retrieval import MIN_SIM, NEAR_IDENTICAL, Ranking, backward_grams, fuse, rank, scores_of, structure_cosines
+from rag.retrieval import NEAR_IDENTICAL, Ranking, backward_grams, fuse, rank, scores_of, structure_cosines
 from rag.structure import overlap
 
 GENERIC_SHARE = 0.4
 """A technique that a larger share of the pairs has singles out no schedule, and is not searched for."""
+
+LEAST_LIKE: Mapping[Signal, float] = {Signal.DENSE: 0.5, Signal.LEXICAL: 0.15, Signal.STRUCTURE: 0.65}
+"""A pair that is shown for a technique reaches one of these. By words it has to be nearer than a pair that is shown for
+its forward: a few shared words brought a table look-up to the sums of a norm."""
 
 FEW_PAIRS = 10
 """With fewer pairs that have it, a technique is never generic."""
@@ -105,7 +109,7 @@ def search_techniques(
     rankings = rank(description, index, [], query.vector)
     fused = fuse(rankings, index)
     judging = {Signal.STRUCTURE: Ranking.of(structure_cosines(description, index)), **rankings}
-    relevant = np.any([ranking.cosines >= MIN_SIM[signal] for signal, ranking in judging.items()], axis=0)
+    relevant = np.any([ranking.cosines >= LEAST_LIKE[signal] for signal, ranking in judging.items()], axis=0)
     stale = index.staleness()
     unusable = {*stale.changed, *stale.missing}
     rows = [row for row in np.argsort(-fused, kind="stable") if index.entries[row].path not in unusable]

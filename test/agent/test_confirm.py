@@ -35,8 +35,8 @@ class Gpu:
     @property
     def tools(self) -> OpenTools:
         @contextmanager
-        def opened(config: RunConfig) -> Iterator[Tools]:
-            with self.script.tools(config) as tools:
+        def opened(config: RunConfig, cache: Path | None = None) -> Iterator[Tools]:
+            with self.script.tools(config, cache) as tools:
                 yield replace(tools, confirm=self.confirm)
 
         return opened

@@ -65,7 +65,7 @@ def test_the_gradient_of_what_is_not_saved_is_not_allocated_like_it() -> None:
     spec = observe(read_file(EXAMPLES.parent / "datasets" / "kernel_pairs" / "norm_row" / "layernorm_persistent.py"))
     text = skeleton(spec)
     assert "empty_like(bias)" not in text, "bias is no slot of saved there"
-    assert "dbias = ...  # (N,), float32 or bfloat16 as bias, which is not saved" in text
+    assert "dbias = ...  # (N,), float32, float16 or bfloat16 as bias, which is not saved" in text
 
 
 def test_sizes_are_ranges_and_flags_are_named() -> None:

@@ -42,7 +42,7 @@ def make_diagnosis(evidence: Evidence, truths: Truths) -> Diagnosis:
     change = Mended()
     if _unexplained(evidence, named) or any(found.fault not in _OF_NO_LINE for found in named):
         change = part("suspect", lambda: mended(evidence, truths), change)
-    named = _first_of_each(*_more_telling(change), *named, *change.what)
+    named = _first_of_each(*_more_telling(change, named), *named, *change.what)
     stale = part("stale", lambda: stale_statistics(evidence, truths, _unexplained(evidence, named)), nothing)
     return Diagnosis(
         matrix=part("matrix", lambda: pass_matrix(evidence.here), ()),
@@ -55,11 +55,11 @@ def make_diagnosis(evidence: Evidence, truths: Truths) -> Diagnosis:
     )
 
 
-def _more_telling(change: Mended) -> tuple[Hypothesis, ...]:
+def _more_telling(change: Mended, named: tuple[Hypothesis, ...]) -> tuple[Hypothesis, ...]:
     """A loop that ends one block early may leave out a whole term; the line that does it says more than the term."""
-    if change.suspect is None:
-        return ()
-    return tuple(found for found in change.what if found.fault is Fault.LAST_BLOCK_SKIPPED)
+    missing = {found.grad for found in named if found.fault is Fault.MISSING_TERM}
+    early = (found for found in change.what if found.fault is Fault.LAST_BLOCK_SKIPPED)
+    return tuple(found for found in early if found.grad in missing and change.suspect is not None)
 
 
 def _unexplained(evidence: Evidence, named: tuple[Hypothesis, ...]) -> tuple[str, ...]:
