@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from kernel_agent.data import pairs_root
@@ -55,31 +57,31 @@ def test_a_mistake_in_a_shipped_backward_is_named(sandbox, pair, old, new, grad,
     assert words in found[grad].statement
 
 
+def _judged_at(sandbox, folder, pair, entry, right, wrong):
+    """The verdict on a shipped pair with one slip in its backward, at one entry alone."""
+    head, backward = (pairs_root() / f"{pair}.py").read_text().split("# --- backward ---")
+    assert backward.count(right) == 1
+    sweep = f"\n\nSWEEP = ({entry!r},)\n"
+    path = folder / f"{Path(pair).name}.py"
+    path.write_text(f"{head}# --- backward ---{backward}{sweep}")
+    mutant = f"{head}# --- backward ---{backward.replace(right, wrong)}{sweep}"
+    verdict = check(describe(read_file(path), sandbox), mutant, sandbox, FEW)
+    assert not verdict.green
+    return verdict
+
+
 def test_an_offset_of_one_is_not_taken_for_a_lane_beyond_the_end(sandbox, tmp_path):
     # In a single column t and q are both log 1, so that the slip adds exactly one everywhere; that M = 13 leaves one
     # lane in blocks of two has nothing to do with it.
-    source = (pairs_root() / "loss_other/kl_div_batchmean.py").read_text()
-    source += '\n\nSWEEP = ({"M": 13, "N": 1, "log_target": True},)\n'
-    path = tmp_path / "kl_div_batchmean.py"
-    path.write_text(source)
-    right, wrong = "g * p * (t - q + 1.0)", "((g * p) + (t - q + 1.0))"
-    assert source.count(right) == 1
-    verdict = check(describe(read_file(path), sandbox), source.replace(right, wrong), sandbox, FEW)
-    assert not verdict.green
+    slip = ("g * p * (t - q + 1.0)", "((g * p) + (t - q + 1.0))")
+    entry = {"M": 13, "N": 1, "log_target": True}
+    verdict = _judged_at(sandbox, tmp_path, "loss_other/kl_div_batchmean", entry, *slip)
     assert all(found.fault is not Fault.UNMASKED_TAIL for found in verdict.diagnosis.what), verdict.diagnosis.what
 
 
 def test_no_line_is_blamed_by_a_gradient_that_is_zero_by_algebra(sandbox, tmp_path):
     # The softmax of one element is constant. Many changes make its gradient zero; the loop that sums is the mistake.
-    source = (pairs_root() / "softmax/softmax_online.py").read_text()
-    source += '\n\nSWEEP = ({"M": 5, "N": 1},)\n'
-    path = tmp_path / "softmax_online.py"
-    path.write_text(source)
-    head, backward = source.split("# --- backward ---")
-    right, wrong = "range(0, N, BLOCK)", "range(0, N - BLOCK + 1, BLOCK)"
-    assert backward.count(right) == 1
-    mutant = f"{head}# --- backward ---{backward.replace(right, wrong)}"
-    verdict = check(describe(read_file(path), sandbox), mutant, sandbox, FEW)
-    assert not verdict.green
+    slip = ("range(0, N, BLOCK)", "range(0, N - BLOCK + 1, BLOCK)")
+    verdict = _judged_at(sandbox, tmp_path, "softmax/softmax_online", {"M": 5, "N": 1}, *slip)
     assert verdict.diagnosis.suspect is None, verdict.diagnosis.suspect
     assert all(found.fault is not Fault.FACTOR for found in verdict.diagnosis.what), verdict.diagnosis.what
