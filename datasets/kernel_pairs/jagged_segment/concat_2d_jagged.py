@@ -23,14 +23,14 @@ META = {
 @triton.jit
 def _join_fwd(A, B, AOffsets, BOffsets, Out, D, BLOCK_L: tl.constexpr, BLOCK_D: tl.constexpr):
     # Segment s of the result starts where the segments before it end on both sides together: its offsets are sums.
-    segment = tl.program_id(1)
+    segment = tl.program_id(0)
     d = tl.program_id(2) * BLOCK_D + tl.arange(0, BLOCK_D)
     a_begin = tl.load(AOffsets + segment).to(tl.int64)
     b_begin = tl.load(BOffsets + segment).to(tl.int64)
     from_a = tl.load(AOffsets + segment + 1) - a_begin
     length = from_a + tl.load(BOffsets + segment + 1) - b_begin
     # A fixed number of programs shares the tiles of a segment in turn, so that its length is not needed on the host.
-    for start in range(tl.program_id(0) * BLOCK_L, length, tl.num_programs(0) * BLOCK_L):
+    for start in range(tl.program_id(1) * BLOCK_L, length, tl.num_programs(1) * BLOCK_L):
         place = start + tl.arange(0, BLOCK_L)[:, None]
         columns = d[None, :] < D
         a = tl.load(A + (a_begin + place) * D + d[None, :], mask=(place < from_a) & columns, other=0.0)
@@ -45,7 +45,7 @@ def _grid(rows, segments, D):
     BLOCK_L = 4096 // BLOCK_D
     # Twice as many programs as a segment of average length has tiles.
     share = max(1, triton.cdiv(2 * rows, segments * BLOCK_L))
-    return (share, segments, triton.cdiv(D, BLOCK_D)), BLOCK_L, BLOCK_D
+    return (segments, share, triton.cdiv(D, BLOCK_D)), BLOCK_L, BLOCK_D
 
 
 def forward(a, b, a_offsets, b_offsets):
@@ -64,13 +64,13 @@ def _part_bwd(
     DOut, DA, DB, AOffsets, BOffsets, D, do_r, do_d,
     NEED_A: tl.constexpr, NEED_B: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    segment = tl.program_id(1)
+    segment = tl.program_id(0)
     d = tl.program_id(2) * BLOCK_D + tl.arange(0, BLOCK_D).to(tl.int64)
     a_begin = tl.load(AOffsets + segment).to(tl.int64)
     b_begin = tl.load(BOffsets + segment).to(tl.int64)
     from_a = tl.load(AOffsets + segment + 1) - a_begin
     length = from_a + tl.load(BOffsets + segment + 1) - b_begin
-    for start in range(tl.program_id(0) * BLOCK_L, length, tl.num_programs(0) * BLOCK_L):
+    for start in range(tl.program_id(1) * BLOCK_L, length, tl.num_programs(1) * BLOCK_L):
         place = start + tl.arange(0, BLOCK_L)[:, None]
         ok = (place < length) & (d[None, :] < D)
         dout = tl.load(DOut + (a_begin + b_begin + place) * do_r + d[None, :] * do_d, mask=ok, other=0.0)

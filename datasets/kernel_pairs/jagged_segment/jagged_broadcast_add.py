@@ -22,8 +22,8 @@ META = {
 # --- forward ---
 @triton.jit
 def _add_vectors(X, Vectors, Offsets, Y, D, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr):
-    sequence = tl.program_id(2).to(tl.int64)
-    d = tl.program_id(0) * BLOCK_D + tl.arange(0, BLOCK_D)
+    sequence = tl.program_id(0).to(tl.int64)
+    d = tl.program_id(2) * BLOCK_D + tl.arange(0, BLOCK_D)
     vector = tl.load(Vectors + sequence * D + d, mask=d < D, other=0.0).to(tl.float32)
     begin = tl.load(Offsets + sequence).to(tl.int64)
     end = tl.load(Offsets + sequence + 1).to(tl.int64)
@@ -44,7 +44,7 @@ def forward(x, vectors, offsets):
     BLOCK_D = min(256, triton.next_power_of_2(D))
     BLOCK_R = 4096 // BLOCK_D
     share = max(1, triton.cdiv(2 * L, sequences * BLOCK_R))
-    _add_vectors[(triton.cdiv(D, BLOCK_D), share, sequences)](
+    _add_vectors[(sequences, share, triton.cdiv(D, BLOCK_D))](
         x, vectors, offsets, y, D, BLOCK_R=BLOCK_R, BLOCK_D=BLOCK_D, num_warps=4
     )
     return y, (vectors, offsets)
@@ -54,8 +54,8 @@ def forward(x, vectors, offsets):
 @triton.jit
 def _sum_sequences(DY, Offsets, DVectors, D, dy_r, dy_d, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr):
     # Narrow column tiles instead of split sequences: enough programs, and every sum has one owner.
-    d = tl.program_id(0) * BLOCK_D + tl.arange(0, BLOCK_D).to(tl.int64)
-    sequence = tl.program_id(1).to(tl.int64)
+    d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D).to(tl.int64)
+    sequence = tl.program_id(0).to(tl.int64)
     end = tl.load(Offsets + sequence + 1).to(tl.int64)
     acc = tl.zeros((BLOCK_R, BLOCK_D), tl.float32)
     for start in range(tl.load(Offsets + sequence).to(tl.int64), end, BLOCK_R):
@@ -71,7 +71,7 @@ def backward(saved, grad_y, needs=None):
     dvectors = torch.empty_like(vectors)
     # 64 columns of two bytes are one line of the cache.
     BLOCK_D = min(64, triton.next_power_of_2(D))
-    _sum_sequences[(triton.cdiv(D, BLOCK_D), sequences)](
+    _sum_sequences[(sequences, triton.cdiv(D, BLOCK_D))](
         grad_y, offsets, dvectors, D, *grad_y.stride(), BLOCK_R=4096 // BLOCK_D, BLOCK_D=BLOCK_D, num_warps=4
     )
     # The gradient of x is the cotangent itself: no kernel, no copy.

@@ -29,8 +29,10 @@ def _rows_times_own(
     X, W, Y, Offsets, N, K, x_r, x_k, w_s, w_k, w_n,
     BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N).to(tl.int64)
-    sequence = tl.program_id(2).to(tl.int64)
+    # Sequences, of which there may be very many, share the first axis with their column tiles.
+    tiles = tl.cdiv(N, BLOCK_N)
+    n = tl.program_id(0) % tiles * BLOCK_N + tl.arange(0, BLOCK_N).to(tl.int64)
+    sequence = (tl.program_id(0) // tiles).to(tl.int64)
     begin = tl.load(Offsets + sequence).to(tl.int64)
     end = tl.load(Offsets + sequence + 1).to(tl.int64)
     for start in range(begin + tl.program_id(1) * BLOCK_R, end, tl.num_programs(1) * BLOCK_R):
@@ -53,7 +55,7 @@ def _by_sequence(x, weight, offsets):
     y = torch.empty(rows, N, device=x.device, dtype=x.dtype)
     # Twice as many programs as a sequence of average length has tiles.
     share = max(1, triton.cdiv(2 * rows, sequences * 128))
-    _rows_times_own[(triton.cdiv(N, 64), share, sequences)](
+    _rows_times_own[(sequences * triton.cdiv(N, 64), share)](
         x, weight, y, offsets, N, K, *x.stride(), *weight.stride(),
         BLOCK_R=128, BLOCK_N=64, BLOCK_K=128 // x.element_size(), num_warps=4, num_stages=3,
     )  # fmt: skip
@@ -72,9 +74,10 @@ def _own_weight_bwd(
     BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     # A sequence without rows runs no step and leaves its zeros.
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N).to(tl.int64)
+    tiles = tl.cdiv(N, BLOCK_N)
+    n = tl.program_id(0) % tiles * BLOCK_N + tl.arange(0, BLOCK_N).to(tl.int64)
     k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K).to(tl.int64)
-    sequence = tl.program_id(2).to(tl.int64)
+    sequence = (tl.program_id(0) // tiles).to(tl.int64)
     end = tl.load(Offsets + sequence + 1).to(tl.int64)
     acc = tl.zeros((BLOCK_K, BLOCK_N), tl.float32)
     for start in range(tl.load(Offsets + sequence).to(tl.int64), end, BLOCK_R):
@@ -94,7 +97,7 @@ def backward(saved, grad_y, needs=(True, True)):
     if needs[1]:
         dw = torch.empty(weight.shape, device=weight.device, dtype=weight.dtype)
         block = 128 if min(K, N) >= 128 else 64
-        _own_weight_bwd[(triton.cdiv(N, block), triton.cdiv(K, block), sequences)](
+        _own_weight_bwd[(sequences * triton.cdiv(N, block), triton.cdiv(K, block))](
             x, grad_y, dw, offsets, N, K, *x.stride(), *grad_y.stride(),
             BLOCK_R=128 // x.element_size(), BLOCK_N=block, BLOCK_K=block, num_warps=8 if block == 128 else 4,
             num_stages=3,
@@ -122,5 +125,5 @@ def make_args(S, L, K, N, dtype="float32", device="cpu", seed=0):
 
 
 def reference(x, weight, offsets):
-    parts = x.float().split(offsets.diff().tolist())
-    return torch.cat([part @ own for part, own in zip(parts, weight.float(), strict=True)]).to(x.dtype)
+    parts = x.split(offsets.diff().tolist())
+    return torch.cat([part @ own for part, own in zip(parts, weight, strict=True)])

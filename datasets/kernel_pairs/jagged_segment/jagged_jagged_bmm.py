@@ -28,8 +28,9 @@ META = {
 def _inner_fwd(
     A, B, Y, Offsets, K, N, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
-    sequence = tl.program_id(2).to(tl.int64)
-    k = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
+    tiles = tl.cdiv(K, BLOCK_K)
+    sequence = (tl.program_id(0) // tiles).to(tl.int64)
+    k = tl.program_id(0) % tiles * BLOCK_K + tl.arange(0, BLOCK_K)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     r = tl.load(Offsets + sequence).to(tl.int64) + tl.arange(0, BLOCK_R)
     end = tl.load(Offsets + sequence + 1).to(tl.int64)
@@ -49,7 +50,7 @@ def forward(a, b, offsets):
     K, N = a.shape[1], b.shape[1]
     sequences = offsets.numel() - 1
     y = torch.empty(sequences, K, N, device=a.device, dtype=a.dtype)
-    _inner_fwd[(triton.cdiv(K, 64), triton.cdiv(N, 64), sequences)](
+    _inner_fwd[(sequences * triton.cdiv(K, 64), triton.cdiv(N, 64))](
         a, b, y, offsets, K, N, BLOCK_R=128 // a.element_size(), BLOCK_K=64, BLOCK_N=64, num_warps=4, num_stages=3
     )
     return y, (a, b, offsets)
@@ -77,15 +78,16 @@ def _rows_of_product(
 
 @triton.jit
 def _inner_bwd(
-    A, B, DY, DA, DB, Offsets, K, N, tiles_a, dy_s, dy_k, dy_n,
+    A, B, DY, DA, DB, Offsets, K, N, tiles_a, tiles, dy_s, dy_k, dy_n,
     BLOCK_R: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    sequence = tl.program_id(2).to(tl.int64)
+    # Sequences, of which there may be very many, share the first axis with the tiles of both halves.
+    sequence = (tl.program_id(0) // tiles).to(tl.int64)
+    tile = tl.program_id(0) % tiles
     begin = tl.load(Offsets + sequence).to(tl.int64)
     end = tl.load(Offsets + sequence + 1).to(tl.int64)
     first_row = tl.program_id(1) * BLOCK_R
     row_step = tl.num_programs(1) * BLOCK_R
-    tile = tl.program_id(0)
     if tile < tiles_a:
         _rows_of_product(
             B, DY + sequence * dy_s, DA, begin, end, N, K, dy_n, dy_k, first_row, row_step, tile,
@@ -103,11 +105,12 @@ def backward(saved, grad_y, needs=None):
     (L, K), N = a.shape, b.shape[1]
     sequences = offsets.numel() - 1
     da, db = torch.empty_like(a), torch.empty_like(b)
-    tiles_a, tiles_b = triton.cdiv(K, 64), triton.cdiv(N, 64)
+    tiles_a = triton.cdiv(K, 64)
+    tiles = tiles_a + triton.cdiv(N, 64)
     # Twice as many programs as a sequence of average length has row tiles.
     share = max(1, triton.cdiv(2 * L, sequences * 128))
-    _inner_bwd[(tiles_a + tiles_b, share, sequences)](
-        a, b, grad_y, da, db, offsets, K, N, tiles_a, *grad_y.stride(),
+    _inner_bwd[(sequences * tiles, share)](
+        a, b, grad_y, da, db, offsets, K, N, tiles_a, tiles, *grad_y.stride(),
         BLOCK_R=128, BLOCK_J=128 // a.element_size(), BLOCK_C=64, num_warps=4, num_stages=3,
     )  # fmt: skip
     return da, db
@@ -134,5 +137,5 @@ def make_args(S, L, K, N, dtype="float32", device="cpu", seed=0):
 
 def reference(a, b, offsets):
     lengths = offsets.diff().tolist()
-    pairs = zip(a.float().split(lengths), b.float().split(lengths), strict=True)
-    return torch.stack([left.t() @ right for left, right in pairs]).to(a.dtype)
+    pairs = zip(a.split(lengths), b.split(lengths), strict=True)
+    return torch.stack([left.t() @ right for left, right in pairs])

@@ -26,9 +26,9 @@ META = {
 # --- forward ---
 @triton.jit
 def _part_sums(X, Offsets, Parts, D, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr):
-    sequence = tl.program_id(2).to(tl.int64)
+    sequence = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
-    d = tl.program_id(0) * BLOCK_D + tl.arange(0, BLOCK_D)
+    d = tl.program_id(2) * BLOCK_D + tl.arange(0, BLOCK_D)
     begin = tl.load(Offsets + sequence).to(tl.int64)
     end = tl.load(Offsets + sequence + 1).to(tl.int64)
     lanes = tl.zeros((BLOCK_R, BLOCK_D), tl.float32)
@@ -62,7 +62,7 @@ def forward(x, offsets):
     # Four programs for each of 132 processors, each with four tiles of an average sequence or more.
     parts = max(1, min(528 // (sequences * columns), L // (4 * BLOCK_R * sequences)))
     partial = torch.empty(sequences, parts, D, device=x.device, dtype=torch.float32)
-    _part_sums[(columns, parts, sequences)](
+    _part_sums[(sequences, parts, columns)](
         x, offsets, partial, D, BLOCK_R=BLOCK_R, BLOCK_D=BLOCK_D, num_warps=4
     )  # fmt: skip
     _mean_of_parts[(sequences, columns)](partial, offsets, y, D, parts, BLOCK_D=BLOCK_D, num_warps=1)

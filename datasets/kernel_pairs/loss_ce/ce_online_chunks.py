@@ -27,8 +27,8 @@ META = {
 # --- forward ---
 @triton.jit
 def _ce_chunk(Logits, Target, ChunkLse, Picked, V, row_stride, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
-    row = tl.program_id(1).to(tl.int64)
-    chunk = tl.program_id(0)
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1)
     lane = tl.arange(0, BLOCK)
     # Every lane runs its own maximum and sum; they are merged once, after the loop.
     top = tl.full((BLOCK,), -float("inf"), tl.float32)
@@ -43,7 +43,7 @@ def _ce_chunk(Logits, Target, ChunkLse, Picked, V, row_stride, CHUNK: tl.constex
         total = total * tl.exp(top - seen) + tl.exp(x - seen)
         top = higher
     best = tl.max(top, 0)
-    tl.store(ChunkLse + row * tl.num_programs(0) + chunk, best + tl.log(tl.sum(total * tl.exp(top - best), 0)))
+    tl.store(ChunkLse + row * tl.num_programs(1) + chunk, best + tl.log(tl.sum(total * tl.exp(top - best), 0)))
     target = tl.load(Target + row)
     if (target >= chunk * CHUNK) & (target < end):
         tl.store(Picked + row, tl.load(Logits + row * row_stride + target).to(tl.float32))
@@ -76,7 +76,7 @@ def forward(logits, target, ignore_index=-100):
     chunk_lse = torch.empty(M, chunks, device=logits.device, dtype=torch.float32)
     picked = torch.empty(M, device=logits.device, dtype=torch.float32)
     loss, lse = torch.empty_like(picked), torch.empty_like(picked)
-    _ce_chunk[(chunks, M)](
+    _ce_chunk[(M, chunks)](
         logits, target, chunk_lse, picked, V, logits.stride(0), CHUNK=CHUNK, BLOCK=min(CHUNK, 2048), num_warps=4
     )
     BLOCK_C = triton.next_power_of_2(chunks)
@@ -92,8 +92,8 @@ def forward(logits, target, ignore_index=-100):
 def _ce_chunk_bwd(
     DLoss, Logits, Target, Lse, DLogits, V, row_stride, stride_g, ignore, CHUNK: tl.constexpr, BLOCK: tl.constexpr
 ):
-    row = tl.program_id(1).to(tl.int64)
-    first = tl.program_id(0) * CHUNK
+    row = tl.program_id(0).to(tl.int64)
+    first = tl.program_id(1) * CHUNK
     end = tl.minimum(first + CHUNK, V)
     target = tl.load(Target + row)
     # Scalars of the row are read once for a chunk of many tiles. An ignored row has g = 0 and still writes its zeros.
@@ -111,7 +111,7 @@ def backward(saved, grad_loss, needs=None):
     M, V = logits.shape
     dlogits = torch.empty(M, V, device=logits.device, dtype=logits.dtype)
     CHUNK = _chunk(V)
-    _ce_chunk_bwd[(triton.cdiv(V, CHUNK), M)](
+    _ce_chunk_bwd[(M, triton.cdiv(V, CHUNK))](
         grad_loss, logits, target, lse, dlogits, V, logits.stride(0), grad_loss.stride(0), ignore_index,
         CHUNK=CHUNK, BLOCK=min(CHUNK, 2048), num_warps=4,
     )  # fmt: skip

@@ -66,8 +66,8 @@ def _soft_ce_bwd(
     DLoss, Logits, Target, Stats, DLogits, DTarget, V, stride_g,
     NEED_X: tl.constexpr, NEED_Q: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(1).to(tl.int64)
-    v = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.program_id(0).to(tl.int64)
+    v = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     at = row * V + v
     g = tl.load(DLoss + row * stride_g)
     log_p = tl.load(Logits + at, mask=v < V, other=0.0).to(tl.float32) - tl.load(Stats + 2 * row)
@@ -84,7 +84,7 @@ def backward(saved, grad_loss, needs=(True, True)):
     dx = torch.empty_like(logits) if needs[0] else None
     dq = torch.empty_like(target) if needs[1] else None
     BLOCK = max(64, min(2048, triton.next_power_of_2(V)))
-    _soft_ce_bwd[(triton.cdiv(V, BLOCK), M)](
+    _soft_ce_bwd[(M, triton.cdiv(V, BLOCK))](
         grad_loss, logits, target, stats, dx, dq, V, grad_loss.stride(0),
         NEED_X=needs[0], NEED_Q=needs[1], BLOCK=BLOCK, num_warps=4,
     )  # fmt: skip

@@ -64,13 +64,13 @@ def forward(logits, target, cap=30.0, scale=1.0):
 def _softcap_ce_bwd(
     DLoss, Logits, Target, Lse, DLogits, V, cap, slope, scale, stride_g, BLOCK: tl.constexpr, TILES: tl.constexpr
 ):
-    row = tl.program_id(1).to(tl.int64)
+    row = tl.program_id(0).to(tl.int64)
     g = scale * tl.load(DLoss + row * stride_g)
     lse = tl.load(Lse + row)
     target = tl.load(Target + row)
     # A few tiles per program spread the loads of the row's scalars and the start of the program.
     for tile in tl.static_range(TILES):
-        v = (tl.program_id(0) * TILES + tile) * BLOCK + tl.arange(0, BLOCK)
+        v = (tl.program_id(1) * TILES + tile) * BLOCK + tl.arange(0, BLOCK)
         z = tl.load(Logits + row * V + v, mask=v < V, other=0.0).to(tl.float32)
         t = _capped_fraction(z, slope)
         p = tl.exp(cap * t - lse)
@@ -83,7 +83,7 @@ def backward(saved, grad_loss, needs=None):
     M, V = logits.shape
     dlogits = torch.empty_like(logits)
     BLOCK = max(64, min(1024, triton.next_power_of_2(V) // 4))
-    _softcap_ce_bwd[(triton.cdiv(V, 4 * BLOCK), M)](
+    _softcap_ce_bwd[(M, triton.cdiv(V, 4 * BLOCK))](
         grad_loss, logits, target, lse, dlogits, V, cap, scale / cap, scale, grad_loss.stride(0),
         BLOCK=BLOCK, TILES=4, num_warps=4,
     )  # fmt: skip

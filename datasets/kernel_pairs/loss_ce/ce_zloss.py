@@ -65,8 +65,8 @@ def _ce_z_bwd(
     DCe, DZ, Logits, Target, Lse, DLogits, V, ce_stride, z_stride,
     HAS_CE: tl.constexpr, HAS_Z: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(1).to(tl.int64)
-    v = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.program_id(0).to(tl.int64)
+    v = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     lse = tl.load(Lse + row)
     factor = 0.0
     if HAS_Z:
@@ -86,7 +86,7 @@ def backward(saved, grad_ce, grad_z, needs=None):
     dlogits = torch.empty_like(logits)
     BLOCK = _block(V)
     has_ce, has_z = grad_ce is not None, grad_z is not None
-    _ce_z_bwd[(triton.cdiv(V, BLOCK), M)](
+    _ce_z_bwd[(M, triton.cdiv(V, BLOCK))](
         grad_ce, grad_z, logits, target, lse, dlogits, V,
         grad_ce.stride(0) if has_ce else 0, grad_z.stride(0) if has_z else 0,
         HAS_CE=has_ce, HAS_Z=has_z, BLOCK=BLOCK, num_warps=max(1, min(8, BLOCK // 512)),

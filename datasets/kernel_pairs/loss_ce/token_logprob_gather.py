@@ -69,8 +69,8 @@ def forward(logits, candidates, tau=1.0):
 def _candidates_bwd(
     DLogP, Logits, Candidates, Lse, DLogits, V, inv_tau, g_row, g_col, K: tl.constexpr, BLOCK: tl.constexpr
 ):
-    row = tl.program_id(1).to(tl.int64)
-    v = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.program_id(0).to(tl.int64)
+    v = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     direct = tl.zeros((BLOCK,), tl.float32)
     total = 0.0
     for j in tl.static_range(K):
@@ -87,7 +87,7 @@ def backward(saved, grad_logp, needs=None):
     (M, V), K = logits.shape, candidates.shape[1]
     dlogits = torch.empty_like(logits)
     BLOCK = max(64, min(2048, triton.next_power_of_2(V)))
-    _candidates_bwd[(triton.cdiv(V, BLOCK), M)](
+    _candidates_bwd[(M, triton.cdiv(V, BLOCK))](
         grad_logp, logits, candidates, lse, dlogits, V, 1.0 / tau, grad_logp.stride(0), grad_logp.stride(1),
         K=K, BLOCK=BLOCK, num_warps=4,
     )  # fmt: skip

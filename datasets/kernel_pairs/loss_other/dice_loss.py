@@ -79,8 +79,8 @@ def forward(logits, target, smooth=1.0):
 # --- backward ---
 @triton.jit
 def _dice_bwd(DLoss, Logits, Target, Coefficients, DLogits, C, S, BLOCK: tl.constexpr):
-    plane = tl.program_id(1).to(tl.int64)
-    s = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    plane = tl.program_id(0).to(tl.int64)
+    s = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     c = plane % C
     g = tl.load(DLoss)
     a = g * tl.load(Coefficients + c)
@@ -95,7 +95,7 @@ def backward(saved, grad_loss, needs=None):
     N, C, S = logits.shape
     dlogits = torch.empty_like(logits)
     BLOCK = max(64, min(2048, triton.next_power_of_2(S)))
-    _dice_bwd[(triton.cdiv(S, BLOCK), N * C)](
+    _dice_bwd[(N * C, triton.cdiv(S, BLOCK))](
         grad_loss, logits, target, coefficients, dlogits, C, S, BLOCK=BLOCK, num_warps=8 if BLOCK >= 2048 else 4
     )
     return dlogits

@@ -61,8 +61,8 @@ def forward(logps, offsets, ref, longest, beta=0.1):
 # --- backward ---
 @triton.jit
 def _dpo_spread(DLoss, Offsets, Slope, DLogps, B, stride_g, BLOCK: tl.constexpr):
-    answer = tl.program_id(1)
-    first = tl.load(Offsets + answer) + tl.program_id(0) * BLOCK
+    answer = tl.program_id(0)
+    first = tl.load(Offsets + answer) + tl.program_id(1) * BLOCK
     last = tl.load(Offsets + answer + 1)
     if first >= last:
         return
@@ -78,7 +78,7 @@ def backward(saved, grad_loss, needs=None):
     B = slope.numel()
     dlogps = torch.empty(tokens, device=slope.device, dtype=dtype)
     BLOCK = max(32, min(1024, triton.next_power_of_2(longest)))
-    _dpo_spread[(triton.cdiv(longest, BLOCK), 2 * B)](
+    _dpo_spread[(2 * B, triton.cdiv(longest, BLOCK))](
         grad_loss, offsets, slope, dlogps, B, grad_loss.stride(0), BLOCK=BLOCK, num_warps=max(1, BLOCK // 256)
     )
     return dlogps

@@ -28,8 +28,8 @@ META = {
 # --- forward ---
 @triton.jit
 def _picked_rows(X, Weight, Pick, OUT, D, BLOCK_D: tl.constexpr):
-    place = tl.program_id(1).to(tl.int64)
-    d = tl.program_id(0) * BLOCK_D + tl.arange(0, BLOCK_D)
+    place = tl.program_id(0).to(tl.int64)
+    d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     token = tl.load(Pick + place).to(tl.int64)
     x = tl.load(X + token * D + d, mask=d < D, other=0.0).to(tl.float32)
     tl.store(OUT + place * D + d, tl.load(Weight + place) * x, mask=d < D)
@@ -40,7 +40,7 @@ def forward(x, weight, pick):
     D, (E, C) = x.shape[1], pick.shape
     out = torch.empty(E, C, D, device=x.device, dtype=x.dtype)
     BLOCK_D = max(32, min(1024, triton.next_power_of_2(D)))
-    _picked_rows[(triton.cdiv(D, BLOCK_D), E * C)](
+    _picked_rows[(E * C, triton.cdiv(D, BLOCK_D))](
         x, weight, pick, out, D, BLOCK_D=BLOCK_D, num_warps=max(1, min(4, BLOCK_D // 256))
     )
     return out, (x, weight, pick)
