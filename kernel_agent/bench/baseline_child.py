@@ -38,7 +38,8 @@ def baselines(call: Call) -> None:
     processor time, `entries`: each with `arguments`, `cotangents`, `dot_bits`.
 
     Sends per entry and way the `times`, or `failed` with a reason: of the stub itself (`forward`), and of one backward
-    alone by the file's own function (`own`) and by autograd of the reference (`eager`, `compiled`).
+    alone by the file's own function (`own`) and by autograd of `reference`, or of the `surrogate` that declares the
+    gradient (`eager`, `compiled`).
     """
     begin(call)
     with call.alone():
@@ -76,7 +77,14 @@ def _prepare_compiler() -> None:
 def _ways(stub: Stub) -> list[str]:
     facts = stub.spec.facts
     own = ["own"] if facts.has_backward and not facts.is_pair else []
-    return ["forward", *own, *(["eager", "compiled"] if facts.has_reference else [])]
+    differentiable = facts.has_reference or stub.spec.custom_gradient
+    return ["forward", *own, *(["eager", "compiled"] if differentiable else [])]
+
+
+def _differentiable(stub: Stub) -> Callable[..., object]:
+    """What autograd walks: `surrogate` where it declares the gradient, since `reference` has another one then."""
+    function: Callable[..., object] = stub.module.surrogate if stub.spec.custom_gradient else stub.module.reference
+    return function
 
 
 def _times(call: Call, clock: Clock, stub: Stub, way: str, entry: dict[str, Any]) -> list[float]:
@@ -103,19 +111,20 @@ def _forward(
 def _autograd(
     way: str, stub: Stub, args: tuple[Any, ...], kwargs: dict[str, Any], cotangents: list[Tensor | None]
 ) -> Callable[[], object]:
-    reference = stub.module.reference
+    function = _differentiable(stub)
+    name = function.__name__
     if way == "compiled":
         torch._dynamo.reset()
-        reference = torch.compile(reference, dynamic=False)
+        function = torch.compile(function, dynamic=False)
     prepared = leaf_call(args, kwargs, stub.leaves(args, kwargs), None)
-    outputs = outputs_of(reference(*prepared.args, **prepared.kwargs))
+    outputs = outputs_of(function(*prepared.args, **prepared.kwargs))
     chosen = [
         (output, cotangent)
         for output, cotangent in zip(outputs, cotangents, strict=False)
         if cotangent is not None and isinstance(output, Tensor) and output.requires_grad
     ]
     if not chosen:
-        raise ValueError("no output of `reference` is connected with an input")
+        raise ValueError(f"no output of `{name}` is connected with an input")
     outs = [output for output, _ in chosen]
     given = [cotangent.to(output.dtype).reshape(output.shape) for output, cotangent in chosen]
     leaves = list(prepared.leaves.values())
