@@ -122,7 +122,7 @@ SWEEP = (
     {"M": 75, "N": 45, "cells": 8},
     {"M": 48, "N": 32, "cells": 4, "dtype": "bfloat16"},
 )
-BENCH = ({"M": 16384, "N": 1024, "cells": 8, "dtype": "bfloat16"},)
+BENCH = ({"M": 8192, "N": 1024, "cells": 8, "dtype": "bfloat16"},)
 
 
 def make_args(M, N, cells, dtype="float32", device="cpu", seed=0):

@@ -39,7 +39,7 @@ def _chunk(HW):
 
 
 def forward(x, slope):
-    x = x.contiguous()
+    x, slope = x.contiguous(), slope.contiguous()
     N, C, H, W = x.shape
     y = torch.empty_like(x)
     BLOCK = _chunk(H * W)

@@ -105,4 +105,5 @@ def make_args(M, N, K, dtype="float32", device="cpu", seed=0):
 
 
 def reference(x, K):
-    return x.unflatten(-1, (-1, K)).amax(-1)
+    # Not amax, which shares a cotangent among equals: here the first of them gets it.
+    return x.unflatten(-1, (-1, K)).max(-1).values

@@ -2,7 +2,7 @@
 
 dy/dx = 1 + sin(2 a x) and dy/da = (x sin(2 a x) - sin(a x)^2 / a) / a. Audio is long: a program owns a piece of one
 channel of one sample, where a is one scalar, and its share of the channel's gradient is one number. Cotangents are read
-with their own strides, since what follows is a convolution that likes to hand back (B, T, C).
+with their own strides: one expanded over time costs nothing, but one that lies as (B, T, C) a sector for every element.
 """
 
 import torch

@@ -31,7 +31,7 @@ def _relu2_fwd(X, Bias, Y, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
 
 
 def forward(x, bias):
-    x = x.contiguous()
+    x, bias = x.contiguous(), bias.contiguous()
     M, N = x.shape
     y = torch.empty_like(x)
     grid = (triton.cdiv(M, 32), triton.cdiv(N, 128))

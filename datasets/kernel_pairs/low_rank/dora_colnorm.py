@@ -176,6 +176,6 @@ def make_args(N, K, R, dtype="float32", device="cpu", seed=0):
 
 
 def reference(weight, lora_a, lora_b, magnitude, scale):
-    v = weight.float() + scale * (lora_b.float() @ lora_a.float())
+    v = weight.float() + scale * (lora_b @ lora_a).float()
     norm = torch.linalg.vector_norm(v, dim=1, keepdim=True)
     return (magnitude.float()[:, None] * v / norm).to(weight.dtype)

@@ -95,10 +95,17 @@ def make_args(M, LOG_N, dtype="float32", device="cpu", seed=0):
     return tuple(t.to(device=device, dtype=getattr(torch, dtype)) for t in (x, diagonal))
 
 
+def _walsh(bits, like):
+    matrix = like.new_ones(1, 1)
+    for _ in range(bits):
+        matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)))
+    return matrix
+
+
 def reference(x, diagonal):
+    # The transform of 2^(a + b) is a Kronecker product: two thin products of signs stand for the dense matrix.
     n = x.shape[1]
-    index = torch.arange(n, device=x.device)
-    common = index[:, None] & index[None, :]
-    parity = sum((common >> bit) & 1 for bit in range(n.bit_length())) % 2
-    matrix = (1.0 - 2.0 * parity.to(x.dtype).float()) / n**0.5
-    return (x.float() @ matrix * diagonal.float()).to(x.dtype)
+    bits = n.bit_length() - 1
+    left, right = _walsh(bits // 2, x), _walsh(bits - bits // 2, x)
+    grid = left @ (x.view(-1, len(left), len(right)) @ right)
+    return (grid.flatten(1).float() * (diagonal.float() * n**-0.5)).to(x.dtype)

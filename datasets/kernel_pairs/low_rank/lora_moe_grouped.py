@@ -166,5 +166,5 @@ def reference(x, lora_a, lora_b, offsets, scale):
     # the groups.
     expert = torch.bucketize(torch.arange(x.shape[0], device=x.device), offsets[1:], right=True)
     mine = (expert[:, None] == torch.arange(E, device=x.device)).repeat_interleave(R, 1)
-    low = (x.float() @ lora_a.float().reshape(E * R, K).t()) * mine * scale
-    return (low @ lora_b.float().transpose(1, 2).reshape(E * R, N)).to(x.dtype)
+    low = (x @ lora_a.reshape(E * R, K).t()) * mine * scale
+    return low @ lora_b.transpose(1, 2).reshape(E * R, N)

@@ -276,9 +276,7 @@ def make_args(M, NQ, NK, K, R, dtype="float32", device="cpu", seed=0):
 
 
 def reference(x, w_q, w_k, w_v, a_q, b_q, a_k, b_k, a_v, b_v, scale):
-    xf = x.float()
-
     def project(w, a, b):
-        return (xf @ w.float().t() + scale * (xf @ a.float().t()) @ b.float().t()).to(x.dtype)
+        return x @ w.t() + scale * ((x @ a.t()) @ b.t())
 
     return project(w_q, a_q, b_q), project(w_k, a_k, b_k), project(w_v, a_v, b_v)

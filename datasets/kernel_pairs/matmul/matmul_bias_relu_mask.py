@@ -145,4 +145,4 @@ def make_args(M, N, K, dtype="float32", device="cpu", seed=0):
 
 
 def reference(x, weight, bias):
-    return torch.relu(x.float() @ weight.float() + bias.float()).to(x.dtype)
+    return torch.relu((x @ weight).float() + bias.float()).to(x.dtype)

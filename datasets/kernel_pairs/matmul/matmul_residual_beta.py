@@ -161,4 +161,4 @@ def make_args(M, N, K, dtype="float32", device="cpu", seed=0):
 
 
 def reference(a, b, c, alpha, beta):
-    return (alpha * (a.float() @ b.float()) + beta * c.float()).to(a.dtype)
+    return (alpha * (a @ b).float() + beta * c.float()).to(a.dtype)

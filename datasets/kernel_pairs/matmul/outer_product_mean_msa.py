@@ -143,5 +143,5 @@ def make_args(S, L, C, D, dtype="float32", device="cpu", seed=0):
 
 
 def reference(a, b, mask, eps=1e-3):
-    y = torch.einsum("sic,sjd->ijcd", a.float() * mask[..., None], b.float() * mask[..., None])
-    return (y / (mask.T @ mask + eps)[..., None, None]).to(a.dtype)
+    y = torch.einsum("sic,sjd->ijcd", a * mask[..., None].to(a.dtype), b * mask[..., None].to(b.dtype))
+    return (y.float() / (mask.T @ mask + eps)[..., None, None]).to(a.dtype)

@@ -140,4 +140,4 @@ def make_args(M, D, dtype="float32", device="cpu", seed=0):
 
 
 def reference(x, a):
-    return ((x.float() @ a.float()) * x.float()).sum(-1)
+    return ((x @ a).float() * x.float()).sum(-1)

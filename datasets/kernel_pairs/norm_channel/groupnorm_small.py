@@ -101,7 +101,7 @@ SWEEP = (
     {"N": 2, "G": 3, "K": 3, "L": 21, "dtype": "float16"},
     {"N": 2, "G": 4, "K": 2, "L": 32, "dtype": "bfloat16"},
 )
-BENCH = ({"N": 16, "G": 32, "K": 8, "L": 1024, "dtype": "bfloat16"},)
+BENCH = ({"N": 128, "G": 32, "K": 8, "L": 1024, "dtype": "bfloat16"},)
 
 
 def make_args(N, G, K, L, dtype="float32", device="cpu", seed=0):

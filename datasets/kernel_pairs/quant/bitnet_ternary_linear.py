@@ -157,7 +157,7 @@ def make_args(M, N, K, keep_scale=False, dtype="float16", device="cpu", seed=0):
 def reference(x, weight, keep_scale=False):
     scale = weight.float().abs().mean().clamp(min=1e-5)
     level = (weight.float() / scale).round().clamp(-1, 1)
-    return ((x.float() @ level.t()) * scale).to(x.dtype)
+    return ((x @ level.to(x.dtype).t()).float() * scale).to(x.dtype)
 
 
 def surrogate(x, weight, keep_scale=False):

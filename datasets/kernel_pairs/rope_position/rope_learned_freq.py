@@ -48,6 +48,7 @@ def _rows(HALF):
 
 
 def forward(x, inv_freq):
+    inv_freq = inv_freq.contiguous()
     B, S, H, D = x.shape
     y = torch.empty(B, S, H, D, device=x.device, dtype=x.dtype)
     ROWS = _rows(D // 2)

@@ -30,7 +30,8 @@ def _biased_softmax_fwd(X, Bias, Y, H, S, T, x_b, x_h, x_s, b_b, b_s, BLOCK: tl.
     b = tl.program_id(1).to(tl.int64)
     t = tl.arange(0, BLOCK)
     bias = tl.load(Bias + b * b_b + s * b_s + t, mask=t < T, other=-float("inf")).to(tl.float32)
-    for h in range(H):
+    for head in range(H):
+        h = head.to(tl.int64)
         x = tl.load(X + b * x_b + h * x_h + s * x_s + t, mask=t < T, other=0.0).to(tl.float32) + bias
         e = tl.exp(x - tl.max(x, 0))
         tl.store(Y + ((b * H + h) * S + s) * T + t, e / tl.sum(e, 0), mask=t < T)
@@ -62,10 +63,11 @@ def _biased_softmax_bwd(
     b = tl.program_id(1).to(tl.int64)
     t = tl.arange(0, BLOCK)
     dbias = tl.zeros((BLOCK,), tl.float32)
-    for h in range(H):
+    for head in range(H):
+        h = head.to(tl.int64)
         at = ((b * H + h) * S + s) * T + t
         y = tl.load(Y + at, mask=t < T, other=0.0).to(tl.float32)
-        dy = tl.load(DY + b * dy_b + h * dy_h + s * dy_s + t * dy_t, mask=t < T, other=0.0).to(tl.float32)
+        dy = tl.load(DY + b * dy_b + h * dy_h + s * dy_s + t.to(tl.int64) * dy_t, mask=t < T, other=0.0).to(tl.float32)
         dx = y * (dy - tl.sum(y * dy, 0))
         tl.store(DX + at, dx, mask=t < T)
         dbias += dx

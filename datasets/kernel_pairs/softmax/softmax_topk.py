@@ -103,6 +103,7 @@ def make_args(M, N, k, dtype="float32", device="cpu", seed=0):
 
 
 def reference(x, k):
-    top = x.float().sort(dim=-1, descending=True, stable=True)
-    p = torch.softmax(top.values[:, :k], -1)
-    return torch.zeros_like(x).scatter(1, top.indices[:, :k], p.to(x.dtype))
+    # A stable sort puts the first of equals first, as the kernel does, and topk does not.
+    index = x.detach().sort(dim=-1, descending=True, stable=True).indices[:, :k]
+    p = torch.softmax(x.gather(1, index).float(), -1)
+    return torch.zeros_like(x).scatter(1, index, p.to(x.dtype))
