@@ -2,7 +2,8 @@
 
 On a uniform grid over [-1, 1] an element meets four of the G coefficients of its channel. dx gathers those. The way
 back is no scatter: a program owns some columns and rows, and for each bin sums dy times that bin's basis function,
-which is zero for all elements but those near it, down its rows. No atomics, and the order of summation is fixed.
+which is zero for all elements but those near it, down its rows. Every lane keeps a sum for each bin, and lanes meet
+once, after the last row. No atomics, and the order of summation is fixed.
 """
 
 import torch
@@ -70,7 +71,7 @@ def _spline_bwd(
 ):  # fmt: skip
     n = (tl.program_id(1) * COLS + tl.arange(0, COLS))[None, :]
     bins = tl.arange(0, BINS)[:, None]
-    sums = tl.zeros((BINS, COLS), tl.float32)
+    sums = tl.zeros((BINS, ROWS, COLS), tl.float32)
     for step in range(steps):
         m = ((tl.program_id(0) * steps + step).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
         mask = (m < M) & (n < N)
@@ -91,18 +92,19 @@ def _spline_bwd(
         b1 = dy * (4.0 - 6.0 * t * t + 3.0 * t * t * t) / 6.0
         b2 = dy * (4.0 - 6.0 * r * r + 3.0 * r * r * r) / 6.0
         b3 = dy * t * t * t / 6.0
-        for bin in range(CELLS + 3):
-            part = tl.where(cell == bin, b0, 0.0) + tl.where(cell + 1 == bin, b1, 0.0)
-            part += tl.where(cell + 2 == bin, b2, 0.0) + tl.where(cell + 3 == bin, b3, 0.0)
-            sums += tl.where(bins == bin, tl.sum(part, 0)[None, :], 0.0)
+        tap_of = bins[:, :, None] - cell[None, :, :]
+        late = tl.where(tap_of == 2, b2[None, :, :], tl.where(tap_of == 3, b3[None, :, :], 0.0))
+        sums += tl.where(tap_of == 0, b0[None, :, :], tl.where(tap_of == 1, b1[None, :, :], late))
     out = Parts + (tl.program_id(0).to(tl.int64) * N + n) * (CELLS + 3) + bins
-    tl.store(out, sums, mask=(n < N) & (bins < CELLS + 3))
+    tl.store(out, tl.sum(sums, 1), mask=(n < N) & (bins < CELLS + 3))
 
 
 def backward(saved, grad_y, needs=None):
     x, coef = saved
     (M, N), G = x.shape, coef.shape[1]
-    ROWS, COLS = 64, 32
+    # 512 elements, four of them and their bins in each lane of four warps.
+    BINS, COLS = triton.next_power_of_2(G), 32
+    ROWS = max(4, 256 // BINS)
     tiles, columns = triton.cdiv(M, ROWS), triton.cdiv(N, COLS)
     # About eight programs for each of 132 processors: the fewer strips, the fewer partials.
     steps = max(1, triton.cdiv(tiles * columns, 8 * 132))
@@ -111,7 +113,7 @@ def backward(saved, grad_y, needs=None):
     parts = torch.empty(strips, N, G, device=x.device, dtype=torch.float32)
     _spline_bwd[(strips, columns)](
         grad_y, x, coef, dx, parts, M, N, steps, *grad_y.stride(), x.stride(0),
-        CELLS=G - 3, BINS=triton.next_power_of_2(G), ROWS=ROWS, COLS=COLS, num_warps=8,
+        CELLS=G - 3, BINS=BINS, ROWS=ROWS, COLS=COLS, num_warps=4,
     )  # fmt: skip
     return dx, parts.sum(0).to(coef.dtype)
 

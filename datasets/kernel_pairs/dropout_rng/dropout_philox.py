@@ -1,4 +1,8 @@
-"""Dropout whose mask is never stored: the backward draws the same Philox numbers again from the seed and the index."""
+"""Dropout whose mask is never stored: the backward draws the same Philox numbers again from the seed and the index.
+
+One run of Philox gives four numbers. Ten rounds of wide integer products for every element would take longer than its
+load and store, so element n of a row takes word n % 4 of counter n / 4, in the forward's layout, whatever dy's is.
+"""
 
 import torch
 import triton
@@ -9,7 +13,7 @@ META = {
     "family": "dropout_rng",
     "op": "dropout",
     "schema": 1,
-    "techniques": ("elementwise", "rng-replay"),
+    "techniques": ("elementwise", "rng-replay", "strided-cotangent"),
     "saves": (),
     "grads": ("x",),
     "dtypes": ("float32", "bfloat16", "float16"),
@@ -21,42 +25,56 @@ META = {
 
 # --- forward ---
 @triton.jit
-def _keep_scale(seed, offsets, p):
-    """1/(1-p) where the element survives, 0 where it is dropped; a pure function of seed and offset."""
-    return tl.where(tl.rand(seed, offsets) >= p, 1.0 / (1.0 - p), 0.0)
+def _keep_scale(seed, counter, p, BLOCK: tl.constexpr):
+    """1/(1-p) where an element survives, 0 where it is dropped, for BLOCK neighbours from BLOCK / 4 counters."""
+    u0, u1, u2, u3 = tl.rand4x(seed, counter)
+    # Two joins interleave: the inner one pairs words 0 with 2 and 1 with 3, the outer one those pairs.
+    u = tl.reshape(tl.join(tl.join(u0, u2), tl.join(u1, u3)), (BLOCK,))
+    return tl.where(u >= p, 1.0 / (1.0 - p), 0.0)
 
 
 @triton.jit
-def _dropout_fwd(X, Y, numel, p, seed, BLOCK: tl.constexpr):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(X + i, mask=i < numel, other=0.0).to(tl.float32)
-    tl.store(Y + i, x * _keep_scale(seed, i, p), mask=i < numel)
+def _dropout_fwd(X, Y, cols, quads, p, seed, BLOCK: tl.constexpr):
+    row, tile = tl.program_id(0), tl.program_id(1)
+    n = tile * BLOCK + tl.arange(0, BLOCK)
+    counter = row * quads + tile * (BLOCK // 4) + tl.arange(0, BLOCK // 4)
+    at = row.to(tl.int64) * cols + n
+    x = tl.load(X + at, mask=n < cols, other=0.0).to(tl.float32)
+    tl.store(Y + at, x * _keep_scale(seed, counter, p, BLOCK), mask=n < cols)
+
+
+def _grid(rows, cols):
+    """A row on axis 0, tiles of at most 1024 elements on axis 1, and quads of a row; the launch's constants."""
+    BLOCK = max(32, min(1024, triton.next_power_of_2(cols)))
+    return (rows, triton.cdiv(cols, BLOCK)), {"BLOCK": BLOCK, "num_warps": max(1, BLOCK // 256)}
 
 
 def forward(x, p, seed):
     x = x.contiguous()
+    rows, cols = x.shape
     y = torch.empty_like(x)
-    _dropout_fwd[(triton.cdiv(x.numel(), 1024),)](x, y, x.numel(), p, seed, BLOCK=1024)
+    grid, constants = _grid(rows, cols)
+    _dropout_fwd[grid](x, y, cols, triton.cdiv(cols, 4), p, seed, **constants)
     return y, (p, seed)
 
 
 # --- backward ---
 @triton.jit
-def _dropout_bwd(DY, DX, rows, cols, stride_r, stride_c, p, seed, BLOCK: tl.constexpr):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    live = i < rows * cols
-    dy = tl.load(DY + (i // cols).to(tl.int64) * stride_r + (i % cols) * stride_c, mask=live, other=0.0).to(tl.float32)
-    # The counter of the generator is the element's index in the forward's layout, whatever layout dy has.
-    tl.store(DX + i, dy * _keep_scale(seed, i, p), mask=live)
+def _dropout_bwd(DY, DX, cols, quads, stride_r, stride_c, p, seed, BLOCK: tl.constexpr):
+    row, tile = tl.program_id(0), tl.program_id(1)
+    n = tile * BLOCK + tl.arange(0, BLOCK)
+    counter = row * quads + tile * (BLOCK // 4) + tl.arange(0, BLOCK // 4)
+    dy_at = DY + row.to(tl.int64) * stride_r + n.to(tl.int64) * stride_c
+    dy = tl.load(dy_at, mask=n < cols, other=0.0).to(tl.float32)
+    tl.store(DX + row.to(tl.int64) * cols + n, dy * _keep_scale(seed, counter, p, BLOCK), mask=n < cols)
 
 
 def backward(saved, grad_y, needs=None):
     p, seed = saved
     rows, cols = grad_y.shape
     dx = torch.empty(rows, cols, device=grad_y.device, dtype=grad_y.dtype)
-    _dropout_bwd[(triton.cdiv(rows * cols, 1024),)](
-        grad_y, dx, rows, cols, grad_y.stride(0), grad_y.stride(1), p, seed, BLOCK=1024
-    )
+    grid, constants = _grid(rows, cols)
+    _dropout_bwd[grid](grad_y, dx, cols, triton.cdiv(cols, 4), grad_y.stride(0), grad_y.stride(1), p, seed, **constants)
     return dx
 
 
@@ -71,7 +89,7 @@ def make_args(M, N, dtype="float32", device="cpu", seed=0):
 
 
 def _philox_uniform(seed, counters):
-    """The first word of Philox4x32-10 at counters (i, 0, 0, 0), as a float in [0, 1), in 64-bit integer arithmetic."""
+    """The words of Philox4x32-10 at counters (i, 0, 0, 0), as floats in [0, 1), in 64-bit integer arithmetic."""
     low = 0xFFFFFFFF
     c = [counters.long(), *(torch.zeros_like(counters) for _ in range(3))]
     k0, k1 = seed & low, (seed >> 32) & low
@@ -86,11 +104,13 @@ def _philox_uniform(seed, counters):
         (hi_a, lo_a), (hi_b, lo_b) = products
         c = [(hi_b ^ c[1] ^ k0) & low, lo_b, (hi_a ^ c[3] ^ k1) & low, lo_a]
         k0, k1 = (k0 + 0x9E3779B9) & low, (k1 + 0xBB67AE85) & low
-    signed = torch.where(c[0] >= 2**31, c[0] - 2**32, c[0])
+    words = torch.stack(c, -1)
+    signed = torch.where(words >= 2**31, words - 2**32, words)
     return torch.where(signed < 0, -signed - 1, signed).double() * 4.6566127342e-10
 
 
 def reference(x, p, seed):
-    index = torch.arange(x.numel(), device=x.device).view(x.shape)
-    keep = _philox_uniform(seed, index) >= p
+    rows, cols = x.shape
+    quads = (cols + 3) // 4
+    keep = _philox_uniform(seed, torch.arange(rows * quads, device=x.device)).view(rows, 4 * quads)[:, :cols] >= p
     return (x.float() * keep / (1.0 - p)).to(x.dtype)

@@ -53,7 +53,7 @@ def forward(x, weight, bias):
         x, weight, bias, y, M, N, K,
         BLOCK_M=128, BLOCK_N=128, BLOCK_K=128 // x.element_size(), num_warps=8, num_stages=3,
     )  # fmt: skip
-    return y, (x, weight, y)
+    return y, (x, weight, y, bias.dtype)
 
 
 # --- backward ---
@@ -92,21 +92,21 @@ def _relu_dw_db(
     k = row_tile * BLOCK_K + tl.arange(0, BLOCK_K)
     n = (tile % columns).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     dw = tl.zeros((BLOCK_K, BLOCK_N), tl.float32)
-    db = tl.zeros((BLOCK_N,), tl.float32)
+    db = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for start in range(0, M, BLOCK_M):
         m = (start + tl.arange(0, BLOCK_M)).to(tl.int64)
         dz = _masked_dy(DY, Y, m, n, M, N, dy_m, dy_n)
         xt = tl.load(X + m[None, :] * K + k[:, None], mask=(m[None, :] < M) & (k[:, None] < K), other=0.0)
         dw = tl.dot(xt, dz.to(xt.dtype), dw)
         if row_tile == 0:
-            db += tl.sum(dz.to(tl.float32), 0)
+            db += dz.to(tl.float32)
     tl.store(DW + k[:, None].to(tl.int64) * N + n[None, :], dw, mask=(k[:, None] < K) & (n[None, :] < N))
     if row_tile == 0:
-        tl.store(DB + n, db, mask=n < N)
+        tl.store(DB + n, tl.sum(db, 0), mask=n < N)
 
 
 def backward(saved, grad_y, needs=(True, True, True)):
-    x, weight, y = saved
+    x, weight, y, bias_dtype = saved
     (M, K), N = x.shape, weight.shape[1]
     dx = dw = db = None
     depth = 128 // x.element_size()
@@ -119,7 +119,7 @@ def backward(saved, grad_y, needs=(True, True, True)):
     if needs[1] or needs[2]:
         # One product gives both; the bias alone is rarely asked for.
         dw = torch.empty_like(weight)
-        db = torch.empty(N, device=x.device, dtype=weight.dtype)
+        db = torch.empty(N, device=x.device, dtype=bias_dtype)
         _relu_dw_db[(triton.cdiv(K, 128) * triton.cdiv(N, 128),)](
             grad_y, y, x, dw, db, M, N, K, grad_y.stride(0), grad_y.stride(1),
             BLOCK_M=depth, BLOCK_N=128, BLOCK_K=128, num_warps=8, num_stages=3,

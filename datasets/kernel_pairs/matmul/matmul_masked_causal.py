@@ -2,8 +2,9 @@
 
 Y = tril(A) B,    dB = tril(A)^T dY,    dA = tril(dY B^T).
 Rows i need columns k <= i: the forward's loop ends at the diagonal. The owner of columns k for dB begins there instead.
-For dA the tiles above the diagonal store zeros and leave. Of tiles that the diagonal crosses the load's mask takes the
-lower part. Programs with long loops are numbered first, so that the short ones fill the end of the launch.
+For dA the tiles above the diagonal store zeros and leave. Only the steps that the diagonal crosses compare indices, in
+a loop of their own: a comparison in a load's mask would make every load of A one of single elements. Programs with long
+loops are numbered first, so that the short ones fill the end of the launch.
 """
 
 import torch
@@ -33,13 +34,18 @@ def _tril_fwd(A, B, Y, T, N, a_z, a_i, a_k, BLOCK_I: tl.constexpr, BLOCK_N: tl.c
     i = row.to(tl.int64) * BLOCK_I + tl.arange(0, BLOCK_I)
     n = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     y = tl.zeros((BLOCK_I, BLOCK_N), tl.float32)
-    for start in range(0, tl.minimum((row + 1) * BLOCK_I, T), BLOCK_K):
+    # BLOCK_K divides BLOCK_I: the first loop ends where the diagonal enters the tile.
+    for start in range(0, row * BLOCK_I, BLOCK_K):
         k = (start + tl.arange(0, BLOCK_K)).to(tl.int64)
-        # The comparison is part of the load's mask: what lies above the diagonal is not even read.
-        kept = (i[:, None] >= k[None, :]) & (i[:, None] < T)
-        a = tl.load(A + z * a_z + i[:, None] * a_i + k[None, :] * a_k, mask=kept, other=0.0)
-        b = tl.load(B + (z * T + k[:, None]) * N + n[None, :], mask=(k[:, None] < T) & (n[None, :] < N), other=0.0)
+        a = tl.load(A + z * a_z + i[:, None] * a_i + k[None, :] * a_k, mask=i[:, None] < T, other=0.0)
+        b = tl.load(B + (z * T + k[:, None]) * N + n[None, :], mask=n[None, :] < N, other=0.0)
         y = tl.dot(a, b, y)
+    for start in range(row * BLOCK_I, tl.minimum((row + 1) * BLOCK_I, T), BLOCK_K):
+        k = (start + tl.arange(0, BLOCK_K)).to(tl.int64)
+        a_at = A + z * a_z + i[:, None] * a_i + k[None, :] * a_k
+        a = tl.load(a_at, mask=(i[:, None] < T) & (k[None, :] < T), other=0.0)
+        b = tl.load(B + (z * T + k[:, None]) * N + n[None, :], mask=(k[:, None] < T) & (n[None, :] < N), other=0.0)
+        y = tl.dot(tl.where(i[:, None] >= k[None, :], a, 0.0), b, y)
     tl.store(Y + (z * T + i[:, None]) * N + n[None, :], y, mask=(i[:, None] < T) & (n[None, :] < N))
 
 
@@ -71,10 +77,16 @@ def _tril_db(
     n = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     db = tl.zeros((BLOCK_K, BLOCK_N), tl.float32)
     # Rows before the tile's first column hold none of it. BLOCK_I divides BLOCK_K, so the loop begins on the diagonal.
-    for start in range(first, T, BLOCK_I):
+    for start in range(first, tl.minimum(first + BLOCK_K, T), BLOCK_I):
         i = (start + tl.arange(0, BLOCK_I)).to(tl.int64)
-        kept = (i[None, :] >= k[:, None]) & (i[None, :] < T)
-        at = tl.load(A + z * a_z + i[None, :] * a_i + k[:, None] * a_k, mask=kept, other=0.0)
+        at_at = A + z * a_z + i[None, :] * a_i + k[:, None] * a_k
+        at = tl.load(at_at, mask=(i[None, :] < T) & (k[:, None] < T), other=0.0)
+        dy_at = DY + z * dy_z + i[:, None] * dy_i + n[None, :] * dy_n
+        dy = tl.load(dy_at, mask=(i[:, None] < T) & (n[None, :] < N), other=0.0)
+        db = tl.dot(tl.where(i[None, :] >= k[:, None], at, 0.0), dy, db)
+    for start in range(first + BLOCK_K, T, BLOCK_I):
+        i = (start + tl.arange(0, BLOCK_I)).to(tl.int64)
+        at = tl.load(A + z * a_z + i[None, :] * a_i + k[:, None] * a_k, mask=i[None, :] < T, other=0.0)
         dy_at = DY + z * dy_z + i[:, None] * dy_i + n[None, :] * dy_n
         dy = tl.load(dy_at, mask=(i[:, None] < T) & (n[None, :] < N), other=0.0)
         db = tl.dot(at, dy, db)

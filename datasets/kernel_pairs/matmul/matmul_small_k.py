@@ -63,7 +63,8 @@ def _thin_bwd(
     first = tl.program_id(1).to(tl.int64) * band
     last = tl.minimum(first + band, M)
     w = tl.load(W + k[:, None] * N + n[None, :], mask=(k[:, None] < K) & (n[None, :] < N), other=0.0).to(tl.float32)
-    dw = tl.zeros((BLOCK_K, BLOCK_N), tl.float32)
+    # Summed lane by lane, so that rows meet across warps once, after the loop.
+    dw = tl.zeros((BLOCK_M, BLOCK_K, BLOCK_N), tl.float32)
     for start in range(first, last, BLOCK_M):
         m = start + tl.arange(0, BLOCK_M)
         dy_at = DY + m[:, None] * dy_m + n[None, :] * dy_n
@@ -75,10 +76,10 @@ def _thin_bwd(
             tl.store(DXParts + column * M * K + rows, dx, mask=live)
         if NEED_W:
             x = tl.load(X + rows, mask=live, other=0.0).to(tl.float32)
-            dw += tl.sum(dy[:, None, :] * x[:, :, None], 0)
+            dw += dy[:, None, :] * x[:, :, None]
     if NEED_W:
         out = DWParts + (tl.program_id(1).to(tl.int64) * K + k[:, None]) * N + n[None, :]
-        tl.store(out, dw, mask=(k[:, None] < K) & (n[None, :] < N))
+        tl.store(out, tl.sum(dw, 0), mask=(k[:, None] < K) & (n[None, :] < N))
 
 
 def backward(saved, grad_y, needs=(True, True)):

@@ -2,7 +2,7 @@
 
 y[m] = x[m]^T A x[m],    dx[m] = dy[m] (A + A^T) x[m],    dA = sum over m of dy[m] x[m] x[m]^T = X^T diag(dy) X.
 Forward: tiles of X A are multiplied by the same tile of X while they lie in the accumulator, and only row sums leave.
-Backward: dx adds the tiles of A and A^T in registers before the product; dA splits the rows over programs, scales one
+Backward: a small pass writes A + A^T, so that dx is one plain product; dA splits the rows over programs, scales one
 operand while it loads, and adds fp32 partial tiles in a fixed order.
 """
 
@@ -61,16 +61,24 @@ def forward(x, a):
 
 # --- backward ---
 @triton.jit
-def _quadratic_dx(DY, X, A, DX, M, D, stride_g, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
+def _symmetrised(A, Both, D, BLOCK: tl.constexpr):
+    k = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = (k[:, None] < D) & (n[None, :] < D)
+    a = tl.load(A + k[:, None] * D + n[None, :], mask=inside, other=0.0).to(tl.float32)
+    at = tl.load(A + n[:, None] * D + k[None, :], mask=(n[:, None] < D) & (k[None, :] < D), other=0.0)
+    tl.store(Both + k[:, None] * D + n[None, :], a + tl.trans(at).to(tl.float32), mask=inside)
+
+
+@triton.jit
+def _quadratic_dx(DY, X, Both, DX, M, D, stride_g, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
     m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for start in range(0, D, BLOCK_K):
         k = start + tl.arange(0, BLOCK_K)
         x = tl.load(X + m[:, None] * D + k[None, :], mask=(m[:, None] < M) & (k[None, :] < D), other=0.0)
-        a = tl.load(A + k[:, None] * D + n[None, :], mask=(k[:, None] < D) & (n[None, :] < D), other=0.0)
-        at = tl.load(A + n[:, None] * D + k[None, :], mask=(n[:, None] < D) & (k[None, :] < D), other=0.0)
-        both = (a.to(tl.float32) + tl.trans(at).to(tl.float32)).to(x.dtype)
+        both = tl.load(Both + k[:, None] * D + n[None, :], mask=(k[:, None] < D) & (n[None, :] < D), other=0.0)
         acc = tl.dot(x, both, acc)
     # One factor per row: it waits for the finished product.
     g = tl.load(DY + m * stride_g, mask=m < M, other=0.0)
@@ -104,8 +112,10 @@ def backward(saved, grad_y, needs=(True, True)):
     if needs[0]:
         dx = torch.empty_like(x)
         BLOCK_M = _side(M, 128)
+        both, edge = torch.empty_like(a), _side(D, 64)
+        _symmetrised[(triton.cdiv(D, edge), triton.cdiv(D, edge))](a, both, D, BLOCK=edge)
         _quadratic_dx[(triton.cdiv(M, BLOCK_M), triton.cdiv(D, side))](
-            grad_y, x, a, dx, M, D, grad_y.stride(0),
+            grad_y, x, both, dx, M, D, grad_y.stride(0),
             BLOCK_M=BLOCK_M, BLOCK_N=side, BLOCK_K=_side(D, step), num_warps=8, num_stages=3,
         )  # fmt: skip
     if needs[1]:

@@ -1,8 +1,9 @@
 """LayerNorm over a dimension that is not contiguous: explicit strides everywhere, dx in the layout of x, no copies.
 
-In a transposed x neighbours in memory belong to neighbouring rows, so a program owns a band of rows and walks the
-features in tiles whose lanes run along the band. The band is read twice in each direction, and the second read finds
-most of it in L2; its share of dweight and dbias is a sum down each tile.
+In a transposed x neighbours in memory belong to neighbouring rows, so a program takes bands of rows and walks their
+features in tiles whose lanes run along the band. A band is read twice in each direction; two programs per processor
+take one narrow band after another, so that what all of them hold between the two reads fits L2. A band's share of
+dweight and dbias is a sum down each tile.
 """
 
 import torch
@@ -35,38 +36,46 @@ def _tile_at(base, m, n, stride_m, stride_n):
 def _ln_strided_fwd(
     X, W, B, Y, Mean, Rstd, M, N, x_m, x_n, y_m, y_n, eps, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
 ):
-    m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     lane = tl.arange(0, BLOCK_N)
-    # Moments about the row's first element.
-    pivot = tl.load(X + m.to(tl.int64) * x_m, mask=m < M, other=0.0).to(tl.float32)[:, None]
-    first = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    second = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for start in range(0, N, BLOCK_N):
-        n = start + lane
-        ok = (m < M)[:, None] & (n < N)[None, :]
-        x = tl.load(_tile_at(X, m, n, x_m, x_n), mask=ok, other=0.0).to(tl.float32)
-        d = tl.where(ok, x - pivot, 0.0)
-        first += d
-        second += d * d
-    shift = tl.sum(first, 1) / N
-    var = tl.maximum(tl.sum(second, 1) / N - shift * shift, 0.0)
-    rstd = tl.rsqrt(var + eps)
-    mean = pivot + shift[:, None]
-    tl.store((Mean + m)[:, None], mean, mask=(m < M)[:, None])
-    tl.store(Rstd + m, rstd, mask=m < M)
-    for start in range(0, N, BLOCK_N):
-        n = start + lane
-        ok = (m < M)[:, None] & (n < N)[None, :]
-        x = tl.load(_tile_at(X, m, n, x_m, x_n), mask=ok, other=0.0).to(tl.float32)
-        w = tl.load(W + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
-        b = tl.load(B + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
-        tl.store(_tile_at(Y, m, n, y_m, y_n), (x - mean) * rstd[:, None] * w + b, mask=ok)
+    for band in range(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.num_programs(0)):
+        m = band * BLOCK_M + tl.arange(0, BLOCK_M)
+        # Moments about the row's first element.
+        pivot = tl.load(X + m.to(tl.int64) * x_m, mask=m < M, other=0.0).to(tl.float32)[:, None]
+        first = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        second = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        for start in range(0, N, BLOCK_N):
+            n = start + lane
+            ok = (m < M)[:, None] & (n < N)[None, :]
+            x = tl.load(_tile_at(X, m, n, x_m, x_n), mask=ok, other=0.0).to(tl.float32)
+            d = tl.where(ok, x - pivot, 0.0)
+            first += d
+            second += d * d
+        shift = tl.sum(first, 1) / N
+        var = tl.maximum(tl.sum(second, 1) / N - shift * shift, 0.0)
+        rstd = tl.rsqrt(var + eps)
+        mean = pivot + shift[:, None]
+        tl.store((Mean + m)[:, None], mean, mask=(m < M)[:, None])
+        tl.store(Rstd + m, rstd, mask=m < M)
+        for start in range(0, N, BLOCK_N):
+            n = start + lane
+            ok = (m < M)[:, None] & (n < N)[None, :]
+            x = tl.load(_tile_at(X, m, n, x_m, x_n), mask=ok, other=0.0).to(tl.float32)
+            w = tl.load(W + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
+            b = tl.load(B + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
+            tl.store(_tile_at(Y, m, n, y_m, y_n), (x - mean) * rstd[:, None] * w + b, mask=ok)
 
 
 def _tile(x):
-    """Lanes along the dimension whose neighbours are neighbours in memory: 64 of them, 32 along the other."""
+    """Lanes along the dimension whose neighbours are neighbours in memory: 32 rows of a transposed x, else columns."""
     wide = x.stride(0) < x.stride(1)
-    return {"BLOCK_M": 64 if wide else 16, "BLOCK_N": 32 if wide else 128, "num_warps": 4}
+    return {"BLOCK_M": 32 if wide else 16, "BLOCK_N": 64 if wide else 128, "num_warps": 8}
+
+
+def _bands(x, BLOCK_M):
+    """Bands of rows, and programs that share them: two per processor."""
+    bands = triton.cdiv(x.shape[0], BLOCK_M)
+    processors = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 1
+    return bands, min(bands, 2 * processors)
 
 
 def forward(x, weight, bias, eps=1e-5):
@@ -75,61 +84,45 @@ def forward(x, weight, bias, eps=1e-5):
     mean = torch.empty(M, device=x.device, dtype=torch.float32)
     rstd = torch.empty_like(mean)
     tile = _tile(x)
-    _ln_strided_fwd[(triton.cdiv(M, tile["BLOCK_M"]),)](
-        x, weight, bias, y, mean, rstd, M, N, *x.stride(), *y.stride(), eps, **tile
-    )
+    _, programs = _bands(x, tile["BLOCK_M"])
+    _ln_strided_fwd[(programs,)](x, weight, bias, y, mean, rstd, M, N, *x.stride(), *y.stride(), eps, **tile)
     return y, (x, weight, mean, rstd)
 
 
 # --- backward ---
 @triton.jit
 def _ln_strided_bwd(
-    DY,
-    X,
-    W,
-    Mean,
-    Rstd,
-    DX,
-    Parts,
-    M,
-    N,
-    dy_m,
-    dy_n,
-    x_m,
-    x_n,
-    dx_m,
-    dx_n,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
-    band = tl.program_id(0)
-    m = band * BLOCK_M + tl.arange(0, BLOCK_M)
+    DY, X, W, Mean, Rstd, DX, Parts, M, N, dy_m, dy_n, x_m, x_n, dx_m, dx_n,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
     lane = tl.arange(0, BLOCK_N)
-    mean = tl.load(Mean + m, mask=m < M, other=0.0)[:, None]
-    rstd = tl.load(Rstd + m, mask=m < M, other=0.0)[:, None]
-    sum_gx = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    sum_g = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for start in range(0, N, BLOCK_N):
-        n = start + lane
-        ok = (m < M)[:, None] & (n < N)[None, :]
-        xhat = (tl.load(_tile_at(X, m, n, x_m, x_n), mask=ok, other=0.0).to(tl.float32) - mean) * rstd
-        dy = tl.load(_tile_at(DY, m, n, dy_m, dy_n), mask=ok, other=0.0).to(tl.float32)
-        # The first read serves the parameters, too: rows outside the band have dy = 0.
-        out = Parts + band.to(tl.int64) * 2 * N + n
-        tl.store(out, tl.sum(dy * xhat, 0), mask=n < N)
-        tl.store(out + N, tl.sum(dy, 0), mask=n < N)
-        g = dy * tl.load(W + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
-        sum_gx += g * xhat
-        sum_g += g
-    slope = (tl.sum(sum_gx, 1) / N)[:, None]
-    shift = (tl.sum(sum_g, 1) / N)[:, None]
-    for start in range(0, N, BLOCK_N):
-        n = start + lane
-        ok = (m < M)[:, None] & (n < N)[None, :]
-        xhat = (tl.load(_tile_at(X, m, n, x_m, x_n), mask=ok, other=0.0).to(tl.float32) - mean) * rstd
-        dy = tl.load(_tile_at(DY, m, n, dy_m, dy_n), mask=ok, other=0.0).to(tl.float32)
-        g = dy * tl.load(W + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
-        tl.store(_tile_at(DX, m, n, dx_m, dx_n), rstd * (g - shift - xhat * slope), mask=ok)
+    for band in range(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.num_programs(0)):
+        m = band * BLOCK_M + tl.arange(0, BLOCK_M)
+        mean = tl.load(Mean + m, mask=m < M, other=0.0)[:, None]
+        rstd = tl.load(Rstd + m, mask=m < M, other=0.0)[:, None]
+        sum_gx = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        sum_g = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        for start in range(0, N, BLOCK_N):
+            n = start + lane
+            ok = (m < M)[:, None] & (n < N)[None, :]
+            xhat = (tl.load(_tile_at(X, m, n, x_m, x_n), mask=ok, other=0.0).to(tl.float32) - mean) * rstd
+            dy = tl.load(_tile_at(DY, m, n, dy_m, dy_n), mask=ok, other=0.0).to(tl.float32)
+            # The first read serves the parameters, too: rows outside the band have dy = 0.
+            out = Parts + band.to(tl.int64) * 2 * N + n
+            tl.store(out, tl.sum(dy * xhat, 0), mask=n < N)
+            tl.store(out + N, tl.sum(dy, 0), mask=n < N)
+            g = dy * tl.load(W + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
+            sum_gx += g * xhat
+            sum_g += g
+        slope = (tl.sum(sum_gx, 1) / N)[:, None]
+        shift = (tl.sum(sum_g, 1) / N)[:, None]
+        for start in range(0, N, BLOCK_N):
+            n = start + lane
+            ok = (m < M)[:, None] & (n < N)[None, :]
+            xhat = (tl.load(_tile_at(X, m, n, x_m, x_n), mask=ok, other=0.0).to(tl.float32) - mean) * rstd
+            dy = tl.load(_tile_at(DY, m, n, dy_m, dy_n), mask=ok, other=0.0).to(tl.float32)
+            g = dy * tl.load(W + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
+            tl.store(_tile_at(DX, m, n, dx_m, dx_n), rstd * (g - shift - xhat * slope), mask=ok)
 
 
 def backward(saved, grad_y, needs=None):
@@ -138,9 +131,9 @@ def backward(saved, grad_y, needs=None):
     # For a dense x of any layout empty_like has its strides; for one with gaps, its order of dimensions.
     dx = torch.empty_like(x)
     tile = _tile(x)
-    bands = triton.cdiv(M, tile["BLOCK_M"])
+    bands, programs = _bands(x, tile["BLOCK_M"])
     parts = torch.empty(bands, 2, N, device=x.device, dtype=torch.float32)
-    _ln_strided_bwd[(bands,)](
+    _ln_strided_bwd[(programs,)](
         grad_y, x, weight, mean, rstd, dx, parts, M, N, *grad_y.stride(), *x.stride(), *dx.stride(), **tile
     )
     dweight, dbias = parts.sum(0).to(weight.dtype)

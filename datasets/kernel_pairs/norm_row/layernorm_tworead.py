@@ -2,7 +2,8 @@
 
 The first pass sums dy w and dy w xhat for every row of the band, the second writes dx. In the second pass a tile also
 holds all rows of the band for its columns, so their share of dweight and dbias is one column sum, stored and never
-read back: no accumulator lives longer than its tile.
+read back: no accumulator lives longer than its tile. The second pass runs from right to left, because the tiles that
+were read last are the likeliest to be in the cache still.
 """
 
 import torch
@@ -91,10 +92,10 @@ def _ln_long_bwd(
     # The sums are kept lane by lane; rows are reduced once, after the loop.
     c1 = (tl.sum(along_xhat, 1) / N)[:, None] * rstd
     c2 = (tl.sum(along_one, 1) / N)[:, None]
-    for start in range(0, N, BLOCK):
-        n = start + lane
+    tiles = tl.cdiv(N, BLOCK)
+    for tile in range(tiles):
+        n = (tiles - 1 - tile) * BLOCK + lane
         ok = (m[:, None] < M) & (n[None, :] < N)
-        # These tiles were read a moment ago: they come out of L2.
         x = tl.load(x_at + n[None, :], mask=ok, other=0.0).to(tl.float32)
         dy = tl.load(dy_at + n[None, :].to(tl.int64) * dy_n, mask=ok, other=0.0).to(tl.float32)
         xhat = (x - mean) * rstd
@@ -110,7 +111,8 @@ def backward(saved, grad_y, needs=None):
     x, weight, mean, rstd = saved
     M, N = x.shape
     weights = needs is None or needs[1] or needs[2]
-    # Eight rows of fp32 partials cost a quarter of what a row of bf16 x does; fewer rows where there are few bands.
+    # A band of eight rows writes two rows of fp32 partials, half the bytes of one bf16 row for each; fewer rows where
+    # there are few bands.
     ROWS = max(1, min(8, triton.next_power_of_2(triton.cdiv(M, 264))))
     BLOCK = max(64, min(4096 // ROWS, triton.next_power_of_2(N) // 4))
     bands = triton.cdiv(M, ROWS)

@@ -9,7 +9,6 @@ epilogue, and a second launch adds the term, which needs the whole sum first.
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra import libdevice
 
 META = {
     "slug": "bitnet_ternary_linear",
@@ -37,9 +36,9 @@ def _abs_sums(W, Parts, size, BLOCK: tl.constexpr):
 
 @triton.jit
 def _ternary(w, scale):
-    """-1, 0 or 1, in fp32. Correctly rounded division: a tie must not hang on an approximate quotient."""
-    level = libdevice.rint(tl.div_rn(w.to(tl.float32), tl.broadcast_to(scale, w.shape)))
-    return tl.minimum(tl.maximum(level, -1.0), 1.0)
+    """-1, 0 or 1, in fp32: w / scale to the nearest level, ties to zero, without the division."""
+    w = w.to(tl.float32)
+    return tl.where(w > 0.5 * scale, 1.0, tl.where(w < -0.5 * scale, -1.0, 0.0))
 
 
 @triton.jit
@@ -110,12 +109,12 @@ def _weight_gradient(
 
 
 @triton.jit
-def _add_scale_path(DW, W, ScaleGrad, size, BLOCK: tl.constexpr):
+def _add_scale_path(Straight, W, ScaleGrad, DW, size, BLOCK: tl.constexpr):
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     w = tl.load(W + i, mask=i < size, other=0.0).to(tl.float32)
-    dw = tl.load(DW + i, mask=i < size, other=0.0).to(tl.float32)
+    straight = tl.load(Straight + i, mask=i < size, other=0.0)
     sign = tl.where(w > 0, 1.0, tl.where(w < 0, -1.0, 0.0))
-    tl.store(DW + i, dw + sign * tl.load(ScaleGrad) / size, mask=i < size)
+    tl.store(DW + i, straight + sign * tl.load(ScaleGrad) / size, mask=i < size)
 
 
 def backward(saved, grad_y, needs=None):
@@ -135,8 +134,9 @@ def backward(saved, grad_y, needs=None):
         KEEP=keep_scale, BLOCK_M=64, BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K, num_warps=8, num_stages=3,
     )  # fmt: skip
     if keep_scale:
-        _add_scale_path[(triton.cdiv(size, 1024),)](dw, weight, parts.sum(), size, BLOCK=1024)
-    return dx, dw.to(weight.dtype)
+        straight, dw = dw, torch.empty_like(weight)
+        _add_scale_path[(triton.cdiv(size, 1024),)](straight, weight, parts.sum(), dw, size, BLOCK=1024)
+    return dx, dw
 
 
 # --- check ---
