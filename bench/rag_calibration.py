@@ -145,8 +145,8 @@ def main() -> None:
 
 def least_known(index: Index, queries: list[Description]) -> int:
     """Least number of a query's telling words that occur in a pair other than its own."""
-    frequency = index.lexical.lexicon.frequency
-    return min(sum(frequency[word] > 1 for word in known_words(query, index)) for query in queries)
+    frequency = index.lexical.frequency
+    return min(sum(frequency(word) > 1 for word in known_words(query, index)) for query in queries)
 
 
 if __name__ == "__main__":

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 from rag.query import Exclusion, Hit, Query, RetrievedPair, Scores, SearchResult, Signal
 
 if TYPE_CHECKING:
-    from rag.index import Index, IndexProblem, build_index, load_index
+    from rag.build import add_pairs, build_index, remove_pairs
+    from rag.index import Index, IndexProblem, join_indexes
     from rag.retrieval import embedded_text, search
     from rag.schedules import TechniqueMatch, Wanted, search_techniques
+    from rag.storage import load_index
 
 __all__ = [
     "Exclusion",
@@ -30,9 +32,12 @@ __all__ = [
     "Signal",
     "TechniqueMatch",
     "Wanted",
+    "add_pairs",
     "build_index",
     "embedded_text",
+    "join_indexes",
     "load_index",
+    "remove_pairs",
     "search",
     "search_techniques",
 ]
@@ -40,8 +45,11 @@ __all__ = [
 _LATE = {
     "Index": "index",
     "IndexProblem": "index",
-    "build_index": "index",
-    "load_index": "index",
+    "add_pairs": "build",
+    "build_index": "build",
+    "remove_pairs": "build",
+    "join_indexes": "index",
+    "load_index": "storage",
     "embedded_text": "retrieval",
     "search": "retrieval",
     "TechniqueMatch": "schedules",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import builtins
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from rag.forward import ForwardPart, forward_part
 from rag.structure import body_operations, count_grams, is_kernel
 from rag.words import join_neighbours, split_words
 
-DESCRIPTION_VERSION = 1
+DESCRIPTION_VERSION = 2
 """Raised when a description changes meaning: an index of another version must be rebuilt."""
 
 NAME_WEIGHT = 3
@@ -50,9 +50,15 @@ class Description:
         ops = Counter({op: count for op, count in self.ops.items() if op.startswith("tl.")})
         return dict(Counter(self.words) + Counter(self.compounds) + ops)
 
-    def descriptor(self, weight: Callable[[str], float]) -> str:
-        """The text to embed: docstring, names, best words by count times `weight`, Triton operations."""
-        ranked = sorted(self.words, key=lambda word: (-self.words[word] * weight(word), word))
+    @property
+    def shape(self) -> dict[str, int]:
+        """Operations and runs of three together: what is compared where names mean nothing."""
+        return {**self.ops, **self.grams}
+
+    @property
+    def descriptor(self) -> str:
+        """The text to embed: docstring, names, most frequent words, Triton operations. It depends on no other pair."""
+        ranked = sorted(self.words, key=lambda word: (-self.words[word], word))
         best = [word for word in ranked if len(word) > 1 and word not in self.names][:DESCRIPTOR_TERMS]
         ops = sorted(op.removeprefix("tl.") for op in self.ops if op.startswith("tl."))
         return f"{self.docstring} {' '.join(self.names)}. {' '.join(best)}. {' '.join(ops)}".strip()

@@ -1,50 +1,52 @@
-"""Search by shared words: tf-idf over the terms of descriptions. Needs numpy alone, so it works on every machine."""
+"""Cosines of a query's counts with those of every entry, over weights that count rare features more. Numpy alone."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
 
-
-class Lexicon:
-    """How rare each term is among the described pairs."""
-
-    def __init__(self, documents: Sequence[Mapping[str, int]]) -> None:
-        self.size = len(documents)
-        self.frequency = Counter(term for document in documents for term in document)
-
-    def __contains__(self, term: str) -> bool:
-        return term in self.frequency
-
-    def rarity(self, term: str) -> float:
-        """Smoothed inverse document frequency, log((1 + n) / (1 + df)) + 1; at its largest for a term never seen."""
-        return math.log((1 + self.size) / (1 + self.frequency[term])) + 1
-
-    def weigh(self, terms: Mapping[str, int]) -> dict[str, float]:
-        """Weights (1 + log count) * rarity, scaled to unit length. A term never seen keeps its share of the length."""
-        raw = {term: (1 + math.log(count)) * self.rarity(term) for term, count in terms.items() if count > 0}
-        length = math.sqrt(sum(weight * weight for weight in raw.values())) or 1.0
-        return {term: weight / length for term, weight in raw.items()}
+from rag.counts import Counts, Floats, key_of
 
 
-class LexicalIndex:
-    """An inverted index over the pairs' terms."""
+class CosineIndex:
+    """Counts weighted by (1 + log count) * rarity, every row scaled to unit length."""
 
-    def __init__(self, documents: Sequence[Mapping[str, int]]) -> None:
-        self.lexicon = Lexicon(documents)
-        self._postings: dict[str, list[tuple[int, float]]] = defaultdict(list)
-        for row, document in enumerate(documents):
-            for term, weight in self.lexicon.weigh(document).items():
-                self._postings[term].append((row, weight))
+    def __init__(self, counts: Counts) -> None:
+        self.counts = counts
+        self._rarity = np.log((1.0 + counts.size) / (1.0 + counts.frequency)) + 1.0
+        weights = (1.0 + np.log(counts.values)) * np.repeat(self._rarity, counts.frequency)
+        squares = np.bincount(counts.rows, weights=weights * weights, minlength=counts.size)
+        lengths = np.sqrt(np.where(squares > 0, squares, 1.0))
+        self._weights: npt.NDArray[np.float32] = (weights / lengths[counts.rows]).astype(np.float32)
 
-    def cosines(self, terms: Mapping[str, int]) -> npt.NDArray[np.float64]:
-        """Cosine of a query with every pair: float64 [n], in [0, 1]."""
-        result = np.zeros(self.lexicon.size)
-        for term, weight in self.lexicon.weigh(terms).items():
-            for row, other in self._postings.get(term, ()):
-                result[row] += weight * other
+    def __contains__(self, feature: str) -> bool:
+        return bool(self.counts.find([key_of(feature)])[0] >= 0)
+
+    def frequency(self, feature: str) -> int:
+        """In how many entries the feature occurs."""
+        at = int(self.counts.find([key_of(feature)])[0])
+        return 0 if at < 0 else int(self.counts.starts[at + 1] - self.counts.starts[at])
+
+    def rarity(self, feature: str) -> float:
+        """Smoothed inverse document frequency, log((1 + n) / (1 + df)) + 1; at its largest for one never seen."""
+        return math.log((1 + self.counts.size) / (1 + self.frequency(feature))) + 1
+
+    def cosines(self, features: Mapping[str, int]) -> Floats:
+        """Cosine of a query with every row: float64 [n], in [0, 1]. What no row has keeps its share of the length."""
+        result = np.zeros(self.counts.size)
+        present = {feature: count for feature, count in features.items() if count > 0}
+        if not present:
+            return result
+        at = self.counts.find(key_of(feature) for feature in present)
+        never = math.log(1 + self.counts.size) + 1
+        rarity = np.where(at >= 0, np.append(self._rarity, never)[at], never)
+        weights = (1.0 + np.log(np.fromiter(present.values(), dtype=np.float64))) * rarity
+        weights /= math.sqrt(float(weights @ weights))
+        for position, weight in zip(at, weights, strict=True):
+            if position >= 0:
+                stretch = slice(self.counts.starts[position], self.counts.starts[position + 1])
+                result[self.counts.rows[stretch]] += weight * self._weights[stretch]
         return result

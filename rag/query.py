@@ -72,6 +72,8 @@ class RetrievedPair:
     """Inputs whose gradients the backward returns, in order."""
     speed: str = ""
     """Measured percent of the cost counter's bound, in words; empty when this text was never measured."""
+    verified: bool = True
+    """False: no gate has passed it yet."""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ Fusion is reciprocal rank fusion (Cormack, Clarke and Büttcher, SIGIR 2009): ea
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,12 +16,13 @@ import numpy.typing as npt
 from kernel_agent.errors import InputError
 from rag.describe import Description, describe
 from rag.embed import embed, missing_packages
-from rag.index import Entry, Index, load_index
+from rag.index import Entry, Index
 from rag.query import Exclusion, Hit, Query, RetrievedPair, Scores, SearchResult, Signal
-from rag.structure import body_operations, cosine, count_grams, overlap
+from rag.storage import load_index
+from rag.structure import body_operations, count_grams, overlap
 from rag.words import LAYOUT_WORDS
 
-MIN_SIM: Mapping[Signal, float] = {Signal.DENSE: 0.51, Signal.LEXICAL: 0.09, Signal.STRUCTURE: 0.64}
+MIN_SIM: Mapping[Signal, float] = {Signal.DENSE: 0.51, Signal.LEXICAL: 0.09, Signal.STRUCTURE: 0.22}
 """Default thresholds: about nine in ten pairs of different families lie below, by `bench/rag_calibration.py`."""
 
 FEW_KNOWN_WORDS = 3
@@ -77,7 +79,7 @@ def embedded_text(query: Query, index: Index) -> str:
     description = describe(query.source, query.path)
     if index.vectors is None or len(known_words(description, index)) < FEW_KNOWN_WORDS:
         return ""
-    return description.descriptor(index.lexical.lexicon.rarity)
+    return description.descriptor
 
 
 def rank(
@@ -108,7 +110,7 @@ def _judge(rankings: Mapping[Signal, Ranking]) -> Signal:
 def known_words(description: Description, index: Index) -> tuple[str, ...]:
     """The description's words that the index knows and that say more than how memory is walked, sorted."""
     telling = (word for word in description.words if len(word) > 1 and word not in LAYOUT_WORDS)
-    return tuple(sorted(word for word in telling if word in index.lexical.lexicon))
+    return tuple(sorted(word for word in telling if word in index.lexical))
 
 
 def dense_cosines(
@@ -121,7 +123,7 @@ def dense_cosines(
     flat = faiss.IndexFlatIP(index.vectors.shape[1])
     flat.add(index.vectors)
     if vector is None:
-        query = embed([description.descriptor(index.lexical.lexicon.rarity)])
+        query = embed([description.descriptor])
     else:
         query = np.asarray([vector], dtype=np.float32)
     found, rows = flat.search(query, len(index.entries))
@@ -131,11 +133,8 @@ def dense_cosines(
 
 
 def structure_cosines(description: Description, index: Index) -> npt.NDArray[np.float64]:
-    """Mean of the cosines of operation counts and of runs of three: float64 [n]."""
-    return np.array(
-        [(cosine(description.ops, e.ops) + cosine(description.grams, e.grams)) / 2 for e in index.entries],
-        dtype=np.float64,
-    )
+    """Cosines of operations and runs of three: float64 [n]."""
+    return index.structure.cosines(description.shape)
 
 
 def _choose(
@@ -159,7 +158,9 @@ def _choose(
         entry = index.entries[row]
         if entry.path in unusable:
             continue
-        pair = index.read(entry)
+        pair = index.read(row)
+        if pair is None:
+            continue
         scores = scores_of(row, float(fused[row]), rankings)
         excluded, detail = _exclusion(query, entry, pair, scores, min_sim, chosen)
         if excluded is None:
@@ -185,6 +186,7 @@ def _exclusion(
     return None, ""
 
 
+@functools.lru_cache(maxsize=256)
 def backward_grams(backward: str) -> Mapping[str, int]:
     """Runs of three operations in all functions of a backward section."""
     functions = [node for node in ast.parse(backward).body if isinstance(node, ast.FunctionDef)]

@@ -14,15 +14,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from rag.describe import describe
-from rag.index import Index, load_index
+from rag.index import Entry, Index
 from rag.query import Query, RetrievedPair, Scores, Signal
 from rag.retrieval import NEAR_IDENTICAL, Ranking, backward_grams, fuse, rank, scores_of, structure_cosines
+from rag.storage import load_index
 from rag.structure import overlap
 
 GENERIC_SHARE = 0.4
 """A technique that a larger share of the pairs has singles out no schedule, and is not searched for."""
 
-LEAST_LIKE: Mapping[Signal, float] = {Signal.DENSE: 0.5, Signal.LEXICAL: 0.15, Signal.STRUCTURE: 0.65}
+LEAST_LIKE: Mapping[Signal, float] = {Signal.DENSE: 0.5, Signal.LEXICAL: 0.15, Signal.STRUCTURE: 0.24}
 """A pair that is shown for a technique reaches one of these. By words it has to be nearer than a pair that is shown for
 its forward: a few shared words brought a table look-up to the sums of a norm."""
 
@@ -57,26 +58,31 @@ class TechniqueMatch:
 
 @dataclass
 class _Shelf:
-    """What may still be taken, and what was."""
+    """What may still be taken, and what was. Pairs are read only when they are looked at."""
 
-    usable: list[tuple[RetrievedPair, Scores]]
-    """Nearest first."""
+    index: Index
+    usable: list[int]
+    """Rows, nearest first."""
     shown: list[RetrievedPair]
     room: int
 
-    def take(self, wanted: Wanted, technique: str, size: Callable[[RetrievedPair], int]) -> TechniqueMatch | None:
-        having = [(pair, scores) for pair, scores in self.usable if technique in pair.techniques]
-        for pair, scores in sorted(having, key=lambda found: _distance(wanted.grad, found[0])):  # stable: nearest first
-            twin = any(
-                pair.slug == other.slug
-                or overlap(backward_grams(pair.backward), backward_grams(other.backward)) >= NEAR_IDENTICAL
-                for other in self.shown
-            )
-            if not twin and size(pair) <= self.room:
-                self.room -= size(pair)
-                self.shown.append(pair)
-                return TechniqueMatch(wanted.grad, technique, pair, scores)
+    def take(
+        self, wanted: Wanted, technique: str, size: Callable[[RetrievedPair], int]
+    ) -> tuple[int, RetrievedPair] | None:
+        entries = self.index.entries
+        having = [row for row in self.usable if technique in entries[row].techniques]
+        for row in sorted(having, key=lambda row: _distance(wanted.grad, entries[row].grads)):  # stable: nearest first
+            pair = None if any(entries[row].slug == other.slug for other in self.shown) else self.index.read(row)
+            if pair is None or size(pair) > self.room or self._twin(pair):
+                continue
+            self.room -= size(pair)
+            self.shown.append(pair)
+            return row, pair
         return None
+
+    def _twin(self, pair: RetrievedPair) -> bool:
+        grams = backward_grams(pair.backward)
+        return any(overlap(grams, backward_grams(other.backward)) >= NEAR_IDENTICAL for other in self.shown)
 
 
 def characters(pair: RetrievedPair) -> int:
@@ -110,29 +116,30 @@ def search_techniques(
     fused = fuse(rankings, index)
     judging = {Signal.STRUCTURE: Ranking.of(structure_cosines(description, index)), **rankings}
     relevant = np.any([ranking.cosines >= LEAST_LIKE[signal] for signal, ranking in judging.items()], axis=0)
-    stale = index.staleness()
-    unusable = {*stale.changed, *stale.missing}
-    rows = [row for row in np.argsort(-fused, kind="stable") if index.entries[row].path not in unusable]
-    pairs = {row: index.read(index.entries[row]) for row in rows}
-    allowed = [row for row in rows if relevant[row] and not _excluded(query, index.entries[row].path)]
+    allowed = [row for row in np.argsort(-fused, kind="stable") if relevant[row]]
+    entries = index.entries
+    given = (index.read(row) for row, entry in enumerate(entries) if entry.slug in shown)
     shelf = _Shelf(
-        usable=[(pairs[row], scores_of(row, float(fused[row]), rankings)) for row in allowed],
-        shown=[pair for pair in pairs.values() if pair.slug in shown],
+        index=index,
+        usable=[int(row) for row in allowed if not _excluded(query, entries[row].path)],
+        shown=[pair for pair in given if pair is not None],
         room=room,
     )
-    generic = _generic(list(pairs.values()))
+    generic = _generic(entries)
     queues = [(one, [tag for tag in dict.fromkeys(one.techniques) if tag not in generic]) for one in wanted]
     known = set() if again else {tag for pair in shelf.shown for tag in pair.techniques}
     found: list[TechniqueMatch] = []
     while any(queue for _, queue in queues):
         for one, queue in queues:
-            match = None
-            while queue and match is None and len(found) < n:
+            taken = None
+            while queue and taken is None and len(found) < n:
                 technique = queue.pop(0)
-                match = None if technique in known else shelf.take(one, technique, size)
-            if match is not None:
-                found.append(match)
-                known.update(match.pair.techniques)
+                taken = None if technique in known else shelf.take(one, technique, size)
+            if taken is not None:
+                row, pair = taken
+                scores = scores_of(row, float(fused[row]), rankings)
+                found.append(TechniqueMatch(one.grad, technique, pair, scores))
+                known.update(pair.techniques)
         if len(found) >= n:
             break
     return tuple(found)
@@ -142,14 +149,14 @@ def _excluded(query: Query, path: str) -> bool:
     return any(term.lower() in path.lower() for term in query.terms)
 
 
-def _generic(pairs: Sequence[RetrievedPair]) -> set[str]:
-    counts = Counter(tag for pair in pairs for tag in set(pair.techniques))
-    return {tag for tag, count in counts.items() if count >= FEW_PAIRS and count > GENERIC_SHARE * len(pairs)}
+def _generic(entries: Sequence[Entry]) -> set[str]:
+    counts = Counter(tag for entry in entries for tag in set(entry.techniques))
+    return {tag for tag, count in counts.items() if count >= FEW_PAIRS and count > GENERIC_SHARE * len(entries)}
 
 
-def _distance(grad: str, pair: RetrievedPair) -> int:
+def _distance(grad: str, grads: Sequence[str]) -> int:
     """0 for a pair with a gradient of this name, 1 for one of this kind, 2 else."""
-    if grad in pair.grads:
+    if grad in grads:
         return 0
-    kinds = {name.lower() in PARAMETERS for name in pair.grads}
+    kinds = {name.lower() in PARAMETERS for name in grads}
     return 1 if (grad.lower() in PARAMETERS) in kinds else 2

@@ -79,8 +79,7 @@ def retrieve_techniques(
     import rag
 
     index = rag.load_index(config.rag_index)
-    usual = next((e for slug in shown for e in index.entries if e.slug == slug), None)
-    instead = index.read(usual).techniques if usual is not None else ()
+    instead = next((e.techniques for slug in shown for e in index.entries if e.slug == slug), ())
     query = query_of(spec, config, vector_of)
     matches: list[rag.TechniqueMatch] = []
     room = HIT_TOKENS

@@ -9,7 +9,7 @@ import pytest
 
 from kernel_agent.errors import InputError
 from rag import IndexProblem, Query, build_index, load_index, search
-from rag.index import ENTRIES, MANIFEST, VECTORS
+from rag.storage import ENTRIES, FEATURES, MANIFEST, VECTORS
 
 PAIRS = Path(__file__).parent / "pairs"
 
@@ -24,7 +24,7 @@ def copied(tmp_path):
 
 def test_rebuild_gives_the_same_bytes(index, tmp_path):
     again = build_index(PAIRS, tmp_path)
-    for name in (ENTRIES, VECTORS):
+    for name in (ENTRIES, FEATURES, VECTORS):
         assert (again.folder / name).read_bytes() == (index.folder / name).read_bytes(), name
 
 
@@ -39,6 +39,7 @@ def test_loaded_index_equals_the_built_one(index):
     assert loaded.entries == index.entries
     assert loaded.manifest == index.manifest
     assert (loaded.vectors == index.vectors).all()
+    np.testing.assert_array_equal(loaded.lexical.cosines({"softmax": 1}), index.lexical.cosines({"softmax": 1}))
 
 
 def test_index_and_pairs_can_move_together(copied, tmp_path, layernorm):

@@ -39,7 +39,8 @@ def test_a_pair_is_given_whole_and_has_the_technique(pairs, technique, forward):
     (match,) = search_techniques([Wanted("weight", (technique,))], example(forward), n=1, index=pairs)
     assert match.technique == technique
     assert technique in match.pair.techniques
-    assert match.pair.backward == pairs.read(next(e for e in pairs.entries if e.slug == match.pair.slug)).backward
+    row = next(row for row, entry in enumerate(pairs.entries) if entry.slug == match.pair.slug)
+    assert match.pair.backward == pairs.read(row).backward
 
 
 def test_a_gradient_of_the_same_name_beats_a_nearer_forward(pairs):
@@ -55,7 +56,7 @@ def test_a_gradient_of_the_same_name_beats_a_nearer_forward(pairs):
 )
 def test_no_pair_is_better_than_one_that_is_like_the_forward_in_nothing(pairs, technique, forward):
     # A table look-up was shown for the sums of a norm: tokens for a model to misread.
-    assert technique in {tag for entry in pairs.entries for tag in pairs.read(entry).techniques}
+    assert technique in {tag for entry in pairs.entries for tag in entry.techniques}
     assert search_techniques([Wanted("weight", (technique,))], example(forward), index=pairs) == ()
 
 
@@ -110,11 +111,12 @@ def test_near_identical_backwards_are_given_once(pairs):
     assert len(found) == len(set(found)) > 5
 
 
-def test_a_stale_pair_is_never_given(pairs, tmp_path):
-    manifest = pairs.manifest.model_copy(
-        update={"sources": {**pairs.manifest.sources, "gather_scatter/embedding_atomic.py": "another text"}}
+def test_a_stale_pair_is_never_given(pairs):
+    entries = tuple(
+        entry.model_copy(update={"hash": "of another text"}) if entry.slug == "embedding_atomic" else entry
+        for entry in pairs.entries
     )
-    stale = dataclasses.replace(pairs, manifest=manifest)
+    stale = dataclasses.replace(pairs, entries=entries)
     wanted, query = [Wanted("weight", ("atomics",))], example("gated_recurrence")
     (match,) = search_techniques(wanted, query, n=1, index=stale)
     assert match.pair.slug != "embedding_atomic"

@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from kernel_agent.data import pairs_root
 from rag import Query, load_index, search
-from rag.index import describe_pairs
+from rag.build import describe_pairs
+from rag.counts import Counts
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -41,8 +43,14 @@ def test_shipped_index_is_fresh(shipped):
 
 
 def test_shipped_entries_are_what_this_version_would_write(shipped):
-    sources = {path: (pairs_root() / path).read_text(encoding="utf-8") for path in shipped.manifest.sources}
-    assert describe_pairs(pairs_root(), sources) == shipped.entries
+    sources = {entry.path: (pairs_root() / entry.path).read_text(encoding="utf-8") for entry in shipped.entries}
+    described = describe_pairs(pairs_root(), sources)
+    assert tuple(one.entry for one in described) == shipped.entries
+    for name, counts in (("terms", shipped.terms), ("shape", shipped.shape)):
+        expected = Counts.of([getattr(one.description, name) for one in described])
+        np.testing.assert_array_equal(counts.keys, expected.keys, err_msg=name)
+        np.testing.assert_array_equal(counts.rows, expected.rows, err_msg=name)
+        np.testing.assert_array_equal(counts.values, expected.values, err_msg=name)
 
 
 def test_shipped_index_has_vectors(shipped):
