@@ -1,0 +1,123 @@
+"""Pointwise conv2d: forward, dx and dweight are one product kernel that is called with three sets of strides.
+
+For each image y = W x, dx = W^T dy and dW = sum over images of dy x^T, with planes flattened to a pixel axis. The
+kernel adds left[b] right[b] over a group of b and knows operands by strides alone: a transposed W is W with strides
+swapped, W has stride 0 over images, and an image in channels-last order is an image with other strides. For dW images
+are cut into groups whose fp32 partials are summed.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+META = {
+    "slug": "conv2d_1x1",
+    "family": "conv",
+    "op": "conv2d_pointwise",
+    "schema": 1,
+    "techniques": ("split-k", "two-stage-partials", "owner-grid", "strided-cotangent"),
+    "saves": (),
+    "grads": ("x", "weight"),
+    "dtypes": ("float32", "bfloat16", "float16"),
+    "license": "Apache-2.0",
+    "origin": "original",
+    "interpreter_ok": True,
+}
+
+
+# --- forward ---
+@triton.jit
+def _grouped_product(
+    L, R, Out, M, N, K, batches, group, l_b, l_m, l_k, r_b, r_k, r_n, o_g, o_m, o_n,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    # Out[g] (M, N) = sum over the batches b of group g of L[b] (M, K) R[b] (K, N).
+    rows = tl.cdiv(M, BLOCK_M)
+    m = (tl.program_id(0) % rows * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
+    n = (tl.program_id(0) // rows * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
+    first = tl.program_id(1) * group
+    chunks = tl.cdiv(K, BLOCK_K)
+    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for step in range(tl.minimum(group, batches - first) * chunks):
+        b = (first + step // chunks).to(tl.int64)
+        k = (step % chunks * BLOCK_K + tl.arange(0, BLOCK_K)).to(tl.int64)
+        left = tl.load(
+            L + b * l_b + m[:, None] * l_m + k[None, :] * l_k, mask=(m[:, None] < M) & (k[None, :] < K), other=0.0
+        )
+        right = tl.load(
+            R + b * r_b + k[:, None] * r_k + n[None, :] * r_n, mask=(k[:, None] < K) & (n[None, :] < N), other=0.0
+        )
+        acc = tl.dot(left, right, acc)
+    out_at = Out + tl.program_id(1).to(tl.int64) * o_g + m[:, None] * o_m + n[None, :] * o_n
+    tl.store(out_at, acc, mask=(m[:, None] < M) & (n[None, :] < N))
+
+
+def _tile(size, most):
+    return min(most, max(16, triton.next_power_of_2(size)))
+
+
+def _product(left, right, out, group):
+    """out (groups, M, N) = left (batches, M, K) @ right (batches, K, N), added over `group` batches each."""
+    batches, M, K = left.shape
+    N = right.shape[2]
+    BLOCK_M, BLOCK_N = _tile(M, 128), _tile(N, 128)
+    _grouped_product[(triton.cdiv(M, BLOCK_M) * triton.cdiv(N, BLOCK_N), triton.cdiv(batches, group))](
+        left, right, out, M, N, K, batches, group, *left.stride(), *right.stride(), *out.stride(),
+        BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_K=_tile(K, 128 // left.element_size()), num_warps=8, num_stages=3,
+    )  # fmt: skip
+
+
+def forward(x, weight):
+    B, _, H, W = x.shape
+    # A view for NCHW and channels-last alike; only a cropped image is copied.
+    pixels = x.flatten(2)
+    y = torch.empty(B, weight.shape[0], H, W, device=x.device, dtype=x.dtype)
+    _product(weight.expand(B, -1, -1), pixels, y.flatten(2), 1)
+    return y, (pixels, weight, H, W)
+
+
+# --- backward ---
+def backward(saved, grad_y, needs=None):
+    pixels, weight, H, W = saved
+    need_x, need_w = needs or (True, True)
+    B, CI = pixels.shape[:2]
+    CO = weight.shape[0]
+    grad_y = grad_y.flatten(2)
+    dx = dweight = None
+    if need_x:
+        # In the input's own order: channels last stays channels last.
+        dx = torch.empty_like(pixels)
+        _product(weight.t().expand(B, -1, -1), grad_y, dx, 1)
+        dx = dx.unflatten(2, (H, W))
+    if need_w:
+        # Two programs for each of 132 processors.
+        tiles = triton.cdiv(CO, _tile(CO, 128)) * triton.cdiv(CI, _tile(CI, 128))
+        group = triton.cdiv(B, max(1, min(B, 264 // tiles)))
+        parts = torch.empty(triton.cdiv(B, group), CO, CI, device=weight.device, dtype=torch.float32)
+        _product(grad_y, pixels.transpose(1, 2), parts, group)
+        dweight = parts.sum(0).to(weight.dtype)
+    return dx, dweight
+
+
+# --- check ---
+SWEEP = (
+    {"B": 2, "CI": 16, "CO": 32, "H": 8, "W": 8, "channels_last": False},
+    {"B": 5, "CI": 18, "CO": 21, "H": 9, "W": 11, "channels_last": True},
+    {"B": 1, "CI": 32, "CO": 16, "H": 5, "W": 7, "channels_last": False, "dtype": "bfloat16"},
+    {"B": 2, "CI": 16, "CO": 16, "H": 4, "W": 3, "channels_last": True, "dtype": "float16"},
+)
+BENCH = (
+    {"B": 64, "CI": 512, "CO": 512, "H": 28, "W": 28, "channels_last": False, "dtype": "bfloat16"},
+    {"B": 64, "CI": 256, "CO": 1024, "H": 28, "W": 28, "channels_last": True, "dtype": "bfloat16"},
+)
+
+
+def make_args(B, CI, CO, H, W, channels_last, dtype="float32", device="cpu", seed=0):
+    g = torch.Generator().manual_seed(seed)
+    x, weight = torch.randn(B, CI, H, W, generator=g), torch.randn(CO, CI, generator=g) * CI**-0.5
+    x, weight = (t.to(device=device, dtype=getattr(torch, dtype)) for t in (x, weight))
+    return x.contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format), weight
+
+
+def reference(x, weight):
+    return torch.nn.functional.conv2d(x, weight[:, :, None, None])
