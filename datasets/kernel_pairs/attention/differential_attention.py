@@ -253,7 +253,7 @@ def make_args(B, H, T, D, DV, dtype="float32", device="cpu", seed=0):
 def reference(q1, q2, k1, k2, v, lam):
     later = torch.ones(q1.shape[2], q1.shape[2], dtype=torch.bool, device=v.device).triu(1)
     maps = [
-        (q.float() @ k.float().transpose(-1, -2) * q1.shape[-1] ** -0.5).masked_fill(later, float("-inf")).softmax(-1)
+        ((q @ k.transpose(-1, -2)).float() * q1.shape[-1] ** -0.5).masked_fill(later, float("-inf")).softmax(-1)
         for q, k in ((q1, k1), (q2, k2))
     ]
-    return ((maps[0] - lam * maps[1]) @ v.float()).to(v.dtype)
+    return (maps[0] - lam * maps[1]).to(v.dtype) @ v

@@ -209,8 +209,8 @@ def make_args(B, H, T, D, dtype="float32", device="cpu", seed=0):
 
 
 def reference(q, k, v, slopes):
-    qf, kf, vf = (x.float().transpose(1, 2) for x in (q, k, v))
-    at = torch.arange(q.shape[1], device=q.device)
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    at = torch.arange(q.shape[2], device=q.device)
     ago = at[:, None] - at[None, :]
-    s = qf @ kf.transpose(-1, -2) * q.shape[-1] ** -0.5 - slopes.float()[:, None, None] * ago
-    return (s.masked_fill(ago < 0, float("-inf")).softmax(-1) @ vf).transpose(1, 2).to(q.dtype)
+    s = (q @ k.transpose(-1, -2)).float() * q.shape[-1] ** -0.5 - slopes.float()[:, None, None] * ago
+    return (s.masked_fill(ago < 0, float("-inf")).softmax(-1).to(v.dtype) @ v).transpose(1, 2)

@@ -213,5 +213,5 @@ def reference(q, k, v, p=0.1, seed=0):
     (B, H, T, D), S = q.shape, k.shape[2]
     heads = torch.arange(B * H, device=q.device).view(B, H, 1, 1)
     keep = _philox_uniform(seed + heads, torch.arange(T * S, device=q.device).view(T, S)) >= p
-    weights = (q.float() @ k.float().transpose(-1, -2) * D**-0.5).softmax(-1)
-    return ((weights * keep / (1.0 - p)) @ v.float()).to(q.dtype)
+    weights = ((q @ k.transpose(-1, -2)).float() * D**-0.5).softmax(-1)
+    return (weights * keep / (1.0 - p)).to(v.dtype) @ v

@@ -214,12 +214,11 @@ def make_args(B, T, past, HK, group, D, causal=True, dtype="float32", device="cp
 
 
 def reference(q, k, v, causal=True):
-    T, HQ, D = q.shape[1:]
-    S, HK = k.shape[1:3]
-    qf = q.float().transpose(1, 2)
-    kf, vf = (t.float().transpose(1, 2).repeat_interleave(HQ // HK, 1) for t in (k, v))
-    s = qf @ kf.transpose(-1, -2) * D**-0.5
-    if causal:
-        keep = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T)
-        s = s.masked_fill(~keep, float("-inf"))
-    return (s.softmax(-1) @ vf).transpose(1, 2).to(q.dtype)
+    T, S = q.shape[1], k.shape[1]
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    # Torch's causal mask begins at the first key, this one ends at the last.
+    keep = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T) if causal and T != S else None
+    out = torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=keep, is_causal=causal and T == S, enable_gqa=True
+    )
+    return out.transpose(1, 2)

@@ -217,5 +217,5 @@ def make_args(B, H, T, S, D, dtype="float32", device="cpu", seed=0):
 
 
 def reference(q, k, v):
-    s = q.float() @ k.float().transpose(-1, -2) * q.shape[-1] ** -0.5
-    return (s.softmax(-1) @ v.float()).to(q.dtype), s.logsumexp(-1)
+    s = (q @ k.transpose(-1, -2)).float() * q.shape[-1] ** -0.5
+    return s.softmax(-1).to(v.dtype) @ v, s.logsumexp(-1)

@@ -210,8 +210,7 @@ def make_args(B, T, past, H, R, P, dtype="float32", device="cpu", seed=0):
 
 def reference(q, r, c, p):
     T, S = q.shape[1], c.shape[1]
-    cf, pf = c.float(), p.float()
-    s = torch.einsum("bthw,bsw->bhts", q.float(), cf) + torch.einsum("bthw,bsw->bhts", r.float(), pf)
+    s = torch.einsum("bthw,bsw->bhts", torch.cat((q, r), -1), torch.cat((c, p), -1)).float()
     later = torch.ones(T, S, dtype=torch.bool, device=q.device).triu(S - T + 1)
     weights = (s * (q.shape[3] + r.shape[3]) ** -0.5).masked_fill(later, float("-inf")).softmax(-1)
-    return torch.einsum("bhts,bsw->bthw", weights, cf).to(q.dtype)
+    return torch.einsum("bhts,bsw->bthw", weights.to(c.dtype), c)

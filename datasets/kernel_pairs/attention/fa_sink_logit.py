@@ -217,8 +217,8 @@ def make_args(B, H, T, D, dtype="float32", device="cpu", seed=0):
 
 def reference(q, k, v, sink):
     B, T, H, D = q.shape
-    qf, kf, vf = (x.float().transpose(1, 2) for x in (q, k, v))
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     later = torch.ones(T, T, dtype=torch.bool, device=q.device).triu(1)
-    s = (qf @ kf.transpose(-1, -2) * D**-0.5).masked_fill(later, float("-inf"))
+    s = ((q @ k.transpose(-1, -2)).float() * D**-0.5).masked_fill(later, float("-inf"))
     with_sink = torch.cat((s, sink.float().view(1, H, 1, 1).expand(B, H, T, 1)), -1)
-    return (with_sink.softmax(-1)[..., :-1] @ vf).transpose(1, 2).to(q.dtype)
+    return (with_sink.softmax(-1)[..., :-1].to(v.dtype) @ v).transpose(1, 2)

@@ -193,6 +193,6 @@ def make_args(B, H, T, D, cap, dtype="float32", device="cpu", seed=0):
 
 
 def reference(q, k, v, cap=20.0):
-    s = cap * torch.tanh(q.float() @ k.float().transpose(-1, -2) * (q.shape[-1] ** -0.5 / cap))
+    s = cap * torch.tanh((q @ k.transpose(-1, -2)).float() * (q.shape[-1] ** -0.5 / cap))
     later = torch.ones(s.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
-    return (s.masked_fill(later, float("-inf")).softmax(-1) @ v.float()).to(q.dtype)
+    return s.masked_fill(later, float("-inf")).softmax(-1).to(v.dtype) @ v

@@ -1,8 +1,9 @@
 """Softmax attention with forget gates: s_ij = scale q_i . k_j + F_i - F_j with F the running sum of log gates.
 
-F_i is constant along row i, so the softmax ignores its gradient: the row sums of dS are zero, and dF_j is minus the
-column sum of dS, which the dk/dv kernel has in its tiles. The gates' gradient is the sum of dF over later tokens, one
-short reverse scan. The forward keeps F_i all the same: F_i - F_j <= 0 is what makes long ranges fade.
+dF_t is the row sum of dS, which the dq kernel has in its tiles, less the column sum, which the dk/dv kernel has; the
+gates' gradient is the sum of dF over later tokens, one short reverse scan. The row sums are zero on paper, since the
+softmax ignores what is constant along a row. Rounding of the output leaves a little in every row, and the scan over
+columns alone would collect it token by token: with the row sums it cancels.
 """
 
 import torch
@@ -30,7 +31,7 @@ META = {
 
 # --- forward ---
 @triton.jit
-def _scan_gates(In, Out, T, sign, REVERSE: tl.constexpr, BLOCK_T: tl.constexpr):
+def _scan_gates(In, Out, T, REVERSE: tl.constexpr, BLOCK_T: tl.constexpr):
     # Running sums along one row; REVERSE: from the end.
     row = tl.program_id(0).to(tl.int64) * T
     carry = 0.0
@@ -40,7 +41,7 @@ def _scan_gates(In, Out, T, sign, REVERSE: tl.constexpr, BLOCK_T: tl.constexpr):
         if REVERSE:
             tile = tiles - 1 - step
         t = tile * BLOCK_T + tl.arange(0, BLOCK_T)
-        x = tl.load(In + row + t, mask=t < T, other=0.0).to(tl.float32) * sign
+        x = tl.load(In + row + t, mask=t < T, other=0.0).to(tl.float32)
         tl.store(Out + row + t, carry + tl.cumsum(x, 0, reverse=REVERSE), mask=t < T)
         carry += tl.sum(x, 0)
 
@@ -91,7 +92,7 @@ def forward(q, k, v, log_gate):
     q, k, v, log_gate = q.contiguous(), k.contiguous(), v.contiguous(), log_gate.contiguous()
     B, H, T, D = q.shape
     total, lse = (torch.empty(B, H, T, device=q.device, dtype=torch.float32) for _ in range(2))
-    _scan_gates[(B * H,)](log_gate, total, T, 1.0, REVERSE=False, BLOCK_T=1024, num_warps=4)
+    _scan_gates[(B * H,)](log_gate, total, T, REVERSE=False, BLOCK_T=1024, num_warps=4)
     o = torch.empty_like(q)
     own, other, warps = _blocks(q)
     _forget_fwd[(triton.cdiv(T, own), B * H)](
@@ -104,7 +105,7 @@ def forward(q, k, v, log_gate):
 # --- backward ---
 @triton.jit
 def _forget_dq(
-    Q, K, V, Total, Out, DO, LSE, Delta, DQ, H, T, D, do_b, do_h, do_t, do_d, scale,
+    Q, K, V, Total, Out, DO, LSE, Delta, DQ, Rows, H, T, D, do_b, do_h, do_t, do_d, scale,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
@@ -123,6 +124,7 @@ def _forget_dq(
     lse = tl.load(LSE + base + m, mask=m < T, other=float("inf"))
     till_m = tl.load(Total + base + m, mask=m < T, other=0.0)
     dq = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    rows = tl.zeros((BLOCK_M,), tl.float32)
     for start in range(0, tl.minimum(first + BLOCK_M, T), BLOCK_N):
         n = start + tl.arange(0, BLOCK_N)
         in_kv = (n[:, None] < T) & (d[None, :] < D)
@@ -132,13 +134,15 @@ def _forget_dq(
         s = (tl.dot(q, tl.trans(k)) * scale + (till_m[:, None] - till_n[None, :])) * 1.4426950408889634
         p = tl.exp2(tl.where(m[:, None] >= n[None, :], s - lse[:, None], float("-inf")))
         ds = p * (tl.dot(do, tl.trans(v)) - delta[:, None])
+        rows += tl.sum(ds, 1)
         dq = tl.dot(ds.to(k.dtype), k, dq)
     tl.store(DQ + q_at, dq * scale, mask=in_q)
+    tl.store(Rows + base + m, rows, mask=m < T)
 
 
 @triton.jit
 def _forget_dkdv(
-    Q, K, V, Total, DO, LSE, Delta, DK, DV, Columns, H, T, D, do_b, do_h, do_t, do_d, scale,
+    Q, K, V, Total, DO, LSE, Delta, DK, DV, Sums, H, T, D, do_b, do_h, do_t, do_d, scale,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0) * BLOCK_N
@@ -171,7 +175,9 @@ def _forget_dkdv(
         dk = tl.dot(ds.to(q.dtype), q, dk)
     tl.store(DK + kv_at, dk * scale, mask=in_kv)
     tl.store(DV + kv_at, dv, mask=in_kv)
-    tl.store(Columns + base + n, columns, mask=n < T)
+    # What the dq kernel left for the same tokens, as rows: the scan takes the difference.
+    rows = tl.load(Sums + base + n, mask=n < T, other=0.0)
+    tl.store(Sums + base + n, rows - columns, mask=n < T)
 
 
 def backward(saved, grad_o, needs=None):
@@ -182,20 +188,20 @@ def backward(saved, grad_o, needs=None):
     BLOCK_D = max(16, triton.next_power_of_2(D))
     grid = (triton.cdiv(T, own), B * H)
     sizes = (H, T, D, *grad_o.stride(), D**-0.5)
-    dq, delta = torch.empty_like(q), torch.empty_like(lse)
+    dq, delta, sums = torch.empty_like(q), torch.empty_like(lse), torch.empty_like(lse)
     _forget_dq[grid](
-        q, k, v, total, o, grad_o, lse, delta, dq, *sizes,
+        q, k, v, total, o, grad_o, lse, delta, dq, sums, *sizes,
         BLOCK_M=own, BLOCK_N=other, BLOCK_D=BLOCK_D, num_warps=warps,
     )  # fmt: skip
     if not (need_k or need_v or need_gate):
         return dq, None, None, None
-    dk, dv, columns = torch.empty_like(k), torch.empty_like(v), torch.empty_like(lse)
+    dk, dv = torch.empty_like(k), torch.empty_like(v)
     _forget_dkdv[grid](
-        q, k, v, total, grad_o, lse, delta, dk, dv, columns, *sizes,
+        q, k, v, total, grad_o, lse, delta, dk, dv, sums, *sizes,
         BLOCK_M=other, BLOCK_N=own, BLOCK_D=BLOCK_D, num_warps=warps,
     )  # fmt: skip
     dgate = torch.empty_like(log_gate)
-    _scan_gates[(B * H,)](columns, dgate, T, -1.0, REVERSE=True, BLOCK_T=1024, num_warps=4)
+    _scan_gates[(B * H,)](sums, dgate, T, REVERSE=True, BLOCK_T=1024, num_warps=4)
     return dq, dk, dv, dgate
 
 
@@ -216,7 +222,7 @@ def make_args(B, H, T, D, dtype="float32", device="cpu", seed=0):
 
 def reference(q, k, v, log_gate):
     total = log_gate.float().cumsum(-1)
-    s = q.float() @ k.float().transpose(-1, -2) * q.shape[-1] ** -0.5
+    s = (q @ k.transpose(-1, -2)).float() * q.shape[-1] ** -0.5
     s = s + total[..., :, None] - total[..., None, :]
     later = torch.ones(s.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
-    return (s.masked_fill(later, float("-inf")).softmax(-1) @ v.float()).to(q.dtype)
+    return s.masked_fill(later, float("-inf")).softmax(-1).to(v.dtype) @ v

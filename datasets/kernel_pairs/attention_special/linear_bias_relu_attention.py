@@ -180,6 +180,6 @@ def make_args(B, H, T, D, dtype="float32", device="cpu", seed=0):
 def reference(q, k, v, slopes):
     at = torch.arange(q.shape[2], device=q.device)
     ago = at[:, None] - at[None, :]
-    s = q.float() @ k.float().transpose(-1, -2) * q.shape[-1] ** -0.5 - slopes.float()[:, None, None] * ago
+    s = (q @ k.transpose(-1, -2)).float() * q.shape[-1] ** -0.5 - slopes.float()[:, None, None] * ago
     weights = torch.relu(s).tril() / (at + 1.0)[:, None]
-    return (weights @ v.float()).to(q.dtype)
+    return weights.to(v.dtype) @ v

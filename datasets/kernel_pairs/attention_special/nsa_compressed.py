@@ -258,10 +258,9 @@ def reference(q, k, v, block=32):
     B, HQ, T, D = q.shape
     HK, NB = k.shape[1], T // block
     means = (x[:, :, : NB * block].float().reshape(B, HK, NB, block, D).mean(3).to(q.dtype) for x in (k, v))
-    km, vm = (x.float().repeat_interleave(HQ // HK, 1) for x in means)
+    km, vm = (x.repeat_interleave(HQ // HK, 1) for x in means)
     ends = (torch.arange(NB, device=q.device) + 1) * block - 1
     seen = torch.arange(T, device=q.device)[:, None] >= ends[None, :]
-    s = (q.float() @ km.transpose(-1, -2) * D**-0.5).masked_fill(~seen, float("-inf"))
-    # Rows without a finished block have no softmax: they give 0.
-    s = s.masked_fill(~seen.any(-1, keepdim=True), 0.0)
-    return ((s.softmax(-1) * seen) @ vm).to(q.dtype)
+    # Rows without a finished block have no softmax: they see everything, and are cleared afterwards.
+    some = seen.any(-1, keepdim=True)
+    return torch.where(some, torch.nn.functional.scaled_dot_product_attention(q, km, vm, attn_mask=seen | ~some), 0.0)

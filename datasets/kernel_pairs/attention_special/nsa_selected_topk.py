@@ -227,14 +227,13 @@ def make_args(B, T, HK, group, D, slots, size, dtype="float32", device="cpu", se
 
 
 def reference(q, k, v, selected, size):
-    B, T, HQ, D = q.shape
+    B, T, HQ = q.shape[:3]
     HK = k.shape[2]
     blocks = -(-T // size)
     chosen = torch.zeros(B, T, HK, blocks + 1, device=q.device, dtype=torch.bool)
     chosen = chosen.scatter(3, torch.where(selected < 0, blocks, selected).long(), True)[..., :blocks]
     seen = chosen.repeat_interleave(size, 3)[..., :T].permute(0, 2, 1, 3).repeat_interleave(HQ // HK, 1)
     seen = seen & torch.ones(T, T, dtype=torch.bool, device=q.device).tril()
-    kf, vf = (x.float().transpose(1, 2).repeat_interleave(HQ // HK, 1) for x in (k, v))
-    s = q.float().transpose(1, 2) @ kf.transpose(-1, -2) * D**-0.5
-    # The token's own block is selected, so that no row is empty.
-    return (s.masked_fill(~seen, float("-inf")).softmax(-1) @ vf).transpose(1, 2).to(q.dtype)
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    # Dense under a mask. The token's own block is selected, so that no row is empty.
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True).transpose(1, 2)

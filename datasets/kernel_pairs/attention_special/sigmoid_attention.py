@@ -144,5 +144,5 @@ def make_args(B, H, S, D, dtype="float32", device="cpu", seed=0):
 
 
 def reference(q, k, v, bias):
-    scores = q.float() @ k.float().transpose(-1, -2) * q.shape[-1] ** -0.5
-    return (torch.sigmoid(scores + bias.float()[:, None, None]) @ v.float()).to(q.dtype)
+    scores = (q @ k.transpose(-1, -2)).float() * q.shape[-1] ** -0.5
+    return torch.sigmoid(scores + bias.float()[:, None, None]).to(v.dtype) @ v

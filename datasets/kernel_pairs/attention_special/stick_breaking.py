@@ -2,10 +2,11 @@
 
     log A_ij = z_ij - sum of softplus(z_ik) over j <= k < i,    o_i = sum over j < i of A_ij v_j
 
-The forward walks keys from the newest to the oldest and carries the sum of softplus. With G = A dA, the gradient is
-dz_ij = G_ij - sigmoid(z_ij) (sum of G_ik over k <= j): the dq kernel walks keys from the oldest on, carries that sum
-and the sum of softplus, which it takes off the saved total, and leaves both carries at every border of key tiles.
-With them a tile is independent of its neighbours, and dk/dv have their own key tiles as owners.
+The forward walks keys from the newest to the oldest, carries the sum of softplus, and leaves the carry at every border
+of key tiles: near the query, where the weights are, it is small and exact, while a total less what older keys spent
+would be a difference of large numbers. With G = A dA, the gradient is dz_ij = G_ij - sigmoid(z_ij) (sum of G_ik over
+k <= j): the dq kernel walks keys from the oldest on and leaves that sum at the borders too. With both carries a tile is
+independent of its neighbours, and dk/dv have their own key tiles as owners.
 """
 
 import torch
@@ -18,7 +19,7 @@ META = {
     "op": "stick_breaking_attention",
     "schema": 1,
     "techniques": ("reverse-scan", "checkpointed-states", "causal-bounds", "loop-swap", "owner-grid", "recompute"),
-    "saves": ("total: fp32 (B, H, T)",),
+    "saves": ("used: fp32 (B, H, key tiles, T)",),
     "grads": ("q", "k", "v"),
     "dtypes": ("float32", "bfloat16"),
     "license": "Apache-2.0",
@@ -35,7 +36,7 @@ def _softplus(z):
 
 @triton.jit
 def _stick_fwd(
-    Q, K, V, Out, Total, T, D, scale, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr
+    Q, K, V, Out, Used, T, D, scale, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr
 ):  # fmt: skip
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
     base = tl.program_id(1).to(tl.int64) * T
@@ -46,8 +47,12 @@ def _stick_fwd(
     used = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     tiles = tl.cdiv(tl.minimum(first + BLOCK_M, T), BLOCK_N)
+    # Rows of a query tile lie side by side.
+    borders = Used + base * tl.cdiv(T, BLOCK_N) + m
     for back in range(tiles):
-        n = (tiles - 1 - back) * BLOCK_N + tl.arange(0, BLOCK_N)
+        tile = tiles - 1 - back
+        tl.store(borders + tile.to(tl.int64) * T, used, mask=m < T)
+        n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
         in_kv = (n[:, None] < T) & (d[None, :] < D)
         k = tl.load(K + (base + n[:, None]) * D + d[None, :], mask=in_kv, other=0.0)
         v = tl.load(V + (base + n[:, None]) * D + d[None, :], mask=in_kv, other=0.0)
@@ -59,7 +64,6 @@ def _stick_fwd(
         acc = tl.dot(weights.to(v.dtype), v, acc)
         used += tl.sum(spent, 1)
     tl.store(Out + (base + m[:, None]) * D + d[None, :], acc, mask=in_q)
-    tl.store(Total + base + m, used, mask=m < T)
 
 
 def _blocks(q):
@@ -74,34 +78,34 @@ def forward(q, k, v):
     q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
     B, H, T, D = q.shape
     out = torch.empty_like(q)
-    total = torch.empty(B, H, T, device=q.device, dtype=torch.float32)
     BLOCK_M, BLOCK_N, warps = _blocks(q)
+    used = torch.zeros(B, H, triton.cdiv(T, BLOCK_N), T, device=q.device, dtype=torch.float32)
     _stick_fwd[(triton.cdiv(T, BLOCK_M), B * H)](
-        q, k, v, out, total, T, D, D**-0.5,
+        q, k, v, out, used, T, D, D**-0.5,
         BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_D=max(16, triton.next_power_of_2(D)), num_warps=warps,
     )  # fmt: skip
-    return out, (q, k, v, total)
+    return out, (q, k, v, used)
 
 
 # --- backward ---
 @triton.jit
-def _stick_tile(q, k, v, do, m, n, total, spent_before, grad_before, scale):
-    # Weights A, gradient of the scores, and what the tile adds to the two sums along keys.
+def _stick_tile(q, k, v, do, m, n, used, grad_before, scale):
+    # Weights A, gradient of the scores, and what the tile adds to the sum of G along keys.
     z = tl.dot(q, tl.trans(k)) * scale
     seen = n[None, :] < m[:, None]
     spent = tl.where(seen, _softplus(z), 0.0)
-    # The sum over k >= j is the total less the sum over k < j.
-    before = spent_before[:, None] + tl.cumsum(spent, 1) - spent
-    weights = tl.exp(tl.where(seen, z - (total[:, None] - before), float("-inf")))
+    # The same sum from the newest key on as in the forward.
+    later = used[:, None] + tl.cumsum(spent, 1, reverse=True)
+    weights = tl.exp(tl.where(seen, z - later, float("-inf")))
     g = weights * tl.dot(do, tl.trans(v))
     up_to = grad_before[:, None] + tl.cumsum(g, 1)
     dz = tl.where(seen, g - tl.sigmoid(z) * up_to, 0.0) * scale
-    return weights, dz, tl.sum(spent, 1), tl.sum(g, 1)
+    return weights, dz, tl.sum(g, 1)
 
 
 @triton.jit
 def _stick_dq(
-    Q, K, V, DO, Total, DQ, Spent, Grads, H, T, D, do_b, do_h, do_t, do_d, scale,
+    Q, K, V, DO, Used, DQ, Grads, H, T, D, do_b, do_h, do_t, do_d, scale,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
@@ -113,29 +117,27 @@ def _stick_dq(
     q = tl.load(Q + (base + m[:, None]) * D + d[None, :], mask=in_q, other=0.0)
     do_at = head // H * do_b + head % H * do_h + m[:, None].to(tl.int64) * do_t + d[None, :] * do_d
     do = tl.load(DO + do_at, mask=in_q, other=0.0)
-    total = tl.load(Total + base + m, mask=m < T, other=0.0)
-    spent = tl.zeros((BLOCK_M,), tl.float32)
     grads = tl.zeros((BLOCK_M,), tl.float32)
     dq = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    # Carries are (B, H, key tiles, T): rows of a query tile lie side by side.
-    borders = head * tl.cdiv(T, BLOCK_N) * T
+    # The sums of G are laid out as the forward's carries.
+    borders = base * tl.cdiv(T, BLOCK_N) + m
     for tile in range(tl.cdiv(tl.minimum(first + BLOCK_M, T), BLOCK_N)):
         n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
         in_kv = (n[:, None] < T) & (d[None, :] < D)
         k = tl.load(K + (base + n[:, None]) * D + d[None, :], mask=in_kv, other=0.0)
         v = tl.load(V + (base + n[:, None]) * D + d[None, :], mask=in_kv, other=0.0)
-        tl.store(Spent + borders + tile * T + m, spent, mask=m < T)
-        tl.store(Grads + borders + tile * T + m, grads, mask=m < T)
-        _, dz, more_spent, more_grads = _stick_tile(q, k, v, do, m, n, total, spent, grads, scale)
+        border = borders + tile.to(tl.int64) * T
+        used = tl.load(Used + border, mask=m < T, other=0.0)
+        tl.store(Grads + border, grads, mask=m < T)
+        _, dz, more_grads = _stick_tile(q, k, v, do, m, n, used, grads, scale)
         dq = tl.dot(dz.to(k.dtype), k, dq)
-        spent += more_spent
         grads += more_grads
     tl.store(DQ + (base + m[:, None]) * D + d[None, :], dq, mask=in_q)
 
 
 @triton.jit
 def _stick_dkdv(
-    Q, K, V, DO, Total, DK, DV, Spent, Grads, H, T, D, do_b, do_h, do_t, do_d, scale,
+    Q, K, V, DO, Used, DK, DV, Grads, H, T, D, do_b, do_h, do_t, do_d, scale,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
@@ -155,11 +157,10 @@ def _stick_dkdv(
         in_q = (m[:, None] < T) & (d[None, :] < D)
         q = tl.load(Q + (base + m[:, None]) * D + d[None, :], mask=in_q, other=0.0)
         do = tl.load(DO + m[:, None].to(tl.int64) * do_t + d[None, :] * do_d, mask=in_q, other=0.0)
-        # Infinity left to spend: rows past T have no weight.
-        total = tl.load(Total + base + m, mask=m < T, other=float("inf"))
-        spent = tl.load(Spent + border + m, mask=m < T, other=0.0)
+        # Rows past T have used up everything and have no weight.
+        used = tl.load(Used + border + m, mask=m < T, other=float("inf"))
         grads = tl.load(Grads + border + m, mask=m < T, other=0.0)
-        weights, dz, _, _ = _stick_tile(q, k, v, do, m, n, total, spent, grads, scale)
+        weights, dz, _ = _stick_tile(q, k, v, do, m, n, used, grads, scale)
         dv = tl.dot(tl.trans(weights.to(do.dtype)), do, dv)
         dk = tl.dot(tl.trans(dz.to(q.dtype)), q, dk)
     tl.store(DK + (base + n[:, None]) * D + d[None, :], dk, mask=in_kv)
@@ -167,20 +168,19 @@ def _stick_dkdv(
 
 
 def backward(saved, grad_out, needs=None):
-    q, k, v, total = saved
+    q, k, v, used = saved
     _, need_k, need_v = needs or (True, True, True)
     B, H, T, D = q.shape
     BLOCK_M, BLOCK_N, warps = _blocks(q)
     tiles = {"BLOCK_M": BLOCK_M, "BLOCK_N": BLOCK_N, "BLOCK_D": max(16, triton.next_power_of_2(D))}
-    # Only what a query tile walks past is written; dk/dv read no more than that.
-    carries = torch.empty(2, B, H, triton.cdiv(T, BLOCK_N), T, device=q.device, dtype=torch.float32)
-    sizes = (*carries, H, T, D, *grad_out.stride(), D**-0.5)
+    grads = torch.empty_like(used)
+    sizes = (grads, H, T, D, *grad_out.stride(), D**-0.5)
     dq = torch.empty_like(q)
-    _stick_dq[(triton.cdiv(T, BLOCK_M), B * H)](q, k, v, grad_out, total, dq, *sizes, **tiles, num_warps=warps)
+    _stick_dq[(triton.cdiv(T, BLOCK_M), B * H)](q, k, v, grad_out, used, dq, *sizes, **tiles, num_warps=warps)
     if not (need_k or need_v):
         return dq, None, None
     dk, dv = torch.empty_like(k), torch.empty_like(v)
-    _stick_dkdv[(triton.cdiv(T, BLOCK_N), B * H)](q, k, v, grad_out, total, dk, dv, *sizes, **tiles, num_warps=warps)
+    _stick_dkdv[(triton.cdiv(T, BLOCK_N), B * H)](q, k, v, grad_out, used, dk, dv, *sizes, **tiles, num_warps=warps)
     return dq, dk, dv
 
 
@@ -199,8 +199,8 @@ def make_args(B, H, T, D, dtype="float32", device="cpu", seed=0):
 
 
 def reference(q, k, v):
-    z = q.float() @ k.float().transpose(-1, -2) * q.shape[-1] ** -0.5
+    z = (q @ k.transpose(-1, -2)).float() * q.shape[-1] ** -0.5
     seen = torch.ones(z.shape[-2:], dtype=torch.bool, device=q.device).tril(-1)
     spent = torch.nn.functional.softplus(z) * seen
     later = spent.flip(-1).cumsum(-1).flip(-1)
-    return ((z - later).masked_fill(~seen, float("-inf")).exp() @ v.float()).to(q.dtype)
+    return (z - later).masked_fill(~seen, float("-inf")).exp().to(v.dtype) @ v

@@ -194,6 +194,7 @@ def make_args(B, H, T, S, K, V, dtype="float32", device="cpu", seed=0):
 
 def reference(q, k, v):
     phi_q, phi_k = (torch.nn.functional.elu(x.float()) + 1 for x in (q, k))
-    sums = torch.einsum("bshk,bshv->bhkv", phi_k, v.float())
     divisor = torch.einsum("bthk,bhk->bth", phi_q, phi_k.sum(1))
-    return (torch.einsum("bthk,bhkv->bthv", phi_q, sums) / divisor[..., None]).to(v.dtype)
+    phi_q, phi_k = phi_q.to(q.dtype), phi_k.to(k.dtype)
+    sums = torch.einsum("bshk,bshv->bhkv", phi_k, v)
+    return (torch.einsum("bthk,bhkv->bthv", phi_q, sums).float() / divisor[..., None]).to(v.dtype)

@@ -269,8 +269,20 @@ def make_args(B, H, T, K, V, dtype="float32", device="cpu", seed=0):
 
 
 def reference(q, k, v, beta):
-    # One chunk as long as the sequence: (1 + strictly lower (beta k k^T)) e = beta v.
-    qf, kf, vf, bf = (x.float() for x in (q, k, v, beta[..., None]))
-    system = (bf * (kf @ kf.transpose(-1, -2))).tril(-1)
-    errors = torch.linalg.solve_triangular(system, bf * vf, upper=False, unitriangular=True)
-    return ((qf @ kf.transpose(-1, -2)).tril() @ errors * q.shape[-1] ** -0.5).to(v.dtype)
+    # Chunks of 64 tokens: a triangular system within, and a state that each chunk corrects.
+    T, size = q.shape[2], 64
+    q, k, v, beta = (
+        torch.nn.functional.pad(x, (0, 0, 0, -T % size)).unflatten(2, (-1, size)) for x in (q, k, v, beta[..., None])
+    )
+    system = (beta * (k @ k.transpose(-1, -2))).float().tril(-1)
+    right = (beta * torch.cat((k, v), -1)).float()
+    solved = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True).to(v.dtype)
+    w, u = solved.split((k.shape[-1], v.shape[-1]), -1)
+    state = torch.zeros(*q.shape[:2], k.shape[-1], v.shape[-1], device=q.device)
+    states, errors = [], []
+    for chunk in range(q.shape[2]):
+        states.append(state.to(v.dtype))
+        errors.append(u[:, :, chunk] - w[:, :, chunk] @ states[-1])
+        state = state + k[:, :, chunk].transpose(-1, -2) @ errors[-1]
+    out = q @ torch.stack(states, 2) + (q @ k.transpose(-1, -2)).tril() @ torch.stack(errors, 2)
+    return (out * q.shape[-1] ** -0.5).flatten(2, 3)[:, :, :T]

@@ -179,11 +179,26 @@ def make_args(B, H, T, K, V, dtype="float32", device="cpu", seed=0):
 
 
 def reference(r, w, k, v, a, b):
-    rf, wf, kf, vf, af, bf = (x.float() for x in (r, w, k, v, a, b))
-    state = torch.zeros(*v.shape[:2], v.shape[3], k.shape[3], device=k.device, dtype=torch.float32)
-    outs = []
-    for t in range(k.shape[2]):
-        removed = (state @ af[:, :, t, :, None]) * bf[:, :, t, None, :]
-        state = state * wf[:, :, t, None, :].exp() + removed + vf[:, :, t, :, None] * kf[:, :, t, None, :]
-        outs.append((state @ rf[:, :, t, :, None]).squeeze(-1))
-    return torch.stack(outs, 2).to(v.dtype)
+    # Chunks of 16 tokens. With the decay since the chunk's begin put into r and a, and taken out of k and b, what is
+    # removed from the state is a triangular system within a chunk, plus a product with the state before it.
+    T, size, dtype = k.shape[2], 16, v.dtype
+    r, w, k, v, a, b = (
+        torch.nn.functional.pad(x.float(), (0, 0, 0, -T % size)).unflatten(2, (-1, size)) for x in (r, w, k, v, a, b)
+    )
+    total = w.cumsum(3)
+    r, a, k, b = r * total.exp(), a * (total - w).exp(), k * (-total).exp(), b * (-total).exp()
+    left = (a @ k.transpose(-1, -2)).tril(-1) @ v
+    system = -(a @ b.transpose(-1, -2)).tril(-1)
+    solved = torch.linalg.solve_triangular(system, torch.cat((a, left), -1), upper=False, unitriangular=True)
+    through, own = solved.split((k.shape[-1], v.shape[-1]), -1)
+    passed = total[:, :, :, -1].exp()[..., None]
+    added = k.transpose(-1, -2) @ v
+    state = torch.zeros_like(added[:, :, 0])
+    states, removed = [], []
+    for chunk in range(k.shape[2]):
+        states.append(state)
+        removed.append(own[:, :, chunk] + through[:, :, chunk] @ state)
+        state = passed[:, :, chunk] * (state + added[:, :, chunk] + b[:, :, chunk].transpose(-1, -2) @ removed[-1])
+    removed = torch.stack(removed, 2)
+    out = r @ torch.stack(states, 2) + (r @ k.transpose(-1, -2)).tril() @ v + (r @ b.transpose(-1, -2)).tril() @ removed
+    return out.flatten(2, 3)[:, :, :T].to(dtype)

@@ -1,11 +1,12 @@
-"""Gated linear attention by chunks, one log gate per key channel; the gates' gradient is a suffix sum of q dq - k dk.
+"""Gated linear attention by chunks, one log gate per key channel; the gates' gradient is a sum within each chunk.
 
     o_t = scale q_t S_t,    S_t = diag(exp(g_t)) S_(t - 1) + k_t v_t^T
 
 With b the running sum of g from its chunk's begin, q exp(b) and k exp(-b) turn a chunk into plain products. Only
-differences b_i - b_j enter the output, hence db_t = q_t dq_t - k_t dk_t in every channel, and dg is the sum of db
-over all later tokens: no state is needed for it. exp(-b) is bounded as long as a chunk's gates sum to no less than
-about -80 (GLA divides its gates by 16).
+differences b_i - b_j enter the output, hence db_t = q_t dq_t - k_t dk_t in every channel, and dg is the sum of db over
+all later tokens. That sum is not run over the sequence, along which it would collect rounding: at a chunk's end it is
+the inner product of the passing state with its gradient, row by row, and only the chunk's own tokens are added to it.
+exp(-b) is bounded as long as a chunk's gates sum to no less than about -80 (GLA divides its gates by 16).
 """
 
 import torch
@@ -122,7 +123,7 @@ def forward(q, k, v, g):
 # --- backward ---
 @triton.jit
 def _gla_grads(
-    Q, K, V, G, DO, States, DStates, DQ, DKey, DVal, DB, T, DK, DV, scale,
+    Q, K, V, G, DO, States, DStates, DQ, DKey, DVal, DG, T, DK, DV, scale, NEED_G: tl.constexpr,
     CHUNK: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     chunk = tl.program_id(0)
@@ -143,14 +144,19 @@ def _gla_grads(
     dscores = tl.zeros((CHUNK, CHUNK), tl.float32)
     dq = tl.zeros((CHUNK, BLOCK_K), tl.float32)
     dk = tl.zeros((CHUNK, BLOCK_K), tl.float32)
+    through = tl.zeros((BLOCK_K,), tl.float32)
     for first_v in range(0, DV, BLOCK_V):
         v = _chunk_tile(V, head, chunk, T, DV, first_v, CHUNK, BLOCK_V)
         do = _chunk_tile(DO, head, chunk, T, DV, first_v, CHUNK, BLOCK_V)
         e = first_v + tl.arange(0, BLOCK_V)
         at = ((head * tl.num_programs(0) + chunk) * DK + c[:, None]) * DV + e[None, :]
         in_state = (c[:, None] < DK) & (e[None, :] < DV)
-        state = tl.load(States + at, mask=in_state, other=0.0).to(q.dtype)
-        dstate = tl.load(DStates + at, mask=in_state, other=0.0).to(q.dtype)
+        state = tl.load(States + at, mask=in_state, other=0.0)
+        dstate = tl.load(DStates + at, mask=in_state, other=0.0)
+        if NEED_G:
+            through += tl.sum(state * dstate, 1)
+        state = state.to(q.dtype)
+        dstate = dstate.to(q.dtype)
         dscores = tl.dot(do, tl.trans(v), dscores)
         dq = tl.dot(do, tl.trans(state), dq)
         dk = tl.dot(v, tl.trans(dstate), dk)
@@ -158,29 +164,20 @@ def _gla_grads(
         in_v = (t[:, None] < T) & (e[None, :] < DV)
         tl.store(DVal + (head * T + t[:, None]) * DV + e[None, :], dv, mask=in_v)
     dscores = tl.where(lower, dscores, 0.0).to(q.dtype)
-    dq = tl.dot(dscores, k_gated, dq) * tl.exp(b) * scale
-    dk = dk * to_end + tl.dot(tl.trans(dscores), q_gated) * tl.exp(-b)
+    dq_within = tl.dot(dscores, k_gated)
+    dk_within = tl.dot(tl.trans(dscores), q_gated)
     at_k = (head * T + t[:, None]) * DK + c[None, :]
     in_k = (t[:, None] < T) & (c[None, :] < DK)
-    tl.store(DQ + at_k, dq, mask=in_k)
-    tl.store(DKey + at_k, dk, mask=in_k)
-    tl.store(DB + at_k, q.to(tl.float32) * dq - k.to(tl.float32) * dk, mask=in_k)
-
-
-@triton.jit
-def _suffix_sum(DB, DG, T, DK, BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr):
-    # A column tile from the last token to the first; the carry is the sum of all later tiles.
-    head = tl.program_id(1).to(tl.int64)
-    c = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
-    carry = tl.zeros((BLOCK_K,), tl.float32)
-    tiles = tl.cdiv(T, BLOCK_T)
-    for back in range(tiles):
-        t = (tiles - 1 - back) * BLOCK_T + tl.arange(0, BLOCK_T)
-        at = (head * T + t[:, None]) * DK + c[None, :]
-        inside = (t[:, None] < T) & (c[None, :] < DK)
-        db = tl.load(DB + at, mask=inside, other=0.0)
-        tl.store(DG + at, tl.cumsum(db, 0, reverse=True) + carry[None, :], mask=inside)
-        carry += tl.sum(db, 0)
+    if NEED_G:
+        # Queries i >= t with keys j < t, in four parts: both beyond the chunk, the key before it, the query behind it,
+        # and both in it, where the same rounded factors make the two sums cancel for what lies on one side of t.
+        into = q_gated * (dq + dq_within) - k_gated * dk_within
+        onwards = k_ending * dk
+        dg = tl.cumsum(into, 0, reverse=True) + tl.cumsum(onwards, 0) - onwards
+        dg += (tl.exp(tl.sum(g, 0)) * through)[None, :]
+        tl.store(DG + at_k, dg, mask=in_k)
+    tl.store(DQ + at_k, (dq + dq_within) * tl.exp(b) * scale, mask=in_k)
+    tl.store(DKey + at_k, dk * to_end + dk_within * tl.exp(-b), mask=in_k)
 
 
 def backward(saved, grad_out, needs=None):
@@ -191,16 +188,12 @@ def backward(saved, grad_out, needs=None):
     do = grad_out.contiguous()
     dstates = _running_states(q, do, g, scale, from_end=True)
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    db = torch.empty(q.shape, device=q.device, dtype=torch.float32)
+    dg = torch.empty_like(g) if need_g else None
     CHUNK, BLOCK_K, BLOCK_V = _blocks(q, v)
     _gla_grads[(triton.cdiv(T, CHUNK), B * H)](
-        q, k, v, g, do, states, dstates, dq, dk, dv, db, T, DK, DV, scale,
+        q, k, v, g, do, states, dstates, dq, dk, dv, dg, T, DK, DV, scale, NEED_G=need_g,
         CHUNK=CHUNK, BLOCK_K=BLOCK_K, BLOCK_V=min(BLOCK_V, 32), num_warps=8 if BLOCK_K >= 64 else 4, num_stages=2,
     )  # fmt: skip
-    if not need_g:
-        return dq, dk, dv, None
-    dg = torch.empty_like(g)
-    _suffix_sum[(triton.cdiv(DK, 32), B * H)](db, dg, T, DK, BLOCK_T=64, BLOCK_K=32, num_warps=4)
     return dq, dk, dv, dg
 
 
@@ -221,8 +214,15 @@ def make_args(B, H, T, K, V, dtype="float32", device="cpu", seed=0):
 
 
 def reference(q, k, v, g):
-    # One chunk as long as the sequence; shifting b by its middle value keeps both exponentials in range.
-    b = g.float().cumsum(2)
-    b = b - 0.5 * b[:, :, -1:]
-    scores = (q.float() * b.exp() * q.shape[-1] ** -0.5) @ (k.float() * (-b).exp()).transpose(-1, -2)
-    return (scores.tril() @ v.float()).to(v.dtype)
+    # Chunks of 64 tokens: dense within, states with a decay per channel between.
+    T, size = q.shape[2], 64
+    q, k, v, g = (torch.nn.functional.pad(x, (0, 0, 0, -T % size)).unflatten(2, (-1, size)) for x in (q, k, v, g))
+    b = g.float().cumsum(3)
+    q_gated, k_gated, k_ending = ((x * y.exp()).to(x.dtype) for x, y in ((q, b), (k, -b), (k, b[:, :, :, -1:] - b)))
+    total = b[:, :, :, -1].cumsum(2)
+    passed = (total - b[:, :, :, -1])[:, :, :, None] - total[:, :, None]
+    chunk = torch.arange(total.shape[2], device=q.device)
+    passed = passed.masked_fill((chunk[:, None] <= chunk)[..., None], float("-inf")).exp()
+    states = torch.einsum("bhcdk,bhdkv->bhckv", passed, (k_ending.transpose(-1, -2) @ v).float())
+    out = (q_gated @ k_gated.transpose(-1, -2)).tril() @ v + q_gated @ states.to(q.dtype)
+    return (out * q.shape[-1] ** -0.5).flatten(2, 3)[:, :, :T]

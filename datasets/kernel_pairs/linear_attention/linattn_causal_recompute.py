@@ -108,5 +108,10 @@ def make_args(B, H, T, K, V, dtype="float32", device="cpu", seed=0):
 
 
 def reference(q, k, v):
-    scores = (q.float() @ k.float().transpose(-1, -2) * q.shape[-1] ** -0.5).tril()
-    return (scores @ v.float()).to(v.dtype)
+    # Chunks of 64 tokens: dense within, running sums of k^T v between.
+    T, size = q.shape[2], 64
+    q, k, v = (torch.nn.functional.pad(x, (0, 0, 0, -T % size)).unflatten(2, (-1, size)) for x in (q, k, v))
+    added = (k.transpose(-1, -2) @ v).float()
+    states = (added.cumsum(2) - added).to(q.dtype)
+    out = (q @ k.transpose(-1, -2)).tril() @ v + q @ states
+    return (out * q.shape[-1] ** -0.5).flatten(2, 3)[:, :, :T]

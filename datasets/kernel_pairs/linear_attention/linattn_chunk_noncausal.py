@@ -187,5 +187,5 @@ def make_args(B, H, T, S, K, V, dtype="float32", device="cpu", seed=0):
 
 
 def reference(q, k, v):
-    phi_q, phi_k = (torch.nn.functional.elu(x.float()) + 1 for x in (q, k))
-    return (phi_q @ (phi_k.transpose(-1, -2) @ v.float())).to(v.dtype)
+    phi_q, phi_k = ((torch.nn.functional.elu(x.float()) + 1).to(x.dtype) for x in (q, k))
+    return phi_q @ (phi_k.transpose(-1, -2) @ v)

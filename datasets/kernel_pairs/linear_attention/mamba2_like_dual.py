@@ -7,7 +7,8 @@ x is (B, T, H, P), the log decays a are (B, T, H), b and c (B, T, N) are shared 
             tile first, so that a tile pays for one product with c or b, not for one per head
     da      row sums of weights times scores are y . dy, column sums x . dx: a suffix sum of their difference
 
-A, the running sum of a, is saved; masked differences are -inf before exp, never after.
+A, the running sum of a, is saved; masked differences are -inf before exp, never after. y is kept in fp32 for da, and
+x . dx is taken before dx is rounded: over a long sequence the suffix sum would collect the rounding of both.
 """
 
 import torch
@@ -20,7 +21,7 @@ META = {
     "op": "state_space_dual",
     "schema": 1,
     "techniques": ("loop-swap", "owner-grid", "head-reduction", "saved-output", "causal-bounds", "reverse-scan"),
-    "saves": ("total: fp32 (B, H, T)", "y: fp32 or bf16 (B, T, H, P)"),
+    "saves": ("total: fp32 (B, H, T)", "y: fp32 (B, T, H, P)"),
     "grads": ("x", "a", "b", "c"),
     "dtypes": ("float32", "bfloat16"),
     "license": "Apache-2.0",
@@ -62,7 +63,7 @@ def _segment_decay(Total, row, first_i, first_j, T, BLOCK_I: tl.constexpr, BLOCK
 
 @triton.jit
 def _dual_fwd(
-    X, Bs, Cs, Total, Y, H, T, N, P, BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr,
+    X, Bs, Cs, Total, Y, Exact, H, T, N, P, BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_I
@@ -78,7 +79,9 @@ def _dual_fwd(
     t = first + tl.arange(0, BLOCK_I)
     w = tl.arange(0, BLOCK_P)
     at = ((token + t[:, None]) * H + head) * P + w[None, :]
-    tl.store(Y + at, y, mask=(t[:, None] < T) & (w[None, :] < P))
+    inside = (t[:, None] < T) & (w[None, :] < P)
+    tl.store(Y + at, y, mask=inside)
+    tl.store(Exact + at, y, mask=inside)
 
 
 def _blocks(x):
@@ -95,19 +98,20 @@ def forward(x, a, b, c):
     total = torch.empty(B, H, T, device=x.device, dtype=torch.float32)
     _running_sum[(B * H,)](a, total, H, T, BLOCK_T=512, num_warps=4)
     y = torch.empty_like(x)
+    exact = torch.empty_like(x, dtype=torch.float32)
     own, other, warps = _blocks(x)
     BLOCK_N, BLOCK_P = (max(16, triton.next_power_of_2(n)) for n in (N, P))
     _dual_fwd[(triton.cdiv(T, own), B * H)](
-        x, b, c, total, y, H, T, N, P,
+        x, b, c, total, y, exact, H, T, N, P,
         BLOCK_I=own, BLOCK_J=other, BLOCK_N=BLOCK_N, BLOCK_P=BLOCK_P, num_warps=warps,
     )  # fmt: skip
-    return y, (x, a, b, c, total, y)
+    return y, (x, a, b, c, total, exact)
 
 
 # --- backward ---
 @triton.jit
 def _dual_dx(
-    DY, Bs, Cs, Total, DX, H, T, N, P, BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr,
+    X, DY, Bs, Cs, Total, DX, Columns, H, T, N, P, BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0) * BLOCK_J
@@ -124,6 +128,8 @@ def _dual_dx(
     w = tl.arange(0, BLOCK_P)
     at = ((token + t[:, None]) * H + head) * P + w[None, :]
     tl.store(DX + at, dx, mask=(t[:, None] < T) & (w[None, :] < P))
+    x = _token_tile(X + head * P, token, H * P, P, T, BLOCK_J, BLOCK_P, first).to(tl.float32)
+    tl.store(Columns + bh * T + t, tl.sum(x * dx, 1), mask=t < T)
 
 
 @triton.jit
@@ -175,7 +181,7 @@ def _dual_db(
 
 
 @triton.jit
-def _dual_da(X, DX, Y, DY, DA, H, T, P, BLOCK_T: tl.constexpr, BLOCK_P: tl.constexpr):
+def _dual_da(Columns, Y, DY, DA, H, T, P, BLOCK_T: tl.constexpr, BLOCK_P: tl.constexpr):
     # a_t lies between every j < t and i >= t: suffix sum of (what i gets) - (what j gives), from the last token on.
     bh = tl.program_id(0).to(tl.int64)
     token, head = bh // H * T, bh % H
@@ -183,12 +189,10 @@ def _dual_da(X, DX, Y, DY, DA, H, T, P, BLOCK_T: tl.constexpr, BLOCK_P: tl.const
     tiles = tl.cdiv(T, BLOCK_T)
     for back in range(tiles):
         first = (tiles - 1 - back) * BLOCK_T
-        y = _token_tile(Y + head * P, token, H * P, P, T, BLOCK_T, BLOCK_P, first).to(tl.float32)
+        y = _token_tile(Y + head * P, token, H * P, P, T, BLOCK_T, BLOCK_P, first)
         dy = _token_tile(DY + head * P, token, H * P, P, T, BLOCK_T, BLOCK_P, first).to(tl.float32)
-        x = _token_tile(X + head * P, token, H * P, P, T, BLOCK_T, BLOCK_P, first).to(tl.float32)
-        dx = _token_tile(DX + head * P, token, H * P, P, T, BLOCK_T, BLOCK_P, first).to(tl.float32)
-        dtotal = tl.sum(y * dy - x * dx, 1)
         t = first + tl.arange(0, BLOCK_T)
+        dtotal = tl.sum(y * dy, 1) - tl.load(Columns + bh * T + t, mask=t < T, other=0.0)
         tl.store(DA + (token + t) * H + head, carry + tl.cumsum(dtotal, 0, reverse=True), mask=t < T)
         carry += tl.sum(dtotal, 0)
 
@@ -205,9 +209,9 @@ def backward(saved, grad_y, needs=None):
     tiles = {"BLOCK_N": max(16, triton.next_power_of_2(N)), "BLOCK_P": max(16, triton.next_power_of_2(P))}
     dx = da = db = dc = None
     if need_x or need_a:
-        dx = torch.empty_like(x)
+        dx, columns = torch.empty_like(x), torch.empty_like(total)
         _dual_dx[(triton.cdiv(T, own), B * H)](
-            dy, b, c, total, dx, *sizes, BLOCK_I=other, BLOCK_J=own, **tiles, num_warps=warps
+            x, dy, b, c, total, dx, columns, *sizes, BLOCK_I=other, BLOCK_J=own, **tiles, num_warps=warps
         )
     # Shared gradients have no head in their grid: smaller tiles make more programs of them.
     side = min(own, 64)
@@ -223,7 +227,7 @@ def backward(saved, grad_y, needs=None):
         )
     if need_a:
         da = torch.empty_like(a)
-        _dual_da[(B * H,)](x, dx, y, dy, da, H, T, P, BLOCK_T=32, BLOCK_P=tiles["BLOCK_P"], num_warps=4)
+        _dual_da[(B * H,)](columns, y, dy, da, H, T, P, BLOCK_T=32, BLOCK_P=tiles["BLOCK_P"], num_warps=4)
     return dx, da, db, dc
 
 
@@ -249,5 +253,5 @@ def reference(x, a, b, c):
     total = a.float().cumsum(1).transpose(1, 2)
     later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1)
     decay = (total[..., :, None] - total[..., None, :]).masked_fill(later, float("-inf")).exp()
-    scores = (c.float() @ b.float().transpose(-1, -2))[:, None] * decay
-    return torch.einsum("bhij,bjhp->bihp", scores, x.float()).to(x.dtype)
+    scores = (c @ b.transpose(-1, -2)).float()[:, None] * decay
+    return torch.einsum("bhij,bjhp->bihp", scores.to(x.dtype), x)

@@ -187,5 +187,5 @@ def reference(q, k, v, log2_decay):
     at = torch.arange(q.shape[2], device=q.device)
     ago = (at[:, None] - at[None, :]).clamp(min=0)
     decay = torch.exp2(ago * log2_decay[:, None, None].float()).tril()
-    scores = q.float() @ k.float().transpose(-1, -2) * decay * q.shape[-1] ** -0.5
-    return (scores @ v.float()).to(v.dtype)
+    scores = (q @ k.transpose(-1, -2)).float() * decay * q.shape[-1] ** -0.5
+    return scores.to(v.dtype) @ v

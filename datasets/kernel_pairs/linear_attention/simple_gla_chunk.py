@@ -3,9 +3,10 @@
     o_t = scale q_t S_t,    S_t = exp(g_t) S_(t - 1) + k_t v_t^T
 
 A scalar gate makes the decays of a chunk one (chunk, chunk) matrix exp(b_i - b_j), built from differences <= 0, so
-that gates of any strength are safe. The score S_ij enters db_i with + and db_j with -: the row sum of S dS is o_i .
-do_i, which needs no score at all, and the column sum is k_j . dk_j. dg is the sum of db over later tokens: within a
-chunk in the kernel that has dk, over chunks by the totals of the later ones.
+that gates of any strength are safe. dg_t sums S_ij dS_ij over all queries i >= t and keys j < t. Within a chunk these
+are row and column sums of one tile; keys before the chunk come in by q . dq of the state's part, summed over i >= t;
+queries behind it by k . dk of the state's part, summed over j < t; and what passes the whole chunk is the inner product
+of the state and its gradient. So no sum runs over the sequence, and no rounding is carried along it.
 """
 
 import torch
@@ -17,8 +18,8 @@ META = {
     "family": "linear_attention",
     "op": "simple_gated_linear_attention",
     "schema": 1,
-    "techniques": ("chunked", "checkpointed-states", "reverse-scan", "saved-output", "recompute", "two-stage-partials"),
-    "saves": ("out: fp32 or bf16 (B, T, H, V)", "states: fp32 (B, H, chunks, K, V)"),
+    "techniques": ("chunked", "checkpointed-states", "reverse-scan", "recompute", "closed-form"),
+    "saves": ("states: fp32 (B, H, chunks, K, V)",),
     "grads": ("q", "k", "v", "g"),
     "dtypes": ("float32", "bfloat16"),
     "license": "Apache-2.0",
@@ -131,13 +132,13 @@ def forward(q, k, v, g):
     _scalar_out[(triton.cdiv(T, CHUNK), triton.cdiv(DV, BLOCK_V), B * H)](
         q, k, v, g, states, out, T, H, DK, DV, DK**-0.5, CHUNK=CHUNK, BLOCK_K=BLOCK_K, BLOCK_V=BLOCK_V, num_warps=4
     )
-    return out, (q, k, v, g, out, states)
+    return out, (q, k, v, g, states)
 
 
 # --- backward ---
 @triton.jit
 def _scalar_grads(
-    Q, K, V, G, Out, DO, States, DStates, DQ, DKey, DVal, DG, Totals, T, H, DK, DV, scale,
+    Q, K, V, G, DO, States, DStates, DQ, DKey, DVal, DG, T, H, DK, DV, scale,
     CHUNK: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     chunk = tl.program_id(0)
@@ -158,64 +159,53 @@ def _scalar_grads(
     dscores = tl.zeros((CHUNK, CHUNK), tl.float32)
     dq = tl.zeros((CHUNK, BLOCK_K), tl.float32)
     dk = tl.zeros((CHUNK, BLOCK_K), tl.float32)
-    db = tl.zeros((CHUNK,), tl.float32)
+    through = 0.0
     for first_v in range(0, DV, BLOCK_V):
         v = _head_tile(V, token, first, T, H, head, DV, first_v, CHUNK, BLOCK_V)
-        o = _head_tile(Out, token, first, T, H, head, DV, first_v, CHUNK, BLOCK_V)
         do = _head_tile(DO, token, first, T, H, head, DV, first_v, CHUNK, BLOCK_V)
         e = first_v + tl.arange(0, BLOCK_V)
         at = ((bh * chunks + chunk) * DK + c[:, None]) * DV + e[None, :]
         in_state = (c[:, None] < DK) & (e[None, :] < DV)
-        state = tl.load(States + at, mask=in_state, other=0.0).to(q.dtype)
-        dstate = tl.load(DStates + at, mask=in_state, other=0.0).to(q.dtype)
-        db += tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
+        state = tl.load(States + at, mask=in_state, other=0.0)
+        dstate = tl.load(DStates + at, mask=in_state, other=0.0)
+        through += tl.sum(tl.sum(state * dstate, 1), 0)
+        state = state.to(q.dtype)
+        dstate = dstate.to(q.dtype)
         dscores = tl.dot(do, tl.trans(v), dscores)
         dq = tl.dot(do, tl.trans(state), dq)
         dk = tl.dot(v, tl.trans(dstate), dk)
         dv = tl.dot(tl.trans(scores), do, tl.dot(k, dstate) * to_end[:, None])
         v_at = ((token + t[:, None]) * H + head) * DV + e[None, :]
         tl.store(DVal + v_at, dv, mask=(t[:, None] < T) & (e[None, :] < DV))
+    dq *= from_begin[:, None]
+    dk *= to_end[:, None]
+    # Both sums of one tile: what falls before t cancels exactly.
+    within = scores.to(tl.float32) * dscores
+    into = tl.sum(q.to(tl.float32) * dq, 1) + tl.sum(within, 1) - tl.sum(within, 0)
+    onwards = tl.sum(k.to(tl.float32) * dk, 1)
+    dg = tl.exp(tl.sum(g, 0)) * through + tl.cumsum(into, 0, reverse=True) + tl.cumsum(onwards, 0) - onwards
+    tl.store(DG + (token + t) * H + head, dg, mask=t < T)
     dscores = (dscores * decays).to(q.dtype)
-    dq = tl.dot(dscores, k, dq * from_begin[:, None])
-    dk = tl.dot(tl.trans(dscores), q, dk * to_end[:, None])
+    dq = tl.dot(dscores, k, dq)
+    dk = tl.dot(tl.trans(dscores), q, dk)
     k_at = ((token + t[:, None]) * H + head) * DK + c[None, :]
     in_k = (t[:, None] < T) & (c[None, :] < DK)
     tl.store(DQ + k_at, dq, mask=in_k)
     tl.store(DKey + k_at, dk, mask=in_k)
-    db -= tl.sum(k.to(tl.float32) * dk, 1)
-    tl.store(DG + (token + t) * H + head, tl.cumsum(db, 0, reverse=True), mask=t < T)
-    tl.store(Totals + bh * chunks + chunk, tl.sum(db, 0))
-
-
-@triton.jit
-def _add_later(Within, Totals, DG, T, H, chunks, CHUNK: tl.constexpr, BLOCK_C: tl.constexpr):
-    # The suffix sum of a chunk lacks the totals of all later chunks.
-    chunk = tl.program_id(0)
-    bh = tl.program_id(1).to(tl.int64)
-    later = tl.zeros((BLOCK_C,), tl.float32)
-    for start in range(chunk + 1, chunks, BLOCK_C):
-        c = start + tl.arange(0, BLOCK_C)
-        later += tl.load(Totals + bh * chunks + c, mask=c < chunks, other=0.0)
-    t = chunk * CHUNK + tl.arange(0, CHUNK)
-    at = (bh // H * T + t) * H + bh % H
-    tl.store(DG + at, tl.load(Within + at, mask=t < T, other=0.0) + tl.sum(later, 0), mask=t < T)
 
 
 def backward(saved, grad_out, needs=None):
-    q, k, v, g, out, states = saved
+    q, k, v, g, states = saved
     (B, T, H, DK), DV = q.shape, v.shape[3]
     do = grad_out.contiguous()
     dstates = _chunk_states(q, do, g, DK**-0.5, from_end=True)
     dq, dk, dv, dg = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), torch.empty_like(g)
     CHUNK, BLOCK_K, BLOCK_V = _blocks(q, v)
     chunks = triton.cdiv(T, CHUNK)
-    within = torch.empty(g.shape, device=g.device, dtype=torch.float32)
-    totals = torch.empty(B, H, chunks, device=g.device, dtype=torch.float32)
     _scalar_grads[(chunks, B * H)](
-        q, k, v, g, out, do, states, dstates, dq, dk, dv, within, totals, T, H, DK, DV, DK**-0.5,
-        CHUNK=CHUNK, BLOCK_K=BLOCK_K, BLOCK_V=min(BLOCK_V, 32), num_warps=8 if BLOCK_K >= 64 else 4, num_stages=2,
+        q, k, v, g, do, states, dstates, dq, dk, dv, dg, T, H, DK, DV, DK**-0.5,
+        CHUNK=CHUNK, BLOCK_K=BLOCK_K, BLOCK_V=min(BLOCK_V, 16), num_warps=8 if BLOCK_K >= 64 else 4, num_stages=2,
     )  # fmt: skip
-    _add_later[(chunks, B * H)](within, totals, dg, T, H, chunks, CHUNK=CHUNK, BLOCK_C=64, num_warps=1)
     return dq, dk, dv, dg
 
 
@@ -236,8 +226,20 @@ def make_args(B, H, T, K, V, dtype="float32", device="cpu", seed=0):
 
 
 def reference(q, k, v, g):
-    qf, kf, vf = (x.float().transpose(1, 2) for x in (q, k, v))
-    b = g.float().cumsum(1).transpose(1, 2)
-    later = torch.ones(q.shape[1], q.shape[1], dtype=torch.bool, device=q.device).triu(1)
-    decay = (b[..., :, None] - b[..., None, :]).masked_fill(later, float("-inf")).exp()
-    return ((qf @ kf.transpose(-1, -2) * decay * q.shape[-1] ** -0.5) @ vf).transpose(1, 2).to(v.dtype)
+    # Chunks of 64 tokens: dense within, states with one decay between.
+    T, size = q.shape[1], 64
+    q, k, v, g = (
+        torch.nn.functional.pad(x.transpose(1, 2), (0, 0, 0, -T % size)).unflatten(2, (-1, size))
+        for x in (q, k, v, g[..., None])
+    )
+    b = g[..., 0].float().cumsum(3)
+    token, chunk = (torch.arange(n, device=q.device) for n in (size, b.shape[2]))
+    decay = (b[..., :, None] - b[..., None, :]).masked_fill(token[:, None] < token, float("-inf")).exp()
+    within = ((q @ k.transpose(-1, -2)).float() * decay).to(v.dtype) @ v
+    added = (k * (b[..., -1:] - b).exp()[..., None]).to(k.dtype).transpose(-1, -2) @ v
+    total = b[..., -1].cumsum(2)
+    passed = (total - b[..., -1])[..., :, None] - total[..., None, :]
+    passed = passed.masked_fill(chunk[:, None] <= chunk, float("-inf")).exp()
+    states = torch.einsum("bhcd,bhdkv->bhckv", passed, added.float())
+    out = within + (q * b.exp()[..., None]).to(q.dtype) @ states.to(q.dtype)
+    return (out * q.shape[-1] ** -0.5).flatten(2, 3)[:, :, :T].transpose(1, 2)

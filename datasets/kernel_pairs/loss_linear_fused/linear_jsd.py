@@ -2,7 +2,7 @@
 
 With p = softmax(y U^T) of the frozen teacher, q = softmax(x W^T), m = beta p + (1 - beta) q:
     L = sum of beta p log(p / m) + (1 - beta) q log(q / m),
-    r = (1 - beta) q log(q / m),  R = sum r,    dlogits = g (r - q R).
+    r = (1 - beta) q log(q / m),  R = sum r,    slopes = r - q R,    dlogits = g slopes.
 A chunk's logits of both models lie in scratch, which the next chunk overwrites. The forward leaves both log-sum-exps
 and R for each token: the backward, which multiplies the logits again, forms m per element and needs no row sum. Then
 dx of the chunk is complete, and dW adds up over chunks in fp32.
@@ -30,10 +30,11 @@ META = {
 # --- forward ---
 @triton.jit
 def _chunk_matmul(
-    L, R, OUT, M, N, K, l_m, l_k, r_k, r_n,
-    ADD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    L, R, Factor, OUT, M, N, K, l_m, l_k, r_k, r_n, stride_f,
+    ADD: tl.constexpr, SCALED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     # OUT (M, N) = L (M, K) R (K, N), or OUT += L R. Row tiles are the fast axis: the long operand R is read once.
+    # SCALED multiplies the rows of the product, or those of R, by a factor per token.
     m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(1).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K).to(tl.int64)
@@ -43,11 +44,15 @@ def _chunk_matmul(
     for left in range(K, 0, -BLOCK_K):
         x = tl.load(l_at, mask=(m[:, None] < M) & (k[None, :] < left), other=0.0)
         y = tl.load(r_at, mask=(k[:, None] < left) & (n[None, :] < N), other=0.0)
+        if SCALED == "summed":
+            y = (y * tl.load(Factor + (K - left + k) * stride_f, mask=k < left, other=0.0)[:, None]).to(y.dtype)
         acc = tl.dot(x, y, acc)
         l_at += BLOCK_K * l_k
         r_at += BLOCK_K * r_k
     out = OUT + m[:, None] * N + n[None, :]
     inside = (m[:, None] < M) & (n[None, :] < N)
+    if SCALED == "rows":
+        acc *= tl.load(Factor + m * stride_f, mask=m < M, other=0.0)[:, None]
     if ADD:
         acc += tl.load(out, mask=inside, other=0.0)
     tl.store(out, acc, mask=inside)
@@ -57,12 +62,13 @@ def _side(size, most=128):
     return max(16, min(most, triton.next_power_of_2(size)))
 
 
-def _matmul(left, right, out, add=False):
+def _matmul(left, right, out, add=False, factor=None, scaled=""):
     (M, K), N = left.shape, right.shape[1]
     BM, BN = _side(M), _side(N)
     _chunk_matmul[(triton.cdiv(M, BM), triton.cdiv(N, BN))](
-        left, right, out, M, N, K, *left.stride(), *right.stride(),
-        ADD=add, BLOCK_M=BM, BLOCK_N=BN, BLOCK_K=_side(K, 128 // left.element_size()), num_warps=8, num_stages=3,
+        left, right, factor, out, M, N, K, *left.stride(), *right.stride(), factor.stride(0) if scaled else 0,
+        ADD=add, SCALED=scaled, BLOCK_M=BM, BLOCK_N=BN, BLOCK_K=_side(K, 128 // left.element_size()),
+        num_warps=8, num_stages=3,
     )  # fmt: skip
 
 
@@ -129,22 +135,21 @@ def forward(hidden, weight, teacher_hidden, teacher_weight, beta=0.5, chunk=1024
 
 # --- backward ---
 @triton.jit
-def _jsd_dlogits(DLoss, Student, Teacher, Stats, DLogits, T, V, beta, stride_g, BLOCK: tl.constexpr):
+def _jsd_slopes(Student, Teacher, Stats, Slopes, T, V, beta, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     v = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    g = tl.load(DLoss + row * stride_g)
     log_q = tl.load(Student + row * V + v, mask=v < V, other=0.0) - tl.load(Stats + row)
     log_p = tl.load(Teacher + row * V + v, mask=v < V, other=0.0) - tl.load(Stats + T + row)
     log_m = _log_m_over_q(log_p - log_q, beta)
     slope = tl.exp(log_q) * (-(1.0 - beta) * log_m - tl.load(Stats + 2 * T + row))
-    tl.store(DLogits + row * V + v, g * slope, mask=v < V)
+    tl.store(Slopes + row * V + v, slope, mask=v < V)
 
 
 def backward(saved, grad_loss, needs=(True, True)):
     hidden, weight, teacher_hidden, teacher_weight, stats, beta, chunk = saved
     T, V = hidden.shape[0], weight.shape[0]
     student, teacher = torch.empty(2, min(chunk, T), V, device=hidden.device, dtype=torch.float32)
-    dlogits = torch.empty(min(chunk, T), V, device=hidden.device, dtype=hidden.dtype)
+    slopes = torch.empty(min(chunk, T), V, device=hidden.device, dtype=hidden.dtype)
     dx = torch.empty_like(hidden) if needs[0] else None
     dw = torch.empty(weight.shape, device=weight.device, dtype=torch.float32) if needs[1] else None
     BLOCK = _side(V, 1024)
@@ -152,14 +157,15 @@ def backward(saved, grad_loss, needs=(True, True)):
         x, y = hidden[first : first + chunk], teacher_hidden[first : first + chunk]
         _matmul(x, weight.t(), student)
         _matmul(y, teacher_weight.t(), teacher)
-        _jsd_dlogits[(x.shape[0], triton.cdiv(V, BLOCK))](
-            grad_loss[first:], student, teacher, stats[:, first:], dlogits, T, V, beta, grad_loss.stride(0),
-            BLOCK=BLOCK, num_warps=4,
-        )  # fmt: skip
+        _jsd_slopes[(x.shape[0], triton.cdiv(V, BLOCK))](
+            student, teacher, stats[:, first:], slopes, T, V, beta, BLOCK=BLOCK, num_warps=4
+        )
+        # The cotangent joins the products: slopes times 1/T would flush to zero in fp16.
+        g = grad_loss[first : first + chunk]
         if needs[0]:
-            _matmul(dlogits[: x.shape[0]], weight, dx[first:])
+            _matmul(slopes[: x.shape[0]], weight, dx[first:], factor=g, scaled="rows")
         if needs[1]:
-            _matmul(dlogits[: x.shape[0]].t(), x, dw, add=first > 0)
+            _matmul(slopes[: x.shape[0]].t(), x, dw, add=first > 0, factor=g, scaled="summed")
     return dx, dw.to(weight.dtype) if needs[1] else None
 
 
@@ -187,8 +193,8 @@ def make_args(T, V, H, G, chunk, dtype="float32", device="cpu", seed=0):
 
 
 def reference(hidden, weight, teacher_hidden, teacher_weight, beta=0.5, chunk=1024):
-    log_q = torch.log_softmax(hidden.float() @ weight.float().T, -1)
-    log_p = torch.log_softmax(teacher_hidden.float() @ teacher_weight.float().T, -1)
+    log_q = torch.log_softmax((hidden @ weight.T).float(), -1)
+    log_p = torch.log_softmax((teacher_hidden @ teacher_weight.T).float(), -1)
     p, q = log_p.exp(), log_q.exp()
     log_m = torch.log(beta * p + (1.0 - beta) * q)
     return (beta * p * (log_p - log_m) + (1.0 - beta) * q * (log_q - log_m)).sum(-1)

@@ -2,9 +2,10 @@
 
 With q = softmax(y U^T) of the frozen teacher and p = softmax(x W^T) of the student:
     L = sum q (log q - log p),    dlogits = g (p - q),    dx = dlogits W,    dW = dlogits^T x.
-The forward runs both normalisers and the sum of q (z_teacher - z_student) online over tiles of words. The backward
-goes through the vocabulary in strips: one launch forms both logit tiles again and keeps dlogits of a strip as scratch,
-a second does both products of the strip, the tiles of dW in its first programs and those of dx in the rest.
+The forward runs both normalisers and the mean of z_teacher - z_student under q online over tiles of words; splits of
+the vocabulary work side by side, and their three numbers per token are joined in the end. The backward
+goes through the vocabulary in strips: one launch forms both logit tiles again and keeps p - q of a strip as scratch, a
+second does both products of the strip with g in them, the tiles of dW in its first programs, those of dx in the rest.
 """
 
 import torch
@@ -41,7 +42,7 @@ def _head_tile(X, W, t, v, T, V, H, BLOCK_T: tl.constexpr, BLOCK_V: tl.constexpr
 
 @triton.jit
 def _distill_fwd(
-    X, W, Y, U, Loss, Lse, T, V, H, G, BLOCK_T: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_H: tl.constexpr
+    X, W, Y, U, Parts, T, V, H, G, words, BLOCK_T: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_H: tl.constexpr
 ):
     t = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
     top_p = tl.full((BLOCK_T,), -1.0e30, tl.float32)
@@ -49,13 +50,14 @@ def _distill_fwd(
     sum_p = tl.zeros((BLOCK_T,), tl.float32)
     sum_q = tl.zeros((BLOCK_T,), tl.float32)
     gap = tl.zeros((BLOCK_T,), tl.float32)
-    for start in range(0, V, BLOCK_V):
+    last = tl.minimum((tl.program_id(1) + 1) * words, V)
+    for start in range(tl.program_id(1) * words, last, BLOCK_V):
         v = (start + tl.arange(0, BLOCK_V)).to(tl.int64)
         student = _head_tile(X, W, t, v, T, V, H, BLOCK_T, BLOCK_V, BLOCK_H)
         teacher = _head_tile(Y, U, t, v, T, V, G, BLOCK_T, BLOCK_V, BLOCK_H)
         ahead = teacher - student
-        student = tl.where(v[None, :] < V, student, -float("inf"))
-        teacher = tl.where(v[None, :] < V, teacher, -float("inf"))
+        student = tl.where(v[None, :] < last, student, -float("inf"))
+        teacher = tl.where(v[None, :] < last, teacher, -float("inf"))
         new_p = tl.maximum(top_p, tl.max(student, 1))
         new_q = tl.maximum(top_q, tl.max(teacher, 1))
         e = tl.exp(teacher - new_q[:, None])
@@ -65,11 +67,11 @@ def _distill_fwd(
         gap = gap * shrink + tl.sum(e * ahead, 1)
         top_p = new_p
         top_q = new_q
-    lse_p = top_p + tl.log(sum_p)
-    lse_q = top_q + tl.log(sum_q)
-    tl.store(Lse + t, lse_p, mask=t < T)
-    tl.store(Lse + T + t, lse_q, mask=t < T)
-    tl.store(Loss + t, gap / sum_q - lse_q + lse_p, mask=t < T)
+    part = Parts + tl.program_id(1).to(tl.int64) * T + t
+    side = tl.num_programs(1).to(tl.int64) * T
+    tl.store(part, top_p + tl.log(sum_p), mask=t < T)
+    tl.store(part + side, top_q + tl.log(sum_q), mask=t < T)
+    tl.store(part + 2 * side, gap / sum_q, mask=t < T)
 
 
 def _side(size, most=128):
@@ -80,20 +82,24 @@ def forward(hidden, weight, teacher_hidden, teacher_weight, strip=8192):
     hidden, weight = hidden.contiguous(), weight.contiguous()
     teacher_hidden, teacher_weight = teacher_hidden.contiguous(), teacher_weight.contiguous()
     (T, H), V, G = hidden.shape, weight.shape[0], teacher_hidden.shape[1]
-    loss = torch.empty(T, device=hidden.device, dtype=torch.float32)
-    lse = torch.empty(2, T, device=hidden.device, dtype=torch.float32)
-    BLOCK_T = _side(T, 64)
-    _distill_fwd[(triton.cdiv(T, BLOCK_T),)](
-        hidden, weight, teacher_hidden, teacher_weight, loss, lse, T, V, H, G,
-        BLOCK_T=BLOCK_T, BLOCK_V=_side(V), BLOCK_H=_side(H, 128 // hidden.element_size()), num_warps=8,
+    BLOCK_T, BLOCK_V = _side(T, 64), _side(V)
+    # Token tiles times splits: two programs for each of 132 processors.
+    words = triton.cdiv(triton.cdiv(V, max(1, 264 // triton.cdiv(T, BLOCK_T))), BLOCK_V) * BLOCK_V
+    splits = triton.cdiv(V, words)
+    parts = torch.empty(3, splits, T, device=hidden.device, dtype=torch.float32)
+    _distill_fwd[(triton.cdiv(T, BLOCK_T), splits)](
+        hidden, weight, teacher_hidden, teacher_weight, parts, T, V, H, G, words,
+        BLOCK_T=BLOCK_T, BLOCK_V=BLOCK_V, BLOCK_H=_side(H, 128 // hidden.element_size()), num_warps=8,
     )  # fmt: skip
+    lse = parts[:2].logsumexp(1)
+    loss = ((parts[1] - lse[1]).exp() * parts[2]).sum(0) - lse[1] + lse[0]
     return loss, (hidden, weight, teacher_hidden, teacher_weight, lse, strip)
 
 
 # --- backward ---
 @triton.jit
 def _distill_strip(
-    X, W, Y, U, Lse, DLoss, DZ, first, T, V, H, G, width, stride_g,
+    X, W, Y, U, Lse, DZ, first, T, V, H, G, width,
     BLOCK_T: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_H: tl.constexpr,
 ):  # fmt: skip
     t = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
@@ -104,13 +110,13 @@ def _distill_strip(
                - tl.load(Lse + T + t, mask=t < T, other=0.0)[:, None])  # fmt: skip
     p = tl.exp(_head_tile(X, W, t, v, T, V, H, BLOCK_T, BLOCK_V, BLOCK_H)
                - tl.load(Lse + t, mask=t < T, other=0.0)[:, None])  # fmt: skip
-    g = tl.load(DLoss + t * stride_g, mask=t < T, other=0.0)
-    tl.store(DZ + t[:, None] * width + c[None, :], g[:, None] * (p - q), mask=(t[:, None] < T) & (c[None, :] < width))
+    # Without the cotangent: p - q times 1/T would flush to zero in fp16.
+    tl.store(DZ + t[:, None] * width + c[None, :], p - q, mask=(t[:, None] < T) & (c[None, :] < width))
 
 
 @triton.jit
 def _distill_products(
-    DZ, X, W, DX, DW, first, T, H, width,
+    DZ, X, W, DLoss, DX, DW, first, T, H, width, stride_g,
     FIRST: tl.constexpr, NEED_X: tl.constexpr, NEED_W: tl.constexpr, BLOCK: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
     columns = tl.cdiv(H, BLOCK)
@@ -130,7 +136,8 @@ def _distill_products(
                     DZ + t[None, :] * width + c[:, None], mask=(t[None, :] < T) & (c[:, None] < width), other=0.0
                 )
                 x = tl.load(X + t[:, None] * H + h[None, :], mask=(t[:, None] < T) & (h[None, :] < H), other=0.0)
-                dw = tl.dot(dz, x, dw)
+                g = tl.load(DLoss + t * stride_g, mask=t < T, other=0.0)
+                dw = tl.dot(dz, (x * g[:, None]).to(x.dtype), dw)
             v = (first + c).to(tl.int64)
             tl.store(DW + v[:, None] * H + h[None, :], dw, mask=(c[:, None] < width) & (h[None, :] < H))
     if NEED_X:
@@ -148,6 +155,7 @@ def _distill_products(
                 )
                 w = tl.load(W + v[:, None] * H + h[None, :], mask=(c[:, None] < width) & (h[None, :] < H), other=0.0)
                 dx = tl.dot(dz, w, dx)
+            dx *= tl.load(DLoss + t * stride_g, mask=t < T, other=0.0)[:, None]
             # Strips follow one another on the stream: the owner adds to what the last one left.
             if not FIRST:
                 dx += tl.load(out, mask=inside, other=0.0)
@@ -166,13 +174,13 @@ def backward(saved, grad_loss, needs=(True, True)):
     for first in range(0, V, strip):
         width = min(strip, V - first)
         _distill_strip[(triton.cdiv(T, BT), triton.cdiv(width, BV))](
-            hidden, weight, teacher_hidden, teacher_weight, lse, grad_loss, scratch,
-            first, T, V, H, G, width, grad_loss.stride(0),
+            hidden, weight, teacher_hidden, teacher_weight, lse, scratch, first, T, V, H, G, width,
             BLOCK_T=BT, BLOCK_V=BV, BLOCK_H=_side(H, step), num_warps=8, num_stages=3,
         )  # fmt: skip
         rows = need_w * triton.cdiv(width, side) + need_x * triton.cdiv(T, side)
         _distill_products[(rows * triton.cdiv(H, side),)](
-            scratch, hidden, weight, dx, dw, first, T, H, width, FIRST=first == 0, NEED_X=need_x, NEED_W=need_w,
+            scratch, hidden, weight, grad_loss, dx, dw, first, T, H, width, grad_loss.stride(0),
+            FIRST=first == 0, NEED_X=need_x, NEED_W=need_w,
             BLOCK=side, BLOCK_S=min(side, step), num_warps=8 if side == 128 else 4, num_stages=3,
         )  # fmt: skip
     return dx.to(hidden.dtype) if need_x else None, dw
@@ -200,6 +208,6 @@ def make_args(T, V, H, G, strip, dtype="float32", device="cpu", seed=0):
 
 
 def reference(hidden, weight, teacher_hidden, teacher_weight, strip=8192):
-    log_p = torch.log_softmax(hidden.float() @ weight.float().T, -1)
-    log_q = torch.log_softmax(teacher_hidden.float() @ teacher_weight.float().T, -1)
+    log_p = torch.log_softmax((hidden @ weight.T).float(), -1)
+    log_q = torch.log_softmax((teacher_hidden @ teacher_weight.T).float(), -1)
     return (log_q.exp() * (log_q - log_p)).sum(-1)

@@ -1,7 +1,8 @@
 """Log-probabilities of labels from hidden states at chosen tokens, for policy gradients: the rest costs nothing.
 
 logp[a] = z[a, label] - lse[a],    z = x[index[a]] W^T / tau,    dz = g (onehot - softmax(z)) / tau.
-Prompts and padding have no logp, so every kernel walks over the list of active tokens and gathers their rows of x. The
+Prompts and padding have no logp, so every kernel walks over the list of active tokens and gathers their rows of x. In
+the forward splits of the vocabulary work side by side, and their log-sum-exps are joined in the end. Going back, the
 vocabulary goes by in strips: the scratch is (active, strip), dx adds strip after strip at the gathered rows, whose
 owners are unique, and a strip's rows of dW are complete when it ends. Rows of dx that nobody chose stay zero.
 """
@@ -44,7 +45,7 @@ def _gathered_logits(X, W, token, live, v, V, H, BLOCK_A: tl.constexpr, BLOCK_V:
 
 @triton.jit
 def _select_fwd(
-    X, W, Label, Index, LogP, Lse, A, V, H, inv_tau,
+    X, W, Label, Index, Chosen, PartLse, A, V, H, words, inv_tau,
     BLOCK_A: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_H: tl.constexpr,
 ):  # fmt: skip
     a = tl.program_id(0) * BLOCK_A + tl.arange(0, BLOCK_A)
@@ -54,17 +55,19 @@ def _select_fwd(
     top = tl.full((BLOCK_A,), -1.0e30, tl.float32)
     norm = tl.zeros((BLOCK_A,), tl.float32)
     chosen = tl.zeros((BLOCK_A,), tl.float32)
-    for start in range(0, V, BLOCK_V):
+    first = tl.program_id(1) * words
+    last = tl.minimum(first + words, V)
+    for start in range(first, last, BLOCK_V):
         v = (start + tl.arange(0, BLOCK_V)).to(tl.int64)
         z = _gathered_logits(X, W, token, live, v, V, H, BLOCK_A, BLOCK_V, BLOCK_H) * inv_tau
         chosen += tl.sum(tl.where(v[None, :] == label[:, None], z, 0.0), 1)
-        z = tl.where(v[None, :] < V, z, -float("inf"))
+        z = tl.where(v[None, :] < last, z, -float("inf"))
         higher = tl.maximum(top, tl.max(z, 1))
         norm = norm * tl.exp(top - higher) + tl.sum(tl.exp(z - higher[:, None]), 1)
         top = higher
-    lse = top + tl.log(norm)
-    tl.store(Lse + a, lse, mask=live)
-    tl.store(LogP + a, chosen - lse, mask=live)
+    tl.store(PartLse + tl.program_id(1).to(tl.int64) * A + a, top + tl.log(norm), mask=live)
+    # One split alone holds the label.
+    tl.store(Chosen + a, chosen, mask=live & (label >= first) & (label < last))
 
 
 def _side(size, most=128):
@@ -75,19 +78,23 @@ def forward(hidden, weight, label, index, tau=1.0, strip=8192):
     # index lists the active tokens, each once.
     hidden, weight = hidden.contiguous(), weight.contiguous()
     H, V, A = hidden.shape[1], weight.shape[0], index.numel()
-    logp, lse = (torch.empty(A, device=hidden.device, dtype=torch.float32) for _ in range(2))
-    BLOCK_A = _side(A, 64)
-    _select_fwd[(triton.cdiv(A, BLOCK_A),)](
-        hidden, weight, label, index, logp, lse, A, V, H, 1.0 / tau,
-        BLOCK_A=BLOCK_A, BLOCK_V=_side(V), BLOCK_H=_side(H, 128 // hidden.element_size()), num_warps=8, num_stages=3,
+    BLOCK_A, BLOCK_V = _side(A, 64), _side(V)
+    # Token tiles times splits: two programs for each of 132 processors.
+    words = triton.cdiv(triton.cdiv(V, max(1, 264 // triton.cdiv(A, BLOCK_A))), BLOCK_V) * BLOCK_V
+    chosen = torch.empty(A, device=hidden.device, dtype=torch.float32)
+    part_lse = torch.empty(triton.cdiv(V, words), A, device=hidden.device, dtype=torch.float32)
+    _select_fwd[(triton.cdiv(A, BLOCK_A), triton.cdiv(V, words))](
+        hidden, weight, label, index, chosen, part_lse, A, V, H, words, 1.0 / tau,
+        BLOCK_A=BLOCK_A, BLOCK_V=BLOCK_V, BLOCK_H=_side(H, 128 // hidden.element_size()), num_warps=8, num_stages=3,
     )  # fmt: skip
-    return logp, (hidden, weight, label, index, lse, tau, strip)
+    lse = part_lse.logsumexp(0)
+    return chosen - lse, (hidden, weight, label, index, lse, tau, strip)
 
 
 # --- backward ---
 @triton.jit
 def _select_strip(
-    DLogP, X, W, Label, Index, Lse, DZ, first, A, V, H, width, inv_tau, stride_g,
+    X, W, Label, Index, Lse, DZ, first, A, V, H, width, inv_tau,
     BLOCK_A: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_H: tl.constexpr,
 ):  # fmt: skip
     a = tl.program_id(0).to(tl.int64) * BLOCK_A + tl.arange(0, BLOCK_A)
@@ -98,35 +105,38 @@ def _select_strip(
     label = tl.load(Label + token, mask=live, other=-1)
     z = _gathered_logits(X, W, token, live, v, V, H, BLOCK_A, BLOCK_V, BLOCK_H) * inv_tau
     p = tl.exp(z - tl.load(Lse + a, mask=live, other=0.0)[:, None])
-    g = tl.load(DLogP + a * stride_g, mask=live, other=0.0) * inv_tau
-    dz = g[:, None] * (tl.where(v[None, :] == label[:, None], 1.0, 0.0) - p)
+    # The cotangent waits for the products: a mean's 1/A would flush probabilities to zero in fp16.
+    dz = tl.where(v[None, :] == label[:, None], 1.0, 0.0) - p
     tl.store(DZ + a[:, None] * width + c[None, :], dz, mask=live[:, None] & (c[None, :] < width))
 
 
 @triton.jit
 def _select_dx(
-    DZ, W, Index, DX, first, A, H, width, BLOCK_A: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_H: tl.constexpr
-):
+    DZ, W, Index, DLogP, DX, first, A, H, width, inv_tau, stride_g,
+    BLOCK_A: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_H: tl.constexpr,
+):  # fmt: skip
     a = tl.program_id(0).to(tl.int64) * BLOCK_A + tl.arange(0, BLOCK_A)
     h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     token = tl.load(Index + a, mask=a < A, other=0).to(tl.int64)
     out = DX + token[:, None] * H + h[None, :]
     inside = (a[:, None] < A) & (h[None, :] < H)
-    # What earlier strips left, or the zeros of the fill.
-    dx = tl.load(out, mask=inside, other=0.0)
+    dx = tl.zeros((BLOCK_A, BLOCK_H), tl.float32)
     for start in range(0, width, BLOCK_V):
         c = start + tl.arange(0, BLOCK_V)
         dz = tl.load(DZ + a[:, None] * width + c[None, :], mask=(a[:, None] < A) & (c[None, :] < width), other=0.0)
         w_at = W + (first + c)[:, None].to(tl.int64) * H + h[None, :]
         w = tl.load(w_at, mask=(c[:, None] < width) & (h[None, :] < H), other=0.0)
         dx = tl.dot(dz, w, dx)
-    tl.store(out, dx, mask=inside)
+    g = tl.load(DLogP + a * stride_g, mask=a < A, other=0.0) * inv_tau
+    # Adds to what earlier strips left, or to the zeros of the fill.
+    tl.store(out, tl.load(out, mask=inside, other=0.0) + g[:, None] * dx, mask=inside)
 
 
 @triton.jit
 def _select_dw(
-    DZ, X, Index, DW, first, A, H, width, BLOCK_A: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_H: tl.constexpr
-):
+    DZ, X, Index, DLogP, DW, first, A, H, width, inv_tau, stride_g,
+    BLOCK_A: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_H: tl.constexpr,
+):  # fmt: skip
     c = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
     h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     dw = tl.zeros((BLOCK_V, BLOCK_H), tl.float32)
@@ -135,7 +145,8 @@ def _select_dw(
         token = tl.load(Index + a, mask=a < A, other=0).to(tl.int64)
         dz = tl.load(DZ + a[None, :] * width + c[:, None], mask=(a[None, :] < A) & (c[:, None] < width), other=0.0)
         x = tl.load(X + token[:, None] * H + h[None, :], mask=(a[:, None] < A) & (h[None, :] < H), other=0.0)
-        dw = tl.dot(dz, x, dw)
+        g = tl.load(DLogP + a * stride_g, mask=a < A, other=0.0) * inv_tau
+        dw = tl.dot(dz, (x * g[:, None]).to(x.dtype), dw)
     out = DW + (first + c)[:, None].to(tl.int64) * H + h[None, :]
     tl.store(out, dw, mask=(c[:, None] < width) & (h[None, :] < H))
 
@@ -150,17 +161,17 @@ def backward(saved, grad_logp, needs=(True, True)):
     for first in range(0, V, strip):
         width = min(strip, V - first)
         _select_strip[(triton.cdiv(A, BA), triton.cdiv(width, BV))](
-            grad_logp, hidden, weight, label, index, lse, scratch, first, A, V, H, width, 1.0 / tau,
-            grad_logp.stride(0), BLOCK_A=BA, BLOCK_V=BV, BLOCK_H=min(BH, step), num_warps=8, num_stages=3,
+            hidden, weight, label, index, lse, scratch, first, A, V, H, width, 1.0 / tau,
+            BLOCK_A=BA, BLOCK_V=BV, BLOCK_H=min(BH, step), num_warps=8, num_stages=3,
         )  # fmt: skip
         if needs[0]:
             _select_dx[(triton.cdiv(A, BA), triton.cdiv(H, BH))](
-                scratch, weight, index, dx, first, A, H, width,
+                scratch, weight, index, grad_logp, dx, first, A, H, width, 1.0 / tau, grad_logp.stride(0),
                 BLOCK_A=BA, BLOCK_V=min(BV, step), BLOCK_H=BH, num_warps=8, num_stages=3,
             )  # fmt: skip
         if needs[1]:
             _select_dw[(triton.cdiv(width, BV), triton.cdiv(H, BH))](
-                scratch, hidden, index, dw, first, A, H, width,
+                scratch, hidden, index, grad_logp, dw, first, A, H, width, 1.0 / tau, grad_logp.stride(0),
                 BLOCK_A=min(BA, step), BLOCK_V=BV, BLOCK_H=BH, num_warps=8, num_stages=3,
             )  # fmt: skip
     return dx.to(hidden.dtype) if needs[0] else None, dw
@@ -189,5 +200,5 @@ def make_args(T, V, H, strip, dtype="float32", device="cpu", seed=0):
 
 
 def reference(hidden, weight, label, index, tau=1.0, strip=8192):
-    logits = hidden[index].float() @ weight.float().T / tau
+    logits = (hidden[index] @ weight.T).float() / tau
     return torch.log_softmax(logits, -1).gather(-1, label[index][:, None])[:, 0]
