@@ -1,7 +1,8 @@
 """A reparameterised sample, z = mu + exp(logvar / 2) * noise: the noise is drawn again for the gradient of logvar.
 
 dmu is the cotangent itself. dlogvar = dz * noise * exp(logvar / 2) / 2 needs the very numbers of the forward: they are
-a function of seed and element index, four normals to one Philox call, so neither z nor the noise is kept.
+a function of seed, row and column, four normals to one Philox call, so neither z nor the noise is kept. Rows and column
+tiles are axes of the grid: no index has to be divided to find where a strided cotangent lies.
 """
 
 import torch
@@ -25,47 +26,54 @@ META = {
 
 # --- forward ---
 @triton.jit
-def _normals(seed, first, BLOCK: tl.constexpr):
-    """Normals number first .. first + BLOCK - 1; `first` is a multiple of 4, number i comes from counter i // 4."""
-    a, b, c, d = tl.randn4x(seed, first // 4 + tl.arange(0, BLOCK // 4))
+def _normals(seed, row, tile, quads, BLOCK: tl.constexpr):
+    """Normals of one tile of a row: column c of row r gets number c % 4 of counter r * quads + c // 4."""
+    a, b, c, d = tl.randn4x(seed, row * quads + tile * (BLOCK // 4) + tl.arange(0, BLOCK // 4))
     return tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), (BLOCK,))
 
 
 @triton.jit
-def _sample_fwd(Mu, LogVar, Z, size, seed, BLOCK: tl.constexpr):
-    first = tl.program_id(0) * BLOCK
-    i = first + tl.arange(0, BLOCK)
-    mu = tl.load(Mu + i, mask=i < size, other=0.0).to(tl.float32)
-    logvar = tl.load(LogVar + i, mask=i < size, other=0.0).to(tl.float32)
-    tl.store(Z + i, mu + tl.exp(0.5 * logvar) * _normals(seed, first, BLOCK), mask=i < size)
+def _sample_fwd(Mu, LogVar, Z, N, quads, seed, BLOCK: tl.constexpr):
+    row, tile = tl.program_id(0), tl.program_id(1)
+    n = tile * BLOCK + tl.arange(0, BLOCK)
+    at = row.to(tl.int64) * N + n
+    mu = tl.load(Mu + at, mask=n < N, other=0.0).to(tl.float32)
+    logvar = tl.load(LogVar + at, mask=n < N, other=0.0).to(tl.float32)
+    tl.store(Z + at, mu + tl.exp(0.5 * logvar) * _normals(seed, row, tile, quads, BLOCK), mask=n < N)
+
+
+def _grid(M, N):
+    block = max(32, min(1024, triton.next_power_of_2(N)))
+    return (M, triton.cdiv(N, block)), {"BLOCK": block, "num_warps": max(1, block // 256)}
 
 
 def forward(mu, logvar, seed):
     mu, logvar = mu.contiguous(), logvar.contiguous()
+    M, N = mu.shape
     z = torch.empty_like(mu)
-    _sample_fwd[(triton.cdiv(z.numel(), 1024),)](mu, logvar, z, z.numel(), seed, BLOCK=1024)
+    grid, constants = _grid(M, N)
+    _sample_fwd[grid](mu, logvar, z, N, triton.cdiv(N, 4), seed, **constants)
     return z, (logvar, seed)
 
 
 # --- backward ---
 @triton.jit
-def _sample_dlogvar(DZ, LogVar, DLogVar, M, N, dz_m, dz_n, seed, BLOCK: tl.constexpr):
-    first = tl.program_id(0) * BLOCK
-    i = first + tl.arange(0, BLOCK)
-    ok = i < M * N
-    # Counters follow the forward's flat index; the cotangent is found by its own strides.
-    at = (i // N).to(tl.int64) * dz_m + (i % N).to(tl.int64) * dz_n
-    dz = tl.load(DZ + at, mask=ok, other=0.0).to(tl.float32)
-    half = 0.5 * tl.exp(0.5 * tl.load(LogVar + i, mask=ok, other=0.0).to(tl.float32))
-    tl.store(DLogVar + i, dz * half * _normals(seed, first, BLOCK), mask=ok)
+def _sample_dlogvar(DZ, LogVar, DLogVar, N, quads, dz_m, dz_n, seed, BLOCK: tl.constexpr):
+    row, tile = tl.program_id(0), tl.program_id(1)
+    n = tile * BLOCK + tl.arange(0, BLOCK)
+    at = row.to(tl.int64) * N + n
+    dz = tl.load(DZ + row.to(tl.int64) * dz_m + n.to(tl.int64) * dz_n, mask=n < N, other=0.0).to(tl.float32)
+    half = 0.5 * tl.exp(0.5 * tl.load(LogVar + at, mask=n < N, other=0.0).to(tl.float32))
+    tl.store(DLogVar + at, dz * half * _normals(seed, row, tile, quads, BLOCK), mask=n < N)
 
 
 def backward(saved, grad_z, needs=None):
     logvar, seed = saved
     M, N = logvar.shape
     dlogvar = torch.empty_like(logvar)
-    _sample_dlogvar[(triton.cdiv(M * N, 1024),)](
-        grad_z, logvar, dlogvar, M, N, grad_z.stride(0), grad_z.stride(1), seed, BLOCK=1024
+    grid, constants = _grid(M, N)
+    _sample_dlogvar[grid](
+        grad_z, logvar, dlogvar, N, triton.cdiv(N, 4), grad_z.stride(0), grad_z.stride(1), seed, **constants
     )
     return grad_z, dlogvar
 
@@ -108,9 +116,10 @@ def _philox_uniforms(seed, counters):
 
 def reference(mu, logvar, seed):
     M, N = mu.shape
-    u = _philox_uniforms(seed, torch.arange((M * N + 3) // 4, device=mu.device)).view(-1, 2, 2)
+    quads = (N + 3) // 4
+    u = _philox_uniforms(seed, torch.arange(M * quads, device=mu.device)).view(-1, 2, 2)
     # Box-Muller: two uniforms make two normals.
     length = torch.sqrt(-2.0 * torch.log(u[..., 0].clamp(min=1.0e-7)))
     angle = 6.283185307179586 * u[..., 1]
-    noise = torch.stack((length * angle.cos(), length * angle.sin()), -1).flatten()[: M * N].view(M, N).float()
+    noise = torch.stack((length * angle.cos(), length * angle.sin()), -1).view(M, 4 * quads)[:, :N].float()
     return (mu.float() + torch.exp(0.5 * logvar.float()) * noise).to(mu.dtype)

@@ -59,6 +59,11 @@ def _dora_fwd(
         tl.store(Out + n[:, None].to(tl.int64) * K + k[None, :], gain[:, None] * v, mask=ok)
 
 
+def _columns(K):
+    """Columns of a step along a row: wide ones, for each step waits for a chain of three small products."""
+    return max(64, min(256, triton.next_power_of_2(K) // 2))
+
+
 def forward(weight, lora_a, lora_b, magnitude, scale):
     weight, lora_a, lora_b = weight.contiguous(), lora_a.contiguous(), lora_b.contiguous()
     N, K = weight.shape
@@ -68,7 +73,7 @@ def forward(weight, lora_a, lora_b, magnitude, scale):
     # Sixteen rows, the least a product takes, so that rows alone fill the device.
     _dora_fwd[(triton.cdiv(N, 16),)](
         weight, lora_a, lora_b, magnitude, out, norm, N, K, R, scale,
-        BLOCK_N=16, BLOCK_K=128, BLOCK_R=max(16, triton.next_power_of_2(R)), num_warps=4,
+        BLOCK_N=16, BLOCK_K=_columns(K), BLOCK_R=max(16, triton.next_power_of_2(R)), num_warps=4,
     )  # fmt: skip
     return out, (weight, lora_a, lora_b, magnitude, norm, scale)
 
@@ -139,7 +144,7 @@ def backward(saved, grad_out, needs=None):
     t = torch.empty_like(norm)
     _dora_rows[(triton.cdiv(N, 16),)](
         grad_out, weight, lora_a, lora_b, magnitude, norm, db, dm, t, N, K, R, scale,
-        grad_out.stride(0), grad_out.stride(1), BLOCK_N=16, BLOCK_K=64, BLOCK_R=rank, num_warps=4,
+        grad_out.stride(0), grad_out.stride(1), BLOCK_N=16, BLOCK_K=_columns(K), BLOCK_R=rank, num_warps=4,
     )  # fmt: skip
     if needs is not None and not needs[0]:
         return None, db, dm

@@ -126,9 +126,12 @@ def _low(left, right, dtype):
     M, K = left.shape
     R = right.shape[1]
     out = torch.empty(M, R, device=left.device, dtype=dtype)
-    _lora_low[(triton.cdiv(M, 64),)](
+    # Few rows for each program: a thin product has nothing else to fill a device with.
+    BLOCK_M = max(16, min(64, triton.next_power_of_2(M) // 256))
+    _lora_low[(triton.cdiv(M, BLOCK_M),)](
         left, right, out, M, K, R, left.stride(0), left.stride(1), right.stride(0), right.stride(1),
-        BLOCK_M=64, BLOCK_K=64, BLOCK_R=max(16, triton.next_power_of_2(R)), num_warps=4, num_stages=3,
+        BLOCK_M=BLOCK_M, BLOCK_K=256 // left.element_size(), BLOCK_R=max(16, triton.next_power_of_2(R)),
+        num_warps=BLOCK_M // 16, num_stages=4,
     )  # fmt: skip
     return out
 

@@ -99,9 +99,12 @@ def _thin_product(left, right, scale=1.0):
     M, K = left.shape
     R = right.shape[1]
     out = torch.empty(M, R, device=left.device, dtype=right.dtype)
-    _thin[(triton.cdiv(M, 64),)](
+    # Few rows for each program: a thin product has nothing else to fill a device with.
+    BLOCK_M = max(16, min(64, triton.next_power_of_2(M) // 256))
+    _thin[(triton.cdiv(M, BLOCK_M),)](
         left, right, out, M, K, R, scale, *left.stride(), *right.stride(),
-        BLOCK_M=64, BLOCK_K=128 // right.element_size(), BLOCK_R=_rank_block(R), num_warps=4, num_stages=3,
+        BLOCK_M=BLOCK_M, BLOCK_K=256 // right.element_size(), BLOCK_R=_rank_block(R),
+        num_warps=BLOCK_M // 16, num_stages=4,
     )  # fmt: skip
     return out
 

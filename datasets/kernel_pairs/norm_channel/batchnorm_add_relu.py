@@ -72,7 +72,7 @@ def _schedule(R, C):
     block_c = min(128, max(8, triton.next_power_of_2(C)))
     block_r = 2048 // block_c
     tiles = triton.cdiv(C, block_c)
-    rows_each = triton.cdiv(triton.cdiv(R, max(1, 792 // tiles)), block_r) * block_r
+    rows_each = triton.cdiv(triton.cdiv(R, max(1, 528 // tiles)), block_r) * block_r
     return (triton.cdiv(R, rows_each), tiles), rows_each, {"BLOCK_R": block_r, "BLOCK_C": block_c}
 
 

@@ -1,8 +1,8 @@
 """BatchNorm in training, channels last: tiles of pixels by channels, column sums through partials, two launches each.
 
 Channels are neighbours in memory, so a tile is summed down its rows without any exchange between lanes of a row. Each
-program of the second launch adds the partial sums of its own channels before it starts (a few KiB out of L2), which
-saves the launch that would do it.
+program of the second launch adds the partial sums of its own channels before it starts, which saves the launch that
+would do it. What that reads grows with the square of the programs, so they are few and large: two per processor.
 """
 
 import torch
@@ -86,12 +86,12 @@ def _bn_last_apply(
 
 
 def _splits(R, C):
-    """Block sizes, splits of the rows and rows of each: about four programs for each of 132 processors."""
+    """The launch's constants, column tiles, splits of the rows and rows of each."""
     block_c = min(64, max(8, triton.next_power_of_2(C)))
-    block_r = 2048 // block_c
+    block_r = max(16, min(4096 // block_c, triton.next_power_of_2(R) // 4))
     tiles = triton.cdiv(C, block_c)
-    rows_each = triton.cdiv(triton.cdiv(R, max(1, 528 // tiles)), block_r) * block_r
-    return {"BLOCK_R": block_r, "BLOCK_C": block_c}, tiles, triton.cdiv(R, rows_each), rows_each
+    rows_each = triton.cdiv(triton.cdiv(R, max(1, 264 // tiles)), block_r) * block_r
+    return {"BLOCK_R": block_r, "BLOCK_C": block_c, "num_warps": 8}, tiles, triton.cdiv(R, rows_each), rows_each
 
 
 def forward(x, weight, bias, eps=1e-5):

@@ -95,8 +95,8 @@ def _schedule(N, C, L):
     block_l = min(512, triton.next_power_of_2(L))
     block_n = max(1, min(2048 // block_l, triton.next_power_of_2(N)))
     tiles = triton.cdiv(N, block_n) * triton.cdiv(L, block_l)
-    # About eight programs for each of 132 processors, over all channels.
-    tiles_each = triton.cdiv(tiles, max(1, min(tiles, triton.cdiv(1056, C))))
+    # At most six programs for each of 132 processors, over all channels: one wave of the sums.
+    tiles_each = triton.cdiv(tiles, max(1, min(tiles, 792 // C)))
     return {"BLOCK_N": block_n, "BLOCK_L": block_l}, tiles, tiles_each
 
 

@@ -98,7 +98,7 @@ def _schedule(N, L, C):
     block_c = min(128, max(8, triton.next_power_of_2(C)))
     block_l = 2048 // block_c
     tiles = triton.cdiv(C, block_c)
-    rows_each = triton.cdiv(triton.cdiv(L, max(1, 1056 // (N * tiles))), block_l) * block_l
+    rows_each = triton.cdiv(triton.cdiv(L, max(1, 792 // (N * tiles))), block_l) * block_l
     return {"BLOCK_L": block_l, "BLOCK_C": block_c}, tiles, triton.cdiv(L, rows_each), rows_each
 
 

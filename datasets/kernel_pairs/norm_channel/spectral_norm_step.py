@@ -1,8 +1,8 @@
 """Spectral normalisation W / sigma with sigma = u^T W v for constant u and v: elementwise but for a rank-1 correction.
 
 dW = (G - (<G, W> / sigma) u v^T) / sigma. The one number <G, W> is a sum over the whole matrix: the first launch leaves
-a partial of it for each row, and every program of the second adds the partials, a few KiB, before its tile. sigma is
-taken the same way in the forward, and saved.
+a partial of it for every eight rows, and every program of the second adds the partials, a few KiB, before its tile.
+sigma is taken the same way in the forward, and saved.
 """
 
 import torch
@@ -42,20 +42,21 @@ def _sum_of(Parts, count, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _bilinear_parts(W, U, V, Parts, N, K, BLOCK: tl.constexpr):
-    # A program takes one row: u[n] <W[n], v>.
-    n = tl.program_id(0).to(tl.int64)
-    acc = tl.zeros((BLOCK,), tl.float32)
+def _bilinear_parts(W, U, V, Parts, N, K, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    # A program takes ROWS rows: the sum of u[n] <W[n], v>.
+    n = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
+    u = tl.load(U + n, mask=n < N, other=0.0).to(tl.float32)
+    acc = tl.zeros((ROWS, BLOCK), tl.float32)
     for start in range(0, K, BLOCK):
-        k = start + tl.arange(0, BLOCK)
-        w = tl.load(W + n * K + k, mask=k < K, other=0.0).to(tl.float32)
+        k = (start + tl.arange(0, BLOCK))[None, :]
+        w = tl.load(W + n * K + k, mask=(n < N) & (k < K), other=0.0).to(tl.float32)
         acc += w * tl.load(V + k, mask=k < K, other=0.0).to(tl.float32)
-    tl.store(Parts + n, tl.sum(acc, 0) * tl.load(U + n).to(tl.float32))
+    tl.store(Parts + tl.program_id(0), tl.sum(acc * u))
 
 
 @triton.jit
-def _divide_by_sigma(W, Parts, Out, Sigma, N, size, BLOCK: tl.constexpr):
-    sigma = _sum_of(Parts, N, 1024)
+def _divide_by_sigma(W, Parts, Out, Sigma, count, size, BLOCK: tl.constexpr):
+    sigma = _sum_of(Parts, count, 1024)
     if tl.program_id(0) == 0:
         tl.store(Sigma, sigma)
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -63,38 +64,44 @@ def _divide_by_sigma(W, Parts, Out, Sigma, N, size, BLOCK: tl.constexpr):
     tl.store(Out + i, w / sigma, mask=i < size)
 
 
+def _rows_tile(K):
+    return {"ROWS": 8, "BLOCK": max(32, min(256, triton.next_power_of_2(K)))}
+
+
 def forward(weight, u, v):
-    weight = weight.contiguous()
+    weight, u, v = weight.contiguous(), u.contiguous(), v.contiguous()
     N, K = weight.shape
     out = torch.empty_like(weight)
-    parts = torch.empty(N, device=weight.device, dtype=torch.float32)
+    count = triton.cdiv(N, 8)
+    parts = torch.empty(count, device=weight.device, dtype=torch.float32)
     sigma = torch.empty(1, device=weight.device, dtype=torch.float32)
-    _bilinear_parts[(N,)](weight, u, v, parts, N, K, BLOCK=min(2048, triton.next_power_of_2(K)))
-    _divide_by_sigma[(triton.cdiv(N * K, 8192),)](weight, parts, out, sigma, N, N * K, BLOCK=8192, num_warps=8)
+    _bilinear_parts[(count,)](weight, u, v, parts, N, K, **_rows_tile(K))
+    _divide_by_sigma[(triton.cdiv(N * K, 8192),)](weight, parts, out, sigma, count, N * K, BLOCK=8192, num_warps=8)
     return out, (weight, u, v, sigma)
 
 
 # --- backward ---
 @triton.jit
-def _inner_product_parts(G, W, Parts, K, g_n, g_k, BLOCK: tl.constexpr):
-    n = tl.program_id(0).to(tl.int64)
-    acc = tl.zeros((BLOCK,), tl.float32)
+def _inner_product_parts(G, W, Parts, N, K, g_n, g_k, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    n = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
+    acc = tl.zeros((ROWS, BLOCK), tl.float32)
     for start in range(0, K, BLOCK):
-        k = start + tl.arange(0, BLOCK)
-        g = tl.load(G + n * g_n + k.to(tl.int64) * g_k, mask=k < K, other=0.0).to(tl.float32)
-        acc += g * tl.load(W + n * K + k, mask=k < K, other=0.0).to(tl.float32)
-    tl.store(Parts + n, tl.sum(acc, 0))
+        k = (start + tl.arange(0, BLOCK))[None, :]
+        ok = (n < N) & (k < K)
+        g = tl.load(G + n * g_n + k.to(tl.int64) * g_k, mask=ok, other=0.0).to(tl.float32)
+        acc += g * tl.load(W + n * K + k, mask=ok, other=0.0).to(tl.float32)
+    tl.store(Parts + tl.program_id(0), tl.sum(acc))
 
 
 @triton.jit
 def _rank_one_correction(
-    G, U, V, Sigma, Parts, DW, N, K, g_n, g_k, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr
+    G, U, V, Sigma, Parts, DW, N, K, count, g_n, g_k, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr
 ):  # fmt: skip
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
     ok = (n[:, None] < N) & (k[None, :] < K)
     inv = 1.0 / tl.load(Sigma)
-    pull = _sum_of(Parts, N, 1024) * inv
+    pull = _sum_of(Parts, count, 1024) * inv
     u = tl.load(U + n, mask=n < N, other=0.0).to(tl.float32)
     v = tl.load(V + k, mask=k < K, other=0.0).to(tl.float32)
     g_at = n[:, None].to(tl.int64) * g_n + k[None, :].to(tl.int64) * g_k
@@ -106,13 +113,14 @@ def _rank_one_correction(
 def backward(saved, grad_out, needs=None):
     weight, u, v, sigma = saved
     N, K = weight.shape
-    parts = torch.empty(N, device=weight.device, dtype=torch.float32)
+    count = triton.cdiv(N, 8)
+    parts = torch.empty(count, device=weight.device, dtype=torch.float32)
     dw = torch.empty_like(weight)
-    _inner_product_parts[(N,)](
-        grad_out, weight, parts, K, grad_out.stride(0), grad_out.stride(1), BLOCK=min(2048, triton.next_power_of_2(K))
+    _inner_product_parts[(count,)](
+        grad_out, weight, parts, N, K, grad_out.stride(0), grad_out.stride(1), **_rows_tile(K)
     )
     _rank_one_correction[(triton.cdiv(K, 256), triton.cdiv(N, 32))](
-        grad_out, u, v, sigma, parts, dw, N, K, grad_out.stride(0), grad_out.stride(1),
+        grad_out, u, v, sigma, parts, dw, N, K, count, grad_out.stride(0), grad_out.stride(1),
         BLOCK_N=32, BLOCK_K=256, num_warps=8,
     )  # fmt: skip
     return dw

@@ -105,8 +105,8 @@ def backward(saved, grad_y, needs=None):
     M, N = x.shape
     BLOCK = triton.next_power_of_2(N)
     warps = max(1, min(16, BLOCK // 256))
-    # One wave: 1024 threads for each of 132 processors.
-    rows_each = max(2, triton.cdiv(M, 132 * 32 // warps))
+    # One wave: 768 threads for each of 132 processors, as the registers allow.
+    rows_each = max(2, triton.cdiv(M, 132 * max(1, 24 // warps)))
     bands = triton.cdiv(M, rows_each)
     dx = torch.empty_like(x)
     parts = torch.empty(3, bands, N, device=x.device, dtype=torch.float32)

@@ -126,8 +126,8 @@ def backward(saved, grad_y, grad_h, needs=None):
     M, N = h.shape
     has_dy, has_dh, has_scale = grad_y is not None, grad_h is not None, scale is not None
     launch = _launch(N)
-    # One wave: 1024 threads for each of 132 processors.
-    programs = min(132 * 32 // launch["num_warps"], triton.cdiv(M, 2))
+    # One wave: 768 threads for each of 132 processors, as the registers allow.
+    programs = min(132 * max(1, 24 // launch["num_warps"]), triton.cdiv(M, 2))
     dh = torch.empty_like(h)
     dx = torch.empty_like(h) if has_scale else dh
     parts = torch.empty(3, programs, N, device=h.device, dtype=torch.float32)

@@ -96,8 +96,8 @@ def backward(saved, grad_y, needs=None):
     x, gate, weight, bias, heads, eps = saved
     M, N = x.shape
     tile = _tile(heads, N // heads)
-    # One wave: 1024 threads for each of 132 processors.
-    programs = min(132 * 32 // tile["num_warps"], triton.cdiv(M, 2))
+    # One wave: 768 threads for each of 132 processors, as the registers allow.
+    programs = min(132 * max(1, 24 // tile["num_warps"]), triton.cdiv(M, 2))
     dx, dgate = torch.empty_like(x), torch.empty_like(gate)
     dw_parts = torch.empty(programs, N, device=x.device, dtype=torch.float32)
     db_parts = torch.empty_like(dw_parts)

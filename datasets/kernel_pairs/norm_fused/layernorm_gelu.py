@@ -89,8 +89,8 @@ def backward(saved, grad_y, needs=None):
     M, N = x.shape
     BLOCK = triton.next_power_of_2(N)
     warps = max(1, min(16, BLOCK // 256))
-    # One wave: 1024 threads for each of 132 processors.
-    programs = min(132 * 32 // warps, triton.cdiv(M, 2))
+    # One wave: 512 threads for each of 132 processors, as the registers allow.
+    programs = min(132 * 16 // warps, triton.cdiv(M, 2))
     dx = torch.empty(M, N, device=x.device, dtype=x.dtype)
     parts = torch.empty(programs, 2, N, device=x.device, dtype=torch.float32)
     _ln_gelu_bwd[(programs,)](

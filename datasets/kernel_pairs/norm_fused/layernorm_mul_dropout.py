@@ -102,8 +102,8 @@ def backward(saved, grad_y, needs=None):
     x, u, weight, bias, stats, p, seed = saved
     M, N = x.shape
     launch = _launch(N)
-    # One wave: 1024 threads for each of 132 processors.
-    programs = min(132 * 32 // launch["num_warps"], triton.cdiv(M, 2))
+    # One wave: 512 threads for each of 132 processors, as the registers allow.
+    programs = min(132 * 16 // launch["num_warps"], triton.cdiv(M, 2))
     dx, du = torch.empty_like(x), torch.empty_like(u)
     parts = torch.empty(2, programs, N, device=x.device, dtype=torch.float32)
     _ln_mul_drop_bwd[(programs,)](

@@ -89,8 +89,8 @@ def backward(saved, grad_y, needs=None):
     M, N = x.shape
     BLOCK = triton.next_power_of_2(N)
     warps = max(1, min(16, BLOCK // 256))
-    # One wave of 1024 threads for each of 132 processors; neighbouring rows stay with one program.
-    rows_each = max(2, triton.cdiv(M, 132 * 32 // warps))
+    # One wave of 768 threads for each of 132 processors, as the registers allow; neighbouring rows stay with one program.
+    rows_each = max(2, triton.cdiv(M, 132 * max(1, 24 // warps)))
     bands = triton.cdiv(M, rows_each)
     dx, dz = torch.empty_like(x), torch.empty_like(z)
     parts = torch.empty(bands, N, device=x.device, dtype=torch.float32)

@@ -83,8 +83,8 @@ def backward(saved, grad_y, needs=None):
     D = N // groups
     BLOCK = triton.next_power_of_2(D)
     warps = max(1, min(16, BLOCK // 256))
-    # One wave over all groups: 1024 threads for each of 132 processors.
-    programs = max(1, min(132 * 32 // (warps * groups), triton.cdiv(M, 2)))
+    # One wave over all groups: 512 threads for each of 132 processors, as the registers allow.
+    programs = max(1, min(132 * 16 // (warps * groups), triton.cdiv(M, 2)))
     dx = torch.empty(M, N, device=x.device, dtype=x.dtype)
     dz = torch.empty(M, N, device=z.device, dtype=z.dtype)
     parts = torch.empty(programs, N, device=x.device, dtype=torch.float32)

@@ -110,8 +110,8 @@ def backward(saved, grad_y, needs=None):
     q, weight, cos, sin, eps = saved
     B, S, H, D = q.shape
     tile = _tile(H, D // 2)
-    # One wave: 1024 threads for each of 132 processors.
-    programs = min(132 * 32 // tile["num_warps"], triton.cdiv(B * S, 2))
+    # One wave: 512 threads for each of 132 processors, as the registers allow.
+    programs = min(132 * 16 // tile["num_warps"], triton.cdiv(B * S, 2))
     dq = torch.empty(B, S, H, D, device=q.device, dtype=q.dtype)
     parts = torch.empty(programs, D, device=q.device, dtype=torch.float32)
     _norm_rope_bwd[(programs,)](

@@ -3,7 +3,7 @@
 A program owns a tile of whole rows and adds 2 N sums for all of them, so the backward is one launch with a scratch of
 2 N floats. Against rows of partial sums this saves the second kernel and its buffer. It costs a fixed order of addition
 (the last bits differ from run to run) and queues at the same 2 N addresses, so it pays where N is short: one program
-then stands for many rows, and the atomics stay few beside the traffic of x.
+then stands for many rows, up to eight tiles of them, and the atomics stay few beside the traffic of x.
 """
 
 import torch
@@ -65,26 +65,34 @@ def forward(x, weight, bias, eps=1e-5):
 # --- backward ---
 @triton.jit
 def _ln_atomic_bwd(
-    DY, X, W, DX, Sums, M, N, dy_m, dy_n, eps, WEIGHTS: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr
-):
-    m = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    DY, X, W, DX, Sums, M, N, dy_m, dy_n, eps, tiles_each,
+    WEIGHTS: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
     n = tl.arange(0, BLOCK_N)
-    mask = (m[:, None] < M) & (n[None, :] < N)
-    x = tl.load(X + m[:, None] * N + n[None, :], mask=mask, other=0.0).to(tl.float32)
-    dy = tl.load(DY + m[:, None] * dy_m + n[None, :] * dy_n, mask=mask, other=0.0).to(tl.float32)
     w = tl.load(W + n, mask=n < N, other=0.0).to(tl.float32)
-    # The rows are in registers anyway: their statistics cost less than saving and fetching them.
-    mean, rstd = _row_stats(x, mask, N, eps)
-    xhat = (x - mean[:, None]) * rstd[:, None]
-    dxhat = dy * w[None, :]
-    shift = tl.sum(dxhat, 1) / N
-    slope = tl.sum(dxhat * xhat, 1) / N
-    dx = rstd[:, None] * (dxhat - shift[:, None] - xhat * slope[:, None])
-    tl.store(DX + m[:, None] * N + n[None, :], dx, mask=mask)
+    dweight = tl.zeros((BLOCK_N,), tl.float32)
+    dbias = tl.zeros((BLOCK_N,), tl.float32)
+    for tile in range(tiles_each):
+        m = (tl.program_id(0).to(tl.int64) * tiles_each + tile) * ROWS + tl.arange(0, ROWS)
+        mask = (m[:, None] < M) & (n[None, :] < N)
+        x = tl.load(X + m[:, None] * N + n[None, :], mask=mask, other=0.0).to(tl.float32)
+        dy = tl.load(DY + m[:, None] * dy_m + n[None, :] * dy_n, mask=mask, other=0.0).to(tl.float32)
+        # The rows are in registers anyway: their statistics cost less than saving and fetching them.
+        mean, rstd = _row_stats(x, mask, N, eps)
+        xhat = (x - mean[:, None]) * rstd[:, None]
+        dxhat = dy * w[None, :]
+        shift = tl.sum(dxhat, 1) / N
+        slope = tl.sum(dxhat * xhat, 1) / N
+        dx = rstd[:, None] * (dxhat - shift[:, None] - xhat * slope[:, None])
+        tl.store(DX + m[:, None] * N + n[None, :], dx, mask=mask)
+        if WEIGHTS:
+            # dy is zero outside the mask: rows past M add nothing.
+            dweight += tl.sum(dy * xhat, 0)
+            dbias += tl.sum(dy, 0)
     if WEIGHTS:
-        # dy is zero outside the mask, so rows past M add nothing. No order among the sums is needed: relaxed.
-        tl.atomic_add(Sums + n, tl.sum(dy * xhat, 0), mask=n < N, sem="relaxed")
-        tl.atomic_add(Sums + N + n, tl.sum(dy, 0), mask=n < N, sem="relaxed")
+        # No order among the sums is needed: relaxed.
+        tl.atomic_add(Sums + n, dweight, mask=n < N, sem="relaxed")
+        tl.atomic_add(Sums + N + n, dbias, mask=n < N, sem="relaxed")
 
 
 def backward(saved, grad_y, needs=None):
@@ -95,8 +103,11 @@ def backward(saved, grad_y, needs=None):
     # The sums stay fp32 whatever the weights are: bf16 atomics would round at every addition.
     sums = torch.zeros(2, N, device=x.device, dtype=torch.float32)
     tile = _tile(N)
-    _ln_atomic_bwd[(triton.cdiv(M, tile["ROWS"]),)](
-        grad_y, x, weight, dx, sums, M, N, grad_y.stride(0), grad_y.stride(1), eps, WEIGHTS=weights, **tile
+    tiles = triton.cdiv(M, tile["ROWS"])
+    # Eight tiles where that leaves some programs for each of 132 processors.
+    each = max(2, min(8, tiles // 528))
+    _ln_atomic_bwd[(triton.cdiv(tiles, each),)](
+        grad_y, x, weight, dx, sums, M, N, grad_y.stride(0), grad_y.stride(1), eps, each, WEIGHTS=weights, **tile
     )
     if not weights:
         return dx, None, None

@@ -97,8 +97,8 @@ def backward(saved, grad_y, needs=None):
     S = H * W
     dy = grad_y.flatten(2)
     tile = _tile(C)
-    # One wave: 1024 threads for each of 132 processors.
-    programs = min(132 * 32 // tile["num_warps"], N * triton.cdiv(S, tile["BLOCK_S"]))
+    # One wave: 512 threads for each of 132 processors, as the registers allow.
+    programs = min(132 * 16 // tile["num_warps"], N * triton.cdiv(S, tile["BLOCK_S"]))
     dx = torch.empty_like(x)
     parts = torch.empty(programs, 2, C, device=x.device, dtype=torch.float32)
     _ln_channels_bwd[(programs,)](dy, x, weight, dx, parts, N, C, S, *dy.stride(), eps, **tile)

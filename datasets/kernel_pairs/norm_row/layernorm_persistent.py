@@ -43,15 +43,18 @@ def _programs(x, M):
     return min(triton.cdiv(M, 4), count)
 
 
+def _warps(BLOCK):
+    """One program has a processor to itself: four elements for each thread, as many warps as that makes."""
+    return max(4, min(32, BLOCK // 128))
+
+
 def forward(x, weight, bias, eps=1e-5):
     x = x.contiguous()
     M, N = x.shape
     y = torch.empty_like(x)
     stats = torch.empty(M, 2, device=x.device, dtype=torch.float32)
     BLOCK = triton.next_power_of_2(N)
-    _ln_persistent_fwd[(_programs(x, M),)](
-        x, weight, bias, y, stats, M, N, eps, BLOCK=BLOCK, num_warps=max(4, min(16, BLOCK // 512))
-    )
+    _ln_persistent_fwd[(_programs(x, M),)](x, weight, bias, y, stats, M, N, eps, BLOCK=BLOCK, num_warps=_warps(BLOCK))
     return y, (x, weight, stats)
 
 
@@ -90,7 +93,7 @@ def backward(saved, grad_y, needs=None):
     BLOCK = triton.next_power_of_2(N)
     _ln_persistent_bwd[(programs,)](
         grad_y, x, weight, stats, dx, parts, M, N, grad_y.stride(0), grad_y.stride(1),
-        BLOCK=BLOCK, num_warps=max(4, min(16, BLOCK // 512)),
+        BLOCK=BLOCK, num_warps=_warps(BLOCK),
     )  # fmt: skip
     totals = parts.sum(0).to(weight.dtype)
     return dx, totals[0], totals[1]

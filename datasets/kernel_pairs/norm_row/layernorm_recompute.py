@@ -92,8 +92,8 @@ def backward(saved, grad_y, needs=None):
     M, N = y.shape
     BLOCK = triton.next_power_of_2(N)
     warps = max(1, min(16, BLOCK // 256))
-    # One wave: 1024 threads for each of 132 processors.
-    rows_each = max(2, triton.cdiv(M, 132 * 32 // warps))
+    # One wave: 512 threads for each of 132 processors, as the registers allow.
+    rows_each = max(2, triton.cdiv(M, 132 * 16 // warps))
     programs = triton.cdiv(M, rows_each)
     dx = torch.empty_like(y)
     dw_parts = torch.empty(programs, N, device=y.device, dtype=torch.float32)

@@ -94,8 +94,8 @@ def backward(saved, grad_y, needs=None):
     BLOCK = triton.next_power_of_2(N)
     ROWS = max(1, min(4, 4096 // BLOCK))
     warps = max(2, min(16, ROWS * BLOCK // 256))
-    # One wave: 1024 threads for each of 132 processors.
-    programs = max(1, min(132 * 32 // warps, triton.cdiv(M, 2 * ROWS)))
+    # One wave: 512 threads for each of 132 processors, as the registers allow.
+    programs = max(1, min(132 * 16 // warps, triton.cdiv(M, 2 * ROWS)))
     dx = torch.empty_like(x)
     dw_parts = torch.empty(programs, N, device=x.device, dtype=torch.float32)
     db_parts = torch.empty_like(dw_parts)

@@ -86,8 +86,8 @@ def backward(saved, grad_y, needs=None):
     M, N = x.shape
     blocks = _blocks(N)
     count = triton.cdiv(M, blocks["BLOCK_ROW"])
-    # One wave of 1024 threads for each of 132 processors.
-    blocks_each = triton.cdiv(count, 132 * 32 // blocks["num_warps"])
+    # One wave of 640 threads for each of 132 processors, as the registers allow.
+    blocks_each = triton.cdiv(count, 132 * max(1, 20 // blocks["num_warps"]))
     programs = triton.cdiv(count, blocks_each)
     dx = torch.empty(M, N, device=x.device, dtype=x.dtype)
     parts = torch.empty(programs, N, device=x.device, dtype=torch.float32)

@@ -74,7 +74,8 @@ def backward(saved, grad_y, needs=None):
     BLOCK_D = triton.next_power_of_2(D)
     BLOCK_R = max(1, 2048 // BLOCK_D)
     count = torch.cuda.get_device_properties(q.device).multi_processor_count if q.is_cuda else 2
-    programs = max(1, min(2 * count, triton.cdiv(R, 2 * BLOCK_R)))
+    # Five programs of four warps are resident: enough loads are under way while one reduces.
+    programs = max(1, min(5 * count, triton.cdiv(R, 2 * BLOCK_R)))
     dq = torch.empty_like(q)
     dw_parts = torch.empty(programs, D, device=q.device, dtype=torch.float32)
     _headnorm_bwd[(programs,)](grad_y, q, weight, dq, dw_parts, R, D, eps, BLOCK_R=BLOCK_R, BLOCK_D=BLOCK_D)

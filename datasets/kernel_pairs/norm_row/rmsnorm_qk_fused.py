@@ -129,8 +129,8 @@ def backward(saved, grad_q, grad_k, needs=None):
     (T, HQ, D), HK = q.shape, k.shape[1]
     tile = _tile(D)
     tiles_q, tiles_k = triton.cdiv(T * HQ, tile["ROWS"]), triton.cdiv(T * HK, tile["ROWS"])
-    # About eight programs of four warps for each of 132 processors; a missing cotangent gets none.
-    tiles_each = triton.cdiv(tiles_q + tiles_k, 1056)
+    # Seven programs of four warps are resident on each of 132 processors; a missing cotangent gets none.
+    tiles_each = triton.cdiv(tiles_q + tiles_k, 924)
     programs_q = triton.cdiv(tiles_q, tiles_each) if grad_q is not None else 0
     programs_k = triton.cdiv(tiles_k, tiles_each) if grad_k is not None else 0
     dq = torch.empty(q.shape, device=q.device, dtype=q.dtype)
