@@ -59,9 +59,9 @@ def _dora_fwd(
         tl.store(Out + n[:, None].to(tl.int64) * K + k[None, :], gain[:, None] * v, mask=ok)
 
 
-def _columns(K):
-    """Columns of a step along a row: wide ones, for each step waits for a chain of three small products."""
-    return max(64, min(256, triton.next_power_of_2(K) // 2))
+def _columns(K, most=256):
+    """Columns of a step along a row: wide ones, for each step waits for small products, one after another."""
+    return max(64, min(most, triton.next_power_of_2(K) // 2))
 
 
 def forward(weight, lora_a, lora_b, magnitude, scale):
@@ -144,7 +144,7 @@ def backward(saved, grad_out, needs=None):
     t = torch.empty_like(norm)
     _dora_rows[(triton.cdiv(N, 16),)](
         grad_out, weight, lora_a, lora_b, magnitude, norm, db, dm, t, N, K, R, scale,
-        grad_out.stride(0), grad_out.stride(1), BLOCK_N=16, BLOCK_K=_columns(K), BLOCK_R=rank, num_warps=4,
+        grad_out.stride(0), grad_out.stride(1), BLOCK_N=16, BLOCK_K=_columns(K, 128), BLOCK_R=rank, num_warps=4,
     )  # fmt: skip
     if needs is not None and not needs[0]:
         return None, db, dm

@@ -89,7 +89,7 @@ def backward(saved, grad_y, needs=None):
     M, N = x.shape
     BLOCK = triton.next_power_of_2(N)
     warps = max(1, min(16, BLOCK // 256))
-    # One wave of 768 threads for each of 132 processors, as the registers allow; neighbouring rows stay with one program.
+    # One wave of 768 threads for each of 132 processors, as the registers allow. Neighbouring rows stay together.
     rows_each = max(2, triton.cdiv(M, 132 * max(1, 24 // warps)))
     bands = triton.cdiv(M, rows_each)
     dx, dz = torch.empty_like(x), torch.empty_like(z)

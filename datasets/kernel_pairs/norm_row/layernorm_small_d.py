@@ -1,4 +1,4 @@
-"""LayerNorm of millions of short vectors (16 to 64 features): a program is a tile of a hundred rows, a few threads a row.
+"""LayerNorm of millions of short vectors (16 to 64 features): a program is a tile of a hundred rows and more.
 
 Row sums are reductions along axis 1 within a few threads, the shares of dweight and dbias reductions along axis 0. Each
 tile stores one partial row of both; a second launch adds them, many partial rows to a program, by one atomic each.

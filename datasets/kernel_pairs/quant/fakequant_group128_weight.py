@@ -48,8 +48,9 @@ def _extremes(w, mask):
 @triton.jit
 def _scaled(w, mask, low, high, levels):
     """The groups' scales and the unrounded levels of their weights. A group of equal weights has scale one."""
-    scale = tl.where(high > low, high - low, levels) / levels
-    # Correctly rounded division: a tie must not hang on an approximate quotient.
+    spread = tl.where(high > low, high - low, levels)
+    # Correctly rounded divisions: a tie must not hang on an approximate quotient.
+    scale = tl.div_rn(spread, tl.broadcast_to(levels, spread.shape))
     return scale, tl.where(mask, tl.div_rn(w - low, tl.broadcast_to(scale, w.shape)), 0.0)
 
 

@@ -44,12 +44,18 @@ def _rope_fwd(Q, K, Cos, Sin, QOut, KOut, S, QH, KH, HALF, BLOCK_H: tl.constexpr
     _rotate_heads(K, KOut, token, cos, sin, KH, HALF, BLOCK_H, BLOCK_D)
 
 
+def _heads(BLOCK_D):
+    """Heads of a step: 1024 pairs of numbers, eight for each thread."""
+    return max(1, min(16, 1024 // BLOCK_D))
+
+
 def forward(q, k, cos, sin):
     q, k, cos, sin = q.contiguous(), k.contiguous(), cos.contiguous(), sin.contiguous()
     B, S, QH, D = q.shape
     q_out, k_out = torch.empty_like(q), torch.empty_like(k)
+    BLOCK_D = triton.next_power_of_2(D // 2)
     _rope_fwd[(B * S,)](
-        q, k, cos, sin, q_out, k_out, S, QH, k.shape[2], D // 2, BLOCK_H=4, BLOCK_D=triton.next_power_of_2(D // 2)
+        q, k, cos, sin, q_out, k_out, S, QH, k.shape[2], D // 2, BLOCK_H=_heads(BLOCK_D), BLOCK_D=BLOCK_D
     )
     return (q_out, k_out), (cos, sin, B, QH, k.shape[2], q.dtype)
 
@@ -95,9 +101,10 @@ def backward(saved, grad_q, grad_k, needs=None):
     dq = (torch.empty if has_q else torch.zeros)(B, S, QH, 2 * HALF, device=cos.device, dtype=dtype)
     dk = (torch.empty if has_k else torch.zeros)(B, S, KH, 2 * HALF, device=cos.device, dtype=dtype)
     gq, gk = grad_q if has_q else dq, grad_k if has_k else dk
+    BLOCK_D = triton.next_power_of_2(HALF)
     _rope_bwd[(B * S,)](
         gq, gk, cos, sin, dq, dk, S, QH, KH, HALF, *gq.stride(), *gk.stride(),
-        HAS_Q=has_q, HAS_K=has_k, BLOCK_H=4, BLOCK_D=triton.next_power_of_2(HALF),
+        HAS_Q=has_q, HAS_K=has_k, BLOCK_H=_heads(BLOCK_D), BLOCK_D=BLOCK_D,
     )  # fmt: skip
     return dq, dk
 

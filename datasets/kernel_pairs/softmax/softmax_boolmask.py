@@ -1,8 +1,8 @@
-"""Softmax with a boolean key mask: keys that are masked are not read, rows without any key are zero in both directions.
+"""Softmax with a boolean key mask: masked keys count for nothing, rows without any key are zero in both directions.
 
 Rows of one batch share their mask, so that a program takes several of them and loads it once. A row without keys has
-the sum zero; dividing it by one instead gives zeros, not NaN. The backward loads dy under the same mask: what stands at
-masked keys, NaN included, cannot reach dx.
+the sum zero; dividing it by one instead gives zeros, not NaN. Masked keys are loaded with the others, since a mask of
+data would cut wide loads into single elements, and replaced: what stands there, NaN included, reaches neither y nor dx.
 """
 
 import torch
@@ -32,14 +32,14 @@ def _keyed_softmax_fwd(X, Keep, Y, H, S, T, x_b, x_h, x_s, ROWS: tl.constexpr, B
     s = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
     t = tl.arange(0, BLOCK)[None, :]
     keep = tl.load(Keep + b * T + t, mask=t < T, other=0) != 0
-    mask = keep & (s < S)
+    inside = (s < S) & (t < T)
     source = X + b.to(tl.int64) * x_b + (head % H).to(tl.int64) * x_h + s.to(tl.int64) * x_s
-    x = tl.load(source + t, mask=mask, other=-float("inf")).to(tl.float32)
+    x = tl.where(keep, tl.load(source + t, mask=inside, other=0.0).to(tl.float32), -float("inf"))
     top = tl.max(x, 1, keep_dims=True)
     e = tl.exp(x - tl.where(top == -float("inf"), 0.0, top))
     total = tl.sum(e, 1, keep_dims=True)
     y = e / tl.where(total == 0, 1.0, total)
-    tl.store(Y + (head.to(tl.int64) * S + s) * T + t, y, mask=(s < S) & (t < T))
+    tl.store(Y + (head.to(tl.int64) * S + s) * T + t, y, mask=inside)
 
 
 def _tile(S, T):
@@ -67,14 +67,14 @@ def _keyed_softmax_bwd(DY, Keep, Y, DX, H, S, T, dy_b, dy_h, dy_s, dy_t, ROWS: t
     s = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
     t = tl.arange(0, BLOCK)[None, :]
     keep = tl.load(Keep + b * T + t, mask=t < T, other=0) != 0
-    live = keep & (s < S)
+    inside = (s < S) & (t < T)
     at = (head.to(tl.int64) * S + s) * T + t
     grad = DY + b.to(tl.int64) * dy_b + (head % H).to(tl.int64) * dy_h + s.to(tl.int64) * dy_s
-    y = tl.load(Y + at, mask=live, other=0.0).to(tl.float32)
-    dy = tl.load(grad + t.to(tl.int64) * dy_t, mask=live, other=0.0).to(tl.float32)
-    dx = y * (dy - tl.sum(y * dy, 1, keep_dims=True))
-    # Masked keys are written, too: with the zero that they read.
-    tl.store(DX + at, dx, mask=(s < S) & (t < T))
+    # The saved y is zero at masked keys, but zero times NaN is not: dy has to be replaced there.
+    y = tl.load(Y + at, mask=inside, other=0.0).to(tl.float32)
+    dy = tl.load(grad + t.to(tl.int64) * dy_t, mask=inside, other=0.0).to(tl.float32)
+    dy = tl.where(keep, dy, 0.0)
+    tl.store(DX + at, y * (dy - tl.sum(y * dy, 1, keep_dims=True)), mask=inside)
 
 
 def backward(saved, grad_y, needs=None):

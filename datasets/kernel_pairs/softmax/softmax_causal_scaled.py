@@ -1,7 +1,9 @@
-"""Scaled causal softmax of square score matrices: what the mask removes is never read, in either direction.
+"""Scaled causal softmax of square score matrices: blocks that the mask removes are never read, in either direction.
 
-Row r of every matrix has r + 1 live columns. Loops over columns end there, and the rest of the row of y and of dx is
-filled with zeros in a loop of its own that only writes. On average this halves what is read. Long rows start first.
+Row r of every matrix has r + 1 live columns. Loops over columns end with the block that holds the diagonal; the blocks
+beyond are filled with zeros in a loop that only writes. Blocks are short, so that little more than half is read. The
+diagonal is cut in registers: in the masks of loads it would leave no two elements that surely go together, and every
+access would be one of two bytes. Long rows start first.
 """
 
 import torch
@@ -25,12 +27,11 @@ META = {
 
 # --- forward ---
 @triton.jit
-def _zero_tail(Row, first, T, BLOCK: tl.constexpr):
-    # Starts at the block that holds the diagonal, whose live columns are spared by the mask.
-    lane = tl.arange(0, BLOCK)
-    for start in range(first // BLOCK * BLOCK, T, BLOCK):
-        c = start + lane
-        tl.store(Row + c, tl.zeros((BLOCK,), tl.float32), mask=(c >= first) & (c < T))
+def _zero_tail(Row, live, T, BLOCK: tl.constexpr):
+    """Zeros from the first block that has no live column."""
+    for start in range(tl.cdiv(live, BLOCK) * BLOCK, T, BLOCK):
+        c = start + tl.arange(0, BLOCK)
+        tl.store(Row + c, tl.zeros((BLOCK,), tl.float32), mask=c < T)
 
 
 @triton.jit
@@ -45,7 +46,8 @@ def _causal_softmax_fwd(X, Y, T, scale, x_b, x_r, BLOCK: tl.constexpr):
     total = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, live, BLOCK):
         c = start + lane
-        x = tl.load(source + c, mask=c < live, other=-float("inf")).to(tl.float32) * scale
+        x = tl.load(source + c, mask=c < T, other=0.0).to(tl.float32) * scale
+        x = tl.where(c < live, x, -float("inf"))
         higher = tl.maximum(top, x)
         # A lane that has seen nothing yet holds -inf; its correction would be inf - inf.
         anchor = tl.where(higher == -float("inf"), 0.0, higher)
@@ -55,13 +57,14 @@ def _causal_softmax_fwd(X, Y, T, scale, x_b, x_r, BLOCK: tl.constexpr):
     norm = 1.0 / tl.sum(total * tl.exp(top - peak), 0)
     for start in range(0, live, BLOCK):
         c = start + lane
-        x = tl.load(source + c, mask=c < live, other=-float("inf")).to(tl.float32) * scale
-        tl.store(target + c, tl.exp(x - peak) * norm, mask=c < live)
+        x = tl.load(source + c, mask=c < T, other=0.0).to(tl.float32) * scale
+        x = tl.where(c < live, x, -float("inf"))
+        tl.store(target + c, tl.exp(x - peak) * norm, mask=c < T)
     _zero_tail(target, live, T, BLOCK)
 
 
 def _block(T):
-    return max(32, min(2048, triton.next_power_of_2(T) // 2))
+    return max(32, min(1024, triton.next_power_of_2(T) // 4))
 
 
 def forward(x, scale):
@@ -88,14 +91,16 @@ def _causal_softmax_bwd(DY, Y, DX, T, scale, dy_b, dy_r, dy_c, BLOCK: tl.constex
     dot = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, live, BLOCK):
         c = start + lane
-        y = tl.load(Y + row + c, mask=c < live, other=0.0).to(tl.float32)
-        dot += y * tl.load(grad + c.to(tl.int64) * dy_c, mask=c < live, other=0.0).to(tl.float32)
+        # Beyond the diagonal y is zero, but dy may be anything.
+        y = tl.load(Y + row + c, mask=c < T, other=0.0).to(tl.float32)
+        dy = tl.load(grad + c.to(tl.int64) * dy_c, mask=c < T, other=0.0).to(tl.float32)
+        dot += tl.where(c < live, y * dy, 0.0)
     mean = tl.sum(dot, 0)
     for start in range(0, live, BLOCK):
         c = start + lane
-        y = tl.load(Y + row + c, mask=c < live, other=0.0).to(tl.float32)
-        dy = tl.load(grad + c.to(tl.int64) * dy_c, mask=c < live, other=0.0).to(tl.float32)
-        tl.store(DX + row + c, scale * y * (dy - mean), mask=c < live)
+        y = tl.load(Y + row + c, mask=c < T, other=0.0).to(tl.float32)
+        dy = tl.load(grad + c.to(tl.int64) * dy_c, mask=c < T, other=0.0).to(tl.float32)
+        tl.store(DX + row + c, tl.where(c < live, scale * y * (dy - mean), 0.0), mask=c < T)
     _zero_tail(DX + row, live, T, BLOCK)
 
 

@@ -45,9 +45,9 @@ def _pair_softmax_fwd(
 
 
 def _tile(J, K):
-    """Rows and columns of a tile of at most 4096 elements."""
+    """Rows and columns of a tile of at most 8192 elements: the more rows, the fewer partials of the key bias."""
     BLOCK_K = triton.next_power_of_2(K)
-    return max(1, min(triton.next_power_of_2(J), 4096 // BLOCK_K)), BLOCK_K
+    return max(1, min(triton.next_power_of_2(J), 8192 // BLOCK_K)), BLOCK_K
 
 
 def forward(scores, key_bias, pair_bias):
@@ -59,7 +59,19 @@ def forward(scores, key_bias, pair_bias):
     tiles = triton.cdiv(J, ROWS)
     # Each program keeps its pair bias for several steps of R.
     _pair_softmax_fwd[(H * tiles, triton.cdiv(R, 4))](
-        scores, key_bias, pair_bias, y, R, H, J, K, *scores.stride()[:3], tiles, ROWS=ROWS, BLOCK_K=BLOCK_K, num_warps=8
+        scores,
+        key_bias,
+        pair_bias,
+        y,
+        R,
+        H,
+        J,
+        K,
+        *scores.stride()[:3],
+        tiles,
+        ROWS=ROWS,
+        BLOCK_K=BLOCK_K,
+        num_warps=16,
     )
     return y, (y, key_bias.dtype, pair_bias.dtype)
 
@@ -95,26 +107,14 @@ def backward(saved, grad_y, needs=None):
     ROWS, BLOCK_K = _tile(J, K)
     tiles = triton.cdiv(J, ROWS)
     # A few walkers share R where rows alone are too few programs for 132 processors.
-    walkers = max(1, min(R, 1056 // (H * tiles)))
+    walkers = max(1, min(R, 528 // (H * tiles)))
     dx = torch.empty_like(y)
     key_parts = torch.empty(H * tiles, R, K, device=y.device, dtype=torch.float32)
     pair_parts = torch.empty(walkers, H, J, K, device=y.device, dtype=torch.float32)
     _pair_softmax_bwd[(H * tiles, walkers)](
-        grad_y,
-        y,
-        dx,
-        key_parts,
-        pair_parts,
-        R,
-        H,
-        J,
-        K,
-        *grad_y.stride(),
-        tiles,
-        ROWS=ROWS,
-        BLOCK_K=BLOCK_K,
-        num_warps=8,
-    )
+        grad_y, y, dx, key_parts, pair_parts, R, H, J, K, *grad_y.stride(), tiles,
+        ROWS=ROWS, BLOCK_K=BLOCK_K, num_warps=16,
+    )  # fmt: skip
     return dx, key_parts.sum(0).to(key_dtype), pair_parts.sum(0).to(pair_dtype)
 
 
