@@ -1,8 +1,8 @@
 """Dropout of softmax probabilities: the mask is drawn again, applied to dy, and only then the softmax rule applied.
 
 The survivors' probabilities are not what the softmax gradient needs, and the mask is nothing that has to be stored: the
-forward keeps x and one log-sum-exp per row. The backward rebuilds every probability p and every Philox draw, and with
-dp = dy * keep / (1 - rate) the gradient is p * (dp - sum(p * dp)).
+forward keeps x and one log-sum-exp per row. The backward rebuilds every probability p and every Philox draw, four
+neighbours to one call, and with dp = dy * keep / (1 - rate) the gradient is p * (dp - sum(p * dp)).
 """
 
 import torch
@@ -26,13 +26,15 @@ META = {
 
 # --- forward ---
 @triton.jit
-def _survives(seed, row, c, N, rate):
-    """1 / (1 - rate) for survivors, else 0. The counter is the element's index, whatever the grid."""
-    return tl.where(tl.rand(seed, row * N + c) >= rate, 1.0 / (1.0 - rate), 0.0)
+def _survives(seed, row, quads, rate, BLOCK: tl.constexpr):
+    """1 / (1 - rate) for survivors of a row, else 0: column c takes number c % 4 of counter row * quads + c // 4."""
+    first, second, third, fourth = tl.rand4x(seed, row * quads + tl.arange(0, BLOCK // 4))
+    drawn = tl.reshape(tl.join(tl.join(first, third), tl.join(second, fourth)), (BLOCK,))
+    return tl.where(drawn >= rate, 1.0 / (1.0 - rate), 0.0)
 
 
 @triton.jit
-def _softmax_drop_fwd(X, Y, Lse, N, rate, seed, BLOCK: tl.constexpr):
+def _softmax_drop_fwd(X, Y, Lse, N, quads, rate, seed, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     c = tl.arange(0, BLOCK)
     at = row.to(tl.int64) * N + c
@@ -40,36 +42,37 @@ def _softmax_drop_fwd(X, Y, Lse, N, rate, seed, BLOCK: tl.constexpr):
     top = tl.max(x, 0)
     lse = top + tl.log(tl.sum(tl.exp(x - top), 0))
     tl.store(Lse + row, lse)
-    tl.store(Y + at, tl.exp(x - lse) * _survives(seed, row, c, N, rate), mask=c < N)
+    tl.store(Y + at, tl.exp(x - lse) * _survives(seed, row, quads, rate, BLOCK), mask=c < N)
 
 
-def _warps(BLOCK):
-    # Ten rounds of Philox for each element: fewer elements per thread than a plain softmax would take.
-    return max(1, min(16, BLOCK // 256))
+def _launch(N):
+    # Ten rounds of Philox for four elements: fewer elements per thread than a plain softmax would take.
+    BLOCK = max(4, triton.next_power_of_2(N))
+    return triton.cdiv(N, 4), {"BLOCK": BLOCK, "num_warps": max(1, min(16, BLOCK // 256))}
 
 
 def forward(x, rate, seed):
     x = x.contiguous()
     M, N = x.shape
-    if M * N >= 1 << 31:
+    if M * triton.cdiv(N, 4) >= 1 << 31:
         raise ValueError(f"{M} x {N} elements do not fit the 32-bit counter of the generator")
     y = torch.empty_like(x)
     lse = torch.empty(M, device=x.device, dtype=torch.float32)
-    BLOCK = triton.next_power_of_2(N)
-    _softmax_drop_fwd[(M,)](x, y, lse, N, rate, seed, BLOCK=BLOCK, num_warps=_warps(BLOCK))
+    quads, constants = _launch(N)
+    _softmax_drop_fwd[(M,)](x, y, lse, N, quads, rate, seed, **constants)
     return y, (x, lse, rate, seed)
 
 
 # --- backward ---
 @triton.jit
-def _softmax_drop_bwd(DY, X, Lse, DX, N, rate, seed, dy_row, dy_col, BLOCK: tl.constexpr):
+def _softmax_drop_bwd(DY, X, Lse, DX, N, quads, rate, seed, dy_row, dy_col, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     c = tl.arange(0, BLOCK)
     wide = row.to(tl.int64)
     x = tl.load(X + wide * N + c, mask=c < N, other=-float("inf")).to(tl.float32)
     dy = tl.load(DY + wide * dy_row + c.to(tl.int64) * dy_col, mask=c < N, other=0.0).to(tl.float32)
     p = tl.exp(x - tl.load(Lse + row))
-    dp = dy * _survives(seed, row, c, N, rate)
+    dp = dy * _survives(seed, row, quads, rate, BLOCK)
     tl.store(DX + wide * N + c, p * (dp - tl.sum(p * dp, 0)), mask=c < N)
 
 
@@ -77,10 +80,8 @@ def backward(saved, grad_y, needs=None):
     x, lse, rate, seed = saved
     M, N = x.shape
     dx = torch.empty_like(x)
-    BLOCK = triton.next_power_of_2(N)
-    _softmax_drop_bwd[(M,)](
-        grad_y, x, lse, dx, N, rate, seed, grad_y.stride(0), grad_y.stride(1), BLOCK=BLOCK, num_warps=_warps(BLOCK)
-    )
+    quads, constants = _launch(N)
+    _softmax_drop_bwd[(M,)](grad_y, x, lse, dx, N, quads, rate, seed, grad_y.stride(0), grad_y.stride(1), **constants)
     return dx
 
 
@@ -96,7 +97,7 @@ def make_args(M, N, dtype="float32", device="cpu", seed=0):
 
 
 def _uniform(seed, counters):
-    """Philox4x32-10 at counters (i, 0, 0, 0), first word, as Triton maps it to [0, 1)."""
+    """Philox4x32-10 at counters (i, 0, 0, 0), its four words side by side, as Triton maps them to [0, 1)."""
     low = 0xFFFFFFFF
     words = [counters.long(), *(torch.zeros_like(counters) for _ in range(3))]
     keys = [seed & low, (seed >> 32) & low]
@@ -110,10 +111,13 @@ def _uniform(seed, counters):
         (hi_a, lo_a), (hi_b, lo_b) = halves
         words = [(hi_b ^ words[1] ^ keys[0]) & low, lo_b, (hi_a ^ words[3] ^ keys[1]) & low, lo_a]
         keys = [(keys[0] + 0x9E3779B9) & low, (keys[1] + 0xBB67AE85) & low]
-    signed = torch.where(words[0] >= 2**31, words[0] - 2**32, words[0])
+    drawn = torch.stack(words, -1)
+    signed = torch.where(drawn >= 2**31, drawn - 2**32, drawn)
     return torch.where(signed < 0, -signed - 1, signed).double() * 4.6566127342e-10
 
 
 def reference(x, rate, seed):
-    keep = _uniform(seed, torch.arange(x.numel(), device=x.device).view(x.shape)) >= rate
+    M, N = x.shape
+    quads = (N + 3) // 4
+    keep = _uniform(seed, torch.arange(M * quads, device=x.device)).view(M, 4 * quads)[:, :N] >= rate
     return (torch.softmax(x.float(), -1) * keep / (1.0 - rate)).to(x.dtype)
