@@ -90,6 +90,8 @@ def make_args(M, N, dtype="float32", device="cpu", seed=0):
     return torch.randn(M, N, generator=g).to(device=device, dtype=getattr(torch, dtype)), 0.2, 77 + seed
 
 
+# Kept out of compiled graphs: their backward would draw again, in 64-bit arithmetic, what autograd just keeps.
+@torch.compiler.disable
 def _philox_uniforms(seed, counters):
     """Philox4x32-10 at counters (i, 0, 0, 0): its four words as floats in [0, 1), one new last dim of four."""
     low = 0xFFFFFFFF

@@ -88,6 +88,8 @@ def make_args(M, N, dtype="float32", device="cpu", seed=0):
     return torch.randn(M, N, generator=g).to(device=device, dtype=getattr(torch, dtype)), 0.25, 1234 + seed
 
 
+# Kept out of compiled graphs: their backward would draw again, in 64-bit arithmetic, what autograd just keeps.
+@torch.compiler.disable
 def _philox_uniform(seed, counters):
     """The words of Philox4x32-10 at counters (i, 0, 0, 0), as floats in [0, 1), in 64-bit integer arithmetic."""
     low = 0xFFFFFFFF

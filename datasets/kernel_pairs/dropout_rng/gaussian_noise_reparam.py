@@ -114,12 +114,16 @@ def _philox_uniforms(seed, counters):
     return torch.where(signed < 0, -signed - 1, signed).double() * 4.6566127342e-10
 
 
-def reference(mu, logvar, seed):
-    M, N = mu.shape
+# Kept out of compiled graphs: their backward would draw again, in 64-bit arithmetic, what autograd just keeps.
+@torch.compiler.disable
+def _noise(seed, M, N, device):
     quads = (N + 3) // 4
-    u = _philox_uniforms(seed, torch.arange(M * quads, device=mu.device)).view(-1, 2, 2)
+    u = _philox_uniforms(seed, torch.arange(M * quads, device=device)).view(-1, 2, 2)
     # Box-Muller: two uniforms make two normals.
     length = torch.sqrt(-2.0 * torch.log(u[..., 0].clamp(min=1.0e-7)))
     angle = 6.283185307179586 * u[..., 1]
-    noise = torch.stack((length * angle.cos(), length * angle.sin()), -1).view(M, 4 * quads)[:, :N].float()
-    return (mu.float() + torch.exp(0.5 * logvar.float()) * noise).to(mu.dtype)
+    return torch.stack((length * angle.cos(), length * angle.sin()), -1).view(M, 4 * quads)[:, :N].float()
+
+
+def reference(mu, logvar, seed):
+    return (mu.float() + torch.exp(0.5 * logvar.float()) * _noise(seed, *mu.shape, mu.device)).to(mu.dtype)

@@ -126,6 +126,8 @@ def make_args(M, N, dtype="float32", device="cpu", seed=0):
     return (*(t.to(device=device, dtype=getattr(torch, dtype)) for t in (x, u, weight, bias)), 0.2, 271 + seed)
 
 
+# Kept out of compiled graphs: their backward would draw again, in 64-bit arithmetic, what autograd just keeps.
+@torch.compiler.disable
 def _philox_words(seed, first, second):
     """The four 32-bit words of Philox4x32-10 at counters (first, second, 0, 0), one new last dim."""
     low = 0xFFFFFFFF

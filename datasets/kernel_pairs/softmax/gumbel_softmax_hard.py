@@ -92,6 +92,8 @@ def make_args(M, N, tau, dtype="float32", device="cpu", seed=0):
     return torch.randn(M, N, generator=g).to(device=device, dtype=getattr(torch, dtype)), tau, 977 + seed
 
 
+# Kept out of compiled graphs: their backward would draw again, in 64-bit arithmetic, what autograd just keeps.
+@torch.compiler.disable
 def _uniform(seed, counters, dtype):
     """Philox4x32-10 at counters (i, 0, 0, 0), first word, as Triton maps it to [0, 1)."""
     low = 0xFFFFFFFF

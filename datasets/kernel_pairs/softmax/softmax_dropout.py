@@ -96,6 +96,8 @@ def make_args(M, N, dtype="float32", device="cpu", seed=0):
     return x, 0.3, 4321 + seed
 
 
+# Kept out of compiled graphs: their backward would draw again, in 64-bit arithmetic, what autograd just keeps.
+@torch.compiler.disable
 def _uniform(seed, counters):
     """Philox4x32-10 at counters (i, 0, 0, 0), its four words side by side, as Triton maps them to [0, 1)."""
     low = 0xFFFFFFFF
