@@ -95,8 +95,8 @@ BENCH = ({"M": 32768, "N": 1024, "dtype": "bfloat16"},)
 def make_args(M, N, dtype="float32", device="cpu", seed=0):
     g = torch.Generator().manual_seed(seed)
     x = torch.randn(M, N, generator=g).to(getattr(torch, dtype))
-    # Thresholds of 16-bit logits often hit a logit. It is moved below, for rounding would decide on the support. A few of
-    # the largest logits settle the threshold.
+    # Thresholds of 16-bit logits often hit a logit, and rounding would decide whether it belongs to the support: it is
+    # moved below. A few of the largest logits settle the threshold.
     at_edge = (x.float() - _threshold(x.float().topk(min(N, 64)).values)).abs() < 1e-4
     return (torch.where(at_edge, x - 1, x).to(device),)
 
