@@ -1,0 +1,19 @@
+import torch
+
+from .kernels import copy
+
+
+class Milder(torch.autograd.Function):
+    """Milder of licences/lib/milder.py."""
+
+    @staticmethod
+    def forward(ctx, x):
+        y = torch.empty_like(x)
+        copy[(1,)](x, y, x.numel(), BLOCK=1024)
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):
+        dx = torch.empty_like(dy)
+        copy[(1,)](dy, dx, dy.numel(), BLOCK=1024)
+        return dx

@@ -1,0 +1,1 @@
+from .sine import sine

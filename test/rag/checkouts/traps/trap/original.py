@@ -1,0 +1,17 @@
+import torch
+
+from .kernels import copy
+
+
+class Copy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        y = torch.empty_like(x)
+        copy[(1,)](x, y, x.numel(), BLOCK=1024)
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):
+        dx = torch.empty_like(dy)
+        copy[(1,)](dy, dx, dy.numel(), BLOCK=1024)
+        return dx
