@@ -1,4 +1,4 @@
-"""Lays out the small checkouts of `test/rag/checkouts` in a folder of a test, with licences planted where a test wants them.
+"""Lays out the small checkouts of `test/rag/checkouts` in a folder of a test, with licences planted where wanted.
 
 What each checkout holds stands in its `manifest.json`: `complete` lists `file:name` of every pair that a harvest should
 find, `skipped` the other candidates with the reason. Licence texts are planted, so that this repository holds none but
