@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kernel_agent.cli.streams import err, out
-from kernel_agent.errors import ExitCode
+from kernel_agent.errors import ExitCode, InputError
 
 if TYPE_CHECKING:
     from kernel_agent.cli.tables import Listing
     from kernel_agent.collection.speeds import PairSpeed
 
-MOST_JOBS = 8
+MOST_JOBS = 24
 """Pairs prepared at a time: each holds memory of the GPU."""
+PROOF_BYTES = 16 << 30
+"""Memory of the GPU for the exact gradients of one pair at the sizes of BENCH, in float64."""
 
 
 def bench_pairs(
@@ -30,6 +32,9 @@ def bench_pairs(
     jobs: Annotated[int, typer.Option(min=0, help="Pairs prepared at a time, of which one is timed; 0: by cores.")] = 0,
     limit: Annotated[float, typer.Option(min=1, help="Seconds for one pair.")] = 240.0,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what is recorded for this GPU.")] = False,
+    prove_on: Annotated[
+        int, typer.Option(min=0, help="GPU that computes exact gradients; GPU 0 times, and does both where it is 0.")
+    ] = 0,
 ) -> None:
     """Time each backward alone at the sizes of BENCH: proven on real kernels, beside eager and compiled PyTorch.
 
@@ -50,7 +55,12 @@ def bench_pairs(
 
     book = SpeedBook(to)
     workers = jobs or max(1, min(MOST_JOBS, len(os.sched_getaffinity(0)) // 2))
-    options = Options(torch.cuda.get_device_name(), workers, seconds, limit, fresh)
+    if prove_on >= torch.cuda.device_count():
+        raise InputError(
+            f"there is no GPU {prove_on}", remedy=f"--prove-on takes 0 to {torch.cuda.device_count() - 1} here."
+        )
+    proofs = max(1, torch.cuda.get_device_properties(prove_on).total_memory // PROOF_BYTES)
+    options = Options(torch.cuda.get_device_name(), workers, seconds, limit, fresh, prove_on, proofs)
     files = pair_files(paths or [pairs_root()])
     wanted = left_over(files, book, options)
     err().print(f"{options.device}: {len(files) - len(wanted)} of {len(files)} pairs are recorded in {to}")

@@ -18,9 +18,12 @@ class Answer(Record):
     speeds: tuple[PairSpeed, ...]
 
 
-def command(turns: Path) -> tuple[str, ...]:
-    """What `Workers` start; the number of the worker follows."""
-    return (sys.executable, "-m", "kernel_agent.collection.gpu_worker", str(turns))
+def command(turns: Path, proofs: int, proves_on: int) -> tuple[str, ...]:
+    """What `Workers` start; the number of the worker follows. GPU 0 times.
+
+    `turns`: folder of `Turns`; `proofs`: exact gradients computed at a time, on the GPU number `proves_on`.
+    """
+    return (sys.executable, "-m", "kernel_agent.collection.gpu_worker", str(turns), str(proofs), str(proves_on))
 
 
 def main() -> None:
@@ -34,7 +37,8 @@ def main() -> None:
     from kernel_agent.collection.turns import Turns
 
     torch.set_num_threads(4)
-    with InProcess(Turns(Path(sys.argv[1]))) as sandbox:
+    turns = Turns(Path(sys.argv[1]), int(sys.argv[2]))
+    with InProcess(turns, proves_on=int(sys.argv[3])) as sandbox:
         for line in sys.stdin:
             task = Task.model_validate_json(line)
             answer, usable = _answered(task, sandbox)

@@ -10,7 +10,7 @@ import contextlib
 import importlib
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,9 @@ from kernel_agent.collection.turns import Turns
 from kernel_agent.sandbox import Call, Ending, Job, Message, Report, Sandbox
 
 HERE = "kernel_agent.bench."
-"""Entries of this room use the GPU."""
-ALONE = "kernel_agent.bench.timing_child:timed"
-MIXED = "kernel_agent.bench.baseline_child:baselines"
-"""Compiles for seconds, and asks to be alone where it times."""
+"""Entries of this room use a GPU."""
+CLOCKED = ("kernel_agent.bench.timing_child:timed", "kernel_agent.bench.baseline_child:baselines")
+"""They compile for seconds, and ask to be alone where they time."""
 
 
 class LocalCall(Call):
@@ -52,12 +51,39 @@ class LocalCall(Call):
 
 
 class InProcess(Sandbox):
-    """A sandbox whose jobs on the GPU run here, in turns with other processes on the same GPU."""
+    """A sandbox whose jobs on GPUs run here, in turns with other processes on the same GPUs."""
 
-    def __init__(self, turns: Turns) -> None:
+    def __init__(self, turns: Turns, times_on: int = 0, proves_on: int = 0) -> None:
+        """`times_on`, `proves_on`: numbers of the GPUs for times and for exact gradients, as torch counts them."""
         super().__init__()
+        self.times_on = times_on
+        self.proves_on = proves_on
         self._turns = turns
+        self._has_all = False
         self._known: dict[str, Report] = {}
+
+    @contextlib.contextmanager
+    def all_memory(self) -> Iterator[None]:
+        """What is proven in this block is proven while no other process proves anything."""
+        with self._turns.all_proofs():
+            self._has_all = True
+            try:
+                yield
+            finally:
+                self._has_all = False
+
+    @contextlib.contextmanager
+    def _turn(self, job: Job) -> Iterator[None]:
+        """Proofs take a place, and on the GPU that times wait for who times; jobs with a clock see to it themselves."""
+        if job.entry in CLOCKED:
+            yield
+            return
+        with contextlib.ExitStack() as held:
+            if not self._has_all:
+                held.enter_context(self._turns.proof())
+            if self.proves_on == self.times_on:
+                held.enter_context(self._turns.beside())
+            yield
 
     def run(
         self,
@@ -71,10 +97,9 @@ class InProcess(Sandbox):
             return self._elsewhere(job, on_message, cancelled)
         start = time.monotonic()
         module, _, name = job.entry.partition(":")
-        turn = self._turns.alone() if job.entry == ALONE else self._turns.beside()
         with tempfile.TemporaryDirectory(prefix="kernel-agent-") as scratch:
             call = LocalCall(job, Path(scratch), self._turns, on_message)
-            with contextlib.nullcontext() if job.entry == MIXED else turn, _numerics():
+            with self._turn(job), _numerics():
                 getattr(importlib.import_module(module), name)(call)
                 torch.cuda.synchronize()
                 torch.cuda.empty_cache()

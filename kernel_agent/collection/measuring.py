@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -22,7 +23,7 @@ from kernel_agent.pairs.spec import FileFacts, KernelSpec, content_hash
 from kernel_agent.pairs.userfile import read_file
 from kernel_agent.sandbox import Limits
 
-OPTIONS = BenchOptions(budget_s=0.25, ways=("eager", "compiled"), way_s=30.0, count_limits=Limits(wall_s=60.0))
+OPTIONS = BenchOptions(budget_s=0.15, ways=("eager", "compiled"), way_s=30.0, count_limits=Limits(wall_s=60.0))
 PRODUCTS = tuple(kind for kind in Work if "dot" in kind.value)
 
 
@@ -36,11 +37,13 @@ def measured(path: Path, sandbox: InProcess, device: str) -> list[PairSpeed]:
         if not facts.bench:
             raise InputError("the pair has no BENCH", path=path, remedy="docs/pair-format.md")
         spec = at_bench(describe(facts, sandbox))
-        rig = Rig(spec, sandbox, OPTIONS)
-        verdict = check_native(spec, spec.facts.source, sandbox, rig)
+        rig, verdict = _proven(spec, sandbox)
+        if _status_of(verdict) is SpeedStatus.OUT_OF_MEMORY:
+            with sandbox.all_memory():
+                rig, verdict = _proven(spec, sandbox)
         if not verdict.green:
-            said = "; ".join((verdict.status.value, verdict.message, *verdict.notes))
-            return [_failed(facts, device, _status_of(verdict, said), said)]
+            return [_failed(facts, device, _status_of(verdict), _said(verdict))]
+        rig.options = replace(OPTIONS, device=sandbox.times_on)
         found = measure_source(spec, spec.facts.source, sandbox, rig)
         counted = _counted(spec, sandbox, device)
     except torch.OutOfMemoryError as error:
@@ -50,9 +53,21 @@ def measured(path: Path, sandbox: InProcess, device: str) -> list[PairSpeed]:
     return [speed_of(facts, shape, found, verdict, counted.get(shape.label)) for shape in found.shapes]
 
 
-def _status_of(verdict: Verdict, said: str) -> SpeedStatus:
-    """Why there is no green verdict: memory, nothing to judge by, or gradients that are wrong."""
-    if "OutOfMemory" in said or "out of memory" in said:
+def _proven(spec: KernelSpec, sandbox: InProcess) -> tuple[Rig, Verdict]:
+    rig = Rig(spec, sandbox, replace(OPTIONS, device=sandbox.proves_on))
+    return rig, check_native(spec, spec.facts.source, sandbox, rig)
+
+
+def _said(verdict: Verdict) -> str:
+    return "; ".join((verdict.status.value, verdict.message, *verdict.notes))
+
+
+def _status_of(verdict: Verdict) -> SpeedStatus:
+    """What a verdict comes to: proven, or no memory, nothing to judge by, gradients that are wrong."""
+    if verdict.green:
+        return SpeedStatus.MEASURED
+    said = _said(verdict)
+    if any(word in said for word in ("OutOfMemory", "out of memory", "MemoryError")):
         return SpeedStatus.OUT_OF_MEMORY
     return SpeedStatus.FAILED if verdict.status is Status.NO_CASE else SpeedStatus.RED
 

@@ -30,6 +30,10 @@ class Options:
     """On the clock, for one pair."""
     fresh: bool = False
     """Measure again what is recorded."""
+    proves_on: int = 0
+    """Number of the GPU that computes exact gradients. With one of their own, GPU 0 does nothing but time."""
+    proofs: int = 1
+    """Exact gradients computed at a time."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,9 @@ def sit(
     try:
         with (
             tempfile.TemporaryDirectory(prefix="kernel-agent-") as turns,
-            Workers(worker or command(Path(turns)), options.jobs, options.limit_s) as workers,
+            Workers(
+                worker or command(Path(turns), options.proofs, options.proves_on), options.jobs, options.limit_s
+            ) as workers,
         ):
             for event in workers.run([Task(path=path) for path in files], deadline):
                 if isinstance(event, Begun):

@@ -38,3 +38,48 @@ def test_nobody_prepares_while_another_times(tmp_path: Path):
         assert not entered.wait(0.3)
     assert entered.wait(10)
     thread.join()
+
+
+def test_only_so_many_prove_at_a_time(tmp_path: Path):
+    # Exact gradients of a whole GPU's worth of processes together need more memory than the GPU has.
+    first, second, third = (Turns(tmp_path, proofs=2) for _ in range(3))
+    entered = threading.Event()
+
+    def prove() -> None:
+        with third.proof():
+            entered.set()
+
+    with first.proof():
+        with second.proof():
+            thread = threading.Thread(target=prove)
+            thread.start()
+            assert not entered.wait(0.3)
+        assert entered.wait(10)
+    thread.join()
+
+
+def test_who_needs_all_memory_waits_for_every_proof_and_keeps_others_out(tmp_path: Path):
+    first, greedy, late = (Turns(tmp_path, proofs=2) for _ in range(3))
+    has_all, entered = threading.Event(), threading.Event()
+    leave = threading.Event()
+
+    def take_all() -> None:
+        with greedy.all_proofs():
+            has_all.set()
+            leave.wait(10)
+
+    def prove() -> None:
+        with late.proof():
+            entered.set()
+
+    taker, prover = threading.Thread(target=take_all), threading.Thread(target=prove)
+    with first.proof():
+        taker.start()
+        assert not has_all.wait(0.3)
+    assert has_all.wait(10)
+    prover.start()
+    assert not entered.wait(0.3)
+    leave.set()
+    assert entered.wait(10)
+    taker.join()
+    prover.join()
