@@ -298,4 +298,4 @@ def _names(grads: Sequence[str]) -> str:
 def _proven(grads: Sequence[str]) -> str:
     one = len(grads) == 1
     code = f"keep {'its' if one else 'their'} code unchanged, or return None for {'it' if one else 'them'}"
-    return f"{_names(grads)} {'is' if one else 'are'} proven: {code}, and the proven code is put beside yours."
+    return f"{_names(grads)} {'is' if one else 'are'} right in every case: {code}, and that code is put beside yours."

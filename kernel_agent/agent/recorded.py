@@ -1,4 +1,4 @@
-"""`as_recorded`: a replayed run takes its steps as the recorded one did, so that each ask meets the reply it had."""
+"""A replayed run takes its steps and sees the pairs of the recorded one, so that asks meet the replies they had."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from kernel_agent.agent.events import Entry, PairsRetrieved
 from kernel_agent.config import RunConfig
 
 DECISIVE: dict[str, Any] = {
@@ -38,3 +39,18 @@ def _recorded(ledger: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def pairs_as_recorded(recording: Path) -> PairsRetrieved | None:
+    """What the recorded run retrieved: its plan speaks of these pairs. None where its ledger holds none."""
+    ledger = recording / "trace.jsonl"
+    if not ledger.is_file():
+        return None
+    with ledger.open(encoding="utf-8") as file:
+        for line in file:
+            if '"pairs_retrieved"' not in line:
+                continue
+            event = Entry.model_validate_json(line).event
+            if isinstance(event, PairsRetrieved):
+                return event
+    return None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from kernel_agent.agent.events import PairsRetrieved, RetrievedPair, TechniqueHit
 from kernel_agent.agent.plan import Plan, Reduction, Wanted
+from kernel_agent.agent.recorded import pairs_as_recorded
 from kernel_agent.config import RunConfig
 from kernel_agent.models.tokens import estimate_tokens
 from kernel_agent.pairs.spec import KernelSpec
@@ -31,9 +32,15 @@ SHOWN_BY = {
 
 
 def retrieve(spec: KernelSpec, config: RunConfig, vector_of: VectorOf | None = None) -> PairsRetrieved:
-    """Search for similar pairs as the configuration says. Without `vector_of` the search embeds for itself."""
+    """Search for similar pairs as the configuration says. Without `vector_of` the search embeds for itself.
+
+    A replay is given the pairs of the recorded run: the collection may have changed since, and replies name them.
+    """
     if not config.rag:
         return PairsRetrieved(pairs=(), notice="retrieval is switched off (--no-rag)")
+    recorded = None if config.replay is None else pairs_as_recorded(config.replay)
+    if recorded is not None:
+        return recorded.model_copy(update={"notice": "the pairs are those of the recorded run"})
     import rag
 
     started = time.monotonic()

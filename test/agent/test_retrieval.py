@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import numpy as np
@@ -119,3 +120,14 @@ def test_the_index_of_a_run_is_stored_relative_to_its_folder(tmp_path: Path) -> 
     assert kept is not None
     assert not kept.is_absolute()
     assert (finished.folder.path / kept).resolve() == stored
+
+
+def test_a_replay_sees_the_pairs_that_its_replies_name(config: RunConfig, spec: KernelSpec, tmp_path: Path):
+    # A search of today's collection finds other pairs than the recorded plan speaks of: that plan would be refused.
+    recorded = EXAMPLES.parent / "LOGS" / "layernorm"
+    found = retrieve(spec, config.model_copy(update={"replay": recorded, "rag_index": tmp_path / "no index"}))
+    lines = (recorded / "trace.jsonl").read_text(encoding="utf-8").splitlines()
+    event = json.loads(next(line for line in lines if '"pairs_retrieved"' in line))["event"]
+    assert [pair.slug for pair in found.pairs] == [pair["slug"] for pair in event["pairs"]]
+    assert all(pair.backward for pair in found.pairs if pair.chosen)
+    assert "recorded run" in found.notice
