@@ -131,7 +131,7 @@ def _low(left, right, dtype):
     _lora_low[(triton.cdiv(M, BLOCK_M),)](
         left, right, out, M, K, R, left.stride(0), left.stride(1), right.stride(0), right.stride(1),
         BLOCK_M=BLOCK_M, BLOCK_K=256 // left.element_size(), BLOCK_R=max(16, triton.next_power_of_2(R)),
-        num_warps=BLOCK_M // 16, num_stages=4,
+        num_warps=max(2, BLOCK_M // 16), num_stages=4,
     )  # fmt: skip
     return out
 
@@ -140,7 +140,7 @@ def _dw(wide, low, scale, like, p_c, p_r):
     M, C = wide.shape
     R = low.shape[1]
     tiles = triton.cdiv(C, 64)
-    rows_each = triton.cdiv(triton.cdiv(M, max(1, 264 // tiles)), 64) * 64
+    rows_each = triton.cdiv(triton.cdiv(M, max(1, 528 // tiles)), 64) * 64
     splits = triton.cdiv(M, rows_each)
     parts = torch.empty(splits, *like.shape, device=like.device, dtype=torch.float32)
     _lora_dw_parts[(tiles, splits)](

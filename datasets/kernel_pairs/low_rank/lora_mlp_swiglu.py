@@ -104,7 +104,7 @@ def _thin_product(left, right, scale=1.0):
     _thin[(triton.cdiv(M, BLOCK_M),)](
         left, right, out, M, K, R, scale, *left.stride(), *right.stride(),
         BLOCK_M=BLOCK_M, BLOCK_K=256 // right.element_size(), BLOCK_R=_rank_block(R),
-        num_warps=BLOCK_M // 16, num_stages=4,
+        num_warps=max(2, BLOCK_M // 16), num_stages=4,
     )  # fmt: skip
     return out
 
@@ -180,7 +180,7 @@ def _thin_gradient(wide, low, like, transposed=False, up=None):
     M, C = wide.shape
     R = low.shape[1]
     tiles = triton.cdiv(C, 64)
-    rows_each = triton.cdiv(triton.cdiv(M, max(1, 264 // tiles)), 64) * 64
+    rows_each = triton.cdiv(triton.cdiv(M, max(1, 528 // tiles)), 64) * 64
     splits = triton.cdiv(M, rows_each)
     parts = torch.empty(splits, *like.shape, device=like.device, dtype=torch.float32)
     strides = (1, C) if transposed else (R, 1)

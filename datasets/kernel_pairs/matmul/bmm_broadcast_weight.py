@@ -111,7 +111,7 @@ SWEEP = (
     {"B": 4, "T": 20, "K": 24, "N": 136, "dtype": "bfloat16"},
     {"B": 2, "T": 40, "K": 16, "N": 30, "dtype": "float16"},
 )
-BENCH = ({"B": 16, "T": 2048, "K": 1024, "N": 1024, "dtype": "bfloat16"},)
+BENCH = ({"B": 8, "T": 2048, "K": 2048, "N": 2048, "dtype": "bfloat16"},)
 
 
 def make_args(B, T, K, N, dtype="float32", device="cpu", seed=0):

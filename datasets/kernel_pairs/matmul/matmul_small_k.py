@@ -90,7 +90,7 @@ def backward(saved, grad_y, needs=(True, True)):
     # The three-axis tile holds 8192 products, 64 in each of 128 lanes.
     BLOCK_M = max(1, 8192 // (BLOCK_K * BLOCK_N))
     columns = triton.cdiv(N, BLOCK_N)
-    bands = max(1, min(triton.cdiv(M, 4 * BLOCK_M), 1056 // columns))
+    bands = max(1, min(triton.cdiv(M, 4 * BLOCK_M), 792 // columns))
     band = triton.cdiv(M, bands)
     bands = triton.cdiv(M, band)
     dx = torch.empty(columns, M, K, device=x.device, dtype=torch.float32) if needs[0] else None
