@@ -135,8 +135,8 @@ def backward(saved, grad_y, needs=None):
     (M, N), G = x.shape, numerator.shape[0]
     ROWS, BLOCK = _tile(N // G)
     tiles = triton.cdiv(M, ROWS)
-    # About eight programs for each of 132 processors, and at least four tiles for one reduction of ten.
-    steps = max(4, triton.cdiv(tiles * G, 8 * 132))
+    # One wave: five programs for each of 132 processors, and at least four tiles for one reduction of ten.
+    steps = max(4, triton.cdiv(tiles, max(1, 5 * 132 // G)))
     strips = triton.cdiv(tiles, steps)
     dx = torch.empty(M, N, device=x.device, dtype=x.dtype)
     parts = torch.empty(strips, G, 10, device=x.device, dtype=torch.float32)
