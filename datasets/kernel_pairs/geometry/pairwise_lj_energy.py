@@ -133,7 +133,7 @@ def backward(saved, grad_energy, needs=None):
 
 # --- check ---
 SWEEP = ({"B": 2, "N": 32}, {"B": 3, "N": 27}, {"B": 1, "N": 70})
-BENCH = ({"B": 32, "N": 2048},)
+BENCH = ({"B": 8, "N": 2048},)
 
 
 def make_args(B, N, device="cpu", seed=0):
