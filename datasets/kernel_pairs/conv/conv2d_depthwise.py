@@ -123,7 +123,7 @@ def backward(saved, grad_y, needs=None):
     PATCH_H, PATCH_W = _patch(H, W, 1024)
     _depthwise_bwd[(groups * C,)](
         grad_y, x, weight, dx, parts, B, C, H, W, *grad_y.stride(), images_each, NEED_X=need_x, NEED_W=need_w,
-        SIDE=SIDE, LANES=triton.next_power_of_2(SIDE * SIDE), PATCH_H=PATCH_H, PATCH_W=PATCH_W, num_warps=4,
+        SIDE=SIDE, LANES=triton.next_power_of_2(SIDE * SIDE), PATCH_H=PATCH_H, PATCH_W=PATCH_W, num_warps=8,
     )  # fmt: skip
     return dx, parts.sum(0).to(weight.dtype) if need_w else None
 
