@@ -53,7 +53,7 @@ def forward(x, inv_freq):
     y = torch.empty(B, S, H, D, device=x.device, dtype=x.dtype)
     ROWS = _rows(D // 2)
     _learned_fwd[(triton.cdiv(S, ROWS), B)](
-        x, inv_freq, y, S, H, D // 2, *x.stride(), ROWS=ROWS, BLOCK_D=triton.next_power_of_2(D // 2)
+        x, inv_freq, y, S, H, D // 2, *x.stride(), ROWS=ROWS, BLOCK_D=triton.next_power_of_2(D // 2), num_warps=2
     )
     return y, (x, inv_freq)
 
@@ -100,7 +100,7 @@ def backward(saved, grad_y, needs=None):
     parts = torch.empty(B * tiles, D // 2, device=x.device, dtype=torch.float32) if need_freq else None
     _learned_bwd[(tiles, B)](
         grad_y, x, inv_freq, dx, parts, S, H, D // 2, *grad_y.stride(), *x.stride(),
-        NEED_FREQ=need_freq, ROWS=ROWS, BLOCK_D=triton.next_power_of_2(D // 2),
+        NEED_FREQ=need_freq, ROWS=ROWS, BLOCK_D=triton.next_power_of_2(D // 2), num_warps=2,
     )  # fmt: skip
     return dx, parts.sum(0).to(inv_freq.dtype) if need_freq else None
 
