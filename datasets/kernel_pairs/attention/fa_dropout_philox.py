@@ -1,9 +1,9 @@
 """Attention with dropout on the weights: the mask is drawn again from (head, query, key) in both loop orders.
 
-Philox is a function of seed and counter: element (i, j) of head h uses seed + h and counter i S + j, whichever kernel
-visits it and in which order, so neither mask nor tile order is saved. o already holds the mask, hence delta =
-rowsum(o do) stays what the softmax takes off; only dP = keep / (1 - p) (do v^T) and the weights that dv sees carry
-it.
+Philox is a function of seed and counter: element (i, j) of head h uses seed + h, counter i ceil(S / 4) + j / 4 and word
+j % 4, whichever kernel visits it and in which order, so neither mask nor tile order is saved; a call serves four keys.
+o already holds the mask, hence delta = rowsum(o do) stays what the softmax takes off; only dP = keep / (1 - p) (do v^T)
+and the weights that dv sees carry it.
 """
 
 import torch
@@ -33,9 +33,12 @@ def _tile_at(X, row, length, D, BLOCK_D: tl.constexpr):
 
 
 @triton.jit
-def _keep(seed, m, n, S, p):
-    # 1 / (1 - p) for kept elements, 0 for dropped ones; m and n carry their broadcast axes.
-    return tl.where(tl.rand(seed, m * S + n) >= p, 1.0 / (1.0 - p), 0.0)
+def _keep(seed, m, first_n, S, p, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    # (BLOCK_M, BLOCK_N): 1 / (1 - p) for kept elements, 0 for dropped ones. `first_n` is a multiple of four.
+    fourth = first_n // 4 + tl.arange(0, BLOCK_N // 4)
+    u0, u1, u2, u3 = tl.rand4x(seed, m[:, None] * tl.cdiv(S, 4) + fourth[None, :])
+    u = tl.reshape(tl.join(tl.join(u0, u2), tl.join(u1, u3)), (BLOCK_M, BLOCK_N))
+    return tl.where(u >= p, 1.0 / (1.0 - p), 0.0)
 
 
 @triton.jit
@@ -60,7 +63,7 @@ def _dropout_fwd(
         p = tl.exp2(s - new_top[:, None])
         # The normaliser sums all weights, dropped or not.
         norm = norm * shrink + tl.sum(p, 1)
-        p *= _keep(seed + tl.program_id(1), m[:, None], n[None, :], S, p_drop)
+        p *= _keep(seed + tl.program_id(1), m, start, S, p_drop, BLOCK_M, BLOCK_N)
         acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None])
         top = new_top
     out_at = (head * T + m[:, None]) * D + d[None, :]
@@ -112,7 +115,7 @@ def _dropout_dq(
         v = _tile_at(V + head * S * D, n, S, D, BLOCK_D)
         s = tl.dot(q, tl.trans(k)) * scale_log2 - lse[:, None]
         p = tl.exp2(tl.where(n[None, :] < S, s, float("-inf")))
-        dp = tl.dot(do, tl.trans(v)) * _keep(seed + tl.program_id(1), m[:, None], n[None, :], S, p_drop)
+        dp = tl.dot(do, tl.trans(v)) * _keep(seed + tl.program_id(1), m, start, S, p_drop, BLOCK_M, BLOCK_N)
         dq = tl.dot((p * (dp - delta[:, None])).to(k.dtype), k, dq)
     out_at = (head * T + m[:, None]) * D + d[None, :]
     tl.store(DQ + out_at, dq * scale, mask=(m[:, None] < T) & (d[None, :] < D))
@@ -124,7 +127,8 @@ def _dropout_dkdv(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1).to(tl.int64)
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    first = tl.program_id(0) * BLOCK_N
+    n = first + tl.arange(0, BLOCK_N)
     d = tl.arange(0, BLOCK_D)
     k = _tile_at(K + head * S * D, n, S, D, BLOCK_D)
     v = _tile_at(V + head * S * D, n, S, D, BLOCK_D)
@@ -137,8 +141,8 @@ def _dropout_dkdv(
         lse = tl.load(LSE + head * T + m, mask=m < T, other=float("inf"))
         delta = tl.load(Delta + head * T + m, mask=m < T, other=0.0)
         p = tl.exp2(tl.dot(k, tl.trans(q)) * scale_log2 - lse[None, :])
-        # Keys are rows here: the counters are those of the transposed tile.
-        keep = _keep(seed + tl.program_id(1), m[None, :], n[:, None], S, p_drop)
+        # Keys are rows here: the tile is drawn as the forward drew it, and turned.
+        keep = tl.trans(_keep(seed + tl.program_id(1), m, first, S, p_drop, BLOCK_M, BLOCK_N))
         dv = tl.dot((p * keep).to(do.dtype), do, dv)
         ds = p * (tl.dot(v, tl.trans(do)) * keep - delta[None, :])
         dk = tl.dot(ds.to(q.dtype), q, dk)
@@ -196,7 +200,7 @@ def _multiply_high(factor, word):
 
 
 def _philox_uniform(key, counter):
-    """The first word of Philox4x32-10 at (counter, 0, 0, 0) under keys below 2^32, as a float in [0, 1)."""
+    """The four words of Philox4x32-10 at (counter, 0, 0, 0) under keys below 2^32, as floats in [0, 1), last axis 4."""
     low = 0xFFFFFFFF
     zero = torch.zeros_like(key + counter)
     c, k0, k1 = (zero + counter, zero, zero, zero), key, torch.zeros_like(key)
@@ -205,13 +209,16 @@ def _philox_uniform(key, counter):
         high_b, low_b = _multiply_high(0xCD9E8D57, c[2])
         c = ((high_b ^ c[1] ^ k0) & low, low_b, (high_a ^ c[3] ^ k1) & low, low_a)
         k0, k1 = (k0 + 0x9E3779B9) & low, (k1 + 0xBB67AE85) & low
-    signed = torch.where(c[0] >= 2**31, c[0] - 2**32, c[0])
+    words = torch.stack(c, -1)
+    signed = torch.where(words >= 2**31, words - 2**32, words)
     return torch.where(signed < 0, -signed - 1, signed).double() * 4.6566127342e-10
 
 
 def reference(q, k, v, p=0.1, seed=0):
     (B, H, T, D), S = q.shape, k.shape[2]
     heads = torch.arange(B * H, device=q.device).view(B, H, 1, 1)
-    keep = _philox_uniform(seed + heads, torch.arange(T * S, device=q.device).view(T, S)) >= p
+    fourths = -(-S // 4)
+    uniform = _philox_uniform(seed + heads, torch.arange(T * fourths, device=q.device).view(T, fourths))
+    keep = uniform.flatten(-2)[..., :S] >= p
     weights = ((q @ k.transpose(-1, -2)).float() * D**-0.5).softmax(-1)
     return (weights * keep / (1.0 - p)).to(v.dtype) @ v

@@ -67,8 +67,9 @@ def _bigbird_fwd(
     acc = tl.zeros((SIZE, BLOCK_D), tl.float32)
     for visit in range(visits):
         other = _visited(visit, block < GLOBAL, begin, GLOBAL)
-        if visit >= listed:
-            other = tl.load(Random + (bh % H * blocks + block) * R + visit - listed)
+        # No branch stands between the loop's counter and the addresses, so that loads can run ahead.
+        chosen = tl.load(Random + (bh % H * blocks + block) * R + visit - listed, mask=visit >= listed, other=0)
+        other = tl.where(visit >= listed, chosen, other)
         n = other * SIZE + tl.arange(0, SIZE)
         k = _rows_at(K + row * D, n, T, D, 1, D, BLOCK_D)
         v = _rows_at(V + row * D, n, T, D, 1, D, BLOCK_D)
@@ -128,8 +129,9 @@ def _bigbird_dq(
     dq = tl.zeros((SIZE, BLOCK_D), tl.float32)
     for visit in range(visits):
         other = _visited(visit, block < GLOBAL, begin, GLOBAL)
-        if visit >= listed:
-            other = tl.load(Random + (bh % H * blocks + block) * R + visit - listed)
+        # No branch stands between the loop's counter and the addresses, so that loads can run ahead.
+        chosen = tl.load(Random + (bh % H * blocks + block) * R + visit - listed, mask=visit >= listed, other=0)
+        other = tl.where(visit >= listed, chosen, other)
         n = other * SIZE + tl.arange(0, SIZE)
         k = _rows_at(K + row * D, n, T, D, 1, D, BLOCK_D)
         v = _rows_at(V + row * D, n, T, D, 1, D, BLOCK_D)
@@ -162,10 +164,10 @@ def _bigbird_dkdv(
     dv = tl.zeros((SIZE, BLOCK_D), tl.float32)
     for visit in range(visits):
         other = _visited(visit, block < GLOBAL, begin, GLOBAL)
-        if visit >= listed:
-            # A position in (H, blocks - GLOBAL, R) tells which query block made the choice.
-            position = tl.load(Order + first + visit - listed)
-            other = (position // R % (blocks - GLOBAL) + GLOBAL).to(tl.int32)
+        # A position in (H, blocks - GLOBAL, R) tells which query block made the choice.
+        position = tl.load(Order + first + visit - listed, mask=visit >= listed, other=0)
+        chooser = (position // R % tl.maximum(blocks - GLOBAL, 1) + GLOBAL).to(tl.int32)
+        other = tl.where(visit >= listed, chooser, other)
         m = other * SIZE + tl.arange(0, SIZE)
         q = _rows_at(Q + row * D, m, T, D, 1, D, BLOCK_D)
         do = _rows_at(DO, m, T, do_t, do_d, D, BLOCK_D)

@@ -11,6 +11,7 @@ buckets that a tile meets.
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
 
 META = {
     "slug": "hstu_silu_attention",
@@ -25,7 +26,7 @@ META = {
     "dtypes": ("float32", "bfloat16"),
     "license": "Apache-2.0",
     "origin": "original",
-    "interpreter_ok": True,
+    "interpreter_ok": False,
 }  # fmt: skip
 
 
@@ -39,12 +40,9 @@ def _jagged_rows(X, row, end, s_row, s_col, D, BLOCK_D: tl.constexpr):
 
 @triton.jit
 def _bucket(times_i, times_j, BUCKETS: tl.constexpr):
-    # floor(log2(1 + distance)), the last bucket open: counted, since rounding of a logarithm would move borders.
-    away = tl.abs(times_i - times_j) + 1
-    bucket = tl.zeros_like(away)
-    for power in tl.static_range(1, BUCKETS):
-        bucket += (away >= 2**power).to(bucket.dtype)
-    return bucket
+    # floor(log2(1 + distance)) by the leading zeros, as rounding of a logarithm would move borders; the last is open.
+    away = tl.minimum(tl.abs(times_i - times_j) + 1, 1 << (BUCKETS - 1))
+    return 31 - libdevice.clz(away)
 
 
 @triton.jit
@@ -83,6 +81,8 @@ def _blocks(longest):
 
 
 def forward(q, k, v, bias, times, offsets, longest):
+    if bias.numel() > 31:
+        raise ValueError("distances are 32-bit integers: at most 31 buckets")
     q, k, v, bias = q.contiguous(), k.contiguous(), v.contiguous(), bias.contiguous()
     _, H, D = q.shape
     out = torch.empty_like(q)
@@ -116,7 +116,7 @@ def _silu_dq(
     d = tl.arange(0, BLOCK_D)
     q = _jagged_rows(Q + head * D, m, end, H * D, 1, D, BLOCK_D)
     do = _jagged_rows(DO + head.to(tl.int64) * do_h, m, end, do_t, do_d, D, BLOCK_D)
-    times_m = tl.load(Times + m, mask=m < end, other=0)
+    times_m = tl.load(Times + tl.minimum(m, end - 1))
     dq = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     lanes = tl.arange(0, BLOCK_B)
     dbias = tl.zeros((BLOCK_B,), tl.float32)
@@ -124,7 +124,8 @@ def _silu_dq(
         n = start + tl.arange(0, BLOCK_N)
         k = _jagged_rows(K + head * D, n, end, H * D, 1, D, BLOCK_D)
         v = _jagged_rows(V + head * D, n, end, H * D, 1, D, BLOCK_D)
-        times_n = tl.load(Times + n, mask=n < end, other=0)
+        # Keys behind the end take the time of the tile's first, so that they open no bucket of their own.
+        times_n = tl.load(Times + tl.minimum(n, end - 1))
         bucket = _bucket(times_m[:, None], times_n[None, :], BUCKETS)
         x = tl.dot(q, tl.trans(k)) * scale + tl.load(Bias + bucket).to(tl.float32)
         dx = tl.dot(do, tl.trans(v)) * _silu_slope(x, m[:, None], n[None, :])

@@ -137,9 +137,10 @@ def _selected_dkdv(
     Q, K, V, DO, LSE, Delta, Order, Bounds, DK, DV, T, HK, SLOTS, D, do_b, do_t, do_h, do_d, scale, scale_log2,
     GROUP: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    block = tl.program_id(0)
-    batch = (tl.program_id(1) // HK).to(tl.int64)
-    kv_head = tl.program_id(1) % HK
+    # Early blocks have the longest lists: with the heads as the fast axis, those of all heads start first.
+    block = tl.program_id(1)
+    batch = (tl.program_id(0) // HK).to(tl.int64)
+    kv_head = tl.program_id(0) % HK
     n = block * SIZE + tl.arange(0, SIZE)
     d = tl.arange(0, BLOCK_D)
     in_kv = (n[:, None] < T) & (d[None, :] < D)
@@ -148,8 +149,8 @@ def _selected_dkdv(
     v = tl.load(V + at, mask=in_kv, other=0.0)
     dk = tl.zeros((SIZE, BLOCK_D), tl.float32)
     dv = tl.zeros((SIZE, BLOCK_D), tl.float32)
-    listed = tl.load(Bounds + tl.program_id(1) * tl.num_programs(0) + block)
-    end = tl.load(Bounds + tl.program_id(1) * tl.num_programs(0) + block + 1)
+    listed = tl.load(Bounds + tl.program_id(0) * tl.num_programs(1) + block)
+    end = tl.load(Bounds + tl.program_id(0) * tl.num_programs(1) + block + 1)
     # Rows of a tile: all heads of the group for TOKENS selectors at a time.
     TOKENS: tl.constexpr = ROWS // GROUP
     r = tl.arange(0, ROWS)
@@ -193,7 +194,7 @@ def backward(saved, grad_o, needs=None):
     if not (need_k or need_v):
         return dq, None, None
     dk, dv = torch.empty_like(k), torch.empty_like(v)
-    _selected_dkdv[(triton.cdiv(T, size), B * HK)](
+    _selected_dkdv[(B * HK, triton.cdiv(T, size))](
         q, k, v, grad_o, lse, delta, order, bounds, dk, dv, *sizes, GROUP=GROUP, SIZE=size,
         ROWS=max(32 if D > 64 else 64, triton.next_power_of_2(GROUP)), BLOCK_D=BLOCK_D, num_warps=4, num_stages=2,
     )  # fmt: skip
@@ -206,7 +207,7 @@ SWEEP = (
     {"B": 2, "T": 53, "HK": 1, "group": 3, "D": 20, "slots": 2, "size": 16},
     {"B": 1, "T": 40, "HK": 1, "group": 4, "D": 16, "slots": 2, "size": 16, "dtype": "bfloat16"},
 )
-BENCH = ({"B": 1, "T": 4096, "HK": 2, "group": 16, "D": 64, "slots": 16, "size": 64, "dtype": "bfloat16"},)
+BENCH = ({"B": 2, "T": 4096, "HK": 4, "group": 16, "D": 64, "slots": 16, "size": 64, "dtype": "bfloat16"},)
 
 
 def make_args(B, T, HK, group, D, slots, size, dtype="float32", device="cpu", seed=0):
@@ -232,8 +233,10 @@ def reference(q, k, v, selected, size):
     blocks = -(-T // size)
     chosen = torch.zeros(B, T, HK, blocks + 1, device=q.device, dtype=torch.bool)
     chosen = chosen.scatter(3, torch.where(selected < 0, blocks, selected).long(), True)[..., :blocks]
-    seen = chosen.repeat_interleave(size, 3)[..., :T].permute(0, 2, 1, 3).repeat_interleave(HQ // HK, 1)
-    seen = seen & torch.ones(T, T, dtype=torch.bool, device=q.device).tril()
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    # Dense under a mask. The token's own block is selected, so that no row is empty.
-    return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True).transpose(1, 2)
+    seen = chosen.repeat_interleave(size, 3)[..., :T].permute(0, 2, 1, 3).flatten(0, 1)
+    seen = (seen & torch.ones(T, T, dtype=torch.bool, device=q.device).tril())[:, None]
+    # Dense under a mask, one for all heads of a group. The token's own block is selected, so that no row is empty.
+    q = q.unflatten(2, (HK, HQ // HK)).permute(0, 2, 3, 1, 4).flatten(0, 1)
+    k, v = (x.transpose(1, 2).flatten(0, 1)[:, None].expand(-1, HQ // HK, -1, -1) for x in (k, v))
+    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+    return out.unflatten(0, (B, HK)).permute(0, 3, 1, 2, 4).flatten(2, 3)

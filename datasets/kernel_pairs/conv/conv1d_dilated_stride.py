@@ -94,28 +94,30 @@ def _strided_conv_dx(
 
 @triton.jit
 def _strided_conv_dweight(
-    X, DY, Parts, T, T_OUT, CI, CO, dy_b, dy_t, dy_c, STRIDE: tl.constexpr, DILATION: tl.constexpr, PAD: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    X, DY, Parts, B, T, T_OUT, CI, CO, dy_b, dy_t, dy_c,
+    STRIDE: tl.constexpr, DILATION: tl.constexpr, PAD: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    # Tile (input channel, output channel) of one tap, over ROWS outputs of one sequence.
+    # Tile (input channel, output channel) of one tap, over every so many pieces of ROWS outputs of one sequence.
     column_tiles = tl.cdiv(CO, BLOCK_N)
     k = tl.program_id(0) // column_tiles * BLOCK_K + tl.arange(0, BLOCK_K)
     n = tl.program_id(0) % column_tiles * BLOCK_N + tl.arange(0, BLOCK_N)
     tap = tl.program_id(1)
     pieces = tl.cdiv(T_OUT, ROWS)
-    split = tl.program_id(2).to(tl.int64)
-    batch = split // pieces
-    first = (split % pieces).to(tl.int32) * ROWS
     acc = tl.zeros((BLOCK_K, BLOCK_N), tl.float32)
-    for start in range(first, tl.minimum(first + ROWS, T_OUT), BLOCK_M):
-        o = start + tl.arange(0, BLOCK_M)
-        t = o * STRIDE - PAD + tap * DILATION
-        there = (o < T_OUT) & (t >= 0) & (t < T)
-        x_at = (batch * T + t[None, :]) * CI + k[:, None]
-        xt = tl.load(X + x_at, mask=there[None, :] & (k[:, None] < CI), other=0.0)
-        dy_at = batch * dy_b + o.to(tl.int64)[:, None] * dy_t + n.to(tl.int64)[None, :] * dy_c
-        dy = tl.load(DY + dy_at, mask=(o[:, None] < T_OUT) & (n[None, :] < CO), other=0.0)
-        acc = tl.dot(xt, dy, acc)
+    for piece in range(tl.program_id(2), B * pieces, tl.num_programs(2)):
+        batch = (piece // pieces).to(tl.int64)
+        first = piece % pieces * ROWS
+        for start in range(first, tl.minimum(first + ROWS, T_OUT), BLOCK_M):
+            o = start + tl.arange(0, BLOCK_M)
+            t = o * STRIDE - PAD + tap * DILATION
+            there = (o < T_OUT) & (t >= 0) & (t < T)
+            x_at = (batch * T + t[None, :]) * CI + k[:, None]
+            xt = tl.load(X + x_at, mask=there[None, :] & (k[:, None] < CI), other=0.0)
+            dy_at = batch * dy_b + o.to(tl.int64)[:, None] * dy_t + n.to(tl.int64)[None, :] * dy_c
+            dy = tl.load(DY + dy_at, mask=(o[:, None] < T_OUT) & (n[None, :] < CO), other=0.0)
+            acc = tl.dot(xt, dy, acc)
+    split = tl.program_id(2).to(tl.int64)
     at = ((split * tl.num_programs(1) + tap) * CI + k[:, None]) * CO + n[None, :]
     tl.store(Parts + at, acc, mask=(k[:, None] < CI) & (n[None, :] < CO))
 
@@ -137,12 +139,13 @@ def backward(saved, grad_y, needs=None):
             BLOCK_M=64, BLOCK_N=64, BLOCK_K=inner, num_warps=4, num_stages=3,
         )  # fmt: skip
     if need_w:
-        # Long pieces of time, so that the partials stay small against x and dy.
-        pieces = triton.cdiv(out, 1024)
-        parts = torch.empty(B * pieces, TAPS, CI, CO, device=x.device, dtype=torch.float32)
-        _strided_conv_dweight[(triton.cdiv(CI, 64) * triton.cdiv(CO, 64), TAPS, B * pieces)](
-            x, grad_y, parts, T, out, CI, CO, *grad_y.stride(), STRIDE=stride, DILATION=dilation, PAD=pad,
-            ROWS=1024, BLOCK_M=inner, BLOCK_N=64, BLOCK_K=64, num_warps=4, num_stages=3,
+        # Two programs for each of 132 processors: more splits would only make more partials to write and read again.
+        tiles = triton.cdiv(CI, 64) * triton.cdiv(CO, 64)
+        splits = max(1, min(B * triton.cdiv(out, 512), 264 // (tiles * TAPS)))
+        parts = torch.empty(splits, TAPS, CI, CO, device=x.device, dtype=torch.float32)
+        _strided_conv_dweight[(tiles, TAPS, splits)](
+            x, grad_y, parts, B, T, out, CI, CO, *grad_y.stride(), STRIDE=stride, DILATION=dilation, PAD=pad,
+            ROWS=512, BLOCK_M=inner, BLOCK_N=64, BLOCK_K=64, num_warps=4, num_stages=3,
         )  # fmt: skip
         dweight = parts.sum(0).to(weight.dtype)
     return dx, dweight
@@ -169,5 +172,4 @@ def make_args(B, T, CI, CO, K, stride, dilation, pad, dtype="float32", device="c
 
 def reference(x, weight, stride, dilation, pad):
     x, weight = x.transpose(1, 2), weight.permute(2, 1, 0)
-    y = torch.nn.functional.conv1d(x.float(), weight.float(), stride=stride, padding=pad, dilation=dilation)
-    return y.transpose(1, 2).to(x.dtype)
+    return torch.nn.functional.conv1d(x, weight, stride=stride, padding=pad, dilation=dilation).transpose(1, 2)

@@ -77,8 +77,8 @@ def backward(saved, grad_y, needs=None):
     BLOCK_D = max(16, min(128, triton.next_power_of_2(D)))
     BLOCK_T = 128 // grad_y.element_size()
     tiles = triton.cdiv(V, BLOCK_V) * triton.cdiv(D, BLOCK_D)
-    # Two programs for each of 132 processors, each with at least four tiles of tokens.
-    splits = max(1, min(264 // tiles, triton.cdiv(T, 4 * BLOCK_T)))
+    # One program for each of 132 processors, whose registers the tile fills; at least four tiles of tokens for each.
+    splits = max(1, min(132 // tiles, triton.cdiv(T, 4 * BLOCK_T)))
     tokens_each = triton.cdiv(triton.cdiv(T, splits), BLOCK_T) * BLOCK_T
     splits = triton.cdiv(T, tokens_each)
     parts = torch.empty(splits, V, D, device=grad_y.device, dtype=torch.float32)

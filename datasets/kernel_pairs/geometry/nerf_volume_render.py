@@ -63,7 +63,8 @@ def forward(sigma, color, length):
 @triton.jit
 def _render_bwd(
     DPixel, DOpacity, Sigma, Color, Length, DSigma, DColor, DLength, R, S, dp_r, dp_c, do_r,
-    HAS_DP: tl.constexpr, HAS_DO: tl.constexpr, CHANNELS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_S: tl.constexpr,
+    HAS_DP: tl.constexpr, HAS_DO: tl.constexpr, CHANNELS: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     ray = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
     s = tl.arange(0, BLOCK_S)
@@ -79,13 +80,17 @@ def _render_bwd(
     dweight = tl.zeros((BLOCK_R, BLOCK_S), tl.float32)
     if HAS_DO:
         dweight += tl.load(DOpacity + ray * do_r, mask=ray < R, other=0.0).to(tl.float32)[:, None]
-    for channel in tl.static_range(CHANNELS):
-        dp = tl.zeros((BLOCK_R,), tl.float32)
-        if HAS_DP:
-            dp = tl.load(DPixel + ray * dp_r + channel * dp_c, mask=ray < R, other=0.0).to(tl.float32)
-            color = tl.load(Color + at * CHANNELS + channel, mask=ok, other=0.0).to(tl.float32)
-            dweight += dp[:, None] * color
-        tl.store(DColor + at * CHANNELS + channel, dp[:, None] * weight, mask=ok)
+    # Tiles (ray, sample, channel): the largest tensors are read and written as they lie, without gaps.
+    c = tl.arange(0, BLOCK_C)
+    color_at = at[:, :, None] * CHANNELS + c[None, None, :]
+    color_ok = ok[:, :, None] & (c[None, None, :] < CHANNELS)
+    dp = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
+    if HAS_DP:
+        in_pixel = (ray[:, None] < R) & (c[None, :] < CHANNELS)
+        dp = tl.load(DPixel + ray[:, None] * dp_r + c[None, :] * dp_c, mask=in_pixel, other=0.0).to(tl.float32)
+        color = tl.load(Color + color_at, mask=color_ok, other=0.0).to(tl.float32)
+        dweight += tl.sum(dp[:, None, :] * color, 2)
+    tl.store(DColor + color_at, dp[:, None, :] * weight[:, :, None], mask=color_ok)
     # More depth here stops more of the light that passed this sample, and dims all behind it in proportion.
     gain = tl.where(ok, dweight * weight, 0.0)
     behind = tl.cumsum(gain, 1, reverse=True) - gain
@@ -101,11 +106,11 @@ def backward(saved, grad_pixel, grad_opacity, needs=None):
     dp = color[:, 0] if grad_pixel is None else grad_pixel
     do = sigma[:, 0] if grad_opacity is None else grad_opacity
     BLOCK_S = triton.next_power_of_2(S)
-    BLOCK_R = max(1, 1024 // BLOCK_S)
+    BLOCK_R = max(1, 512 // BLOCK_S)
     _render_bwd[(triton.cdiv(R, BLOCK_R),)](
         dp, do, sigma, color, length, dsigma, dcolor, dlength, R, S, dp.stride(0), dp.stride(1), do.stride(0),
         HAS_DP=grad_pixel is not None, HAS_DO=grad_opacity is not None, CHANNELS=CHANNELS,
-        BLOCK_R=BLOCK_R, BLOCK_S=BLOCK_S, num_warps=4,
+        BLOCK_R=BLOCK_R, BLOCK_S=BLOCK_S, BLOCK_C=triton.next_power_of_2(CHANNELS), num_warps=4,
     )  # fmt: skip
     return dsigma, dcolor, dlength
 

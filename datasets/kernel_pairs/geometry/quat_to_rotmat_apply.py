@@ -76,6 +76,7 @@ def _quat_bwd(DOut, Quat, Points, DQuat, DPoints, P, s_b, s_p, s_c, BLOCK: tl.co
     ax = tl.zeros((BLOCK,), tl.float32)
     ay = tl.zeros((BLOCK,), tl.float32)
     az = tl.zeros((BLOCK,), tl.float32)
+    axis = tl.arange(0, 4)[None, :]
     for start in range(0, P, BLOCK):
         i = start + tl.arange(0, BLOCK)
         at = (b * P + i) * 3
@@ -87,9 +88,9 @@ def _quat_bwd(DOut, Quat, Points, DQuat, DPoints, P, s_b, s_p, s_c, BLOCK: tl.co
         gy = tl.load(source + s_c, mask=i < P, other=0.0)
         gz = tl.load(source + 2 * s_c, mask=i < P, other=0.0)
         bx, by, bz = _rotate(-w, x, y, z, gx, gy, gz)
-        tl.store(DPoints + at, bx, mask=i < P)
-        tl.store(DPoints + at + 1, by, mask=i < P)
-        tl.store(DPoints + at + 2, bz, mask=i < P)
+        # A (point, axis) tile leaves no gaps between what is stored.
+        rows = tl.where(axis == 0, bx[:, None], tl.where(axis == 1, by[:, None], bz[:, None]))
+        tl.store(DPoints + at[:, None] + axis, rows, mask=(i[:, None] < P) & (axis < 3))
         # <g, R p> = <g, p> + 2 w <g, v x p> + 2 (<v, p><g, v> - <v, v><g, p>), differentiated by w and by v.
         vp = x * px + y * py + z * pz
         gv = x * gx + y * gy + z * gz

@@ -62,12 +62,23 @@ def _sph_l2_bwd(DY, V, DV, E, dy_point, dy_order, BLOCK: tl.constexpr):
     point = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = point < E
     x, y, z = _load_xyz(V, point, inside)
-    source = DY + point * dy_point
-    g_xy = 1.0925484305920792 * tl.load(source, mask=inside, other=0.0).to(tl.float32)
-    g_yz = 1.0925484305920792 * tl.load(source + dy_order, mask=inside, other=0.0).to(tl.float32)
-    g_zz = 0.6307831305050401 * tl.load(source + 2 * dy_order, mask=inside, other=0.0).to(tl.float32)
-    g_xz = 1.0925484305920792 * tl.load(source + 3 * dy_order, mask=inside, other=0.0).to(tl.float32)
-    g_xx = 1.0925484305920792 * tl.load(source + 4 * dy_order, mask=inside, other=0.0).to(tl.float32)
+    # Whole rows of cotangents, as (outer, middle, inner) bits of the order's number, taken apart in registers.
+    bit = tl.arange(0, 2)
+    m = 4 * bit[:, None, None] + 2 * bit[None, :, None] + bit[None, None, :]
+    at = point[:, None, None, None] * dy_point + m[None, :, :, :] * dy_order
+    g = tl.load(DY + at, mask=inside[:, None, None, None] & (m[None, :, :, :] < 5), other=0.0).to(tl.float32)
+    even, odd = tl.split(g)
+    zero_four, two = tl.split(even)
+    one, three = tl.split(odd)
+    g_xy, g_xx = tl.split(zero_four)
+    g_zz, _ = tl.split(two)
+    g_yz, _ = tl.split(one)
+    g_xz, _ = tl.split(three)
+    g_xy *= 1.0925484305920792
+    g_yz *= 1.0925484305920792
+    g_zz *= 0.6307831305050401
+    g_xz *= 1.0925484305920792
+    g_xx *= 1.0925484305920792
     dx = g_xy * y + g_xz * z + (g_xx - g_zz) * x
     dy = g_xy * x + g_yz * z - (g_xx + g_zz) * y
     dz = g_yz * y + g_xz * x + 2.0 * g_zz * z

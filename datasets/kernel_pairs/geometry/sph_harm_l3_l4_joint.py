@@ -86,8 +86,17 @@ def forward(vectors):
 
 # --- backward ---
 @triton.jit
-def _cotangent(DY, point, dy_point, dy_column, inside, COLUMN: tl.constexpr):
-    return tl.load(DY + point * dy_point + COLUMN * dy_column, mask=inside, other=0.0).to(tl.float32)
+def _halves(tile, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """The even and the odd columns of a (BLOCK, WIDTH) tile."""
+    return tl.split(tl.reshape(tile, (BLOCK, WIDTH // 2, 2)))
+
+
+@triton.jit
+def _four_values(tile, BLOCK: tl.constexpr):
+    even, odd = _halves(tile, 4, BLOCK)
+    a0, a2 = tl.split(even)
+    a1, a3 = tl.split(odd)
+    return a0, a1, a2, a3
 
 
 @triton.jit
@@ -98,17 +107,28 @@ def _sph_l34_bwd(DY, V, DV, E, dy_point, dy_column, BLOCK: tl.constexpr):
     s = x * x + y * y
     zz = z * z
 
+    # Whole rows are loaded and taken apart in registers: column by column, each load would touch every line.
+    column = tl.arange(0, 16)[None, :]
+    at = DY + point[:, None] * dy_point + column * dy_column
+    even, odd = _halves(tl.load(at, mask=inside[:, None], other=0.0).to(tl.float32), 16, BLOCK)
+    by_four, two_off = _halves(even, 8, BLOCK)
+    one_off, three_off = _halves(odd, 8, BLOCK)
+    g_0, g_4, g_8, g_12 = _four_values(by_four, BLOCK)
+    g_1, g_5, g_9, g_13 = _four_values(one_off, BLOCK)
+    g_2, g_6, g_10, g_14 = _four_values(two_off, BLOCK)
+    g_3, g_7, g_11, g_15 = _four_values(three_off, BLOCK)
+
     # Order 0: only z and s. `to_s` and `to_z` collect what reaches the arguments of all Q.
-    g3 = 0.3731763325901154 * _cotangent(DY, point, dy_point, dy_column, inside, 3)
-    g4 = 0.10578554691520431 * _cotangent(DY, point, dy_point, dy_column, inside, 11)
+    g3 = 0.3731763325901154 * g_3
+    g4 = 0.10578554691520431 * g_11
     to_z = g3 * (6.0 * zz - 3.0 * s) + g4 * z * (32.0 * zz - 48.0 * s)
     to_s = -3.0 * g3 * z + g4 * (6.0 * s - 24.0 * zz)
 
     # Order 1: u goes to C_1 = x, v to S_1 = y.
-    g3u = 0.4570457994644658 * _cotangent(DY, point, dy_point, dy_column, inside, 4)
-    g3v = 0.4570457994644658 * _cotangent(DY, point, dy_point, dy_column, inside, 2)
-    g4u = 0.6690465435572892 * _cotangent(DY, point, dy_point, dy_column, inside, 12)
-    g4v = 0.6690465435572892 * _cotangent(DY, point, dy_point, dy_column, inside, 10)
+    g3u = 0.4570457994644658 * g_4
+    g3v = 0.4570457994644658 * g_2
+    g4u = 0.6690465435572892 * g_12
+    g4v = 0.6690465435572892 * g_10
     turned3 = g3u * x + g3v * y
     turned4 = g4u * x + g4v * y
     to_z += 8.0 * z * turned3 + (12.0 * zz - 3.0 * s) * turned4
@@ -117,10 +137,10 @@ def _sph_l34_bwd(DY, V, DV, E, dy_point, dy_column, BLOCK: tl.constexpr):
     dy = g3v * (4.0 * zz - s) + g4v * z * (4.0 * zz - 3.0 * s)
 
     # Order 2.
-    g3u = 1.445305721320277 * _cotangent(DY, point, dy_point, dy_column, inside, 5)
-    g3v = 1.445305721320277 * _cotangent(DY, point, dy_point, dy_column, inside, 1)
-    g4u = 0.47308734787878004 * _cotangent(DY, point, dy_point, dy_column, inside, 13)
-    g4v = 0.47308734787878004 * _cotangent(DY, point, dy_point, dy_column, inside, 9)
+    g3u = 1.445305721320277 * g_5
+    g3v = 1.445305721320277 * g_1
+    g4u = 0.47308734787878004 * g_13
+    g4v = 0.47308734787878004 * g_9
     turned4 = g4u * c2 + g4v * s2
     to_z += g3u * c2 + g3v * s2 + 12.0 * z * turned4
     to_s -= turned4
@@ -130,10 +150,10 @@ def _sph_l34_bwd(DY, V, DV, E, dy_point, dy_column, BLOCK: tl.constexpr):
     dy += v * x - u * y
 
     # Order 3.
-    g3u = 0.5900435899266435 * _cotangent(DY, point, dy_point, dy_column, inside, 6)
-    g3v = 0.5900435899266435 * _cotangent(DY, point, dy_point, dy_column, inside, 0)
-    g4u = 1.7701307697799304 * _cotangent(DY, point, dy_point, dy_column, inside, 14)
-    g4v = 1.7701307697799304 * _cotangent(DY, point, dy_point, dy_column, inside, 8)
+    g3u = 0.5900435899266435 * g_6
+    g3v = 0.5900435899266435 * g_0
+    g4u = 1.7701307697799304 * g_14
+    g4v = 1.7701307697799304 * g_8
     to_z += g4u * c3 + g4v * s3
     u = 3.0 * (g3u + g4u * z)
     v = 3.0 * (g3v + g4v * z)
@@ -141,8 +161,8 @@ def _sph_l34_bwd(DY, V, DV, E, dy_point, dy_column, BLOCK: tl.constexpr):
     dy += v * c2 - u * s2
 
     # Order 4.
-    u = 2.5033429417967046 * _cotangent(DY, point, dy_point, dy_column, inside, 15)
-    v = 2.5033429417967046 * _cotangent(DY, point, dy_point, dy_column, inside, 7)
+    u = 2.5033429417967046 * g_15
+    v = 2.5033429417967046 * g_7
     dx += u * c3 + v * s3 + 2.0 * x * to_s
     dy += v * c3 - u * s3 + 2.0 * y * to_s
 

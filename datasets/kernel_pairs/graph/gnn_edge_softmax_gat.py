@@ -149,7 +149,9 @@ def backward(saved, grad_y, needs=None):
         grad_y, x, from_score, to_score, lse, delta, source_ptr, target, edge, dx, dfrom, dedge, H, F, slope,
         *grad_y.stride(), BLOCK_E=8, BLOCK_F=BLOCK_F, num_warps=1 if F <= 64 else 2,
     )  # fmt: skip
-    _gat_target_bwd[(nodes,)](dedge, row_ptr, dto, H, BLOCK_E=16, BLOCK_H=triton.next_power_of_2(H), num_warps=1)
+    # Tall tiles: a hub with thousands of edges is one program's work, and would be the tail of the launch.
+    BLOCK_H = triton.next_power_of_2(H)
+    _gat_target_bwd[(nodes,)](dedge, row_ptr, dto, H, BLOCK_E=max(16, 512 // BLOCK_H), BLOCK_H=BLOCK_H, num_warps=1)
     return dx, dfrom, dto
 
 

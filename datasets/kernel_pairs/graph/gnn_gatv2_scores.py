@@ -101,8 +101,9 @@ def backward(saved, grad_score, needs=None):
     need_from, need_to, need_attention = needs or (True, True, True)
     nodes, H, F = x_from.shape
     processors = torch.cuda.get_device_properties(x_from.device).multi_processor_count if x_from.is_cuda else 4
-    # Small programs: up to 16 of one or two warps share a processor and hide one another's latency.
-    programs = min(nodes, triton.cdiv(16 * processors, H))
+    # Small programs, as many as a processor's registers take: each is a chain of dependent loads, and hides the others'
+    # latency.
+    programs = min(nodes, triton.cdiv(20 * processors, H))
     sizes = {"BLOCK_E": 8, "BLOCK_F": triton.next_power_of_2(F), "num_warps": 1 if F <= 64 else 2}
     dfrom = dto = dattention = None
     if need_to or need_attention:

@@ -55,7 +55,7 @@ def _delta_rule_fwd(
 
 def _slab(q, v):
     """(BLOCK_K, BLOCK_V): few value channels per program, since the loop over time is serial."""
-    return triton.next_power_of_2(q.shape[3]), min(16, triton.next_power_of_2(v.shape[3]))
+    return triton.next_power_of_2(q.shape[3]), min(32, triton.next_power_of_2(v.shape[3]))
 
 
 def forward(q, k, v, beta):
@@ -66,7 +66,7 @@ def forward(q, k, v, beta):
     final = torch.empty(B, H, DK, DV, device=q.device, dtype=torch.float32)
     BLOCK_K, BLOCK_V = _slab(q, v)
     _delta_rule_fwd[(triton.cdiv(DV, BLOCK_V), B * H)](
-        q, k, v, beta, out, errors, final, T, DK, DV, DK**-0.5, BLOCK_K=BLOCK_K, BLOCK_V=BLOCK_V, num_warps=1
+        q, k, v, beta, out, errors, final, T, DK, DV, DK**-0.5, BLOCK_K=BLOCK_K, BLOCK_V=BLOCK_V, num_warps=2
     )
     return out, (q, k, v, beta, errors, final)
 
@@ -116,7 +116,7 @@ def backward(saved, grad_out, needs=None):
     dv = torch.empty_like(v)
     _delta_rule_bwd[(slabs, B * H)](
         q, k, beta, errors, final, grad_out, parts[0], parts[1], dv, dbeta_parts, H, T, DK, DV, *grad_out.stride(),
-        DK**-0.5, BLOCK_K=BLOCK_K, BLOCK_V=BLOCK_V, num_warps=1,
+        DK**-0.5, BLOCK_K=BLOCK_K, BLOCK_V=BLOCK_V, num_warps=2,
     )  # fmt: skip
     dq, dk = parts.sum(1).to(q.dtype).unbind(0)
     return dq, dk, dv, dbeta_parts.sum(0).to(beta.dtype)

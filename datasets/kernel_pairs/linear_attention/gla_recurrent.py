@@ -47,7 +47,7 @@ def _gla_step_fwd(
 
 def _slab(q, v):
     """(BLOCK_K, BLOCK_V): few value channels per program, since the loop over time is serial."""
-    return triton.next_power_of_2(q.shape[3]), min(16, triton.next_power_of_2(v.shape[3]))
+    return triton.next_power_of_2(q.shape[3]), min(32, triton.next_power_of_2(v.shape[3]))
 
 
 def forward(q, k, v, g):
@@ -56,7 +56,7 @@ def forward(q, k, v, g):
     out = torch.empty_like(v)
     BLOCK_K, BLOCK_V = _slab(q, v)
     _gla_step_fwd[(triton.cdiv(DV, BLOCK_V), B * H)](
-        q, k, v, g, out, T, DK, DV, DK**-0.5, BLOCK_K=BLOCK_K, BLOCK_V=BLOCK_V, num_warps=1
+        q, k, v, g, out, T, DK, DV, DK**-0.5, BLOCK_K=BLOCK_K, BLOCK_V=BLOCK_V, num_warps=2
     )
     return out, (q, k, v, g)
 
@@ -111,7 +111,7 @@ def backward(saved, grad_out, needs=None):
     dv = torch.empty_like(v)
     _gla_step_bwd[(slabs, B * H)](
         q, k, v, g, grad_out, *parts, dv, H, T, DK, DV, *grad_out.stride(), DK**-0.5,
-        BLOCK_K=BLOCK_K, BLOCK_V=BLOCK_V, num_warps=1,
+        BLOCK_K=BLOCK_K, BLOCK_V=BLOCK_V, num_warps=2,
     )  # fmt: skip
     dq, dk, dg = parts.sum(1).to(q.dtype).unbind(0)
     return dq, dk, dv, dg

@@ -56,7 +56,7 @@ def _recurrent_fwd(
 
 def _slab(q, v):
     """(BLOCK_K, BLOCK_V): few value channels per program, since the loop over time is serial."""
-    return triton.next_power_of_2(q.shape[3]), min(16, triton.next_power_of_2(v.shape[3]))
+    return triton.next_power_of_2(q.shape[3]), min(32, triton.next_power_of_2(v.shape[3]))
 
 
 def forward(q, k, v, initial):
@@ -66,7 +66,7 @@ def forward(q, k, v, initial):
     final = torch.empty_like(initial)
     BLOCK_K, BLOCK_V = _slab(q, v)
     _recurrent_fwd[(triton.cdiv(DV, BLOCK_V), B * H)](
-        q, k, v, initial, out, final, T, DK, DV, DK**-0.5, BLOCK_K=BLOCK_K, BLOCK_V=BLOCK_V, num_warps=1
+        q, k, v, initial, out, final, T, DK, DV, DK**-0.5, BLOCK_K=BLOCK_K, BLOCK_V=BLOCK_V, num_warps=2
     )
     return (out, final), (q, k, v, initial)
 
@@ -120,7 +120,7 @@ def backward(saved, grad_out, grad_final, needs=None):
     dv, dinitial = torch.empty_like(v), torch.empty_like(initial)
     _recurrent_bwd[(slabs, B * H, 2)](
         q, k, v, initial, do, df, parts[0], parts[1], dv, dinitial, H, T, DK, DV, DK**-0.5, *df.stride(),
-        HAS_DF=grad_final is not None, BLOCK_K=BLOCK_K, BLOCK_V=BLOCK_V, num_warps=1,
+        HAS_DF=grad_final is not None, BLOCK_K=BLOCK_K, BLOCK_V=BLOCK_V, num_warps=2,
     )  # fmt: skip
     dq, dk = parts.sum(1).to(q.dtype).unbind(0)
     return dq, dk, dv, dinitial

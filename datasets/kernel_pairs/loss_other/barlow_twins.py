@@ -171,5 +171,5 @@ def make_args(N, D, dtype="float32", device="cpu", seed=0):
 
 def reference(z1, z2, off=0.005, eps=1e-5):
     u, v = ((z.float() - z.float().mean(0)) * (z.float().var(0, unbiased=False) + eps).rsqrt() for z in (z1, z2))
-    c = u.T @ v / len(u)
+    c = (u.to(z1.dtype).T @ v.to(z2.dtype)).float() / len(u)
     return (1.0 - c.diagonal()).square().sum() + off * (c.square().sum() - c.diagonal().square().sum())

@@ -27,13 +27,22 @@ META = {
 
 # --- forward ---
 @triton.jit
-def _corners(Boxes, n, live, scale):
-    """Edges of n boxes; the four loads of a box share one sector. Lanes past the end get a unit box times scale."""
-    x1 = tl.load(Boxes + 4 * n, mask=live, other=0.0).to(tl.float32)
-    y1 = tl.load(Boxes + 4 * n + 1, mask=live, other=0.0).to(tl.float32)
-    x2 = tl.load(Boxes + 4 * n + 2, mask=live, other=scale).to(tl.float32)
-    y2 = tl.load(Boxes + 4 * n + 3, mask=live, other=scale).to(tl.float32)
-    return x1, y1, x2, y2
+def _corners(Boxes, n, live):
+    """Edges of BLOCK boxes, loaded as whole rows of four and taken apart. Lanes past the end get the unit box."""
+    corner = tl.arange(0, 2)
+    at = 4 * n[:, None, None] + 2 * corner[None, :, None] + corner[None, None, :]
+    rows = tl.load(Boxes + at, mask=live[:, None, None], other=0.0).to(tl.float32)
+    x, y = tl.split(rows)
+    x1, x2 = tl.split(x)
+    y1, y2 = tl.split(y)
+    return x1, y1, tl.where(live, x2, 1.0), tl.where(live, y2, 1.0)
+
+
+@triton.jit
+def _store_corners(Boxes, n, live, x1, y1, x2, y2):
+    corner = tl.arange(0, 2)
+    at = 4 * n[:, None, None] + 2 * corner[None, :, None] + corner[None, None, :]
+    tl.store(Boxes + at, tl.join(tl.join(x1, x2), tl.join(y1, y2)), mask=live[:, None, None])
 
 
 @triton.jit
@@ -48,8 +57,8 @@ def _overlap(low, high, target_low, target_high):
 def _giou_fwd(Pred, Target, Loss, N, BLOCK: tl.constexpr):
     n = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     live = n < N
-    x1, y1, x2, y2 = _corners(Pred, n, live, 1.0)
-    u1, v1, u2, v2 = _corners(Target, n, live, 1.0)
+    x1, y1, x2, y2 = _corners(Pred, n, live)
+    u1, v1, u2, v2 = _corners(Target, n, live)
     w, cw = _overlap(x1, x2, u1, u2)
     h, ch = _overlap(y1, y2, v1, v2)
     common = w * h
@@ -87,8 +96,8 @@ def _giou_bwd(
     n = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     live = n < N
     g = tl.load(DLoss + n * stride_g, mask=live, other=0.0)
-    x1, y1, x2, y2 = _corners(Pred, n, live, 1.0)
-    u1, v1, u2, v2 = _corners(Target, n, live, 1.0)
+    x1, y1, x2, y2 = _corners(Pred, n, live)
+    u1, v1, u2, v2 = _corners(Target, n, live)
     w, cw = _overlap(x1, x2, u1, u2)
     h, ch = _overlap(y1, y2, v1, v2)
     common = w * h
@@ -105,15 +114,9 @@ def _giou_bwd(
         y1, y2, v1, v2, d_common * w, d_hull * cw, d_union * (x2 - x1), d_union * (u2 - u1)
     )
     if NEED_P:
-        tl.store(DPred + 4 * n, px1, mask=live)
-        tl.store(DPred + 4 * n + 1, py1, mask=live)
-        tl.store(DPred + 4 * n + 2, px2, mask=live)
-        tl.store(DPred + 4 * n + 3, py2, mask=live)
+        _store_corners(DPred, n, live, px1, py1, px2, py2)
     if NEED_T:
-        tl.store(DTarget + 4 * n, tx1, mask=live)
-        tl.store(DTarget + 4 * n + 1, ty1, mask=live)
-        tl.store(DTarget + 4 * n + 2, tx2, mask=live)
-        tl.store(DTarget + 4 * n + 3, ty2, mask=live)
+        _store_corners(DTarget, n, live, tx1, ty1, tx2, ty2)
 
 
 def backward(saved, grad_loss, needs=(True, True)):
@@ -145,9 +148,12 @@ def make_args(N, dtype="float32", device="cpu", seed=0):
 
 
 def reference(pred, target):
-    low, high = torch.maximum(pred[:, :2], target[:, :2]), torch.minimum(pred[:, 2:], target[:, 2:])
-    common = (high - low).clamp(min=0).prod(-1)
-    area = (pred[:, 2:] - pred[:, :2]).prod(-1) + (target[:, 2:] - target[:, :2]).prod(-1)
-    hull = (torch.maximum(pred[:, 2:], target[:, 2:]) - torch.minimum(pred[:, :2], target[:, :2])).prod(-1)
+    (p1, p2), (t1, t2) = pred.split(2, -1), target.split(2, -1)
+    # Of equal edges the target's counts: torch.maximum would deal the gradient out in halves.
+    inner = torch.where(p2 < t2, p2, t2) - torch.where(p1 > t1, p1, t1)
+    outer = torch.where(p2 > t2, p2, t2) - torch.where(p1 < t1, p1, t1)
+    common = inner.clamp(min=0).prod(-1)
+    area = (p2 - p1).prod(-1) + (t2 - t1).prod(-1)
+    hull = outer.prod(-1)
     union = area - common
     return 2.0 - common / union - union / hull

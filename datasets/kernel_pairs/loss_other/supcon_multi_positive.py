@@ -139,9 +139,8 @@ def make_args(N, CLASSES, D, dtype="float32", device="cpu", seed=0):
 
 
 def reference(features, label, tau=0.1):
-    z = features.float()
-    s = z @ z.T / tau
-    self_pair = torch.eye(len(z), dtype=torch.bool, device=z.device)
+    s = (features @ features.T).float() / tau
+    self_pair = torch.eye(len(s), dtype=torch.bool, device=s.device)
     positive = (label[:, None] == label[None, :]) & ~self_pair
     count = positive.sum(-1)
     lse = torch.logsumexp(s.masked_fill(self_pair, float("-inf")), -1)

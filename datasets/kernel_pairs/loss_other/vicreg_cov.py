@@ -136,8 +136,8 @@ def make_args(N, D, dtype="float32", device="cpu", seed=0):
 
 def reference(z, v=25.0, c=1.0, eps=1e-4):
     N, D = z.shape
-    y = z.float() - z.float().mean(0)
-    cov = y.T @ y / (N - 1)
+    y = (z.float() - z.float().mean(0)).to(z.dtype)
+    cov = (y.T @ y).float() / (N - 1)
     spread = torch.sqrt(cov.diagonal() + eps)
     off = cov.square().sum() - cov.diagonal().square().sum()
     return v / D * torch.relu(1.0 - spread).sum() + c / D * off

@@ -164,5 +164,5 @@ def make_args(L, T, D, dtype="float32", device="cpu", seed=0):
 
 def reference(layers, query, eps=1e-6):
     v = layers.float()
-    s = (v @ query.float()) * torch.rsqrt(v.pow(2).mean(-1) + eps)
+    s = (layers @ query).float() * torch.rsqrt(v.pow(2).mean(-1) + eps)
     return (s.softmax(0)[..., None] * v).sum(0).to(layers.dtype)

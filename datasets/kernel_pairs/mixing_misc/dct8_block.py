@@ -102,6 +102,7 @@ def backward(saved, grad_y, needs=None):
     dx = torch.empty_like(x)
     blocks = planes * (height // 8) * (width // 8)
     processors = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 4
+    # One wave: registers take four programs on a processor.
     programs = min(triton.cdiv(blocks, 8), 4 * processors)
     parts = torch.empty(programs, 8, 8, device=x.device, dtype=torch.float32)
     _dct_bwd[(programs,)](

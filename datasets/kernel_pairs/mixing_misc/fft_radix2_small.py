@@ -36,8 +36,12 @@ def _fft_rows(
     for bit in tl.static_range(BITS):
         mirrored += ((n >> bit) & 1) << (BITS - 1 - bit)
     ok = tl.broadcast_to((m < M)[:, :, None], (BLOCK_M, N, 2))
-    z_at = (m * z_m + mirrored.to(tl.int64) * z_n)[:, :, None] + part * z_c
+    # Loaded in order, put in bit-reversed order by the registers: a gather from memory would waste most of each sector.
+    z_at = (m * z_m + n.to(tl.int64) * z_n)[:, :, None] + part * z_c
     re, im = tl.split(tl.load(Z + z_at, mask=ok, other=0.0).to(tl.float32))
+    mirrored = tl.broadcast_to(mirrored, (BLOCK_M, N))
+    re = tl.gather(re, mirrored, 1)
+    im = tl.gather(im, mirrored, 1)
     for stage in tl.static_range(BITS):
         half = 1 << stage
         partner = tl.broadcast_to(n ^ half, (BLOCK_M, N))

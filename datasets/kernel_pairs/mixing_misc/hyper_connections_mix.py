@@ -107,6 +107,7 @@ def backward(saved, grad_y, needs=None):
     streams, hidden, static, dynamic, gate, inject = saved
     T, N, D = streams.shape
     processors = torch.cuda.get_device_properties(streams.device).multi_processor_count if streams.is_cuda else 4
+    # One wave: registers take four programs on a processor.
     programs = min(T, 4 * processors)
     dx, dh, ddynamic = torch.empty_like(streams), torch.empty_like(hidden), torch.empty_like(dynamic)
     fp32 = {"device": streams.device, "dtype": torch.float32}

@@ -88,7 +88,7 @@ def backward(saved, grad_p, needs=None):
 
 # --- check ---
 SWEEP = ({"M": 64}, {"M": 77, "iters": 7}, {"M": 20, "n": 2, "iters": 3})
-BENCH = ({"M": 65536, "dtype": "float32"},)
+BENCH = ({"M": 524288, "dtype": "float32"},)
 
 
 def make_args(M, n=4, iters=20, dtype="float32", device="cpu", seed=0):

@@ -3,8 +3,9 @@
     R[i, j] = cost[i, j] + softmin(R[i-1, j-1], R[i-1, j], R[i, j-1]),    softmin(a..) = -gamma log sum exp(-a / gamma)
 
 One program owns one cost matrix and keeps a diagonal in registers; neighbours come by shifting lanes. R is saved with
-its diagonals as rows, so that the backward reads contiguously. Going back, a cell's gradient splits over its three
-predecessors with the softmin's weights: two lie on the next diagonal, one on the diagonal after it.
+its diagonals as rows and read contiguously; cost and dcost, whose diagonals are strided, cost a sector a cell. Going
+back, a cell's gradient splits over its three predecessors with the softmin's weights: two lie on the next diagonal, one
+on the diagonal after it.
 """
 
 import torch

@@ -209,6 +209,6 @@ def reference(x, w_gate, w_up, offsets):
     cuts = offsets.tolist()
     parts = []
     for first, last, gate, up in zip(cuts[:-1], cuts[1:], w_gate, w_up, strict=True):
-        rows = x[first:last].float()
-        parts.append(torch.nn.functional.silu(rows @ gate.float()) * (rows @ up.float()))
-    return torch.cat(parts).to(x.dtype)
+        rows = x[first:last]
+        parts.append((torch.nn.functional.silu((rows @ gate).float()) * (rows @ up).float()).to(x.dtype))
+    return torch.cat(parts)

@@ -63,11 +63,15 @@ def forward(logits):
 
 # --- backward ---
 @triton.jit
-def _z_loss_bwd(DLoss, Logits, Lse, DLogits, T, E, numel, BLOCK: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+def _z_loss_bwd(DLoss, Logits, Lse, DLogits, T, numel, E: tl.constexpr, BLOCK: tl.constexpr):
+    first = tl.program_id(0).to(tl.int64) * BLOCK
+    lane = tl.arange(0, BLOCK)
+    at = first + lane
     live = at < numel
-    # Neighbouring lanes share a token: its log-sum-exp comes out of the cache.
-    lse = tl.load(Lse + at // E, mask=live, other=0.0)
+    # One long division per program; per lane a 32-bit one by a constant, which is a multiplication. Neighbouring lanes
+    # share a token, whose log-sum-exp comes out of the cache.
+    token = first // E
+    lse = tl.load(Lse + token + ((first - token * E).to(tl.int32) + lane) // E, mask=live, other=0.0)
     x = tl.load(Logits + at, mask=live, other=0.0).to(tl.float32)
     factor = 2.0 * tl.load(DLoss) / T
     tl.store(DLogits + at, factor * lse * tl.exp(x - lse), mask=live)
@@ -77,7 +81,7 @@ def backward(saved, grad_loss, needs=None):
     logits, lse = saved
     T, E = logits.shape
     dlogits = torch.empty_like(logits)
-    _z_loss_bwd[(triton.cdiv(T * E, 2048),)](grad_loss, logits, lse, dlogits, T, E, T * E, BLOCK=2048, num_warps=8)
+    _z_loss_bwd[(triton.cdiv(T * E, 2048),)](grad_loss, logits, lse, dlogits, T, T * E, E=E, BLOCK=2048, num_warps=8)
     return dlogits
 
 

@@ -109,7 +109,7 @@ SWEEP = (
     {"T": 16, "E": 128, "k": 8, "dtype": "bfloat16"},
     {"T": 20, "E": 8, "k": 1, "dtype": "float16"},
 )
-BENCH = ({"T": 131072, "E": 128, "k": 8, "dtype": "float32"}, {"T": 131072, "E": 64, "k": 2, "dtype": "bfloat16"})
+BENCH = ({"T": 131072, "E": 128, "k": 8, "dtype": "float32"}, {"T": 1048576, "E": 64, "k": 2, "dtype": "bfloat16"})
 
 
 def make_args(T, E, k, dtype="float32", device="cpu", seed=0):

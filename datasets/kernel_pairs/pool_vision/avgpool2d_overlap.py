@@ -58,8 +58,8 @@ def forward(x, kernel, stride, pad, count_pad=True):
     B, C, H, W = x.shape
     HO, WO = (H + 2 * pad - kernel) // stride + 1, (W + 2 * pad - kernel) // stride + 1
     y = torch.empty(B, C, HO, WO, device=x.device, dtype=x.dtype)
-    _avgpool_fwd[(B * C, triton.cdiv(HO * WO, 256))](
-        x, y, H, W, HO, WO, K=kernel, STRIDE=stride, PAD=pad, COUNT_PAD=count_pad, BLOCK=256
+    _avgpool_fwd[(B * C, triton.cdiv(HO * WO, 1024))](
+        x, y, H, W, HO, WO, K=kernel, STRIDE=stride, PAD=pad, COUNT_PAD=count_pad, BLOCK=1024
     )
     return y, (H, W, kernel, stride, pad, count_pad)
 
@@ -96,9 +96,9 @@ def backward(saved, grad_y, needs=None):
     H, W, kernel, stride, pad, count_pad = saved
     B, C, HO, WO = grad_y.shape
     dx = torch.empty(B, C, H, W, device=grad_y.device, dtype=grad_y.dtype)
-    _avgpool_bwd[(B * C, triton.cdiv(H * W, 256))](
+    _avgpool_bwd[(B * C, triton.cdiv(H * W, 1024))](
         grad_y, dx, C, H, W, HO, WO, *grad_y.stride(),
-        K=kernel, STRIDE=stride, PAD=pad, COUNT_PAD=count_pad, REACH=triton.cdiv(kernel, stride), BLOCK=256,
+        K=kernel, STRIDE=stride, PAD=pad, COUNT_PAD=count_pad, REACH=triton.cdiv(kernel, stride), BLOCK=1024,
     )  # fmt: skip
     return dx
 

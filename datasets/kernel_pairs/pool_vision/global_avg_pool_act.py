@@ -84,7 +84,7 @@ SWEEP = (
     {"B": 1, "C": 2, "H": 9, "W": 11, "dtype": "float16"},
 )
 BENCH = (
-    {"B": 128, "C": 1280, "H": 7, "W": 7, "dtype": "bfloat16"},
+    {"B": 1024, "C": 1280, "H": 7, "W": 7, "dtype": "bfloat16"},
     {"B": 32, "C": 256, "H": 56, "W": 56, "dtype": "bfloat16"},
 )
 

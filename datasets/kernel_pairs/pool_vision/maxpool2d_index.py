@@ -50,8 +50,8 @@ def forward(x, kernel, stride, pad):
     HO, WO = (H + 2 * pad - kernel) // stride + 1, (W + 2 * pad - kernel) // stride + 1
     y = torch.empty(B, C, HO, WO, device=x.device, dtype=x.dtype)
     winner = torch.empty(B, C, HO, WO, device=x.device, dtype=torch.int8)
-    grid = (B * C, triton.cdiv(HO * WO, 256))
-    _maxpool_fwd[grid](x, y, winner, H, W, HO, WO, K=kernel, STRIDE=stride, PAD=pad, BLOCK=256)
+    grid = (B * C, triton.cdiv(HO * WO, 1024))
+    _maxpool_fwd[grid](x, y, winner, H, W, HO, WO, K=kernel, STRIDE=stride, PAD=pad, BLOCK=1024)
     return y, (winner, H, W, kernel, stride, pad)
 
 
@@ -59,7 +59,7 @@ def forward(x, kernel, stride, pad):
 @triton.jit
 def _maxpool_bwd(
     DY, Winner, DX, C, H, W, HO, WO, dy_b, dy_c, dy_h, dy_w,
-    K: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, BLOCK: tl.constexpr,
+    K: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, REACH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     plane = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -67,17 +67,17 @@ def _maxpool_bwd(
     w = i % W
     dy_plane = DY + (plane // C) * dy_b + (plane % C) * dy_c
     acc = tl.zeros((BLOCK,), tl.float32)
-    # Seen from tap (kh, kw), pixel (h, w) belongs to the window at ((h+PAD-kh)/STRIDE, (w+PAD-kw)/STRIDE), if whole.
-    for tap in tl.static_range(K * K):
-        top = h + PAD - tap // K
-        left = w + PAD - tap % K
-        oh = top // STRIDE
-        ow = left // STRIDE
-        covers = (i < H * W) & (top >= 0) & (left >= 0) & (top % STRIDE == 0) & (left % STRIDE == 0)
-        covers = covers & (oh < HO) & (ow < WO)
+    # Of all taps only REACH^2 = ceil(K / STRIDE)^2 belong to windows over this pixel; which ones follows from where the
+    # windows begin, counted back from the last that begins at or before it.
+    for back in tl.static_range(REACH * REACH):
+        oh = (h + PAD) // STRIDE - back // REACH
+        ow = (w + PAD) // STRIDE - back % REACH
+        kh = h + PAD - oh * STRIDE
+        kw = w + PAD - ow * STRIDE
+        covers = (i < H * W) & (oh >= 0) & (oh < HO) & (kh < K) & (ow >= 0) & (ow < WO) & (kw < K)
         winner = tl.load(Winner + plane * HO * WO + oh * WO + ow, mask=covers, other=-1)
-        dy = tl.load(dy_plane + oh * dy_h + ow * dy_w, mask=covers & (winner == tap), other=0.0)
-        acc += dy.to(tl.float32)
+        dy = tl.load(dy_plane + oh * dy_h + ow * dy_w, mask=covers, other=0.0).to(tl.float32)
+        acc += tl.where(winner == kh * K + kw, dy, 0.0)
     tl.store(DX + plane * H * W + i, acc, mask=i < H * W)
 
 
@@ -85,9 +85,10 @@ def backward(saved, grad_y, needs=None):
     winner, H, W, kernel, stride, pad = saved
     B, C, HO, WO = winner.shape
     dx = torch.empty(B, C, H, W, device=grad_y.device, dtype=grad_y.dtype)
-    _maxpool_bwd[(B * C, triton.cdiv(H * W, 256))](
-        grad_y, winner, dx, C, H, W, HO, WO, *grad_y.stride(), K=kernel, STRIDE=stride, PAD=pad, BLOCK=256
-    )
+    _maxpool_bwd[(B * C, triton.cdiv(H * W, 1024))](
+        grad_y, winner, dx, C, H, W, HO, WO, *grad_y.stride(),
+        K=kernel, STRIDE=stride, PAD=pad, REACH=triton.cdiv(kernel, stride), BLOCK=1024,
+    )  # fmt: skip
     return dx
 
 

@@ -63,10 +63,11 @@ def forward(x, y, log_scale):
 # --- backward ---
 @triton.jit
 def _rbf_bwd(
-    G, X, Y, LogScale, DX, Parts, M, N, D, g_m, g_n,
+    G, X, Y, LogScale, DX, Parts, M, N, D, each, g_m, g_n,
     SCALE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
+    split = tl.program_id(1)
     m = tile.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     d = tl.arange(0, BLOCK_D)[None, :]
     in_x = (m[:, None] < M) & (d < D)
@@ -75,7 +76,7 @@ def _rbf_bwd(
     pull = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     weight = tl.zeros((BLOCK_M,), tl.float32)
     moment = tl.zeros((BLOCK_M,), tl.float32)
-    for start in range(0, N, BLOCK_N):
+    for start in range(split * each, tl.minimum((split + 1) * each, N), BLOCK_N):
         n = (start + tl.arange(0, BLOCK_N)).to(tl.int64)
         y = tl.load(Y + n[:, None] * D + d, mask=(n[:, None] < N) & (d < D), other=0.0).to(tl.float32)
         inside = (m[:, None] < M) & (n[None, :] < N)
@@ -86,26 +87,32 @@ def _rbf_bwd(
         weight += tl.sum(w, 1)
         if SCALE:
             moment += tl.sum(w * square, 1)
-    tl.store(DX + m[:, None] * D + d, inverse * (pull - weight[:, None] * x), mask=in_x)
+    share = DX + split.to(tl.int64) * M * D
+    tl.store(share + m[:, None] * D + d, inverse * (pull - weight[:, None] * x), mask=in_x)
     if SCALE:
-        tl.store(Parts + tile, inverse * tl.sum(moment, 0))
+        tl.store(Parts + split * tl.num_programs(0) + tile, inverse * tl.sum(moment, 0))
 
 
 def backward(saved, grad_out, needs=None):
     x, y, log_scale = saved
     (M, D), N = x.shape, y.shape[0]
     g_m, g_n = grad_out.stride()
-    dx, dy = torch.empty_like(x), torch.empty_like(y)
-    # Short tiles: the smaller of the two sets, too, must give every processor a program.
-    parts = torch.empty(triton.cdiv(M, 32), device=x.device, dtype=torch.float32)
     sizes = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_D": max(16, triton.next_power_of_2(D)), "num_warps": 4}
-    _rbf_bwd[(triton.cdiv(M, 32),)](
-        grad_out, x, y, log_scale, dx, parts, M, N, D, g_m, g_n, SCALE=True, **sizes
-    )  # fmt: skip
-    _rbf_bwd[(triton.cdiv(N, 32),)](
-        grad_out, y, x, log_scale, dy, parts, N, M, D, g_n, g_m, SCALE=False, **sizes
-    )  # fmt: skip
-    return dx, dy, parts.sum().to(log_scale.dtype).view(1)
+
+    def split(own, other):
+        # The walked set is cut, until every one of 132 processors has four programs to hide latency with.
+        splits = max(1, min(triton.cdiv(528, triton.cdiv(own, 32)), other // 256))
+        each = triton.cdiv(triton.cdiv(other, splits), 32) * 32
+        return each, (triton.cdiv(own, 32), triton.cdiv(other, each))
+
+    each, grid = split(M, N)
+    dx = torch.empty(grid[1], M, D, device=x.device, dtype=torch.float32)
+    parts = torch.empty(grid, device=x.device, dtype=torch.float32)
+    _rbf_bwd[grid](grad_out, x, y, log_scale, dx, parts, M, N, D, each, g_m, g_n, SCALE=True, **sizes)
+    each, grid = split(N, M)
+    dy = torch.empty(grid[1], N, D, device=x.device, dtype=torch.float32)
+    _rbf_bwd[grid](grad_out, y, x, log_scale, dy, parts, N, M, D, each, g_n, g_m, SCALE=False, **sizes)
+    return dx.sum(0).to(x.dtype), dy.sum(0).to(y.dtype), parts.sum().to(log_scale.dtype).view(1)
 
 
 # --- check ---

@@ -68,8 +68,9 @@ def forward(x):
     columns = triton.cdiv(N, BLOCK_N)
 
     def split(tiles):
-        # Two programs for each of 132 processors, but at least 256 rows for every partial sum.
-        rows_each = max(256, triton.cdiv(triton.cdiv(M * tiles, 264), 32) * 32)
+        # As many equal parts as two programs for each of 132 processors allow, of at least 256 rows.
+        parts = max(1, min(264 // tiles, triton.cdiv(M, 256)))
+        rows_each = triton.cdiv(triton.cdiv(M, parts), 32) * 32
         return rows_each, triton.cdiv(M, rows_each)
 
     rows_each, parts = split(columns)
@@ -109,9 +110,12 @@ def backward(saved, grad_c, needs=None):
     x, mean = saved
     M, N = x.shape
     dx = torch.empty_like(x)
-    _covariance_bwd[(triton.cdiv(M, 128), triton.cdiv(N, 64))](
-        grad_c, x, mean, dx, M, N, *grad_c.stride(), BLOCK_M=128, BLOCK_N=64, BLOCK_K=32, num_warps=4, num_stages=3
-    )
+    # Square tiles, since G comes in twice; as large as the matrix allows.
+    BLOCK_N = 128 if N >= 128 else 64
+    _covariance_bwd[(triton.cdiv(M, 128), triton.cdiv(N, BLOCK_N))](
+        grad_c, x, mean, dx, M, N, *grad_c.stride(),
+        BLOCK_M=128, BLOCK_N=BLOCK_N, BLOCK_K=128 // x.element_size(), num_warps=8, num_stages=3,
+    )  # fmt: skip
     return dx
 
 
@@ -127,5 +131,5 @@ def make_args(M, N, dtype="float32", device="cpu", seed=0):
 
 
 def reference(x):
-    centred = x.float() - x.float().mean(0)
-    return (centred.t() @ centred / x.shape[0]).to(x.dtype)
+    centred = (x.float() - x.float().mean(0)).to(x.dtype)
+    return ((centred.t() @ centred).float() / x.shape[0]).to(x.dtype)

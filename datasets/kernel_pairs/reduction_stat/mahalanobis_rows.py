@@ -91,7 +91,8 @@ def backward(saved, grad_out, needs=None):
     x, y, matrix, distance = saved
     M, D = x.shape
     processors = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 4
-    programs = min(triton.cdiv(M, 32), 2 * processors)
+    # Both matrices take most of a processor's registers: one program each, and one partial matrix.
+    programs = min(triton.cdiv(M, 32), processors)
     dx, dy = torch.empty_like(x), torch.empty_like(y)
     parts = torch.empty(programs, D, D, device=x.device, dtype=torch.float32)
     BLOCK_D = max(16, triton.next_power_of_2(D))

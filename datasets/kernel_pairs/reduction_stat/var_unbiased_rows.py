@@ -1,6 +1,7 @@
-"""Unbiased variance of each row: with the mean saved the gradient 2 dy (x - mean) / (N - 1) is elementwise.
+"""Unbiased variance of each row, nothing saved: the row's owner sums it again, then writes 2 dy (x - mean) / (N - 1).
 
-Reducing (x - mean) needs no correction for the mean's own derivative: the deviations of a row sum to zero.
+The mean's own derivative needs no correction: the deviations of a row sum to zero. A row is read twice in quick
+succession, the second time out of the cache, which costs less than a statistic kept alive from forward to backward.
 """
 
 import torch
@@ -12,8 +13,8 @@ META = {
     "family": "reduction_stat",
     "op": "var",
     "schema": 1,
-    "techniques": ("saved-statistics", "broadcast-adjoint", "multi-row-tile", "strided-cotangent"),
-    "saves": ("mean: fp32 (M)",),
+    "techniques": ("recompute", "two-pass", "row-local", "multi-row-tile", "strided-cotangent"),
+    "saves": (),
     "grads": ("x",),
     "dtypes": ("float32", "bfloat16"),
     "license": "Apache-2.0",
@@ -24,57 +25,61 @@ META = {
 
 # --- forward ---
 @triton.jit
-def _row_variance(X, Var, Mean, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+def _row_variance(X, Var, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for start in range(0, N, BLOCK_N):
-        n = start + tl.arange(0, BLOCK_N)
-        ok = (m[:, None] < M) & (n[None, :] < N)
-        total += tl.load(X + m[:, None] * N + n[None, :], mask=ok, other=0.0).to(tl.float32)
-    mean = tl.sum(total, 1) / N
-    # A second pass, out of cache for all but very long rows: E[x^2] - mean^2 would cancel.
+    # One pass by Welford's update: each lane has a count, a mean and a sum of squares around it, which cannot cancel as
+    # E[x^2] - mean^2 would. They meet at the end.
+    seen = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    mean = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     spread = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for start in range(0, N, BLOCK_N):
         n = start + tl.arange(0, BLOCK_N)
         ok = (m[:, None] < M) & (n[None, :] < N)
         x = tl.load(X + m[:, None] * N + n[None, :], mask=ok, other=0.0).to(tl.float32)
-        deviation = tl.where(ok, x - mean[:, None], 0.0)
-        spread += deviation * deviation
-    tl.store(Mean + m, mean, mask=m < M)
-    tl.store(Var + m, tl.sum(spread, 1) / (N - 1), mask=m < M)
+        seen += tl.where(ok, 1.0, 0.0)
+        gap = tl.where(ok, x - mean, 0.0)
+        mean += gap / tl.maximum(seen, 1.0)
+        spread += gap * (x - mean)
+    off = mean - (tl.sum(mean * seen, 1) / N)[:, None]
+    tl.store(Var + m, tl.sum(spread + seen * off * off, 1) / (N - 1), mask=m < M)
 
 
 def forward(x):
     x = x.contiguous()
     M, N = x.shape
     var = torch.empty(M, device=x.device, dtype=x.dtype)
-    mean = torch.empty(M, device=x.device, dtype=torch.float32)
     BLOCK_N = min(1024, triton.next_power_of_2(N))
     BLOCK_M = max(1, 2048 // BLOCK_N)
-    _row_variance[(triton.cdiv(M, BLOCK_M),)](x, var, mean, M, N, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, num_warps=4)
-    return var, (x, mean)
+    _row_variance[(triton.cdiv(M, BLOCK_M),)](x, var, M, N, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, num_warps=4)
+    return var, (x,)
 
 
 # --- backward ---
 @triton.jit
-def _variance_bwd(DVar, X, Mean, DX, M, N, stride, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+def _variance_bwd(DVar, X, DX, M, N, stride, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    n = tl.arange(0, BLOCK_N)
+    at = m[:, None] * N + n[None, :]
+    lanes = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for left in range(N, 0, -BLOCK_N):
+        ok = (m[:, None] < M) & (n[None, :] < left)
+        lanes += tl.load(X + at + (N - left), mask=ok, other=0.0).to(tl.float32)
+    mean = tl.sum(lanes, 1) / N
     slope = tl.load(DVar + m * stride, mask=m < M, other=0.0).to(tl.float32) * (2.0 / (N - 1))
-    mean = tl.load(Mean + m, mask=m < M, other=0.0)
-    ok = (m[:, None] < M) & (n[None, :] < N)
-    x = tl.load(X + m[:, None] * N + n[None, :], mask=ok, other=0.0).to(tl.float32)
-    tl.store(DX + m[:, None] * N + n[None, :], slope[:, None] * (x - mean[:, None]), mask=ok)
+    for left in range(N, 0, -BLOCK_N):
+        ok = (m[:, None] < M) & (n[None, :] < left)
+        x = tl.load(X + at + (N - left), mask=ok, other=0.0).to(tl.float32)
+        tl.store(DX + at + (N - left), slope[:, None] * (x - mean[:, None]), mask=ok)
 
 
 def backward(saved, grad_var, needs=None):
-    x, mean = saved
+    (x,) = saved
     M, N = x.shape
     dx = torch.empty_like(x)
     BLOCK_N = min(1024, triton.next_power_of_2(N))
     BLOCK_M = max(1, 2048 // BLOCK_N)
-    _variance_bwd[(triton.cdiv(M, BLOCK_M), triton.cdiv(N, BLOCK_N))](
-        grad_var, x, mean, dx, M, N, grad_var.stride(0), BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, num_warps=4
+    _variance_bwd[(triton.cdiv(M, BLOCK_M),)](
+        grad_var, x, dx, M, N, grad_var.stride(0), BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, num_warps=4
     )
     return dx
 

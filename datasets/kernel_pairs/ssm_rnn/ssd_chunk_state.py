@@ -191,4 +191,4 @@ def make_args(B, chunks, LEN, G, SHARE, P, N, dtype="float32", device="cpu", see
 def reference(x, b, dt, da_cumsum):
     scale = (torch.exp(da_cumsum[..., -1:] - da_cumsum) * dt).permute(0, 2, 3, 1)
     b = b.float().repeat_interleave(x.shape[3] // b.shape[3], 3)
-    return torch.einsum("bclh,bclhp,bclhn->bchpn", scale, x.float(), b)
+    return torch.einsum("bclhp,bclhn->bchpn", x, (scale[..., None] * b).to(x.dtype)).float()
