@@ -219,4 +219,4 @@ def make_args(B, H, T, D, dtype="float32", device="cpu", seed=0):
 
 
 def reference(q, k, v, bias):
-    return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias[None])

@@ -213,6 +213,6 @@ def reference(q, k, v, left, right):
     seen = (there >= at - left) & (there <= at + right) & (there >= 0) & (there < T)
     # Padded queries see everything: a row without a key has no softmax.
     out = torch.nn.functional.scaled_dot_product_attention(
-        query, key.transpose(-1, -2), value.transpose(-1, -2), attn_mask=seen | (at >= T)
+        query, key.transpose(-1, -2), value.transpose(-1, -2), attn_mask=(seen | (at >= T))[None]
     )
     return out.flatten(1, 2)[:, :T].view(q.shape)

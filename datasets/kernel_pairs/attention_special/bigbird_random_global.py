@@ -235,4 +235,4 @@ def reference(q, k, v, random, global_blocks, window, size):
     layout = seen.expand(H, blocks, blocks).scatter(2, random.long(), True)
     seen = layout.repeat_interleave(size, 1).repeat_interleave(size, 2)[:, :T, :T]
     # Dense: torch has no block-sparse attention.
-    return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen[None])

@@ -201,4 +201,5 @@ def reference(q, k, v, row_ptr, cols, col_ptr, rows, size):
     # Dense under a mask, as torch has no block-sparse attention. A row without a block would have no softmax: it sees
     # everything, and is cleared afterwards.
     some = seen.any(-1, keepdim=True)
-    return torch.where(some, torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen | ~some), 0.0)
+    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=(seen | ~some)[None])
+    return torch.where(some, out, 0.0)

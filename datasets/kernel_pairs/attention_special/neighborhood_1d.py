@@ -195,7 +195,7 @@ def make_args(B, H, T, D, window, dtype="float32", device="cpu", seed=0):
 
 
 def reference(q, k, v, window):
-    # Blocks of queries against the keys that one of them reaches: twice the neighbourhood and no more. At the ends of
+    # Blocks of queries against the keys that one of them may reach: three times the neighbourhood, since at the ends of
     # the sequence neighbourhoods lie to one side, up to a whole window away.
     T, size = q.shape[1], max(window, 32)
     blocks = -(-T // size)
@@ -211,6 +211,6 @@ def reference(q, k, v, window):
     begin = (at - window // 2).clamp(0, T - window)
     seen = (there >= begin) & (there < begin + window)
     out = torch.nn.functional.scaled_dot_product_attention(
-        query, key.transpose(-1, -2), value.transpose(-1, -2), attn_mask=seen | (at >= T)
+        query, key.transpose(-1, -2), value.transpose(-1, -2), attn_mask=(seen | (at >= T))[None]
     )
     return out.flatten(1, 2)[:, :T].view(q.shape).transpose(1, 2)

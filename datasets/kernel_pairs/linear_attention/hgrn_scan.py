@@ -123,7 +123,8 @@ def make_args(B, T, C, dtype="float32", device="cpu", seed=0):
 
 def reference(x, z):
     # Chunks of 64 steps: running sums of what was added, with the decay since the chunk's begin taken out.
-    T, size = x.shape[1], 64
+    T = x.shape[1]
+    size = 64 if T > 256 else 16
     pad = torch.nn.functional.pad
     gate = pad(torch.nn.functional.logsigmoid(z.float()), (0, 0, 0, -T % size)).unflatten(1, (-1, size)).cumsum(2)
     added = pad(x.float() * torch.sigmoid(-z.float()), (0, 0, 0, -T % size)).unflatten(1, (-1, size))

@@ -109,7 +109,8 @@ def make_args(B, H, T, K, V, dtype="float32", device="cpu", seed=0):
 
 def reference(q, k, v):
     # Chunks of 64 tokens: dense within, running sums of k^T v between.
-    T, size = q.shape[2], 64
+    T = q.shape[2]
+    size = 64 if T > 256 else 16
     q, k, v = (torch.nn.functional.pad(x, (0, 0, 0, -T % size)).unflatten(2, (-1, size)) for x in (q, k, v))
     added = (k.transpose(-1, -2) @ v).float()
     states = (added.cumsum(2) - added).to(q.dtype)

@@ -144,7 +144,8 @@ def make_args(B, H, T, K, V, dtype="float32", device="cpu", seed=0):
 
 def reference(q, k, v, initial):
     # Chunks of 64 tokens: dense within, running sums of k^T v between.
-    T, size = q.shape[2], 64
+    T = q.shape[2]
+    size = 64 if T > 256 else 16
     q, k, v = (torch.nn.functional.pad(x, (0, 0, 0, -T % size)).unflatten(2, (-1, size)) for x in (q, k, v))
     states = torch.cat((initial[:, :, None], (k.transpose(-1, -2) @ v).float()), 2).cumsum(2)
     out = (q @ k.transpose(-1, -2)).tril() @ v + q @ states[:, :, :-1].to(q.dtype)
