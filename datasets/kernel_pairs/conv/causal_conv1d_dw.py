@@ -1,8 +1,8 @@
 """Depthwise causal conv1d with bias and SiLU: dx gathers the next few dz, dweight and dbias leave as chunk partials.
 
-Time is the contiguous axis, so that the taps of a step are shifted copies of one row. A shifted row begins at no word's
-border: its loads are as narrow as an element, and for 16-bit data there are many. They come out of L1, and are the price
-of a kernel without a window of state; with channels last (causal_conv1d_channel_last) every value is read once.
+Time is the contiguous axis, so that the taps of a step are shifted copies of one row. A shifted row begins at no border
+of a word: its loads are as narrow as an element, and for 16-bit data there are many. They come out of L1, and are the
+price of a kernel without a window of state; with channels last every value can be read once.
 """
 
 import torch
