@@ -209,6 +209,8 @@ def backward(saved, grad_q, grad_k, grad_v, needs=None):
     R = a_q.shape[0]
     rank = max(16, triton.next_power_of_2(R))
     step = 128 // x.element_size()
+    # Few rows for each program: a thin product has nothing else to fill a device with.
+    thin = max(16, min(64, triton.next_power_of_2(M) // 256))
     cotangents = (grad_q, grad_k, grad_v)
     need_a = any(needs[1::2])
     dlow = torch.empty_like(low)
@@ -219,9 +221,9 @@ def backward(saved, grad_q, grad_k, grad_v, needs=None):
             continue
         N = b.shape[0]
         if needs[0] or need_a:
-            _dy_b[(triton.cdiv(M, 64),)](
+            _dy_b[(triton.cdiv(M, thin),)](
                 dy, b, dlow[p], M, N, R, scale, dy.stride(0), dy.stride(1),
-                BLOCK_M=64, BLOCK_N=step, BLOCK_R=rank, num_warps=4, num_stages=3,
+                BLOCK_M=thin, BLOCK_N=2 * step, BLOCK_R=rank, num_warps=max(2, thin // 16), num_stages=4,
             )  # fmt: skip
         if needs[2 + 2 * p]:
             tiles = triton.cdiv(N, 64)
