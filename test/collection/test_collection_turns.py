@@ -40,6 +40,30 @@ def test_nobody_prepares_while_another_times(tmp_path: Path):
     thread.join()
 
 
+def test_proofs_that_never_stop_leave_a_shift_to_those_who_time(tmp_path: Path):
+    # Without shifts a GPU that is always proving something would never be free for a clock.
+    provers, timer = [Turns(tmp_path, proofs=3, shift_s=0.2) for _ in range(3)], Turns(tmp_path, shift_s=0.2)
+    stop, timed = threading.Event(), threading.Event()
+
+    def prove_on_and_on(turns: Turns) -> None:
+        while not stop.is_set():
+            with turns.beside():
+                stop.wait(0.05)
+
+    def time_something() -> None:
+        with timer.alone():
+            timed.set()
+
+    threads = [threading.Thread(target=prove_on_and_on, args=(turns,)) for turns in provers]
+    threads.append(threading.Thread(target=time_something))
+    for thread in threads:
+        thread.start()
+    assert timed.wait(10)
+    stop.set()
+    for thread in threads:
+        thread.join()
+
+
 def test_only_so_many_prove_at_a_time(tmp_path: Path):
     # Exact gradients of a whole GPU's worth of processes together need more memory than the GPU has.
     first, second, third = (Turns(tmp_path, proofs=2) for _ in range(3))
