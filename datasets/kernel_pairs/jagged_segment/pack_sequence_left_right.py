@@ -76,9 +76,9 @@ def _unshift_rows(
     DY, Lengths, DX, longest, D, dy_b, dy_l, dy_d, FROM_LEFT: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr
 ):
     # One sequence a program column: the shift is a scalar, and a tile of padding alone reads nothing.
-    sequence = tl.program_id(1).to(tl.int64)
+    sequence = tl.program_id(0).to(tl.int64)
     length = tl.load(Lengths + sequence).to(tl.int64)
-    r = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
+    r = tl.program_id(1).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
     place = r - _window(length, longest, not FROM_LEFT)
     inside = (place >= 0) & (place < length)
     read = DY + sequence * dy_b + (place + _window(length, longest, FROM_LEFT))[:, None] * dy_l
@@ -96,7 +96,7 @@ def backward(saved, grad_y, needs=None):
     dx = torch.empty(B, longest, D, device=grad_y.device, dtype=grad_y.dtype)
     BLOCK_D = min(512, triton.next_power_of_2(D))
     BLOCK_R = 4096 // BLOCK_D
-    _unshift_rows[(triton.cdiv(longest, BLOCK_R), B)](
+    _unshift_rows[(B, triton.cdiv(longest, BLOCK_R))](
         grad_y, lengths, dx, longest, D, *grad_y.stride(),
         FROM_LEFT=to_left, BLOCK_R=BLOCK_R, BLOCK_D=BLOCK_D, num_warps=4,
     )  # fmt: skip

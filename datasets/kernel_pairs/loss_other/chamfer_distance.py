@@ -109,7 +109,7 @@ def backward(saved, grad_loss, needs=(True, True)):
 
 # --- check ---
 SWEEP = ({"B": 2, "N": 64, "M": 64}, {"B": 1, "N": 75, "M": 130}, {"B": 3, "N": 33, "M": 17})
-BENCH = ({"B": 64, "N": 16384, "M": 16384, "dtype": "float32"},)
+BENCH = ({"B": 128, "N": 16384, "M": 8192, "dtype": "float32"},)
 
 
 def make_args(B, N, M, dtype="float32", device="cpu", seed=0):

@@ -92,6 +92,7 @@ def _supcon_bwd(
     share_i = tl.load(Share + i, mask=i < N, other=0.0)
     g_i = tl.where(share_i > 0.0, tl.load(DLoss + i * stride_g, mask=i < N, other=0.0), 0.0)
     dz = tl.zeros((BLOCK_I, BLOCK_D), tl.float32)
+    own = tl.zeros((BLOCK_I, BLOCK_D), tl.float32)
     for start in range(0, N, BLOCK_J):
         j = (start + tl.arange(0, BLOCK_J)).to(tl.int64)
         z_j = tl.load(Z + j[:, None] * D + d[None, :], mask=(j[:, None] < N) & (d[None, :] < D), other=0.0)
@@ -100,11 +101,18 @@ def _supcon_bwd(
         share_j = tl.load(Share + j, mask=j < N, other=0.0)
         g_j = tl.where(share_j > 0.0, tl.load(DLoss + j * stride_g, mask=j < N, other=0.0), 0.0)
         s = tl.dot(z_i, tl.trans(z_j)) * inv_tau
-        pull = tl.where(label_i[:, None] == label_j[None, :], (g_i * share_i)[:, None] + (g_j * share_j)[None, :], 0.0)
-        push = g_i[:, None] * tl.exp(s - lse_i[:, None]) + g_j[None, :] * tl.exp(s - lse_j[None, :])
-        both = tl.where((i[:, None] != j[None, :]) & (j[None, :] < N), push - pull, 0.0)
-        dz = tl.dot(both.to(z_j.dtype), z_j, dz)
-    tl.store(DZ + at, dz * inv_tau, mask=inside)
+        alike = tl.where(label_i[:, None] == label_j[None, :], 1.0, 0.0)
+        there = (i[:, None] != j[None, :]) & (j[None, :] < N)
+        mine = tl.where(there, tl.exp(s - lse_i[:, None]) - share_i[:, None] * alike, 0.0)
+        theirs = tl.where(there, tl.exp(s - lse_j[None, :]) - share_j[None, :] * alike, 0.0)
+        if Z.dtype.element_ty == tl.float16:
+            # Probabilities times a mean's 1/N would flush to zero: g_i waits for the sum's end, g_j joins z_j.
+            own = tl.dot(mine.to(z_j.dtype), z_j, own)
+            dz = tl.dot(theirs.to(z_j.dtype), (z_j * g_j[:, None]).to(z_j.dtype), dz)
+        else:
+            both = g_i[:, None] * mine + g_j[None, :] * theirs
+            dz = tl.dot(both.to(z_j.dtype), z_j, dz)
+    tl.store(DZ + at, (dz + g_i[:, None] * own) * inv_tau, mask=inside)
 
 
 def backward(saved, grad_loss, needs=None):

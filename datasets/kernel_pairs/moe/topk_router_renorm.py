@@ -114,7 +114,7 @@ SWEEP = (
     {"T": 16, "E": 128, "k": 8, "dtype": "bfloat16"},
     {"T": 20, "E": 16, "k": 3, "dtype": "float16"},
 )
-BENCH = ({"T": 1048576, "E": 128, "k": 8, "dtype": "bfloat16"},)
+BENCH = ({"T": 524288, "E": 128, "k": 8, "dtype": "bfloat16"},)
 
 
 def make_args(T, E, k, dtype="float32", device="cpu", seed=0):

@@ -27,8 +27,8 @@ META = {
 # --- forward ---
 @triton.jit
 def _masked_mean_fwd(X, Keep, Y, Count, T, D, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr):
-    b = tl.program_id(1).to(tl.int64)
-    d = tl.program_id(0) * BLOCK_D + tl.arange(0, BLOCK_D)
+    b = tl.program_id(0).to(tl.int64)
+    d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     total = tl.zeros((BLOCK_T, BLOCK_D), tl.float32)
     kept = tl.zeros((BLOCK_T,), tl.int32)
     for start in range(0, T, BLOCK_T):
@@ -40,7 +40,7 @@ def _masked_mean_fwd(X, Keep, Y, Count, T, D, BLOCK_T: tl.constexpr, BLOCK_D: tl
         kept += keep.to(tl.int32)
     count = tl.sum(kept, 0)
     tl.store(Y + b * D + d, tl.sum(total, 0) / tl.maximum(count, 1).to(tl.float32), mask=d < D)
-    tl.store(Count + b, count, mask=tl.program_id(0) == 0)
+    tl.store(Count + b, count, mask=tl.program_id(1) == 0)
 
 
 def forward(x, keep):
@@ -49,16 +49,16 @@ def forward(x, keep):
     y = torch.empty(B, D, device=x.device, dtype=x.dtype)
     count = torch.empty(B, device=x.device, dtype=torch.int32)
     BLOCK_D = min(64, triton.next_power_of_2(D))
-    _masked_mean_fwd[(triton.cdiv(D, BLOCK_D), B)](x, keep, y, count, T, D, BLOCK_T=32, BLOCK_D=BLOCK_D, num_warps=4)
+    _masked_mean_fwd[(B, triton.cdiv(D, BLOCK_D))](x, keep, y, count, T, D, BLOCK_T=32, BLOCK_D=BLOCK_D, num_warps=4)
     return y, (keep, count)
 
 
 # --- backward ---
 @triton.jit
 def _masked_mean_bwd(DY, Keep, Count, DX, T, D, dy_b, dy_d, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr):
-    b = tl.program_id(2).to(tl.int64)
+    b = tl.program_id(0).to(tl.int64)
     t = tl.program_id(1) * BLOCK_T + tl.arange(0, BLOCK_T)
-    d = tl.program_id(0) * BLOCK_D + tl.arange(0, BLOCK_D)
+    d = tl.program_id(2) * BLOCK_D + tl.arange(0, BLOCK_D)
     count = tl.maximum(tl.load(Count + b), 1).to(tl.float32)
     share = tl.load(DY + b * dy_b + d.to(tl.int64) * dy_d, mask=d < D, other=0.0).to(tl.float32) / count
     keep = tl.load(Keep + b * T + t, mask=t < T, other=0) != 0
@@ -72,7 +72,7 @@ def backward(saved, grad_y, needs=None):
     dx = torch.empty(B, T, D, device=grad_y.device, dtype=grad_y.dtype)
     BLOCK_D = min(256, triton.next_power_of_2(D))
     BLOCK_T = 16
-    _masked_mean_bwd[(triton.cdiv(D, BLOCK_D), triton.cdiv(T, BLOCK_T), B)](
+    _masked_mean_bwd[(B, triton.cdiv(T, BLOCK_T), triton.cdiv(D, BLOCK_D))](
         grad_y, keep, count, dx, T, D, *grad_y.stride(), BLOCK_T=BLOCK_T, BLOCK_D=BLOCK_D, num_warps=4
     )
     return dx
