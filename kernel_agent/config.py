@@ -47,7 +47,10 @@ class RunConfig(BaseModel):
     )
     rag: bool = True
     rag_exclude: tuple[str, ...] = ()
-    rag_index: Path | None = Field(default=None, description="folder of the index to search; None: the shipped one")
+    rag_index: Path | None = Field(
+        default=None, description="folder of the index to search; None: the shipped one and that of own pairs"
+    )
+    rag_unlicensed: bool = Field(default=False, description="show harvested pairs without a licence, too")
     max_iters: int = Field(default=10, ge=1, description="asks over phases 2 and 3 together")
     patience: int = Field(default=3, ge=1, description="asks without progress before rolling back to the best snapshot")
     min_rel_impr: float = Field(

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rag.retrieval import embedded_text, search
     from rag.schedules import TechniqueMatch, Wanted, search_techniques
     from rag.storage import load_index
+    from rag.together import open_index
 
 __all__ = [
     "Exclusion",
@@ -37,6 +38,7 @@ __all__ = [
     "embedded_text",
     "join_indexes",
     "load_index",
+    "open_index",
     "remove_pairs",
     "search",
     "search_techniques",
@@ -50,6 +52,7 @@ _LATE = {
     "remove_pairs": "build",
     "join_indexes": "index",
     "load_index": "storage",
+    "open_index": "together",
     "embedded_text": "retrieval",
     "search": "retrieval",
     "TechniqueMatch": "schedules",

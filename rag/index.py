@@ -16,7 +16,9 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field
 
+from kernel_agent.data import is_own
 from kernel_agent.errors import EnvironmentProblem
+from kernel_agent.pairs.meta import read_meta
 from kernel_agent.pairs.sections import has_all_markers, split_sections
 from kernel_agent.pairs.spec import content_hash
 from rag.counts import Counts
@@ -131,7 +133,9 @@ class Index:
         source = self.source(row)
         if source is None:
             return None
-        entry, sections = self.entries[row], split_sections(source)
+        entry, sections, home = self.entries[row], split_sections(source), self._home(row)
+        own = is_own(home.pairs)
+        meta = read_meta(sections.head) if own else None
         return RetrievedPair(
             entry.slug,
             entry.family,
@@ -141,8 +145,11 @@ class Index:
             sections.backward.strip(),
             techniques=entry.techniques,
             grads=entry.grads,
-            speed=self._home(row).speeds.words(entry.slug, entry.hash),
+            speed=home.speeds.words(entry.slug, entry.hash),
             verified=entry.verified,
+            own=own,
+            repository=meta.repository if meta is not None else "",
+            licence=meta.license if meta is not None else "",
         )
 
     def _home(self, row: int) -> Index:

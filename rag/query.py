@@ -6,6 +6,13 @@ import enum
 from dataclasses import dataclass
 from pathlib import Path
 
+from rag.licences import shows
+
+
+def licence_words(licence: str) -> str:
+    """A harvested pair's licence in words."""
+    return licence or "no licence found"
+
 
 class Signal(str, enum.Enum):
     """A way to compare a query with the pairs."""
@@ -24,6 +31,7 @@ class Exclusion(str, enum.Enum):
     TERM = "excluded by term"
     DISSIMILAR = "below min-sim"
     NEAR_IDENTICAL = "near-identical backward"
+    UNLICENSED = "not shown"
     BEYOND_K = "beyond top k"
 
 
@@ -41,6 +49,8 @@ class Query:
     """Least similarity of a chosen pair, in [0, 1]; None: the calibrated default of the signal that judges."""
     vector: tuple[float, ...] | None = None
     """The embedded `rag.embedded_text` of the source where it is known already; None: it is embedded when wanted."""
+    unlicensed: bool = False
+    """Harvested pairs without a licence may be chosen."""
     exclude: tuple[str, ...] = ()
     """Pairs whose path contains one of these, in any case, are not chosen. Blank ones are ignored."""
 
@@ -74,6 +84,27 @@ class RetrievedPair:
     """Measured percent of the cost counter's bound, in words; empty when this text was never measured."""
     verified: bool = True
     """False: no gate has passed it yet."""
+    own: bool = False
+    """One of the user's, not of those that ship with the package."""
+    repository: str = ""
+    """Where it was harvested; empty for a pair that was not."""
+    licence: str = ""
+    """SPDX expression; of a harvested pair empty where none was found."""
+
+    @property
+    def may_be_shown(self) -> bool:
+        """Whether its licence lets others learn from it. A pair that was not harvested is the user's or ours."""
+        return not self.repository or shows(self.licence)
+
+    @property
+    def standing(self) -> str:
+        """What to say beside its name: whose it is, whether it is proven, its licence; empty for a shipped pair."""
+        if not self.own:
+            return ""
+        said = ["own", "proven" if self.verified else "unverified"]
+        if self.repository:
+            said += [f"from {self.repository}", licence_words(self.licence)]
+        return ", ".join(said)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from kernel_agent.errors import InputError
 from rag.describe import Description, describe
 from rag.embed import embed, missing_packages
 from rag.index import Entry, Index
-from rag.query import Exclusion, Hit, Query, RetrievedPair, Scores, SearchResult, Signal
+from rag.query import Exclusion, Hit, Query, RetrievedPair, Scores, SearchResult, Signal, licence_words
 from rag.storage import load_index
 from rag.structure import body_operations, count_grams, overlap
 from rag.words import LAYOUT_WORDS
@@ -176,6 +176,8 @@ def _exclusion(
     for term in query.terms:
         if term.lower() in entry.path.lower():
             return Exclusion.TERM, term
+    if not (pair.may_be_shown or query.unlicensed):
+        return Exclusion.UNLICENSED, licence_words(pair.licence)
     if scores.similarity < min_sim:
         return Exclusion.DISSIMILAR, f"{scores.similarity:.2f} < {min_sim:.2f}"
     for other in chosen:

@@ -65,6 +65,8 @@ class _Shelf:
     """Rows, nearest first."""
     shown: list[RetrievedPair]
     room: int
+    unlicensed: bool
+    """Harvested pairs without a licence may be given."""
 
     def take(
         self, wanted: Wanted, technique: str, size: Callable[[RetrievedPair], int]
@@ -73,7 +75,7 @@ class _Shelf:
         having = [row for row in self.usable if technique in entries[row].techniques]
         for row in sorted(having, key=lambda row: _distance(wanted.grad, entries[row].grads)):  # stable: nearest first
             pair = None if any(entries[row].slug == other.slug for other in self.shown) else self.index.read(row)
-            if pair is None or size(pair) > self.room or self._twin(pair):
+            if pair is None or size(pair) > self.room or not (pair.may_be_shown or self.unlicensed) or self._twin(pair):
                 continue
             self.room -= size(pair)
             self.shown.append(pair)
@@ -124,6 +126,7 @@ def search_techniques(
         usable=[int(row) for row in allowed if not _excluded(query, entries[row].path)],
         shown=[pair for pair in given if pair is not None],
         room=room,
+        unlicensed=query.unlicensed,
     )
     generic = _generic(entries)
     queues = [(one, [tag for tag in dict.fromkeys(one.techniques) if tag not in generic]) for one in wanted]

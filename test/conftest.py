@@ -18,6 +18,15 @@ from kernel_agent.pairs.userfile import read_file
 from kernel_agent.sandbox import Sandbox
 from rag import Index, build_index
 
+
+@pytest.fixture(autouse=True, scope="session")
+def no_own_pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Whoever runs the tests may have own pairs; here nobody has, in processes that are started, too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
+        yield
+
+
 PAIRS = Path(__file__).parent / "gate" / "pairs"
 
 torch.set_num_threads(1)

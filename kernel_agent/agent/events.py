@@ -128,6 +128,8 @@ class RetrievedPair(Record):
     backward: str = Field(default="", description="text of the backward section; only of chosen pairs")
     techniques: tuple[str, ...] = Field(default=(), description="tags of the closed list")
     speed: str = Field(default="", description="measured percent of the bound, in words; empty when unmeasured")
+    standing: str = Field(default="", description="of a pair of the user's: proven or not, where from, licence")
+    verified: bool = Field(default=True, description="the gate has passed it")
 
 
 class PairsRetrieved(Record):

@@ -84,4 +84,4 @@ def _text(spec: KernelSpec, config: RunConfig) -> str:
     import rag
     from kernel_agent.agent.retrieval import query_of
 
-    return rag.embedded_text(query_of(spec, config), rag.load_index(config.rag_index))
+    return rag.embedded_text(query_of(spec, config), rag.open_index(config.rag_index))

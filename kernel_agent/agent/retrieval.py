@@ -44,7 +44,7 @@ def retrieve(spec: KernelSpec, config: RunConfig, vector_of: VectorOf | None = N
     import rag
 
     started = time.monotonic()
-    result = rag.search(query_of(spec, config, vector_of), rag.load_index(config.rag_index))
+    result = rag.search(query_of(spec, config, vector_of), rag.open_index(config.rag_index))
     return retrieved(result, time.monotonic() - started)
 
 
@@ -85,7 +85,7 @@ def retrieve_techniques(
         return ()
     import rag
 
-    index = rag.load_index(config.rag_index)
+    index = rag.open_index(config.rag_index)
     instead = next((e.techniques for slug in shown for e in index.entries if e.slug == slug), ())
     query = query_of(spec, config, vector_of)
     matches: list[rag.TechniqueMatch] = []
@@ -122,6 +122,7 @@ def query_of(spec: KernelSpec, config: RunConfig, vector_of: VectorOf | None = N
         path=spec.facts.path,
         k=config.topk,
         min_sim=config.min_sim,
+        unlicensed=config.rag_unlicensed,
         exclude=config.rag_exclude,
         vector=None if vector_of is None else vector_of(spec, config),
     )
@@ -140,6 +141,8 @@ def _event(pair: rag.RetrievedPair, scores: rag.Scores, *, chosen: bool, reason:
         backward=pair.backward if chosen else "",
         techniques=pair.techniques,
         speed=pair.speed,
+        standing=pair.standing,
+        verified=pair.verified,
     )
 
 

@@ -1,4 +1,4 @@
-"""`kernel-agent dataset`: list the shipped pairs and prove them again."""
+"""`kernel-agent dataset`: list pairs and prove them again; its other commands stand in files of their own."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kernel_agent.cli.dataset_bench import bench_pairs
+from kernel_agent.cli.dataset_page import page
+from kernel_agent.cli.own_checks import judgeable, own_standings, settle
+from kernel_agent.cli.own_pairs import Own, add, harvest, reindex, remove, show
 from kernel_agent.cli.streams import err, out
 from kernel_agent.errors import ExitCode, InputError
 
@@ -16,24 +19,36 @@ if TYPE_CHECKING:
     from kernel_agent.cli.tables import Listing
     from kernel_agent.collection.checking import Row
 
-dataset = typer.Typer(name="dataset", help="The proven forward/backward pairs.", no_args_is_help=True)
+dataset = typer.Typer(name="dataset", help="The proven forward/backward pairs, and your own.", no_args_is_help=True)
 dataset.command("bench")(bench_pairs)
+for command in (add, harvest, show, remove, reindex, page):
+    dataset.command()(command)
 
 
 @dataset.command("list")
-def list_pairs(family: Annotated[str, typer.Option(help="Only this family.")] = "") -> None:
-    """List the shipped pairs with their techniques."""
+def list_pairs(
+    family: Annotated[str, typer.Option(help="Only this family.")] = "",
+    own: Annotated[bool, typer.Option("--own", help="Only your own pairs.")] = False,
+    index: Own = None,
+) -> None:
+    """List the pairs with their techniques: the shipped ones and your own."""
     from kernel_agent.cli.tables import Listing
     from kernel_agent.collection.pairfiles import pair_files
     from kernel_agent.data import pairs_root
     from kernel_agent.pairs.meta import read_meta
 
     folding = frozenset({"gradients", "techniques"})
-    table = Listing("kernel pairs", ("family", "pair", "gradients", "techniques"), folding)
-    for path in pair_files([pairs_root()]):
-        meta = read_meta(path.read_text())
-        if family in ("", meta.family):
-            table.add(meta.family, meta.slug, ", ".join(meta.grads), ", ".join(meta.techniques))
+    table = Listing("kernel pairs", ("family", "pair", "gradients", "techniques", "standing"), folding)
+    standings = own_standings(index)
+    files = [*([] if own else pair_files([pairs_root()])), *standings]
+    for path in files:
+        if family in ("", path.parent.name):
+            meta = read_meta(path.read_text(encoding="utf-8"))
+            standing = standings.get(path, "shipped")
+            table.add(path.parent.name, path.stem, ", ".join(meta.grads), ", ".join(meta.techniques), standing)
+    if not table.rows and own and not family:
+        remedy = "kernel-agent dataset add or kernel-agent dataset harvest makes some"
+        raise InputError("there are no own pairs yet", remedy=remedy)
     if not table.rows:
         raise InputError(f"no pair belongs to the family {family!r}", remedy="kernel-agent dataset list shows all")
     table.show(out())
@@ -44,6 +59,8 @@ def check_pairs(
     paths: Annotated[
         list[Path] | None, typer.Argument(help="Pair files or folders; default: all shipped pairs.")
     ] = None,
+    own: Annotated[bool, typer.Option("--own", help="Your own pairs that can be judged.")] = False,
+    index: Own = None,
     jobs: Annotated[int, typer.Option(min=0, help="Pairs judged at a time; 0: one per core.")] = 0,
     fresh: Annotated[bool, typer.Option("--fresh", help="Judge again what is recorded.")] = False,
     quick: Annotated[
@@ -64,7 +81,7 @@ def check_pairs(
     from kernel_agent.collection.pairfiles import pair_files
     from kernel_agent.data import pairs_root
 
-    files = pair_files(paths or [pairs_root()])
+    files = judgeable(index) if own and not paths else pair_files(paths or [pairs_root()])
     options = Options(jobs or len(os.sched_getaffinity(0)), fresh=fresh, quick=quick, record=record)
     bar = (
         TextColumn("pairs"),
@@ -87,6 +104,7 @@ def check_pairs(
             else:
                 at_work.append(_name(event.task.path))
             progress.update(task, description=", ".join(at_work))
+    settle(rows)
     _summary(rows).show(out())
     known = sum(row.recorded for row in rows)
     if known:

@@ -114,8 +114,16 @@ def root(
     ] = "",
     rag_index: Annotated[
         Path | None,
-        typer.Option(help="Folder of an index over your own pairs (rag build).", rich_help_panel=RETRIEVAL),
+        typer.Option(
+            help="Folder of own pairs (dataset harvest --index) or of one index (rag build).", rich_help_panel=RETRIEVAL
+        ),
     ] = None,
+    rag_unlicensed: Annotated[
+        bool,
+        typer.Option(
+            "--rag-unlicensed", help="Show harvested pairs without a licence, too.", rich_help_panel=RETRIEVAL
+        ),
+    ] = False,
     no_rag: Annotated[bool, typer.Option("--no-rag", help="Show no pairs.", rich_help_panel=RETRIEVAL)] = False,
     candidates: Annotated[
         int,
@@ -231,6 +239,7 @@ def root(
         min_sim=min_sim,
         rag_exclude=tuple(term.strip() for term in rag_exclude.split(",") if term.strip()),
         rag_index=rag_index,
+        rag_unlicensed=rag_unlicensed,
         rag=not no_rag,
         max_cost_usd=max_cost_usd,
         max_tokens=max_tokens,

@@ -23,7 +23,13 @@ def search(
     topk: Annotated[int, typer.Option(help="How many pairs to choose.")] = 4,
     min_sim: Annotated[float | None, typer.Option(help="Least descriptor cosine. Default: calibrated.")] = None,
     rag_exclude: Annotated[str, typer.Option(help="Comma-separated terms of paths to leave out.")] = "",
-    rag_index: Annotated[Path | None, typer.Option(help="Folder of the index to search. Default: the shipped.")] = None,
+    rag_index: Annotated[
+        Path | None,
+        typer.Option(help="Folder of own pairs or of one index. Default: the shipped pairs and your own."),
+    ] = None,
+    rag_unlicensed: Annotated[
+        bool, typer.Option("--rag-unlicensed", help="Choose harvested pairs without a licence, too.")
+    ] = False,
     technique: Annotated[
         str, typer.Option(help="Tag of the closed list: show the pairs that have it, instead of all.")
     ] = "",
@@ -36,19 +42,19 @@ def search(
     """
     from kernel_agent.cli.tables import Listing
     from kernel_agent.pairs.userfile import read_text
-    from rag import Query, load_index
+    from rag import Query, open_index
     from rag import search as find
 
     terms = tuple(term.strip() for term in rag_exclude.split(",") if term.strip())
     if technique:
         _require_technique(technique)
-    query = Query(source=read_text(file), path=file, k=topk, min_sim=min_sim, exclude=terms)
+    query = Query(source=read_text(file), path=file, k=topk, min_sim=min_sim, exclude=terms, unlicensed=rag_unlicensed)
     if technique:
         _show_technique(query, technique, grad, rag_index)
         return
     with err().status("searching the pairs"):
-        result = find(query, load_index(rag_index))
-    columns = ("", "pair", "similarity", "fused", "dense", "lexical", "structure", "why")
+        result = find(query, open_index(rag_index))
+    columns = ("", "pair", "standing", "similarity", "fused", "dense", "lexical", "structure", "why")
     table = Listing(f"nearest pairs for {file.name}", columns, folding=frozenset({"why"}))
     for hit in result.hits:
         scores = hit.scores
@@ -58,7 +64,13 @@ def search(
         )
         name = f"{hit.pair.family}/{hit.pair.slug}"
         table.add(
-            "*" if hit.chosen else "", name, f"{scores.similarity:.2f}", f"{scores.fused:.4f}", *ranks, hit.reason
+            "*" if hit.chosen else "",
+            name,
+            hit.pair.standing or "shipped",
+            f"{scores.similarity:.2f}",
+            f"{scores.fused:.4f}",
+            *ranks,
+            hit.reason,
         )
     table.show(out())
     for term in result.unmatched_excludes:
@@ -80,12 +92,12 @@ def _require_technique(technique: str) -> None:
 def _show_technique(query: Query, technique: str, grad: str, index: Path | None) -> None:
     """Pairs with a technique in the order in which a gradient would be given them."""
     from kernel_agent.cli.tables import Listing
-    from rag import Wanted, load_index, search_techniques
+    from rag import Wanted, open_index, search_techniques
 
     listing = Listing(f"pairs with {technique}", ("pair", "similarity", "gradients", "measured", "techniques"))
     found: list[str] = []
     with err().status("searching the pairs"):
-        opened = load_index(index)
+        opened = open_index(index)
         while len(found) < query.k:
             wanted = [Wanted(grad, (technique,))]
             matches = search_techniques(wanted, query, shown=found, again=True, n=1, room=sys.maxsize, index=opened)

@@ -13,6 +13,7 @@ from kernel_agent.collection.pairfiles import pair_files, results_folder
 from kernel_agent.collection.verdicts import PairVerdict, Standing, VerdictBook
 from kernel_agent.collection.worker import COMMAND, Answer, Task
 from kernel_agent.collection.workers import Begun, Workers
+from kernel_agent.data import is_own
 from kernel_agent.errors import InputError
 from kernel_agent.pairs.lint import lint
 from kernel_agent.pairs.sections import split_sections
@@ -105,8 +106,12 @@ def _record(path: Path, verdict: PairVerdict) -> None:
 
 
 def complaints_about(files: Sequence[Path]) -> dict[Path, tuple[str, ...]]:
-    """Broken rules by file: those of lint, and too much likeness to any pair of the same dataset."""
+    """Broken rules by file: those of lint, and too much likeness to any pair of the same dataset.
+
+    Own pairs need to be right, not to read as one collection.
+    """
     found: dict[Path, list[str]] = defaultdict(list)
+    every, files = files, [path for path in files if not is_own(path.resolve().parent.parent)]
     for path in files:
         try:
             found[path] += [complaint.rule for complaint in lint(path)]
@@ -121,7 +126,7 @@ def complaints_about(files: Sequence[Path]) -> dict[Path, tuple[str, ...]]:
         for path in (twins.one, twins.other):
             if path in found:
                 found[path].append(str(twins))
-    return {path: tuple(found[path]) for path in files}
+    return {path: tuple(found[path]) for path in every}
 
 
 def _is_pair(text: str) -> bool:

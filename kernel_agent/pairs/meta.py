@@ -46,6 +46,7 @@ class PairMeta(BaseModel):
     gradient: Gradient = Field(default=Gradient.TRUE, description="`custom`: `surrogate` defines the gradient")
     license: str = Field(default="", description="SPDX identifier")
     origin: str = Field(default="", description="`original`, or where the pair comes from")
+    repository: str = Field(default="", description="name of the checkout that a harvested pair comes from")
     spills: str = Field(default="", description="why kernels may spill registers on sm_90 at BENCH")
     interpreter_ok: bool = Field(default=True, description="False: Triton's own interpreter cannot run it")
 

@@ -162,7 +162,8 @@ def _pairs(event: ev.PairsRetrieved) -> list[str]:
         likeness = "" if pair.similarity is None else f", similarity {pair.similarity:.2f}"
         outcome = "shown" if pair.chosen else "not shown"
         why = f" ({pair.reason})" if pair.reason else ""
-        lines.append(f"{place}. {pair.family}/{pair.slug}: score {pair.score:.4f}{likeness}; {outcome}{why}")
+        standing = f" [{pair.standing}]" if pair.standing else ""
+        lines.append(f"{place}. {pair.family}/{pair.slug}{standing}: score {pair.score:.4f}{likeness}; {outcome}{why}")
     unmatched = [f"No pair matches the excluded term {term!r}." for term in event.unmatched_excludes]
     return ["## Retrieval", event.notice, *unmatched, "\n".join(lines)]
 

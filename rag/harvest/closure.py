@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from rag.harvest.kernels import Kernels, class_members
+from rag.harvest.kernels import Kernels, class_members, last_name
 from rag.harvest.module import Module
 from rag.harvest.resolve import Definition, Missing, Resolved, Resolver
 from rag.harvest.scope import Imported, Reference, evaluated_references
@@ -30,15 +30,16 @@ class Piece:
     """Of a class: its line alone."""
 
     def references(self) -> Iterator[Reference]:
-        """What it refers to. Registering an operator with torch is left out with its decorator."""
+        """What it refers to. What registers an operator or wraps a kernel for torch is left out."""
         if self.header:
             assert isinstance(self.node, ast.ClassDef)
             for part in (*self.node.decorator_list, *self.node.bases, *(k.value for k in self.node.keywords)):
                 yield from self.module.references(part)
             return
-        registering = {id(inner) for decorator in registrations(self.node) for inner in ast.walk(decorator)}
+        dropped = {id(inner) for decorator in registrations(self.node) for inner in ast.walk(decorator)}
+        dropped |= {id(call.func) for call in wrappings(self.node)}
         for reference in self.module.references(self.node, self.owner):
-            if id(reference.node) not in registering:
+            if id(reference.node) not in dropped:
                 yield reference
 
 
@@ -58,8 +59,13 @@ def registrations(node: ast.stmt) -> list[ast.expr]:
     if not isinstance(node, ast.FunctionDef):
         return []
     called = [(d, d.func) for d in node.decorator_list if isinstance(d, ast.Call)]
-    named = [(d, f.attr if isinstance(f, ast.Attribute) else getattr(f, "id", "")) for d, f in called]
-    return [d for d, name in named if name in OPERATORS]
+    return [decorator for decorator, function in called if last_name(function) in OPERATORS]
+
+
+def wrappings(node: ast.stmt) -> list[ast.Call]:
+    """Calls that wrap a kernel for the tracing of torch; run eagerly they change nothing."""
+    calls = [call for call in ast.walk(node) if isinstance(call, ast.Call) and len(call.args) == 1]
+    return [call for call in calls if last_name(call.func) in ("wrap_triton", "capture_triton")]
 
 
 class Family:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kernel_agent.pairs.sections import SECTION_MARKERS
-from rag.harvest.closure import Gatherer, Piece, registrations
+from rag.harvest.closure import Gatherer, Piece, registrations, wrappings
 from rag.harvest.module import Module
 from rag.harvest.names import Names, bound_names
 from rag.harvest.resolve import Definition, External, Resolved
@@ -73,6 +73,9 @@ class Editor:
                     yield from (Change(*place, final) for place in _sites(piece, name))
         if not piece.header:
             yield from self._local_imports(piece)
+            for call in wrappings(piece.node):
+                (start, end), (inner, inner_end) = module.place(call), module.place(call.args[0])
+                yield from (Change(start, inner, ""), Change(inner_end, end, ""))
 
     def _renamed(self, module: Module, reference: Reference, resolved: Resolved) -> Change | None:
         target = resolved.target

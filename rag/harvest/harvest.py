@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from kernel_agent.errors import InputError
@@ -13,18 +13,28 @@ from rag.harvest.closure import Gatherer
 from rag.harvest.context import raises_only
 from rag.harvest.head import commit_of
 from rag.harvest.kernels import Kernels
-from rag.harvest.licences import Licences
 from rag.harvest.render import Origin, Rendered, meta_text, render
 from rag.harvest.report import Found, HarvestReport, Kind, Reason, Skipped
 from rag.harvest.resolve import Resolver
+from rag.licences import Licences
 
 LONGEST = 120_000
 """Characters of a pair's code; more fits into no prompt."""
 
 
-def harvest(root: Path, on_file: Callable[[str], None] | None = None) -> HarvestReport:
-    """Scan a folder with source code. Raises `InputError` where there is none."""
-    scan = _Scan(Checkout(root))
+def harvest(
+    root: Path,
+    *,
+    family: str = "",
+    taken: Collection[str] = (),
+    on_file: Callable[[str], None] | None = None,
+) -> HarvestReport:
+    """Scan a folder with source code. Raises `InputError` where there is none.
+
+    `family`: what META calls the collection; the folder's name where it is empty. `taken`: slugs that others have.
+    `on_file` is told each file with a candidate.
+    """
+    scan = _Scan(Checkout(root), family, taken)
     found: list[Found] = []
     skipped: list[Skipped] = []
     for candidate in scan.candidates():
@@ -43,6 +53,7 @@ def harvest(root: Path, on_file: Callable[[str], None] | None = None) -> Harvest
     skipped += [Skipped(reason=Reason.TOO_LARGE, name="", file=file, detail=large) for file in scan.checkout.large]
     return HarvestReport(
         repository=scan.repository,
+        family=scan.family,
         commit=scan.commit,
         files=len(scan.checkout.files),
         found=tuple(sorted(found, key=lambda one: (one.file, one.line))),
@@ -53,16 +64,17 @@ def harvest(root: Path, on_file: Callable[[str], None] | None = None) -> Harvest
 class _Scan:
     """One pass over a checkout."""
 
-    def __init__(self, checkout: Checkout) -> None:
+    def __init__(self, checkout: Checkout, family: str, taken: Collection[str]) -> None:
         self.checkout = checkout
         self.resolver = Resolver(checkout)
         self.kernels = Kernels(self.resolver)
         self.finder = Finder(self.resolver, self.kernels)
         self.licences = Licences(checkout.root)
         self.repository = checkout.root.name
+        self.family = family or slug_of(self.repository)
         self.commit = commit_of(checkout.root)
         self._codes: dict[str, str] = {}
-        self._slugs: set[str] = set()
+        self._slugs: set[str] = set(taken)
         self._used: set[int] = set()
         """Functions that a Function or an operator is made of."""
 
@@ -134,8 +146,7 @@ class _Scan:
             return self.left(candidate, Reason.DUPLICATE, first)
         licence = self.licences.strictest(rendered.files)
         slug = self._slug(candidate)
-        family = slug_of(self.repository)
-        meta = meta_text(candidate, rendered, Origin(self.repository, self.commit, licence.name), slug, family)
+        meta = meta_text(candidate, rendered, Origin(self.repository, self.commit, licence.name), slug, self.family)
         return Found(
             kind=candidate.kind,
             name=candidate.name,

@@ -108,7 +108,7 @@ class Kernels:
     def _makes(self, module: Module, maker: ast.expr, owner: ast.ClassDef | None = None) -> bool:
         """Whether a decorator or something called makes kernels: `triton.jit`, an alias, or a function over it."""
         if isinstance(maker, ast.Call):
-            partial = isinstance(maker.func, (ast.Name, ast.Attribute)) and _last(maker.func) == "partial"
+            partial = isinstance(maker.func, (ast.Name, ast.Attribute)) and last_name(maker.func) == "partial"
             return self._makes(module, maker.args[0] if partial and maker.args else maker.func, owner)
         for reference in module.references(maker, owner):
             if reference.node is not maker:
@@ -140,7 +140,7 @@ class Kernels:
     def _makes_of(self, module: Module, node: ast.Call) -> bool:
         """Whether a call gives a maker a function: `triton.jit(fn)`, not `partial(triton.jit, debug=True)`."""
         functions = [a for a in node.args if isinstance(a, (ast.Name, ast.Attribute, ast.Lambda))]
-        return self._makes(module, node.func) and bool(functions) and _last(node.func) != "partial"
+        return self._makes(module, node.func) and bool(functions) and last_name(node.func) != "partial"
 
     def _holds(self, module: Module, value: ast.expr, owner: ast.ClassDef | None) -> bool:
         """Whether an expression is or holds a kernel: a wrapped function, an alias, a table."""
@@ -183,12 +183,13 @@ def _keywords(call: ast.Call) -> set[str | None]:
 
 def _bare(value: ast.expr) -> ast.expr:
     """`K` of `wrap_triton(K)`: what is called with one thing and gives it back fit for launching."""
-    while isinstance(value, ast.Call) and _last(value.func) in ("wrap_triton", "capture_triton") and value.args:
+    while isinstance(value, ast.Call) and last_name(value.func) in ("wrap_triton", "capture_triton") and value.args:
         value = value.args[0]
     return value.func if isinstance(value, ast.Call) else value
 
 
-def _last(node: ast.expr) -> str:
+def last_name(node: ast.expr) -> str:
+    """The last part of `a.b.c`; empty for what is no name."""
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 

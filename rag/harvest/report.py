@@ -67,6 +67,8 @@ class HarvestReport:
 
     repository: str
     """Name of the checkout's folder."""
+    family: str
+    """The folder that its entries go to."""
     commit: str
     """What is checked out; empty where that cannot be read."""
     files: int
@@ -85,6 +87,7 @@ class HarvestReport:
         """For `--json` and for the report's file; without the code."""
         return {
             "repository": self.repository,
+            "family": self.family,
             "commit": self.commit,
             "files": self.files,
             "found": [found.model_dump(mode="json") for found in self.found],

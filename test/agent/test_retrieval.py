@@ -73,7 +73,7 @@ def test_a_vector_that_is_known_is_not_embedded_again(
     vectors = np.eye(2, 384, dtype=np.float32)[[0] * 30]
     vectors[7] = np.eye(2, 384, dtype=np.float32)[1]
     index = dataclasses.replace(rag.load_index(config.rag_index), vectors=vectors)
-    monkeypatch.setattr(rag, "load_index", lambda path=None: index)
+    monkeypatch.setattr(rag, "open_index", lambda path=None: index)
     vector = tuple(float(number) for number in vectors[7])
     pytest.importorskip("faiss")
     found = retrieve(spec, config, lambda spec, config: vector)

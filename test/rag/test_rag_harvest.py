@@ -13,7 +13,7 @@ from kernel_agent.pairs.meta import read_meta
 from kernel_agent.pairs.sections import split_sections
 from rag.describe import describe
 from rag.harvest import Found, HarvestReport, Kind, Reason, harvest
-from rag.harvest.licences import Strictness, licence_of, read_licence
+from rag.licences import Strictness, licence_of, read_licence
 
 
 @pytest.fixture(scope="module")

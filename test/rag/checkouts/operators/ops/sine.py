@@ -26,7 +26,7 @@ def sine(x: torch.Tensor) -> torch.Tensor:
 
 @triton_op("ops::sine_backward", mutates_args={})
 def sine_backward(x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
-    dx = torch.empty_like(x)
+    dx, dy = torch.empty_like(x), dy.contiguous()
     wrap_triton(cosine_times)[(triton.cdiv(x.numel(), 256),)](x, dy, dx, x.numel(), BLOCK=256)
     return dx
 

@@ -192,3 +192,8 @@ def _docstring(head: str) -> str:
         if found:
             return rest.partition(quotes)[0]
     return ""
+
+
+def shows(expression: str) -> bool:
+    """Whether a licence lets others read the code and learn from it: not where none was found or all is reserved."""
+    return bool(expression) and _strictness(expression) < Strictness.NONE
