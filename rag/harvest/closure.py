@@ -168,7 +168,8 @@ class Gatherer:
                 return
             for reference in _evaluated(piece, pieces):
                 for needed in self.needs(piece, reference)[1]:
-                    place(needed, above | {key})
+                    if not _later(needed, piece):  # `kernel = triton.jit(kernel)` uses what stands above it
+                        place(needed, above | {key})
             done[key] = piece
 
         for piece in sorted(pieces, key=lambda one: one.header):  # what a class uses reads well above it
@@ -196,6 +197,10 @@ class Touches:
     reached: bool
     outside: str
     """What it launches from outside of the checkout."""
+
+
+def _later(one: Piece, other: Piece) -> bool:
+    return one.module is other.module and one.node.lineno > other.node.lineno
 
 
 def _evaluated(piece: Piece, pieces: Iterable[Piece]) -> Iterator[Reference]:

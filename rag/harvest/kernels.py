@@ -51,10 +51,13 @@ class Kernels:
 
     def touch(self, module: Module, node: ast.AST, owner: ast.ClassDef | None = None) -> Touch:
         """What a piece of host code does with kernels."""
-        launches = launches_local = False
+        launches_local = False
         outside = ""
         resolved = {id(r.node): self._resolver.resolve(module, r) for r in module.references(node, owner)}
         names = any(self._is_kernel(found) for found in resolved.values()) or self._makes_inside(module, node)
+        called = [call.func for call in ast.walk(node) if isinstance(call, ast.Call)]
+        wrapped = (resolved[id(one)].target for one in called if id(one) in resolved)
+        launches = any(isinstance(target, Definition) and self._is_wrapped(target) for target in wrapped)
         for launched in _launched(node):
             found = resolved.get(id(launched))
             if found is None or (isinstance(found.target, Definition) and self._is_function(found.target)):
@@ -68,6 +71,16 @@ class Kernels:
     def is_launched(self, module: Module, node: ast.AST, owner: ast.ClassDef | None = None) -> bool:
         """Whether a piece is a kernel itself, rather than host code that may bind one to its arguments."""
         return isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and self.is_kernel_node(module, node, owner)
+
+    def _is_wrapped(self, definition: Definition) -> bool:
+        """Whether a decorator above triton's makes a kernel a function that host code calls without a grid."""
+        node = self._resolver.node(definition)
+        if not isinstance(node, ast.FunctionDef) or not node.decorator_list or not self.is_kernel(definition):
+            return False
+        module, outer = self._resolver.checkout.module(definition.module), node.decorator_list[0]
+        outer = outer.func if isinstance(outer, ast.Call) else outer
+        found = [self._resolver.resolve(module, r) for r in module.references(outer) if r.node is outer]
+        return bool(found) and not found[0].outside.startswith("triton")
 
     def _makes_inside(self, module: Module, node: ast.AST) -> bool:
         """Whether a host function makes a kernel, by a decorated function in it or by a call."""

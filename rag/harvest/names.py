@@ -71,8 +71,12 @@ class Names:
 
     def _plain_imports(self, module: Module, bound: str, name: str) -> None:
         """The statements that bind a name in a file, for the name it has here."""
-        found = [b.imported for b in module.bindings.get(bound, ()) if b.imported is not None]
+        bindings = [b for b in module.bindings.get(bound, ()) if b.imported is not None]
+        first = [b for b in bindings if not b.fallback] or bindings
+        found = [b.imported for b in bindings if b in first[:1] or (b.imported is not None and b.imported.whole)]
         for imported in found:
+            if imported is None:
+                continue
             if imported.level:
                 continue
             if imported.whole:

@@ -29,7 +29,7 @@ class Reason(str, enum.Enum):
     NO_BACKWARD = "no backward"
     BACKWARD_NO_KERNEL = "backward reaches no Triton kernel"
     HELPER_MISSING = "a helper cannot be found"
-    LOCAL = "defined inside a function"
+    LOCAL = "defined inside a function or class"
     TOO_LARGE = "too much code"
     DUPLICATE = "same code as another"
     NOT_PYTHON = "file cannot be read"

@@ -85,6 +85,8 @@ class Resolver:
             if hasattr(builtins, first) or first in ("__name__", "__file__", "__doc__"):
                 return Resolved(None)
             return Resolved(Missing(f"`{first}` is bound nowhere in {module.path}"))
+        if isinstance(found, Missing) and reference.imported is None:
+            found, rest = self._deeper(module, reference.path) or (found, rest)
         while isinstance(found, _File):
             if not rest:
                 return Resolved(Missing(f"`{'.'.join(reference.path)}` is a module that is used as a value"))
@@ -93,6 +95,15 @@ class Resolver:
                 return Resolved(Missing(f"`{rest[0]}` is not in {found.path}"))
             found, rest = inner, rest[1:]
         return Resolved(found, tuple(rest))
+
+    def _deeper(self, module: Module, path: tuple[str, ...]) -> tuple[_Found, list[str]] | None:
+        """What `a.b.c.name` means after `import a.b.c`, where `a` is a folder without `__init__.py`."""
+        whole = any(b.imported is not None and b.imported.whole for b in module.bindings.get(path[0], ()))
+        for length in range(len(path) - 1, 1, -1) if whole else ():
+            file = self.checkout.absolute(".".join(path[:length]), module.path)
+            if file is not None:
+                return _File(file), list(path[length:])
+        return None
 
     def definition(self, module: Module, name: str) -> Definition | None:
         """The definition that a module-level name stands for; None for anything else."""

@@ -110,6 +110,18 @@ def test_a_guarded_definition_keeps_both_of_its_branches(reports: dict[str, Harv
     assert "BLOCK = 512" in text  # what could be imported, not what stands where it could not
 
 
+def test_a_kernel_that_is_bound_anew_keeps_its_order(reports: dict[str, HarvestReport]) -> None:
+    text = by_name(reports["library_styles"], "FastRMSNormFunction").text
+    places = [text.index(part) for part in ("def _rms_kernel(", "= triton.jit(_rms_kernel)", "= triton.heuristics(")]
+    assert places == sorted(places)  # the other way round the file could not be imported
+
+
+def test_of_imports_for_several_versions_the_first_is_taken(reports: dict[str, HarvestReport]) -> None:
+    head = split_sections(by_name(reports["library_styles"], "FastRMSNormFunction").text).head
+    assert head.count("import rsqrt") == 1
+    assert "from triton.language.extra.libdevice import rsqrt" in head
+
+
 def test_an_operator_s_backward_is_found_in_another_file(reports: dict[str, HarvestReport]) -> None:
     found = by_name(reports["operators"], "exp_minus")
     assert found.kind is Kind.OPERATOR
