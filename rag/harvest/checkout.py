@@ -77,11 +77,13 @@ class Checkout:
             yield _dotted(path.relative_to(path.parts[0]))
 
     def text(self, file: str) -> str:
-        """The text of a file. Raises `InputError` where it is no UTF-8."""
+        """The text of a file. Raises `InputError` where it is no UTF-8, or may not be read."""
         try:
             return (self.root / file).read_text(encoding="utf-8").replace("\r\n", "\n")
         except UnicodeDecodeError:
             raise InputError("this is no UTF-8 text", path=self.root / file) from None
+        except OSError as error:
+            raise InputError(f"it cannot be read: {error.strerror}", path=self.root / file) from None
 
     def module(self, file: str) -> Module:
         """A parsed file, kept. Raises `InputError` where it is not Python."""

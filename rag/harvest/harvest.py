@@ -44,6 +44,8 @@ def harvest(
             result = scan.judge(candidate)
         except InputError as error:
             result = scan.left(candidate, Reason.HELPER_MISSING, f"{error.path}: {error.message}")
+        except RecursionError:
+            result = scan.left(candidate, Reason.TOO_LARGE, "its expressions are nested too deeply")
         if isinstance(result, Found):
             found.append(result)
         else:
@@ -93,7 +95,7 @@ class _Scan:
         halves = (candidate.forward, candidate.backward)
         try:
             return all(gatherer.touches(gatherer.gather(half).pieces).reached for half in halves)
-        except InputError:
+        except (InputError, RecursionError):
             return False
 
     def left(self, candidate: Candidate, reason: Reason, detail: str = "") -> Skipped:

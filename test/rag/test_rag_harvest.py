@@ -163,6 +163,24 @@ def test_a_link_out_of_the_checkout_is_not_followed(tmp_path: Path) -> None:
     assert harvest(root).files == 0
 
 
+def test_an_expression_without_end_costs_its_own_pair_alone(tmp_path: Path) -> None:
+    root = plant("licences", tmp_path)
+    path = root / "lib" / "plain.py"
+    sum_of_many = " + ".join(["x"] * 900)
+    path.write_text(path.read_text().replace("torch.empty_like(x)", sum_of_many))
+    report = harvest(root)
+    assert [(left.name, left.reason) for left in report.skipped] == [("Plain", Reason.TOO_LARGE)]
+    assert len(report.found) == 5
+
+
+def test_a_file_that_is_no_text_costs_itself_alone(tmp_path: Path) -> None:
+    root = plant("licences", tmp_path)
+    (root / "lib" / "latin.py").write_bytes("# Kernfunktion für ctx\n".encode("latin-1"))
+    report = harvest(root)
+    assert [(left.file, left.reason) for left in report.skipped] == [("lib/latin.py", Reason.NOT_PYTHON)]
+    assert len(report.found) == 6
+
+
 def test_a_folder_that_is_not_there_is_the_user_s_mistake(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such folder"):
         harvest(tmp_path / "none")
