@@ -80,8 +80,8 @@ def forward(x, weight, stride, pad):
 @triton.jit
 def _run_start(m, S, T, CO, STRIDE: tl.constexpr, PAD: tl.constexpr):
     """Where the run of row m = (sequence, step) starts, and where the sequence starts that it must not leave."""
-    first = (m % S * STRIDE - PAD) * CO
-    return first, m // S * T * CO
+    first = (m % S * STRIDE - PAD).to(tl.int64) * CO
+    return first, (m // S).to(tl.int64) * T * CO
 
 
 @triton.jit
@@ -89,7 +89,7 @@ def _transposed_dx(
     DY, Weight, DX, rows, S, T, CI, CO, run, STRIDE: tl.constexpr, PAD: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     first, sequence = _run_start(m, S, T, CO, STRIDE, PAD)
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
@@ -100,7 +100,7 @@ def _transposed_dx(
         dy = tl.load(DY + sequence[:, None] + at, mask=inside, other=0.0)
         w = tl.load(Weight + n[None, :] * run + j[:, None], mask=(j[:, None] < run) & (n[None, :] < CI), other=0.0)
         acc = tl.dot(dy, w, acc)
-    tl.store(DX + m[:, None] * CI + n[None, :], acc, mask=(m[:, None] < rows) & (n[None, :] < CI))
+    tl.store(DX + m.to(tl.int64)[:, None] * CI + n[None, :], acc, mask=(m[:, None] < rows) & (n[None, :] < CI))
 
 
 @triton.jit
@@ -111,18 +111,19 @@ def _transposed_dweight(
     # Tile (input channel, place in the run) over the rows of one split.
     k = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
     j = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    split = tl.program_id(2).to(tl.int64)
+    split = tl.program_id(2)
     last = tl.minimum((split + 1) * rows_each, rows)
     acc = tl.zeros((BLOCK_K, BLOCK_N), tl.float32)
     for start in range(split * rows_each, last, BLOCK_M):
         m = start + tl.arange(0, BLOCK_M)
         first, sequence = _run_start(m, S, T, CO, STRIDE, PAD)
-        x = tl.load(X + m[None, :] * CI + k[:, None], mask=(m[None, :] < last) & (k[:, None] < CI), other=0.0)
+        x_at = m.to(tl.int64)[None, :] * CI + k[:, None]
+        x = tl.load(X + x_at, mask=(m[None, :] < last) & (k[:, None] < CI), other=0.0)
         at = first[:, None] + j[None, :]
         inside = (at >= 0) & (at < T * CO) & (j[None, :] < run) & (m[:, None] < last)
         dy = tl.load(DY + sequence[:, None] + at, mask=inside, other=0.0)
         acc = tl.dot(x, dy, acc)
-    at = (split * CI + k[:, None]) * run + j[None, :]
+    at = (split * CI + k[:, None]).to(tl.int64) * run + j[None, :]
     tl.store(Parts + at, acc, mask=(k[:, None] < CI) & (j[None, :] < run))
 
 

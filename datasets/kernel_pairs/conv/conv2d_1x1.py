@@ -71,9 +71,14 @@ def forward(x, weight):
     B, _, H, W = x.shape
     # A view for NCHW and channels-last alike; only a cropped image is copied.
     pixels = x.flatten(2)
-    y = torch.empty(B, weight.shape[0], H, W, device=x.device, dtype=x.dtype)
-    _product(weight.expand(B, -1, -1), pixels, y.flatten(2), 1)
-    return y, (pixels, weight, H, W)
+    CO = weight.shape[0]
+    # In the input's own order: channels last stays channels last.
+    if pixels.stride(1) == 1:
+        y = torch.empty(B, H * W, CO, device=x.device, dtype=x.dtype).transpose(1, 2)
+    else:
+        y = torch.empty(B, CO, H * W, device=x.device, dtype=x.dtype)
+    _product(weight.expand(B, -1, -1), pixels, y, 1)
+    return y.unflatten(2, (H, W)), (pixels, weight, H, W)
 
 
 # --- backward ---
@@ -85,7 +90,6 @@ def backward(saved, grad_y, needs=None):
     grad_y = grad_y.flatten(2)
     dx = dweight = None
     if need_x:
-        # In the input's own order: channels last stays channels last.
         dx = torch.empty_like(pixels)
         _product(weight.t().expand(B, -1, -1), grad_y, dx, 1)
         dx = dx.unflatten(2, (H, W))

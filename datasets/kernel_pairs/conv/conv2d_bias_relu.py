@@ -31,7 +31,7 @@ def _bias_relu_conv(
     X, Weight, Bias, Y, pixels, H, W, CI, CO,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     h = m // W % H
     w = m % W
@@ -41,14 +41,15 @@ def _bias_relu_conv(
         right = tap % 3 - 1
         there = (h + down >= 0) & (h + down < H) & (w + right >= 0) & (w + right < W) & (m < pixels)
         # A shift of the window is a shift of the pixel's number, as long as it stays in the image.
-        at = (m + down * W + right) * CI
+        at = (m + down * W + right).to(tl.int64) * CI
         for start in range(0, CI, BLOCK_K):
             k = start + tl.arange(0, BLOCK_K)
             x = tl.load(X + at[:, None] + k[None, :], mask=there[:, None] & (k[None, :] < CI), other=0.0)
             w_at = (tap * CI + k[:, None]) * CO + n[None, :]
             z = tl.dot(x, tl.load(Weight + w_at, mask=(k[:, None] < CI) & (n[None, :] < CO), other=0.0), z)
     z += tl.load(Bias + n, mask=n < CO, other=0.0).to(tl.float32)[None, :]
-    tl.store(Y + m[:, None] * CO + n[None, :], tl.maximum(z, 0.0), mask=(m[:, None] < pixels) & (n[None, :] < CO))
+    y_at = m.to(tl.int64)[:, None] * CO + n[None, :]
+    tl.store(Y + y_at, tl.maximum(z, 0.0), mask=(m[:, None] < pixels) & (n[None, :] < CO))
 
 
 def _tile(size, most):
@@ -75,11 +76,11 @@ def _relu_conv_dx(
     DY, Y, Weight, DX, pixels, H, W, CI, CO, dy_n, dy_h, dy_w, dy_c,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     h = m // W % H
     w = m % W
-    dy_pixel = m // W // H * dy_n + h * dy_h + w * dy_w
+    dy_pixel = (m // W // H).to(tl.int64) * dy_n + h.to(tl.int64) * dy_h + w.to(tl.int64) * dy_w
     chunks = tl.cdiv(CO, BLOCK_K)
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for step in range(9 * chunks):
@@ -89,18 +90,18 @@ def _relu_conv_dx(
         k = step % chunks * BLOCK_K + tl.arange(0, BLOCK_K)
         there = (h + down >= 0) & (h + down < H) & (w + right >= 0) & (w + right < W) & (m < pixels)
         live = there[:, None] & (k[None, :] < CO)
-        dy_at = (dy_pixel + down * dy_h + right * dy_w)[:, None] + k.to(tl.int64)[None, :] * dy_c
-        dy = tl.load(DY + dy_at, mask=live, other=0.0)
-        y = tl.load(Y + ((m + down * W + right) * CO)[:, None] + k[None, :], mask=live, other=0.0)
+        dy_at = DY + dy_pixel + down.to(tl.int64) * dy_h + right.to(tl.int64) * dy_w
+        dy = tl.load(dy_at[:, None] + k.to(tl.int64)[None, :] * dy_c, mask=live, other=0.0)
+        y = tl.load(Y + ((m + down * W + right).to(tl.int64) * CO)[:, None] + k[None, :], mask=live, other=0.0)
         dz = tl.where(y > 0.0, dy, 0.0).to(Weight.dtype.element_ty)
         w_at = (tap * CI + n[None, :]) * CO + k[:, None]
         acc = tl.dot(dz, tl.load(Weight + w_at, mask=(k[:, None] < CO) & (n[None, :] < CI), other=0.0), acc)
-    tl.store(DX + m[:, None] * CI + n[None, :], acc, mask=(m[:, None] < pixels) & (n[None, :] < CI))
+    tl.store(DX + m.to(tl.int64)[:, None] * CI + n[None, :], acc, mask=(m[:, None] < pixels) & (n[None, :] < CI))
 
 
 @triton.jit
 def _relu_conv_dparams(
-    X, DY, Y, Parts, pixels, H, W, CI, CO, dy_n, dy_h, dy_w, dy_c, pixels_each,
+    X, DY, Y, Parts, pixels, H, W, CI, CO, dy_m, dy_c, pixels_each,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     # Tile (k, n) of the taps left, middle and right of one kernel row, over the pixels of one split.
@@ -110,7 +111,7 @@ def _relu_conv_dparams(
     n = tl.program_id(0) % column_tiles * BLOCK_N + tl.arange(0, BLOCK_N)
     kernel_row = tl.program_id(1)
     down = kernel_row - 1
-    split = tl.program_id(2).to(tl.int64)
+    split = tl.program_id(2)
     last = tl.minimum((split + 1) * pixels_each, pixels)
     left = tl.zeros((BLOCK_K, BLOCK_N), tl.float32)
     middle = tl.zeros((BLOCK_K, BLOCK_N), tl.float32)
@@ -121,13 +122,13 @@ def _relu_conv_dparams(
         h = m // W % H
         w = m % W
         live = (m[:, None] < last) & (n[None, :] < CO)
-        dy_at = (m // W // H * dy_n + h * dy_h + w * dy_w)[:, None] + n.to(tl.int64)[None, :] * dy_c
+        dy_at = m.to(tl.int64)[:, None] * dy_m + n.to(tl.int64)[None, :] * dy_c
         dy = tl.load(DY + dy_at, mask=live, other=0.0)
-        y = tl.load(Y + m[:, None] * CO + n[None, :], mask=live, other=0.0)
+        y = tl.load(Y + m.to(tl.int64)[:, None] * CO + n[None, :], mask=live, other=0.0)
         dz = tl.where(y > 0.0, dy, 0.0).to(X.dtype.element_ty)
         dbias += tl.sum(dz.to(tl.float32), 0)
         there = (h + down >= 0) & (h + down < H) & (m < last)
-        x_at = X + ((m + down * W) * CI)[None, :] + k[:, None]
+        x_at = X + ((m + down * W).to(tl.int64) * CI)[None, :] + k[:, None]
         x = tl.load(x_at - CI, mask=(there & (w > 0))[None, :] & (k[:, None] < CI), other=0.0)
         left = tl.dot(x, dz, left)
         x = tl.load(x_at, mask=there[None, :] & (k[:, None] < CI), other=0.0)
@@ -135,7 +136,7 @@ def _relu_conv_dparams(
         x = tl.load(x_at + CI, mask=(there & (w + 1 < W))[None, :] & (k[:, None] < CI), other=0.0)
         right = tl.dot(x, dz, right)
     # A split's partials: nine matrices (CI, CO), then one row for dbias.
-    Parts += split * (9 * CI + 1) * CO
+    Parts += split.to(tl.int64) * (9 * CI + 1) * CO
     tile = (k[:, None] < CI) & (n[None, :] < CO)
     at = Parts + (kernel_row * 3 * CI + k[:, None]) * CO + n[None, :]
     tl.store(at, left, mask=tile)
@@ -161,6 +162,8 @@ def backward(saved, grad_y, needs=None):
             BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_K=_tile(CO, inner // 2), num_warps=8, num_stages=3,
         )  # fmt: skip
     if need_w or need_b:
+        # Pixels of dy in one axis: a view, unless the cotangent's axes lie askew.
+        dy_rows = grad_y.flatten(0, 2)
         BLOCK_K, BLOCK_N, BLOCK_M = _tile(CI, 64), _tile(CO, 64), _tile(pixels, inner)
         # Two programs for each of 132 processors, but splits of at least eight row tiles.
         tiles = triton.cdiv(CI, BLOCK_K) * triton.cdiv(CO, BLOCK_N)
@@ -169,7 +172,7 @@ def backward(saved, grad_y, needs=None):
         splits = triton.cdiv(pixels, pixels_each)
         parts = torch.empty(splits, 9 * CI + 1, CO, device=x.device, dtype=torch.float32)
         _relu_conv_dparams[(tiles, 3, splits)](
-            x, grad_y, y, parts, pixels, H, W, CI, CO, *grad_y.stride(), pixels_each,
+            x, dy_rows, y, parts, pixels, H, W, CI, CO, *dy_rows.stride(), pixels_each,
             BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K, num_warps=8, num_stages=3,
         )  # fmt: skip
         totals = parts.sum(0)

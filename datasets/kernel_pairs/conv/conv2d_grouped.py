@@ -34,11 +34,11 @@ def _grouped_conv(
 ):  # fmt: skip
     # CHANNELS is K rounded up to a power of two: splitting j is a shift, and runs of channels stay vectors.
     group = tl.program_id(1)
-    m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.arange(0, BLOCK_N)
-    top = (m // WO % HO - PAD).to(tl.int32)
-    left = (m % WO - PAD).to(tl.int32)
-    image = X + m // WO // HO * x_n + group.to(tl.int64) * K * x_c
+    top = m // WO % HO - PAD
+    left = m % WO - PAD
+    image = X + (m // WO // HO).to(tl.int64) * x_n + group.to(tl.int64) * K * x_c
     Weight += group * SIDE * SIDE * K * N
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for start in range(0, SIDE * SIDE * CHANNELS, BLOCK_J):
@@ -54,7 +54,7 @@ def _grouped_conv(
         w_at = Weight + (SIDE * SIDE - 1 - tap if FLIP else tap)[:, None] * w_tap + k[:, None] * w_k + n[None, :] * w_n
         weight = tl.load(w_at, mask=live[:, None] & (n[None, :] < N), other=0.0)
         acc = tl.dot(x, weight, acc)
-    out_at = (m[:, None] * tl.num_programs(1) + group) * N + n[None, :]
+    out_at = (m.to(tl.int64)[:, None] * tl.num_programs(1) + group) * N + n[None, :]
     tl.store(Out + out_at, acc, mask=(m[:, None] < rows) & (n[None, :] < N))
 
 
@@ -88,12 +88,12 @@ def forward(x, weight, pad):
 # --- backward ---
 @triton.jit
 def _grouped_dweight(
-    X, DY, Parts, rows, H, W, HO, WO, x_n, x_h, x_w, x_c, dy_n, dy_h, dy_w, dy_c, rows_each,
+    X, DY, Parts, rows, H, W, HO, WO, x_n, x_h, x_w, x_c, dy_m, dy_c, rows_each,
     CI: tl.constexpr, CO: tl.constexpr, SIDE: tl.constexpr, PAD: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_J: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     group = tl.program_id(1)
-    split = tl.program_id(2).to(tl.int64)
+    split = tl.program_id(2)
     j = tl.program_id(0) * BLOCK_J + tl.arange(0, BLOCK_J)
     n = tl.arange(0, BLOCK_N)
     tap = j // CHANNELS
@@ -105,17 +105,18 @@ def _grouped_dweight(
     acc = tl.zeros((BLOCK_J, BLOCK_N), tl.float32)
     for start in range(split * rows_each, last, BLOCK_M):
         m = start + tl.arange(0, BLOCK_M)
-        image = m // WO // HO
-        oh = m // WO % HO
-        ow = m % WO
-        dy_at = (image * dy_n + oh * dy_h + ow * dy_w)[:, None] + dy_channel[None, :]
-        dy = tl.load(dy_at, mask=(m[:, None] < last) & (n[None, :] < CO), other=0.0)
-        h = (oh - PAD)[None, :] + (tap // SIDE)[:, None]
-        w = (ow - PAD)[None, :] + (tap % SIDE)[:, None]
+        dy = tl.load(
+            (m.to(tl.int64) * dy_m)[:, None] + dy_channel[None, :],
+            mask=(m[:, None] < last) & (n[None, :] < CO),
+            other=0.0,
+        )
+        h = (m // WO % HO - PAD)[None, :] + (tap // SIDE)[:, None]
+        w = (m % WO - PAD)[None, :] + (tap % SIDE)[:, None]
         there = (h >= 0) & (h < H) & (w >= 0) & (w < W) & live[:, None] & (m < last)[None, :]
-        xt = tl.load(x_channel[:, None] + (image * x_n)[None, :] + h * x_h + w * x_w, mask=there, other=0.0)
+        x_at = x_channel[:, None] + ((m // WO // HO).to(tl.int64) * x_n)[None, :]
+        xt = tl.load(x_at + h.to(tl.int64) * x_h + w.to(tl.int64) * x_w, mask=there, other=0.0)
         acc = tl.dot(xt, dy, acc)
-    at = ((split * tl.num_programs(1) + group) * SIDE * SIDE + tap) * CI + k
+    at = ((split * tl.num_programs(1) + group).to(tl.int64) * SIDE * SIDE + tap) * CI + k
     tl.store(Parts + at[:, None] * CO + n[None, :], acc, mask=live[:, None] & (n[None, :] < CO))
 
 
@@ -130,6 +131,8 @@ def backward(saved, grad_y, needs=None):
         _convolve(grad_y, weight.transpose(3, 4), dx, SIDE - 1 - pad, flip=True)
     if need_w:
         rows = B * HO * WO
+        # Pixels of dy in one axis: a view, unless the cotangent's axes lie askew.
+        dy_rows = grad_y.flatten(0, 2)
         CHANNELS = triton.next_power_of_2(CI)
         BLOCK_J, BLOCK_M = _tile(SIDE * SIDE * CHANNELS, 128), _tile(rows, 128 // x.element_size())
         # Three small programs for each of 132 processors, but splits of at least eight row tiles.
@@ -139,7 +142,7 @@ def backward(saved, grad_y, needs=None):
         splits = triton.cdiv(rows, rows_each)
         parts = torch.empty(splits, G, SIDE, SIDE, CI, CO, device=x.device, dtype=torch.float32)
         _grouped_dweight[(tiles, G, splits)](
-            x, grad_y, parts, rows, *x.shape[1:3], HO, WO, *x.stride(), *grad_y.stride(), rows_each,
+            x, dy_rows, parts, rows, *x.shape[1:3], HO, WO, *x.stride(), *dy_rows.stride(), rows_each,
             CI=CI, CO=CO, SIDE=SIDE, PAD=pad, BLOCK_M=BLOCK_M, BLOCK_N=_tile(CO, 256), BLOCK_J=BLOCK_J,
             CHANNELS=CHANNELS, num_warps=4, num_stages=3,
         )  # fmt: skip

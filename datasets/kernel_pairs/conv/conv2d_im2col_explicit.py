@@ -31,14 +31,14 @@ def _unfold(
     BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     tap = tl.program_id(1)
-    m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     c = tl.program_id(2) * BLOCK_C + tl.arange(0, BLOCK_C)
     h = m // WO % HO * STRIDE - PAD + tap // SIDE
     w = m % WO * STRIDE - PAD + tap % SIDE
     there = (h >= 0) & (h < H) & (w >= 0) & (w < W) & (m < rows)
-    x_at = ((m // WO // HO * H + h) * W + w) * C
+    x_at = ((m // WO // HO * H + h).to(tl.int64) * W + w) * C
     x = tl.load(X + x_at[:, None] + c[None, :], mask=there[:, None] & (c[None, :] < C), other=0.0)
-    out_at = (m * tl.num_programs(1) + tap) * C
+    out_at = (m.to(tl.int64) * tl.num_programs(1) + tap) * C
     tl.store(Columns + out_at[:, None] + c[None, :], x, mask=(m[:, None] < rows) & (c[None, :] < C))
 
 
@@ -105,11 +105,11 @@ def _fold(
     DColumns, DX, pixels, H, W, HO, WO, C, SIDE: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     image = m // W // H
-    h = (m // W % H + PAD).to(tl.int32)
-    w = (m % W + PAD).to(tl.int32)
+    h = m // W % H + PAD
+    w = m % W + PAD
     dx = tl.zeros((BLOCK_M, BLOCK_C), tl.float32)
     for kh in range(SIDE):
         for kw in tl.static_range(SIDE):
@@ -117,9 +117,9 @@ def _fold(
             ow = (w - kw) // STRIDE
             looked = (h >= kh) & (oh < HO) & (w >= kw) & (ow < WO) & (m < pixels)
             looked = looked & ((h - kh) % STRIDE == 0) & ((w - kw) % STRIDE == 0)
-            at = (((image * HO + oh) * WO + ow) * SIDE * SIDE + kh * SIDE + kw) * C
+            at = (((image * HO + oh).to(tl.int64) * WO + ow) * SIDE * SIDE + kh * SIDE + kw) * C
             dx += tl.load(DColumns + at[:, None] + c[None, :], mask=looked[:, None] & (c[None, :] < C), other=0.0)
-    tl.store(DX + m[:, None] * C + c[None, :], dx, mask=(m[:, None] < pixels) & (c[None, :] < C))
+    tl.store(DX + m.to(tl.int64)[:, None] * C + c[None, :], dx, mask=(m[:, None] < pixels) & (c[None, :] < C))
 
 
 def backward(saved, grad_y, needs=None):

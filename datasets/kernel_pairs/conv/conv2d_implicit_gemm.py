@@ -32,12 +32,13 @@ def _implicit_gemm(
     SIDE: tl.constexpr, PAD: tl.constexpr, FLIP: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    # Pixels are counted in 32 bits, in which division is cheap; addresses take 64.
+    m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     row = m // WO
     top = row % HO - PAD
     left = m % WO - PAD
-    image = X + row // HO * x_n
+    image = X + (row // HO).to(tl.int64) * x_n
     chunks = tl.cdiv(K, BLOCK_K)
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for step in range(SIDE * SIDE * chunks):
@@ -46,11 +47,11 @@ def _implicit_gemm(
         h = top + tap // SIDE
         w = left + tap % SIDE
         there = (h >= 0) & (h < H) & (w >= 0) & (w < W) & (m < rows)
-        x_at = image + h * x_h + w * x_w
-        x = tl.load(x_at[:, None] + k[None, :] * x_c, mask=there[:, None] & (k[None, :] < K), other=0.0)
+        x_at = image + h.to(tl.int64) * x_h + w.to(tl.int64) * x_w
+        x = tl.load(x_at[:, None] + k.to(tl.int64)[None, :] * x_c, mask=there[:, None] & (k[None, :] < K), other=0.0)
         w_at = Weight + (SIDE * SIDE - 1 - tap if FLIP else tap) * w_tap + k[:, None] * w_k + n[None, :] * w_n
         acc = tl.dot(x, tl.load(w_at, mask=(k[:, None] < K) & (n[None, :] < N), other=0.0), acc)
-    tl.store(Out + m[:, None] * N + n[None, :], acc, mask=(m[:, None] < rows) & (n[None, :] < N))
+    tl.store(Out + m.to(tl.int64)[:, None] * N + n[None, :], acc, mask=(m[:, None] < rows) & (n[None, :] < N))
 
 
 def _tile(size, most):
@@ -82,7 +83,7 @@ def forward(x, weight, pad):
 # --- backward ---
 @triton.jit
 def _implicit_dweight(
-    X, DY, Parts, rows, H, W, HO, WO, CI, CO, x_n, x_h, x_w, x_c, dy_n, dy_h, dy_w, dy_c, rows_each,
+    X, DY, Parts, rows, H, W, HO, WO, CI, CO, x_n, x_h, x_w, x_c, dy_m, dy_c, rows_each,
     SIDE: tl.constexpr, PAD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     column_tiles = tl.cdiv(CO, BLOCK_N)
@@ -90,7 +91,7 @@ def _implicit_dweight(
     n = tl.program_id(0) % column_tiles * BLOCK_N + tl.arange(0, BLOCK_N)
     # Taps of one split stand side by side in the grid: they read the same pixels at the same time.
     tap = tl.program_id(1)
-    split = tl.program_id(2).to(tl.int64)
+    split = tl.program_id(2)
     last = tl.minimum((split + 1) * rows_each, rows)
     acc = tl.zeros((BLOCK_K, BLOCK_N), tl.float32)
     for start in range(split * rows_each, last, BLOCK_M):
@@ -99,12 +100,12 @@ def _implicit_dweight(
         h = row % HO + tap // SIDE - PAD
         w = m % WO + tap % SIDE - PAD
         there = (h >= 0) & (h < H) & (w >= 0) & (w < W) & (m < last)
-        x_at = X + row // HO * x_n + h * x_h + w * x_w
-        xt = tl.load(x_at[None, :] + k[:, None] * x_c, mask=there[None, :] & (k[:, None] < CI), other=0.0)
-        dy_at = DY + row // HO * dy_n + row % HO * dy_h + m % WO * dy_w
-        dy = tl.load(dy_at[:, None] + n[None, :] * dy_c, mask=(m[:, None] < last) & (n[None, :] < CO), other=0.0)
+        x_at = X + (row // HO).to(tl.int64) * x_n + h.to(tl.int64) * x_h + w.to(tl.int64) * x_w
+        xt = tl.load(x_at[None, :] + k.to(tl.int64)[:, None] * x_c, mask=there[None, :] & (k[:, None] < CI), other=0.0)
+        dy_at = DY + m.to(tl.int64)[:, None] * dy_m + n.to(tl.int64)[None, :] * dy_c
+        dy = tl.load(dy_at, mask=(m[:, None] < last) & (n[None, :] < CO), other=0.0)
         acc = tl.dot(xt, dy, acc)
-    at = ((split * SIDE * SIDE + tap) * CI + k[:, None]) * CO + n[None, :]
+    at = ((split * SIDE * SIDE + tap).to(tl.int64) * CI + k[:, None]) * CO + n[None, :]
     tl.store(Parts + at, acc, mask=(k[:, None] < CI) & (n[None, :] < CO))
 
 
@@ -119,6 +120,8 @@ def backward(saved, grad_y, needs=None):
         _convolve(grad_y, weight.transpose(2, 3), dx, SIDE - 1 - pad, flip=True)
     if need_w:
         rows = B * HO * WO
+        # Pixels of dy in one axis: a view, unless the cotangent's axes lie askew.
+        dy_rows = grad_y.flatten(0, 2)
         BLOCK_K, BLOCK_N, BLOCK_M = _tile(CI, 128), _tile(CO, 128), _tile(rows, 128 // x.element_size())
         # Two programs for each of 132 processors, but splits of at least eight row tiles.
         tiles = triton.cdiv(CI, BLOCK_K) * triton.cdiv(CO, BLOCK_N)
@@ -127,7 +130,7 @@ def backward(saved, grad_y, needs=None):
         splits = triton.cdiv(rows, rows_each)
         parts = torch.empty(splits, SIDE, SIDE, CI, CO, device=x.device, dtype=torch.float32)
         _implicit_dweight[(tiles, SIDE * SIDE, splits)](
-            x, grad_y, parts, rows, *x.shape[1:3], HO, WO, CI, CO, *x.stride(), *grad_y.stride(), rows_each,
+            x, dy_rows, parts, rows, *x.shape[1:3], HO, WO, CI, CO, *x.stride(), *dy_rows.stride(), rows_each,
             SIDE=SIDE, PAD=pad, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K, num_warps=8, num_stages=3,
         )  # fmt: skip
         dweight = parts.sum(0).to(weight.dtype)

@@ -31,7 +31,7 @@ META = {
 def _up2_fwd(
     X, Weight, Y, pixels, H, W, CI, CO, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     p_h = tl.program_id(2) // 2
     p_w = tl.program_id(2) % 2
@@ -46,12 +46,12 @@ def _up2_fwd(
         from_h = h + (p_h - i)
         from_w = w + (p_w - j)
         there = (from_h >= 0) & (from_h < H) & (from_w >= 0) & (from_w < W) & (m < pixels)
-        x_at = (m + (p_h - i) * W + (p_w - j)) * CI
+        x_at = (m + (p_h - i) * W + (p_w - j)).to(tl.int64) * CI
         x = tl.load(X + x_at[:, None] + k[None, :], mask=there[:, None] & (k[None, :] < CI), other=0.0)
         tap = (1 - p_h + 2 * i) * 4 + (1 - p_w + 2 * j)
         w_at = (tap * CI + k[:, None]) * CO + n[None, :]
         acc = tl.dot(x, tl.load(Weight + w_at, mask=(k[:, None] < CI) & (n[None, :] < CO), other=0.0), acc)
-    y_at = ((m // W * 2 + p_h) * 2 * W + 2 * w + p_w) * CO
+    y_at = ((m // W * 2 + p_h).to(tl.int64) * 2 * W + 2 * w + p_w) * CO
     tl.store(Y + y_at[:, None] + n[None, :], acc, mask=(m[:, None] < pixels) & (n[None, :] < CO))
 
 
@@ -79,11 +79,11 @@ def _up2_dx(
     DY, Weight, DX, pixels, H, W, CI, CO, dy_n, dy_h, dy_w, dy_c,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     h = m // W % H
     w = m % W
-    image = DY + m // W // H * dy_n
+    image = DY + (m // W // H).to(tl.int64) * dy_n
     chunks = tl.cdiv(CO, BLOCK_K)
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for step in range(16 * chunks):
@@ -97,20 +97,20 @@ def _up2_dx(
         q_h = h + (i - p_h)
         q_w = w + (j - p_w)
         there = (q_h >= 0) & (q_h < H) & (q_w >= 0) & (q_w < W) & (m < pixels)
-        dy_at = image + (2 * q_h + p_h) * dy_h + (2 * q_w + p_w) * dy_w
+        dy_at = image + (2 * q_h + p_h).to(tl.int64) * dy_h + (2 * q_w + p_w).to(tl.int64) * dy_w
         dy_at = dy_at[:, None] + k.to(tl.int64)[None, :] * dy_c
         dy = tl.load(dy_at, mask=there[:, None] & (k[None, :] < CO), other=0.0)
         tap = (1 - p_h + 2 * i) * 4 + (1 - p_w + 2 * j)
         w_at = (tap * CI + n[None, :]) * CO + k[:, None]
         acc = tl.dot(dy, tl.load(Weight + w_at, mask=(k[:, None] < CO) & (n[None, :] < CI), other=0.0), acc)
-    tl.store(DX + m[:, None] * CI + n[None, :], acc, mask=(m[:, None] < pixels) & (n[None, :] < CI))
+    tl.store(DX + m.to(tl.int64)[:, None] * CI + n[None, :], acc, mask=(m[:, None] < pixels) & (n[None, :] < CI))
 
 
 @triton.jit
 def _shifted(X, m, h, w, k, down, right, last, H, W, CI):
     """Channels k, as rows, of the pixels `down` and `right` of pixels m; zero outside the image."""
     there = (h + down >= 0) & (h + down < H) & (w + right >= 0) & (w + right < W) & (m < last)
-    at = X + ((m + down * W + right) * CI)[None, :] + k[:, None]
+    at = X + ((m + down * W + right).to(tl.int64) * CI)[None, :] + k[:, None]
     return tl.load(at, mask=there[None, :] & (k[:, None] < CI), other=0.0)
 
 
@@ -124,7 +124,7 @@ def _up2_dweight(
     n = tl.program_id(0) % column_tiles * BLOCK_N + tl.arange(0, BLOCK_N)
     p_h = tl.program_id(1) // 2
     p_w = tl.program_id(1) % 2
-    split = tl.program_id(2).to(tl.int64)
+    split = tl.program_id(2)
     last = tl.minimum((split + 1) * pixels_each, pixels)
     near_near = tl.zeros((BLOCK_K, BLOCK_N), tl.float32)
     near_far = tl.zeros((BLOCK_K, BLOCK_N), tl.float32)
@@ -134,15 +134,15 @@ def _up2_dweight(
         m = start + tl.arange(0, BLOCK_M)
         h = m // W % H
         w = m % W
-        dy_at = m // W // H * dy_n + (2 * h + p_h) * dy_h + (2 * w + p_w) * dy_w
-        dy_at = DY + dy_at[:, None] + n.to(tl.int64)[None, :] * dy_c
+        dy_at = (2 * h + p_h).to(tl.int64) * dy_h + (2 * w + p_w).to(tl.int64) * dy_w
+        dy_at = DY + (dy_at + (m // W // H).to(tl.int64) * dy_n)[:, None] + n.to(tl.int64)[None, :] * dy_c
         dy = tl.load(dy_at, mask=(m[:, None] < last) & (n[None, :] < CO), other=0.0)
         near_near = tl.dot(_shifted(X, m, h, w, k, p_h, p_w, last, H, W, CI), dy, near_near)
         near_far = tl.dot(_shifted(X, m, h, w, k, p_h, p_w - 1, last, H, W, CI), dy, near_far)
         far_near = tl.dot(_shifted(X, m, h, w, k, p_h - 1, p_w, last, H, W, CI), dy, far_near)
         far_far = tl.dot(_shifted(X, m, h, w, k, p_h - 1, p_w - 1, last, H, W, CI), dy, far_far)
     tap = (1 - p_h) * 4 + 1 - p_w
-    at = Parts + ((split * 16 + tap) * CI + k[:, None]) * CO + n[None, :]
+    at = Parts + ((split * 16 + tap).to(tl.int64) * CI + k[:, None]) * CO + n[None, :]
     tile = (k[:, None] < CI) & (n[None, :] < CO)
     tl.store(at, near_near, mask=tile)
     tl.store(at + 2 * CI * CO, near_far, mask=tile)

@@ -49,18 +49,21 @@ def _deform_fwd(
 ):  # fmt: skip
     group = tl.program_id(1)
     groups = tl.num_programs(1)
-    m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    pixel = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    m = pixel.to(tl.int64)
     channel = tl.arange(0, BLOCK_C)
     inside_c = channel < C
     c = group * C + channel
     live = m < pixels
-    image = m // W // H
+    image = (pixel // W // H).to(tl.int64)
+    row = pixel // W % H
+    column = pixel % W
     y = tl.zeros((BLOCK_M, BLOCK_C), tl.float32)
     for tap in range(SIDE * SIDE):
         place = (m * groups + group) * SIDE * SIDE + tap
         weight = tl.load(Modulation + place, mask=live, other=0.0).to(tl.float32)
-        h, down = _place(Offset, 2 * place, m // W % H + (tap // SIDE - SIDE // 2), live)
-        w, right = _place(Offset, 2 * place + 1, m % W + (tap % SIDE - SIDE // 2), live)
+        h, down = _place(Offset, 2 * place, row + (tap // SIDE - SIDE // 2), live)
+        w, right = _place(Offset, 2 * place + 1, column + (tap % SIDE - SIDE // 2), live)
         top_left, _, _ = _corner(X, image, h, w, c, H, W, groups * C, live, inside_c)
         top_right, _, _ = _corner(X, image, h, w + 1, c, H, W, groups * C, live, inside_c)
         low_left, _, _ = _corner(X, image, h + 1, w, c, H, W, groups * C, live, inside_c)
@@ -97,19 +100,23 @@ def _deform_bwd(
 ):  # fmt: skip
     group = tl.program_id(1)
     groups = tl.num_programs(1)
-    m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    pixel = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    m = pixel.to(tl.int64)
     channel = tl.arange(0, BLOCK_C)
     inside_c = channel < C
     c = group * C + channel
     live = m < pixels
-    image = m // W // H
-    dy_at = (image * dy_n + m // W % H * dy_h + m % W * dy_w)[:, None] + c.to(tl.int64)[None, :] * dy_c
-    dy = tl.load(DY + dy_at, mask=live[:, None] & inside_c[None, :], other=0.0).to(tl.float32)
+    image = (pixel // W // H).to(tl.int64)
+    row = pixel // W % H
+    column = pixel % W
+    dy_at = DY + image * dy_n + row.to(tl.int64) * dy_h + column.to(tl.int64) * dy_w
+    dy_at = dy_at[:, None] + c.to(tl.int64)[None, :] * dy_c
+    dy = tl.load(dy_at, mask=live[:, None] & inside_c[None, :], other=0.0).to(tl.float32)
     for tap in range(SIDE * SIDE):
         place = (m * groups + group) * SIDE * SIDE + tap
         weight = tl.load(Modulation + place, mask=live, other=0.0).to(tl.float32)
-        h, down = _place(Offset, 2 * place, m // W % H + (tap // SIDE - SIDE // 2), live)
-        w, right = _place(Offset, 2 * place + 1, m % W + (tap % SIDE - SIDE // 2), live)
+        h, down = _place(Offset, 2 * place, row + (tap // SIDE - SIDE // 2), live)
+        w, right = _place(Offset, 2 * place + 1, column + (tap % SIDE - SIDE // 2), live)
         up = 1.0 - down
         left = 1.0 - right
         x, at, inside = _corner(X, image, h, w, c, H, W, groups * C, live, inside_c)

@@ -167,5 +167,5 @@ def reference(x, weight, sources, targets, offsets):
     bounds = offsets.tolist()
     for tap in range(weight.shape[0]):
         pairs = slice(bounds[tap], bounds[tap + 1])
-        y = y.index_add(0, targets[pairs], (x[sources[pairs]] @ weight[tap]).float())
+        y.index_add_(0, targets[pairs], (x[sources[pairs]] @ weight[tap]).float())
     return y.to(x.dtype)

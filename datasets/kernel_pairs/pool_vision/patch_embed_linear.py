@@ -30,7 +30,8 @@ META = {
 def _patch_corner(m, DOWN, ACROSS, C, PATCH: tl.constexpr):
     """Where patch m = (image, row, column) of DOWN x ACROSS begins in the images."""
     row = m // ACROSS
-    return (row // DOWN * C * DOWN * PATCH + row % DOWN * PATCH) * ACROSS * PATCH + m % ACROSS * PATCH
+    line = (row // DOWN * C * DOWN + row % DOWN) * PATCH
+    return line.to(tl.int64) * ACROSS * PATCH + m % ACROSS * PATCH
 
 
 @triton.jit
@@ -45,7 +46,7 @@ def _patch_embed_fwd(
     X, Weight, Bias, Y, patches, DOWN, ACROSS, C, E, PATCH: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     K = C * PATCH * PATCH
     corner = X + _patch_corner(m, DOWN, ACROSS, C, PATCH)
@@ -57,7 +58,7 @@ def _patch_embed_fwd(
         w = tl.load(Weight + n[None, :] * K + k[:, None], mask=(n[None, :] < E) & (k[:, None] < K), other=0.0)
         acc = tl.dot(x, w, acc)
     acc += tl.load(Bias + n, mask=n < E, other=0.0).to(tl.float32)[None, :]
-    tl.store(Y + m[:, None] * E + n[None, :], acc, mask=(m[:, None] < patches) & (n[None, :] < E))
+    tl.store(Y + m.to(tl.int64)[:, None] * E + n[None, :], acc, mask=(m[:, None] < patches) & (n[None, :] < E))
 
 
 def _tile(size, most):
@@ -82,13 +83,13 @@ def forward(x, weight, bias):
 # --- backward ---
 @triton.jit
 def _patch_embed_dx(
-    DY, Weight, DX, patches, DOWN, ACROSS, C, E, dy_b, dy_p, dy_e, PATCH: tl.constexpr,
+    DY, Weight, DX, patches, DOWN, ACROSS, C, E, dy_m, dy_e, PATCH: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
     K = C * PATCH * PATCH
-    row = DY + m // (DOWN * ACROSS) * dy_b + m % (DOWN * ACROSS) * dy_p
+    row = DY + m.to(tl.int64) * dy_m
     acc = tl.zeros((BLOCK_M, BLOCK_K), tl.float32)
     for start in range(0, E, BLOCK_N):
         n = start + tl.arange(0, BLOCK_N)
@@ -102,12 +103,12 @@ def _patch_embed_dx(
 
 @triton.jit
 def _patch_embed_dparams(
-    X, DY, WParts, BParts, patches, DOWN, ACROSS, C, E, dy_b, dy_p, dy_e, patches_each, PATCH: tl.constexpr,
+    X, DY, WParts, BParts, patches, DOWN, ACROSS, C, E, dy_m, dy_e, patches_each, PATCH: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
-    split = tl.program_id(2).to(tl.int64)
+    split = tl.program_id(2)
     K = C * PATCH * PATCH
     offset = X + _patch_offset(k, DOWN, ACROSS, PATCH)
     last = tl.minimum((split + 1) * patches_each, patches)
@@ -115,15 +116,14 @@ def _patch_embed_dparams(
     dbias = tl.zeros((BLOCK_N,), tl.float32)
     for start in range(split * patches_each, last, BLOCK_M):
         m = start + tl.arange(0, BLOCK_M)
-        row = DY + m // (DOWN * ACROSS) * dy_b + m % (DOWN * ACROSS) * dy_p
-        dy_at = row[None, :] + n.to(tl.int64)[:, None] * dy_e
+        dy_at = DY + m.to(tl.int64)[None, :] * dy_m + n.to(tl.int64)[:, None] * dy_e
         dy = tl.load(dy_at, mask=(m[None, :] < last) & (n[:, None] < E), other=0.0)
         x_at = _patch_corner(m, DOWN, ACROSS, C, PATCH)[:, None] + offset[None, :]
         x = tl.load(x_at, mask=(m[:, None] < last) & (k[None, :] < K), other=0.0)
         dweight = tl.dot(dy, x, dweight)
         if tl.program_id(1) == 0:
             dbias += tl.sum(dy.to(tl.float32), 1)
-    w_at = WParts + (split * E + n[:, None]) * K + k[None, :]
+    w_at = WParts + (split * E + n[:, None]).to(tl.int64) * K + k[None, :]
     tl.store(w_at, dweight, mask=(n[:, None] < E) & (k[None, :] < K))
     tl.store(BParts + split * E + n, dbias, mask=(n < E) & (tl.program_id(1) == 0))
 
@@ -135,6 +135,8 @@ def backward(saved, grad_y, needs=None):
     E, _, _, PATCH = weight.shape
     down, across = H // PATCH, W // PATCH
     patches, K = B * down * across, C * PATCH * PATCH
+    # Patches of dy in one axis: a view, unless the cotangent's axes lie askew.
+    grad_y = grad_y.flatten(0, 1)
     inner = 128 // x.element_size()
     dx = dweight = dbias = None
     if need_x:

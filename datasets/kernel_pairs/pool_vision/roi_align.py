@@ -43,7 +43,7 @@ def _samples(Rois, roi, axis, bin_of_axis, size, scale, BINS: tl.constexpr, SAMP
 
 @triton.jit
 def _pixel_weight(places, weights, pixel):
-    return tl.sum(weights * tl.maximum(1.0 - tl.abs(places - pixel.to(tl.float32)), 0.0), 0)
+    return tl.sum(weights * tl.maximum(1.0 - tl.abs(places - pixel), 0.0), 0)
 
 
 @triton.jit
@@ -63,8 +63,9 @@ def _roi_align_fwd(
         if row_weight > 0.0:
             for w in range(left, right + 1):
                 weight = row_weight * _pixel_weight(xs, x_weights, w)
-                x_at = ((image * H + h) * W + w) * C + c
-                y += weight * tl.load(X + x_at, mask=(c < C) & (weight > 0.0), other=0.0).to(tl.float32)
+                if weight > 0.0:
+                    x_at = ((image * H + h) * W + w) * C + c
+                    y += weight * tl.load(X + x_at, mask=c < C, other=0.0).to(tl.float32)
     tl.store(Y + tl.program_id(0).to(tl.int64) * C + c, y, mask=c < C)
 
 
@@ -105,8 +106,9 @@ def _roi_align_bwd(
         if row_weight > 0.0:
             for w in range(left, right + 1):
                 weight = row_weight * _pixel_weight(xs, x_weights, w)
-                dx_at = ((image * H + h) * W + w) * C + c
-                tl.atomic_add(DX + dx_at, weight * dy, mask=(c < C) & (weight > 0.0), sem="relaxed")
+                if weight > 0.0:
+                    dx_at = ((image * H + h) * W + w) * C + c
+                    tl.atomic_add(DX + dx_at, weight * dy, mask=c < C, sem="relaxed")
 
 
 def backward(saved, grad_y, needs=None):

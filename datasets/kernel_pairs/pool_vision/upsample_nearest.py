@@ -64,19 +64,19 @@ def _nearest_bwd(
     DY, DX, rows, C, H, W, dy_b, dy_c, dy_h, dy_w, UP: tl.constexpr, ACROSS: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_W: tl.constexpr, CHILDREN: tl.constexpr,
 ):  # fmt: skip
-    r = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
+    r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     w = tl.program_id(1) * BLOCK_W + tl.arange(0, BLOCK_W)
     child = tl.arange(0, CHILDREN)
     inside = (r[:, None] < rows) & (w[None, :] < W)
     # Cotangents may lie anyhow: image, channel and row are told apart, once for each row of the tile.
-    row = DY + r // H // C * dy_b + r // H % C * dy_c + r % H * UP * dy_h
+    row = DY + (r // H // C).to(tl.int64) * dy_b + (r // H % C).to(tl.int64) * dy_c + (r % H * UP).to(tl.int64) * dy_h
     run = (w[:, None] * ACROSS + child[None, :]).to(tl.int64) * dy_w
     mine = inside[:, :, None] & (child < ACROSS)[None, None, :]
     dx = tl.zeros((BLOCK_R, BLOCK_W), tl.float32)
     for i in tl.static_range(UP):
         children = tl.load((row + i * dy_h)[:, None, None] + run[None, :, :], mask=mine, other=0.0)
         dx += tl.sum(children.to(tl.float32), 2)
-    tl.store(DX + r[:, None] * W + w[None, :], dx, mask=inside)
+    tl.store(DX + r.to(tl.int64)[:, None] * W + w[None, :], dx, mask=inside)
 
 
 def backward(saved, grad_y, needs=None):
