@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 MOST_JOBS = 24
 """Pairs prepared at a time: each holds memory of the GPU."""
-PROOF_BYTES = 16 << 30
+PROOF_BYTES = 28 << 30
 """Memory of the GPU for the exact gradients of one pair at the sizes of BENCH, in float64."""
 
 
@@ -32,9 +32,7 @@ def bench_pairs(
     jobs: Annotated[int, typer.Option(min=0, help="Pairs prepared at a time, of which one is timed; 0: by cores.")] = 0,
     limit: Annotated[float, typer.Option(min=1, help="Seconds for one pair.")] = 240.0,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what is recorded for this GPU.")] = False,
-    prove_on: Annotated[
-        int, typer.Option(min=0, help="GPU that computes exact gradients; GPU 0 times, and does both where it is 0.")
-    ] = 0,
+    prove_on: Annotated[int, typer.Option(min=0, help="GPU that computes exact gradients; GPU 0 times.")] = 0,
 ) -> None:
     """Time each backward alone at the sizes of BENCH: proven on real kernels, beside eager and compiled PyTorch.
 

@@ -22,8 +22,8 @@ from kernel_agent.sandbox import Call, Ending, Job, Message, Report, Sandbox
 
 HERE = "kernel_agent.bench."
 """Entries of this room use a GPU."""
-CLOCKED = ("kernel_agent.bench.timing_child:timed", "kernel_agent.bench.baseline_child:baselines")
-"""They compile for seconds, and ask to be alone where they time."""
+PROOFS = ("kernel_agent.bench.native_truth_child:", "kernel_agent.bench.native_child:")
+"""Of these, they hold exact gradients in the GPU's memory."""
 
 
 class LocalCall(Call):
@@ -72,18 +72,11 @@ class InProcess(Sandbox):
             finally:
                 self._has_all = False
 
-    @contextlib.contextmanager
-    def _turn(self, job: Job) -> Iterator[None]:
-        """Proofs take a place, and on the GPU that times wait for who times; jobs with a clock see to it themselves."""
-        if job.entry in CLOCKED:
-            yield
-            return
-        with contextlib.ExitStack() as held:
-            if not self._has_all:
-                held.enter_context(self._turns.proof())
-            if self.proves_on == self.times_on:
-                held.enter_context(self._turns.beside())
-            yield
+    def _place(self, job: Job) -> contextlib.AbstractContextManager[object]:
+        """Where a job may run: proofs few at a time, all others at once, but for their clocks."""
+        if self._has_all or not job.entry.startswith(PROOFS):
+            return contextlib.nullcontext()
+        return self._turns.proof()
 
     def run(
         self,
@@ -99,7 +92,7 @@ class InProcess(Sandbox):
         module, _, name = job.entry.partition(":")
         with tempfile.TemporaryDirectory(prefix="kernel-agent-") as scratch:
             call = LocalCall(job, Path(scratch), self._turns, on_message)
-            with self._turn(job), _numerics():
+            with self._place(job), _numerics():
                 getattr(importlib.import_module(module), name)(call)
                 torch.cuda.synchronize()
                 torch.cuda.empty_cache()

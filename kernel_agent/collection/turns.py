@@ -1,16 +1,22 @@
-"""Turns on GPUs that processes share: one that times uses its GPU alone, few compute exact gradients at a time."""
+"""Turns on a GPU that processes share: one that times stops the others meanwhile, few compute exact gradients at once.
+
+Processes that wait for one another would not do: an exact gradient takes a minute, a compiler that runs what it has
+compiled asks nobody, and each clock would wait for all of them. A stopped process gives the GPU no work at all.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-SHIFT_S = 15.0
-"""On the clock: for so long proofs may begin, then for so long times go first, and so on."""
+SETTLE_S = 0.1
+"""What stopped processes gave the GPU is done by then."""
 _PATIENCE_S = 0.02
 """Between two looks for a free place."""
 
@@ -18,50 +24,35 @@ _PATIENCE_S = 0.02
 class Turns:
     """Locks on files of a folder that all processes share; they are free again when a process dies.
 
-    On one GPU proofs and times take shifts. If times simply waited for the proofs at work, one slow proof would hold
-    every clock; if they went first, nothing would be proven while anything waits to be timed.
+    Whoever makes one is stopped while another process times. A process that dies while it times leaves the others
+    stopped: who started them must send SIGCONT then.
     """
 
-    def __init__(self, folder: Path, proofs: int = 1, shift_s: float = SHIFT_S) -> None:
+    def __init__(self, folder: Path, proofs: int = 1, settle_s: float = SETTLE_S) -> None:
         """`proofs`: how many processes may compute exact gradients at a time, as memory allows."""
-        self._room = os.open(folder / "room", os.O_CREAT | os.O_RDWR, 0o600)
-        self._waiting = os.open(folder / "waiting", os.O_CREAT | os.O_RDWR, 0o600)
+        self._folder = folder
+        self._settle_s = settle_s
+        self._clock = os.open(folder / "clock", os.O_CREAT | os.O_RDWR, 0o600)
         self._places = [os.open(folder / f"proof{n}", os.O_CREAT | os.O_RDWR, 0o600) for n in range(max(1, proofs))]
-        self._shift_s = shift_s
-
-    @contextmanager
-    def beside(self) -> Iterator[None]:
-        """Use the GPU while others may, too; in the shift of times only while none waits."""
-        while not ((self._proofs_shift() or self._nobody_waits()) and _taken(self._room, fcntl.LOCK_SH)):
-            time.sleep(_PATIENCE_S)
-        try:
-            yield
-        finally:
-            fcntl.flock(self._room, fcntl.LOCK_UN)
+        (folder / f"{os.getpid()}.pid").touch()
 
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Use the GPU while nobody else does."""
-        fcntl.flock(self._waiting, fcntl.LOCK_SH)
+        fcntl.flock(self._clock, fcntl.LOCK_EX)
+        others = self._others()
         try:
-            while not _taken(self._room, fcntl.LOCK_EX):
-                time.sleep(_PATIENCE_S)
-            try:
-                yield
-            finally:
-                fcntl.flock(self._room, fcntl.LOCK_UN)
+            for pid in others:
+                _signal(pid, signal.SIGSTOP)
+            time.sleep(self._settle_s if others else 0.0)
+            yield
         finally:
-            fcntl.flock(self._waiting, fcntl.LOCK_UN)
+            for pid in others:
+                _signal(pid, signal.SIGCONT)
+            fcntl.flock(self._clock, fcntl.LOCK_UN)
 
-    def _proofs_shift(self) -> bool:
-        return time.time() % (2 * self._shift_s) < self._shift_s
-
-    def _nobody_waits(self) -> bool:
-        """Whether nobody times or wants to."""
-        if not _taken(self._waiting, fcntl.LOCK_EX):
-            return False
-        fcntl.flock(self._waiting, fcntl.LOCK_UN)
-        return True
+    def _others(self) -> list[int]:
+        return [pid for pid in (int(path.stem) for path in self._folder.glob("*.pid")) if pid != os.getpid()]
 
     @contextmanager
     def proof(self) -> Iterator[None]:
@@ -88,15 +79,12 @@ class Turns:
     def _free_place(self) -> int:
         while True:
             for place in self._places:
-                if _taken(place, fcntl.LOCK_EX):
+                with contextlib.suppress(BlockingIOError):
+                    fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     return place
             time.sleep(_PATIENCE_S)
 
 
-def _taken(file: int, kind: int) -> bool:
-    """Lock a file if that is possible at once."""
-    try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+def _signal(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has ended
+        os.kill(pid, number)

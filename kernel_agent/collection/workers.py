@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import signal
 import subprocess
 import threading
 import time
@@ -147,4 +148,12 @@ class Workers:
         if not line:
             process.kill()
             process.wait()
+            self._wake()
         return Done(task, line, late.is_set() and not line)
+
+    def _wake(self) -> None:
+        """A process that ended may have had others stopped: see `Turns`."""
+        with self._lock:
+            for process in self._processes:
+                if process.poll() is None:
+                    process.send_signal(signal.SIGCONT)

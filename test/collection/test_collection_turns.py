@@ -1,67 +1,99 @@
-"""Who times is alone on the GPU; those who prepare are not kept from one another."""
+"""Who times is alone on the GPU, wherever the others are; few compute exact gradients at a time."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from kernel_agent.collection.turns import Turns
+from kernel_agent.collection.worker import Task
+from kernel_agent.collection.workers import Done, Workers
+
+BUSY = """
+import sys, time
+from pathlib import Path
+from kernel_agent.collection.turns import Turns
+folder = Path(sys.argv[1])
+turns = Turns(folder)
+count = 0
+while True:
+    count += 1
+    (folder / "count.new").write_text(str(count))
+    (folder / "count.new").rename(folder / "count")
+    time.sleep(0.005)
+"""
 
 
-def test_preparing_goes_side_by_side_and_timing_waits_for_all_of_it(tmp_path: Path):
-    first, second, timer = Turns(tmp_path), Turns(tmp_path), Turns(tmp_path)
-    alone = threading.Event()
-
-    def time_something() -> None:
-        with timer.alone():
-            alone.set()
-
-    with first.beside(), second.beside():  # would hang if one kept the other out
-        thread = threading.Thread(target=time_something)
-        thread.start()
-        assert not alone.wait(0.3)
-    assert alone.wait(10)
-    thread.join()
+def count(folder: Path) -> int:
+    return int((folder / "count").read_text())
 
 
-def test_nobody_prepares_while_another_times(tmp_path: Path):
+def goes_on(folder: Path) -> bool:
+    """Whether the busy process counts on, given time."""
+    before, end = count(folder), time.monotonic() + 20
+    while count(folder) == before and time.monotonic() < end:
+        time.sleep(0.01)
+    return count(folder) > before
+
+
+@pytest.fixture
+def busy(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that never asks anybody before it works."""
+    with subprocess.Popen([sys.executable, "-c", BUSY, str(tmp_path)]) as process:
+        while not (tmp_path / "count").exists():
+            time.sleep(0.01)
+        yield process
+        process.kill()
+
+
+def test_nobody_works_while_another_times_and_all_go_on_afterwards(busy: subprocess.Popen[bytes], tmp_path: Path):
+    # A process that compiles runs what it has compiled when it likes: only a stopped one disturbs no clock.
+    assert goes_on(tmp_path)
+    with Turns(tmp_path).alone():
+        before = count(tmp_path)
+        time.sleep(0.3)
+        assert count(tmp_path) == before
+    assert goes_on(tmp_path)
+
+
+def test_a_process_that_has_ended_is_no_obstacle(busy: subprocess.Popen[bytes], tmp_path: Path):
+    busy.kill()
+    busy.wait()
+    with Turns(tmp_path).alone():
+        pass
+
+
+def test_two_do_not_time_at_once(tmp_path: Path):
     first, second = Turns(tmp_path), Turns(tmp_path)
     entered = threading.Event()
 
-    def prepare() -> None:
-        with second.beside():
+    def time_something() -> None:
+        with second.alone():
             entered.set()
 
+    thread = threading.Thread(target=time_something)
     with first.alone():
-        thread = threading.Thread(target=prepare)
         thread.start()
         assert not entered.wait(0.3)
     assert entered.wait(10)
     thread.join()
 
 
-def test_proofs_that_never_stop_leave_a_shift_to_those_who_time(tmp_path: Path):
-    # Without shifts a GPU that is always proving something would never be free for a clock.
-    provers, timer = [Turns(tmp_path, proofs=3, shift_s=0.2) for _ in range(3)], Turns(tmp_path, shift_s=0.2)
-    stop, timed = threading.Event(), threading.Event()
-
-    def prove_on_and_on(turns: Turns) -> None:
-        while not stop.is_set():
-            with turns.beside():
-                stop.wait(0.05)
-
-    def time_something() -> None:
-        with timer.alone():
-            timed.set()
-
-    threads = [threading.Thread(target=prove_on_and_on, args=(turns,)) for turns in provers]
-    threads.append(threading.Thread(target=time_something))
-    for thread in threads:
-        thread.start()
-    assert timed.wait(10)
-    stop.set()
-    for thread in threads:
-        thread.join()
+def test_those_who_were_stopped_by_a_process_that_died_are_woken(tmp_path: Path):
+    # Two workers; the pair of the one that times kills it. Left stopped, the other would hang to the sitting's end.
+    worker = (sys.executable, str(Path(__file__).with_name("dying_timer.py")), str(tmp_path))
+    tasks = [Task(path=tmp_path / "counts.py"), Task(path=tmp_path / "dies.py")]
+    with Workers(worker, jobs=2, limit_s=60) as workers:
+        done = {event.task.path.stem: event for event in workers.run(tasks) if isinstance(event, Done)}
+    assert not done["dies"].line
+    assert done["counts"].line
+    assert not done["counts"].timed_out
 
 
 def test_only_so_many_prove_at_a_time(tmp_path: Path):
