@@ -250,9 +250,9 @@ def backward(saved, grad_loss, needs=(True, True)):
                 BLOCK_T=TILE, BLOCK_V=min(BV, step), BLOCK_H=BH, num_warps=8, num_stages=3,
             )  # fmt: skip
         if needs[1]:
-            _live_dw[(triton.cdiv(H, BH), triton.cdiv(V, BV))](
+            _live_dw[(triton.cdiv(H, min(BH, 2 * step)), triton.cdiv(V, BV))](
                 grad_loss, totals, scratch, hidden, live, dw, first, most, T, V, H, 1.0 / tau, FIRST=first == 0,
-                BLOCK_T=TILE, BLOCK_V=BV, BLOCK_H=BH, num_warps=8, num_stages=2,
+                BLOCK_T=TILE, BLOCK_V=BV, BLOCK_H=min(BH, 2 * step), num_warps=8, num_stages=2,
             )  # fmt: skip
     return dx, dw.to(weight.dtype) if needs[1] else None
 
@@ -264,7 +264,7 @@ SWEEP = (
     {"B": 2, "L": 40, "V": 33, "H": 16, "chunk": 128, "dtype": "float16"},
     {"B": 5, "L": 70, "V": 40, "H": 24, "chunk": 128, "dtype": "bfloat16"},
 )
-BENCH = ({"B": 16, "L": 512, "V": 32000, "H": 1024, "chunk": 4096, "dtype": "bfloat16"},)
+BENCH = ({"B": 8, "L": 512, "V": 32000, "H": 1024, "chunk": 4096, "dtype": "bfloat16"},)
 
 
 def make_args(B, L, V, H, chunk, dtype="float32", device="cpu", seed=0):

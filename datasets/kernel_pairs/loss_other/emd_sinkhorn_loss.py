@@ -208,7 +208,7 @@ def make_args(B, N, M, iters, dtype="float32", device="cpu", seed=0):
 
 
 def _softmin(x, y, g, eps):
-    cost = 0.5 * (x[:, :, None] - y[:, None]).square().sum(-1)
+    cost = 0.5 * sum((x[:, :, None, axis] - y[:, None, :, axis]).square() for axis in range(3))
     return -eps * (torch.logsumexp((g[:, None] - cost) / eps, 2) - torch.tensor(float(y.shape[1])).log().item())
 
 

@@ -72,9 +72,10 @@ def _lstm_fwd(X, U, H0, C0, Y, Gates, Cells, B, T, H, BLOCK_B: tl.constexpr, BLO
         tl.store(Y + at, h, mask=inside)
 
 
-def _tile(H):
-    if H > 128:
-        raise ValueError("the four recurrent matrices must fit on a multiprocessor: at most 128 units")
+def _tile(H, dtype):
+    most = 64 if dtype == torch.float32 else 128
+    if most < H:
+        raise ValueError("the four recurrent matrices must fit on a multiprocessor: at most 128 units, in fp32 64")
     BLOCK_H = max(16, triton.next_power_of_2(H))
     return {"BLOCK_B": 16, "BLOCK_H": BLOCK_H, "num_warps": 8 if BLOCK_H == 128 else 4}
 
@@ -86,7 +87,7 @@ def forward(x, weight, h0, c0):
     gates = torch.empty_like(x, dtype=torch.float32 if x.dtype == torch.float32 else torch.float16)
     y = torch.empty(B, T, H, device=x.device, dtype=x.dtype)
     cells = torch.empty(B, T, H, device=x.device, dtype=torch.float32)
-    _lstm_fwd[(triton.cdiv(B, 16),)](x, weight, h0, c0, y, gates, cells, B, T, H, **_tile(H))
+    _lstm_fwd[(triton.cdiv(B, 16),)](x, weight, h0, c0, y, gates, cells, B, T, H, **_tile(H, x.dtype))
     return (y, cells[:, -1].clone()), (weight, h0, c0, gates, cells, y)
 
 
@@ -180,7 +181,7 @@ def backward(saved, grad_y, grad_c, needs=(True, True, True, True)):
     _lstm_bwd[(triton.cdiv(B, 16),)](
         grad_y, grad_c, weight, c0, gates, cells, dx, dh0, dc0, B, T, H,
         *(grad_y.stride() if has_y else (0, 0, 0)), *(grad_c.stride() if has_c else (0, 0)),
-        HAS_DY=has_y, HAS_LAST=has_c, **_tile(H),
+        HAS_DY=has_y, HAS_LAST=has_c, **_tile(H, y.dtype),
     )  # fmt: skip
     if not needs[1]:
         return dx, None, dh0, dc0
