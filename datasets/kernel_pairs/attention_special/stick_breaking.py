@@ -51,7 +51,7 @@ def _stick_fwd(
     borders = Used + base * tl.cdiv(T, BLOCK_N) + m
     for back in range(tiles):
         tile = tiles - 1 - back
-        tl.store(borders + tile.to(tl.int64) * T, used, mask=m < T)
+        tl.store(borders + tl.cast(tile, tl.int64) * T, used, mask=m < T)
         n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
         in_kv = (n[:, None] < T) & (d[None, :] < D)
         k = tl.load(K + (base + n[:, None]) * D + d[None, :], mask=in_kv, other=0.0)
@@ -126,7 +126,7 @@ def _stick_dq(
         in_kv = (n[:, None] < T) & (d[None, :] < D)
         k = tl.load(K + (base + n[:, None]) * D + d[None, :], mask=in_kv, other=0.0)
         v = tl.load(V + (base + n[:, None]) * D + d[None, :], mask=in_kv, other=0.0)
-        border = borders + tile.to(tl.int64) * T
+        border = borders + tl.cast(tile, tl.int64) * T
         used = tl.load(Used + border, mask=m < T, other=0.0)
         tl.store(Grads + border, grads, mask=m < T)
         _, dz, more_grads = _stick_tile(q, k, v, do, m, n, used, grads, scale)

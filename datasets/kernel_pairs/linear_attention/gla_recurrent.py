@@ -79,7 +79,7 @@ def _gla_step_bwd(
         k = tl.load(K + (base + t) * DK + i, mask=i < DK, other=0.0).to(tl.float32)
         g = tl.load(G + (base + t) * DK + i, mask=i < DK, other=0.0).to(tl.float32)
         v = tl.load(V + (base + t) * DV + j, mask=j < DV, other=0.0).to(tl.float32)
-        do = tl.load(DO + t.to(tl.int64) * do_t, mask=j < DV, other=0.0).to(tl.float32)
+        do = tl.load(DO + tl.cast(t, tl.int64) * do_t, mask=j < DV, other=0.0).to(tl.float32)
         state = tl.exp(g)[:, None] * state + k[:, None] * v[None, :]
         tl.store(DQParts + part + t * DK, tl.sum(state * do[None, :], 1) * scale, mask=i < DK)
     # The second loop reads dq back, perhaps by other threads.
@@ -92,7 +92,7 @@ def _gla_step_bwd(
         k = tl.load(K + (base + t) * DK + i, mask=i < DK, other=0.0).to(tl.float32)
         g = tl.load(G + (base + t) * DK + i, mask=i < DK, other=0.0).to(tl.float32)
         v = tl.load(V + (base + t) * DV + j, mask=j < DV, other=0.0).to(tl.float32)
-        do = tl.load(DO + t.to(tl.int64) * do_t, mask=j < DV, other=0.0).to(tl.float32)
+        do = tl.load(DO + tl.cast(t, tl.int64) * do_t, mask=j < DV, other=0.0).to(tl.float32)
         dstate += (q * scale)[:, None] * do[None, :]
         dk = tl.sum(dstate * v[None, :], 1)
         dg += q * tl.load(DQParts + part + t * DK, mask=i < DK, other=0.0) - k * dk

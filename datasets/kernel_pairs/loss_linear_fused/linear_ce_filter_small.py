@@ -68,7 +68,7 @@ def _filtered_ce_join(PartLse, Picked, Loss, Lse, T, parts, BLOCK_T: tl.constexp
     top = tl.full((BLOCK_T,), -1.0e30, tl.float32)
     total = tl.zeros((BLOCK_T,), tl.float32)
     for part in range(parts):
-        lse = tl.load(PartLse + part.to(tl.int64) * T + t, mask=t < T, other=0.0)
+        lse = tl.load(PartLse + tl.cast(part, tl.int64) * T + t, mask=t < T, other=0.0)
         higher = tl.maximum(top, lse)
         total = total * tl.exp(top - higher) + tl.exp(lse - higher)
         top = higher

@@ -127,7 +127,7 @@ def _split_ce_add(Parts, DLoss, DX, H, numel, splits, stride_g, BLOCK: tl.conste
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
     for split in range(splits):
-        total += tl.load(Parts + split.to(tl.int64) * numel + at, mask=at < numel, other=0.0)
+        total += tl.load(Parts + tl.cast(split, tl.int64) * numel + at, mask=at < numel, other=0.0)
     g = tl.load(DLoss + at // H * stride_g, mask=at < numel, other=0.0)
     tl.store(DX + at, g * total, mask=at < numel)
 
