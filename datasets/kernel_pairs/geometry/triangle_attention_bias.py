@@ -112,7 +112,6 @@ def _triangle_dq_dbias(
     j = tl.program_id(0) * BLOCK_J + tl.arange(0, BLOCK_J)
     n = tl.arange(0, BLOCK_N)
     d = tl.arange(0, BLOCK_D)
-    bias = _load_bias(Bias + head * N * N, j, n, N)
     dbias = tl.zeros((BLOCK_J, BLOCK_N), tl.float32)
     inside = (j[:, None] < N) & (d[None, :] < D)
     first = tl.program_id(2) * rows_each
@@ -124,7 +123,8 @@ def _triangle_dq_dbias(
         v = _load_tile(V, base, n, N, H * D, D, BLOCK_D)
         at = row * do_i + j.to(tl.int64)[:, None] * do_j + head * do_h + d[None, :] * do_d
         do = tl.load(DO + at, mask=inside, other=0.0)
-        p, top, norm = _row_softmax(q, k, bias, scale_log2)
+        # dbias has taken the registers that could have kept the bias: it is read again, from the cache.
+        p, top, norm = _row_softmax(q, k, _load_bias(Bias + head * N * N, j, n, N), scale_log2)
         # All of a row's probabilities are here: what the softmax takes off needs neither the output nor a launch.
         dp = tl.dot(do, tl.trans(v))
         delta = tl.sum(p * dp, 1)
