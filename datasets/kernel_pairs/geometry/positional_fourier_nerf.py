@@ -49,7 +49,7 @@ def _encode_fwd(X, Y, M, D: tl.constexpr, L: tl.constexpr, BLOCK_M: tl.constexpr
 
 def _blocks(D, L):
     BLOCK_J = triton.next_power_of_2(L * D)
-    return max(1, 1024 // BLOCK_J), BLOCK_J
+    return max(1, 512 // BLOCK_J), BLOCK_J
 
 
 def forward(x, frequencies=10):

@@ -79,7 +79,7 @@ def forward(x, first, second, beta=0.25):
     x, first, second = x.contiguous(), first.contiguous(), second.contiguous()
     (N, D), K1, K2 = x.shape, first.shape[0], second.shape[0]
     BLOCK_D = max(16, triton.next_power_of_2(D))
-    BLOCK_N, BLOCK_K = (64, 64) if N >= 4096 else (16, 16)
+    BLOCK_N, BLOCK_K = (64, 32) if N >= 4096 else (16, 16)
     z = torch.empty_like(x)
     indices = torch.empty(2, N, device=x.device, dtype=torch.int32)
     half = torch.empty(K1 + K2, device=x.device, dtype=torch.float32)
