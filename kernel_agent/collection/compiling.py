@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-from pydantic import Field
-
 from kernel_agent.bench.compiled import SHARED_LIMIT, CompiledKernel
+from kernel_agent.collection.kernelfacts import KernelFacts
 from kernel_agent.oracle.job import run_truth
 from kernel_agent.pairs.spec import FileFacts
-from kernel_agent.record import Record
 from kernel_agent.sandbox import Limits, Sandbox
 
 LIMITS = Limits(wall_s=600.0)
 """Compiling a kernel takes about a second of processor time, and a machine may be busy."""
-
-
-class KernelFacts(Record):
-    """One kernel of a pair: the most over its specialisations at the entries of BENCH."""
-
-    part: str = Field(description="`forward` or `backward`")
-    kernel: str
-    registers: int = Field(description="per thread")
-    spills: int = Field(description="bytes per thread that are stored and loaded back, each instruction once")
-    shared_bytes: int = Field(description="per program")
-    problem: str = Field(default="", description="why sm_90 cannot run it; nothing above counts then")
 
 
 def compiled_kernels(facts: FileFacts, sandbox: Sandbox) -> tuple[KernelFacts, ...]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from kernel_agent.collection.compiling import KernelFacts, compiled_kernels
+from kernel_agent.collection.compiling import compiled_kernels
+from kernel_agent.collection.kernelfacts import KernelFacts
 from kernel_agent.collection.verdicts import RULE, PairVerdict, one_digit
 from kernel_agent.deliver.certificate import installed_versions
 from kernel_agent.errors import InputError

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
-from kernel_agent.collection.compiling import KernelFacts
+from kernel_agent.collection.kernelfacts import KernelFacts
 from kernel_agent.collection.pairfiles import PAIRS, results_folder
 from kernel_agent.errors import EnvironmentProblem, InputError
 from kernel_agent.gate.verdict import Status

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -94,6 +96,12 @@ def test_no_text_of_a_pair_ends_the_page_s_data(some: list[PageRow]) -> None:
     evil = some[0].model_copy(update={"forward": 'x = "</script><script>alert(1)</script>"'})
     data = page([evil]).partition('type="application/json">')[2].partition("</script>")[0]
     assert json.loads(data)[0]["forward"] == evil.forward
+
+
+def test_listing_pairs_loads_no_torch() -> None:
+    # `dataset list` and `dataset page` read texts: seconds of imports would be all that they do.
+    needs = "import kernel_agent.collection.own, kernel_agent.collection.page, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", needs], check=False).returncode == 0
 
 
 def test_own_pairs_say_so_on_the_page() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel_agent.collection.compiling import KernelFacts
+from kernel_agent.collection.kernelfacts import KernelFacts
 from kernel_agent.collection.verdicts import PairVerdict, Standing, VerdictBook, one_digit
 from kernel_agent.errors import InputError
 from kernel_agent.gate.verdict import Status
