@@ -9,8 +9,6 @@ between families are, if anything, higher than for strangers' files.
 
 from __future__ import annotations
 
-import ast
-import builtins
 import sys
 import tempfile
 from collections.abc import Callable
@@ -18,58 +16,18 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from rag_wordings import renamed
 
 from kernel_agent.data import pairs_root
 from kernel_agent.pairs.sections import split_sections
 from rag import Signal, build_index
 from rag.describe import Description, describe
 from rag.index import Index
-from rag.retrieval import FEW_KNOWN_WORDS, MIN_SIM, dense_cosines, known_words, structure_cosines
+from rag.ranking import FEW_KNOWN_WORDS, Ranking, dense_cosines, known_words, weights_of
+from rag.retrieval import MIN_SIM
+from rag.schedules import LEAST_LIKE
 
 Matrix = npt.NDArray[np.float64]
-
-
-class _Renamed(ast.NodeTransformer):
-    """Every own name becomes a word that no index knows, alike wherever it stands."""
-
-    def __init__(self) -> None:
-        self.names: dict[str, str] = {}
-
-    def _new(self, name: str) -> str:
-        if name in ("tl", "triton", "torch") or hasattr(builtins, name):
-            return name
-        number = len(self.names)
-        letters = "".join(chr(ord("a") + number // 26**i % 26) for i in range(3))
-        return self.names.setdefault(name, f"zq{letters}x")
-
-    def visit_Name(self, node: ast.Name) -> ast.Name:
-        """Rename a use."""
-        node.id = self._new(node.id)
-        return node
-
-    def visit_arg(self, node: ast.arg) -> ast.arg:
-        """Rename a parameter and keep its annotation."""
-        self.generic_visit(node)
-        node.arg = self._new(node.arg)
-        return node
-
-    def visit_keyword(self, node: ast.keyword) -> ast.keyword:
-        """Leave keywords of Triton's own functions, such as `mask`, as they are."""
-        self.generic_visit(node)
-        return node
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
-        """Rename a definition and drop its docstring."""
-        self.generic_visit(node)
-        if ast.get_docstring(node) is not None:
-            node.body = node.body[1:] or [ast.Pass()]
-        node.name = self._new(node.name)
-        return node
-
-
-def renamed(forward: str) -> str:
-    """The forward with strangers' names and no docstrings."""
-    return ast.unparse(_Renamed().visit(ast.parse(forward)))
 
 
 def matrix(index: Index, queries: list[Description], of: Callable[[Description, Index], Matrix]) -> Matrix:
@@ -79,10 +37,15 @@ def matrix(index: Index, queries: list[Description], of: Callable[[Description, 
     return result
 
 
-def fused(*parts: Matrix) -> Matrix:
-    """Reciprocal rank fusion of cosines, row by row."""
-    ranks = [np.argsort(np.argsort(-part, axis=1, kind="stable"), axis=1) + 1 for part in parts]
-    return sum((1.0 / (60 + rank) for rank in ranks), np.zeros(parts[0].shape))
+def fused(queries: list[Description], index: Index, **parts: Matrix) -> Matrix:
+    """What a search orders by, row by row."""
+    result = np.zeros((len(queries), len(index.entries)))
+    for row, query in enumerate(queries):
+        weights = weights_of(len(known_words(query, index)))
+        for name, part in parts.items():
+            families = None if name == Signal.STRUCTURE.value else index.families
+            result[row] += weights[Signal(name)] / (60 + Ranking.of(part[row], families=families).ranks)
+    return result
 
 
 def hit_rate(scores: Matrix, kin: npt.NDArray[np.bool_], k: int) -> float:
@@ -128,19 +91,35 @@ def main() -> None:
 
     dense = matrix(index, queries, dense_cosines)
     lexical = matrix(index, queries, lambda query, index: index.lexical.cosines(query.terms))
-    structure = matrix(index, queries, structure_cosines)
+    structure = matrix(index, queries, lambda query, index: index.structure.cosines(query.shape))
     print(f"{len(families)} pairs, {len(set(families))} families, {kin.any(axis=1).sum()} pairs with kin")
-    report_hits(kin, dense=dense, lexical=lexical, structure=structure, fused=fused(dense, lexical))
+    together = fused(queries, index, dense=dense, lexical=lexical, structure=structure)
+    report_hits(kin, dense=dense, lexical=lexical, structure=structure, fused=together)
     for signal, scores in ((Signal.DENSE, dense), (Signal.LEXICAL, lexical), (Signal.STRUCTURE, structure)):
         report_threshold(signal, scores, kin)
 
+    named = dense, lexical
     known = [len(known_words(query, index)) for query in strange]
     print(f"\ntelling words known from other pairs: at least {least_known(index, queries)}; with every name renamed at")
     print(f"  most {max(known)}; structure ranks below {FEW_KNOWN_WORDS}")
     print("every name renamed and no docstring:")
     dense = matrix(index, strange, dense_cosines)
     lexical = matrix(index, strange, lambda query, index: index.lexical.cosines(query.terms))
-    report_hits(kin, dense=dense, lexical=lexical, structure=structure, fused=fused(structure, lexical))
+    together = fused(strange, index, lexical=lexical, structure=structure)
+    report_hits(kin, dense=dense, lexical=lexical, structure=structure, fused=together)
+    report_constants({Signal.DENSE: named[0], Signal.LEXICAL: named[1], Signal.STRUCTURE: structure}, kin)
+
+
+def report_constants(cosines: dict[Signal, Matrix], kin: npt.NDArray[np.bool_]) -> None:
+    """Print the thresholds to set: 90 % of the pairs of other families lie below `MIN_SIM`."""
+    others = ~kin & ~np.eye(len(kin), dtype=bool)
+    below = {signal: float(np.quantile(matrix[others], 0.9)) for signal, matrix in cosines.items()}
+    words = ", ".join(f"Signal.{signal.name}: {round(value, 2):.2f}" for signal, value in below.items())
+    print(f"\nset in rag/retrieval.py: MIN_SIM = {{{words}}}")
+    ratio = {Signal.DENSE: 1.0, Signal.LEXICAL: 5 / 3, Signal.STRUCTURE: 1.1}
+    words = ", ".join(f"Signal.{s.name}: {round(value * ratio[s], 2):.2f}" for s, value in below.items())
+    held = ", ".join(f"Signal.{signal.name}: {value:.2f}" for signal, value in LEAST_LIKE.items())
+    print(f"set in rag/schedules.py: LEAST_LIKE = {{{words}}} (now {{{held}}})")
 
 
 def least_known(index: Index, queries: list[Description]) -> int:

@@ -13,11 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from rag.dataflow import flow_features
 from rag.forward import ForwardPart, forward_part
 from rag.structure import body_operations, count_grams, is_kernel
 from rag.words import join_neighbours, split_words
 
-DESCRIPTION_VERSION = 2
+DESCRIPTION_VERSION = 3
 """Raised when a description changes meaning: an index of another version must be rebuilt."""
 
 NAME_WEIGHT = 3
@@ -43,6 +44,8 @@ class Description:
     """Count of each operation in the kernels: `tl.dot`, `Mult`, `For`, ..."""
     grams: Mapping[str, int]
     """Count of each run of three operations in the kernels."""
+    flow: Mapping[str, int]
+    """Count of each feature of what is stored and how memory is walked: `flow_features`."""
 
     @property
     def terms(self) -> dict[str, int]:
@@ -52,8 +55,8 @@ class Description:
 
     @property
     def shape(self) -> dict[str, int]:
-        """Operations and runs of three together: what is compared where names mean nothing."""
-        return {**self.ops, **self.grams}
+        """Operations, runs of three and flow together: what is compared where names mean nothing."""
+        return {**self.ops, **self.grams, **self.flow}
 
     @property
     def descriptor(self) -> str:
@@ -84,6 +87,7 @@ def describe(source: str, path: Path | None = None, titles: tuple[str, ...] = ()
         compounds=dict(Counter(word for text in weighted for word in join_neighbours(text))),
         ops=dict(Counter(op for body in bodies for op in body)),
         grams=dict(count_grams(bodies)),
+        flow=dict(flow_features(kernels)),
     )
 
 

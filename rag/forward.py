@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,9 @@ from kernel_agent.pairs.syntax import parse
 NOT_FORWARD = frozenset(
     {"META", "SWEEP", "make_args", "reference", "surrogate", "flops", "setup", "backward", "main", "__main__"}
 )
+
+BACKWARD_METHODS = frozenset({"backward", "vjp", "jvp", "vmap"})
+"""Methods of an autograd.Function that are not its forward."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +45,10 @@ def forward_part(source: str, path: Path | None = None) -> ForwardPart:
     docstring = ast.get_docstring(parse(source, path)) or ""
     if has_all_markers(source):
         return ForwardPart(docstring, tuple(parse(split_sections(source).forward, path).body))
-    body = parse(source, path).body[1 if docstring else 0 :]
-    return ForwardPart(docstring, tuple(_without_others(body)))
+    whole = parse(source, path).body[1 if docstring else 0 :]
+    body = [_without_backward(statement) for statement in whole]
+    methods = [was for was, now in zip(whole, body, strict=True) if was is not now]
+    return ForwardPart(docstring, tuple(_without_others(body, _names_used(methods))))
 
 
 def _functions(nodes: Iterable[ast.AST]) -> Iterator[ast.FunctionDef]:
@@ -53,12 +59,22 @@ def _functions(nodes: Iterable[ast.AST]) -> Iterator[ast.FunctionDef]:
             yield from _functions(ast.iter_child_nodes(node))
 
 
-def _without_others(body: list[ast.stmt]) -> list[ast.stmt]:
+def _without_backward(statement: ast.stmt) -> ast.stmt:
+    """A class without its methods `backward`, `vjp`, ...; any other statement as it is."""
+    if not isinstance(statement, ast.ClassDef):
+        return statement
+    kept = [s for s in statement.body if not (isinstance(s, ast.FunctionDef) and s.name in BACKWARD_METHODS)]
+    same = copy.copy(statement)
+    same.body = kept or [ast.Pass()]
+    return statement if len(kept) == len(statement.body) else same
+
+
+def _without_others(body: list[ast.stmt], dropped_uses: set[str]) -> list[ast.stmt]:
     others = [statement for statement in body if _names_bound(statement) & NOT_FORWARD]
     kept = [statement for statement in body if statement not in others]
     # A kernel that only the dropped statements use (the hand-written backward's) goes with them, and so on downwards.
     while True:
-        only_theirs = _names_used(others) - _names_used(kept)
+        only_theirs = (_names_used(others) | dropped_uses) - _names_used(kept)
         dropped = [s for s in kept if isinstance(s, ast.FunctionDef) and s.name in only_theirs]
         if not dropped:
             return kept

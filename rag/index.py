@@ -22,6 +22,7 @@ from kernel_agent.pairs.meta import read_meta
 from kernel_agent.pairs.sections import has_all_markers, split_sections
 from kernel_agent.pairs.spec import content_hash
 from rag.counts import Counts
+from rag.dense import DenseIndex
 from rag.freshness import PairFolder, Staleness
 from rag.lexical import CosineIndex
 from rag.query import RetrievedPair
@@ -104,6 +105,24 @@ class Index:
     def structure(self) -> CosineIndex:
         """Searches the entries' shapes, made on first use."""
         return CosineIndex(self.shape)
+
+    @functools.cached_property
+    def dense(self) -> DenseIndex:
+        """Searches the entries' vectors, made on first use; only for an index that has some."""
+        assert self.vectors is not None
+        return DenseIndex(self.vectors)
+
+    @functools.cached_property
+    def families(self) -> npt.NDArray[np.int64]:
+        """Number of each entry's family: [n]."""
+        numbers = {family: number for number, family in enumerate(dict.fromkeys(e.family for e in self.entries))}
+        return np.fromiter((numbers[entry.family] for entry in self.entries), dtype=np.int64)
+
+    @functools.cached_property
+    def shares_of_bound(self) -> npt.NDArray[np.float64]:
+        """Of each entry the measured share of the cost counter's bound, in [0, 1]; 0 where nothing is known: [n]."""
+        rows = ((self._home(row).speeds, entry) for row, entry in enumerate(self.entries))
+        return np.fromiter((speeds.share(entry.slug, entry.hash) for speeds, entry in rows), dtype=np.float64)
 
     def staleness(self) -> Staleness:
         """Compare the pairs on disk with the ones indexed, by content hash. A file is read again only if it changed."""

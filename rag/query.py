@@ -22,7 +22,7 @@ class Signal(str, enum.Enum):
     LEXICAL = "lexical"
     """Cosine of tf-idf weights over words and Triton operations."""
     STRUCTURE = "structure"
-    """Cosine of the operations of the kernels, names taken away."""
+    """Cosine of operations, of what feeds what and of how memory is walked, names taken away."""
 
 
 class Exclusion(str, enum.Enum):
@@ -33,6 +33,7 @@ class Exclusion(str, enum.Enum):
     NEAR_IDENTICAL = "near-identical backward"
     UNLICENSED = "not shown"
     BEYOND_K = "beyond top k"
+    NO_ROOM = "no room"
 
 
 @dataclass(frozen=True)
@@ -46,11 +47,15 @@ class Query:
     k: int = 4
     """How many pairs to choose at most."""
     min_sim: float | None = None
-    """Least similarity of a chosen pair, in [0, 1]; None: the calibrated default of the signal that judges."""
+    """Least similarity of a chosen pair, in [0, 1], by the signal that judges; None: a pair is similar that reaches the
+    calibrated default of any signal."""
     vector: tuple[float, ...] | None = None
     """The embedded `rag.embedded_text` of the source where it is known already; None: it is embedded when wanted."""
     unlicensed: bool = False
     """Harvested pairs without a licence may be chosen."""
+    room: int | None = None
+    """Characters of forward and backward that the chosen pairs have together at most; None: any number. A pair that
+    does not fit is passed over for a smaller one."""
     exclude: tuple[str, ...] = ()
     """Pairs whose path contains one of these, in any case, are not chosen. Blank ones are ignored."""
 
@@ -106,6 +111,11 @@ class RetrievedPair:
             said += [f"from {self.repository}", licence_words(self.licence)]
         return ", ".join(said)
 
+    @property
+    def size(self) -> int:
+        """Characters of forward and backward."""
+        return len(self.forward) + len(self.backward)
+
 
 @dataclass(frozen=True)
 class Scores:
@@ -114,19 +124,28 @@ class Scores:
     similarity: float
     """The cosine that `min_sim` judges, of the signal named in `SearchResult.judged_by`."""
     fused: float
-    """Sum of 1 / (60 + rank) over the signals that rank: what the order of hits follows."""
+    """Sum of weight / (60 + rank) over the signals: what the order of hits follows."""
     dense: float | None = None
     """Cosine of embedded descriptions, in [-1, 1]."""
     dense_rank: int | None = None
-    """Rank by `dense`."""
+    """Rank by `dense` and its like in the pair's family."""
     lexical: float | None = None
     """Cosine of tf-idf weights, in [0, 1]."""
     lexical_rank: int | None = None
-    """Rank by `lexical`."""
+    """Rank by `lexical` and its like in the pair's family."""
     structure: float | None = None
-    """Cosine of structure, in [0, 1]; only when few words of the query are known to the index."""
+    """Cosine of structure, in [0, 1]."""
     structure_rank: int | None = None
     """Rank by `structure`."""
+
+    def of(self, signal: Signal) -> float | None:
+        """Cosine by a signal; None where it was not used."""
+        return {Signal.DENSE: self.dense, Signal.LEXICAL: self.lexical, Signal.STRUCTURE: self.structure}[signal]
+
+    def rank_of(self, signal: Signal) -> int | None:
+        """Rank by a signal; None where it was not used."""
+        ranks = {Signal.DENSE: self.dense_rank, Signal.LEXICAL: self.lexical_rank}
+        return {**ranks, Signal.STRUCTURE: self.structure_rank}[signal]
 
 
 @dataclass(frozen=True)
@@ -158,11 +177,12 @@ class SearchResult:
     """The answer to a query."""
 
     hits: tuple[Hit, ...]
-    """The ten best by fused rank, and any chosen ones beyond them, best first."""
+    """The ten best, and any chosen ones beyond them, best first: by fused rank, with near ties decided by measured
+    speed, and a pair a little later whose techniques its family has shown."""
     judged_by: Signal
     """The signal whose cosine `min_sim` was compared with."""
     min_sim: float
-    """The threshold that was applied."""
+    """Its threshold. By default, a pair that reaches the threshold of another signal is similar as well."""
     unmatched_excludes: tuple[str, ...] = ()
     """Terms of `Query.exclude` that occur in no pair's path."""
     notice: str = ""

@@ -7,6 +7,7 @@ kernels are built alike (structure). A pair that reaches no threshold is not giv
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,14 +17,15 @@ import numpy as np
 from rag.describe import describe
 from rag.index import Entry, Index
 from rag.query import Query, RetrievedPair, Scores, Signal
-from rag.retrieval import NEAR_IDENTICAL, Ranking, backward_grams, fuse, rank, scores_of, structure_cosines
+from rag.ranking import rank
+from rag.retrieval import NEAR_IDENTICAL, backward_grams
 from rag.storage import load_index
 from rag.structure import overlap
 
 GENERIC_SHARE = 0.4
 """A technique that a larger share of the pairs has singles out no schedule, and is not searched for."""
 
-LEAST_LIKE: Mapping[Signal, float] = {Signal.DENSE: 0.5, Signal.LEXICAL: 0.15, Signal.STRUCTURE: 0.24}
+LEAST_LIKE: Mapping[Signal, float] = {Signal.DENSE: 0.51, Signal.LEXICAL: 0.15, Signal.STRUCTURE: 0.22}
 """A pair that is shown for a technique reaches one of these. By words it has to be nearer than a pair that is shown for
 its forward: a few shared words brought a table look-up to the sums of a norm."""
 
@@ -87,11 +89,6 @@ class _Shelf:
         return any(overlap(grams, backward_grams(other.backward)) >= NEAR_IDENTICAL for other in self.shown)
 
 
-def characters(pair: RetrievedPair) -> int:
-    """Length of what is shown of a pair."""
-    return len(pair.forward) + len(pair.backward)
-
-
 def search_techniques(
     wanted: Sequence[Wanted],
     query: Query,
@@ -100,7 +97,7 @@ def search_techniques(
     again: bool = False,
     n: int = 2,
     room: int = 24_000,
-    size: Callable[[RetrievedPair], int] = characters,
+    size: Callable[[RetrievedPair], int] = operator.attrgetter("size"),
     index: Index | None = None,
 ) -> tuple[TechniqueMatch, ...]:
     """Find pairs for the techniques that gradients want: at most `n` whole ones, together no larger than `room`.
@@ -115,9 +112,9 @@ def search_techniques(
     index = load_index() if index is None else index
     description = describe(query.source, query.path)
     rankings = rank(description, index, [], query.vector)
-    fused = fuse(rankings, index)
-    judging = {Signal.STRUCTURE: Ranking.of(structure_cosines(description, index)), **rankings}
-    relevant = np.any([ranking.cosines >= LEAST_LIKE[signal] for signal, ranking in judging.items()], axis=0)
+    fused = rankings.fused()
+    judging = rankings.by_signal.items()
+    relevant = np.any([ranking.cosines >= LEAST_LIKE[signal] for signal, ranking in judging], axis=0)
     allowed = [row for row in np.argsort(-fused, kind="stable") if relevant[row]]
     entries = index.entries
     given = (index.read(row) for row, entry in enumerate(entries) if entry.slug in shown)
@@ -140,7 +137,7 @@ def search_techniques(
                 taken = None if technique in known else shelf.take(one, technique, size)
             if taken is not None:
                 row, pair = taken
-                scores = scores_of(row, float(fused[row]), rankings)
+                scores = rankings.scores(row, float(fused[row]))
                 found.append(TechniqueMatch(one.grad, technique, pair, scores))
                 known.update(pair.techniques)
         if len(found) >= n:

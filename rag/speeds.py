@@ -6,6 +6,7 @@ nothing is known of any speed, and nothing is said.
 
 from __future__ import annotations
 
+import statistics
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -57,6 +58,12 @@ class Speeds:
             if line.bound_us >= SMALLEST_US:
                 by_device[line.device].append(line)
         return "; ".join(_words(device, lines) for device, lines in sorted(by_device.items()))
+
+    def share(self, slug: str, content_hash: str) -> float:
+        """Median share of the bound over shapes and devices, in [0, 1]; 0 when this text was never measured."""
+        lines = self.measured.get((slug, content_hash), ())
+        shares = [line.percent_of_bound / 100.0 for line in lines if line.bound_us >= SMALLEST_US]
+        return min(1.0, statistics.median(shares)) if shares else 0.0
 
 
 def read_speeds(folder: Path) -> Speeds:

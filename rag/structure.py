@@ -9,11 +9,21 @@ from collections.abc import Iterable, Iterator, Mapping
 
 _CALL_ROOTS = ("tl", "triton", "libdevice")
 
+_LANGUAGE = (
+    "abs arange argmax argmin associative_scan atomic_add atomic_max atomic_min cat clamp cos cumprod cumsum dot erf "
+    "exp exp2 fdiv floor full gather histogram join load log log2 make_block_ptr max maximum min minimum permute "
+    "program_id rand randint randn ravel reduce reshape rsqrt sigmoid sin softmax sort split sqrt store sum tanh topk "
+    "trans where xor_sum zeros zeros_like"
+)
+LANGUAGE = frozenset(f"tl.{name}" for name in _LANGUAGE.split())
+"""Operations of Triton that are known by their name alone: imported by name, given another, or called on a tensor."""
+
 
 def operations(node: ast.AST) -> Iterator[str]:
     """Yield the operations below a node in source order: `tl.load`, `.to`, `Add`, `For`, ...; no names, no numbers."""
     if isinstance(node, ast.Call):
-        yield from _called(node.func)
+        if (called := operation_of(node.func)) is not None:
+            yield called
     elif isinstance(node, (ast.BinOp, ast.AugAssign, ast.UnaryOp, ast.BoolOp)):
         yield type(node.op).__name__
     elif isinstance(node, ast.Compare):
@@ -24,16 +34,19 @@ def operations(node: ast.AST) -> Iterator[str]:
         yield from operations(child)
 
 
-def _called(function: ast.expr) -> Iterator[str]:
+def operation_of(function: ast.expr) -> str | None:
+    """The operation a call is of: `tl.exp`, a method as `.to`; None for a function that only its author knows."""
     if isinstance(function, ast.Name):
         if function.id in ("range", "min", "max", "abs", "sum"):
-            yield function.id
-    elif isinstance(function, ast.Attribute):
+            return function.id
+        return f"tl.{function.id}" if f"tl.{function.id}" in LANGUAGE else None
+    if isinstance(function, ast.Attribute):
         root = function.value
         while isinstance(root, ast.Attribute):
             root = root.value
         language = isinstance(root, ast.Name) and root.id in _CALL_ROOTS
-        yield ("tl." if language else ".") + function.attr
+        return ("tl." if language else ".") + function.attr
+    return None
 
 
 def is_kernel(function: ast.FunctionDef) -> bool:

@@ -4,6 +4,8 @@ import pytest
 
 from kernel_agent.errors import InputError
 from rag import Exclusion, Query, Signal, search
+from rag.describe import describe
+from rag.ranking import known_words, weights_of
 
 STRANGER = '''
 """Plans railway timetables."""
@@ -44,8 +46,9 @@ def test_pairs_are_given_whole(index, pair_source):
 
 def test_scores_tell_ranks_per_signal_and_their_fusion(index, pair_source):
     scores = search(Query(pair_source("softmax_one_row")), index).hits[0].scores
-    assert (scores.dense_rank, scores.lexical_rank, scores.structure_rank) == (1, 1, None)
-    assert scores.fused == pytest.approx(2 / 61)
+    assert (scores.dense_rank, scores.lexical_rank, scores.structure_rank) == (1, 1, 1)
+    weights = weights_of(len(known_words(describe(pair_source("softmax_one_row")), index)))
+    assert scores.fused == pytest.approx(sum(weights.values()) / 61)
     assert scores.similarity == scores.dense > 0.9
 
 
@@ -146,3 +149,39 @@ def test_lexical_index_searches_alone_and_says_so(lexical_index, layernorm):
     assert result.hits[0].pair.slug == "rmsnorm_one_row"
     assert "lexical search alone" in result.notice
     assert result.hits[0].scores.similarity == result.hits[0].scores.lexical
+
+
+def test_a_pair_without_room_gives_way_to_a_smaller_one_and_is_never_cut(index, layernorm):
+    whole = search(Query(layernorm, k=4, min_sim=0.0), index).chosen
+    room = sum(hit.pair.size for hit in whole) - 1
+    result = search(Query(layernorm, k=4, min_sim=0.0, room=room), index)
+    assert Exclusion.NO_ROOM in {hit.excluded for hit in result.hits}
+    assert sum(hit.pair.size for hit in result.chosen) <= room
+    assert result.chosen[0].pair == whole[0].pair
+
+
+def test_room_must_not_be_negative(index, layernorm):
+    with pytest.raises(InputError, match="nor room"):
+        search(Query(layernorm, room=-1), index)
+
+
+def test_a_backward_beside_the_forward_changes_no_hit(index, layernorm):
+    # A library's file brings its own backward: a class's method, and a kernel that only it launches.
+    own = layernorm + (
+        "\n\n@triton.jit\ndef attention_cross_entropy_kernel(p):\n    tl.store(p, tl.dot(tl.load(p), tl.load(p)))\n\n"
+        "class F(torch.autograd.Function):\n    @staticmethod\n    def forward(ctx, x):\n"
+        "        return layer_norm(x)\n\n"
+        "    @staticmethod\n    def backward(ctx, g):\n        attention_cross_entropy_kernel[(1,)](g)\n"
+    )
+    assert "attention" not in describe(own).words
+    assert "tl.dot" not in describe(own).ops
+    assert search(Query(own), index).hits[0].pair.slug == "rmsnorm_one_row"
+
+
+def test_a_pair_that_one_signal_finds_near_is_similar(index, layernorm):
+    # Judged by the embedding alone, a tenth of all queries lost the family that words and structure found.
+    far = tuple(-number for number in index.vectors[0].tolist())
+    hits = search(Query(layernorm, vector=far), index).hits
+    assert all(hit.scores.dense < 0.51 for hit in hits if hit.chosen)
+    assert "rmsnorm_one_row" in slugs([hit for hit in hits if hit.chosen])
+    assert not search(Query(layernorm, vector=far, min_sim=0.51), index).chosen, "what is asked for holds"
