@@ -146,9 +146,11 @@ BENCH = ({"N": 131072, "K": 1024, "D": 64, "dtype": "float32"},)
 
 def make_args(N, K, D, beta=0.25, dtype="float32", device="cpu", seed=0):
     g = torch.Generator().manual_seed(seed)
-    # The second codebook lives at the scale of what the first one leaves over.
-    tensors = torch.randn(N, D, generator=g), torch.randn(K, D, generator=g), 0.7 * torch.randn(K + 3, D, generator=g)
-    return *(t.to(device=device, dtype=getattr(torch, dtype)) for t in tensors), beta
+    # Rows lie around sums of codes, as after training, the second ones small: rounding chooses no code.
+    first, second = torch.randn(K, D, generator=g), 0.3 * torch.randn(K + 3, D, generator=g)
+    x = first[torch.randint(0, K, (N,), generator=g)] + second[torch.randint(0, K + 3, (N,), generator=g)]
+    x = x + 0.1 * torch.randn(N, D, generator=g)
+    return *(t.to(device=device, dtype=getattr(torch, dtype)) for t in (x, first, second)), beta
 
 
 def _stage(residual, codes, beta):

@@ -152,8 +152,10 @@ BENCH = ({"N": 131072, "K": 1024, "D": 64, "dtype": "float32"},)
 
 def make_args(N, K, D, beta=0.25, dtype="float32", device="cpu", seed=0):
     g = torch.Generator().manual_seed(seed)
-    tensors = torch.randn(N, D, generator=g), torch.randn(K, D, generator=g)
-    return *(t.to(device=device, dtype=getattr(torch, dtype)) for t in tensors), beta
+    codebook = torch.randn(K, D, generator=g)
+    # Rows lie around codes, as after training: which one is nearest does not hang on rounding.
+    x = codebook[torch.randint(0, K, (N,), generator=g)] + 0.3 * torch.randn(N, D, generator=g)
+    return *(t.to(device=device, dtype=getattr(torch, dtype)) for t in (x, codebook)), beta
 
 
 def reference(x, codebook, beta=0.25):
