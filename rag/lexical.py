@@ -34,6 +34,19 @@ class CosineIndex:
         """Smoothed inverse document frequency, log((1 + n) / (1 + df)) + 1; at its largest for one never seen."""
         return math.log((1 + self.counts.size) / (1 + self.frequency(feature))) + 1
 
+    def strongest(self, features: Mapping[str, int], row: int, most: int) -> tuple[str, ...]:
+        """The features that a query and a row share and that add most to their cosine, best first."""
+        added: list[tuple[float, str]] = []
+        for feature, count in features.items():
+            at = int(self.counts.find([key_of(feature)])[0]) if count > 0 else -1
+            if at < 0:
+                continue
+            start, end = int(self.counts.starts[at]), int(self.counts.starts[at + 1])
+            place = start + int(np.searchsorted(self.counts.rows[start:end], row))
+            if place < end and self.counts.rows[place] == row:
+                added.append((float(self._weights[place]) * (1.0 + math.log(count)) * float(self._rarity[at]), feature))
+        return tuple(feature for _, feature in sorted(added, key=lambda one: (-one[0], one[1]))[:most])
+
     def cosines(self, features: Mapping[str, int]) -> Floats:
         """Cosine of a query with every row: float64 [n], in [0, 1]. What no row has keeps its share of the length."""
         result = np.zeros(self.counts.size)

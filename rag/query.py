@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rag.licences import shows
@@ -56,6 +57,8 @@ class Query:
     room: int | None = None
     """Characters of forward and backward that the chosen pairs have together at most; None: any number. A pair that
     does not fit is passed over for a smaller one."""
+    explain: bool = False
+    """Whether hits say what they share with the query."""
     exclude: tuple[str, ...] = ()
     """Pairs whose path contains one of these, in any case, are not chosen. Blank ones are ignored."""
 
@@ -160,6 +163,8 @@ class Hit:
     """Why it is not chosen; None for a chosen pair."""
     detail: str = ""
     """What the exclusion refers to: the term, the threshold, the pair that is near-identical."""
+    shared: tuple[str, ...] = ()
+    """With `Query.explain`: what adds most to the cosine of the signal that counts most, best first."""
 
     @property
     def chosen(self) -> bool:
@@ -183,6 +188,10 @@ class SearchResult:
     """The signal whose cosine `min_sim` was compared with."""
     min_sim: float
     """Its threshold. By default, a pair that reaches the threshold of another signal is similar as well."""
+    weights: Mapping[Signal, float] = field(default_factory=dict)
+    """What each signal that was used counts in the fusion."""
+    known: tuple[str, ...] = ()
+    """Words of the query that tell what it computes and that the index knows, sorted."""
     unmatched_excludes: tuple[str, ...] = ()
     """Terms of `Query.exclude` that occur in no pair's path."""
     notice: str = ""

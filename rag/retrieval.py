@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from kernel_agent.errors import InputError
-from rag.describe import describe
+from rag.describe import Description, describe
 from rag.index import Entry, Index
 from rag.query import Exclusion, Hit, Query, RetrievedPair, Scores, SearchResult, Signal, licence_words
 from rag.ranking import FEW_KNOWN_WORDS, Rankings, known_words, rank
@@ -30,6 +32,9 @@ SAME_SCHEDULE = 0.95
 
 SPEED_BONUS = 0.01
 """What a pair at its bound gains over one far from it: less than one rank, so that speed decides between equals."""
+
+SHARED = 5
+"""Shared words or features that an explained hit names."""
 
 _POOL = 40
 
@@ -56,7 +61,17 @@ def search(query: Query, index: Index | None = None) -> SearchResult:
         notices.append(f"no pair is similar enough: {judge.value} similarity of at least {min_sim:.2f} is asked")
     paths = [entry.path.lower() for entry in index.entries]
     unmatched = tuple(term for term in query.terms if not any(term.lower() in path for path in paths))
-    return SearchResult(tuple(hits), judge, min_sim, unmatched, "\n".join(notices))
+    if query.explain:
+        hits = [dataclasses.replace(hit, shared=_shared(hit, description, index, rankings)) for hit in hits]
+    return SearchResult(
+        tuple(hits),
+        judge,
+        min_sim,
+        weights={signal: ranking.weight for signal, ranking in rankings.by_signal.items()},
+        known=known_words(description, index),
+        unmatched_excludes=unmatched,
+        notice="\n".join(notices),
+    )
 
 
 def embedded_text(query: Query, index: Index) -> str:
@@ -65,6 +80,14 @@ def embedded_text(query: Query, index: Index) -> str:
     if index.vectors is None or len(known_words(description, index)) < FEW_KNOWN_WORDS:
         return ""
     return description.descriptor
+
+
+def _shared(hit: Hit, description: Description, index: Index, rankings: Rankings) -> tuple[str, ...]:
+    """Words that a hit and the query share, or what their kernels share where names say nothing."""
+    row = next(row for row, entry in enumerate(index.entries) if Path(entry.path) == hit.pair.path)
+    if rankings.named:
+        return index.lexical.strongest(description.terms, row, SHARED)
+    return index.structure.strongest(description.flow, row, SHARED)
 
 
 def _least(rankings: Rankings) -> Mapping[Signal, float]:

@@ -12,7 +12,7 @@ from kernel_agent.cli.streams import err, out
 from kernel_agent.errors import InputError
 
 if TYPE_CHECKING:
-    from rag import Query
+    from rag import Query, SearchResult
 
 rag = typer.Typer(name="rag", help="Search the proven pairs, or index others.", no_args_is_help=True)
 
@@ -34,13 +34,15 @@ def search(
         str, typer.Option(help="Tag of the closed list: show the pairs that have it, instead of all.")
     ] = "",
     grad: Annotated[str, typer.Option(help="With --technique: the input whose gradient is looked for.")] = "",
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show rank and cosine by every signal, and what is shared.")
+    ] = False,
 ) -> None:
     """Show the pairs that a run on this file would retrieve.
 
-    [bold]kernel-agent rag search examples/layernorm.py --topk 4[/]\n
+    [bold]kernel-agent rag search examples/layernorm.py --topk 4 --explain[/]\n
     [bold]kernel-agent rag search examples/layernorm.py --technique atomics --grad weight[/]
     """
-    from kernel_agent.cli.tables import Listing
     from kernel_agent.pairs.userfile import read_text
     from rag import Query, open_index
     from rag import search as find
@@ -48,35 +50,53 @@ def search(
     terms = tuple(term.strip() for term in rag_exclude.split(",") if term.strip())
     if technique:
         _require_technique(technique)
-    query = Query(source=read_text(file), path=file, k=topk, min_sim=min_sim, exclude=terms, unlicensed=rag_unlicensed)
+    query = Query(
+        source=read_text(file),
+        path=file,
+        k=topk,
+        min_sim=min_sim,
+        explain=explain,
+        exclude=terms,
+        unlicensed=rag_unlicensed,
+    )
     if technique:
         _show_technique(query, technique, grad, rag_index)
         return
     with err().status("searching the pairs"):
         result = find(query, open_index(rag_index))
-    columns = ("", "pair", "standing", "similarity", "fused", "dense", "lexical", "structure", "why")
-    table = Listing(f"nearest pairs for {file.name}", columns, folding=frozenset({"why"}))
-    for hit in result.hits:
-        scores = hit.scores
-        ranks = (
-            "" if rank is None else f"#{rank}"
-            for rank in (scores.dense_rank, scores.lexical_rank, scores.structure_rank)
-        )
-        name = f"{hit.pair.family}/{hit.pair.slug}"
-        table.add(
-            "*" if hit.chosen else "",
-            name,
-            hit.pair.standing or "shipped",
-            f"{scores.similarity:.2f}",
-            f"{scores.fused:.4f}",
-            *ranks,
-            hit.reason,
-        )
-    table.show(out())
+    _show_hits(f"nearest pairs for {file.name}", result, explain=explain)
     for term in result.unmatched_excludes:
         err().print(f"no pair matches the excluded term {term!r}", soft_wrap=True)
     if result.notice:
         err().print(result.notice, soft_wrap=True)
+
+
+def _show_hits(title: str, result: SearchResult, *, explain: bool) -> None:
+    """The hits, best first; explained, with rank and cosine by every signal."""
+    from kernel_agent.cli.tables import Listing
+
+    signals = list(result.weights)
+    if explain:
+        heads = (f"{signal.value} x{result.weights[signal]:.2g}" for signal in signals)
+        columns = ("", "pair", "standing", "fused", *heads, "shares", "measured", "why not")
+    else:
+        columns = ("", "pair", "standing", "similarity", "measured", "why not")
+    table = Listing(title, columns, folding=frozenset({"shares", "measured", "why not"}))
+    for hit in result.hits:
+        scores = hit.scores
+        named = ("*" if hit.chosen else "", f"{hit.pair.family}/{hit.pair.slug}", hit.pair.standing or "shipped")
+        if explain:
+            ranks = (f"#{scores.rank_of(signal)} {scores.of(signal) or 0.0:.2f}" for signal in signals)
+            told = (f"{scores.fused:.4f}", *ranks, ", ".join(hit.shared))
+        else:
+            told = (f"{scores.similarity:.2f}",)
+        table.add(*named, *told, hit.pair.speed, hit.reason)
+    table.show(out())
+    if explain:
+        known = (
+            f"{len(result.known)} telling words known: {', '.join(result.known)}" if result.known else "no name tells"
+        )
+        err().print(f"{known}; judged by {result.judged_by.value}", soft_wrap=True)
 
 
 def _require_technique(technique: str) -> None:

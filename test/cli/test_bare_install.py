@@ -74,6 +74,16 @@ def test_search_goes_by_words_and_says_what_is_missing(bare, home):
     assert "lexical search alone" in found.err
 
 
+def test_an_explained_search_shows_ranks_by_signal_and_what_is_shared(bare, home):
+    found = bare("rag", "search", str(ROOT / "examples" / "layernorm.py"), "--explain", cwd=home)
+    assert found.code == 0, found.err
+    head, first = (line.split("\t") for line in found.out.splitlines()[:2])
+    assert head[4:6] == ["lexical x2", "structure x1"], "no signal that was not used"
+    assert first[4].startswith("#1 0.")
+    assert "layernorm" in first[head.index("shares")]
+    assert "telling words known" in found.err
+
+
 def test_pairs_are_searched_by_technique(bare, home):
     example = str(ROOT / "examples" / "layernorm.py")
     found = bare("rag", "search", example, "--technique", "two-stage-partials", "--grad", "weight", cwd=home)

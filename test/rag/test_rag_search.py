@@ -185,3 +185,11 @@ def test_a_pair_that_one_signal_finds_near_is_similar(index, layernorm):
     assert all(hit.scores.dense < 0.51 for hit in hits if hit.chosen)
     assert "rmsnorm_one_row" in slugs([hit for hit in hits if hit.chosen])
     assert not search(Query(layernorm, vector=far, min_sim=0.51), index).chosen, "what is asked for holds"
+
+
+def test_an_explained_hit_names_what_it_shares(index, layernorm):
+    result = search(Query(layernorm, explain=True), index)
+    assert set(result.hits[0].shared) & {"rstd", "norm", "row"}
+    assert "rstd" in result.known
+    assert set(result.weights) == set(Signal)
+    assert search(Query(layernorm), index).hits[0].shared == ()
