@@ -16,7 +16,7 @@ META = {
     "family": "loss_other",
     "op": "dpo_loss",
     "schema": 1,
-    "techniques": ("varlen", "broadcast-adjoint", "saved-statistics"),
+    "techniques": ("varlen", "broadcast-adjoint", "saved-statistics", "grad-in-forward"),
     "saves": ("slope: fp32 (B,)",),
     "grads": ("logps",),
     "dtypes": ("float32", "bfloat16"),
