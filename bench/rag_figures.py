@@ -12,10 +12,11 @@ import numpy as np
 import numpy.typing as npt
 from rag_wordings import Wanted, read_queries, renamed, unnamed
 
+import rag.dense
 from kernel_agent.data import pairs_root
 from rag import Query, load_index, search
 from rag.describe import describe
-from rag.embed import missing_packages
+from rag.embed import DIMENSIONS, missing_packages
 from rag.index import Index
 from rag.ranking import known_words, rank
 
@@ -104,6 +105,21 @@ def _median(sources: Sequence[str], index: Index, *, dense: bool) -> float:
     return statistics.median(times) * 1e3
 
 
+def report_scale() -> None:
+    """Print how long 100,000 vectors take to load and to compare, one by one and by inverted lists."""
+    vectors = np.random.default_rng(0).standard_normal((100_000, DIMENSIONS), dtype=np.float32)
+    vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    print("\n100,000 random vectors, one thread:")
+    for name, limit in (("one by one", len(vectors)), ("inverted lists", 0)):
+        rag.dense.EXACT_UP_TO = limit
+        start = time.perf_counter()
+        index = rag.dense.DenseIndex(vectors)
+        built = time.perf_counter() - start
+        start = time.perf_counter()
+        index.cosines(vectors[0])
+        print(f"  {name:15s} built in {built:.2f} s, a query {(time.perf_counter() - start) * 1e3:.0f} ms")
+
+
 def main() -> None:
     """Print the report."""
     if missing := missing_packages():
@@ -113,3 +129,4 @@ def main() -> None:
     print(f"{len(index.entries)} pairs of {len(families)} families in {pairs_root().name}")
     report_quality(index)
     report_times()
+    report_scale()
