@@ -257,7 +257,7 @@ def backward(saved, grad_out, needs=None):
     dk_states = _run_states(q, g, dx, scale, 1)
     _slot_grads[grid](
         q, k, v, g, x, k_states, dk_states, dv_states, do, dx, db, dw, dq, dk, dv, T, DK, DV, M, scale,
-        BLOCK_K=max(16, triton.next_power_of_2(DK)), BLOCK_V=32, **(tiles | {"num_warps": 8}),
+        BLOCK_K=max(16, triton.next_power_of_2(DK)), BLOCK_V=16, **(tiles | {"num_warps": 8}),
     )  # fmt: skip
     _gate_grads[(triton.cdiv(M, 16), B * H)](db, dw, g, dg, T, M, ROWS=64, COLS=16, num_warps=4)
     return dq, dk, dv, dg
