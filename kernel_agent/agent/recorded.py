@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from kernel_agent.agent.events import Entry, PairsRetrieved
+from kernel_agent.bench.gpu import has_gpu
+from kernel_agent.bench.records import Basis
 from kernel_agent.config import RunConfig
 
 DECISIVE: dict[str, Any] = {
@@ -21,11 +23,26 @@ DECISIVE: dict[str, Any] = {
 
 
 def as_recorded(config: RunConfig, recording: Path) -> RunConfig:
-    """`config` with the decisive fields of a recorded run's first event, except those that were given to `config`."""
-    recorded = _recorded(recording / "trace.jsonl")
+    """`config` with the decisive fields of a recorded run's first event, except those that were given to `config`.
+
+    Launch parameters that were swept by the clock are not swept by a model of it: the best might be others, and the
+    replies after the sweep change the code as it was.
+    """
+    ledger = recording / "trace.jsonl"
+    recorded = _recorded(ledger)
     taken = {name: recorded.get(name, before) for name, before in DECISIVE.items()}
+    if not has_gpu() and _was_measured(ledger):
+        taken["tune_variants"] = 0
     missing = {name: value for name, value in taken.items() if name not in config.model_fields_set}
     return RunConfig.model_validate({**config.model_dump(), **missing})
+
+
+def _was_measured(ledger: Path) -> bool:
+    """Whether the recorded run had a GPU to time on."""
+    if not ledger.is_file():
+        return False
+    with ledger.open(encoding="utf-8") as file:
+        return any('"event":"measured"' in line and f'"basis":"{Basis.MEASURED.value}"' in line for line in file)
 
 
 def _recorded(ledger: Path) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
 from scripted import (
     BACKWARD,
     CRASHING,
@@ -28,6 +29,7 @@ from kernel_agent.agent.events import Outcome, PromptName
 from kernel_agent.agent.ledger import read_ledger
 from kernel_agent.agent.orchestrator import FinishedRun
 from kernel_agent.agent.plan import GradientPrice
+from kernel_agent.agent.recorded import as_recorded
 from kernel_agent.agent.runs import Changes, resume, run
 from kernel_agent.bench.records import Basis, Measurement, ShapeTime
 from kernel_agent.config import Backend, RunConfig
@@ -339,6 +341,16 @@ def test_a_replay_takes_its_steps_as_the_recorded_run_did(tmp_path: Path) -> Non
     assert again.outcome is Outcome.DELIVERED
     assert [r.prompt for r in again.state.rounds] == [r.prompt for r in recorded.state.rounds]
     assert not [notice for r in again.state.rounds if r.reply for notice in r.reply.notices], "the asks are the same"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a machine with a GPU sweeps by the clock, as the recorded one")
+def test_what_was_swept_by_the_clock_is_not_swept_by_a_model_in_a_replay() -> None:
+    # A modelled sweep picks other parameters, and the edits of the next recorded reply apply to nothing.
+    recorded = Path(__file__).parents[2] / "LOGS" / "layernorm"
+    config = RunConfig(file=FORWARD, backend=Backend.REPLAY, replay=recorded)
+    assert as_recorded(config, recorded).tune_variants == 0
+    asked = RunConfig(file=FORWARD, backend=Backend.REPLAY, replay=recorded, tune_variants=3)
+    assert as_recorded(asked, recorded).tune_variants == 3, "who asks for a sweep gets it"
 
 
 def test_a_recording_from_before_there_were_plans_is_replayed_without_one(tmp_path: Path) -> None:
