@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rag.query import Exclusion, Hit, Query, RetrievedPair, Scores, SearchResult, Signal
+from rag.query import Exclusion, Hit, Query, QueryVector, RetrievedPair, Scores, SearchResult, Signal
 
 if TYPE_CHECKING:
     from rag.build import add_pairs, build_index, remove_pairs
@@ -27,6 +27,7 @@ __all__ = [
     "Index",
     "IndexProblem",
     "Query",
+    "QueryVector",
     "RetrievedPair",
     "Scores",
     "SearchResult",

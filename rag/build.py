@@ -17,8 +17,9 @@ from kernel_agent.pairs.spec import content_hash
 from kernel_agent.pairs.userfile import read_text
 from rag.counts import Counts
 from rag.describe import DESCRIPTION_VERSION, Description, describe
-from rag.embed import DIMENSIONS, MODEL_NAME, WEIGHTS_SHA256, embed
-from rag.index import SCHEMA, Embedding, Entry, Index, IndexProblem, Manifest, content_address, pair_files
+from rag.embedders import embed_with, embedding_named
+from rag.embedding import BUNDLED, Embedding
+from rag.index import SCHEMA, Entry, Index, IndexProblem, Manifest, content_address, pair_files
 from rag.storage import MANIFEST, load_index, unit_length, write_index
 
 
@@ -32,19 +33,21 @@ class Described:
     """What is compared."""
 
 
-def build_index(pairs: Path, output: Path, *, dense: bool = True) -> Index:
+def build_index(pairs: Path, output: Path, *, dense: bool = True, model: str | None = None) -> Index:
     """Index every pair file below `pairs` in the folder `output`, replacing an older index there.
 
     Pairs that the older index knows by their content hash are taken from it. Python files without the three section
-    markers are no pairs and are passed over. With `dense` off, the index serves lexical search alone. Raises InputError
-    for a folder without pairs or a pair that cannot be read, EnvironmentProblem if the embedding model is missing.
+    markers are no pairs and are passed over. With `dense` off, the index serves lexical search alone. `model` embeds
+    them, and every query later: the path of a sentence-transformers folder, or `openai:` and a name; None: the bundled
+    one. Raises InputError for a folder without pairs, a pair that cannot be read or a name that is no model,
+    EnvironmentProblem if the model cannot be used.
     """
     sources = dict(pair_files(pairs))
     if not sources:
         raise InputError(
             f"no pair files below {pairs}", remedy="a pair file has the sections forward, backward and check"
         )
-    older = _older(output, pairs, dense=dense)
+    older = _older(output, pairs, embedding_named(model) if dense else None)
     hashes = {path: content_hash(source) for path, source in sources.items()}
     known = {entry.path: row for row, entry in enumerate(older.entries) if hashes.get(entry.path) == entry.hash}
     new = {path: source for path, source in sources.items() if path not in known}
@@ -55,10 +58,11 @@ def add_pairs(index: Path, pairs: Path, paths: Sequence[Path], *, verified: bool
     """Let the index in the folder `index` learn these pair files; nothing else below `pairs` is read.
 
     `paths` lie below `pairs`, or are relative to it; those known already are described anew. `verified` is kept with
-    them. Where there is no index yet, one is made, with vectors if `dense` says so. Raises InputError for a path that
+    them. Their vectors are of the index's model. Where there is no index yet, one is made, with vectors of the
+    bundled model if `dense` says so. Raises InputError for a path that
     is no pair file or lies elsewhere, IndexProblem for an index that cannot be used or belongs to another folder.
     """
-    older = load_index(index) if (index / MANIFEST).is_file() else _empty(index, pairs, dense=dense)
+    older = load_index(index) if (index / MANIFEST).is_file() else _empty(index, pairs, BUNDLED if dense else None)
     if older.pairs != pairs.resolve():
         raise IndexProblem(f"the index {index} is one over {older.pairs}", remedy=f"name another index for {pairs}")
     sources: dict[str, str] = {}
@@ -119,7 +123,7 @@ def _changed(older: Index, kept: Sequence[int], new: Sequence[Described]) -> Ind
     shape = older.shape.take(kept).joined(Counts.of([description.shape for description in descriptions]))
     vectors: npt.NDArray[np.float32] | None = None
     if older.vectors is not None:
-        fresh = unit_length(embed([description.descriptor for description in descriptions]))
+        fresh = unit_length(embed_with(older.embedding, [description.descriptor for description in descriptions]))
         vectors = np.concatenate([older.vectors[np.asarray(kept, dtype=np.int64)], fresh])[order]
     address = content_address({entry.path: entry.hash for entry in entries})
     index = Index(
@@ -134,9 +138,9 @@ def _changed(older: Index, kept: Sequence[int], new: Sequence[Described]) -> Ind
     return index
 
 
-def _older(output: Path, pairs: Path, *, dense: bool) -> Index:
+def _older(output: Path, pairs: Path, embedding: Embedding | None) -> Index:
     """The index in the folder if it can be built upon, else an empty one."""
-    empty = _empty(output, pairs, dense=dense)
+    empty = _empty(output, pairs, embedding)
     try:
         older = load_index(output)
     except IndexProblem:
@@ -145,14 +149,14 @@ def _older(output: Path, pairs: Path, *, dense: bool) -> Index:
     return older if usable else empty
 
 
-def _empty(folder: Path, pairs: Path, *, dense: bool) -> Index:
+def _empty(folder: Path, pairs: Path, embedding: Embedding | None) -> Index:
     manifest = Manifest(
         schema=SCHEMA,
         description=DESCRIPTION_VERSION,
         pairs=Path(os.path.relpath(pairs.resolve(), folder.resolve())).as_posix(),
-        embedding=Embedding(model=MODEL_NAME, sha256=WEIGHTS_SHA256, dimensions=DIMENSIONS) if dense else None,
+        embedding=embedding,
         entries=0,
         content=content_address({}),
     )
-    vectors = np.zeros((0, DIMENSIONS), np.float32) if dense else None
+    vectors = None if embedding is None else np.zeros((0, embedding.dimensions), np.float32)
     return Index(folder, manifest, (), Counts.of([]), Counts.of([]), vectors)

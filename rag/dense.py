@@ -16,6 +16,9 @@ EXACT_UP_TO = 200_000
 SAMPLED, VISITED = 40, 8
 """Vectors per list that its centre is learned from, and one in how many lists is visited by a query."""
 
+UNRELATED, SAMPLED_ENTRIES = 0.9, 2_000
+"""Share of pairs of different families that a default threshold shuts out, and of how many entries it is learned."""
+
 FOUND = 512
 """Entries that a search of the lists gives. The others count as just below the last of them."""
 
@@ -37,6 +40,17 @@ class DenseIndex:
         cosines = np.full(self.size, float(found[0][near].min()) - 1e-6 if near.any() else 0.0)
         cosines[rows[0][near]] = found[0][near]
         return cosines
+
+
+def unrelated_cosine(vectors: npt.NDArray[np.float32], families: npt.NDArray[np.int64]) -> float | None:
+    """Cosine that nine in ten pairs of entries of different families stay below; None with fewer than two families.
+
+    Of many entries, evenly spaced ones are compared.
+    """
+    step = max(1, len(vectors) // SAMPLED_ENTRIES)
+    some, numbers = vectors[::step], families[::step]
+    different = numbers[:, None] != numbers[None, :]
+    return float(np.quantile((some @ some.T)[different], UNRELATED)) if different.any() else None
 
 
 def _exact(dimensions: int) -> Any:

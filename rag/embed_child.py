@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from rag.embed import embed
+from rag.embed_folder import model_files
+from rag.embedders import embed_with
+from rag.embedding import Embedding
 
 
 class _Call(Protocol):
@@ -20,11 +22,16 @@ class _Call(Protocol):
 
 
 def embedded(call: _Call) -> None:
-    """Payload: `text`. Sends one message with its `vector`."""
-    (vector,) = embed([call.payload["text"]])
+    """Payload: `text`, and `embedding` as a record of `Embedding`. Sends one message with its `vector`."""
+    (vector,) = embed_with(Embedding.model_validate(call.payload["embedding"]), [call.payload["text"]])
     call.send({"vector": [float(number) for number in vector]})
 
 
-def readable() -> tuple[Path, ...]:
-    """What the child reads besides the interpreter and what is installed with it."""
-    return (Path(os.path.dirname(os.path.abspath(__file__))),)
+def readable(embedding: Embedding) -> tuple[Path, ...]:
+    """What the child reads besides the interpreter and what is installed with it: this package, and a local model."""
+    package = Path(os.path.dirname(os.path.abspath(__file__)))
+    if embedding.bundled or embedding.remote:
+        return (package,)
+    folder = Path(embedding.model)
+    # Files of a model cache are links to another folder.
+    return (package, folder, *sorted({path.resolve().parent for path in model_files(folder)} - {folder}))

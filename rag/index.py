@@ -22,7 +22,8 @@ from kernel_agent.pairs.meta import read_meta
 from kernel_agent.pairs.sections import has_all_markers, split_sections
 from kernel_agent.pairs.spec import content_hash
 from rag.counts import Counts
-from rag.dense import DenseIndex
+from rag.dense import DenseIndex, unrelated_cosine
+from rag.embedding import BUNDLED, Embedding
 from rag.freshness import PairFolder, Staleness
 from rag.lexical import CosineIndex
 from rag.query import RetrievedPair
@@ -38,14 +39,6 @@ class IndexProblem(EnvironmentProblem):
 
 class _Stored(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Embedding(_Stored):
-    """Which model made the vectors."""
-
-    model: str = Field(description="name of the embedding model")
-    sha256: str = Field(description="SHA-256 of its weights file")
-    dimensions: int = Field(description="length of a vector")
 
 
 class Manifest(_Stored):
@@ -111,6 +104,29 @@ class Index:
         """Searches the entries' vectors, made on first use; only for an index that has some."""
         assert self.vectors is not None
         return DenseIndex(self.vectors)
+
+    @property
+    def embedding(self) -> Embedding:
+        """The model that embeds a query; only for an index that has vectors."""
+        return self.manifest.embedding or BUNDLED
+
+    @functools.cached_property
+    def uncompared(self) -> tuple[Index, ...]:
+        """Joined indexes whose vectors cannot be compared with these: another model made them, or there are none."""
+        return tuple(one for one in self.joined if one.entries and one.manifest.embedding != self.manifest.embedding)
+
+    @functools.cached_property
+    def embedded(self) -> npt.NDArray[np.bool_]:
+        """Whether each entry has a vector of `embedding`: bool [n]."""
+        parts = [np.full(len(self.entries) - sum(len(one.entries) for one in self.joined), True)]
+        parts += [np.full(len(one.entries), all(one is not other for other in self.uncompared)) for one in self.joined]
+        return np.concatenate(parts)
+
+    @functools.cached_property
+    def unrelated_cosine(self) -> float | None:
+        """See `rag.dense.unrelated_cosine`; only for an index that has vectors."""
+        assert self.vectors is not None
+        return unrelated_cosine(self.vectors[self.embedded], self.families[self.embedded])
 
     @functools.cached_property
     def families(self) -> npt.NDArray[np.int64]:

@@ -38,6 +38,16 @@ class Exclusion(str, enum.Enum):
 
 
 @dataclass(frozen=True)
+class QueryVector:
+    """An embedded description, and the model that made it."""
+
+    made_by: str
+    """`Embedding.identity` of the model. For an index of another one, the query is embedded anew."""
+    numbers: tuple[float, ...]
+    """The vector, of unit length: [d]."""
+
+
+@dataclass(frozen=True)
 class Query:
     """A forward that looks for pairs like it."""
 
@@ -50,7 +60,7 @@ class Query:
     min_sim: float | None = None
     """Least similarity of a chosen pair, in [0, 1], by the signal that judges; None: a pair is similar that reaches the
     calibrated default of any signal."""
-    vector: tuple[float, ...] | None = None
+    vector: QueryVector | None = None
     """The embedded `rag.embedded_text` of the source where it is known already; None: it is embedded when wanted."""
     unlicensed: bool = False
     """Harvested pairs without a licence may be chosen."""

@@ -8,16 +8,17 @@ family is near is a safer answer than a lone neighbour. Weights and constants we
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from rag.describe import Description
-from rag.embed import embed, missing_packages
+from rag.embedders import embed_with, missing_for
+from rag.embedding import EmbeddingProblem
 from rag.index import Index
-from rag.query import Scores, Signal
+from rag.query import QueryVector, Scores, Signal
 from rag.words import LAYOUT_WORDS
 
 FEW_KNOWN_WORDS = 3
@@ -44,6 +45,8 @@ class Ranking:
     """Starting at 1, by cosine and, for words, family; what is equal keeps the entries' order: [n]."""
     weight: float
     """What this ranking counts in the fusion."""
+    compared: npt.NDArray[np.bool_] | None = None
+    """Entries that this signal can compare: [n]; None: all. The others have the cosine -1, and ranks of words."""
 
     @classmethod
     def of(cls, cosines: Floats, weight: float = 1.0, families: npt.NDArray[np.int64] | None = None) -> Ranking:
@@ -52,6 +55,20 @@ class Ranking:
         ranks = np.empty(len(cosines), dtype=np.int64)
         ranks[np.argsort(-near, kind="stable")] = np.arange(1, len(cosines) + 1)
         return cls(cosines, ranks, weight)
+
+    def only(self, compared: npt.NDArray[np.bool_], families: npt.NDArray[np.int64], words: Ranking) -> Ranking:
+        """This ranking among the entries it can compare; the others keep the rank that words give them.
+
+        So a pair that cannot be compared neither gains nor loses by this signal: its words count in its place.
+        """
+        among = Ranking.of(self.cosines[compared], self.weight, families[compared])
+        cosines, ranks = np.full(len(compared), -1.0), words.ranks.copy()
+        cosines[compared], ranks[compared] = among.cosines, among.ranks
+        return Ranking(cosines, ranks, self.weight, compared)
+
+    def compares(self, row: int) -> bool:
+        """Whether this signal can compare the entry of a row."""
+        return self.compared is None or bool(self.compared[row])
 
 
 @dataclass(frozen=True)
@@ -69,6 +86,10 @@ class Rankings:
             return Signal.STRUCTURE
         return Signal.DENSE if Signal.DENSE in self.by_signal else Signal.LEXICAL
 
+    def judge_of(self, row: int) -> Signal:
+        """The judge of the entry of a row: words where it cannot be compared by the embedding."""
+        return self.judge if self.by_signal[self.judge].compares(row) else Signal.LEXICAL
+
     def fused(self) -> Floats:
         """The score that orders the entries: float64 [n], the higher the nearer."""
         rankings = list(self.by_signal.values())
@@ -80,11 +101,13 @@ class Rankings:
 
         def of(signal: Signal) -> tuple[float | None, int | None]:
             ranking = self.by_signal.get(signal)
-            return (None, None) if ranking is None else (float(ranking.cosines[row]), int(ranking.ranks[row]))
+            if ranking is None or not ranking.compares(row):
+                return None, None
+            return float(ranking.cosines[row]), int(ranking.ranks[row])
 
         (dense, dense_rank), (lexical, lexical_rank), (structure, structure_rank) = map(of, Signal)
         return Scores(
-            similarity=float(self.by_signal[self.judge].cosines[row]),
+            similarity=float(self.by_signal[self.judge_of(row)].cosines[row]),
             fused=fused,
             dense=dense,
             dense_rank=dense_rank,
@@ -95,11 +118,12 @@ class Rankings:
         )
 
 
-def rank(description: Description, index: Index, notices: list[str], vector: Sequence[float] | None = None) -> Rankings:
+def rank(description: Description, index: Index, notices: list[str], vector: QueryVector | None = None) -> Rankings:
     """Rank all entries by every signal that can be had; what cannot is added to the notices.
 
-    `vector` is the embedded description where it is known already.
+    `vector` is the embedded description where it is known already; one that another model made is not used.
     """
+    vector = fitting(vector, index)
     cosines = {
         Signal.LEXICAL: index.lexical.cosines(description.terms),
         Signal.STRUCTURE: index.structure.cosines(description.shape),
@@ -110,16 +134,24 @@ def rank(description: Description, index: Index, notices: list[str], vector: Seq
         notices.append("few words of this forward are known to the index: its structure is compared instead")
     elif index.vectors is None:
         notices.append("the index holds no embeddings: lexical search alone")
-    elif missing := missing_packages(embedded=vector is not None):
+    elif missing := missing_for(index.embedding, embedded=vector is not None):
         notices.append(f"no embedding model ({', '.join(missing)} not installed): lexical search alone")
     else:
-        cosines[Signal.DENSE] = dense_cosines(description, index, vector)
+        try:
+            cosines[Signal.DENSE] = dense_cosines(description, index, vector)
+        except EmbeddingProblem as problem:
+            notices.append(f"{problem.message}: lexical search alone ({problem.remedy})")
     weights = weights_of(known)
     by_signal = {
         signal: Ranking.of(cosines[signal], weights[signal], None if signal is Signal.STRUCTURE else index.families)
         for signal in Signal
         if signal in cosines
     }
+    if Signal.DENSE in by_signal and not index.embedded.all():
+        by_signal[Signal.DENSE] = by_signal[Signal.DENSE].only(
+            index.embedded, index.families, by_signal[Signal.LEXICAL]
+        )
+        notices.extend(_other_model(other, index) for other in index.uncompared)
     return Rankings(by_signal, named)
 
 
@@ -150,7 +182,28 @@ def known_words(description: Description, index: Index) -> tuple[str, ...]:
     return tuple(sorted(word for word in telling if word in index.lexical))
 
 
-def dense_cosines(description: Description, index: Index, vector: Sequence[float] | None = None) -> Floats:
-    """Cosines of the embedded descriptor, `vector` where it is known already, with every entry: float64 [n]."""
-    query = embed([description.descriptor])[0] if vector is None else np.asarray(vector, dtype=np.float32)
-    return index.dense.cosines(query)
+def dense_cosines(description: Description, index: Index, vector: QueryVector | None = None) -> Floats:
+    """Cosines of the embedded descriptor, `vector` where it is known already, with every entry: float64 [n].
+
+    Raises what `embed_with` raises.
+    """
+    known = fitting(vector, index)
+    if known is None:
+        return index.dense.cosines(embed_with(index.embedding, [description.descriptor])[0])
+    return index.dense.cosines(np.asarray(known.numbers, dtype=np.float32))
+
+
+def fitting(vector: QueryVector | None, index: Index) -> QueryVector | None:
+    """The vector if the model of the index made it, else None."""
+    if vector is None or index.vectors is None:
+        return None
+    same = vector.made_by == index.embedding.identity and len(vector.numbers) == index.vectors.shape[1]
+    return vector if same else None
+
+
+def _other_model(other: Index, index: Index) -> str:
+    theirs = "no embeddings" if other.manifest.embedding is None else f"embeddings of {other.embedding.model}"
+    return (
+        f"{len(other.entries)} pairs of {other.pairs} have {theirs}, the others of {index.embedding.model}:"
+        " they are compared by words and structure (build their index again with that model)"
+    )

@@ -54,8 +54,8 @@ def search(query: Query, index: Index | None = None) -> SearchResult:
     notices: list[str] = []
     rankings = rank(description, index, notices, query.vector)
     judge = rankings.judge
-    min_sim = MIN_SIM[judge] if query.min_sim is None else query.min_sim
-    least = {judge: min_sim} if query.min_sim is not None else _least(rankings)
+    min_sim = default_min_sim(index)[judge] if query.min_sim is None else query.min_sim
+    least = _least(rankings, index)
     hits = _choose(query, index, rankings, least, notices)
     if query.k and not any(hit.chosen for hit in hits):
         notices.append(f"no pair is similar enough: {judge.value} similarity of at least {min_sim:.2f} is asked")
@@ -90,10 +90,19 @@ def _shared(hit: Hit, description: Description, index: Index, rankings: Rankings
     return index.structure.strongest(description.flow, row, SHARED)
 
 
-def _least(rankings: Rankings) -> Mapping[Signal, float]:
-    """The calibrated thresholds of which a pair reaches one. Without names, what words say is not asked."""
+def default_min_sim(index: Index, defaults: Mapping[Signal, float] = MIN_SIM) -> Mapping[Signal, float]:
+    """The thresholds for an index: for another embedding model than the bundled one, its own cosines tell by the same
+    rule what is similar."""
+    if index.vectors is None or index.embedding.bundled or index.unrelated_cosine is None:
+        return defaults
+    return {**defaults, Signal.DENSE: index.unrelated_cosine}
+
+
+def _least(rankings: Rankings, index: Index) -> Mapping[Signal, float]:
+    """The thresholds of which a pair reaches one. Without names, what words say is not asked."""
     signals = rankings.by_signal if rankings.named else (Signal.STRUCTURE,)
-    return {signal: MIN_SIM[signal] for signal in signals}
+    least = default_min_sim(index)
+    return {signal: least[signal] for signal in signals}
 
 
 def _choose(
@@ -121,7 +130,10 @@ def _choose(
         if pair is None:
             continue
         scores = rankings.scores(row, float(fused[row]))
-        excluded, detail = _exclusion(query, entry, pair, scores, least, chosen)
+        asked = {signal: bound for signal, bound in least.items() if scores.of(signal) is not None}
+        if query.min_sim is not None:
+            asked = {rankings.judge_of(row): query.min_sim}
+        excluded, detail = _exclusion(query, entry, pair, scores, asked, chosen)
         if excluded is None:
             chosen.append(pair)
         if excluded is None or len(hits) < SHOWN:

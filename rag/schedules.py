@@ -18,7 +18,7 @@ from rag.describe import describe
 from rag.index import Entry, Index
 from rag.query import Query, RetrievedPair, Scores, Signal
 from rag.ranking import rank
-from rag.retrieval import NEAR_IDENTICAL, backward_grams
+from rag.retrieval import NEAR_IDENTICAL, backward_grams, default_min_sim
 from rag.storage import load_index
 from rag.structure import overlap
 
@@ -114,7 +114,8 @@ def search_techniques(
     rankings = rank(description, index, [], query.vector)
     fused = rankings.fused()
     judging = rankings.by_signal.items()
-    relevant = np.any([ranking.cosines >= LEAST_LIKE[signal] for signal, ranking in judging], axis=0)
+    least = default_min_sim(index, LEAST_LIKE)
+    relevant = np.any([ranking.cosines >= least[signal] for signal, ranking in judging], axis=0)
     allowed = [row for row in np.argsort(-fused, kind="stable") if relevant[row]]
     entries = index.entries
     given = (index.read(row) for row, entry in enumerate(entries) if entry.slug in shown)

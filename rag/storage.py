@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from kernel_agent.data import index_path
 from rag.counts import Counts
 from rag.describe import DESCRIPTION_VERSION
-from rag.embed import WEIGHTS_SHA256
+from rag.embedding import BUNDLED
 from rag.index import SCHEMA, Entry, Index, IndexProblem, Manifest, content_address
 
 MANIFEST, ENTRIES, FEATURES, VECTORS = "manifest.json", "entries.jsonl", "features.npz", "vectors.npy"
@@ -38,7 +38,7 @@ def load_index(path: Path | None = None) -> Index:
         raise _problem(folder, f"the retrieval index cannot be read ({type(error).__name__})") from error
     if (manifest.schema_version, manifest.description) != (SCHEMA, DESCRIPTION_VERSION):
         raise _problem(folder, "the retrieval index was written by another version of kernel-agent")
-    if manifest.embedding and manifest.embedding.sha256 != WEIGHTS_SHA256:
+    if manifest.embedding and manifest.embedding.bundled and manifest.embedding != BUNDLED:
         raise _problem(folder, "the vectors of the retrieval index come from other weights than the ones in use")
     try:
         with (folder / ENTRIES).open("rb") as lines:

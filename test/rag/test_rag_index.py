@@ -123,7 +123,7 @@ def test_lost_entry_is_refused(copied):
     [
         ("description", 0, "another version of kernel-agent"),
         ("schema", 99, "another version of kernel-agent"),
-        ("embedding", {"model": "other", "sha256": "0" * 64, "dimensions": 384}, "other weights"),
+        ("embedding", {"model": "all-MiniLM-L6-v2", "sha256": "0" * 64, "dimensions": 384}, "other weights"),
     ],
 )
 def test_index_of_another_make_is_refused(copied, key, value, message):

@@ -3,7 +3,7 @@
 import pytest
 
 from kernel_agent.errors import InputError
-from rag import Exclusion, Query, Signal, search
+from rag import Exclusion, Query, QueryVector, Signal, search
 from rag.describe import describe
 from rag.ranking import known_words, weights_of
 
@@ -180,7 +180,7 @@ def test_a_backward_beside_the_forward_changes_no_hit(index, layernorm):
 
 def test_a_pair_that_one_signal_finds_near_is_similar(index, layernorm):
     # Judged by the embedding alone, a tenth of all queries lost the family that words and structure found.
-    far = tuple(-number for number in index.vectors[0].tolist())
+    far = QueryVector(index.embedding.identity, tuple(-number for number in index.vectors[0].tolist()))
     hits = search(Query(layernorm, vector=far), index).hits
     assert all(hit.scores.dense < 0.51 for hit in hits if hit.chosen)
     assert "rmsnorm_one_row" in slugs([hit for hit in hits if hit.chosen])
