@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from kernel_agent.agent.events import Entry, PairsRetrieved
-from kernel_agent.bench.gpu import has_gpu
 from kernel_agent.bench.records import Basis
 from kernel_agent.config import RunConfig
 
@@ -28,6 +27,8 @@ def as_recorded(config: RunConfig, recording: Path) -> RunConfig:
     Launch parameters that were swept by the clock are not swept by a model of it: the best might be others, and the
     replies after the sweep change the code as it was.
     """
+    from kernel_agent.bench.gpu import has_gpu  # imports torch
+
     ledger = recording / "trace.jsonl"
     recorded = _recorded(ledger)
     taken = {name: recorded.get(name, before) for name, before in DECISIVE.items()}
