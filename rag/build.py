@@ -39,8 +39,9 @@ def build_index(pairs: Path, output: Path, *, dense: bool = True, model: str | N
     Pairs that the older index knows by their content hash are taken from it. Python files without the three section
     markers are no pairs and are passed over. With `dense` off, the index serves lexical search alone. `model` embeds
     them, and every query later: the path of a sentence-transformers folder, or `openai:` and a name; None: the bundled
-    one. Raises InputError for a folder without pairs, a pair that cannot be read or a name that is no model,
-    EnvironmentProblem if the model cannot be used.
+    one. A harvested pair that the older index does not know counts as unverified. Raises InputError for a folder
+    without pairs, a pair that cannot be read or a name that is no model, EnvironmentProblem if the model cannot be
+    used.
     """
     sources = dict(pair_files(pairs))
     if not sources:
@@ -90,8 +91,11 @@ def remove_pairs(index: Path, paths: Sequence[Path]) -> Index:
     return _changed(older, [row for row, entry in enumerate(older.entries) if entry.path not in gone], ())
 
 
-def describe_pairs(pairs: Path, sources: Mapping[str, str], *, verified: bool = True) -> tuple[Described, ...]:
-    """Describe pair files given as text by path relative to `pairs`; raises InputError with the path of a bad one."""
+def describe_pairs(pairs: Path, sources: Mapping[str, str], *, verified: bool | None = None) -> tuple[Described, ...]:
+    """Describe pair files given as text by path relative to `pairs`; raises InputError with the path of a bad one.
+
+    Where `verified` is not said, a pair that was harvested counts as unverified.
+    """
     found = []
     for path, source in sources.items():
         try:
@@ -108,7 +112,7 @@ def describe_pairs(pairs: Path, sources: Mapping[str, str], *, verified: bool = 
             docstring=description.docstring,
             techniques=meta.techniques,
             grads=meta.grads,
-            verified=verified,
+            verified=not meta.repository if verified is None else verified,
         )
         found.append(Described(entry, description))
     return tuple(found)

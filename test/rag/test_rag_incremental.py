@@ -27,7 +27,7 @@ def described(monkeypatch):
     """Paths that were described, in order."""
     seen, real = [], rag.build.describe_pairs
 
-    def watched(pairs, sources, *, verified=True):
+    def watched(pairs, sources, *, verified=None):
         seen.extend(sources)
         return real(pairs, sources, verified=verified)
 
@@ -160,3 +160,14 @@ def test_vectors_of_another_model_are_not_compared_when_indexes_are_joined(index
     joined = join_indexes(index, lexical_index)
     assert joined.vectors.shape == (14, 384)
     assert not joined.vectors[7:].any()
+
+
+def test_a_build_proves_no_harvested_pair(folder):
+    # A whole build over one's own pairs, with another model say, knows no verdict: it must not make one up.
+    path = folder / SOFTMAX
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace("META = {", 'META = {"repository": "some_library", ', 1), encoding="utf-8")
+    assert "some_library" in path.read_text(encoding="utf-8")
+    verified = {entry.path: entry.verified for entry in build_index(folder, folder / "index", dense=False).entries}
+    assert verified.pop(SOFTMAX.as_posix()) is False
+    assert all(verified.values()), "nobody else's"
