@@ -12,6 +12,7 @@ from pathlib import Path
 from kernel_agent.agent import events as ev
 from kernel_agent.agent.events import Entry, PhaseName, PromptName
 from kernel_agent.agent.ledger import read_ledger
+from kernel_agent.agent.speedwords import microseconds, ratio
 from kernel_agent.agent.state import RunState, fold
 from kernel_agent.bench.records import Measurement
 from kernel_agent.models.tokens import estimate_tokens
@@ -85,8 +86,8 @@ def _overview(found: list[Run]) -> None:
         first, last = run.measured
         print(
             f"| `{run.name}` | {len(asked)} | {len(drafts)} | {sum(ask.estimated_input for ask in asked):,} "
-            f"| {sum(estimate_tokens(one.reply.text) for one in replied):,} | {_us(first.geomean_us)} "
-            f"| {_us(last.geomean_us)} | {_times_of(last, 'eager_us')} | {_times_of(last, 'compiled_us')} |"
+            f"| {sum(estimate_tokens(one.reply.text) for one in replied):,} | {microseconds(first.geomean_us)} "
+            f"| {microseconds(last.geomean_us)} | {_times_of(last, 'eager_us')} | {_times_of(last, 'compiled_us')} |"
         )
     print()
 
@@ -101,10 +102,8 @@ def _times(found: list[Run]) -> None:
             bound = "-" if after.bound_us is None else f"{after.bound_us / after.median_us:.0%}"
             eager = "-" if after.eager_us is None else f"{after.eager_us / after.median_us:.2f}"
             compiled = "-" if after.compiled_us is None else f"{after.compiled_us / after.median_us:.2f}"
-            print(
-                f"| `{run.name}` | {after.label} | {_us(before.median_us)} | {_us(after.median_us)} | {bound} "
-                f"| {eager} | {compiled} |"
-            )
+            times = f"{microseconds(before.median_us)} | {microseconds(after.median_us)}"
+            print(f"| `{run.name}` | {after.label} | {times} | {bound} | {eager} | {compiled} |")
     print()
 
 
@@ -140,19 +139,9 @@ def _optimising(run: Run) -> str:
     return " ".join(said)
 
 
-def _us(microseconds: float) -> str:
-    return f"{microseconds:.1f} us" if microseconds < 1000 else f"{microseconds / 1000:.2f} ms"
-
-
 def _times_of(measurement: Measurement, baseline: str) -> str:
-    known = [(getattr(shape, baseline), shape.median_us) for shape in measurement.shapes]
-    ratios = [base / own for base, own in known if base is not None]
-    if not ratios:
-        return "-"
-    product = 1.0
-    for ratio in ratios:
-        product *= ratio
-    return f"{product ** (1 / len(ratios)):.2f}"
+    value = ratio([(getattr(shape, baseline), shape.median_us) for shape in measurement.shapes])
+    return "-" if value is None else f"{value:.2f}"
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,46 +30,43 @@ def as_recorded(config: RunConfig, recording: Path) -> RunConfig:
     """
     from kernel_agent.bench.gpu import has_gpu  # imports torch
 
-    ledger = recording / "trace.jsonl"
-    recorded = _recorded(ledger)
+    recorded = _configuration(recording)
     taken = {name: recorded.get(name, before) for name, before in DECISIVE.items()}
-    if not has_gpu() and _was_measured(ledger):
+    if not has_gpu() and _was_measured(recording):
         taken["tune_variants"] = 0
     missing = {name: value for name, value in taken.items() if name not in config.model_fields_set}
     return RunConfig.model_validate({**config.model_dump(), **missing})
 
 
-def _was_measured(ledger: Path) -> bool:
+def pairs_as_recorded(recording: Path) -> PairsRetrieved | None:
+    """What the recorded run retrieved: its plan speaks of these pairs. None where its ledger holds none."""
+    for line in _lines(recording):
+        if '"pairs_retrieved"' in line:
+            event = Entry.model_validate_json(line).event
+            if isinstance(event, PairsRetrieved):
+                return event
+    return None
+
+
+def _was_measured(recording: Path) -> bool:
     """Whether the recorded run had a GPU to time on."""
-    if not ledger.is_file():
-        return False
-    with ledger.open(encoding="utf-8") as file:
-        return any('"event":"measured"' in line and f'"basis":"{Basis.MEASURED.value}"' in line for line in file)
+    basis = f'"basis":"{Basis.MEASURED.value}"'
+    return any('"event":"measured"' in line and basis in line for line in _lines(recording))
 
 
-def _recorded(ledger: Path) -> dict[str, Any]:
-    """The configuration of a ledger's first event; empty where there is none, as replies alone can be replayed."""
-    if not ledger.is_file():
-        return {}
-    with ledger.open(encoding="utf-8") as file:
-        first = file.readline()
+def _configuration(recording: Path) -> dict[str, Any]:
+    """The configuration of a ledger's first event; empty where there is none."""
     try:
-        found = json.loads(first)["event"]["config"]
+        found = json.loads(next(_lines(recording), ""))["event"]["config"]
     except (ValueError, KeyError, TypeError):
         return {}
     return found if isinstance(found, dict) else {}
 
 
-def pairs_as_recorded(recording: Path) -> PairsRetrieved | None:
-    """What the recorded run retrieved: its plan speaks of these pairs. None where its ledger holds none."""
+def _lines(recording: Path) -> Iterator[str]:
+    """The lines of a ledger, which may be of an older version; none where there is no ledger, as replies alone can be
+    replayed."""
     ledger = recording / "trace.jsonl"
-    if not ledger.is_file():
-        return None
-    with ledger.open(encoding="utf-8") as file:
-        for line in file:
-            if '"pairs_retrieved"' not in line:
-                continue
-            event = Entry.model_validate_json(line).event
-            if isinstance(event, PairsRetrieved):
-                return event
-    return None
+    if ledger.is_file():
+        with ledger.open(encoding="utf-8") as file:
+            yield from file

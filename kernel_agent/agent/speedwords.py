@@ -18,9 +18,9 @@ def headline_time(measurement: Measurement) -> str:
 def baseline_words(measurement: Measurement) -> tuple[str, ...]:
     """How the time compares, in geometric means; what is not known at every shape is left out."""
     shapes = measurement.shapes
-    bound = _ratio([(shape.bound_us, shape.median_us) for shape in shapes])
-    eager = _ratio([(shape.eager_us, shape.median_us) for shape in shapes])
-    compiled = _ratio([(shape.compiled_us, shape.median_us) for shape in shapes])
+    bound = ratio([(shape.bound_us, shape.median_us) for shape in shapes])
+    eager = ratio([(shape.eager_us, shape.median_us) for shape in shapes])
+    compiled = ratio([(shape.compiled_us, shape.median_us) for shape in shapes])
     return tuple(
         words
         for value, words in (
@@ -32,7 +32,7 @@ def baseline_words(measurement: Measurement) -> tuple[str, ...]:
     )
 
 
-def _ratio(pairs: list[tuple[float | None, float]]) -> float | None:
+def ratio(pairs: Sequence[tuple[float | None, float]]) -> float | None:
     """Geometric mean of the quotients; None when one is unknown."""
     logs = [math.log(value / own) for value, own in pairs if value]
     return math.exp(sum(logs) / len(logs)) if logs and len(logs) == len(pairs) else None

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from kernel_agent.collection.own import OwnPairs
+    from kernel_agent.pairs.meta import PairMeta
     from rag.harvest import HarvestReport
 
 Own = Annotated[
@@ -122,6 +123,7 @@ def show(
 ) -> None:
     """Show one pair, your own or a shipped one: what is known of it, and its text."""
     from kernel_agent.pairs.meta import read_meta
+    from rag.query import licence_words
 
     own, path, shipped = _found(name, index)
     source = path.read_text(encoding="utf-8")
@@ -132,8 +134,8 @@ def show(
         ("gradients", ", ".join(meta.grads)),
         ("techniques", ", ".join(meta.techniques)),
         ("standing", "shipped, proven" if shipped else _standing(own, path)),
-        ("licence", meta.license or ("no licence found" if meta.repository else "")),
-        ("from", _place(source) if meta.repository else ""),
+        ("licence", licence_words(meta.license) if meta.repository else meta.license),
+        ("from", _place(meta) if meta.repository else ""),
     ]
     for what, said in facts:
         if said:
@@ -174,13 +176,11 @@ def _standing(own: OwnPairs, path: Path) -> str:
     return f"own, unverified{f': {verdict.status.value}' if verdict is not None else ''}"
 
 
-def _place(source: str) -> str:
+def _place(meta: PairMeta) -> str:
     """Where a pair was harvested."""
-    from kernel_agent.pairs.meta import read_meta
-
-    extra = read_meta(source).model_dump()
+    extra = meta.model_dump()
     commit = f" at {extra['commit'][:12]}" if extra.get("commit") else ""
-    return f"{extra.get('repository', '')}{commit}, {extra.get('file', '')}:{extra.get('line', '')}"
+    return f"{meta.repository}{commit}, {extra.get('file', '')}:{extra.get('line', '')}"
 
 
 def remove(

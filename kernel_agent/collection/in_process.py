@@ -53,10 +53,9 @@ class LocalCall(Call):
 class InProcess(Sandbox):
     """A sandbox whose jobs on GPUs run here, in turns with other processes on the same GPUs."""
 
-    def __init__(self, turns: Turns, times_on: int = 0, proves_on: int = 0) -> None:
-        """`times_on`, `proves_on`: numbers of the GPUs for times and for exact gradients, as torch counts them."""
+    def __init__(self, turns: Turns, proves_on: int = 0) -> None:
+        """`proves_on`: number of the GPU for exact gradients, as torch counts them."""
         super().__init__()
-        self.times_on = times_on
         self.proves_on = proves_on
         self._turns = turns
         self._has_all = False

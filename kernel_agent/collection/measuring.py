@@ -43,7 +43,7 @@ def measured(path: Path, sandbox: InProcess, device: str) -> list[PairSpeed]:
                 rig, verdict = _proven(spec, sandbox)
         if not verdict.green:
             return [_failed(facts, device, _status_of(verdict), _said(verdict))]
-        rig.options = replace(OPTIONS, device=sandbox.times_on)
+        rig.options = OPTIONS  # on the GPU that times
         found = measure_source(spec, spec.facts.source, sandbox, rig)
         counted = _counted(spec, sandbox, device)
     except torch.OutOfMemoryError as error:

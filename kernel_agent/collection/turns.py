@@ -28,10 +28,9 @@ class Turns:
     stopped: who started them must send SIGCONT then.
     """
 
-    def __init__(self, folder: Path, proofs: int = 1, settle_s: float = SETTLE_S) -> None:
+    def __init__(self, folder: Path, proofs: int = 1) -> None:
         """`proofs`: how many processes may compute exact gradients at a time, as memory allows."""
         self._folder = folder
-        self._settle_s = settle_s
         self._clock = os.open(folder / "clock", os.O_CREAT | os.O_RDWR, 0o600)
         self._places = [os.open(folder / f"proof{n}", os.O_CREAT | os.O_RDWR, 0o600) for n in range(max(1, proofs))]
         (folder / f"{os.getpid()}.pid").touch()
@@ -44,7 +43,7 @@ class Turns:
         try:
             for pid in others:
                 _signal(pid, signal.SIGSTOP)
-            time.sleep(self._settle_s if others else 0.0)
+            time.sleep(SETTLE_S if others else 0.0)
             yield
         finally:
             for pid in others:
