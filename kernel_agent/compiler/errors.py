@@ -1,0 +1,12 @@
+"""Errors of the compiler."""
+
+from __future__ import annotations
+
+from kernel_agent.errors import InputError
+
+
+class CannotDerive(InputError):
+    """No backward can be derived of a forward, or of a part of it, and why; the remedy says what the user can do.
+
+    Passes raise it for what they cannot prove: the plan before them stands then.
+    """

@@ -1,0 +1,80 @@
+"""`BackwardPlan`: what a backward of one forward launch does: buffers, launches, and sums of partial results.
+
+Expressions are Python source. They may name what the forward's launch had: its scalar arguments and constexprs by their
+parameter names, its tensors by theirs, and `grid0`, `grid1`, `grid2`, the extents of its grid.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from kernel_agent.compiler.ssa.value import Kernel
+
+
+class Fill(enum.Enum):
+    """What a buffer holds before the first launch."""
+
+    EMPTY = "empty"
+    """Anything: every element is stored to."""
+    ZEROS = "zeros"
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Memory that the backward allocates."""
+
+    name: str
+    """Of the argument of the kernels, and of the variable in the backward."""
+    element: str
+    """As in `Value.element`."""
+    fill: Fill
+    like: str = ""
+    """Tensor argument of the forward's launch whose shape and strides it takes; empty: `shape` says."""
+    shape: tuple[str, ...] = ()
+    """Expressions of its extents, where it is like nothing; rows are contiguous."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One launch."""
+
+    kernel: Kernel
+    grid: tuple[str, ...]
+    """One to three expressions."""
+    scalars: dict[str, str] = field(default_factory=dict)
+    """Expressions of arguments of the kernel that neither the forward's launch had nor a buffer is."""
+    num_warps: int | None = None
+    """None: as the forward was launched."""
+    num_stages: int | None = None
+    """None: as the forward was launched."""
+
+
+@dataclass(frozen=True)
+class Total:
+    """Partial results that torch sums over their first axis after the launches."""
+
+    partials: str
+    """Buffer of shape (n, ...)."""
+    name: str
+    """What the sum is called."""
+
+
+@dataclass(frozen=True)
+class BackwardPlan:
+    """The backward of one launch."""
+
+    schedule: str
+    """What the plan is called where plans are compared: `plain`, `owned`, ..."""
+    cotangents: dict[str, str]
+    """Tensor argument the forward wrote -> kernel argument that holds its cotangent; the cotangent has the strides of
+    the tensor that was written."""
+    buffers: tuple[Buffer, ...]
+    steps: tuple[Step, ...]
+    gradients: dict[str, str]
+    """Tensor argument the forward read -> buffer or total that holds its gradient, in whatever dtype."""
+    totals: tuple[Total, ...] = ()
+    saved: tuple[str, ...] = ()
+    """Tensor arguments the forward wrote whose contents the backward reads, beside what the forward read."""
+    remarks: tuple[str, ...] = ()
+    """Why something was left as it is: "dW stays atomic because ..."."""

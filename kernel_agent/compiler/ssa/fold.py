@@ -1,0 +1,249 @@
+"""What the builder simplifies while it builds. Floats are only simplified where no bit of a finite result changes."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kernel_agent.compiler.ssa.code import ELEMENTWISE, Code
+from kernel_agent.compiler.ssa.value import Op, Value, broadcast_shape, constant, is_constant
+
+if TYPE_CHECKING:
+    from kernel_agent.compiler.ssa.builder import Builder
+
+_SYMBOLS = {Code.ADD: "+", Code.SUB: "-", Code.MUL: "*"}
+_PYTHON: dict[Code, Callable[[Any, Any], Any]] = {
+    Code.ADD: operator.add,
+    Code.SUB: operator.sub,
+    Code.MUL: operator.mul,
+    Code.MAX: max,
+    Code.MIN: min,
+}
+_COMPARE: dict[str, Callable[[Any, Any], bool]] = {
+    "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
+}  # fmt: skip
+
+
+def add(b: Builder, x: Value, y: Value) -> Value:
+    """x + y."""
+    if is_constant(x, 0):
+        return y
+    if is_constant(y, 0):
+        return x
+    known = _integers(b, Code.ADD, x, y)
+    if known is not None:
+        return known
+    if constant(x) is not None:
+        x, y = y, x
+    if x.is_float and (inner := _operand_of(Code.NEG, y)) is not None:
+        return sub(b, x, inner)
+    if x.is_float and (inner := _operand_of(Code.NEG, x)) is not None:
+        return sub(b, y, inner)
+    return b.elementwise(Code.ADD, (x, y), _wider(x, y))
+
+
+def sub(b: Builder, x: Value, y: Value) -> Value:
+    """x - y."""
+    if is_constant(y, 0):
+        return x
+    if is_constant(x, 0):
+        return neg(b, y)
+    known = _integers(b, Code.SUB, x, y)
+    if known is not None:
+        return known
+    if x is y and not x.is_float:
+        return b.zero(x)
+    if x.is_float and (inner := _operand_of(Code.NEG, y)) is not None:
+        return add(b, x, inner)
+    return b.elementwise(Code.SUB, (x, y), _wider(x, y))
+
+
+def mul(b: Builder, x: Value, y: Value) -> Value:
+    """x * y. A product with the constant zero is zero: adjoints of what is constant vanish, infinite or not."""
+    if is_constant(x, 1):
+        return y
+    if is_constant(y, 1):
+        return x
+    if is_constant(x, 0):
+        return x
+    if is_constant(y, 0):
+        return y
+    known = _integers(b, Code.MUL, x, y)
+    if known is not None:
+        return known
+    if x.is_float:
+        if (inner := _operand_of(Code.NEG, x)) is not None:
+            return neg(b, mul(b, inner, y))
+        if (inner := _operand_of(Code.NEG, y)) is not None:
+            return neg(b, mul(b, x, inner))
+        if is_constant(x, -1):
+            return neg(b, y)
+        if is_constant(y, -1):
+            return neg(b, x)
+    if constant(x) is not None:
+        x, y = y, x
+    return b.elementwise(Code.MUL, (x, y), _wider(x, y))
+
+
+def div(b: Builder, x: Value, y: Value) -> Value:
+    """x / y of floats."""
+    if is_constant(y, 1):
+        return x
+    if is_constant(x, 0):
+        return x
+    if (inner := _operand_of(Code.NEG, x)) is not None:
+        return neg(b, div(b, inner, y))
+    return b.elementwise(Code.DIV, (x, y), _wider(x, y))
+
+
+def neg(b: Builder, x: Value) -> Value:
+    """-x."""
+    value = constant(x)
+    if value is not None:
+        return b.const(-value, x.element)
+    if (inner := _operand_of(Code.NEG, x)) is not None:
+        return inner
+    op = x.producer
+    if op is not None and op.code is Code.SUB and x.is_float:
+        return sub(b, op.operands[1], op.operands[0])
+    return b.elementwise(Code.NEG, (x,))
+
+
+def cast(b: Builder, x: Value, element: str, attributes: dict[str, Any]) -> Value:
+    """Value conversion; constants are converted here, and integers that only became wider become what they were."""
+    if x.element == element:
+        return x
+    value = constant(x)
+    if value is not None and not attributes.get("unsigned") and (x.is_float or x.element == "i1" or element[0] == "i"):
+        if element == "i1":
+            return b.const(bool(value), element)
+        if element[0] == "i" and abs(int(value)) < 2 ** (int(element[1:]) - 1):
+            return b.const(int(value), element, _symbol(x))
+        if element in ("f32", "f64") and x.is_float:
+            return b.const(float(value), element)
+    if value is not None and element in ("f32", "f64") and isinstance(value, int) and abs(value) <= 1 << 24:
+        return b.const(float(value), element, _symbol(x))
+    return b.elementwise(Code.CAST, (x,), element, {k: v for k, v in attributes.items() if v}, x.name)
+
+
+def compare(b: Builder, predicate: str, x: Value, y: Value, unsigned: bool) -> Value:
+    """i1."""
+    left, right = constant(x), constant(y)
+    if left is not None and right is not None and not unsigned and not (_symbol(x) or _symbol(y)):
+        return b.const(_COMPARE[predicate](left, right), "i1")
+    extra = {"unsigned": True} if unsigned else {}
+    return b.elementwise(Code.CMP, (x, y), "i1", {"predicate": predicate, **extra})
+
+
+def select(b: Builder, condition: Value, x: Value, y: Value) -> Value:
+    """x where the condition holds, else y."""
+    known = constant(condition)
+    if x is y or known is True:
+        return x
+    if known is False:
+        return y
+    return b.elementwise(Code.SELECT, (condition, x, y), x.element)
+
+
+def logical_and(b: Builder, x: Value, y: Value) -> Value:
+    """Bitwise and; of conditions, true gives way."""
+    for one, other in ((x, y), (y, x)):
+        if constant(one) is True or one is other:
+            return other
+        if constant(one) is False:
+            return one
+    return b.elementwise(Code.AND, (x, y))
+
+
+def trans(b: Builder, x: Value, order: tuple[int, ...]) -> Value:
+    """Permuted axes; two permutations are one, none is none."""
+    op = x.producer
+    if op is not None and op.code is Code.TRANS:
+        inner = op.attributes["order"]
+        return trans(b, op.operands[0], tuple(inner[axis] for axis in order))
+    if order == tuple(range(len(order))):
+        return x
+    return b.pure(Code.TRANS, (x,), x.element, [x.shape[axis] for axis in order], {"order": order}, x.name)
+
+
+def total(b: Builder, x: Value, axis: int) -> Value:
+    """Sum over an axis; of an extent 1 it is the element itself."""
+    op = x.producer
+    if op is not None and op.code is Code.EXPAND and op.attributes["axis"] == axis:
+        return op.operands[0]
+    shape = (*x.shape[:axis], *x.shape[axis + 1 :])
+    if op is not None and op.code is Code.NEG:
+        return neg(b, total(b, op.operands[0], axis))
+    if x.shape[axis] == 1:
+        return b.reshape(x, shape)
+    return b.pure(Code.SUM, (x,), x.element, shape, {"axis": axis})
+
+
+def again(b: Builder, op: Op, operands: Sequence[Value]) -> Value | tuple[Value, ...]:
+    """The same operation on other operands."""
+    two = {Code.ADD: add, Code.SUB: sub, Code.MUL: mul, Code.DIV: div, Code.AND: logical_and}
+    attributes = op.attributes
+    if op.code in two and (op.code is not Code.AND or op.result.element == "i1"):
+        return two[op.code](b, *operands)
+    if op.code is Code.NEG:
+        return neg(b, *operands)
+    if op.code is Code.SELECT:
+        return select(b, *operands)
+    if op.code is Code.CAST:
+        return cast(b, operands[0], op.result.element, dict(attributes))
+    if op.code is Code.CMP:
+        return compare(b, attributes["predicate"], operands[0], operands[1], attributes.get("unsigned", False))
+    if op.code is Code.EXPAND:
+        return b.expand(operands[0], attributes["axis"])
+    if op.code is Code.TRANS:
+        return trans(b, operands[0], attributes["order"])
+    if op.code is Code.SUM:
+        return total(b, operands[0], attributes["axis"]) if operands[0].shape else operands[0]
+    if op.code in (Code.FULL, Code.BROADCAST):
+        return b.whole(operands[0], op.result.shape)
+    if op.code is Code.LOAD:
+        mask = operands[1] if attributes["masked"] else None
+        other = operands[2] if attributes["padded"] else None
+        return b.load(attributes["base"], operands[0], mask, other, op.result.name)
+    if len(op.results) > 1:
+        results = [Value(value.element, value.shape, value.name) for value in op.results]
+        return b.add_op(Op(op.code, operands, results, dict(attributes), op.blocks)).results
+    result = op.result
+    shape = broadcast_shape([v.shape for v in operands]) if op.code in ELEMENTWISE else result.shape
+    return b.pure(op.code, operands, result.element, shape, attributes, result.name)
+
+
+def _integers(b: Builder, code: Code, x: Value, y: Value) -> Value | None:
+    """The constant that two integer constants make, with the expression of its symbols; None for anything else."""
+    left, right = constant(x), constant(y)
+    if left is None or right is None or x.is_float or x.element == "i1":
+        return None
+    symbol = None
+    if _symbol(x) or _symbol(y):
+        symbol = f"({_symbol(x) or left} {_SYMBOLS[code]} {_symbol(y) or right})"
+    return b.const(_PYTHON[code](left, right), x.element, symbol)
+
+
+def _symbol(value: Value) -> str | None:
+    op = value.producer
+    found: str | None = op.attributes.get("symbol") if op is not None and op.code is Code.CONST else None
+    return found
+
+
+def _operand_of(code: Code, value: Value) -> Value | None:
+    """The only operand of an operation of one kind."""
+    op = value.producer
+    return op.operands[0] if op is not None and op.code is code else None
+
+
+def _wider(x: Value, y: Value) -> str:
+    """The element of a sum or product: adjoints in float32 meet primals in 16 bits, and constants follow the other."""
+    if x.element == y.element or not (x.is_float and y.is_float):
+        return x.element if constant(x) is None else y.element
+    if constant(x) is not None:
+        return y.element
+    if constant(y) is not None:
+        return x.element
+    rank = {"f64": 3, "f32": 2}
+    return max(x.element, y.element, key=lambda element: rank.get(element, 1))
