@@ -83,7 +83,9 @@ def _notes(rig: Rig) -> tuple[str, ...]:
     without = [f"{labels[n]}: no exact gradients: {why}" for n, why in rig.prepared.unanswered.items()]
     remarks = [f"{truth.label}: {note}" for truth in rig.natives.values() for note in truth.notes]
     shrunk = [
-        f"{labels[n]}: the truth does not fit on this GPU; checked at {truth.label} instead"
+        f"{labels[n]}: proven at {truth.label}"
+        if truth.chosen
+        else f"{labels[n]}: the truth does not fit into the free memory of this GPU; checked at {truth.label} instead"
         for n, truth in rig.natives.items()
         if truth.shrunk
     ]

@@ -64,6 +64,8 @@ class NativeTruth:
     """The stub's floating outputs, named by position, with the errors of the user's own kernels."""
     notes: tuple[str, ...] = ()
     shrunk: bool = False
+    chosen: bool = False
+    """Shrunk since `BenchOptions.proof_elements` asks for it, not for want of memory."""
 
 
 def truth_in(message: Message, inputs: Inputs) -> NativeTruth:
@@ -86,7 +88,9 @@ def truth_in(message: Message, inputs: Inputs) -> NativeTruth:
         )
         for part, prefix in (("grads", ""), ("outputs", "out."))
     )
-    return NativeTruth(record["label"], inputs, grads, outputs, tuple(record["notes"]), record["shrunk"])
+    return NativeTruth(
+        record["label"], inputs, grads, outputs, tuple(record["notes"]), record["shrunk"], record["chosen"]
+    )
 
 
 def inputs_in(message: Message, entry: ShapeEntry) -> Inputs:

@@ -53,13 +53,18 @@ _SIZES = (1 << 27, 1 << 23, 1 << 20)
 """Elements of the arguments to try, one after the other, where memory is short."""
 
 
+def limits(most: int | None) -> tuple[int | None, ...]:
+    """Elements of the arguments to try, one after the other: no limit for None, then less where memory is short."""
+    return (most, *(size for size in _SIZES if most is None or size < most))
+
+
 def prepared(call: Call) -> None:
-    """Payload: `device`, `spec`, `seed`, `entries`.
+    """Payload: `device`, `spec`, `seed`, `entries`, `proof_elements` (of the arguments of a proof at most; or None).
 
     Sends the `gpu`; then per entry the inputs: `arguments` (see `packed`), random `cotangents` (tensor keys or None)
     and the `dot_bits` of the stub's kernels; then per entry `grads` and `outputs` with names, dtypes, S and honest
     errors, and the truths as tensors, with `arguments` and `cotangents` of its own where the entry had to be shrunk
-    (`label` says to what). Instead of either: `refusal`.
+    (`label` says to what, `chosen` whether by `proof_elements` alone). Instead of either: `refusal`.
     """
     begin(call, threads=4)
     call.send({"gpu": seen_gpu().model_dump(mode="json")})
@@ -120,16 +125,19 @@ def _truth(call: Call, stub: Stub, number: int, inputs: Prepared) -> None:
     cotangents: list[Tensor | None] | None = [None if c is None else on_gpu(c) for c in inputs.cotangents]
     seed: int = call.payload["seed"]
     tensors: dict[str, Tensor] = {}
-    record: dict[str, Any] = {"truth": number, "label": asked.label, "shrunk": False}
-    tried = asked
-    for limit in (None, *_SIZES):
+    record: dict[str, Any] = {"truth": number, "label": asked.label, "shrunk": False, "chosen": False}
+    tried, chosen = asked, False
+    before = None
+    for limit in limits(call.payload["proof_elements"]):
         if limit is not None:
             tried = fit_entry(
                 asked, lambda entry: arguments_on_gpu(stub, entry, seed), max_elements=limit, max_volume=1 << 62
             ).entry
-            if tried.dims == asked.dims:
+            if before is not None and tried.dims == before.dims:
                 continue
-            arguments, cotangents = arguments_on_gpu(stub, tried, seed), None
+            if tried.dims != asked.dims:
+                arguments, cotangents = arguments_on_gpu(stub, tried, seed), None
+        chosen, before = before is None, tried
         try:
             found = truth_of(stub, arguments, cotangents, seed, inputs.dot_bits)
         except (OutOfDeviceMemory, torch.OutOfMemoryError):
@@ -142,7 +150,7 @@ def _truth(call: Call, stub: Stub, number: int, inputs: Prepared) -> None:
         own = packed(arguments, tensors, f"n{number}")
         keys = [None if c is None else f"n{number}.c{place}" for place, c in enumerate(found.cotangents)]
         tensors |= {key: c.cpu() for key, c in zip(keys, found.cotangents, strict=True) if key and c is not None}
-        record |= {"label": tried.label, "shrunk": True, "arguments": own, "cotangents": keys}
+        record |= {"label": tried.label, "shrunk": True, "chosen": chosen, "arguments": own, "cotangents": keys}
     record |= {"seconds": found.seconds, "grads": [grad.form for grad in found.grads], "notes": list(found.notes)}
     for grad in found.grads:
         tensors |= {f"truth.{grad.name}": grad.truth.cpu(), f"honest.{grad.name}": grad.honest.tiles}

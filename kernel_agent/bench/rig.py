@@ -34,6 +34,9 @@ class BenchOptions:
     """Which of the user's own ways are timed beside the candidate."""
     way_s: float = 45.0
     """Seconds of processor time for one way at one entry: compiled, a loop over time becomes a graph without end."""
+    proof_elements: int | None = None
+    """Elements of the arguments at which real kernels are proven at most, where a larger entry need only be timed.
+    None: the entry itself, as far as memory allows."""
     count_limits: Limits = COUNTING
     """Of the child that counts what a backward costs at least."""
     limits: Limits = GPU_LIMITS
@@ -144,6 +147,7 @@ class Rig:
             "spec": self.spec.model_dump(mode="json"),
             "entries": [entry.model_dump(mode="json") for entry in entries],
             "seed": self.options.seed,
+            "proof_elements": self.options.proof_elements,
         }
         gpu: GpuFacts | None = None
         found: dict[int, Inputs] = {}

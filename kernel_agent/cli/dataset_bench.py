@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from kernel_agent.cli.tables import Listing
     from kernel_agent.collection.speeds import PairSpeed
 
-MOST_JOBS = 24
-"""Pairs prepared at a time: each holds memory of the GPU."""
-PROOF_BYTES = 28 << 30
-"""Memory of the GPU for the exact gradients of one pair at the sizes of BENCH, in float64."""
+JOB_BYTES = 12 << 30
+"""Memory of the GPU for one pair at work: most need less, and one that lacks any waits until it has all."""
+PROOF_BYTES = 10 << 30
+"""Memory of the GPU for the exact gradients of one pair at the size at which it is proven, in float64."""
 
 
 def bench_pairs(
@@ -29,7 +29,9 @@ def bench_pairs(
     seconds: Annotated[
         float | None, typer.Option(min=1, help="Stop after so many seconds; go on another time.")
     ] = None,
-    jobs: Annotated[int, typer.Option(min=0, help="Pairs prepared at a time, of which one is timed; 0: by cores.")] = 0,
+    jobs: Annotated[
+        int, typer.Option(min=0, help="Pairs prepared at a time, of which one is timed; 0: by cores and memory.")
+    ] = 0,
     limit: Annotated[float, typer.Option(min=1, help="Seconds for one pair.")] = 240.0,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what is recorded for this GPU.")] = False,
     prove_on: Annotated[int, typer.Option(min=0, help="GPU that computes exact gradients; GPU 0 times.")] = 0,
@@ -52,12 +54,13 @@ def bench_pairs(
     from kernel_agent.data import pairs_root
 
     book = SpeedBook(to)
-    workers = jobs or max(1, min(MOST_JOBS, len(os.sched_getaffinity(0)) // 2))
     if prove_on >= torch.cuda.device_count():
         raise InputError(
             f"there is no GPU {prove_on}", remedy=f"--prove-on takes 0 to {torch.cuda.device_count() - 1} here."
         )
-    proofs = max(1, torch.cuda.get_device_properties(prove_on).total_memory // PROOF_BYTES)
+    memory = [torch.cuda.get_device_properties(gpu).total_memory for gpu in (0, prove_on)]
+    workers = jobs or max(1, min(memory[0] // JOB_BYTES, len(os.sched_getaffinity(0)) // 2))
+    proofs = max(1, memory[1] // PROOF_BYTES)
     options = Options(torch.cuda.get_device_name(), workers, seconds, limit, fresh, prove_on, proofs)
     files = pair_files(paths or [pairs_root()])
     wanted = left_over(files, book, options)

@@ -31,6 +31,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever prints does not answer
+    # Inductor starts a pool of processes as soon as it is imported, one a core; with a pool each, workers starve.
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     import torch
 
     from kernel_agent.collection.in_process import InProcess

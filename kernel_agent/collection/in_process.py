@@ -7,12 +7,14 @@ needs no walls. What executes on a CPU still goes to the sandbox.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,16 +22,44 @@ from torch import Tensor
 from kernel_agent.collection.turns import Turns
 from kernel_agent.sandbox import Call, Ending, Job, Message, Report, Sandbox
 
+T = TypeVar("T")
 HERE = "kernel_agent.bench."
 """Entries of this room use a GPU."""
 PROOFS = ("kernel_agent.bench.native_truth_child:", "kernel_agent.bench.native_child:")
 """Of these, they hold exact gradients in the GPU's memory."""
+_NO_MEMORY = (
+    "OutOfMemory",
+    "out of memory",
+    "MemoryError",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "more memory than this GPU has",
+)
+
+
+def lacks_memory(said: str) -> bool:
+    """Whether a message, of whatever library, tells of too little memory."""
+    return any(word in said for word in _NO_MEMORY)
+
+
+class MemoryTaken(Exception):
+    """A job lacks memory that other processes may hold: it is ended at once, and worth another try without them."""
+
+
+_FAILURES = ("refusal", "failed", "failure", "notes")
+"""Under which children tell what went wrong, or is missing."""
 
 
 class LocalCall(Call):
     """A call that stays in the process. What is sent is kept, with tensors on the CPU."""
 
-    def __init__(self, job: Job, scratch: Path, turns: Turns, on_message: Callable[[Message], None] | None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        scratch: Path,
+        turns: Turns,
+        on_message: Callable[[Message], None] | None,
+        has_all: bool,
+    ) -> None:
         self.payload = job.payload
         self.tensors = dict(job.tensors)
         self.scratch = scratch
@@ -37,13 +67,17 @@ class LocalCall(Call):
         self.messages: list[Message] = []
         self._turns = turns
         self._on_message = on_message
+        self._has_all = has_all
 
     def alone(self) -> contextlib.AbstractContextManager[object]:
         """See `Call.alone`."""
         return self._turns.alone()
 
     def send(self, record: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = None) -> None:
-        """See `Call.send`."""
+        """See `Call.send`. Raises `MemoryTaken` for a failure that there may be none of with all of the memory."""
+        told = [record[key] for key in _FAILURES if key in record]
+        if not self._has_all and lacks_memory(str(told)):
+            raise MemoryTaken(str(told))
         message = Message(dict(record), {name: tensor.detach().cpu() for name, tensor in (tensors or {}).items()})
         self.messages.append(message)
         if self._on_message is not None:
@@ -61,13 +95,21 @@ class InProcess(Sandbox):
         self._has_all = False
         self._known: dict[str, Report] = {}
 
-    @contextlib.contextmanager
-    def all_memory(self) -> Iterator[None]:
-        """What is proven in this block is proven while no other process proves anything."""
-        with self._turns.all_proofs():
+    def with_memory(self, work: Callable[[], T]) -> T:
+        """Do something that holds memory of the GPU beside others; where it lacks any, once more with all of it.
+
+        Raises what `work` raises, then.
+        """
+        try:
+            with self._turns.some_memory(), _left_free():
+                return work()
+        except (MemoryTaken, RuntimeError) as error:
+            if not isinstance(error, MemoryTaken) and not lacks_memory(str(error)):
+                raise
+        with self._turns.all_memory(), _left_free():
             self._has_all = True
             try:
-                yield
+                return work()
             finally:
                 self._has_all = False
 
@@ -90,7 +132,7 @@ class InProcess(Sandbox):
         start = time.monotonic()
         module, _, name = job.entry.partition(":")
         with tempfile.TemporaryDirectory(prefix="kernel-agent-") as scratch:
-            call = LocalCall(job, Path(scratch), self._turns, on_message)
+            call = LocalCall(job, Path(scratch), self._turns, on_message, self._has_all)
             with self._place(job), _numerics():
                 getattr(importlib.import_module(module), name)(call)
                 torch.cuda.synchronize()
@@ -103,6 +145,23 @@ class InProcess(Sandbox):
         if job.tensors or key not in self._known:
             self._known = {key: super().run(job, on_message, cancelled=cancelled)}
         return self._known[key]
+
+
+@contextlib.contextmanager
+def _left_free() -> Iterator[None]:
+    """Whatever happens in this block, no memory of the GPU is held after it."""
+    try:
+        try:
+            yield
+        except Exception as error:
+            met: BaseException | None = error
+            while met is not None:  # frames hold tensors, and the error outlives this block
+                traceback.clear_frames(met.__traceback__)
+                met = met.__context__
+            raise
+    finally:
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 @contextlib.contextmanager

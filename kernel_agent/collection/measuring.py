@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-
-import torch
 
 from kernel_agent.bench.measure import measure_source
 from kernel_agent.bench.native import check_native
 from kernel_agent.bench.records import Measurement, ShapeTime
 from kernel_agent.bench.rig import BenchOptions, Rig
-from kernel_agent.collection.in_process import InProcess
+from kernel_agent.collection.in_process import InProcess, lacks_memory
 from kernel_agent.collection.proof import worst_ratios
 from kernel_agent.collection.speeds import PairSpeed, SpeedStatus
 from kernel_agent.errors import InputError, KernelAgentError
@@ -23,8 +25,38 @@ from kernel_agent.pairs.spec import FileFacts, KernelSpec, content_hash
 from kernel_agent.pairs.userfile import read_file
 from kernel_agent.sandbox import Limits
 
-OPTIONS = BenchOptions(budget_s=0.15, ways=("eager", "compiled"), way_s=30.0, count_limits=Limits(wall_s=60.0))
+OPTIONS = BenchOptions(
+    budget_s=0.15,
+    ways=("eager", "compiled"),
+    way_s=30.0,
+    count_limits=Limits(wall_s=60.0),
+    proof_elements=1 << 24,  # in float64, with all that lies between, that is what several processes at once can hold
+)
 PRODUCTS = tuple(kind for kind in Work if "dot" in kind.value)
+
+
+class Stages:
+    """How long each stage of one pair took, told on stderr when it is through: where a sitting's time goes."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.seconds: dict[str, float] = {}
+        """Of each stage, on the clock, waits for other processes included."""
+
+    @contextmanager
+    def stage(self, done: str) -> Iterator[None]:
+        """A stage of the work, named by what is done after it."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[done] = time.monotonic() - start
+
+    def tell(self) -> None:
+        """Write the line, in one piece."""
+        told = ", ".join(f"{done} {seconds:.1f} s" for done, seconds in self.seconds.items())
+        sys.stderr.write(f"{self.name}: {told}\n")
+        sys.stderr.flush()
 
 
 def measured(path: Path, sandbox: InProcess, device: str) -> list[PairSpeed]:
@@ -32,24 +64,35 @@ def measured(path: Path, sandbox: InProcess, device: str) -> list[PairSpeed]:
 
     Raises `torch.AcceleratorError` and what else leaves the GPU unusable: this process must end then.
     """
-    facts = read_file(path)
+    stages = Stages(path.stem)
+    try:
+        speeds = _measured(read_file(path), sandbox, device, stages)
+    finally:
+        stages.tell()
+    took = round(stages.seconds.get("proven", 0.0) + stages.seconds.get("timed", 0.0), 1)
+    return [speed.model_copy(update={"seconds": took}) for speed in speeds]
+
+
+def _measured(facts: FileFacts, sandbox: InProcess, device: str, stages: Stages) -> list[PairSpeed]:
     try:
         if not facts.bench:
-            raise InputError("the pair has no BENCH", path=path, remedy="docs/pair-format.md")
-        spec = at_bench(describe(facts, sandbox))
-        rig, verdict = _proven(spec, sandbox)
-        if _status_of(verdict) is SpeedStatus.OUT_OF_MEMORY:
-            with sandbox.all_memory():
-                rig, verdict = _proven(spec, sandbox)
+            raise InputError("the pair has no BENCH", path=facts.path, remedy="docs/pair-format.md")
+        with stages.stage("described"):
+            spec = at_bench(describe(facts, sandbox))
+        with stages.stage("proven"):
+            rig, verdict = sandbox.with_memory(lambda: _proven(spec, sandbox))
         if not verdict.green:
             return [_failed(facts, device, _status_of(verdict), _said(verdict))]
+        with stages.stage("counted"):  # kept for `measure_source`, which then holds no memory of the GPU meanwhile
+            counted = _counted(spec, sandbox, device)
         rig.options = OPTIONS  # on the GPU that times
-        found = measure_source(spec, spec.facts.source, sandbox, rig)
-        counted = _counted(spec, sandbox, device)
-    except torch.OutOfMemoryError as error:
-        return [_failed(facts, device, SpeedStatus.OUT_OF_MEMORY, _one_line(error))]
-    except KernelAgentError as error:
-        return [_failed(facts, device, SpeedStatus.FAILED, _one_line(error))]
+        with stages.stage("timed"):
+            found = sandbox.with_memory(lambda: measure_source(spec, spec.facts.source, sandbox, rig))
+    except (RuntimeError, KernelAgentError) as error:
+        short = lacks_memory(str(error))
+        if not short and not isinstance(error, KernelAgentError):
+            raise
+        return [_failed(facts, device, SpeedStatus.OUT_OF_MEMORY if short else SpeedStatus.FAILED, _one_line(error))]
     return [speed_of(facts, shape, found, verdict, counted.get(shape.label)) for shape in found.shapes]
 
 
@@ -67,7 +110,7 @@ def _status_of(verdict: Verdict) -> SpeedStatus:
     if verdict.green:
         return SpeedStatus.MEASURED
     said = _said(verdict)
-    if any(word in said for word in ("OutOfMemory", "out of memory", "MemoryError")):
+    if lacks_memory(said):
         return SpeedStatus.OUT_OF_MEMORY
     return SpeedStatus.FAILED if verdict.status is Status.NO_CASE else SpeedStatus.RED
 

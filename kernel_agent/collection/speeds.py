@@ -51,6 +51,9 @@ class PairSpeed(Record):
     atomics: int | None = Field(default=None, description="elements updated atomically")
     saved_bytes: int | None = Field(default=None, description="of saved tensors that have not the form of an input")
     worst: float | None = Field(default=None, description="largest error in the native tier over what is allowed")
+    seconds: float | None = Field(
+        default=None, description="wall seconds that proof, timing and baselines took together, waits included"
+    )
     versions: tuple[str, ...] = ()
 
     @property

@@ -1,4 +1,4 @@
-"""Turns on a GPU that processes share: one that times stops the others meanwhile, few compute exact gradients at once.
+"""Turns on a GPU that processes share: one that times stops the others, few prove at once, one may ask for all memory.
 
 Processes that wait for one another would not do: an exact gradient takes a minute, a compiler that runs what it has
 compiled asks nobody, and each clock would wait for all of them. A stopped process gives the GPU no work at all.
@@ -24,6 +24,7 @@ _PATIENCE_S = 0.02
 class Turns:
     """Locks on files of a folder that all processes share; they are free again when a process dies.
 
+    They are taken in one order, so that nobody waits in a circle: memory, then a place for a proof, then the clock.
     Whoever makes one is stopped while another process times. A process that dies while it times leaves the others
     stopped: who started them must send SIGCONT then.
     """
@@ -31,9 +32,14 @@ class Turns:
     def __init__(self, folder: Path, proofs: int = 1) -> None:
         """`proofs`: how many processes may compute exact gradients at a time, as memory allows."""
         self._folder = folder
-        self._clock = os.open(folder / "clock", os.O_CREAT | os.O_RDWR, 0o600)
-        self._places = [os.open(folder / f"proof{n}", os.O_CREAT | os.O_RDWR, 0o600) for n in range(max(1, proofs))]
+        self._clock = self._file("clock")
+        self._door = self._file("door")
+        self._memory = self._file("memory")
+        self._places = [self._file(f"proof{number}") for number in range(max(1, proofs))]
         (folder / f"{os.getpid()}.pid").touch()
+
+    def _file(self, name: str) -> int:
+        return os.open(self._folder / name, os.O_CREAT | os.O_RDWR, 0o600)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -53,6 +59,26 @@ class Turns:
     def _others(self) -> list[int]:
         return [pid for pid in (int(path.stem) for path in self._folder.glob("*.pid")) if pid != os.getpid()]
 
+    def some_memory(self) -> contextlib.AbstractContextManager[None]:
+        """Hold memory of the GPU beside others. Whoever is in this block must hold none when leaving it."""
+        return self._hold_memory(fcntl.LOCK_SH)
+
+    def all_memory(self) -> contextlib.AbstractContextManager[None]:
+        """Hold memory while nobody else does. Not within `some_memory`: two who wait for each other would wait forever.
+
+        Nobody begins to hold memory while one waits for this; else it would never come about.
+        """
+        return self._hold_memory(fcntl.LOCK_EX)
+
+    @contextmanager
+    def _hold_memory(self, kind: int) -> Iterator[None]:
+        with _locked(self._door, fcntl.LOCK_EX):  # who waits in the door keeps all others out
+            fcntl.flock(self._memory, kind)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._memory, fcntl.LOCK_UN)
+
     @contextmanager
     def proof(self) -> Iterator[None]:
         """Hold one of the places for those who compute exact gradients."""
@@ -62,19 +88,6 @@ class Turns:
         finally:
             fcntl.flock(place, fcntl.LOCK_UN)
 
-    @contextmanager
-    def all_proofs(self) -> Iterator[None]:
-        """Hold all of them: for what needs the memory of the whole GPU."""
-        held = []
-        try:
-            for place in self._places:  # always in this order, so that two who want all do not wait for one another
-                fcntl.flock(place, fcntl.LOCK_EX)
-                held.append(place)
-            yield
-        finally:
-            for place in held:
-                fcntl.flock(place, fcntl.LOCK_UN)
-
     def _free_place(self) -> int:
         while True:
             for place in self._places:
@@ -82,6 +95,15 @@ class Turns:
                     fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     return place
             time.sleep(_PATIENCE_S)
+
+
+@contextmanager
+def _locked(file: int, kind: int) -> Iterator[None]:
+    fcntl.flock(file, kind)
+    try:
+        yield
+    finally:
+        fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def _signal(pid: int, number: signal.Signals) -> None:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from kernel_agent.collection.turns import Turns
 from kernel_agent.collection.worker import Task
 from kernel_agent.collection.workers import Done, Workers
 
+HOLDER = Path(__file__).with_name("memory_holder.py")
 BUSY = """
 import sys, time
 from pathlib import Path
@@ -114,28 +115,87 @@ def test_only_so_many_prove_at_a_time(tmp_path: Path):
     thread.join()
 
 
-def test_who_needs_all_memory_waits_for_every_proof_and_keeps_others_out(tmp_path: Path):
-    first, greedy, late = (Turns(tmp_path, proofs=2) for _ in range(3))
-    has_all, entered = threading.Event(), threading.Event()
-    leave = threading.Event()
+@pytest.fixture
+def holds(tmp_path: Path) -> Iterator[Callable[[str, str], subprocess.Popen[bytes]]]:
+    """Start processes that hold `some` memory or `all` of it; they are ended with the test."""
+    started: list[subprocess.Popen[bytes]] = []
 
-    def take_all() -> None:
-        with greedy.all_proofs():
-            has_all.set()
-            leave.wait(10)
+    def start(name: str, kind: str) -> subprocess.Popen[bytes]:
+        started.append(subprocess.Popen([sys.executable, str(HOLDER), str(tmp_path), name, kind]))
+        assert soon(tmp_path / f"{name}.asks")
+        return started[-1]
 
-    def prove() -> None:
-        with late.proof():
-            entered.set()
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
 
-    taker, prover = threading.Thread(target=take_all), threading.Thread(target=prove)
-    with first.proof():
-        taker.start()
-        assert not has_all.wait(0.3)
-    assert has_all.wait(10)
-    prover.start()
-    assert not entered.wait(0.3)
-    leave.set()
-    assert entered.wait(10)
-    taker.join()
-    prover.join()
+
+def soon(path: Path, seconds: float = 20.0) -> bool:
+    """Whether a file appears in time."""
+    end = time.monotonic() + seconds
+    while not path.exists() and time.monotonic() < end:
+        time.sleep(0.005)
+    return path.exists()
+
+
+def test_who_needs_all_memory_waits_for_all_who_hold_some_and_keeps_others_out(holds, tmp_path: Path):
+    holds("one", "some")
+    holds("two", "some")
+    assert soon(tmp_path / "one.has")
+    assert soon(tmp_path / "two.has"), "some memory is held beside others"
+    holds("greedy", "all")
+    (tmp_path / "one.leave").touch()
+    assert soon(tmp_path / "one.left")
+    assert not soon(tmp_path / "greedy.has", 0.3), "the other one still holds some"
+    (tmp_path / "two.leave").touch()
+    assert soon(tmp_path / "greedy.has")
+    holds("late", "some")
+    assert not soon(tmp_path / "late.has", 0.3), "all memory is taken"
+    (tmp_path / "greedy.leave").touch()
+    assert soon(tmp_path / "late.has")
+
+
+def test_who_waits_for_all_memory_comes_before_those_who_ask_for_some_later(holds, tmp_path: Path):
+    # With a shared lock alone, a sitting whose workers always hold some would never let anybody have all.
+    holds("one", "some")
+    assert soon(tmp_path / "one.has")
+    holds("greedy", "all")
+    time.sleep(0.1)  # it has asked, and waits
+    holds("late", "some")
+    assert not soon(tmp_path / "late.has", 0.3)
+    (tmp_path / "one.leave").touch()
+    assert soon(tmp_path / "greedy.has")
+    assert not (tmp_path / "late.has").exists()
+
+
+def test_two_who_need_all_memory_have_it_one_after_the_other(holds, tmp_path: Path):
+    # Neither holds anything while it waits, so they cannot wait for each other.
+    holds("one", "some")
+    assert soon(tmp_path / "one.has")
+    holds("first", "all")
+    time.sleep(0.1)
+    holds("second", "all")
+    (tmp_path / "one.leave").touch()
+    assert soon(tmp_path / "first.has")
+    assert not soon(tmp_path / "second.has", 0.3)
+    (tmp_path / "first.leave").touch()
+    assert soon(tmp_path / "second.has")
+
+
+def test_the_memory_of_a_process_that_died_is_free(holds, tmp_path: Path):
+    killed = holds("one", "some")
+    assert soon(tmp_path / "one.has")
+    holds("greedy", "all")
+    killed.kill()
+    assert soon(tmp_path / "greedy.has")
+
+
+def test_who_has_all_memory_can_time_although_the_others_wait(holds, tmp_path: Path):
+    # Its clock stops the one that waits in the door; that one must come through when it goes on.
+    turns = Turns(tmp_path)
+    with turns.all_memory():
+        holds("late", "some")
+        with turns.alone():
+            assert not (tmp_path / "late.has").exists()
+    assert soon(tmp_path / "late.has")

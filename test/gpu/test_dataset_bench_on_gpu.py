@@ -56,6 +56,8 @@ def test_a_right_pair_has_times_a_bound_and_baselines(speeds):
     assert speed.atomics == 0
     assert speed.worst is not None
     assert speed.worst <= 1.0
+    assert speed.seconds is not None
+    assert "proven at M=" in speed.message, "float64 truths of 2**25 elements are not what a sitting waits for"
 
 
 def test_a_wrong_pair_is_a_line_without_a_time(speeds):
