@@ -32,7 +32,7 @@ def bench_pairs(
     jobs: Annotated[
         int, typer.Option(min=0, help="Pairs prepared at a time, of which one is timed; 0: by cores and memory.")
     ] = 0,
-    limit: Annotated[float, typer.Option(min=1, help="Seconds for one pair.")] = 240.0,
+    limit: Annotated[float, typer.Option(min=1, help="Seconds for one pair, waits for others left out.")] = 240.0,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what is recorded for this GPU.")] = False,
     prove_on: Annotated[int, typer.Option(min=0, help="GPU that computes exact gradients; GPU 0 times.")] = 0,
 ) -> None:

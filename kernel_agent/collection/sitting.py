@@ -11,6 +11,7 @@ from pathlib import Path
 from kernel_agent.collection.gpu_worker import Answer, command
 from kernel_agent.collection.measuring import failed
 from kernel_agent.collection.speeds import PairSpeed, SpeedBook, SpeedStatus, spread_out
+from kernel_agent.collection.turns import waited
 from kernel_agent.collection.worker import Task
 from kernel_agent.collection.workers import Begun, Done, Workers
 from kernel_agent.pairs.spec import content_hash
@@ -27,7 +28,7 @@ class Options:
     seconds: float | None = None
     """On the clock, after which what is not measured is left for another sitting."""
     limit_s: float = 240.0
-    """On the clock, for one pair."""
+    """On the clock, for one pair; while it waits for other pairs, the clock stands still."""
     fresh: bool = False
     """Measure again what is recorded."""
     proves_on: int = 0
@@ -66,7 +67,10 @@ def sit(
         with (
             tempfile.TemporaryDirectory(prefix="kernel-agent-") as turns,
             Workers(
-                worker or command(Path(turns), options.proofs, options.proves_on), options.jobs, options.limit_s
+                worker or command(Path(turns), options.proofs, options.proves_on),
+                options.jobs,
+                options.limit_s,
+                lambda pid: waited(Path(turns), pid),
             ) as workers,
         ):
             for event in workers.run([Task(path=path) for path in files], deadline):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import signal
 import time
@@ -36,6 +37,7 @@ class Turns:
         self._door = self._file("door")
         self._memory = self._file("memory")
         self._places = [self._file(f"proof{number}") for number in range(max(1, proofs))]
+        self._waited = 0.0
         (folder / f"{os.getpid()}.pid").touch()
 
     def _file(self, name: str) -> int:
@@ -44,7 +46,8 @@ class Turns:
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Use the GPU while nobody else does."""
-        fcntl.flock(self._clock, fcntl.LOCK_EX)
+        with self._waiting():
+            fcntl.flock(self._clock, fcntl.LOCK_EX)
         others = self._others()
         try:
             for pid in others:
@@ -72,7 +75,7 @@ class Turns:
 
     @contextmanager
     def _hold_memory(self, kind: int) -> Iterator[None]:
-        with _locked(self._door, fcntl.LOCK_EX):  # who waits in the door keeps all others out
+        with self._waiting(), _locked(self._door, fcntl.LOCK_EX):  # who waits in the door keeps all others out
             fcntl.flock(self._memory, kind)
         try:
             yield
@@ -82,11 +85,28 @@ class Turns:
     @contextmanager
     def proof(self) -> Iterator[None]:
         """Hold one of the places for those who compute exact gradients."""
-        place = self._free_place()
+        with self._waiting():
+            place = self._free_place()
         try:
             yield
         finally:
             fcntl.flock(place, fcntl.LOCK_UN)
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """What passes in this block counts as time that others took: see `waited`."""
+        start = time.monotonic()
+        self._tell(start)
+        try:
+            yield
+        finally:
+            self._waited += time.monotonic() - start
+            self._tell(None)
+
+    def _tell(self, since: float | None) -> None:
+        written = self._folder / f"{os.getpid()}.writing"
+        written.write_text(json.dumps([self._waited, since]), encoding="utf-8")
+        os.replace(written, _ledger(self._folder, os.getpid()))
 
     def _free_place(self) -> int:
         while True:
@@ -95,6 +115,19 @@ class Turns:
                     fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     return place
             time.sleep(_PATIENCE_S)
+
+
+def waited(folder: Path, pid: int) -> float:
+    """Seconds that a process has waited for its turns up to now."""
+    ledger = _ledger(folder, pid)
+    if not ledger.is_file():
+        return 0.0
+    total, since = json.loads(ledger.read_text(encoding="utf-8"))
+    return float(total if since is None else total + time.monotonic() - since)
+
+
+def _ledger(folder: Path, pid: int) -> Path:
+    return folder / f"{pid}.waited"
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kernel_agent.collection.worker import Task
@@ -46,11 +46,19 @@ Event = Begun | Done
 class Workers:
     """Works on tasks in up to `jobs` processes. Leaving the block ends them, and their sandboxes with them."""
 
-    def __init__(self, command: Sequence[str], jobs: int, limit_s: float | None = None) -> None:
-        """`command`: what a process is started with; its number follows. `limit_s`: seconds for one task."""
+    def __init__(
+        self,
+        command: Sequence[str],
+        jobs: int,
+        limit_s: float | None = None,
+        waited: Callable[[int], float] = lambda _: 0.0,
+    ) -> None:
+        """`command`: what a process is started with; its number follows. `limit_s`: seconds for one task, of which
+        those do not count that a process, by its id, has `waited` for others."""
         self._command = list(command)
         self._jobs = max(1, jobs)
         self._limit_s = limit_s
+        self._waited = waited
         self._processes: list[subprocess.Popen[str]] = []
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
@@ -126,16 +134,9 @@ class Workers:
     def _ask(self, process: subprocess.Popen[str], task: Task) -> Done:
         assert process.stdin is not None
         assert process.stdout is not None
-        late = threading.Event()
-
-        def end() -> None:
-            late.set()
-            process.kill()
-
-        timer = None if self._limit_s is None else threading.Timer(self._limit_s, end)
-        if timer is not None:
-            timer.daemon = True
-            timer.start()
+        late, through = threading.Event(), threading.Event()
+        if self._limit_s is not None:
+            threading.Thread(target=self._watch, args=(process, self._limit_s, late, through), daemon=True).start()
         try:
             process.stdin.write(task.model_dump_json() + "\n")
             process.stdin.flush()
@@ -143,13 +144,23 @@ class Workers:
         except OSError:  # it has ended
             line = ""
         finally:
-            if timer is not None:
-                timer.cancel()
+            through.set()
         if not line:
             process.kill()
             process.wait()
             self._wake()
         return Done(task, line, late.is_set() and not line)
+
+    def _watch(
+        self, process: subprocess.Popen[str], limit_s: float, late: threading.Event, through: threading.Event
+    ) -> None:
+        """End a process that is not through with its task in time."""
+        end = time.monotonic() + limit_s - self._waited(process.pid)
+        while (left := end + self._waited(process.pid) - time.monotonic()) > 0:
+            if through.wait(left):
+                return
+        late.set()
+        process.kill()
 
     def _wake(self) -> None:
         """A process that ended may have had others stopped: see `Turns`."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel_agent.collection.turns import Turns
+from kernel_agent.collection.turns import Turns, waited
 from kernel_agent.collection.worker import Task
 from kernel_agent.collection.workers import Done, Workers
 
@@ -199,3 +199,27 @@ def test_who_has_all_memory_can_time_although_the_others_wait(holds, tmp_path: P
         with turns.alone():
             assert not (tmp_path / "late.has").exists()
     assert soon(tmp_path / "late.has")
+
+
+def test_time_that_others_took_is_no_ones_own(holds, tmp_path: Path):
+    # One pair waits until all memory is free, all others behind it: a limit in seconds would end each of them.
+    with Turns(tmp_path).some_memory():
+        greedy = holds("greedy", "all")
+        time.sleep(0.3)
+        assert 0.2 < waited(tmp_path, greedy.pid) < 5.0, "it counts while it lasts"
+    assert soon(tmp_path / "greedy.has")
+    first = waited(tmp_path, greedy.pid)
+    time.sleep(0.2)
+    assert waited(tmp_path, greedy.pid) == first, "having is not waiting"
+
+
+def test_a_worker_is_not_ended_while_it_waits_for_others(tmp_path: Path):
+    worker = (sys.executable, str(Path(__file__).with_name("waiting_worker.py")), str(tmp_path))
+    tasks = [Task(path=tmp_path / "waits.py"), Task(path=tmp_path / "works.py")]
+    thread = threading.Timer(6.0, (tmp_path / "free").touch)
+    thread.start()
+    with Workers(worker, jobs=2, limit_s=4.0, waited=lambda pid: waited(tmp_path, pid)) as workers:
+        done = {event.task.path.stem: event for event in workers.run(tasks) if isinstance(event, Done)}
+    thread.join()
+    assert done["waits"].line, "it waited longer than its limit, and worked less"
+    assert done["works"].timed_out, "it worked longer than its limit"
