@@ -192,6 +192,10 @@ class Builder:
         """a where the condition holds, else b."""
         return fold.select(self, condition, a, b)
 
+    def known(self, value: Value, number: Value) -> Value:
+        """The number, with the value's derivative; a constant for a value has none. `value` may be smaller."""
+        return self.elementwise(Code.KNOWN, (value, number), number.element, name=value.name or number.name)
+
     def logical_and(self, a: Value, b: Value) -> Value:
         """Bitwise and."""
         return fold.logical_and(self, a, b)

@@ -71,6 +71,10 @@ class Code(str, enum.Enum):
     BITCAST = "bitcast"
     CALL = "call"
     """A function of the libraries, kept whole and elementwise: `function` (`libdevice.atan2`, `tl.rand`)."""
+    KNOWN = "known"
+    """value, number: the number, which is what the value is; its cotangent goes to the value. The reverse takes the
+    number for the value wherever it needs one of the two, so that nobody computes the value. A number that the forward
+    stored is a LOAD of an argument that the kernel also writes: it reads what is there after the forward."""
 
     # --- shape
     EXPAND = "expand"
@@ -143,7 +147,7 @@ C = Code
 ELEMENTWISE = frozenset(
     (C.ADD, C.SUB, C.MUL, C.DIV, C.FLOORDIV, C.REM, C.NEG, C.MAX, C.MIN, C.FMA, C.ABS, C.EXP, C.EXP2, C.LOG, C.LOG2,
      C.SQRT, C.RSQRT, C.SIN, C.COS, C.TANH, C.ERF, C.SIGMOID, C.FLOOR, C.CEIL, C.AND, C.OR, C.XOR, C.SHL, C.SHR,
-     C.MULHI, C.CMP, C.SELECT, C.CAST, C.BITCAST, C.CALL)
+     C.MULHI, C.CMP, C.SELECT, C.CAST, C.BITCAST, C.CALL, C.KNOWN)
 )  # fmt: skip
 """One result element per element of the operands, at the same place."""
 CONTROL = frozenset((C.FOR, C.WHILE, C.IF))
