@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 from pydantic import Field, ValidationError
 from torch import Tensor
 
 from kernel_agent.bench.honest import FLOAT32_BITS
+from kernel_agent.bench.kinks import remarks, without
 from kernel_agent.bench.native_rule import NativeComparison, compare_native
 from kernel_agent.bench.native_truth import NativeGradient, NativeTruth
 from kernel_agent.bench.rig import STANDARD, BenchOptions, Rig
@@ -33,6 +35,8 @@ from kernel_agent.sandbox import Job, Report, Sandbox
 TIER = "native"
 COARSE = 0.1
 """A relative error below this may be rounding; a larger one is a mistake."""
+_AT_KINKS = (Status.WRONG_GRADIENT, Status.PRECISION_DOWNGRADE, Status.NOT_FINITE)
+"""What a right gradient may be called that takes another side at a kink of the forward."""
 OnCase = Callable[[CaseResult, int, int], None]
 
 
@@ -72,8 +76,8 @@ def check_native(
     truths = rig.natives
     notes = _notes(rig)
     asked = list(truths.values())
-    results, problem = _ask(asked, text, rig, on_case)
-    return _verdict(results, problem, len(asked), notes, start)
+    results, problem, remarked = _ask(asked, text, rig, on_case)
+    return _verdict(results, problem, len(asked), (*notes, *remarked), start)
 
 
 def _notes(rig: Rig) -> tuple[str, ...]:
@@ -94,11 +98,11 @@ def _notes(rig: Rig) -> tuple[str, ...]:
 
 def _ask(
     asked: list[NativeTruth], text: CandidateText, rig: Rig, on_case: OnCase | None
-) -> tuple[tuple[CaseResult, ...], Problem | None]:
-    """One result per entry, up to the first that has no answer, and the first problem."""
+) -> tuple[tuple[CaseResult, ...], Problem | None, tuple[str, ...]]:
+    """One result per entry, up to the first that has no answer, the first problem, and what was left out."""
     if not asked:
-        return (), None
-    tensors = {name: tensor for truth in asked for name, tensor in truth.inputs.tensors.items() if not _secret(name)}
+        return (), None, ()
+    tensors = {name: tensor for truth in asked for name, tensor in truth.given.items()}
     own = has_own_forward(rig.spec, text.source)
     payload = {
         "device": rig.options.device,
@@ -111,8 +115,12 @@ def _ask(
     )
     results: list[CaseResult] = []
     first: Problem | None = None
-    for number, truth in enumerate(asked):
+    remarked: tuple[str, ...] = ()
+    for number, (position, truth) in enumerate(rig.natives.items()):
         problem, scores, answered = _judge(report, number, truth, text, rig)
+        if problem is not None and problem.status in _AT_KINKS and rig.kinks(position):
+            problem, scores, answered = _judge(report, number, truth, text, rig, rig.kinks(position))
+            remarked += remarks(truth.label, rig.kinks(position))
         case = f"{truth.label} cotangent=random native"
         result = CaseResult(
             case=case,
@@ -127,16 +135,16 @@ def _ask(
         first = first or problem
         if not answered:
             break
-    return tuple(results), first
-
-
-def _secret(name: str) -> bool:
-    """Whether a tensor is part of the truth: no candidate ever gets one."""
-    return name.startswith(("truth.", "honest."))
+    return tuple(results), first, remarked
 
 
 def _judge(
-    report: Report, number: int, truth: NativeTruth, text: CandidateText, rig: Rig
+    report: Report,
+    number: int,
+    truth: NativeTruth,
+    text: CandidateText,
+    rig: Rig,
+    kinks: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> tuple[Problem | None, tuple[GradientScore, ...], bool]:
     """The problem of one entry, its scores, and whether there was an answer at all."""
     last = number == len(report.messages) - 1
@@ -151,7 +159,7 @@ def _judge(
         return judge_failure(answer.failure, text.source, f"{answer.where} on the GPU"), (), False
     if answer.entry != number:
         return Problem(Status.CRASHED, "the candidate wrote to the result channel"), (), False
-    problem, scores = judge_native(answer.returned, message.tensors, truth, answer.dot_bits, rig.spec.grads)
+    problem, scores = judge_native(answer.returned, message.tensors, truth, answer.dot_bits, rig.spec.grads, kinks)
     if has_own_forward(rig.spec, text.source):
         problem = judge_outputs(message.tensors, truth, rig.spec) or problem
     if problem is None and last and number == len(report.messages) - 1 and not report.finished:
@@ -189,10 +197,11 @@ def judge_native(
     truth: NativeTruth,
     dot_bits: int | None,
     names: Sequence[str],
+    kinks: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> tuple[Problem | None, tuple[GradientScore, ...]]:
     """Every gradient of one call, both times it was computed, against the truth; the first problem and all scores.
 
-    `names` are those of all gradients that a backward returns, in order.
+    `names` are those of all gradients that a backward returns, in order; `kinks` are elements to leave out.
     """
     if len(returned) != len(names):
         return Problem(Status.WRONG_COUNT, f"backward returns {len(returned)} gradients on the GPU"), ()
@@ -216,6 +225,7 @@ def judge_native(
                 message = f"the gradient of `{wanted.name}` is {given.dtype} on the GPU, not {wanted.dtype}"
                 problems.append(Problem(Status.WRONG_DTYPE, message, grad=wanted.name))
                 break
+            given = without(given, wanted.truth, kinks, wanted.name)
             one = compare_native(given, wanted.truth, wanted.honest, wanted.scale, wanted.dtype, bits)
             seen = one if seen is None or one.ratio > seen.ratio else seen
         if seen is None:

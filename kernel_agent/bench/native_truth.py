@@ -67,6 +67,13 @@ class NativeTruth:
     chosen: bool = False
     """Shrunk since `BenchOptions.proof_elements` asks for it, not for want of memory."""
 
+    @property
+    def given(self) -> dict[str, Tensor]:
+        """Tensors of the call alone: no candidate ever gets part of the truth."""
+        return {
+            name: tensor for name, tensor in self.inputs.tensors.items() if not name.startswith(("truth.", "honest."))
+        }
+
 
 def truth_in(message: Message, inputs: Inputs) -> NativeTruth:
     """The truth that a message holds."""

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from kernel_agent.bench.gpu import GPU_LIMITS, GpuFacts, require_gpu
+from kernel_agent.bench.kinks import at_kinks
 from kernel_agent.bench.native_truth import Inputs, NativeTruth, inputs_in, truth_in
 from kernel_agent.bench.records import Basis, Measurement, ShapeTime
 from kernel_agent.bench.statistics import Timing, timing_of
@@ -104,6 +105,7 @@ class Rig:
         """What could not be timed or computed, in words."""
         self._prepared: Prepared | None = None
         self._baselines: dict[int, Baselines] | None = None
+        self._kinks: dict[int, dict[str, Tensor]] = {}
 
     @property
     def prepared(self) -> Prepared:
@@ -183,6 +185,26 @@ class Rig:
                 if number not in truths
             },
         )
+
+    def kinks(self, number: int) -> dict[str, Tensor]:
+        """Which elements of the gradients at a position of `natives` stand at a kink of the forward, by gradient; only
+        gradients of which few do. It takes two more exact executions."""
+        if number not in self._kinks:
+            self._kinks[number] = self._found_kinks(self.natives[number])
+        return self._kinks[number]
+
+    def _found_kinks(self, truth: NativeTruth) -> dict[str, Tensor]:
+        payload = {
+            "device": self.options.device,
+            "spec": self.spec.model_dump(mode="json"),
+            "seed": self.options.seed,
+            "arguments": truth.inputs.arguments,
+            "cotangents": truth.inputs.cotangents,
+        }
+        messages = self._trusted("kinks_child:moved", payload, truth.given)
+        moved = [message.tensors for message in messages if "sign" in message.record]
+        found = {grad.name: at_kinks(grad.truth, [grads[grad.name] for grads in moved]) for grad in truth.grads}
+        return {name: where for name, where in found.items() if where is not None}
 
     def baselines(self) -> dict[int, Baselines]:
         """By position in `inputs`."""

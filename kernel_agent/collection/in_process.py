@@ -25,7 +25,7 @@ from kernel_agent.sandbox import Call, Ending, Job, Message, Report, Sandbox
 T = TypeVar("T")
 HERE = "kernel_agent.bench."
 """Entries of this room use a GPU."""
-PROOFS = ("kernel_agent.bench.native_truth_child:", "kernel_agent.bench.native_child:")
+PROOFS = tuple(f"{HERE}{child}:" for child in ("native_truth_child", "native_child", "kinks_child"))
 """Of these, they hold exact gradients in the GPU's memory."""
 _NO_MEMORY = (
     "OutOfMemory",
