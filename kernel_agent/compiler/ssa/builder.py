@@ -21,13 +21,16 @@ CHEAP = ELEMENTWISE | {Code.CONST, Code.PROGRAM_ID, Code.NUM_PROGRAMS, Code.ARAN
 """What may run although the branch it comes from does not."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Scope:
     """A block under construction."""
 
     block: Block
     guarded: bool = False
-    """It is a branch, which may not run."""
+    """It is a branch, which may not run: dear work and loads stay in it."""
+    certain: bool = True
+    """It runs at least once, or it does no harm to load what it loads: else loads stay in it, since their addresses may
+    lie outside of what they point to where it does not run."""
     known: dict[Key, Value] = field(default_factory=dict)
 
 
@@ -47,9 +50,9 @@ class Builder:
     # --- blocks
 
     @contextmanager
-    def inside(self, block: Block, *, guarded: bool = False) -> Iterator[Block]:
+    def inside(self, block: Block, *, guarded: bool = False, certain: bool = True) -> Iterator[Block]:
         """Build in a block: the body of a loop, or with `guarded` a branch."""
-        scope = Scope(block, guarded)
+        scope = Scope(block, guarded, certain and not guarded)
         self.scopes.append(scope)
         for value in block.arguments:
             value.depth = self.depth
@@ -102,7 +105,8 @@ class Builder:
         least = max((value.depth for value in operands), default=0)
         if code in CHEAP and (not shape or all(not v.is_float for v in operands)):
             return least
-        return max([least, *(place for place, scope in enumerate(self.scopes) if scope.guarded)])
+        stays = (not scope.certain if code is Code.LOAD else scope.guarded for scope in self.scopes)
+        return max([least, *(place for place, stay in enumerate(stays) if stay)])
 
     # --- constants and sources
 
@@ -253,15 +257,24 @@ class Builder:
     # --- memory
 
     def load(
-        self, base: Value, offset: Value, mask: Value | None = None, other: Value | None = None, name: str = ""
+        self,
+        base: Value,
+        offset: Value,
+        mask: Value | None = None,
+        other: Value | None = None,
+        name: str = "",
+        **hints: Any,
     ) -> Value:
-        """A tile from memory; shared and moved out of loops, but not of branches, unless the kernel writes there."""
+        """A tile from memory. Unless the kernel writes there it is shared, and moved out of loops that are sure to run.
+
+        `hints`: attributes that do not change what is loaded.
+        """
         operands = [offset, *([] if mask is None else [mask]), *([] if other is None else [other])]
         shape = broadcast_shape([value.shape for value in operands[:2]])
         if mask is None and other is not None:
             raise ValueError("a load without a mask has no other")
         operands[0] = offset if offset.shape == shape else self._spread(offset, shape)
-        attributes = {"base": base, "masked": mask is not None, "padded": other is not None}
+        attributes = {"base": base, "masked": mask is not None, "padded": other is not None, **hints}
         value = Value(base.pointee, shape, name or self.hint)
         if base in self.written:
             self.add_op(Op(Code.LOAD, operands, [value], attributes))
@@ -275,13 +288,21 @@ class Builder:
         self.scopes[depth].known[key] = value
         return value
 
-    def store(self, base: Value, offset: Value, value: Value, mask: Value | None = None, code: Code = Code.STORE) -> Op:
-        """STORE, or ATOMIC_ADD by `code`."""
+    def store(
+        self,
+        base: Value,
+        offset: Value,
+        value: Value,
+        mask: Value | None = None,
+        code: Code = Code.STORE,
+        **hints: Any,
+    ) -> Op:
+        """STORE, or ATOMIC_ADD by `code`. `hints`: attributes that do not change what is stored."""
         assert code in MEMORY, code
         operands = [offset, value, *([] if mask is None else [mask])]
         shape = broadcast_shape([operand.shape for operand in operands])
         operands[0] = offset if offset.shape == shape else self._spread(offset, shape)
-        return self.add_op(Op(code, operands, (), {"base": base, "masked": mask is not None}))
+        return self.add_op(Op(code, operands, (), {"base": base, "masked": mask is not None, **hints}))
 
     def _spread(self, offset: Value, shape: tuple[int, ...]) -> Value:
         """Offsets must have all extents of what is accessed; a scalar one may stand for a tile only if made one."""
@@ -297,14 +318,19 @@ class Builder:
         *,
         index_name: str = "",
         names: Sequence[str] = (),
+        certain: bool = False,
         **attributes: Any,
     ) -> tuple[Value, ...]:
-        """A FOR. `body` gets the index and the carries and returns the next carries; shapes are those of `carries`."""
+        """A FOR. `body` gets the index and the carries and returns the next carries; shapes are those of `carries`.
+
+        `certain`: loads that do not depend on the trip may leave the loop, since it runs at least once or they are in
+        bounds even if it does not. Constant bounds that make a trip are certain without it.
+        """
         start, stop, step = bounds
         index = Value(start.element, (), index_name)
         inner = [Value(c.element, c.shape, names[n] if n < len(names) else c.name) for n, c in enumerate(carries)]
         block = Block([index, *inner])
-        with self.inside(block):
+        with self.inside(block, certain=certain or _runs(start, stop, step)):
             found = body(index, inner)
             block.yields = [self.whole(value, like.shape) for value, like in zip(found, inner, strict=True)]
         results = [Value(value.element, value.shape, value.name) for value in inner]
@@ -313,6 +339,24 @@ class Builder:
         )
         self.add_op(op)
         return op.results
+
+    def repeat(
+        self,
+        carries: Sequence[Value],
+        test: Callable[[list[Value]], Sequence[Value]],
+        body: Callable[[list[Value]], Sequence[Value]],
+    ) -> tuple[Value, ...]:
+        """A WHILE. `test` gets the carries and returns the condition and what goes on, `body` gets those and returns
+        carries; results are what went on last. Shapes are those of `carries` and of what `test` returns."""
+        before = Block([Value(c.element, c.shape, c.name) for c in carries])
+        with self.inside(before):
+            before.yields = list(test(before.arguments))
+        after = Block([Value(v.element, v.shape, v.name) for v in before.yields[1:]])
+        with self.inside(after, certain=False):
+            found = body(after.arguments)
+            after.yields = [self.whole(value, like.shape) for value, like in zip(found, carries, strict=True)]
+        results = [Value(v.element, v.shape, v.name) for v in after.arguments]
+        return self.add_op(Op(Code.WHILE, carries, results, {}, (before, after))).results
 
     def branch(
         self, condition: Value, then: Callable[[], Sequence[Value]], other: Callable[[], Sequence[Value]]
@@ -334,7 +378,7 @@ class Builder:
     @contextmanager
     def _again(self, block: Block) -> Iterator[None]:
         """Go on in a branch that was left."""
-        self.scopes.append(Scope(block, guarded=True))
+        self.scopes.append(Scope(block, guarded=True, certain=False))
         try:
             yield
         finally:
@@ -343,7 +387,7 @@ class Builder:
     # --- copies
 
     def again(self, op: Op, operands: Sequence[Value]) -> Value | tuple[Value, ...]:
-        """The same pure operation or load on other operands, folded anew. Control and effects are the caller's."""
+        """The same operation or load on other operands, folded anew. Control and effects are the caller's."""
         return fold.again(self, op, operands)
 
 
@@ -351,3 +395,9 @@ def same_number(a: Value, b: Value) -> bool:
     """Whether both are the same constant."""
     found = constant(a)
     return found is not None and constant(b) is not None and is_constant(b, found)
+
+
+def _runs(start: Value, stop: Value, step: Value) -> bool:
+    """Whether a loop of these bounds is known to make a trip."""
+    first, end, stride = constant(start), constant(stop), constant(step)
+    return first is not None and end is not None and stride is not None and stride > 0 and first < end

@@ -6,8 +6,9 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kernel_agent.compiler.ssa.code import ELEMENTWISE, Code
-from kernel_agent.compiler.ssa.value import Op, Value, broadcast_shape, constant, is_constant
+from kernel_agent.compiler.ssa.code import PURE, Code
+from kernel_agent.compiler.ssa.shapes import WHOLE, result_shape
+from kernel_agent.compiler.ssa.value import Op, Value, constant, is_constant, is_smaller
 
 if TYPE_CHECKING:
     from kernel_agent.compiler.ssa.builder import Builder
@@ -158,6 +159,8 @@ def logical_and(b: Builder, x: Value, y: Value) -> Value:
 
 def trans(b: Builder, x: Value, order: tuple[int, ...]) -> Value:
     """Permuted axes; two permutations are one, none is none."""
+    if x.shape == ():
+        return x
     op = x.producer
     if op is not None and op.code is Code.TRANS:
         inner = op.attributes["order"]
@@ -173,6 +176,8 @@ def total(b: Builder, x: Value, axis: int) -> Value:
     if op is not None and op.code is Code.EXPAND and op.attributes["axis"] == axis:
         return op.operands[0]
     shape = (*x.shape[:axis], *x.shape[axis + 1 :])
+    if op is not None and op.code is Code.FULL and is_constant(op.operands[0], 0):
+        return op.operands[0]
     if op is not None and op.code is Code.NEG:
         return neg(b, total(b, op.operands[0], axis))
     if x.shape[axis] == 1:
@@ -181,7 +186,12 @@ def total(b: Builder, x: Value, axis: int) -> Value:
 
 
 def again(b: Builder, op: Op, operands: Sequence[Value]) -> Value | tuple[Value, ...]:
-    """The same operation on other operands."""
+    """The same operation on other operands; where folding took extents that it needs, they get them back."""
+    if op.code in WHOLE:
+        operands = [
+            b.whole(new, old.shape) if is_smaller(new, old) else new
+            for new, old in zip(operands, op.operands, strict=True)
+        ]
     two = {Code.ADD: add, Code.SUB: sub, Code.MUL: mul, Code.DIV: div, Code.AND: logical_and}
     attributes = op.attributes
     if op.code in two and (op.code is not Code.AND or op.result.element == "i1"):
@@ -199,19 +209,23 @@ def again(b: Builder, op: Op, operands: Sequence[Value]) -> Value | tuple[Value,
     if op.code is Code.TRANS:
         return trans(b, operands[0], attributes["order"])
     if op.code is Code.SUM:
-        return total(b, operands[0], attributes["axis"]) if operands[0].shape else operands[0]
+        return total(b, operands[0], attributes["axis"])
     if op.code in (Code.FULL, Code.BROADCAST):
         return b.whole(operands[0], op.result.shape)
     if op.code is Code.LOAD:
-        mask = operands[1] if attributes["masked"] else None
-        other = operands[2] if attributes["padded"] else None
-        return b.load(attributes["base"], operands[0], mask, other, op.result.name)
-    if len(op.results) > 1:
-        results = [Value(value.element, value.shape, value.name) for value in op.results]
+        rest = list(operands[1:])
+        mask = rest.pop(0) if attributes["masked"] else None
+        other = rest.pop(0) if attributes["padded"] else None
+        hints = {key: value for key, value in attributes.items() if key not in ("base", "masked", "padded")}
+        return b.load(op.base, operands[0], mask, other, op.result.name, **hints)
+    shapes = [value.shape for value in operands]
+    shape = result_shape(op.code, shapes, attributes, op.results[0].shape)
+    if op.code not in PURE or len(op.results) > 1:
+        results = [Value(value.element, shape, value.name) for value in op.results]
         return b.add_op(Op(op.code, operands, results, dict(attributes), op.blocks)).results
-    result = op.result
-    shape = broadcast_shape([v.shape for v in operands]) if op.code in ELEMENTWISE else result.shape
-    return b.pure(op.code, operands, result.element, shape, attributes, result.name)
+    if op.code is Code.RESHAPE:
+        return b.reshape(operands[0], shape)
+    return b.pure(op.code, operands, op.result.element, shape, attributes, op.result.name)
 
 
 def _integers(b: Builder, code: Code, x: Value, y: Value) -> Value | None:

@@ -188,3 +188,10 @@ def broadcast_shape(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
                 raise ValueError(f"tiles that do not broadcast: {shapes}")
             result[axis] = max(result[axis], extent)
     return tuple(result)
+
+
+def is_smaller(value: Value, like: Value) -> bool:
+    """Whether a value must be broadcast to have the extents of another: folding takes extents away."""
+    if value.shape == () or len(value.shape) != len(like.shape):
+        return value.shape == () != like.shape
+    return any(mine == 1 != wanted for mine, wanted in zip(value.shape, like.shape, strict=True))
