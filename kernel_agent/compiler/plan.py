@@ -33,6 +33,8 @@ class Buffer:
     """Tensor argument of the forward's launch whose shape and strides it takes; empty: `shape` says."""
     shape: tuple[str, ...] = ()
     """Expressions of its extents, where it is like nothing; rows are contiguous."""
+    empty_if: str = ""
+    """Expression under which ZEROS may be EMPTY, because every element is stored to then; empty: never."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,18 @@ class Total:
 
 
 @dataclass(frozen=True)
+class Fact:
+    """What must hold at a launch for a plan to be right; where it does not, the plain plan still is."""
+
+    expression: str
+    """Python, as above."""
+    reason: str
+    """What depends on it: "each element of dX is stored by one program"."""
+    tensor: str = ""
+    """Tensor argument of the forward's launch it is about, if one."""
+
+
+@dataclass(frozen=True)
 class BackwardPlan:
     """The backward of one launch."""
 
@@ -76,5 +90,7 @@ class BackwardPlan:
     totals: tuple[Total, ...] = ()
     saved: tuple[str, ...] = ()
     """Tensor arguments the forward wrote whose contents the backward reads, beside what the forward read."""
+    facts: tuple[Fact, ...] = ()
+    """What the stub has to check before the launches."""
     remarks: tuple[str, ...] = ()
     """Why something was left as it is: "dW stays atomic because ..."."""
