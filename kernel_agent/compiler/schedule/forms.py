@@ -1,0 +1,260 @@
+"""`Forms`: the linear form of every integer of a kernel, and what any value depends on."""
+
+from __future__ import annotations
+
+from kernel_agent.compiler.schedule.linear import Atom, Form, Kind, lanes, moved_atom
+from kernel_agent.compiler.schedule.polynomial import ONE, ZERO, Polynomial, parsed
+from kernel_agent.compiler.ssa.code import ELEMENTWISE, Code
+from kernel_agent.compiler.ssa.value import Kernel, Op, Value, constant, walk
+
+UNKNOWN = Atom(Kind.OPAQUE, -1)
+"""What a value depends on that may be anything at any time."""
+
+_SIGNS = {Code.FLOORDIV: "//", Code.REM: "%"}
+_CALLS = {Code.MIN: "min", Code.MAX: "max"}
+
+
+class Forms:
+    """Forms of one kernel, computed on demand."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.loops: dict[int, Op] = {}
+        """By id of a block's argument: the loop around."""
+        self.written: set[Value] = set()
+        """Pointer arguments that the kernel writes to."""
+        names = {name for op in kernel.ops if op.code is Code.ARANGE and (name := op.attributes.get("symbol"))}
+        self.positive = frozenset(names | set(kernel.extents.values()))
+        self._forms: dict[int, Form] = {}
+        self._reads: dict[int, frozenset[Atom]] = {}
+        for op in kernel.ops:
+            if op.code in (Code.FOR, Code.WHILE):
+                self.loops.update((value.id, op) for block in op.blocks for value in block.arguments)
+            elif op.code in (Code.STORE, Code.ATOMIC_ADD, Code.ATOMIC):
+                self.written.add(op.base)
+
+    # --- forms
+
+    def of(self, value: Value) -> Form:
+        """The form of an integer; one opaque atom where it has none."""
+        if value.id not in self._forms:
+            self._forms[value.id] = self._form(value) or self._opaque(value)
+        return self._forms[value.id]
+
+    def trip(self, loop: Op) -> Atom:
+        """The atom that counts a loop's trips."""
+        start, stop, step = (self.of(value).invariant for value in loop.operands[:3])
+        extent = None
+        if start is not None and stop is not None and step is not None:
+            extent = ceiling(stop - start, step)
+        return Atom(Kind.TRIP, loop.blocks[0].arguments[0].id, extent=extent)
+
+    def program(self, axis: int) -> Atom:
+        """The atom of an axis of the grid."""
+        return Atom(Kind.PROGRAM, axis, extent=grid_extent(axis))
+
+    def _opaque(self, value: Value) -> Form:
+        reads = self.reads(value)
+        if not reads and not value.shape:
+            return Form(base=Polynomial.symbol(f"{value.name}.{value.id}", printable=False))
+        return Form.of({Atom(Kind.OPAQUE, value.id, reads=reads): ONE})
+
+    def _form(self, value: Value) -> Form | None:
+        op = value.producer
+        if op is None:
+            return self._source(value)
+        code, operands = op.code, op.operands
+        if code is Code.CONST:
+            number = constant(value)
+            if type(number) is not int:
+                return None
+            symbol = op.attributes.get("symbol")
+            return Form(base=self._named(symbol, number) if symbol else Polynomial.integer(number))
+        if code is Code.PROGRAM_ID:
+            return Form.of({self.program(op.attributes["axis"]): ONE})
+        if code is Code.NUM_PROGRAMS:
+            return Form(base=grid_extent(op.attributes["axis"]))
+        if code is Code.ARANGE:
+            return self._arange(op)
+        if value.is_float or value.element == "i1" or code is Code.LOAD:
+            return None
+        if code in (Code.ADD, Code.SUB):
+            left, right = (self.of(operand) for operand in operands)
+            return left + right if code is Code.ADD else left - right
+        if code is Code.NEG:
+            return self.of(operands[0]).times(Polynomial.integer(-1))
+        if code in (Code.MUL, Code.SHL):
+            return self._product(op)
+        if code in _SIGNS or code in _CALLS:
+            return self._divided(op)
+        if code is Code.CAST and not op.attributes.get("unsigned") and _widens(operands[0], value):
+            return self.of(operands[0])
+        return self._reshaped(op)
+
+    def _named(self, symbol: str, number: int) -> Polynomial:
+        """Of a number that the source calls by an expression over constexprs."""
+        return parsed(symbol, number, self.positive, self.kernel.constants)
+
+    def _source(self, value: Value) -> Form | None:
+        """Of arguments: of the kernel, or the index of a loop."""
+        loop = self.loops.get(value.id)
+        if loop is None:
+            return None if value.is_float or value.is_pointer else Form(base=Polynomial.symbol(value.name))
+        if loop.code is Code.FOR and loop.blocks[0].arguments[0] is value:
+            step = self.of(loop.operands[2]).invariant
+            if step is not None:
+                return self.of(loop.operands[0]) + Form.of({self.trip(loop): step})
+        return None
+
+    def _arange(self, op: Op) -> Form:
+        start, end, symbol = op.attributes["start"], op.attributes["end"], op.attributes.get("symbol")
+        count = self._named(symbol, end - start) if symbol else Polynomial.integer(end - start)
+        return Form.of({Atom(Kind.LANE, 0, extent=count): ONE}, Polynomial.integer(start))
+
+    def _product(self, op: Op) -> Form | None:
+        left, right = (self.of(operand) for operand in op.operands)
+        if op.code is Code.SHL:
+            places = right.base.number if right.invariant is not None else None
+            return None if places is None or places < 0 else left.times(Polynomial.integer(1 << places))
+        if left.invariant is not None:
+            return right.times(left.base)
+        return left.times(right.base) if right.invariant is not None else None
+
+    def _divided(self, op: Op) -> Form | None:
+        """FLOORDIV, REM, MIN, MAX: of what a launch fixes a symbol, else of an index a quotient or a remainder."""
+        whole, other = (self.of(operand) for operand in op.operands)
+        if op.attributes.get("unsigned"):
+            return None
+        if whole.invariant is not None and other.invariant is not None:
+            return Form(base=_computed(op.code, whole.base, other.base))
+        if op.code not in _SIGNS or other.invariant is None or not whole.not_negative:
+            return None
+        divisor = other.base
+        exact = whole.over(divisor)
+        if exact is not None:
+            return exact if op.code is Code.FLOORDIV else Form()
+        if op.code is Code.REM:
+            return Form.of({Atom(Kind.REMAINDER, 0, whole, divisor, extent=divisor): ONE})
+        extent = None
+        if len(whole.terms) == 1 and not whole.base.terms and whole.terms[0][1] == ONE:
+            inner = whole.terms[0][0].extent
+            extent = ceiling(inner, divisor) if inner is not None else None
+        return Form.of({Atom(Kind.QUOTIENT, 0, whole, divisor, extent=extent): ONE})
+
+    def _reshaped(self, op: Op) -> Form | None:
+        """Of operations that only move lanes."""
+        if op.code in (Code.FULL, Code.BROADCAST):
+            return self.of(op.operands[0])
+        if op.code is Code.EXPAND:
+            axis = op.attributes["axis"]
+            return self.of(op.operands[0]).moved(lambda old: old + (old >= axis))
+        if op.code is Code.TRANS:
+            return self.of(op.operands[0]).moved(op.attributes["order"].index)
+        if op.code is Code.RESHAPE:
+            before = [axis for axis, extent in enumerate(op.operands[0].shape) if extent != 1]
+            after = [axis for axis, extent in enumerate(op.result.shape) if extent != 1]
+            if [op.operands[0].shape[axis] for axis in before] == [op.result.shape[axis] for axis in after]:
+                places = dict(zip(before, after, strict=True))
+                return self.of(op.operands[0]).moved(lambda old: places.get(old, old))
+        return None
+
+    # --- dependence
+
+    def reads(self, value: Value) -> frozenset[Atom]:
+        """The programs, trips and lanes that a value depends on; `UNKNOWN` among them where that cannot be said.
+
+        Lanes of what is not elementwise are all its own.
+        """
+        if value.id not in self._reads:
+            self._reads[value.id] = self._find_reads(value)
+        return self._reads[value.id]
+
+    def _find_reads(self, value: Value) -> frozenset[Atom]:
+        op = value.producer
+        if op is None:
+            loop = self.loops.get(value.id)
+            if loop is None:
+                return frozenset()
+            if loop.code is Code.FOR and loop.blocks[0].arguments[0] is value:
+                bounds = (self.reads(loop.operands[0]), self.reads(loop.operands[2]))
+                return frozenset((self.trip(loop),)).union(*bounds)
+            return self._inside(loop) | frozenset(lanes(value.shape))
+        if op.code is Code.PROGRAM_ID:
+            return frozenset((self.program(op.attributes["axis"]),))
+        if op.code is Code.ARANGE:
+            return frozenset(lanes(value.shape))
+        if op.code is Code.TAPE_LOAD or (op.code is Code.LOAD and op.base in self.written):
+            return frozenset((UNKNOWN,))
+        if op.blocks:
+            own = frozenset((self.trip(op),)) if op.code is Code.FOR else frozenset()
+            return (self._inside(op) - own) | frozenset(lanes(value.shape))
+        found = frozenset(read for operand in op.operands for read in self.reads(operand))
+        if op.code is Code.EXPAND:
+            axis = op.attributes["axis"]
+            return frozenset(moved_atom(read, lambda old: old + (old >= axis)) for read in found)
+        if all(operand.shape in (value.shape, ()) for operand in op.operands) or _broadcasts(op):
+            return found
+        return frozenset(read for read in found if read.kind is not Kind.LANE) | frozenset(lanes(value.shape))
+
+    def _inside(self, op: Op) -> frozenset[Atom]:
+        """What anything in the blocks of an operation depends on, and its operands; no lanes."""
+        nested = [inner for block in op.blocks for inner in walk(block)]
+        own = {value.id for inner in nested for value in inner.results}
+        own |= {value.id for inner in (op, *nested) for block in inner.blocks for value in block.arguments}
+        found: set[Atom] = set()
+        used = [*op.operands, *(value for inner in nested for value in inner.operands)]
+        used += [value for inner in (op, *nested) for block in inner.blocks for value in block.yields]
+        for value in used:
+            if value.id not in own:
+                found |= self.reads(value)
+        for inner in (op, *nested):
+            if inner.code is Code.FOR:
+                found.add(self.trip(inner))
+            elif inner.code in (Code.WHILE, Code.TAPE_LOAD) or (inner.code is Code.LOAD and inner.base in self.written):
+                found.add(UNKNOWN)
+            elif inner.code is Code.PROGRAM_ID:
+                found.add(self.program(inner.attributes["axis"]))
+        return frozenset(atom for atom in found if atom.kind is not Kind.LANE)
+
+
+def grid_extent(axis: int) -> Polynomial:
+    """Programs along an axis."""
+    return Polynomial.symbol(f"grid{axis}", positive=True)
+
+
+def ceiling(amount: Polynomial, step: Polynomial) -> Polynomial:
+    """amount / step, rounded up."""
+    exact = amount.quotient(step)
+    if exact is not None:
+        return exact
+    if amount.number is not None and step.number is not None:
+        return Polynomial.integer(-(-amount.number // step.number))
+    text = f"triton.cdiv({amount.text()}, {step.text()})"
+    return Polynomial.symbol(text, positive=amount.surely(1), printable=amount.printable and step.printable)
+
+
+def _computed(code: Code, left: Polynomial, right: Polynomial) -> Polynomial:
+    """A symbol for what a launch can compute; division is of sizes, which are not negative."""
+    printable = left.printable and right.printable
+    if code in _CALLS:
+        return Polynomial.symbol(f"{_CALLS[code]}({left.text()}, {right.text()})", printable=printable)
+    exact = left.quotient(right)
+    if exact is not None:
+        return exact if code is Code.FLOORDIV else ZERO
+    a, b = left.number, right.number
+    if a is not None and b is not None and a >= 0 and b > 0:
+        return Polynomial.integer(a // b if code is Code.FLOORDIV else a % b)
+    sides = [p.text() if p.text().isidentifier() or p.text().isdigit() else f"({p.text()})" for p in (left, right)]
+    return Polynomial.symbol(f"({sides[0]} {_SIGNS[code]} {sides[1]})", printable=printable)
+
+
+def _widens(before: Value, after: Value) -> bool:
+    """Whether a conversion keeps every value."""
+    integers = ("i8", "i16", "i32", "i64")
+    known = before.element in integers and after.element in integers
+    return known and integers.index(before.element) <= integers.index(after.element)
+
+
+def _broadcasts(op: Op) -> bool:
+    """Whether operands of other shapes only broadcast."""
+    return op.code in ELEMENTWISE or op.code in (Code.FULL, Code.BROADCAST, Code.LOAD)

@@ -1,0 +1,183 @@
+"""Whether an address tells which program, trip and lane it is of: a proof by nested strides.
+
+A sum of c_i * x_i with 0 <= x_i < n_i determines all x_i if, in some order from the inside out, each c_i is at least
+1 + the sum of c_j * (n_j - 1) over the x_j inside: a mixed-radix number with gaps. Masks make several indices one: with
+`pid * BLOCK + lane < N` the sum is itself such an x, with n = N.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from kernel_agent.compiler.schedule.claims import Claim, Claims, any_of, open_claims
+from kernel_agent.compiler.schedule.linear import Atom, Form, Kind
+from kernel_agent.compiler.schedule.polynomial import ONE, ZERO, Polynomial
+from kernel_agent.compiler.schedule.sites import Bound
+
+MOST_DIGITS = 7
+"""Indices whose orders are tried."""
+MOST_WRITTEN = 2
+"""Orders that a fact spells out; of more it says what they have in common."""
+
+
+@dataclass(frozen=True)
+class Digit:
+    """One index of the mixed-radix number."""
+
+    coefficient: Polynomial
+    extents: tuple[Polynomial, ...]
+    """Numbers it is known to be less than; empty where none is."""
+
+
+@dataclass(frozen=True)
+class Injectivity:
+    """An address determines its indices if what is left to check holds."""
+
+    claims: Claims
+    """Each must hold."""
+    orders: tuple[Claims, ...] = ((),)
+    """All claims of one of these must hold."""
+    digits: tuple[Digit, ...] = ()
+
+    def facts(self) -> list[str]:
+        """Python expressions to check at a launch, in the simplest words; none where all is proved."""
+        found = [claim.text() for claim in self.claims]
+        if len(self.orders) <= MOST_WRITTEN:
+            text = any_of(self.orders)
+        else:
+            sides = ", ".join(f"({d.coefficient.text()}, {d.extents[0].text()})" for d in self.digits if d.extents)
+            text = (
+                "(lambda axes: len({s for s, _ in axes}) == len(axes) and "
+                f"all(s > sum(t * (n - 1) for t, n in axes if t < s) for s, _ in axes))(({sides}))"
+            )
+        return [*found, *([text] if text else [])]
+
+
+def injective(form: Form, bounds: Sequence[Bound], needed: frozenset[Atom]) -> Injectivity | None:
+    """The proof that a value of `form` belongs to one assignment of the `needed` atoms; None where there is none.
+
+    `bounds` hold of all assignments. Atoms of the form that are not needed are allowed: they count as needed.
+    """
+    if any(atom.kind is Kind.OPAQUE for atom, _ in form.terms):
+        return None
+    claims = _determines(frozenset(atom for atom, _ in form.terms), bounds, needed)
+    if claims is None:
+        return None
+    best: Injectivity | None = None
+    for digits, inner in _groupings(form, bounds):
+        found = _ordered(digits, (*claims, *inner))
+        if found is not None and (best is None or _cost(found) < _cost(best)):
+            best = found
+            if _cost(best) == 0:
+                break
+    return best
+
+
+def _cost(found: Injectivity) -> int:
+    """How much is left to check."""
+    return len(found.claims) + min(len(order) for order in found.orders) + (len(found.orders) > MOST_WRITTEN)
+
+
+def _determines(known: frozenset[Atom], bounds: Sequence[Bound], needed: frozenset[Atom]) -> Claims | None:
+    """Claims by which the known atoms tell the needed ones: quotient and remainder together tell the whole."""
+    found, claims = set(known), []
+    grown = True
+    while grown:
+        grown = False
+        for atom in sorted(found, key=lambda atom: atom.key):
+            if atom.kind is not Kind.QUOTIENT or atom.whole is None or atom.divisor is None:
+                continue
+            rest = Atom(Kind.REMAINDER, 0, atom.whole, atom.divisor)
+            inner = {part for part, _ in atom.whole.terms}
+            if rest not in found or inner <= found:
+                continue
+            proof = injective(atom.whole, [b for b in bounds if b.form != atom.whole], frozenset(inner))
+            if proof is None or len(proof.orders) > 1:
+                return None
+            claims += [*proof.claims, *proof.orders[0], Claim(atom.divisor, ONE)]
+            found |= inner
+            grown = True
+    return open_claims(claims) if needed <= found else None
+
+
+def _groupings(form: Form, bounds: Sequence[Bound]) -> Iterator[tuple[list[Digit], list[Claim]]]:
+    """Ways to see the terms as digits: by the bounds of several atoms, the larger first, and without these."""
+    several = [bound for bound in bounds if bound.size > 1]
+    for used in range(1 << min(len(several), 4)):
+        chosen = [bound for place, bound in enumerate(several) if not used >> place & 1]
+        found = _grouped(form, chosen, bounds)
+        if found is not None:
+            yield found
+
+
+def _grouped(form: Form, chosen: Sequence[Bound], bounds: Sequence[Bound]) -> tuple[list[Digit], list[Claim]] | None:
+    """Digits, with those that the chosen bounds make one; None where one of them does not fit."""
+    rest, digits, claims = form.coefficients, [], []
+    for bound in chosen:
+        scale = _scale(rest, bound.form)
+        inner = [other for other in bounds if other.size < bound.size]
+        proof = scale and injective(bound.form, inner, frozenset(atom for atom, _ in bound.form.terms))
+        if not scale or proof is None or not proof or len(proof.orders) > 1:
+            return None
+        claims += [*proof.claims, *proof.orders[0]]
+        for atom, _ in bound.form.terms:
+            del rest[atom]
+        digits.append(Digit(_upward(scale), (bound.below,)))
+    for atom, coefficient in rest.items():
+        alone = [bound.below for bound in bounds if bound.form == Form.of({atom: ONE})]
+        known = [atom.extent] if atom.extent is not None else []
+        digits.append(Digit(_upward(coefficient), (*alone, *known)))
+    return digits, claims
+
+
+def _upward(coefficient: Polynomial) -> Polynomial:
+    """An index that counts down is one that counts up."""
+    return -coefficient if (-coefficient).surely(1) else coefficient
+
+
+def _scale(terms: dict[Atom, Polynomial], part: Form) -> Polynomial | None:
+    """m where the terms have m times the coefficient of every atom of a form."""
+    scale: Polynomial | None = None
+    for atom, number in part.terms:
+        if atom not in terms:
+            return None
+        if scale is None:
+            scale = terms[atom].quotient(number)
+        if scale is None or number * scale != terms[atom]:
+            return None
+    return scale
+
+
+def _ordered(digits: list[Digit], claims: Sequence[Claim]) -> Injectivity | None:
+    """The proof by the best orders of the digits."""
+    known = open_claims(claims)
+    if known is None or len(digits) > MOST_DIGITS:
+        return None
+    orders = sorted(set(_orders(digits, [ZERO], ())), key=lambda order: (len(order), [c.text() for c in order]))
+    if not orders:
+        return None
+    best = [order for order in orders if len(order) == len(orders[0])]
+    if any(not digit.extents for digit in digits):
+        best = best[:MOST_WRITTEN]  # what the orders have in common cannot be said without all extents
+    return Injectivity(known, tuple(best), tuple(digits))
+
+
+def _orders(digits: list[Digit], reach: list[Polynomial], claims: Claims) -> Iterator[Claims]:
+    """What every order from the inside out leaves to check. `reach`: upper limits of the sum of what is inside."""
+    if not digits:
+        yield claims
+        return
+    for place, digit in enumerate(digits):
+        rest = digits[:place] + digits[place + 1 :]
+        if rest and not digit.extents:
+            continue
+        tried = [open_claims([Claim(digit.coefficient, limit + ONE)]) for limit in reach]
+        kept = [found for found in tried if found is not None]
+        if not kept:
+            continue
+        least = min(kept, key=len)
+        wider = [limit + digit.coefficient * (extent - ONE) for limit in reach for extent in digit.extents]
+        yield from _orders(rest, wider[:4] or [ZERO], (*claims, *least))
+        if not least and not rest:
+            return

@@ -1,0 +1,178 @@
+"""`owned`: gradients that each program adds atomically, stored instead where no element is added to twice.
+
+A store needs no zeros before it, can have the narrow element of the input, and gives the same bits in every run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from kernel_agent.compiler.plan import Fact
+from kernel_agent.compiler.schedule.forms import Forms
+from kernel_agent.compiler.schedule.injective import Injectivity, injective
+from kernel_agent.compiler.schedule.linear import Atom, Form, Kind, lanes
+from kernel_agent.compiler.schedule.polynomial import Polynomial
+from kernel_agent.compiler.schedule.sites import Bound, Site, bounds, sites
+from kernel_agent.compiler.ssa.builder import Builder
+from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.rebuild import Copier, emptied
+from kernel_agent.compiler.ssa.value import Kernel, Op, Value
+
+WRITES = frozenset((Code.STORE, Code.ATOMIC_ADD, Code.ATOMIC))
+
+
+@dataclass(frozen=True)
+class Ownership:
+    """A kernel whose atomic additions have become stores where that is right."""
+
+    kernel: Kernel
+    stored: tuple[str, ...] = ()
+    """Gradient arguments that are stored to, once for every element that gets a gradient; they have the input's
+    element."""
+    facts: tuple[Fact, ...] = ()
+    """What must hold for that."""
+    remarks: tuple[str, ...] = ()
+    """Why others are left atomic."""
+
+
+def owned(kernel: Kernel, gradients: Mapping[str, str], *, rank: int) -> Ownership:
+    """Stores for atomic additions.
+
+    `gradients`: by name of the input's argument the name of its gradient's. `rank`: axes of the grid it is launched
+    on; an axis that the kernel does not read must have one program.
+    """
+    forms = Forms(kernel)
+    written: dict[str, list[Site]] = {}
+    for site in sites(kernel.body, WRITES):
+        written.setdefault(site.op.base.name, []).append(site)
+    stored: dict[str, str] = {}
+    facts: dict[Fact, None] = {}
+    remarks: list[str] = []
+    for tensor, name in gradients.items():
+        found = proof(forms, written.get(name, []), rank)
+        if isinstance(found, str):
+            remarks.append(f"{name} stays atomic: {found}")
+            continue
+        source = kernel.argument(tensor)
+        stored[name] = source.pointee if source.is_pointer else source.element
+        reason = f"no two programs store to one element of {name}"
+        facts.update(dict.fromkeys(Fact(text, reason, tensor) for text in found.facts()))
+        facts.update(dict.fromkeys(unread_axes(kernel, rank)))
+    return Ownership(_stores(kernel, stored), tuple(stored), tuple(facts), tuple(remarks))
+
+
+def proof(forms: Forms, written: Sequence[Site], rank: int) -> Injectivity | str:
+    """That no element is written twice by all writes to one buffer together, or why that is not known."""
+    if not written:
+        return "nothing is added to it"
+    if any(site.op.code is not Code.ATOMIC_ADD for site in written):
+        return "it is not only added to"
+    if any(loop.code is Code.WHILE for site in written for loop in site.loops):
+        return "it is added to in a while loop"
+    common = Common.of(forms, written)
+    if common is None:
+        return "it is added to in several places whose elements may be the same"
+    needed = domain(forms, written[0], rank)
+    missing = [atom for atom in needed if atom not in common.form.sources]
+    if missing:
+        return f"{_words(missing)} add to the same elements"
+    found = injective(common.form, common.bounds, needed | common.copies)
+    if found is None:
+        return "its addresses may overlap, or are read from memory"
+    return found
+
+
+def domain(forms: Forms, site: Site, rank: int) -> frozenset[Atom]:
+    """What tells one write at a site from another: programs, trips of the loops around, lanes."""
+    read = {op.attributes["axis"] for op in forms.kernel.ops if op.code is Code.PROGRAM_ID}
+    programs = frozenset(forms.program(axis) for axis in range(rank) if axis in read)
+    trips = frozenset(forms.trip(loop) for loop in site.loops if loop.code is Code.FOR)
+    return programs | trips | frozenset(lanes(site.op.offset.shape))
+
+
+def unread_axes(kernel: Kernel, rank: int) -> list[Fact]:
+    """Programs along an axis that nothing depends on would all do the same work again."""
+    read = {op.attributes["axis"] for op in kernel.ops if op.code is Code.PROGRAM_ID}
+    reason = "programs along an axis that the kernel does not read all write the same"
+    return [Fact(f"grid{axis} == 1", reason) for axis in range(rank) if axis not in read]
+
+
+@dataclass(frozen=True)
+class Common:
+    """Several writes as one with one more index, as if they had been unrolled."""
+
+    form: Form
+    bounds: tuple[Bound, ...]
+    """What holds at all of them."""
+    copies: frozenset[Atom]
+    """The index, if there are several."""
+
+    @classmethod
+    def of(cls, forms: Forms, written: Sequence[Site]) -> Common | None:
+        """None where the addresses differ by more than multiples of one distance."""
+        first = written[0]
+        places = [forms.of(site.op.offset) for site in written]
+        shared = [bounds(forms, site) for site in written]
+        kept = tuple(bound for bound in shared[0] if all(bound in others for others in shared))
+        if len(written) == 1:
+            return cls(places[0], kept, frozenset())
+        if any(site.loops != first.loops or site.op.offset.shape != first.op.offset.shape for site in written):
+            return None
+        for lowest in places:
+            distances = [place - lowest for place in places]
+            if any(distance.terms for distance in distances):
+                return None
+            step = next((distance.base for distance in distances if distance.base.terms), None)
+            if step is None:
+                return None
+            steps = [_count(distance.base, step) for distance in distances]
+            whole = {number for number in steps if number is not None and number >= 0}
+            if len(whole) == len(places):
+                copies = Atom(Kind.COPY, 0, extent=Polynomial.integer(max(whole) + 1))
+                return cls(lowest + Form.of({copies: step}), kept, frozenset((copies,)))
+        return None
+
+
+def _count(distance: Polynomial, step: Polynomial) -> int | None:
+    """How many steps a distance is."""
+    found = distance.quotient(step)
+    return None if found is None else found.number
+
+
+def _words(missing: Sequence[Atom]) -> str:
+    """What adds to the same elements."""
+    kinds = {atom.kind for atom in missing}
+    if Kind.PROGRAM in kinds:
+        axes = " and ".join(str(atom.number) for atom in sorted(missing, key=lambda a: a.key) if not atom.kind)
+        return f"all programs along axis {axes}"
+    return "all trips of a loop" if Kind.TRIP in kinds else "all lanes of a tile"
+
+
+def _stores(kernel: Kernel, stored: Mapping[str, str]) -> Kernel:
+    """The kernel with stores to the named arguments, in their new elements."""
+    if not stored:
+        return kernel
+    changed = {v: Value(f"*{stored[v.name]}", (), v.name) for v in kernel.arguments if v.name in stored}
+    return _Storer(kernel, changed).copy()
+
+
+class _Storer(Copier):
+    """Stores for additions to some arguments."""
+
+    def __init__(self, source: Kernel, changed: Mapping[Value, Value]) -> None:
+        empty = emptied(source, arguments=[changed.get(value, value) for value in source.arguments])
+        super().__init__(source, Builder(empty))
+        self.b.written = frozenset(changed.get(value, value) for value in self.written)
+        self.changed = changed
+        for old, new in changed.items():
+            self[old] = new
+
+    def effect(self, op: Op) -> None:
+        """Additions."""
+        if self.slicing or "base" not in op.attributes or op.base not in self.changed:
+            super().effect(op)
+            return
+        base = self.changed[op.base]
+        mask = None if op.mask is None else self[op.mask]
+        self.b.store(base, self.whole(op.offset), self.b.cast(self[op.stored], base.pointee), mask)

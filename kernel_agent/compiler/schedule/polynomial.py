@@ -1,0 +1,218 @@
+"""`Polynomial`: integers that a launch fixes: strides, sizes, tile extents, and what is computed of these alone.
+
+Coefficients of addresses are such numbers, and so are the bounds of masks. What cannot be decided about them when a
+kernel is compiled can be printed as Python and decided when it is launched.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, order=True)
+class Symbol:
+    """A number that a launch fixes."""
+
+    text: str
+    """Python expression over names of the launch; a symbol is what it is called."""
+    positive: bool = False
+    """Known to be at least 1: extents of grids and tiles."""
+    printable: bool = True
+    """A stub can evaluate the text; false of what a kernel loads from memory."""
+    present: int | None = field(default=None, compare=False)
+    """What it is in the launch that the kernel was lowered for; of constexprs."""
+
+    @property
+    def factor(self) -> str:
+        """The text as a factor of a product."""
+        return self.text if self.text.isidentifier() or self.text.endswith(")") else f"({self.text})"
+
+
+Monomial = tuple[Symbol, ...]
+"""A product, sorted; () is 1."""
+
+
+@dataclass(frozen=True)
+class Polynomial:
+    """A sum of products of symbols with integer coefficients."""
+
+    terms: tuple[tuple[Monomial, int], ...] = ()
+    """Sorted, without zeros: equal polynomials are equal records."""
+
+    @classmethod
+    def of(cls, terms: Mapping[Monomial, int]) -> Polynomial:
+        """From coefficients by monomial."""
+        return cls(tuple(sorted((monomial, number) for monomial, number in terms.items() if number)))
+
+    @classmethod
+    def integer(cls, number: int) -> Polynomial:
+        """A constant."""
+        return cls.of({(): number})
+
+    @classmethod
+    def symbol(
+        cls, text: str, *, positive: bool = False, printable: bool = True, present: int | None = None
+    ) -> Polynomial:
+        """One symbol."""
+        return cls.of({(Symbol(text, positive, printable, present),): 1})
+
+    def __add__(self, other: Polynomial) -> Polynomial:
+        found = dict(self.terms)
+        for monomial, number in other.terms:
+            found[monomial] = found.get(monomial, 0) + number
+        return Polynomial.of(found)
+
+    def __neg__(self) -> Polynomial:
+        return Polynomial(tuple((monomial, -number) for monomial, number in self.terms))
+
+    def __sub__(self, other: Polynomial) -> Polynomial:
+        return self + -other
+
+    def __mul__(self, other: Polynomial) -> Polynomial:
+        found: dict[Monomial, int] = {}
+        for left, m in self.terms:
+            for right, n in other.terms:
+                product = tuple(sorted(left + right))
+                found[product] = found.get(product, 0) + m * n
+        return Polynomial.of(found)
+
+    @property
+    def number(self) -> int | None:
+        """The integer that it is, or None."""
+        if not self.terms:
+            return 0
+        (monomial, number), *rest = self.terms
+        return number if not rest and not monomial else None
+
+    @property
+    def symbols(self) -> frozenset[Symbol]:
+        """Whatever occurs in it."""
+        return frozenset(symbol for monomial, _ in self.terms for symbol in monomial)
+
+    @property
+    def printable(self) -> bool:
+        """Whether a stub can evaluate it."""
+        return all(symbol.printable for symbol in self.symbols)
+
+    def surely(self, least: int) -> bool:
+        """Proved to be at least `least`, whatever the symbols are.
+
+        With each positive symbol written as 1 + something not negative, no coefficient but the constant may be
+        negative, and no other symbol may occur.
+        """
+        if any(not symbol.positive for symbol in self.symbols):
+            return False
+        return self._from(1, least)
+
+    def likely(self, least: int) -> bool:
+        """At least `least` where constexprs are what they are now and all other symbols are 2 or more."""
+        found: dict[Monomial, int] = {}
+        for monomial, number in self.terms:
+            for symbol in monomial:
+                number *= 1 if symbol.present is None else symbol.present
+            rest = tuple(symbol for symbol in monomial if symbol.present is None)
+            found[rest] = found.get(rest, 0) + number
+        return Polynomial.of(found)._from(2, least)
+
+    def _from(self, start: int, least: int) -> bool:
+        """At least `least` where no symbol is less than `start`, by the signs of coefficients alone."""
+        shifted: dict[Monomial, int] = {}
+        for monomial, number in self.terms:
+            for part in _subsets(monomial):
+                shifted[part] = shifted.get(part, 0) + number * start ** (len(monomial) - len(part))
+        return shifted.pop((), 0) >= least and all(number >= 0 for number in shifted.values())
+
+    def quotient(self, divisor: Polynomial) -> Polynomial | None:
+        """q with q * divisor equal to this, if q or the divisor has only one term; None where there is none."""
+        if not divisor.terms:
+            return None
+        if len(divisor.terms) == 1:
+            found = Polynomial()
+            for term in self.terms:
+                part = _divide(term, divisor.terms[0])
+                if part is None:
+                    return None
+                found = found + part
+            return found
+        if not self.terms:
+            return Polynomial()
+        for term in divisor.terms:
+            part = _divide(self.terms[-1], term)
+            if part is not None and part * divisor == self:
+                return part
+        return None
+
+    def text(self) -> str:
+        """Python."""
+        rising = sorted(self.terms, key=lambda term: (term[1] < 0, -len(term[0])))
+        found = ""
+        for monomial, number in rising:
+            factors = [symbol.factor if len(monomial) > 1 or abs(number) != 1 else symbol.text for symbol in monomial]
+            if abs(number) != 1 or not monomial:
+                factors.insert(0, str(abs(number)))
+            product = " * ".join(factors)
+            if number < 0 and len(monomial) == 1 and abs(number) == 1:
+                product = monomial[0].factor
+            sign = "-" if number < 0 else "+"
+            found = f"{found} {sign} {product}" if found else product if number > 0 else f"-{product}"
+        return found or "0"
+
+
+ONE = Polynomial.integer(1)
+ZERO = Polynomial()
+
+
+def total(parts: Iterable[Polynomial]) -> Polynomial:
+    """The sum of many."""
+    found = ZERO
+    for part in parts:
+        found = found + part
+    return found
+
+
+def parsed(expression: str, value: int, positive: frozenset[str], constants: Mapping[str, object]) -> Polynomial:
+    """The polynomial of a Python expression over constexpr names.
+
+    What is no sum or product stays one symbol. `value`: what the expression is now, which stands where it names
+    nothing; `positive`: names and expressions that are extents of tiles; `constants`: what constexprs are now.
+    """
+    tree = ast.parse(expression, mode="eval").body
+    found = _of_syntax(tree, positive, constants, value)
+    return found if found.symbols else Polynomial.integer(value)
+
+
+def _of_syntax(
+    node: ast.expr, positive: frozenset[str], constants: Mapping[str, object], value: int | None
+) -> Polynomial:
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return Polynomial.integer(node.value)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_of_syntax(node.operand, positive, constants, None if value is None else -value)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Sub, ast.Mult)):
+        left, right = (_of_syntax(side, positive, constants, None) for side in (node.left, node.right))
+        if isinstance(node.op, ast.Mult):
+            return left * right
+        return left + right if isinstance(node.op, ast.Add) else left - right
+    text = ast.unparse(node)
+    known = constants.get(text, value)
+    return Polynomial.symbol(text, positive=text in positive, present=known if type(known) is int else None)
+
+
+def _divide(term: tuple[Monomial, int], divisor: tuple[Monomial, int]) -> Polynomial | None:
+    """One product by another, exactly."""
+    rest = list(term[0])
+    for symbol in divisor[0]:
+        if symbol not in rest:
+            return None
+        rest.remove(symbol)
+    if term[1] % divisor[1]:
+        return None
+    return Polynomial.of({tuple(rest): term[1] // divisor[1]})
+
+
+def _subsets(monomial: Monomial) -> Iterable[Monomial]:
+    """The products that (1 + a)(1 + b)... multiplies out to."""
+    for chosen in range(1 << len(monomial)):
+        yield tuple(symbol for place, symbol in enumerate(monomial) if chosen >> place & 1)
