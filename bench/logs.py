@@ -27,8 +27,8 @@ candidate (`snapshots/`), the forward (`source.py`) and the certificate of what 
 written by a language model through the `manual` backend, which answers from the text of the ask alone and runs no
 code. Phases 1 and 2 ran on a machine without a GPU; the run folder was then moved to one with an {gpu}
 and resumed there, as in [docs/remote-gpu.md](../docs/remote-gpu.md): the proven backward was judged again on real
-kernels, measured and tuned, and the model was asked once to make it faster. {count} forwards, one run each, one such
-ask each: a small sample.
+kernels, measured, tuned by a sweep except where the last section says otherwise, and the model was asked once to make
+it faster. {count} forwards, one run each, one such ask each: a small sample.
 
 This page is printed from the ledgers by `python bench/logs.py`; no number in it is typed.
 
@@ -124,7 +124,7 @@ def _drafts(run: Run) -> str:
 
 def _tuning(run: Run) -> str:
     if run.state.tuned is None:
-        return ""
+        return "Not tuned: the run was resumed with `--tune-variants 0`. "
     return f"Tuning: {run.state.tuned.tuned.line}. "
 
 
