@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernel_agent.errors import InputError
+from kernel_agent.errors import InputError, InternalError
 
 
 class CannotDerive(InputError):
@@ -10,3 +10,7 @@ class CannotDerive(InputError):
 
     Passes raise it for what they cannot prove: the plan before them stands then.
     """
+
+
+class OutOfBounds(InternalError):
+    """A kernel that the compiler evaluated accesses an element that is not there."""

@@ -386,9 +386,12 @@ class Builder:
 
     # --- copies
 
-    def again(self, op: Op, operands: Sequence[Value]) -> Value | tuple[Value, ...]:
-        """The same operation or load on other operands, folded anew. Control and effects are the caller's."""
-        return fold.again(self, op, operands)
+    def again(self, op: Op, operands: Sequence[Value], blocks: Sequence[Block] = ()) -> Value | tuple[Value, ...]:
+        """The same operation or load on other operands, folded anew. Control and effects are the caller's.
+
+        `blocks`: of a REDUCE or SCAN, the combine, made for this operation.
+        """
+        return fold.again(self, op, operands, blocks)
 
 
 def same_number(a: Value, b: Value) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernel_agent.compiler.ssa.code import PURE, Code
 from kernel_agent.compiler.ssa.shapes import WHOLE, result_shape
-from kernel_agent.compiler.ssa.value import Op, Value, constant, is_constant, is_smaller
+from kernel_agent.compiler.ssa.value import Block, Op, Value, constant, is_constant, is_smaller
 
 if TYPE_CHECKING:
     from kernel_agent.compiler.ssa.builder import Builder
@@ -185,7 +185,7 @@ def total(b: Builder, x: Value, axis: int) -> Value:
     return b.pure(Code.SUM, (x,), x.element, shape, {"axis": axis})
 
 
-def again(b: Builder, op: Op, operands: Sequence[Value]) -> Value | tuple[Value, ...]:
+def again(b: Builder, op: Op, operands: Sequence[Value], blocks: Sequence[Block] = ()) -> Value | tuple[Value, ...]:
     """The same operation on other operands; where folding took extents that it needs, they get them back."""
     if op.code in WHOLE:
         operands = [
@@ -222,7 +222,7 @@ def again(b: Builder, op: Op, operands: Sequence[Value]) -> Value | tuple[Value,
     shape = result_shape(op.code, shapes, attributes, op.results[0].shape)
     if op.code not in PURE or len(op.results) > 1:
         results = [Value(value.element, shape, value.name) for value in op.results]
-        return b.add_op(Op(op.code, operands, results, dict(attributes), op.blocks)).results
+        return b.add_op(Op(op.code, operands, results, dict(attributes), blocks)).results
     if op.code is Code.RESHAPE:
         return b.reshape(operands[0], shape)
     return b.pure(op.code, operands, op.result.element, shape, attributes, op.result.name)

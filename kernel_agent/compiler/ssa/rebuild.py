@@ -165,8 +165,17 @@ class Copier:
 
     def pure(self, op: Op) -> None:
         """An operation without effect; a TAPE_LOAD, a REDUCE and a SCAN too."""
-        new = self.b.again(op, self.all(op.operands))
+        blocks = [self._combine(block) for block in op.blocks]
+        new = self.b.again(op, self.all(op.operands), blocks)
         self.results(op, new if isinstance(new, tuple) else (new,))
+
+    def _combine(self, block: Block) -> Block:
+        copy = Block([Value(value.element, value.shape, value.name) for value in block.arguments])
+        with self.b.inside(copy):
+            for old, new in zip(block.arguments, copy.arguments, strict=True):
+                self[old] = new
+            copy.yields = self.block(block)
+        return copy
 
     def load(self, op: Op) -> None:
         """A LOAD."""
