@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
 from kernel_agent.compiler.schedule.linear import Atom, Form, Kind, lanes, moved_atom
 from kernel_agent.compiler.schedule.polynomial import ONE, ZERO, Polynomial, parsed
 from kernel_agent.compiler.ssa.code import ELEMENTWISE, Code
@@ -14,11 +17,27 @@ _SIGNS = {Code.FLOORDIV: "//", Code.REM: "%"}
 _CALLS = {Code.MIN: "min", Code.MAX: "max"}
 
 
+@dataclass(frozen=True)
+class Launch:
+    """What a kernel is launched with, in terms of the forward's launch."""
+
+    grid: tuple[Polynomial, ...]
+    """Programs along each axis."""
+    scalars: Mapping[str, Polynomial] = field(default_factory=dict)
+    """Arguments that the forward did not have."""
+
+    @classmethod
+    def like_forward(cls, rank: int) -> Launch:
+        """On the forward's grid of `rank` axes."""
+        return cls(tuple(grid_extent(axis) for axis in range(rank)))
+
+
 class Forms:
     """Forms of one kernel, computed on demand."""
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: Kernel, launch: Launch) -> None:
         self.kernel = kernel
+        self.launch = launch
         self.loops: dict[int, Op] = {}
         """By id of a block's argument: the loop around."""
         self.written: set[Value] = set()
@@ -51,7 +70,10 @@ class Forms:
 
     def program(self, axis: int) -> Atom:
         """The atom of an axis of the grid."""
-        return Atom(Kind.PROGRAM, axis, extent=grid_extent(axis))
+        return Atom(Kind.PROGRAM, axis, extent=self._programs(axis))
+
+    def _programs(self, axis: int) -> Polynomial:
+        return self.launch.grid[axis] if axis < len(self.launch.grid) else ONE
 
     def _opaque(self, value: Value) -> Form:
         reads = self.reads(value)
@@ -73,7 +95,7 @@ class Forms:
         if code is Code.PROGRAM_ID:
             return Form.of({self.program(op.attributes["axis"]): ONE})
         if code is Code.NUM_PROGRAMS:
-            return Form(base=grid_extent(op.attributes["axis"]))
+            return Form(base=self._programs(op.attributes["axis"]))
         if code is Code.ARANGE:
             return self._arange(op)
         if value.is_float or value.element == "i1" or code is Code.LOAD:
@@ -99,7 +121,9 @@ class Forms:
         """Of arguments: of the kernel, or the index of a loop."""
         loop = self.loops.get(value.id)
         if loop is None:
-            return None if value.is_float or value.is_pointer else Form(base=Polynomial.symbol(value.name))
+            if value.is_float or value.is_pointer:
+                return None
+            return Form(base=self.launch.scalars.get(value.name) or Polynomial.symbol(value.name))
         if loop.code is Code.FOR and loop.blocks[0].arguments[0] is value:
             step = self.of(loop.operands[2]).invariant
             if step is not None:

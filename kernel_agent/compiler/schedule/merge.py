@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernel_agent.compiler.schedule.forms import Forms
+from kernel_agent.compiler.schedule.forms import Forms, Launch
 from kernel_agent.compiler.schedule.linear import Form
 from kernel_agent.compiler.schedule.sites import sites
 from kernel_agent.compiler.ssa.code import Code
@@ -17,7 +17,7 @@ def merged(kernel: Kernel) -> Kernel:
 
     A load that a kernel does in two places gives its gradient in two; one of them could not be a plain store.
     """
-    forms = Forms(kernel)
+    forms = Forms(kernel, Launch.like_forward(3))
     together: dict[Address, list[Op]] = {}
     for site in sites(kernel.body, frozenset((Code.ATOMIC_ADD,))):
         offset = site.op.offset

@@ -6,13 +6,14 @@ A store needs no zeros before it, can have the narrow element of the input, and 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kernel_agent.compiler.plan import Fact
-from kernel_agent.compiler.schedule.forms import Forms
+from kernel_agent.compiler.schedule.coverage import covered_if, domain
+from kernel_agent.compiler.schedule.forms import Forms, Launch
 from kernel_agent.compiler.schedule.injective import Injectivity, injective
-from kernel_agent.compiler.schedule.linear import Atom, Form, Kind, lanes
-from kernel_agent.compiler.schedule.polynomial import Polynomial
+from kernel_agent.compiler.schedule.linear import Atom, Form, Kind
+from kernel_agent.compiler.schedule.polynomial import ONE, Polynomial
 from kernel_agent.compiler.schedule.sites import Bound, Site, bounds, sites
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import Code
@@ -27,30 +28,31 @@ class Ownership:
     """A kernel whose atomic additions have become stores where that is right."""
 
     kernel: Kernel
-    stored: tuple[str, ...] = ()
+    empty_if: dict[str, str] = field(default_factory=dict)
     """Gradient arguments that are stored to, once for every element that gets a gradient; they have the input's
-    element."""
+    element. With each the expression under which that is every element there is; empty: not known."""
     facts: tuple[Fact, ...] = ()
     """What must hold for that."""
     remarks: tuple[str, ...] = ()
     """Why others are left atomic."""
 
 
-def owned(kernel: Kernel, gradients: Mapping[str, str], *, rank: int) -> Ownership:
+def owned(kernel: Kernel, gradients: Mapping[str, str], launch: Launch) -> Ownership:
     """Stores for atomic additions.
 
-    `gradients`: by name of the input's argument the name of its gradient's. `rank`: axes of the grid it is launched
-    on; an axis that the kernel does not read must have one program.
+    `gradients`: by name of the input's argument the name of its gradient's. An axis of the grid that the kernel does
+    not read must have one program.
     """
-    forms = Forms(kernel)
+    forms = Forms(kernel, launch)
     written: dict[str, list[Site]] = {}
     for site in sites(kernel.body, WRITES):
         written.setdefault(site.op.base.name, []).append(site)
     stored: dict[str, str] = {}
+    empty_if: dict[str, str] = {}
     facts: dict[Fact, None] = {}
     remarks: list[str] = []
     for tensor, name in gradients.items():
-        found = proof(forms, written.get(name, []), rank)
+        found = proof(forms, written.get(name, []))
         if isinstance(found, str):
             remarks.append(f"{name} stays atomic: {found}")
             continue
@@ -58,11 +60,12 @@ def owned(kernel: Kernel, gradients: Mapping[str, str], *, rank: int) -> Ownersh
         stored[name] = source.pointee if source.is_pointer else source.element
         reason = f"no two programs store to one element of {name}"
         facts.update(dict.fromkeys(Fact(text, reason, tensor) for text in found.facts()))
-        facts.update(dict.fromkeys(unread_axes(kernel, rank)))
-    return Ownership(_stores(kernel, stored), tuple(stored), tuple(facts), tuple(remarks))
+        facts.update(dict.fromkeys(unread_axes(kernel, launch)))
+        empty_if[name] = covered_if(forms, written[name], tensor)
+    return Ownership(_stores(kernel, stored), empty_if, tuple(facts), tuple(remarks))
 
 
-def proof(forms: Forms, written: Sequence[Site], rank: int) -> Injectivity | str:
+def proof(forms: Forms, written: Sequence[Site]) -> Injectivity | str:
     """That no element is written twice by all writes to one buffer together, or why that is not known."""
     if not written:
         return "nothing is added to it"
@@ -73,7 +76,7 @@ def proof(forms: Forms, written: Sequence[Site], rank: int) -> Injectivity | str
     common = Common.of(forms, written)
     if common is None:
         return "it is added to in several places whose elements may be the same"
-    needed = domain(forms, written[0], rank)
+    needed = domain(forms, written[0])
     missing = [atom for atom in needed if atom not in common.form.sources]
     if missing:
         return f"{_words(missing)} add to the same elements"
@@ -83,19 +86,12 @@ def proof(forms: Forms, written: Sequence[Site], rank: int) -> Injectivity | str
     return found
 
 
-def domain(forms: Forms, site: Site, rank: int) -> frozenset[Atom]:
-    """What tells one write at a site from another: programs, trips of the loops around, lanes."""
-    read = {op.attributes["axis"] for op in forms.kernel.ops if op.code is Code.PROGRAM_ID}
-    programs = frozenset(forms.program(axis) for axis in range(rank) if axis in read)
-    trips = frozenset(forms.trip(loop) for loop in site.loops if loop.code is Code.FOR)
-    return programs | trips | frozenset(lanes(site.op.offset.shape))
-
-
-def unread_axes(kernel: Kernel, rank: int) -> list[Fact]:
+def unread_axes(kernel: Kernel, launch: Launch) -> list[Fact]:
     """Programs along an axis that nothing depends on would all do the same work again."""
     read = {op.attributes["axis"] for op in kernel.ops if op.code is Code.PROGRAM_ID}
     reason = "programs along an axis that the kernel does not read all write the same"
-    return [Fact(f"grid{axis} == 1", reason) for axis in range(rank) if axis not in read]
+    unread = [extent for axis, extent in enumerate(launch.grid) if axis not in read and extent != ONE]
+    return [Fact(f"{extent.text()} == 1", reason) for extent in unread]
 
 
 @dataclass(frozen=True)

@@ -70,15 +70,21 @@ def bounds(forms: Forms, site: Site) -> list[Bound]:
     found: list[Bound] = []
     if site.op.attributes.get("masked") and site.op.mask is not None:
         found += mask_bounds(forms, site.op.mask)
-    for loop in site.loops:
-        if loop.code is Code.FOR:
-            found += _below(forms.of(loop.blocks[0].arguments[0]) - forms.of(loop.operands[1]))
+    found += [bound for loop in site.loops if (bound := loop_bound(forms, loop)) is not None]
     for condition, holds in site.conditions:
         found += mask_bounds(forms, condition, holds=holds)
     kept: dict[Form, Bound] = {}
     for bound in found:
         kept.setdefault(bound.form, bound)
     return sorted(kept.values(), key=lambda bound: -bound.size)
+
+
+def loop_bound(forms: Forms, loop: Op) -> Bound | None:
+    """That a loop's index is less than its end; None where that says nothing."""
+    if loop.code is not Code.FOR:
+        return None
+    found = _below(forms.of(loop.blocks[0].arguments[0]) - forms.of(loop.operands[1]))
+    return found[0] if found else None
 
 
 def mask_bounds(forms: Forms, mask: Value, *, holds: bool = True) -> list[Bound]:

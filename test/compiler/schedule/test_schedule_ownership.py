@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 from schedule_kernels import add_to, block_of, made, matrix
 
+from kernel_agent.compiler.schedule.forms import Launch
 from kernel_agent.compiler.schedule.merge import merged
 from kernel_agent.compiler.schedule.ownership import Ownership, owned
 from kernel_agent.compiler.ssa.builder import Builder
@@ -25,7 +26,7 @@ def facts_of(found: Ownership) -> list[str]:
 
 
 def own(kernel: Kernel, rank: int = 1) -> Ownership:
-    return owned(kernel, {"X": "dX"}, rank=rank)
+    return owned(kernel, {"X": "dX"}, Launch.like_forward(rank))
 
 
 def test_blocks_of_a_vector_are_stored_in_the_input_s_element_and_need_no_facts() -> None:

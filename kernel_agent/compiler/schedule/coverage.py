@@ -1,0 +1,147 @@
+"""`covered_if`: when the stores of a gradient reach every element there is, so that nothing need hold zeros before.
+
+A kernel does not know the shape of a tensor. But stores to addresses that are all different, within the tensor, as the
+forward's loads were, reach all its elements exactly if they are as many: so they are counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kernel_agent.compiler.schedule.claims import Claim, conjunction, open_claims
+from kernel_agent.compiler.schedule.forms import Forms, ceiling
+from kernel_agent.compiler.schedule.linear import Atom, Form, Kind, lanes
+from kernel_agent.compiler.schedule.polynomial import ONE, Polynomial
+from kernel_agent.compiler.schedule.sites import Bound, Site, loop_bound, mask_bounds
+from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.value import Value
+
+
+def domain(forms: Forms, site: Site) -> frozenset[Atom]:
+    """What tells one write at a site from another: programs, trips of the loops around, lanes."""
+    read = {op.attributes["axis"] for op in forms.kernel.ops if op.code is Code.PROGRAM_ID}
+    programs = frozenset(forms.program(axis) for axis in range(len(forms.launch.grid)) if axis in read)
+    trips = frozenset(forms.trip(loop) for loop in site.loops if loop.code is Code.FOR)
+    return programs | trips | frozenset(lanes(site.op.offset.shape))
+
+
+def covered_if(forms: Forms, written: Sequence[Site], tensor: str) -> str:
+    """The expression under which writes to different addresses cover a tensor; empty where none is known.
+
+    `written`: all writes to its gradient, proved to meet no element twice.
+    """
+    counter = _Counter(forms)
+    counts = [counter.count(site) for site in written]
+    whole = Polynomial()
+    for count in counts:
+        if count is None:
+            return ""
+        whole = whole + count
+    claims = open_claims(counter.claims)
+    if claims is None or not whole.printable:
+        return ""
+    same = f"{tensor}.is_contiguous() and {tensor}.numel() == {whole.text()}"
+    return " and ".join(text for text in (same, conjunction(claims)) if text)
+
+
+@dataclass
+class _Counter:
+    """Counts what is written, and notes on what that relies."""
+
+    forms: Forms
+    claims: list[Claim] = field(default_factory=list)
+
+    def count(self, site: Site) -> Polynomial | None:
+        """How many (program, trip, lane) take part; None where that is not known."""
+        limits = self.limits(site)
+        if limits is None or any(loop.code is Code.WHILE for loop in site.loops):
+            return None
+        rest = {atom: self.extent(site, atom) for atom in domain(self.forms, site)}
+        count = ONE
+        for bound in sorted(limits, key=lambda bound: -bound.size):
+            if not all(atom in rest for atom, _ in bound.form.terms) or not self.dense(site, bound, rest):
+                return None
+            for atom, _ in bound.form.terms:
+                del rest[atom]
+            count = count * bound.below
+        for loop in site.loops:
+            own = loop_bound(self.forms, loop)
+            trip = self.forms.trip(loop)
+            if trip not in rest or own is None or own.size == 1:
+                continue
+            if not all(atom in rest for atom, _ in own.form.terms) or not self.dense(site, own, rest):
+                return None
+            for atom, _ in own.form.terms:
+                del rest[atom]
+            count = count * own.below
+        for atom in sorted(rest, key=lambda atom: atom.key):
+            extent = rest[atom]
+            if extent is None:
+                return None
+            count = count * extent
+        return count
+
+    def extent(self, site: Site, atom: Atom) -> Polynomial | None:
+        """How many values an index takes where no mask bounds it. Of lanes as the source calls it."""
+        if atom.kind is Kind.LANE:
+            for term, _ in self.forms.of(site.op.offset).terms:
+                if term == atom:
+                    return term.extent
+        return atom.extent
+
+    def limits(self, site: Site) -> list[Bound] | None:
+        """Bounds by masks and conditions, of which nothing may be left out."""
+        conditions: list[tuple[Value, bool]] = list(site.conditions)
+        if site.op.mask is not None:
+            conditions.append((site.op.mask, True))
+        found: dict[Form, Bound] = {}
+        for condition, holds in conditions:
+            inner = mask_bounds(self.forms, condition, holds=holds)
+            if len(inner) != _parts(condition, holds=holds):
+                return None
+            for bound in inner:
+                if found.setdefault(bound.form, bound).below != bound.below:
+                    return None
+        return list(found.values())
+
+    def dense(self, site: Site, bound: Bound, extents: dict[Atom, Polynomial | None]) -> bool:
+        """Whether the bounded sum takes every value from 0 up to its bound: a mixed-radix number without gaps."""
+        rest, width = bound.form.coefficients, ONE
+        while rest:
+            atom = next((atom for atom, coefficient in rest.items() if coefficient == width), None)
+            if atom is None:
+                return False
+            del rest[atom]
+            if not rest and self.reaches(site, atom, width, bound):
+                return True
+            extent = extents[atom]
+            if extent is None:
+                return False
+            if not rest and extent == ceiling(bound.below, width):
+                return True
+            width = width * extent
+        self.claims.append(Claim(width, bound.below))
+        return True
+
+    def reaches(self, site: Site, atom: Atom, step: Polynomial, bound: Bound) -> bool:
+        """Whether an index is the trip of a loop that ends where the bound does: it runs as long as need be."""
+        for loop in site.loops:
+            own = loop_bound(self.forms, loop)
+            if loop.code is Code.FOR and self.forms.trip(loop) == atom and own is not None:
+                inside = bound.form.coefficients
+                part = all(inside.get(inner) == number for inner, number in own.form.terms)
+                return part and own.below == bound.below and own.form.coefficients[atom] == step
+        return False
+
+
+def _parts(condition: Value, *, holds: bool) -> int:
+    """Into how many conditions that must all hold one falls."""
+    op = condition.producer
+    if op is None:
+        return 1
+    if op.code is (Code.AND if holds else Code.OR):
+        return sum(_parts(operand, holds=holds) for operand in op.operands)
+    if op.code in (Code.FULL, Code.BROADCAST, Code.EXPAND, Code.TRANS):
+        return _parts(op.operands[0], holds=holds)
+    return 1

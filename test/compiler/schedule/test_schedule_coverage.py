@@ -1,0 +1,129 @@
+"""A gradient may start empty only where stores are proved to reach every element there is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton
+from schedule_kernels import add_to, block_of, made, matrix
+
+from kernel_agent.compiler.schedule.forms import Launch
+from kernel_agent.compiler.schedule.ownership import owned
+from kernel_agent.compiler.ssa.builder import Builder
+from kernel_agent.compiler.ssa.value import Kernel, Value
+
+BLOCK = 8
+
+
+def empty_if(kernel: Kernel, rank: int = 1) -> str:
+    return owned(kernel, {"X": "dX"}, Launch.like_forward(rank)).empty_if["dX"]
+
+
+def holds(expression: str, **names: object) -> bool:
+    return bool(eval(expression, {"triton": triton, **names}))
+
+
+def test_blocks_of_a_vector_cover_it_if_there_are_enough_of_them() -> None:
+    def build(b: Builder, x: Value, dx: Value, n: Value) -> None:
+        at = block_of(b, b.program_id(0), BLOCK, "BLOCK")
+        add_to(b, dx, at, b.const(1.0, "f32"), b.compare("lt", at, n))
+
+    found = empty_if(made("X:*f32 dX:*f32 n", build, BLOCK=BLOCK))
+    assert found == "X.is_contiguous() and X.numel() == n and BLOCK * grid0 >= n"
+    assert holds(found, X=torch.empty(20), n=20, BLOCK=8, grid0=3)
+    assert not holds(found, X=torch.empty(20), n=20, BLOCK=8, grid0=2)
+    assert not holds(found, X=torch.empty(21), n=20, BLOCK=8, grid0=3)
+    assert not holds(found, X=torch.empty(20, 2)[:, 0], n=20, BLOCK=8, grid0=3)
+
+
+def rows(masked_by: str) -> Kernel:
+    def build(b: Builder, x: Value, dx: Value, stride: Value, n: Value, flag: Value) -> None:
+        cols = b.arange(0, BLOCK, "BLOCK")
+        mask = b.compare("lt", cols, n)
+        if masked_by == "n and the sign of a value":
+            mask = b.logical_and(mask, b.compare("lt", b.load(x, cols), b.const(0.0, "f32")))
+        elif masked_by == "n and a lower limit":
+            mask = b.logical_and(mask, b.compare("ge", cols, flag))
+        elif masked_by == "two limits":
+            mask = b.logical_and(mask, b.compare("lt", cols, flag))
+        add_to(b, dx, b.add(b.mul(b.program_id(0), stride), cols), b.const(1.0, "f32"), mask)
+
+    return made("X:*f32 dX:*f32 stride N flag", build, BLOCK=BLOCK)
+
+
+def test_rows_of_one_block_cover_a_matrix_of_as_many_rows_as_programs() -> None:
+    # A block is as wide as the mask lets it be, or narrower: a row of 9 in blocks of 8 would miss a column.
+    found = empty_if(rows("n"))
+    assert holds(found, X=torch.empty(5, 7), N=7, stride=7, grid0=5, BLOCK=8)
+    assert not holds(found, X=torch.empty(5, 9), N=9, stride=9, grid0=5, BLOCK=8)
+    assert not holds(found, X=torch.empty(6, 7), N=7, stride=7, grid0=5, BLOCK=8)
+
+
+def test_a_mask_that_is_not_understood_proves_nothing() -> None:
+    # Each of these leaves elements out although the columns below N are as many as the tensor has.
+    assert empty_if(rows("n and the sign of a value")) == ""
+    assert empty_if(rows("n and a lower limit")) == ""
+    assert empty_if(rows("two limits")) == ""
+
+
+def looped(stop_short: bool) -> Kernel:
+    def build(b: Builder, x: Value, dx: Value, stride: Value, n: Value, stop: Value) -> None:
+        row, lane = b.program_id(0), b.arange(0, BLOCK, "BLOCK")
+
+        def body(off: Value, carries: Sequence[Value]) -> Sequence[Value]:
+            cols = b.add(off, lane)
+            add_to(b, dx, b.add(b.mul(row, stride), cols), b.const(1.0, "f32"), b.compare("lt", cols, n))
+            return []
+
+        b.loop((b.const(0), stop if stop_short else n, b.const(BLOCK, "i32", "BLOCK")), [], body)
+
+    return made("X:*f32 dX:*f32 stride N stop", build, BLOCK=BLOCK)
+
+
+def test_a_loop_that_ends_where_the_mask_does_covers_the_row() -> None:
+    assert empty_if(looped(stop_short=False)) == "X.is_contiguous() and X.numel() == N * grid0"
+
+
+def test_a_loop_that_ends_elsewhere_covers_the_row_only_if_it_goes_on_long_enough() -> None:
+    found = empty_if(looped(stop_short=True))
+    here = {"X": torch.empty(3, 20), "N": 20, "stride": 20, "grid0": 3, "BLOCK": 8}
+    assert holds(found, stop=17, **here)
+    assert not holds(found, stop=16, **here)
+
+
+def test_rows_that_programs_take_in_turn_cover_all_rows() -> None:
+    def build(b: Builder, x: Value, dx: Value, stride: Value, count: Value) -> None:
+        def body(row: Value, carries: Sequence[Value]) -> Sequence[Value]:
+            add_to(b, dx, b.add(b.mul(row, stride), b.arange(0, BLOCK, "BLOCK")), b.const(1.0, "f32"))
+            return []
+
+        b.loop((b.program_id(0), count, b.num_programs(0)), [], body)
+
+    found = empty_if(made("X:*f32 dX:*f32 stride rows", build, BLOCK=BLOCK))
+    assert found == "X.is_contiguous() and X.numel() == BLOCK * rows"
+
+
+def test_rows_in_steps_that_leave_some_out_prove_nothing() -> None:
+    def build(b: Builder, x: Value, dx: Value, stride: Value, count: Value) -> None:
+        def body(row: Value, carries: Sequence[Value]) -> Sequence[Value]:
+            add_to(b, dx, b.add(b.mul(row, stride), b.arange(0, BLOCK, "BLOCK")), b.const(1.0, "f32"))
+            return []
+
+        b.loop((b.program_id(0), count, b.mul(b.num_programs(0), b.const(2))), [], body)
+
+    assert empty_if(made("X:*f32 dX:*f32 stride rows", build, BLOCK=BLOCK)) == ""
+
+
+def test_tiles_of_a_matrix_cover_it_by_both_axes() -> None:
+    def build(b: Builder, x: Value, dx: Value, m: Value, n: Value, sm: Value) -> None:
+        rows = block_of(b, b.program_id(0), BLOCK, "BM")
+        cols = block_of(b, b.program_id(1), 16, "BN")
+        mask = b.logical_and(b.expand(b.compare("lt", rows, m), 1), b.expand(b.compare("lt", cols, n), 0))
+        add_to(b, dx, matrix(b, rows, sm, cols, b.const(1)), b.const(1.0, "f32"), mask)
+
+    found = empty_if(made("X:*f32 dX:*f32 M N sm", build, BM=8, BN=16), rank=2)
+    here = {"X": torch.empty(20, 30), "M": 20, "N": 30, "BM": 8, "BN": 16}
+    assert holds(found, grid0=3, grid1=2, **here)
+    assert not holds(found, grid0=3, grid1=1, **here)
+    assert not holds(found, grid0=2, grid1=2, **here)
