@@ -1,0 +1,174 @@
+"""Names of variables: the user's where the value has one, else by what the value is for."""
+
+from __future__ import annotations
+
+import builtins
+import keyword
+import re
+from collections.abc import Collection
+
+from kernel_agent.compiler.emit.places import Places
+from kernel_agent.compiler.emit.variables import Variable, Variables
+from kernel_agent.compiler.ssa.code import CONTROL, MEMORY, Code
+from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value
+
+_RESERVED = frozenset((*keyword.kwlist, *keyword.softkwlist, *dir(builtins), "tl", "triton", "torch", "libdevice"))
+_BY_CODE = {
+    Code.ADD: "total", Code.SUB: "difference", Code.MUL: "product", Code.DIV: "ratio", Code.SUM: "total",
+    Code.REDUCE_MAX: "largest", Code.REDUCE_MIN: "smallest", Code.MAX: "larger", Code.MIN: "smaller",
+    Code.EXP: "power", Code.EXP2: "power", Code.LOG: "log", Code.LOG2: "log", Code.SQRT: "root", Code.RSQRT: "scale",
+    Code.SIGMOID: "gate", Code.TANH: "tanh", Code.DOT: "product", Code.SELECT: "chosen", Code.CUMSUM: "running",
+    Code.LINEAR_SCAN: "state", Code.LINEAR_SCAN_BEFORE: "state_before", Code.TRANS: "turned",
+    Code.GATHER: "picked", Code.FLIP: "flipped", Code.SCAN: "running", Code.REDUCE: "reduced",
+}  # fmt: skip
+_PIDS = ("pid", "pid_y", "pid_z")
+
+
+def snake(pointer: str) -> str:
+    """What a tile of a pointer argument is called: `dY` -> `d_y`, `W_ptr` -> `w`, `x_ptr` -> `x`."""
+    stem = re.sub(r"_?(ptrs?|pointer)$", "", pointer) or pointer
+    stem = re.sub(r"^(ptr|p)_", "", stem)
+    stem = re.sub(r"^d(?=[A-Z])", "d_", stem)
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", stem).lower()
+
+
+class Names:
+    """Gives every variable its name: none is a parameter's, and none is another's that is still read."""
+
+    def __init__(self, kernel: Kernel, places: Places, variables: Variables, reserved: Collection[str]) -> None:
+        """`reserved`: names of parameters, constexprs, helper functions."""
+        self.kernel = kernel
+        self.places = places
+        self.variables = variables
+        self.parameters = frozenset(reserved)
+        self._block(kernel.body, {})
+
+    # --- scopes
+
+    def _block(self, block: Block, seen: dict[str, tuple[Variable, Block]]) -> dict[str, tuple[Variable, Block]]:
+        """Name what a block defines. `seen`: names that are taken where it begins. Returns those where it ends."""
+        taken = dict(seen)
+        for op in block.ops:
+            if op not in self.places.needed:
+                continue
+            place = self.places.at[op]
+            for value in op.results if op.code is not Code.FOR else (*op.results, *op.blocks[0].arguments[:1]):
+                if value in self.variables.of:
+                    self._name(self.variables.of[value], block, place, taken)
+            if op.code not in CONTROL:
+                continue
+            inside = dict(taken)
+            for inner in op.blocks:
+                inside = self._block(inner, inside)  # branches share theirs: Triton merges names of both
+        return taken
+
+    def _name(self, variable: Variable, block: Block, place: int, taken: dict[str, tuple[Variable, Block]]) -> None:
+        if variable.name:
+            return
+        wanted = self._wanted(variable)
+        for candidate in _numbered(wanted):
+            if candidate in _RESERVED or candidate in self.parameters:
+                continue
+            if candidate not in taken or self._over(*taken[candidate], block, place):
+                variable.name = candidate
+                taken[candidate] = (variable, block)
+                return
+
+    def _over(self, variable: Variable, home: Block, block: Block, place: int) -> bool:
+        """Whether a variable of the same block is not read after a place, so that its name is free again."""
+        if home is not block or len(variable.values) > 1 or variable.values[0].producer is None:
+            return False
+        return max(self.places.read_at[variable.values[0]], default=-1) <= place
+
+    # --- what a variable would best be called
+
+    def _wanted(self, variable: Variable) -> str:
+        names = [value.name for value in variable.values if value.name.isidentifier()]
+        carries = [value.name for value in variable.values if value.producer is None and value.name in names]
+        value = variable.values[-1] if variable.values[-1].producer is not None else variable.values[0]
+        wanted = next(iter([*carries, *names]), "") or self._by_role(value, variable)
+        if wanted in self.parameters:
+            wanted = self._beside_parameter(wanted, value)
+        return f"{wanted}_" if wanted in _RESERVED else wanted
+
+    def _beside_parameter(self, wanted: str, value: Value) -> str:
+        stem = snake(wanted)
+        if self._base_of(value) is not None:
+            return f"{stem}_offs" if value.shape else f"{stem}_start"
+        if stem not in self.parameters:
+            return stem
+        return f"{stem}_tile" if value.shape else f"{stem}_value"
+
+    def _by_role(self, value: Value, variable: Variable) -> str:
+        op = value.producer
+        if op is None or op.code in CONTROL:
+            if all(v.producer is None or v.producer.code in CONTROL for v in variable.values) and value.is_float:
+                return "acc"
+            return "acc" if value.is_float else "start"
+        if op.code is Code.LOAD:
+            return snake(op.base.name)
+        if op.code is Code.PROGRAM_ID:
+            return _PIDS[op.attributes["axis"]]
+        if value.element == "i1":
+            return self._mask(op) if value.shape else "active"
+        if not value.is_float:
+            return self._index(value, op)
+        if op.code is Code.CALL:
+            return str(op.attributes["function"]).rsplit(".", 1)[-1]
+        if op.code in (Code.CAST, Code.NEG, Code.ABS, Code.BROADCAST, Code.RESHAPE, Code.TRANS):
+            inner = op.operands[0]
+            if inner.producer is not None and inner.producer.code is Code.LOAD:
+                return inner.name or snake(inner.producer.base.name)
+            if inner in self.variables.of or inner.name:
+                return inner.name or self.variables.of[inner].name or "value"
+        return _BY_CODE.get(op.code, "value")
+
+    def _index(self, value: Value, op: Op) -> str:
+        base = self._base_of(value)
+        if base is not None:
+            return f"{snake(base.name)}_offs" if value.shape else "start"
+        if len(value.shape) == 1 and (suffix := self._along(value)):
+            return f"offs_{suffix}"
+        if op.code is Code.ARANGE or len(value.shape) == 1:
+            axes = {u.op.attributes["axis"] for u in self.places.readers(value) if u.op and u.op.code is Code.EXPAND}
+            if axes == {1}:
+                return "rows"
+            if axes == {0}:
+                return "cols"
+        return "offs" if value.shape else "start"
+
+    def _mask(self, op: Op) -> str:
+        """`mask_m` of a test of `offs_m`."""
+        for value in op.operands if op.code is Code.CMP else ():
+            while value.producer is not None and value.producer.code is Code.EXPAND:
+                value = value.producer.operands[0]
+            tested = self.variables.of[value].name if value in self.variables.of else ""
+            if tested.startswith("offs_"):
+                return f"mask_{tested[5:]}"
+            if tested in ("rows", "cols"):
+                return f"{tested[:-1]}_mask"
+        return "mask"
+
+    def _along(self, value: Value) -> str:
+        """`m` of a tile of positions that start at `pid_m * BLOCK_M`, `k` of one at a loop's index `k`."""
+        pending, found = [value], ""
+        while pending:
+            here = pending.pop()
+            op = here.producer
+            match = re.fullmatch(r"(?:(?:pid|start|off|block|i)_)?([a-z])", here.name) if here.shape == () else None
+            if match and not found:
+                found = match.group(1)
+            if op is not None and (op.code in (Code.ADD, Code.MUL) and (here in self.places.inlined or here is value)):
+                pending += op.operands
+        return found
+
+    def _base_of(self, value: Value) -> Value | None:
+        """The pointer argument that a value alone is an offset to."""
+        for use in self.places.readers(value):
+            if use.op is not None and use.op.code in MEMORY and use.op.offset is value:
+                return use.op.base
+        return None
+
+
+def _numbered(wanted: str) -> list[str]:
+    return [wanted, *(f"{wanted}_{n}" for n in range(1, 10000))]
