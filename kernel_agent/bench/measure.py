@@ -163,6 +163,8 @@ class _Bounds:
 
 
 def _bounds(spec: KernelSpec, pair_source: str, rig: Rig) -> _Bounds:
+    if not rig.options.bounds:
+        return _Bounds({})
     labels = {inputs.entry.label for inputs in rig.inputs}
     positions = [place for place, entry in enumerate(spec.sweep) if entry.label in labels]
     try:

@@ -31,6 +31,8 @@ class BenchOptions:
     """Seconds of repetitions per shape."""
     baselines: bool = True
     """Time the user's reference, too, eager and compiled."""
+    bounds: bool = True
+    """Count what the backward costs at least, too."""
     ways: tuple[str, ...] = ("forward", "own", "eager", "compiled")
     """Which of the user's own ways are timed beside the candidate."""
     way_s: float = 45.0
@@ -106,6 +108,12 @@ class Rig:
         self._prepared: Prepared | None = None
         self._baselines: dict[int, Baselines] | None = None
         self._kinks: dict[int, dict[str, Tensor]] = {}
+
+    def with_options(self, options: BenchOptions) -> Rig:
+        """Another rig, with other options, that has the inputs and truths of this one."""
+        other = Rig(self.spec, self.sandbox, options)
+        other._prepared = self.prepared
+        return other
 
     @property
     def prepared(self) -> Prepared:

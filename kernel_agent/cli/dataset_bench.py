@@ -35,6 +35,10 @@ def bench_pairs(
     limit: Annotated[float, typer.Option(min=1, help="Seconds for one pair, waits for others left out.")] = 240.0,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what is recorded for this GPU.")] = False,
     prove_on: Annotated[int, typer.Option(min=0, help="GPU that computes exact gradients; GPU 0 times.")] = 0,
+    tune: Annotated[
+        int, typer.Option(min=0, help="Variants of each backward (block sizes, warps, stages) to try; needs --write.")
+    ] = 0,
+    write: Annotated[Path | None, typer.Option("--write", help="Folder for pairs that --tune makes faster.")] = None,
 ) -> None:
     """Time each backward alone at the sizes of BENCH: proven on real kernels, beside eager and compiled PyTorch.
 
@@ -45,6 +49,9 @@ def bench_pairs(
 
     from kernel_agent.bench.gpu import require_gpu
 
+    if tune and write is None:
+        remedy = "Give a folder: --write tuned. The pairs themselves are left as they are."
+        raise InputError("--tune needs a place for the faster texts", remedy=remedy)
     require_gpu()
     import torch
 
@@ -61,7 +68,7 @@ def bench_pairs(
     memory = [torch.cuda.get_device_properties(gpu).total_memory for gpu in (0, prove_on)]
     workers = jobs or max(1, min(memory[0] // JOB_BYTES, len(os.sched_getaffinity(0)) // 2))
     proofs = max(1, memory[1] // PROOF_BYTES)
-    options = Options(torch.cuda.get_device_name(), workers, seconds, limit, fresh, prove_on, proofs)
+    options = Options(torch.cuda.get_device_name(), workers, seconds, limit, fresh, prove_on, proofs, tune, write)
     files = pair_files(paths or [pairs_root()])
     wanted = left_over(files, book, options)
     err().print(f"{options.device}: {len(files) - len(wanted)} of {len(files)} pairs are recorded in {to}")
@@ -78,6 +85,8 @@ def bench_pairs(
                 at_work.remove(event.path.stem)
                 for speed in event.speeds:
                     progress.console.print(_line(speed), markup=False, soft_wrap=True)
+                if event.faster is not None:
+                    progress.console.print(f"  faster text: {event.faster}", markup=False, soft_wrap=True)
                 progress.advance(task)
             else:
                 at_work.append(event.task.path.stem)

@@ -16,14 +16,18 @@ class Answer(Record):
     """The records of one pair."""
 
     speeds: tuple[PairSpeed, ...]
+    source: str | None = None
+    """A faster text of the pair, which the records are of."""
 
 
-def command(turns: Path, proofs: int, proves_on: int) -> tuple[str, ...]:
+def command(turns: Path, proofs: int, proves_on: int, variants: int = 0) -> tuple[str, ...]:
     """What `Workers` start; the number of the worker follows. GPU 0 times.
 
-    `turns`: folder of `Turns`; `proofs`: exact gradients computed at a time, on the GPU number `proves_on`.
+    `turns`: folder of `Turns`; `proofs`: exact gradients computed at a time, on the GPU number `proves_on`;
+    `variants`: of each backward to try first.
     """
-    return (sys.executable, "-m", "kernel_agent.collection.gpu_worker", str(turns), str(proofs), str(proves_on))
+    numbers = (str(number) for number in (proofs, proves_on, variants))
+    return (sys.executable, "-m", "kernel_agent.collection.gpu_worker", str(turns), *numbers)
 
 
 def main() -> None:
@@ -43,35 +47,36 @@ def main() -> None:
     with InProcess(turns, proves_on=int(sys.argv[3])) as sandbox:
         for line in sys.stdin:
             task = Task.model_validate_json(line)
-            answer, usable = _answered(task, sandbox)
+            answer, usable = _answered(task, sandbox, int(sys.argv[4]))
             answers.write(answer.model_dump_json() + "\n")
             answers.flush()
             if not usable:
                 return
 
 
-def _answered(task: Task, sandbox: object) -> tuple[Answer, bool]:
+def _answered(task: Task, sandbox: object, variants: int) -> tuple[Answer, bool]:
     """The records of a pair, and whether this process can go on."""
     import torch
 
     from kernel_agent.collection.in_process import InProcess
-    from kernel_agent.collection.measuring import failed, measured
+    from kernel_agent.collection.measuring import Sat, failed, measured
     from kernel_agent.collection.speeds import SpeedStatus
 
     assert isinstance(sandbox, InProcess)
     device = torch.cuda.get_device_name()
     try:
-        speeds = measured(task.path, sandbox, device)
+        sat = measured(task.path, sandbox, device, variants)
     except Exception as error:  # whatever a pair does on a GPU is one line of the result
         said = f"{type(error).__name__}: {' '.join(str(error).split())}"
         source = task.path.read_text(encoding="utf-8")
-        speeds = [failed(task.path, source, device, SpeedStatus.CRASHED, said)]
+        sat = Sat((failed(task.path, source, device, SpeedStatus.CRASHED, said),))
+    answer = Answer(speeds=sat.speeds, source=sat.source)
     try:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
     except RuntimeError:  # an illegal access: nothing runs in this process any more
-        return Answer(speeds=tuple(speeds)), False
-    return Answer(speeds=tuple(speeds)), True
+        return answer, False
+    return answer, True
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kernel_agent.bench.measure import measure_source
@@ -16,13 +16,14 @@ from kernel_agent.bench.rig import BenchOptions, Rig
 from kernel_agent.collection.in_process import InProcess, lacks_memory
 from kernel_agent.collection.proof import worst_ratios
 from kernel_agent.collection.speeds import PairSpeed, SpeedStatus
+from kernel_agent.collection.tuning import fastest
 from kernel_agent.errors import InputError, KernelAgentError
 from kernel_agent.gate.verdict import Status, Verdict
 from kernel_agent.ir.cost.work import Work
 from kernel_agent.oracle import describe
 from kernel_agent.oracle.costs import EntryCost, costs
 from kernel_agent.pairs.spec import FileFacts, KernelSpec, content_hash
-from kernel_agent.pairs.userfile import read_file
+from kernel_agent.pairs.userfile import read_file, read_source
 from kernel_agent.sandbox import Limits
 
 OPTIONS = BenchOptions(
@@ -42,6 +43,7 @@ class Stages:
         self.name = name
         self.seconds: dict[str, float] = {}
         """Of each stage, on the clock, waits for other processes included."""
+        self._notes: list[str] = []
 
     @contextmanager
     def stage(self, done: str) -> Iterator[None]:
@@ -52,28 +54,43 @@ class Stages:
         finally:
             self.seconds[done] = time.monotonic() - start
 
+    def note(self, line: str) -> None:
+        """Something to be told along with the stages."""
+        self._notes.append(line)
+
     def tell(self) -> None:
         """Write the line, in one piece."""
         told = ", ".join(f"{done} {seconds:.1f} s" for done, seconds in self.seconds.items())
-        sys.stderr.write(f"{self.name}: {told}\n")
+        sys.stderr.write(f"{self.name}: {'; '.join((told, *self._notes))}\n")
         sys.stderr.flush()
 
 
-def measured(path: Path, sandbox: InProcess, device: str) -> list[PairSpeed]:
-    """One record per entry of BENCH, or one for all where the pair fails as a whole.
+@dataclass(frozen=True)
+class Sat:
+    """What one pair's turn at the GPU came to."""
+
+    speeds: tuple[PairSpeed, ...]
+    """One per entry of BENCH, or one for all where the pair fails as a whole."""
+    source: str | None = None
+    """A faster text of the pair, which `speeds` are of; None where its own stands."""
+
+
+def measured(path: Path, sandbox: InProcess, device: str, variants: int = 0) -> Sat:
+    """Prove and time a pair at its BENCH; with `variants`, the fastest of so many variants of its backward.
 
     Raises `torch.AcceleratorError` and what else leaves the GPU unusable: this process must end then.
     """
     stages = Stages(path.stem)
     try:
-        speeds = _measured(read_file(path), sandbox, device, stages)
+        sat = _measured(read_file(path), sandbox, device, stages, variants)
     finally:
         stages.tell()
     took = round(stages.seconds.get("proven", 0.0) + stages.seconds.get("timed", 0.0), 1)
-    return [speed.model_copy(update={"seconds": took}) for speed in speeds]
+    return replace(sat, speeds=tuple(speed.model_copy(update={"seconds": took}) for speed in sat.speeds))
 
 
-def _measured(facts: FileFacts, sandbox: InProcess, device: str, stages: Stages) -> list[PairSpeed]:
+def _measured(facts: FileFacts, sandbox: InProcess, device: str, stages: Stages, variants: int) -> Sat:
+    tuned: str | None = None
     try:
         if not facts.bench:
             raise InputError("the pair has no BENCH", path=facts.path, remedy="docs/pair-format.md")
@@ -82,7 +99,15 @@ def _measured(facts: FileFacts, sandbox: InProcess, device: str, stages: Stages)
         with stages.stage("proven"):
             rig, verdict = sandbox.with_memory(lambda: _proven(spec, sandbox))
         if not verdict.green:
-            return [_failed(facts, device, _status_of(verdict), _said(verdict))]
+            return Sat((_failed(facts, device, _status_of(verdict), _said(verdict)),))
+        if variants:
+            with stages.stage("tuned"):
+                found_text = sandbox.with_memory(lambda: fastest(facts.source, spec, sandbox, rig, variants))
+            stages.note(found_text.line)
+            if found_text.verdict is not None:
+                tuned, verdict = found_text.source, found_text.verdict
+                facts = read_source(tuned, facts.path)
+                spec = at_bench(spec.model_copy(update={"facts": facts}))
         with stages.stage("counted"):  # kept for `measure_source`, which then holds no memory of the GPU meanwhile
             counted = _counted(spec, sandbox, device)
         rig.options = OPTIONS  # on the GPU that times
@@ -92,8 +117,10 @@ def _measured(facts: FileFacts, sandbox: InProcess, device: str, stages: Stages)
         short = lacks_memory(str(error))
         if not short and not isinstance(error, KernelAgentError):
             raise
-        return [_failed(facts, device, SpeedStatus.OUT_OF_MEMORY if short else SpeedStatus.FAILED, _one_line(error))]
-    return [speed_of(facts, shape, found, verdict, counted.get(shape.label)) for shape in found.shapes]
+        status = SpeedStatus.OUT_OF_MEMORY if short else SpeedStatus.FAILED
+        return Sat((_failed(facts, device, status, _one_line(error)),))
+    speeds = (speed_of(facts, shape, found, verdict, counted.get(shape.label)) for shape in found.shapes)
+    return Sat(tuple(speeds), tuned)
 
 
 def _proven(spec: KernelSpec, sandbox: InProcess) -> tuple[Rig, Verdict]:

@@ -35,6 +35,10 @@ class Options:
     """Number of the GPU that computes exact gradients. With one of their own, GPU 0 does nothing but time."""
     proofs: int = 1
     """Exact gradients computed at a time."""
+    variants: int = 0
+    """Of each backward, with other block sizes, warps and stages, to try before it is measured."""
+    write: Path | None = None
+    """Folder for texts that are faster so, as `<family>/<slug>.py`."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,8 @@ class Measured:
 
     path: Path
     speeds: tuple[PairSpeed, ...]
+    faster: Path | None = None
+    """Where its faster text lies, which the records are of."""
 
 
 def left_over(files: Sequence[Path], book: SpeedBook, options: Options) -> list[Path]:
@@ -67,7 +73,7 @@ def sit(
         with (
             tempfile.TemporaryDirectory(prefix="kernel-agent-") as turns,
             Workers(
-                worker or command(Path(turns), options.proofs, options.proves_on),
+                worker or command(Path(turns), options.proofs, options.proves_on, options.variants),
                 options.jobs,
                 options.limit_s,
                 lambda pid: waited(Path(turns), pid),
@@ -77,18 +83,27 @@ def sit(
                 if isinstance(event, Begun):
                     yield event
                     continue
-                speeds = _speeds(event, options)
-                book.append(speeds)
-                yield Measured(event.task.path, speeds)
+                answer = _answer(event, options)
+                book.append(answer.speeds)
+                yield Measured(event.task.path, answer.speeds, _kept(event.task.path, answer.source, options.write))
     finally:
         if book.path.is_file():
             book.tidy()
 
 
-def _speeds(done: Done, options: Options) -> tuple[PairSpeed, ...]:
+def _kept(path: Path, source: str | None, folder: Path | None) -> Path | None:
+    if source is None or folder is None:
+        return None
+    place = folder / path.resolve().parent.name / path.name
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(source, encoding="utf-8")
+    return place
+
+
+def _answer(done: Done, options: Options) -> Answer:
     if done.line:
-        return Answer.model_validate_json(done.line).speeds
+        return Answer.model_validate_json(done.line)
     path = done.task.path
     status = SpeedStatus.TIMED_OUT if done.timed_out else SpeedStatus.CRASHED
     message = f"not measured within {options.limit_s:.0f} s" if done.timed_out else done.why
-    return (failed(path, path.read_text(encoding="utf-8"), options.device, status, message),)
+    return Answer(speeds=(failed(path, path.read_text(encoding="utf-8"), options.device, status, message),))

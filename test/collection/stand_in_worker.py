@@ -25,4 +25,7 @@ for line in sys.stdin:
         "backward_us": 10.0,
         "bound_us": 5.0,
     }
-    print(json.dumps({"speeds": [speed]}), flush=True)
+    answer = {"speeds": [speed]}
+    if "tunes" in path.stem:
+        answer["source"] = path.read_text() + "# with 8 warps\n"
+    print(json.dumps(answer), flush=True)

@@ -57,6 +57,18 @@ def test_a_hanging_or_crashing_pair_is_one_line_and_the_next_goes_on(tmp_path, b
     assert {speed.slug for speed in book.read()} == set(found)
 
 
+def test_a_faster_text_goes_to_its_own_folder_and_the_pair_stays(tmp_path, book):
+    # Written in place, a text that only the native tier has seen would be the dataset's; unwritten, the sweep is lost.
+    kept, tuned = pairs_in(tmp_path, "a/fine", "b/tunes")
+    options = Options(GPU, 1, variants=4, write=tmp_path / "faster")
+    events = {event.path: event for event in sit([kept, tuned], book, options, WORKER) if isinstance(event, Measured)}
+    assert events[kept].faster is None
+    faster = events[tuned].faster
+    assert faster == tmp_path / "faster" / "b" / "tunes.py"
+    assert faster.read_text() == "# b/tunes\n# with 8 warps\n"
+    assert tuned.read_text() == "# b/tunes\n"
+
+
 def test_what_is_recorded_for_this_gpu_is_left_out_the_next_time(tmp_path, book):
     files = pairs_in(tmp_path, "a/one", "b/two")
     measure(files[:1], book)

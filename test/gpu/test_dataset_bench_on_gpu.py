@@ -10,6 +10,7 @@ import torch
 from kernel_agent.collection.sitting import Measured, Options, left_over, sit
 from kernel_agent.collection.speeds import PairSpeed, SpeedBook, SpeedStatus
 from kernel_agent.data import pairs_root
+from kernel_agent.pairs.spec import content_hash
 
 pytestmark = [
     pytest.mark.gpu,
@@ -65,3 +66,20 @@ def test_a_wrong_pair_is_a_line_without_a_time(speeds):
     speed = speeds["softmax_wrong"]
     assert speed.status is SpeedStatus.RED
     assert speed.backward_us is None
+
+
+def test_a_badly_chosen_number_of_warps_is_found_and_the_faster_text_measured(tmp_path):
+    # A sweep that timed something else than its variants, or kept none, would leave the one warp.
+    slow = tmp_path / "softmax" / "softmax_slow.py"
+    slow.parent.mkdir()
+    head, backward = SOFTMAX.read_text().split("# --- backward ---")
+    text = backward.replace("num_warps=max(1, min(16, BLOCK // 512))", "num_warps=1")
+    assert text != backward
+    slow.write_text(f"{head}# --- backward ---{text}")
+    options = Options(torch.cuda.get_device_name(), jobs=1, variants=6, write=tmp_path / "faster")
+    events = list(sit([slow], SpeedBook(tmp_path / "gpu.jsonl"), options))
+    (found,) = (event for event in events if isinstance(event, Measured))
+    assert found.faster is not None, found.speeds
+    assert "num_warps=1\n" not in found.faster.read_text()
+    (speed,) = found.speeds
+    assert speed.hash == content_hash(found.faster.read_text())
