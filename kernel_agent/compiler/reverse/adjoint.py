@@ -1,0 +1,35 @@
+"""`Adjoint`: what differentiation of a kernel gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernel_agent.compiler.ssa.value import Kernel, Op
+
+
+@dataclass(frozen=True)
+class Tape:
+    """Values that the recomputed forward leaves for the way back: one for every program and trip."""
+
+    name: str
+    element: str
+    shape: tuple[int, ...]
+    """Of the tile of one trip; empty for a scalar."""
+    trips: tuple[Op, ...]
+    """The loops around the place that stores it, the outermost first; one that is a WHILE has no bounds."""
+
+
+@dataclass(frozen=True)
+class Adjoint:
+    """A kernel that runs on the forward's grid and adds every program's part to the gradients."""
+
+    kernel: Kernel
+    """Arguments: those of the forward, then cotangents, then gradients."""
+    cotangents: dict[str, str]
+    """Pointer argument the forward wrote -> argument with its cotangent, of the same element and addresses."""
+    gradients: dict[str, str]
+    """Pointer argument the forward read -> argument of f32 (f64 for f64) that its gradient is added to, at the same
+    addresses; float scalar argument -> the same with one element. They must hold zeros before."""
+    tapes: tuple[Tape, ...]
+    remarks: tuple[str, ...] = ()
+    """What a reader should know: gradients that are zero, assumptions about stores."""

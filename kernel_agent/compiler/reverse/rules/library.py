@@ -1,0 +1,1 @@
+"""Functions of the libraries: to come."""

@@ -1,0 +1,23 @@
+"""Reductions along an axis."""
+
+from __future__ import annotations
+
+from kernel_agent.compiler.reverse.rules.registry import Found, Primal, rule
+from kernel_agent.compiler.ssa.builder import Builder
+from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.value import Op, Value
+
+
+@rule(Code.SUM)
+def _sum(b: Builder, op: Op, primal: Primal, g: Value) -> Found:  # noqa: ARG001
+    return (b.expand(g, op.attributes["axis"]),)
+
+
+@rule(Code.REDUCE_MAX, Code.REDUCE_MIN)
+def _extreme(b: Builder, op: Op, primal: Primal, g: Value) -> Found:
+    """To where the extreme came from; equal ones share evenly, as in `torch.amax`."""
+    axis = op.attributes["axis"]
+    x = b.whole(primal(op.operands[0]), op.operands[0].shape)
+    chosen = b.compare("eq", x, b.expand(primal(op.result), axis))
+    share = b.div(g, b.sum(b.cast(chosen, g.element), axis))
+    return (b.select(chosen, b.expand(share, axis), b.zero(g)),)
