@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
-from kernel_agent.compiler.ssa.evaluate import evaluate
-from kernel_agent.compiler.ssa.verify import verify
 from torch import Tensor
 
 from kernel_agent.compiler.reverse import Adjoint, differentiate
 from kernel_agent.compiler.ssa.builder import Builder
+from kernel_agent.compiler.ssa.evaluate import evaluate
 from kernel_agent.compiler.ssa.value import Kernel, Value
+from kernel_agent.compiler.ssa.verify import verify
 
 Number = int | float
 
