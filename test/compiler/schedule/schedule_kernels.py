@@ -31,3 +31,16 @@ def block_of(b: Builder, number: Value, extent: int, symbol: str) -> Value:
 def matrix(b: Builder, rows: Value, row_stride: Value, cols: Value, col_stride: Value) -> Value:
     """Offsets of a tile."""
     return b.add(b.mul(b.expand(rows, 1), row_stride), b.mul(b.expand(cols, 0), col_stride))
+
+
+def rows_adjoint(b: Builder, x: Value, w: Value, dy: Value, dx: Value, dw: Value, stride: Value, n: Value) -> None:
+    """Of y = x * w by rows, one program each: dx = dy * w, dw = the sum of dy * x over the rows."""
+    row, cols = b.program_id(0, "row"), b.arange(0, 8, "BLOCK")
+    mask = b.compare("lt", cols, n)
+    at = b.add(b.mul(row, stride), cols)
+    cotangent, zero = b.load(dy, at, mask, b.const(0.0, "f32")), b.const(0.0, "f32")
+    add_to(b, dx, at, b.mul(cotangent, b.load(w, cols, mask, zero)), mask)
+    add_to(b, dw, cols, b.mul(cotangent, b.load(x, at, mask, zero)), mask)
+
+
+ROWS = "X:*f32 W:*f32 dY:*f32 dX:*f32 dW:*f32 stride N"

@@ -1,0 +1,214 @@
+"""`persistent`: gradients that all programs along an axis add to, as one partial sum per program, of far fewer programs.
+
+The axis becomes a loop: each program takes every n-th of what were programs, keeps the sums in registers, and stores
+them once, into a row of its own. Torch then sums the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kernel_agent.compiler.errors import CannotDerive
+from kernel_agent.compiler.schedule.accumulate import accumulated
+from kernel_agent.compiler.schedule.coverage import covered_if, domain
+from kernel_agent.compiler.schedule.forms import Forms, Launch
+from kernel_agent.compiler.schedule.injective import injective
+from kernel_agent.compiler.schedule.polynomial import Polynomial
+from kernel_agent.compiler.schedule.sites import Site, bounds, sites
+from kernel_agent.compiler.ssa.builder import Builder
+from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.rebuild import Copier, emptied
+from kernel_agent.compiler.ssa.value import Kernel, Op, Value
+
+WRITES = frozenset((Code.STORE, Code.ATOMIC_ADD, Code.ATOMIC))
+STAYS = frozenset((Code.LEAVE_IF, Code.TAPE_STORE, Code.TAPE_LOAD, Code.BARRIER, Code.WHILE))
+"""What is not repeated: programs that end early, and what is remembered for one program."""
+
+
+@dataclass(frozen=True)
+class Partial:
+    """A buffer of partial sums: one row for every program along the axis."""
+
+    name: str
+    """Of the argument that takes the place of the gradient's."""
+    tensor: str
+    """The input whose gradient it is."""
+    facts: tuple[str, ...]
+    """What must hold: no two lanes store to one element of a row."""
+    empty_if: str
+    """Expression under which a row is stored to as a whole; empty: not known."""
+
+
+@dataclass(frozen=True)
+class Persistent:
+    """A kernel whose axis `axis` is a loop."""
+
+    kernel: Kernel
+    launch: Launch
+    count: str
+    """Expression of the programs along the axis."""
+    scalars: dict[str, str]
+    """Expressions of arguments that the forward did not have."""
+    partials: dict[str, Partial]
+    """By name of the gradient's argument."""
+
+
+def summed_axis(kernel: Kernel, gradients: Mapping[str, str], launch: Launch) -> int | None:
+    """The axis of the grid along which gradients that are no plain stores add up; None where there is no such one."""
+    forms = Forms(kernel, launch)
+    axes = [
+        atom.number
+        for site in sites(kernel.body, frozenset((Code.ATOMIC_ADD,)))
+        if site.op.base.name in gradients.values()
+        for atom in sorted(domain(forms, site) - forms.of(site.op.offset).sources, key=lambda atom: atom.key)
+        if not atom.kind
+    ]
+    return max(sorted(set(axes)), key=axes.count) if axes else None
+
+
+def persistent(kernel: Kernel, gradients: Mapping[str, str], rank: int, axis: int) -> Persistent:
+    """The kernel with the axis as a loop, and partial sums of what is added to in all its trips.
+
+    Raises CannotDerive where programs end early, keep tapes or wait for each other, and where no sum of the axis fits
+    one program.
+    """
+    if any(op.code in STAYS for op in kernel.ops):
+        raise CannotDerive(f"{kernel.name} cannot do the work of several programs in one: it keeps tapes or ends early")
+    count = Polynomial.symbol(_programs(kernel, rank, axis), positive=True)
+    forward = Launch.like_forward(rank).grid
+    rows = _free("num_rows", kernel)
+    grid = tuple(count if place == axis else extent for place, extent in enumerate(forward))
+    launch = Launch(grid, {rows: forward[axis]})
+    looped = accumulated(_Looped(kernel, axis, rows).copy())
+    forms = Forms(looped, launch)
+    written: dict[str, list[Site]] = {}
+    for site in sites(looped.body, WRITES):
+        written.setdefault(site.op.base.name, []).append(site)
+    partials = {}
+    for tensor, name in gradients.items():
+        found = _partial(forms, tensor, written.get(name, []), axis)
+        if found is not None:
+            partials[name] = found
+    if not partials:
+        raise CannotDerive("no sum over rows fits the registers of one program")
+    final = _Partials(looped, axis, partials).copy()
+    return Persistent(final, launch, count.text(), {rows: forward[axis].text()}, partials)
+
+
+def _programs(kernel: Kernel, rank: int, axis: int) -> str:
+    """One program for each processor, or fewer."""
+    tensor = next(value.name for value in kernel.arguments if value.is_pointer)
+    processors = f"torch.cuda.get_device_properties({tensor}.device).multi_processor_count"
+    others = [f"grid{other}" for other in range(rank) if other != axis]
+    if others:
+        processors = f"max(1, {processors} // ({' * '.join(others)}))"
+    return f"min(grid{axis}, {processors})"
+
+
+def _partial(forms: Forms, tensor: str, written: list[Site], axis: int) -> Partial | None:
+    """The only addition to a gradient, after all loops, to the same elements by all programs along the axis."""
+    if len(written) != 1 or not forms.kernel.argument(tensor).is_pointer:
+        return None
+    (site,) = written
+    program = forms.program(axis)
+    address = forms.of(site.op.offset)
+    if site.op.code is not Code.ATOMIC_ADD or site.loops or program in forms.reads(site.op.offset):
+        return None
+    if site.op.mask is not None and program in forms.reads(site.op.mask):
+        return None
+    proof = injective(address, bounds(forms, site), domain(forms, site) - {program}) if not site.branches else None
+    if proof is None:
+        return None
+    row = Forms(forms.kernel, Launch(tuple(g for g in _without(forms.launch.grid, axis)), forms.launch.scalars))
+    empty_if = covered_if(row, [site], tensor)
+    return Partial(f"{site.op.base.name}_rows", tensor, tuple(proof.facts()), empty_if)
+
+
+def _without(grid: tuple[Polynomial, ...], axis: int) -> tuple[Polynomial, ...]:
+    """The grid with one program along the axis."""
+    return tuple(Polynomial.integer(1) if place == axis else extent for place, extent in enumerate(grid))
+
+
+def _free(name: str, kernel: Kernel) -> str:
+    """A name that no argument or constexpr has."""
+    taken = {value.name for value in kernel.arguments} | set(kernel.constants)
+    while name in taken:
+        name += "_"
+    return name
+
+
+class _Looped(Copier):
+    """Does the work of every n-th program along an axis in a loop."""
+
+    def __init__(self, source: Kernel, axis: int, rows: str) -> None:
+        self.rows = Value("i32", (), rows)
+        empty = emptied(source, arguments=[*source.arguments, self.rows])
+        super().__init__(source, Builder(empty))
+        self.b.written = self.written
+        self.axis = axis
+        self.row: Value | None = None
+
+    def copy(self) -> Kernel:
+        """All of it."""
+        b = self.b
+
+        def body(row: Value, _: list[Value]) -> list[Value]:
+            self.row = row
+            self.block(self.source.body)
+            return []
+
+        name = next((op.result.name for op in self.source.ops if self.reads_axis(op) and op.result.name), "row")
+        trips = (b.program_id(self.axis), self.rows, b.num_programs(self.axis))
+        b.loop(trips, [], body, index_name=name, certain=True)  # there are no more programs than rows
+        return b.kernel
+
+    def reads_axis(self, op: Op) -> bool:
+        """Whether an operation is the number of the program along the axis."""
+        return op.code is Code.PROGRAM_ID and op.attributes["axis"] == self.axis
+
+    def pure(self, op: Op) -> None:
+        """What the axis was."""
+        if self.reads_axis(op) and self.row is not None:
+            self[op.result] = self.row
+        elif op.code is Code.NUM_PROGRAMS and op.attributes["axis"] == self.axis:
+            self[op.result] = self.rows
+        else:
+            super().pure(op)
+
+
+class _Partials(Copier):
+    """Stores what is left to add to rows of their own."""
+
+    def __init__(self, source: Kernel, axis: int, partials: Mapping[str, Partial]) -> None:
+        self.rows: dict[Value, tuple[Value, Value]] = {}
+        arguments: list[Value] = []
+        widths: list[Value] = []
+        for value in source.arguments:
+            if value.name in partials:
+                row = Value(value.element, (), partials[value.name].name)
+                width = Value("i64", (), width_of(partials[value.name]))
+                self.rows[value] = (row, width)
+                arguments.append(row)
+                widths.append(width)
+            else:
+                arguments.append(value)
+        super().__init__(source, Builder(emptied(source, arguments=[*arguments, *widths])))
+        self.b.written = self.written | {row for row, _ in self.rows.values()}
+        self.axis = axis
+
+    def effect(self, op: Op) -> None:
+        """Additions to what has rows."""
+        if self.slicing or "base" not in op.attributes or op.base not in self.rows:
+            super().effect(op)
+            return
+        b = self.b
+        row, width = self.rows[op.base]
+        start = b.mul(b.cast(b.program_id(self.axis), "i64"), width)
+        mask = None if op.mask is None else self[op.mask]
+        b.store(row, b.add(start, b.cast(self.whole(op.offset), "i64")), self[op.stored], mask)
+
+
+def width_of(partial: Partial) -> str:
+    """The argument that says how far apart the rows of a buffer of partial sums are."""
+    return f"{partial.name}_width"
