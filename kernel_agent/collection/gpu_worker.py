@@ -12,6 +12,10 @@ from kernel_agent.collection.worker import Task
 from kernel_agent.record import Record
 
 
+HELD_BYTES = 1 << 28
+"""Memory of the GPU that a process may hold between two pairs."""
+
+
 class Answer(Record):
     """The records of one pair."""
 
@@ -71,12 +75,26 @@ def _answered(task: Task, sandbox: object, variants: int) -> tuple[Answer, bool]
         source = task.path.read_text(encoding="utf-8")
         sat = Sat((failed(task.path, source, device, SpeedStatus.CRASHED, said),))
     answer = Answer(speeds=sat.speeds, source=sat.source)
+    return answer, _is_clean(task.path.stem)
+
+
+def _is_clean(name: str) -> bool:
+    """Whether this process can go on with another pair: the GPU answers it, and it holds no memory there."""
+    import gc
+
+    import torch
+
     try:
         torch.cuda.synchronize()
+        torch.compiler.reset()  # what was compiled keeps its arguments
+        gc.collect()
         torch.cuda.empty_cache()
+        held = torch.cuda.memory_allocated()
     except RuntimeError:  # an illegal access: nothing runs in this process any more
-        return answer, False
-    return answer, True
+        return False
+    if held > HELD_BYTES:  # a process that keeps more with every pair would leave none for the others
+        sys.stderr.write(f"{name}: {held / 1e9:.1f} GB are still held after it; another process goes on\n")
+    return held <= HELD_BYTES
 
 
 if __name__ == "__main__":

@@ -160,6 +160,7 @@ def _left_free() -> Iterator[None]:
                 met = met.__context__
             raise
     finally:
+        torch.compiler.reset()  # what was compiled keeps its arguments
         gc.collect()
         torch.cuda.empty_cache()
 
