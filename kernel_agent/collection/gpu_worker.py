@@ -11,7 +11,6 @@ from kernel_agent.collection.speeds import PairSpeed
 from kernel_agent.collection.worker import Task
 from kernel_agent.record import Record
 
-
 HELD_BYTES = 1 << 28
 """Memory of the GPU that a process may hold between two pairs."""
 
@@ -94,7 +93,7 @@ def _is_clean(name: str) -> bool:
         return False
     if held > HELD_BYTES:  # a process that keeps more with every pair would leave none for the others
         sys.stderr.write(f"{name}: {held / 1e9:.1f} GB are still held after it; another process goes on\n")
-    return held <= HELD_BYTES
+    return bool(held <= HELD_BYTES)
 
 
 if __name__ == "__main__":
