@@ -130,11 +130,19 @@ class Copier:
 
     # --- operations
 
-    def block(self, block: Block) -> list[Value]:
-        """Copy the operations of a block into the present one. Returns the copies of what it yields."""
+    def block(self, block: Block, kept: Iterable[int] | None = None) -> list[Value]:
+        """Copy the operations of a block into the present one. Returns copies of its yields, or of the `kept` ones."""
         for op in block.ops:
             self.op(op)
-        return self.all(block.yields)
+        return self.all(block.yields if kept is None else [block.yields[place] for place in kept])
+
+    def kept(self, op: Op) -> Sequence[int]:
+        """Which results a FOR or an IF keeps, with their carries: all, unless a pass says otherwise."""
+        return range(len(op.results))
+
+    def attributes(self, op: Op) -> dict[str, Any]:
+        """Those of the copy of a FOR: the same, unless a pass says otherwise."""
+        return op.attributes
 
     def op(self, op: Op) -> None:
         """Copy one operation; its results must be set, unless nobody reads them. An override may do otherwise."""
@@ -223,19 +231,23 @@ class Copier:
     def loop(self, op: Op) -> None:
         """A FOR."""
         (block,) = op.blocks
+        kept = self.kept(op)
+        inside = [block.arguments[1 + place] for place in kept]
         start, stop, step = self.all(op.operands[:3])
-        carries = [self.whole(value) for value in op.operands[3:]]
+        carries = [self.whole(op.operands[3 + place]) for place in kept]
 
         def body(index: Value, inner: list[Value]) -> list[Value]:
-            for old, new in zip(block.arguments, (index, *inner), strict=True):
+            for old, new in zip((block.arguments[0], *inside), (index, *inner), strict=True):
                 self[old] = new
                 new.source_line = old.source_line
-            return self.block(block)
+            return self.block(block, kept)
 
-        names = [value.name for value in block.arguments]
-        self.results(
-            op, self.b.loop((start, stop, step), carries, body, index_name=names[0], names=names[1:], **op.attributes)
+        names = [value.name for value in inside]
+        found = self.b.loop(
+            (start, stop, step), carries, body, index_name=block.arguments[0].name, names=names, **self.attributes(op)
         )
+        for place, new in zip(kept, found, strict=True):
+            self[op.results[place]] = new
 
     def repeat(self, op: Op) -> None:
         """A WHILE."""
@@ -258,11 +270,14 @@ class Copier:
         """An IF; of a constant condition only the side that runs."""
         condition = self[op.operands[0]]
         then, other = op.blocks
+        kept = self.kept(op)
         known = constant(condition)
         if known is not None:
-            self.results(op, self.block(then if known else other))
-            return
-        self.results(op, self.b.branch(condition, lambda: self.block(then), lambda: self.block(other)))
+            found = self.block(then if known else other, kept)
+        else:
+            found = list(self.b.branch(condition, lambda: self.block(then, kept), lambda: self.block(other, kept)))
+        for place, new in zip(kept, found, strict=True):
+            self[op.results[place]] = new
 
 
 def _hints(op: Op) -> dict[str, Any]:
