@@ -65,8 +65,7 @@ class Names:
     def _name(self, variable: Variable, block: Block, place: int, taken: dict[str, tuple[Variable, Block]]) -> None:
         if variable.name:
             return
-        wanted = self._wanted(variable)
-        for candidate in _numbered(wanted):
+        for candidate in _numbered(self._wanted(variable)):
             if candidate in _RESERVED or candidate in self.parameters:
                 continue
             if candidate not in taken or self._over(*taken[candidate], block, place):
@@ -82,18 +81,24 @@ class Names:
 
     # --- what a variable would best be called
 
-    def _wanted(self, variable: Variable) -> str:
+    def _wanted(self, variable: Variable) -> list[str]:
+        """Names that would do, the best one first."""
         names = [value.name for value in variable.values if value.name.isidentifier()]
         carries = [value.name for value in variable.values if value.producer is None and value.name in names]
         value = variable.values[-1] if variable.values[-1].producer is not None else variable.values[0]
-        wanted = next(iter([*carries, *names]), "") or self._by_role(value, variable)
+        wanted = next(iter([*carries, *names]), "")
+        if not wanted:
+            wanted = self._by_role(value, variable)
+            bases = self._bases(value)
+            if bases and value.shape:
+                return [wanted, *(f"{snake(base)}_offs" for base in bases)]
         if wanted in self.parameters:
             wanted = self._beside_parameter(wanted, value)
-        return f"{wanted}_" if wanted in _RESERVED else wanted
+        return [f"{wanted}_" if wanted in _RESERVED else wanted]
 
     def _beside_parameter(self, wanted: str, value: Value) -> str:
         stem = snake(wanted)
-        if self._base_of(value) is not None:
+        if self._bases(value):
             return f"{stem}_offs" if value.shape else f"{stem}_start"
         if stem not in self.parameters:
             return stem
@@ -124,9 +129,10 @@ class Names:
         return _BY_CODE.get(op.code, "value")
 
     def _index(self, value: Value, op: Op) -> str:
-        base = self._base_of(value)
-        if base is not None:
-            return f"{snake(base.name)}_offs" if value.shape else "start"
+        bases = self._bases(value)
+        if bases:
+            stems = {snake(base).removeprefix("d_") for base in bases}
+            return "start" if not value.shape else f"{stems.pop()}_offs" if len(stems) == 1 else "offs"
         if len(value.shape) == 1 and (suffix := self._along(value)):
             return f"offs_{suffix}"
         if op.code is Code.ARANGE or len(value.shape) == 1:
@@ -162,13 +168,11 @@ class Names:
                 pending += op.operands
         return found
 
-    def _base_of(self, value: Value) -> Value | None:
-        """The pointer argument that a value alone is an offset to."""
-        for use in self.places.readers(value):
-            if use.op is not None and use.op.code in MEMORY and use.op.offset is value:
-                return use.op.base
-        return None
+    def _bases(self, value: Value) -> list[str]:
+        """The pointer arguments that a value alone is an offset to."""
+        ops = [use.op for use in self.places.readers(value) if use.op is not None]
+        return [op.base.name for op in ops if op.code in MEMORY and op.offset is value]
 
 
-def _numbered(wanted: str) -> list[str]:
-    return [wanted, *(f"{wanted}_{n}" for n in range(1, 10000))]
+def _numbered(wanted: list[str]) -> list[str]:
+    return [*wanted, *(f"{wanted[0]}_{n}" for n in range(1, 10000))]

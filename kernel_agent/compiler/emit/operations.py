@@ -243,10 +243,15 @@ class Operations:
         return ex.call("tl.where", [condition, then, other], natural(promoted(then, other)))
 
     def _call(self, op: Op) -> Expression:
-        function = str(op.attributes["function"])
-        found = ex.call(function, [self.at(value) for value in op.operands], op.result.element)
-        module = function.split(".")[0]
-        return found if module == "tl" else replace(found, needs=found.needs | {module})
+        function, element = str(op.attributes["function"]), op.result.element
+        operands = [self.at(value) for value in op.operands]
+        if function.startswith("tl."):
+            return ex.call(function, operands, element)
+        if op.result.is_float and element not in ("f32", "f64"):  # which the libraries have no functions of
+            operands = [cast(value, "f32") if value.element == element else value for value in operands]
+            element = "f32"
+        found = ex.call(function, operands, element)
+        return replace(found, needs=found.needs | {function.split(".")[0]})
 
     def _cast(self, op: Op) -> Expression:
         inner, element = self.at(op.operands[0]), op.result.element
