@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -54,6 +54,18 @@ def lower(kernel: Any, signature: Mapping[str, Any], constexprs: Mapping[Path, A
         return _MODULES[key]
 
 
+def lower_whole(
+    kernel: Any, signature: Mapping[str, Any], constexprs: Mapping[Path, Any], kept: Collection[str]
+) -> Module:
+    """As `lower`, for a reader of programs: device functions in `kept` (`triton.language.random.rand`) are called, not
+    inlined, and what is computed twice stands there twice, so that other constants give the same operations.
+    """
+    _self_test()
+    with _LOWERING, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return parse(_printed(kernel, signature, constexprs, whole=frozenset(kept)))
+
+
 def _constant_key(value: Any) -> str:
     return str(value.cache_key) if hasattr(value, "cache_key") else f"{type(value).__name__}:{value!r}"
 
@@ -65,7 +77,12 @@ def generic_text(kernel: Any, signature: Mapping[str, Any], constexprs: Mapping[
         return _printed(kernel, signature, constexprs)
 
 
-def _printed(kernel: Any, signature: Mapping[str, Any], constexprs: Mapping[Path, Any]) -> str:
+def _printed(
+    kernel: Any,
+    signature: Mapping[str, Any],
+    constexprs: Mapping[Path, Any],
+    whole: frozenset[str] | None = None,
+) -> str:
     source = ASTSource(kernel, dict(signature), dict(constexprs))
     # assertions are lowered in debug mode only; the overflow checks that come with it are not the user's
     options = _BACKEND.parse_options({"debug": True, "sanitize_overflow": False})
@@ -85,10 +102,13 @@ def _printed(kernel: Any, signature: Mapping[str, Any], constexprs: Mapping[Path
             kernel=name,
             file=kernel.fn.__code__.co_filename,
         ) from error
+    if whole:
+        _keep(module, whole)
     manager = mlir.pass_manager(module.context)
     passes.common.add_inliner(manager)
     passes.common.add_canonicalizer(manager)
-    passes.common.add_cse(manager)
+    if whole is None:
+        passes.common.add_cse(manager)
     passes.common.add_symbol_dce(manager)
     try:
         manager.run(module, "kernel_agent")
@@ -97,6 +117,21 @@ def _printed(kernel: Any, signature: Mapping[str, Any], constexprs: Mapping[Path
         raise LoweringError(f"Triton's passes fail on kernel {name}: {error}", kernel=name) from error
     module.set_attr("generic", mlir.builder(context).get_int32_attr(1))
     return str(module)
+
+
+def _keep(module: Any, functions: frozenset[str]) -> None:
+    """Forbid to inline device functions. Their names in the module go on behind two underscores."""
+    names: list[str] = []
+
+    def note(op: Any) -> None:
+        if op.get_name() == "tt.func":
+            names.append(op.get_str_attr("sym_name"))
+
+    module.walk(note)
+    yes = mlir.builder(module.context).get_bool_attr(True)
+    for name in names:
+        if name.partition("__")[0] in functions:
+            module.get_function(name).set_attr("noinline", yes)
 
 
 def _lowering_error(kernel: Any, error: CompilationError) -> LoweringError:

@@ -182,7 +182,7 @@ def _generic(
     code: Code,
     tiles: list[Value],
     shapes: Sequence[tuple[int, ...]],
-    attributes: dict[str, object],
+    attributes: Mapping[str, object],
 ) -> Sequence[Item]:
     """A reduction or scan with its combine."""
     region = op.regions[0][0]

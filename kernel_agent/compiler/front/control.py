@@ -289,16 +289,19 @@ class _Body:
         return []
 
 
-_LIBRARY = re.compile(r"triton\.language\.(random|standard)\.(\w+?)__")
+_LIBRARY = re.compile(r"triton\.language\.(random|standard)\.(\w+?)__\w*?(?:_c(\w*))?\W*")
 
 
 @reads("tt.call")
 def _call(reader: Reader, op: Op, operands: list[Any]) -> Sequence[Item]:
-    match = _LIBRARY.search(str(op.attributes["callee"]))
+    match = _LIBRARY.fullmatch(str(op.attributes["callee"]).strip('@"'))
     if match is not None and match.group(2) in library.KEPT:
-        return [library.call(reader, op, operands, "tl." + match.group(2))]
+        rounds = {} if match.group(3) == "10" else {"n_rounds": int(match.group(3))}
+        return [library.call(reader, op, operands, "tl." + match.group(2), **rounds)]
     if match is not None and match.group(2) == "flip":
-        raise reader.refuse(op, "tl.flip", "")
+        tile = reader.whole(operands[0], op.operands[0].type)
+        axis = int(match.group(3)) % len(tile.shape) if match.group(3).isdigit() else len(tile.shape) - 1
+        return [reader.builder.pure(Code.FLIP, (tile,), tile.element, tile.shape, {"axis": axis})]
     function = reader.module.callee(op)
     if len(function.blocks) != 1:
         raise reader.refuse(op, f"the function {function.name} returns early", "Return once, at its end.")

@@ -17,6 +17,9 @@ from kernel_agent.ir.program import Op
 KEPT = ("rand", "randn", "randint")
 """Functions of `triton.language.random` that give one result and stay whole, if the module calls them still."""
 
+KEPT_STANDARD = ("flip",)
+"""The same of `triton.language.standard`."""
+
 _CODES = {
     "exp": Code.EXP, "fast_expf": Code.EXP, "exp2": Code.EXP2, "log": Code.LOG, "fast_logf": Code.LOG,
     "log2": Code.LOG2, "fast_log2f": Code.LOG2, "sqrt": Code.SQRT, "rsqrt": Code.RSQRT, "sin": Code.SIN,
@@ -31,10 +34,10 @@ _BIT_CASTS = frozenset(
 )
 
 
-def call(reader: Reader, op: Op, operands: Sequence[Value], function: str) -> Value:
+def call(reader: Reader, op: Op, operands: Sequence[Value], function: str, **attributes: int) -> Value:
     """A CALL with the element that the IR says."""
     element = element_of(op.results[0].type)
-    return reader.builder.elementwise(Code.CALL, operands, element, {"function": function})
+    return reader.builder.elementwise(Code.CALL, operands, element, {"function": function, **attributes})
 
 
 def bitcast(builder: Builder, value: Value, element: str) -> Value:

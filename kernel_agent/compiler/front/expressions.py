@@ -1,0 +1,64 @@
+"""Which expression over constexprs gives a number at every one of several sizes of the tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import CodeType
+
+Number = int | float
+
+
+def explain(names: Sequence[str], witnesses: Sequence[Mapping[str, int]], numbers: Sequence[Number]) -> str | None:
+    """The simplest expression that is `numbers[k]` at the constexprs `witnesses[k]`; None where there is none.
+
+    `names`: the constexprs that the number changes with.
+    """
+    for text in _candidates(names, witnesses[0], numbers[0]):
+        code = compile(text, "<expression>", "eval")
+        if all(_equal(code, values, number) for values, number in zip(witnesses, numbers, strict=True)):
+            return text
+    return None
+
+
+def value_of(text: str, values: Mapping[str, int]) -> Number:
+    """The number that an expression is at some values."""
+    found: Number = eval(text, {"__builtins__": {}}, dict(values))
+    return found
+
+
+def _equal(code: CodeType, values: Mapping[str, int], number: Number) -> bool:
+    found = eval(code, {"__builtins__": {}}, dict(values))
+    if isinstance(number, float):
+        return abs(float(found) - number) <= 1e-7 * abs(number)  # constants are printed in 32 bits
+    return bool(found == number)
+
+
+def _candidates(names: Sequence[str], values: Mapping[str, int], number: Number) -> Iterator[str]:
+    """Expressions, the likelier ones first."""
+    if len(names) == 1:
+        (a,) = names
+        yield from (a, f"{a} - 1", f"{a} + 1", f"-{a}", f"{a} // 2", f"2 * {a}", f"{a} // 4", f"4 * {a}")
+        if isinstance(number, int):
+            yield f"{a} {'-' if number < values[a] else '+'} {abs(number - values[a])}"
+            yield from _scaled(a, values[a], number)
+            yield from (f"{a} // {2**power}" for power in range(3, 9))
+            yield from (f"{a} * {a}", f"{a}.bit_length() - 1", f"({a} + 1) // 2")
+        else:
+            yield from (f"1.0 / {a}", f"{a} ** -0.5", f"{a} ** 0.5")
+        return
+    if len(names) == 2:
+        for a, b in (names, names[::-1]):
+            yield from (f"{a} * {b}", f"{a} // {b}", f"{a} - {b}", f"{a} + {b}", f"({a} + {b} - 1) // {b}")
+            yield from (f"{a} * {b} - 1", f"{a} + {b} - 1", f"{a} // {b} - 1", f"1.0 / ({a} * {b})")
+            if isinstance(number, int):
+                yield from _scaled(f"{a} * {b}", values[a] * values[b], number)
+        return
+    yield " * ".join(names)
+    yield " + ".join(names)
+
+
+def _scaled(text: str, value: int, number: int) -> Iterator[str]:
+    if value and number % value == 0:
+        yield f"{number // value} * {text}"
+    if number and value % number == 0:
+        yield f"{text} // {value // number}"

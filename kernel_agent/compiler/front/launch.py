@@ -1,0 +1,64 @@
+"""`read_launch`: the kernel of a captured launch, with the names that its constexprs give its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kernel_agent.compiler.errors import CannotDerive
+from kernel_agent.compiler.front.library import KEPT, KEPT_STANDARD
+from kernel_agent.compiler.front.read import kernel_of
+from kernel_agent.compiler.front.witness import lift
+from kernel_agent.compiler.ssa.value import Kernel
+from kernel_agent.ir.capture.build import Build
+from kernel_agent.ir.capture.capture import Launch
+from kernel_agent.ir.errors import IRError, LoweringError
+from kernel_agent.ir.lower import Path, lower_whole
+from kernel_agent.ir.program import Module
+
+_WHOLE = frozenset(
+    [f"triton.language.random.{name}" for name in KEPT] + [f"triton.language.standard.{name}" for name in KEPT_STANDARD]
+)
+
+
+def read_launch(launch: Launch, *, distinct: bool = True) -> Kernel:
+    """The kernel of a launch.
+
+    With `distinct`, tiles may have other sizes than at the launch, so that extents of two names are two numbers:
+    `Kernel.constants` holds the constexprs that it was read at. Whole numbers that Triton made constants because they
+    were 1 are arguments. Raises CannotDerive.
+    """
+    build = launch.build
+    types, constants = _general(build)
+    try:
+        lower_whole(build.kernel, types, constants, _WHOLE)
+    except LoweringError:  # a kernel may ask for its 1 as a constant
+        types, constants = dict(build.types), dict(build.constants)
+    names = [parameter.name for parameter in build.kernel.params]
+    values = {
+        names[path[0]]: value for path, value in sorted(constants.items()) if len(path) == 1 and type(value) is int
+    }
+
+    def lower(changed: Mapping[str, int]) -> Module:
+        chosen = {path: changed.get(names[path[0]], v) if len(path) == 1 else v for path, v in constants.items()}
+        return lower_whole(build.kernel, types, chosen, _WHOLE)
+
+    try:
+        lifted = lift(lower, values, distinct=distinct)
+    except IRError as error:
+        raise CannotDerive(error.message, remedy=error.remedy) from error
+    known = {names[path[0]]: value for path, value in sorted(constants.items()) if len(path) == 1}
+    kernel = kernel_of(lifted.module, constants={**known, **lifted.values}, symbols=lifted.symbols)
+    kernel.extents = lifted.extents
+    return kernel
+
+
+def _general(build: Build) -> tuple[dict[str, Any], dict[Path, Any]]:
+    """Types and constants without those that Triton made of ones."""
+    types, constants = dict(build.types), dict(build.constants)
+    for place, parameter in enumerate(build.kernel.params):
+        value = constants.get((place,))
+        if not parameter.is_constexpr and type(value) is int and types[parameter.name] == "constexpr":
+            types[parameter.name] = "i32"
+            del constants[place,]
+    return types, constants
