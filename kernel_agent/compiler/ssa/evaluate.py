@@ -49,7 +49,7 @@ def evaluate(
                 raise InternalError(f"{value.name} is a pointer; it needs a tensor")
             tensors[value] = given
         else:
-            scalars[value] = torch.as_tensor(given).to(arithmetic.held_as(value.element))
+            scalars[value] = torch.as_tensor(given, dtype=arithmetic.held_as(value.element))
     memory = Memory(tensors, open_lanes)
     extents = (*grid, 1, 1)[:3]
     for program in itertools.product(*(range(extent) for extent in reversed(extents))):
