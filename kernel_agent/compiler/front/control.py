@@ -292,12 +292,15 @@ class _Body:
 _LIBRARY = re.compile(r"triton\.language\.(random|standard)\.(\w+?)__\w*?(?:_c(\w*))?\W*")
 
 
+_ROUNDS = "10"
+"""Of the random numbers' generator, unless a kernel says otherwise."""
+
+
 @reads("tt.call")
 def _call(reader: Reader, op: Op, operands: list[Any]) -> Sequence[Item]:
     match = _LIBRARY.fullmatch(str(op.attributes["callee"]).strip('@"'))
-    if match is not None and match.group(2) in library.KEPT:
-        rounds = {} if match.group(3) == "10" else {"n_rounds": int(match.group(3))}
-        return [library.call(reader, op, operands, "tl." + match.group(2), **rounds)]
+    if match is not None and match.group(2) in library.KEPT and match.group(3) == _ROUNDS:
+        return [library.call(reader, op, operands, "tl." + match.group(2))]
     if match is not None and match.group(2) == "flip":
         tile = reader.whole(operands[0], op.operands[0].type)
         axis = int(match.group(3)) % len(tile.shape) if match.group(3).isdigit() else len(tile.shape) - 1

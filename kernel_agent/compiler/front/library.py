@@ -34,10 +34,10 @@ _BIT_CASTS = frozenset(
 )
 
 
-def call(reader: Reader, op: Op, operands: Sequence[Value], function: str, **attributes: int) -> Value:
+def call(reader: Reader, op: Op, operands: Sequence[Value], function: str) -> Value:
     """A CALL with the element that the IR says."""
     element = element_of(op.results[0].type)
-    return reader.builder.elementwise(Code.CALL, operands, element, {"function": function, **attributes})
+    return reader.builder.elementwise(Code.CALL, operands, element, {"function": function})
 
 
 def bitcast(builder: Builder, value: Value, element: str) -> Value:

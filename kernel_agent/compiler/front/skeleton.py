@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 
@@ -68,10 +69,13 @@ def _blocks(blocks: list[Block]) -> Iterator[Block]:
 
 
 def _number(op: Op) -> Number | None:
-    """The one number of a constant; None for conditions and tiles of several."""
+    """The one number of a constant; None for conditions, tiles of several, and what is not finite."""
     value = op.attributes["value"]
     data = value.data if isinstance(value, Dense) else value
-    return None if isinstance(data, (bool, tuple, str)) or op.results[0].type.scalar.name == "i1" else data
+    if isinstance(data, (bool, tuple, str)) or op.results[0].type.scalar.name == "i1" or not math.isfinite(data):
+        return None
+    number: Number = data
+    return number
 
 
 def _rank(type_: Type) -> Hashable:

@@ -45,7 +45,7 @@ def matmul_blocks(a_ptr, b_ptr, c_ptr, M, N, K, BM: tl.constexpr, BN: tl.constex
     a = tl.make_block_ptr(a_ptr, (M, K), (K, 1), (tl.program_id(0) * BM, 0), (BM, BK), (1, 0))
     b = tl.make_block_ptr(b_ptr, (K, N), (N, 1), (0, tl.program_id(1) * BN), (BK, BN), (1, 0))
     acc = tl.zeros((BM, BN), tl.float32)
-    for _ in range(0, tl.cdiv(K, BK)):
+    for _ in range(tl.cdiv(K, BK)):
         acc += tl.dot(
             tl.load(a, boundary_check=(0, 1), padding_option="zero"),
             tl.load(b, boundary_check=(0, 1), padding_option="zero"),
@@ -172,7 +172,7 @@ def counted(x_ptr, y_ptr, n, rows, stride, BLOCK: tl.constexpr):
     seen = 0
     for r in range(1, rows, 2):
         place = 0
-        for c in range(0, n, BLOCK):
+        for _ in range(0, n, BLOCK):
             x = tl.load(x_ptr + r * stride + place + offs, mask=place + offs < n, other=0.0)
             tl.store(y_ptr + r * stride + place + offs, x + seen, mask=place + offs < n)
             place += BLOCK
