@@ -87,7 +87,7 @@ SWEEP = (
     {"V": 9, "L": 53, "bags": 9, "D": 37},
     {"V": 16, "L": 40, "bags": 4, "D": 48, "dtype": "bfloat16"},
 )
-BENCH = ({"V": 100000, "L": 655360, "bags": 32768, "D": 256, "dtype": "bfloat16"},)
+BENCH = ({"V": 100000, "L": 655360, "bags": 32768, "D": 256, "dtype": "float32"},)
 
 
 def make_args(V, L, bags, D, dtype="float32", device="cpu", seed=0):

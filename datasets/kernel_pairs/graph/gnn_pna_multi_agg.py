@@ -163,7 +163,7 @@ SWEEP = (
     {"nodes": 23, "edges": 151, "F": 21},
     {"nodes": 8, "edges": 30, "F": 64, "dtype": "bfloat16"},
 )
-BENCH = ({"nodes": 65536, "edges": 524288, "F": 128, "dtype": "bfloat16"},)
+BENCH = ({"nodes": 65536, "edges": 524288, "F": 128, "dtype": "float32"},)
 
 
 def make_args(nodes, edges, F, dtype="float32", device="cpu", seed=0):

@@ -244,7 +244,7 @@ def make_args(B, longest, V, H, strip, dtype="float32", device="cpu", seed=0):
 
 def reference(hidden, weight, label, offsets, ref, beta=0.1, strip=8192):
     logp = torch.log_softmax((hidden @ weight.T).float(), -1).gather(-1, label[:, None])[:, 0]
-    token = torch.arange(logp.shape[0], device=logp.device)
+    token = torch.arange(logp.shape[0], device=logp.device, dtype=offsets.dtype)
     answer = torch.searchsorted(offsets[1:].contiguous(), token, right=True)
     total = torch.zeros_like(ref, dtype=logp.dtype).index_add_(0, answer, logp)
     chosen, rejected = (total - ref).view(2, -1)

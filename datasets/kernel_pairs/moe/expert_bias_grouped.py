@@ -116,6 +116,6 @@ def make_args(T, E, D, dtype="float32", device="cpu", seed=0):
 
 
 def reference(x, bias, offsets):
-    row = torch.arange(x.shape[0], device=x.device)
+    row = torch.arange(x.shape[0], device=x.device, dtype=offsets.dtype)
     expert = torch.searchsorted(offsets[1:].contiguous(), row, right=True)
     return (x.float() + bias.float()[expert]).to(x.dtype)
