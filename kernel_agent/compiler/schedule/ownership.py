@@ -52,12 +52,14 @@ def owned(kernel: Kernel, gradients: Mapping[str, str], launch: Launch) -> Owner
     facts: dict[Fact, None] = {}
     remarks: list[str] = []
     for tensor, name in gradients.items():
+        source = kernel.argument(tensor)
+        if not source.is_pointer:
+            continue  # of a scalar, which all programs add to
         found = proof(forms, written.get(name, []))
         if isinstance(found, str):
             remarks.append(f"{name} stays atomic: {found}")
             continue
-        source = kernel.argument(tensor)
-        stored[name] = source.pointee if source.is_pointer else source.element
+        stored[name] = source.pointee
         reason = f"no two programs store to one element of {name}"
         facts.update(dict.fromkeys(Fact(text, reason, tensor) for text in found.facts()))
         facts.update(dict.fromkeys(unread_axes(kernel, launch)))

@@ -1,4 +1,4 @@
-"""`persistent`: gradients that all programs along an axis add to, as partial sums of far fewer programs.
+"""`persistent`: gradients that all programs along an axis add to, as partial sums of far fewer programs, one each.
 
 The axis becomes a loop: each program takes every n-th of what were programs, keeps the sums in registers, and stores
 them once, into a row of its own. Torch then sums the rows.

@@ -1,0 +1,86 @@
+"""Runs the plans of a forward kernel, made by hand, and compares what they give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import triton
+from schedule_kernels import made
+from torch import Tensor
+
+from kernel_agent.compiler.plan import BackwardPlan, Fill
+from kernel_agent.compiler.reverse import differentiate
+from kernel_agent.compiler.schedule.schedules import plans
+from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.evaluate import evaluate
+from kernel_agent.compiler.ssa.memory import Evaluation
+from kernel_agent.compiler.ssa.value import Kernel
+
+PROCESSORS = 2
+"""Of the device that expressions of a plan ask for."""
+DEVICE = SimpleNamespace(cuda=SimpleNamespace(get_device_properties=lambda _: DEVICE_PROPERTIES))
+DEVICE_PROPERTIES = SimpleNamespace(multi_processor_count=PROCESSORS)
+
+Made = dict[str, BackwardPlan]
+
+
+def plans_of(kernel: Kernel, read: str, written: str, axes: int) -> Made:
+    """By schedule, the best first."""
+    adjoint = differentiate(kernel, read=frozenset(read.split()), written=frozenset(written.split()))
+    return {plan.schedule: plan for plan in plans(kernel, adjoint, axes)}
+
+
+def forward(arguments: str, build: Callable[..., Any], **constants: int) -> Kernel:
+    """A forward kernel, as `made`."""
+    return made(arguments, build, name="forward", **constants)
+
+
+def run(
+    plan: BackwardPlan, given: Mapping[str, Any], cotangents: Mapping[str, Tensor], grid: tuple[int, ...], **names: int
+) -> tuple[dict[str, Tensor], list[Evaluation]]:
+    """Gradients by input, and what each launch accessed. `names`: constexprs; NaN is what nothing was stored to."""
+    scope = {**given, **names, "torch": DEVICE, "triton": triton, "min": min, "max": max}
+    scope |= {f"grid{axis}": grid[axis] if axis < len(grid) else 1 for axis in range(3)}
+    for fact in plan.facts:
+        assert eval(fact.expression, scope), fact
+    memory: dict[str, Tensor] = {}
+    for buffer in plan.buffers:
+        empty = buffer.fill is Fill.EMPTY or (buffer.empty_if and eval(buffer.empty_if, scope))
+        start = float("nan") if empty else 0.0
+        if buffer.like:
+            memory[buffer.name] = torch.full_like(given[buffer.like], start)
+        else:
+            shape = [eval(text, scope) for text in buffer.shape]
+            memory[buffer.name] = torch.full(shape, start, dtype=torch.float64)
+    memory |= {argument: cotangents[tensor] for tensor, argument in plan.cotangents.items()}
+    given = {**{tensor: torch.full_like(value, float("nan")) for tensor, value in cotangents.items()}, **given}
+    counts = []
+    for step in plan.steps:
+        scalars = {name: eval(text, scope) for name, text in step.scalars.items()}
+        values = {v.name: {**given, **memory, **scalars}[v.name] for v in step.kernel.arguments}
+        extents = tuple(eval(text, scope) for text in step.grid)
+        counts.append(evaluate(step.kernel, extents, values, open_lanes=float("nan")))
+    for total in plan.totals:
+        memory[total.name] = memory[total.partials].sum(0)
+    return {tensor: memory[name].view(given[tensor].shape) for tensor, name in plan.gradients.items()}, counts
+
+
+def agree(
+    made_plans: Made, given: Mapping[str, Any], cotangents: Mapping[str, Tensor], grid: tuple[int, ...], **names: int
+) -> None:
+    """Every plan gives what `plain` gives."""
+    truth, _ = run(made_plans["plain"], given, cotangents, grid, **names)
+    for schedule, plan in made_plans.items():
+        found, _ = run(plan, given, cotangents, grid, **names)
+        for tensor, gradient in found.items():
+            torch.testing.assert_close(
+                gradient, truth[tensor], msg=lambda text, s=schedule, t=tensor: f"{s} d{t}: {text}"
+            )
+
+
+def atomics(plan: BackwardPlan) -> list[str]:
+    """What a plan's launches add to atomically."""
+    return [op.base.name for step in plan.steps for op in step.kernel.ops if op.code is Code.ATOMIC_ADD]

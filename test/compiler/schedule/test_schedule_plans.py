@@ -1,0 +1,114 @@
+"""Every schedule of a backward gives the gradients of the plain one, with NaN in all that may be left empty."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from schedule_kernels import block_of, made, matrix
+from schedule_plans import agree, atomics, forward, plans_of, run
+
+from kernel_agent.compiler.ssa.builder import Builder
+from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.value import Value
+
+BLOCK = 8
+
+
+def randn(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+@pytest.fixture(autouse=True)
+def _same_numbers() -> None:
+    torch.manual_seed(0)
+
+
+def elementwise(b: Builder, x: Value, y: Value, n: Value) -> None:
+    at = block_of(b, b.program_id(0), BLOCK, "BLOCK")
+    mask = b.compare("lt", at, n)
+    b.store(y, at, b.unary(Code.SIN, b.load(x, at, mask)), mask)
+
+
+def test_an_elementwise_backward_stores_and_needs_no_zeros() -> None:
+    found = plans_of(forward("X:*f32 Y:*f32 n", elementwise, BLOCK=BLOCK), "X", "Y", 1)
+    assert list(found) == ["owned", "plain"]
+    assert atomics(found["owned"]) == []
+    x, dy = randn(20), randn(20)
+    agree(found, {"X": x, "n": 20}, {"Y": dy}, (3,), BLOCK=BLOCK)
+    gradient, (counts,) = run(found["owned"], {"X": x, "n": 20}, {"Y": dy}, (3,), BLOCK=BLOCK)
+    torch.testing.assert_close(gradient["X"], dy * x.cos())
+    assert counts.owned("dX")
+    assert counts.covered("dX")
+
+
+def test_outputs_whose_contents_nobody_needs_are_no_arguments() -> None:
+    found = plans_of(forward("X:*f32 Y:*f32 n", elementwise, BLOCK=BLOCK), "X", "Y", 1)
+    assert [value.name for value in found["owned"].steps[0].kernel.arguments] == ["X", "n", "dY", "dX"]
+
+
+def test_elements_that_the_forward_does_not_read_get_zeros() -> None:
+    # Ten elements more than the kernel is told of: an empty buffer would keep NaN there.
+    found = plans_of(forward("X:*f32 Y:*f32 n", elementwise, BLOCK=BLOCK), "X", "Y", 1)
+    gradient, _ = run(found["owned"], {"X": randn(30), "n": 20}, {"Y": randn(20)}, (3,), BLOCK=BLOCK)
+    assert gradient["X"][20:].tolist() == [0.0] * 10
+
+
+def norm(b: Builder, x: Value, w: Value, y: Value, stride: Value, n: Value) -> None:
+    row, cols = b.program_id(0, "row"), b.arange(0, BLOCK, "BLOCK")
+    mask, zero = b.compare("lt", cols, n), b.const(0.0, "f32")
+    at = b.add(b.mul(row, stride), cols)
+    values = b.load(x, at, mask, zero)
+    scale = b.unary(Code.RSQRT, b.add(b.sum(b.mul(values, values), 0), b.const(1e-3, "f32")))
+    b.store(y, at, b.mul(b.mul(values, scale), b.load(w, cols, mask, zero)), mask)
+
+
+def test_a_norm_stores_rows_of_its_input_and_partial_sums_of_its_weight() -> None:
+    found = plans_of(forward("X:*f32 W:*f32 Y:*f32 stride N", norm, BLOCK=BLOCK), "X W", "Y", 1)
+    assert list(found) == ["rows", "owned", "plain"]
+    assert atomics(found["rows"]) == []
+    assert set(atomics(found["owned"])) == {"dW"}
+    given = {"X": randn(5, 7), "W": randn(7), "stride": 7, "N": 7}
+    agree(found, given, {"Y": randn(5, 7)}, (5,), BLOCK=BLOCK)
+
+
+def test_rows_farther_apart_than_they_are_wide_keep_zeros_between_them() -> None:
+    found = plans_of(forward("X:*f32 W:*f32 Y:*f32 stride N", norm, BLOCK=BLOCK), "X W", "Y", 1)
+    wide = randn(5, 9)
+    given = {"X": wide, "W": randn(7), "stride": 9, "N": 7}
+    agree(found, given, {"Y": randn(5, 9)}, (5,), BLOCK=BLOCK)
+
+
+def test_rows_that_lie_on_each_other_are_refused_by_the_facts() -> None:
+    found = plans_of(forward("X:*f32 W:*f32 Y:*f32 stride N", norm, BLOCK=BLOCK), "X W", "Y", 1)
+    given = {"X": randn(7), "W": randn(7), "stride": 0, "N": 7}
+    for schedule in ("rows", "owned"):
+        with pytest.raises(AssertionError, match="stride >= N"):
+            run(found[schedule], given, {"Y": randn(7)}, (5,), BLOCK=BLOCK)
+
+
+def test_windows_that_overlap_have_no_other_plan_than_the_plain_one() -> None:
+    def windows(b: Builder, x: Value, y: Value) -> None:
+        pid, lane = b.program_id(0), b.arange(0, BLOCK, "BLOCK")
+        values = b.load(x, b.add(b.mul(pid, b.const(3)), lane))
+        b.store(y, pid, b.sum(b.mul(values, values), 0))
+
+    found = plans_of(forward("X:*f32 Y:*f32", windows, BLOCK=BLOCK), "X", "Y", 1)
+    assert list(found) == ["plain"]
+
+
+def test_a_transposed_copy_stores_to_the_addresses_it_read() -> None:
+    def transposed(b: Builder, x: Value, y: Value, m: Value, n: Value, sx: Value, sy: Value) -> None:
+        rows, cols = block_of(b, b.program_id(0), BLOCK, "BM"), block_of(b, b.program_id(1), 4, "BN")
+        inside = b.logical_and(b.expand(b.compare("lt", rows, m), 1), b.expand(b.compare("lt", cols, n), 0))
+        values = b.unary(Code.EXP, b.load(x, matrix(b, rows, sx, cols, b.const(1)), inside, b.const(0.0, "f32")))
+        at = matrix(b, cols, sy, rows, b.const(1))
+        b.store(y, at, b.trans(values, (1, 0)), b.trans(inside, (1, 0)))
+
+    found = plans_of(forward("X:*f32 Y:*f32 M N sx sy", transposed, BM=BLOCK, BN=4), "X", "Y", 2)
+    assert atomics(found["owned"]) == []
+    given = {"X": randn(10, 6), "M": 10, "N": 6, "sx": 6, "sy": 10}
+    agree(found, given, {"Y": randn(6, 10)}, (2, 2), BM=BLOCK, BN=4)
+
+
+def test_made_kernels_name_their_constants() -> None:
+    assert made("n", lambda b, n: None, BLOCK=8).extents == {8: "BLOCK"}
