@@ -48,6 +48,8 @@ def result_shape(code: Code, shapes: Sequence[Shape], attributes: Mapping[str, A
     if code is Code.RESHAPE:
         return given
     axis = attributes["axis"]
+    if not 0 <= axis < len(first):
+        raise IndexError(f"{first} has no axis {axis}")
     if code in (Code.CUMSUM, Code.SCAN, Code.LINEAR_SCAN, Code.LINEAR_SCAN_BEFORE, Code.FLIP):
         return broadcast_shape(shapes)
     return (*first[:axis], *first[axis + 1 :])

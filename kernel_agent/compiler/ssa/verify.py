@@ -139,11 +139,13 @@ class _Verifier:
         self.expect(op.offset.element in ("i32", "i64"), op, "offsets are i32 or i64")
         count = (1 if op.code is Code.LOAD else 2) + bool(op.attributes["masked"]) + bool(op.attributes.get("padded"))
         self.expect(len(op.operands) == count, op, "its attributes say another number of operands")
+        self.expect(
+            op.attributes["masked"] or not op.attributes.get("padded"), op, "without a mask nothing is left out"
+        )
         if op.mask is not None:
             self.expect(op.mask.element == "i1", op, "a mask is i1")
             self._fits(op, op.mask)
         if op.other is not None:
-            self.expect(op.mask is not None, op, "without a mask nothing is left out")
             self._fits(op, op.other)
             self.expect(op.other.is_float == op.result.is_float, op, "another kind of element for masked lanes")
         if op.code is Code.LOAD:
