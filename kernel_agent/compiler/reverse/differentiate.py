@@ -10,7 +10,10 @@ from kernel_agent.compiler.reverse.adjoint import Adjoint
 from kernel_agent.compiler.reverse.elements import adjoint_element
 from kernel_agent.compiler.reverse.memory import Accesses
 from kernel_agent.compiler.reverse.reversal import Reversal
+from kernel_agent.compiler.reverse.tapes import tapes
 from kernel_agent.compiler.ssa.builder import Builder
+from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.prune import prune
 from kernel_agent.compiler.ssa.rebuild import emptied
 from kernel_agent.compiler.ssa.value import FLOATS, Kernel, Value
 
@@ -44,11 +47,13 @@ def differentiate(
     builder = Builder(target, frozenset(gradients.values()))
     reversal = Reversal(kernel, builder, accesses, activity, cotangents, gradients)
     reversal.run()
+    found = prune(target)
+    _refuse_lost(found, kernel, accesses)
     return Adjoint(
-        kernel=target,
+        kernel=found,
         cotangents={value.name: given.name for value, given in cotangents.items()},
         gradients={value.name: wanted.name for value, wanted in gradients.items()},
-        tapes=(),
+        tapes=tapes(found),
         remarks=tuple(accesses.remarks),
     )
 
@@ -75,3 +80,16 @@ def _refuse_in_place(names: Iterable[str]) -> None:
             f"{name} is overwritten by the kernel that reads it, so its gradient cannot be told from its cotangent",
             remedy="write the result to a tensor of its own",
         )
+
+
+def _refuse_lost(adjoint: Kernel, forward: Kernel, accesses: Accesses) -> None:
+    """What the forward read and then overwrote cannot be read again, unless nothing of the adjoint needs it."""
+    lost = {op.base for op in accesses.gone}
+    kept = {op.base for op in accesses.saved}
+    for op in adjoint.ops:
+        if op.code is Code.LOAD and op.base in lost:
+            also = " and keeps" if op.base in kept else ""
+            raise CannotDerive(
+                f"{op.base.name} is read{also} and overwritten by {forward.name}, and the gradient needs what it held",
+                remedy="write the result to a tensor of its own",
+            )

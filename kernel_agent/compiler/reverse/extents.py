@@ -1,0 +1,153 @@
+"""How many trips a loop makes at most, as a Python expression over what a launch knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from kernel_agent.compiler.errors import CannotDerive
+from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.value import Op, Value, constant
+
+_KEPT = frozenset((Code.CAST, Code.FULL, Code.EXPAND, Code.BROADCAST))
+
+
+@dataclass(frozen=True)
+class Range:
+    """Between which numbers an integer lies in all programs and trips, both included."""
+
+    low: str
+    """A Python expression in brackets, a name or a number."""
+    high: str
+    natural: bool = False
+    """Whether it is known not to be negative."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether it is one number."""
+        return self.low == self.high
+
+
+class Extents:
+    """Ranges of the integers of a kernel.
+
+    Expressions name scalar arguments, constexprs, and `grid0`, `grid1`, `grid2`.
+    """
+
+    def __init__(self, loops: Mapping[Value, Op]) -> None:
+        """`loops`: index of every loop -> the loop."""
+        self._loops = loops
+        self._known: dict[Value, Range] = {}
+
+    def trips(self, loop: Op) -> str:
+        """An upper bound of the trips of a FOR. Raises CannotDerive where a launch cannot know its bounds."""
+        start, stop, step = (self.of(value) for value in loop.operands[:3])
+        length = stop.high if start.low == "0" else f"({stop.high} - {start.low})"
+        if step.low == "1":
+            return f"max({length}, 0)"
+        return f"max(-(-{length} // {step.low}), 0)"
+
+    def of(self, value: Value) -> Range:
+        """The range of an integer. Raises CannotDerive."""
+        if value not in self._known:
+            self._known[value] = self._of(value)
+        return self._known[value]
+
+    def _of(self, value: Value) -> Range:
+        op = value.producer
+        if op is None:
+            return self._argument(value)
+        if op.code is Code.CONST:
+            text = str(op.attributes["symbol"] or constant(value))
+            return _one(
+                text if text.isidentifier() or text.isdigit() else f"({text})", bool((constant(value) or 0) >= 0)
+            )
+        if op.code is Code.PROGRAM_ID:
+            return Range("0", f"(grid{op.attributes['axis']} - 1)", True)
+        if op.code is Code.NUM_PROGRAMS:
+            return _one(f"grid{op.attributes['axis']}", True)
+        if op.code in _KEPT:
+            return self.of(op.operands[0])
+        rule = _RULES.get(op.code)
+        if rule is None:
+            raise _unknown(value)
+        operands = op.operands[1:] if op.code is Code.SELECT else op.operands
+        return rule(*(self.of(operand) for operand in operands))
+
+    def _argument(self, value: Value) -> Range:
+        loop = self._loops.get(value)
+        if loop is not None:
+            start, stop = self.of(loop.operands[0]), self.of(loop.operands[1])
+            return Range(start.low, f"({stop.high} - 1)", start.natural)
+        if not value.name or value.shape or value.is_float or value.depth > 0:
+            raise _unknown(value)
+        return _one(value.name)
+
+
+def _unknown(value: Value) -> CannotDerive:
+    what = f"`{value.name}`" if value.name else "a value"
+    where = f" (line {value.source_line})" if value.source_line else ""
+    return CannotDerive(
+        f"how often a loop runs depends on {what}{where}, which is not known before the launch, "
+        "and the backward must keep something of every trip",
+        remedy="bound the loop by arguments of the kernel, and mask the trips that are too many",
+    )
+
+
+def _one(text: str, natural: bool = False) -> Range:
+    return Range(text, text, natural)
+
+
+def _add(a: Range, b: Range) -> Range:
+    return Range(_plus(a.low, b.low), _plus(a.high, b.high), a.natural and b.natural)
+
+
+def _plus(a: str, b: str) -> str:
+    return b if a == "0" else a if b == "0" else f"({a} + {b})"
+
+
+def _sub(a: Range, b: Range) -> Range:
+    return Range(f"({a.low} - {b.high})", a.high if b.low == "0" else f"({a.high} - {b.low})")
+
+
+def _mul(a: Range, b: Range) -> Range:
+    if (a.natural and b.natural) or (a.exact and b.exact):
+        low = "0" if "0" in (a.low, b.low) else f"({a.low} * {b.low})"
+        return Range(low, low if a.exact and b.exact else f"({a.high} * {b.high})", a.natural and b.natural)
+    corners = ", ".join(dict.fromkeys(f"{x} * {y}" for x in (a.low, a.high) for y in (b.low, b.high)))
+    return Range(f"min({corners})", f"max({corners})")
+
+
+def _floordiv(a: Range, b: Range) -> Range:
+    """By a number that is positive. Cut towards zero, as the kernel does, quotients of negative numbers are larger."""
+    if a.natural:
+        return Range("0" if a.low == "0" else f"({a.low} // {b.high})", f"({a.high} // {b.low})", True)
+    return Range(f"min({a.low} // {b.low}, 0)", f"(max({a.high}, 0) // {b.low})")
+
+
+def _rem(a: Range, b: Range) -> Range:
+    return Range("0" if a.natural else f"(1 - {b.high})", f"({b.high} - 1)", a.natural)
+
+
+def _smaller(a: Range, b: Range) -> Range:
+    return Range(f"min({a.low}, {b.low})", f"min({a.high}, {b.high})", a.natural and b.natural)
+
+
+def _larger(a: Range, b: Range) -> Range:
+    return Range(f"max({a.low}, {b.low})", f"max({a.high}, {b.high})", a.natural or b.natural)
+
+
+def _either(a: Range, b: Range) -> Range:
+    return a if a == b else Range(f"min({a.low}, {b.low})", f"max({a.high}, {b.high})", a.natural and b.natural)
+
+
+_RULES: dict[Code, Callable[..., Range]] = {
+    Code.ADD: _add,
+    Code.SUB: _sub,
+    Code.MUL: _mul,
+    Code.FLOORDIV: _floordiv,
+    Code.REM: _rem,
+    Code.MIN: _smaller,
+    Code.MAX: _larger,
+    Code.SELECT: _either,
+}

@@ -1,0 +1,196 @@
+"""Tapes become memory: one tile for every program and trip.
+
+What is stored by some threads may be loaded by others, so a barrier stands between the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kernel_agent.compiler.errors import CannotDerive
+from kernel_agent.compiler.plan import Buffer, Fill
+from kernel_agent.compiler.reverse.adjoint import Tape
+from kernel_agent.compiler.reverse.extents import Extents
+from kernel_agent.compiler.ssa.builder import Builder
+from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.rebuild import Copier, emptied
+from kernel_agent.compiler.ssa.uses import tapes_of, written_to
+from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A kernel whose tapes are arguments."""
+
+    kernel: Kernel
+    """With the arguments it had, then one pointer for each tape, then the extents of tapes."""
+    buffers: tuple[Buffer, ...] = ()
+    scalars: dict[str, str] = field(default_factory=dict)
+    """Expressions of the new scalar arguments, for `Step.scalars`."""
+
+
+def tapes(kernel: Kernel) -> tuple[Tape, ...]:
+    """The tapes that a kernel stores. Loops around both the stores and the loads use them again in every trip."""
+    stores = _around(kernel.body, Code.TAPE_STORE)
+    loads = _around(kernel.body, Code.TAPE_LOAD)
+    found = []
+    for name, (op, around) in stores.items():
+        shared = loads[name][1] if name in loads else ()
+        (value,) = op.operands
+        trips = tuple(loop for loop in around if loop not in shared)
+        found.append(Tape(name, value.element, value.shape, trips))
+    return tuple(found)
+
+
+def lower_tapes(kernel: Kernel) -> Lowered:
+    """Put tapes into memory, which the launch allocates.
+
+    Raises CannotDerive where a launch cannot know how long a tape gets.
+    """
+    wanted = tapes(kernel)
+    if not wanted:
+        return Lowered(kernel)
+    loops = {op.blocks[0].arguments[0]: op for op in kernel.ops if op.code is Code.FOR}
+    extents = Extents(loops)
+    taken = {value.name for value in kernel.arguments} | set(kernel.constants)
+    pointers, counts, scalars, buffers = {}, {}, {}, []
+    for tape in wanted:
+        pointers[tape.name] = Value(f"*{_held(tape.element)}", (), _free(f"tape_{tape.name}", taken))
+        shape = ["grid0", "grid1", "grid2"]
+        for loop in tape.trips:
+            if loop.code is not Code.FOR:
+                raise CannotDerive(
+                    "a while loop carries values that its backward needs from every trip, and how many trips "
+                    "it makes is not known before the launch",
+                    remedy="write it as a for loop with a bound, and mask the trips that are too many",
+                )
+            expression = extents.trips(loop)
+            if loop not in counts:
+                counts[loop] = Value("i32", (), _free(loop.attributes["tape"] or "trips", taken))
+                scalars[counts[loop].name] = expression
+            shape.append(expression)
+        shape.extend(kernel.extents.get(extent, str(extent)) for extent in tape.shape)
+        buffers.append(Buffer(pointers[tape.name].name, _held(tape.element), Fill.EMPTY, shape=tuple(shape)))
+    arguments = [*kernel.arguments, *pointers.values(), *counts.values()]
+    lowered = _Lowering(kernel, arguments, {tape.name: tape for tape in wanted}, pointers, counts).copy()
+    return Lowered(lowered, tuple(buffers), scalars)
+
+
+class _Lowering(Copier):
+    """Copies a kernel, with memory for tapes."""
+
+    def __init__(
+        self,
+        source: Kernel,
+        arguments: Sequence[Value],
+        known: dict[str, Tape],
+        pointers: dict[str, Value],
+        counts: dict[Op, Value],
+    ) -> None:
+        written = written_to(source.body) | frozenset(pointers.values())
+        super().__init__(source, Builder(emptied(source, arguments=arguments), written))
+        self.known = known
+        self.pointers = pointers
+        self.counts = counts
+        self._indices: list[tuple[Op, Value]] = []
+        """Loops around what is copied, and their indices in the copy."""
+
+    def effect(self, op: Op) -> None:
+        """A TAPE_STORE becomes a STORE."""
+        if op.code is not Code.TAPE_STORE:
+            super().effect(op)
+            return
+        tape = self.known[op.attributes["tape"]]
+        value = self.whole(op.operands[0])
+        self.b.store(self.pointers[tape.name], self._address(tape), self.b.cast(value, _held(tape.element)))
+
+    def pure(self, op: Op) -> None:
+        """A TAPE_LOAD becomes a LOAD."""
+        if op.code is not Code.TAPE_LOAD:
+            super().pure(op)
+            return
+        tape = self.known[op.attributes["tape"]]
+        loaded = self.b.load(self.pointers[tape.name], self._address(tape), name=op.result.name)
+        if tape.element == "i1":
+            loaded = self.b.compare("ne", loaded, self.b.zero(loaded))
+        self[op.result] = loaded
+
+    def loop(self, op: Op) -> None:
+        """A FOR, between barriers where it loads what was stored before it."""
+        (block,) = op.blocks
+        stored, loaded = (set(tapes_of(block, code)) for code in (Code.TAPE_STORE, Code.TAPE_LOAD))
+        back = bool(loaded - stored)
+        if back:
+            self.b.add_op(Op(Code.BARRIER, (), ()))
+        self._indices.append((op, block.arguments[0]))
+        super().loop(op)
+        self._indices.pop()
+        if back and self._indices:  # the next trip of a loop around writes there again
+            self.b.add_op(Op(Code.BARRIER, (), ()))
+
+    def _address(self, tape: Tape) -> Value:
+        """Offsets of the present program's and trip's tile, i64."""
+        b = self.b
+        place = b.cast(b.program_id(2), "i64")
+        for axis in (1, 0):
+            place = b.add(b.mul(place, b.cast(b.num_programs(axis), "i64")), b.cast(b.program_id(axis), "i64"))
+        for loop in tape.trips:
+            count = b.cast(self.counts[loop], "i64")
+            place = b.add(b.mul(place, count), b.cast(self._trip(loop), "i64"))
+        rank, lanes = len(tape.shape), b.const(0)
+        for axis, extent in enumerate(tape.shape):
+            symbol = self.source.extents.get(extent)
+            lane = b.arange(0, extent, symbol)
+            for other in range(rank):
+                if other != axis:
+                    lane = b.expand(lane, other)
+            size = b.const(extent, symbol=symbol)
+            lanes = b.add(b.mul(lanes, size), lane)
+            place = b.mul(place, b.cast(size, "i64"))
+        return b.whole(b.add(place, b.cast(lanes, "i64")), tape.shape)
+
+    def _trip(self, loop: Op) -> Value:
+        """Number of the present trip of the loop, or of the one that goes over the same trips."""
+        b = self.b
+        for around, index in self._indices:
+            if around is loop or (around.attributes["tape"] and around.attributes["tape"] == loop.attributes["tape"]):
+                start, _, step = (self[value] for value in around.operands[:3])
+                gone = b.sub(self[index], start)
+                return gone if _is_one(step) else b.elementwise(Code.FLOORDIV, (gone, step))
+        raise CannotDerive(f"a tape of {loop.attributes['tape']} is read outside of a loop over the same trips")
+
+
+def _around(body: Block, code: Code) -> dict[str, tuple[Op, tuple[Op, ...]]]:
+    """Tape -> the operation of a kind that uses it, and the loops around that."""
+    found: dict[str, tuple[Op, tuple[Op, ...]]] = {}
+
+    def visit(block: Block, loops: tuple[Op, ...]) -> None:
+        for op in block.ops:
+            if op.code is code:
+                found[op.attributes["tape"]] = (op, loops)
+            inside = (*loops, op) if op.code in (Code.FOR, Code.WHILE) else loops
+            for inner in op.blocks:
+                visit(inner, inside)
+
+    visit(body, ())
+    return found
+
+
+def _is_one(value: Value) -> bool:
+    op = value.producer
+    return op is not None and op.code is Code.CONST and op.attributes["value"] == 1
+
+
+def _held(element: str) -> str:
+    """Conditions take a byte in memory."""
+    return "i8" if element == "i1" else element
+
+
+def _free(name: str, taken: set[str]) -> str:
+    wanted, count = name, 1
+    while wanted in taken:
+        count += 1
+        wanted = f"{name}_{count}"
+    taken.add(wanted)
+    return wanted

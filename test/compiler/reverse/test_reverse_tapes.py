@@ -1,0 +1,116 @@
+"""Tapes in memory: the same gradients, in buffers that the launch's expressions say are large enough."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from reverse_checks import Forward, gradients_of
+from torch import Tensor
+
+from kernel_agent.compiler.errors import CannotDerive
+from kernel_agent.compiler.plan import Fill
+from kernel_agent.compiler.reverse import differentiate
+from kernel_agent.compiler.reverse.plain import plain
+from kernel_agent.compiler.reverse.tapes import lower_tapes, tapes
+from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.evaluate import evaluate
+from kernel_agent.compiler.ssa.value import Kernel, Value
+
+N = 8
+
+
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def recurrence(bound: str) -> Kernel:
+    """Programs of one row each: h = tanh(h * x[pid, t]) for t up to a bound; Y[pid] = h."""
+    k = Forward(X="*f32", L="*i32", Y="*f32", n="i32", block="i32")
+    b, pid, lanes = k.b, k.b.program_id(0), k.b.arange(0, N)
+    start, stop, step = b.const(0), k.n, b.const(1)
+    if bound == "causal":
+        stop = b.add(pid, b.const(1))
+    elif bound == "strided":
+        start, stop, step = pid, b.mul(k.n, k.block), k.block
+    elif bound == "loaded":
+        stop = b.load(k.L, pid)
+
+    def body(index: Value, carries: list[Value]) -> list[Value]:
+        trip = b.elementwise(Code.REM, (index, k.n))
+        at = b.add(b.mul(b.add(b.mul(pid, k.n), trip), b.const(N)), lanes)
+        return [
+            b.unary(Code.TANH, b.mul(carries[0], b.load(k.X, at))),
+            b.compare("gt", carries[0], b.const(0.1, "f32")),
+        ]
+
+    first = b.whole(b.const(0.5, "f32"), (N,))
+    h, flag = b.loop((start, stop, step), [first, b.whole(b.const(True, "i1"), (N,))], body, names=["h", "flag"])
+    b.store(k.Y, b.add(b.mul(pid, b.const(N)), lanes), b.select(flag, h, b.mul(h, h)))
+    return k.kernel
+
+
+def bindings(grid: tuple[int, ...], integers: dict[str, int]) -> dict[str, int]:
+    return {**{f"grid{axis}": extent for axis, extent in enumerate((*grid, 1, 1)[:3])}, **integers}
+
+
+@pytest.mark.parametrize("bound", ["argument", "causal", "strided"])
+def test_a_kernel_with_tapes_in_memory_gives_the_same_gradients(bound: str) -> None:
+    kernel, grid, integers = recurrence(bound), (3,), {"n": 4, "block": 2}
+    x, y = numbers(3, 4, N), torch.full((3, N), torch.nan, dtype=torch.float64)
+    arguments = {"X": x, "Y": y, "L": torch.ones(3, dtype=torch.int32), **integers}
+    evaluate(kernel, grid, arguments)
+    cotangent = {"Y": numbers(3, N, seed=1)}
+    adjoint = differentiate(kernel, read=frozenset({"X"}), written=frozenset({"Y"}))
+    truth = gradients_of(adjoint, grid, arguments, cotangent)["X"]
+    assert truth.abs().sum() > 0
+
+    lowered = lower_tapes(adjoint.kernel)
+    assert not [op for op in lowered.kernel.ops if op.code in (Code.TAPE_STORE, Code.TAPE_LOAD)]
+    known = bindings(grid, integers)
+    buffers = {}
+    for buffer in lowered.buffers:
+        shape = [eval(text, {"max": max, "min": min}, known) for text in buffer.shape]
+        dtype = torch.int8 if buffer.element == "i8" else torch.float64
+        buffers[buffer.name] = torch.full((math.prod(shape),), 99, dtype=dtype)
+        assert buffer.fill is Fill.EMPTY
+    counts = {name: eval(text, {"max": max, "min": min}, known) for name, text in lowered.scalars.items()}
+    found = torch.zeros_like(x)
+    evaluate(lowered.kernel, grid, {**arguments, **buffers, **counts, "dY": cotangent["Y"], "dX": found})
+    torch.testing.assert_close(found, truth, msg="dX")
+
+
+def test_tapes_that_two_trips_of_a_loop_around_may_share_are_as_long_as_one() -> None:
+    k = Forward(X="*f32", Y="*f32", n="i32", m="i32")
+    b, lanes = k.b, k.b.arange(0, N)
+
+    def outer(index: Value, carries: list[Value]) -> list[Value]:
+        def inner(step: Value, state: list[Value]) -> list[Value]:
+            return [b.mul(state[0], b.unary(Code.SIN, state[0]))]
+
+        x = b.load(k.X, b.add(b.mul(index, b.const(N)), lanes))
+        (found,) = b.loop((b.const(0), k.m, b.const(1)), [x], inner, names=["state"])
+        b.store(k.Y, b.add(b.mul(index, b.const(N)), lanes), found)
+        return []
+
+    b.loop((b.const(0), k.n, b.const(1)), [], outer)
+    adjoint = differentiate(k.kernel, read=frozenset({"X"}), written=frozenset({"Y"}))
+    (tape,) = [tape for tape in tapes(adjoint.kernel) if len(tape.trips) == 1 and tape.shape]
+    assert (tape.element, tape.shape) == ("f32", (N,))
+
+
+def test_a_bound_that_is_loaded_is_refused_and_the_line_says_what_to_do() -> None:
+    adjoint = differentiate(recurrence("loaded"), read=frozenset({"X"}), written=frozenset({"Y"}))
+    with pytest.raises(CannotDerive, match="bound the loop by arguments"):
+        lower_tapes(adjoint.kernel)
+
+
+def test_the_plain_plan_allocates_tapes_and_zeroed_gradients() -> None:
+    kernel = recurrence("argument")
+    plan = plain(kernel, differentiate(kernel, read=frozenset({"X"}), written=frozenset({"Y"})))
+    (step,) = plan.steps
+    assert {buffer.name for buffer in plan.buffers} | set(step.scalars) <= {v.name for v in step.kernel.arguments}
+    assert [buffer.like for buffer in plan.buffers if buffer.fill is Fill.ZEROS] == ["X"]
+    assert plan.gradients == {"X": "dX"}
+    assert plan.cotangents == {"Y": "dY"}
