@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.reverse.disjoint import depends_on, disjoint
 from kernel_agent.compiler.ssa.code import Code
-from kernel_agent.compiler.ssa.uses import Uses, written_to
+from kernel_agent.compiler.ssa.uses import written_to
 from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value
 
 _WRITES = (Code.STORE, Code.ATOMIC_ADD, Code.ATOMIC)
@@ -41,8 +41,6 @@ class Accesses:
     """Load -> the store before it that wrote what it reads."""
     overwritten: set[Op] = field(default_factory=set)
     """Stores of which nothing is left: their values have no cotangent from memory."""
-    saved: set[Op] = field(default_factory=set)
-    """Loads of what the forward left in an argument, for `KNOWN`: they read the same after it."""
     gone: set[Op] = field(default_factory=set)
     """Loads of what the kernel itself overwrites: their values cannot be had again."""
     remarks: list[str] = field(default_factory=list)
@@ -56,19 +54,17 @@ class Accesses:
         for place in _places(kernel.body):
             if place.op.base in targets:
                 places.setdefault(place.op.base, []).append(place)
-        numbers = _numbers(kernel)
         for base, accesses in places.items():
-            found._loads(base, accesses, numbers)
+            found._loads(base, accesses)
             if base in written:
                 found._stores(base, accesses)
         return found
 
-    def _loads(self, base: Value, accesses: list[Place], numbers: set[Value]) -> None:
+    def _loads(self, base: Value, accesses: list[Place]) -> None:
         for place in accesses:
             if place.op.code is not Code.LOAD:
                 continue
-            if place.op.result in numbers:
-                self.saved.add(place.op)
+            if place.op.attributes.get("saved"):
                 continue
             before = [other for other in accesses if other.op.code in _WRITES and _may_precede(other, place)]
             if not before:
@@ -140,24 +136,6 @@ def _places(body: Block) -> Iterator[Place]:
                 yield from visit(inner, (*blocks, block), (*parents, op))
 
     yield from visit(body, (), ())
-
-
-def _numbers(kernel: Kernel) -> set[Value]:
-    """Values that are read for nothing but the number of a KNOWN."""
-    uses = Uses.of(kernel)
-    found: set[Value] = set()
-    for op in reversed(list(kernel.ops)):
-        for value in op.results:
-            readers = uses[value]
-            if readers and value not in uses.yielded and all(_only_number(value, reader, found) for reader in readers):
-                found.add(value)
-    return found
-
-
-def _only_number(value: Value, reader: Op, found: set[Value]) -> bool:
-    if reader.code is Code.KNOWN:
-        return reader.operands[0] is not value
-    return bool(reader.results) and not reader.blocks and all(result in found for result in reader.results)
 
 
 def _may_precede(write: Place, load: Place) -> bool:

@@ -16,7 +16,7 @@ from kernel_agent.compiler.reverse.whiles import reverse_while
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import ELEMENTWISE, Code
 from kernel_agent.compiler.ssa.rebuild import Copier
-from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value, walk
+from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value, constant, walk
 
 _SPREADS = ELEMENTWISE | {Code.FULL, Code.BROADCAST}
 """Operations whose operands broadcast to the result."""
@@ -93,6 +93,9 @@ class Reversal(Copier):
         elif op.mask is not None and op.other is None and op.result.is_float:
             zero = b.const(0.0, op.result.element)
             self[op.result] = b.load(self[op.base], self.whole(op.offset), self[op.mask], zero, op.result.name)
+        elif op.attributes.get("saved"):
+            mask, other = (None if value is None else self[value] for value in (op.mask, op.other))
+            self[op.result] = b.load(self[op.base], self.whole(op.offset), mask, other, op.result.name)
         else:
             super().load(op)
 
@@ -100,7 +103,9 @@ class Reversal(Copier):
         """An operation without effect; of what is KNOWN the number stands for the value from here on."""
         if op.code is Code.KNOWN:
             number = self[op.operands[1]]
-            self[op.operands[0]] = self[op.result] = number
+            self[op.result] = number
+            if constant(op.operands[0]) is None:
+                self[op.operands[0]] = number
         else:
             super().pure(op)
 

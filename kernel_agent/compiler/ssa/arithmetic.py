@@ -45,6 +45,8 @@ def compute(op: Op, operands: list[Tensor]) -> Tensor:
     if op.code is Code.SELECT:
         condition, a, b = operands
         return torch.where(condition, a.to(dtype), b.to(dtype))
+    if op.code is Code.KNOWN:
+        return torch.broadcast_to(operands[1], op.result.shape).to(dtype)
     operands = [value.to(dtype) for value in operands]
     if dtype is torch.float64:
         return _float(op)(*operands)

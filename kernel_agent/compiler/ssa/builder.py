@@ -267,7 +267,7 @@ class Builder:
     ) -> Value:
         """A tile from memory. Unless the kernel writes there it is shared, and moved out of loops that are sure to run.
 
-        `hints`: attributes that do not change what is loaded.
+        `hints`: attributes that do not change what is loaded, and `saved`.
         """
         operands = [offset, *([] if mask is None else [mask]), *([] if other is None else [other])]
         shape = broadcast_shape([value.shape for value in operands[:2]])
@@ -276,7 +276,7 @@ class Builder:
         operands[0] = offset if offset.shape == shape else self._spread(offset, shape)
         attributes = {"base": base, "masked": mask is not None, "padded": other is not None, **hints}
         value = Value(base.pointee, shape, name or self.hint)
-        if base in self.written:
+        if base in self.written and not hints.get("saved"):
             self.add_op(Op(Code.LOAD, operands, [value], attributes))
             return value
         key = (Code.LOAD, base.id, tuple(operand.id for operand in operands))

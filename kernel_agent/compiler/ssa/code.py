@@ -73,8 +73,7 @@ class Code(str, enum.Enum):
     """A function of the libraries, kept whole and elementwise: `function` (`libdevice.atan2`, `tl.rand`)."""
     KNOWN = "known"
     """value, number: the number, which is what the value is; its cotangent goes to the value. The reverse takes the
-    number for the value wherever it needs one of the two, so that nobody computes the value. A number that the forward
-    stored is a LOAD of an argument that the kernel also writes: it reads what is there after the forward."""
+    number for the value wherever it needs one of the two, so that nobody computes the value."""
 
     # --- shape
     EXPAND = "expand"
@@ -118,7 +117,8 @@ class Code(str, enum.Enum):
 
     # --- memory: `base` is a pointer argument of the kernel, offsets count elements
     LOAD = "load"
-    """offset [, mask [, other]]; `masked`, `padded` say which of the two are there."""
+    """offset [, mask [, other]]; `masked`, `padded` say which of the two are there. `saved`: in a forward that is to be
+    differentiated, what will be there after it has run."""
     STORE = "store"
     """offset, value [, mask]; `masked`."""
     ATOMIC_ADD = "atomic_add"

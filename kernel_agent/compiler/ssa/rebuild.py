@@ -187,7 +187,7 @@ class Copier:
 
     def load(self, op: Op) -> None:
         """A LOAD."""
-        if self.slicing and op.base in self.written:
+        if self.slicing and op.base in self.written and not op.attributes.get("saved"):
             raise CannotDerive(
                 f"{op.base.name} is read and written by {self.source.name}: what it held when it was read is gone",
                 remedy="write the result to a tensor of its own",
