@@ -1,0 +1,303 @@
+"""`Degrees`: how values answer to a shift of the maximum that a softmax subtracts.
+
+When a number m becomes m + D, a value v may stay, become v + r D (a shift), or become v exp(r D) (a scale). A kernel
+all of whose results stay may use any m it likes, and has no derivative with respect to m. Milakov and Gimelshein,
+"Online normalizer calculation for softmax" (2018), is the recurrence this is for.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.uses import captured
+from kernel_agent.compiler.ssa.value import Op, Value, constant
+
+TOLERANCE = 1e-6
+"""By which rates of a kernel that writes ln 2 in decimals may differ, relatively."""
+
+
+class Kind(enum.Enum):
+    """Of an answer."""
+
+    STAYS = "stays"
+    SHIFT = "shift"
+    SCALE = "scale"
+    ZERO = "zero"
+    """The constant 0: a scale of any rate."""
+    INFINITE = "infinite"
+    """An infinite constant: a shift of any rate."""
+
+
+@dataclass(frozen=True)
+class Degree:
+    """Of a value."""
+
+    kind: Kind
+    number: float = 0.0
+    """The rate is this ..."""
+    factors: tuple[int, ...] = ()
+    """... times the values of these ids, sorted."""
+
+    def same(self, other: Degree) -> bool:
+        """Whether both are of one kind and rate."""
+        if self.kind is not other.kind or self.factors != other.factors:
+            return False
+        return abs(self.number - other.number) <= TOLERANCE * max(abs(self.number), abs(other.number))
+
+
+STAYS = Degree(Kind.STAYS)
+ZERO = Degree(Kind.ZERO)
+INFINITE = Degree(Kind.INFINITE)
+_PASSES = frozenset((Code.EXPAND, Code.BROADCAST, Code.FULL, Code.CAST, Code.TRANS, Code.RESHAPE, Code.FLIP))
+_EXPONENTIAL = {Code.EXP: 1.0, Code.EXP2: math.log(2)}
+_LOGARITHM = {Code.LOG: 1.0, Code.LOG2: 1 / math.log(2)}
+_LINEAR = frozenset((Code.SUM, Code.CUMSUM))
+_ORDER = frozenset((Code.MAX, Code.MIN))
+
+
+def shift(number: float, factors: tuple[int, ...] = ()) -> Degree:
+    """A shift, or nothing at rate 0."""
+    return Degree(Kind.SHIFT, number, factors) if number else STAYS
+
+
+def scale(number: float, factors: tuple[int, ...] = ()) -> Degree:
+    """A scale, or nothing at rate 0."""
+    return Degree(Kind.SCALE, number, factors) if number else STAYS
+
+
+class Degrees:
+    """Answers of the values of a kernel, found on demand; None where there is none of these kinds."""
+
+    def __init__(self, given: Mapping[Value, Degree | None], masses: Callable[[Value], bool] | None = None) -> None:
+        """`given`: where the shift comes in; None for what must not be used.
+
+        `masses`: whether a value is a sum of exponentials which, where it is zero, makes all else vanish there too.
+        """
+        self._known: dict[Value, Degree | None] = dict(given)
+        self._masses = masses or (lambda _: False)
+
+    def __getitem__(self, value: Value) -> Degree | None:
+        if value in self._known:
+            return self._known[value]
+        stack = [value]
+        while stack:
+            top = stack[-1]
+            op = top.producer
+            if top in self._known or op is None:
+                self._known.setdefault(top, STAYS)
+                stack.pop()
+                continue
+            missing = [v for v in (*op.operands, *captured(op.blocks)) if v not in self._known]
+            if missing:
+                stack.extend(missing)
+                continue
+            self._calculate(op)
+            stack.pop()
+        return self._known[value]
+
+    def stays(self, value: Value) -> bool:
+        """Whether a value is the same at any shift."""
+        found = self[value]
+        return found is not None and found.kind in (Kind.STAYS, Kind.ZERO, Kind.INFINITE)
+
+    def _calculate(self, op: Op) -> None:
+        if op.code is Code.FOR:
+            self.loop(op)
+            return
+        if all(self.stays(v) for v in (*op.operands, *captured(op.blocks))):
+            answer: Degree | None = self._constant(op)
+            if len(op.results) == 1 and op.code in _PASSES:
+                answer = self._known[op.operands[0]]
+        else:
+            answer = self._elementary(op)
+        for result in op.results:
+            self._known[result] = answer
+
+    @staticmethod
+    def _constant(op: Op) -> Degree:
+        number = constant(op.result) if op.code is Code.CONST else None
+        if isinstance(number, float):
+            return ZERO if number == 0 else INFINITE if math.isinf(number) else STAYS
+        return STAYS
+
+    def loop(self, op: Op) -> None:
+        """Find the degrees of a loop's results and of all that is in it; ask for none of the latter before.
+
+        A carry has the degree that it starts with; where it starts at zero, that of what is added to it.
+        """
+        (block,) = op.blocks
+        inside = [value for inner in _everything(op) for value in inner]
+        guess: list[Degree | None] = [self[value] for value in op.operands[3:]]
+        if all(self.stays(value) for value in (*op.operands, *captured(op.blocks))):
+            guess = [STAYS for _ in guess]
+        for _ in range(3):
+            for value in inside:
+                self._known.pop(value, None)
+            self._known[block.arguments[0]] = STAYS
+            self._known.update(zip(block.arguments[1:], guess, strict=True))
+            found = [self[value] for value in block.yields]
+            joined = [_join(a, b) for a, b in zip(guess, found, strict=True)]
+            if joined == guess:
+                break
+            guess = joined
+        else:
+            guess = [None for _ in guess]
+            for value in inside:
+                self._known[value] = None
+        self._known.update(zip(op.results, guess, strict=True))
+
+    def _elementary(self, op: Op) -> Degree | None:
+        known = [self._known[value] for value in op.operands]
+        if any(d is None for d in known):
+            return None
+        d = [degree for degree in known if degree is not None]
+        code = op.code
+        if code in _PASSES:
+            return d[0]
+        if code is Code.KNOWN:
+            return d[0] if d[0] == d[1] else None
+        if code in _LINEAR:
+            return d[0] if d[0].kind is Kind.SCALE else None
+        if code in (Code.REDUCE_MAX, Code.REDUCE_MIN):
+            return d[0]
+        if code in _ORDER:
+            return d[0] if d[0].same(d[1]) else None
+        if code is Code.ADD:
+            return _added(d[0], d[1])
+        if code is Code.SUB:
+            return _added(d[0], _negative(d[1]))
+        if code is Code.NEG:
+            return d[0] if d[0].kind is Kind.SCALE else _negative(d[0])
+        if code is Code.ABS:
+            return d[0] if d[0].kind is Kind.SCALE else None
+        if code in (Code.MUL, Code.DOT):
+            return self._multiplied(op, d[0], d[1])
+        if code is Code.FMA:
+            product = self._multiplied(op, d[0], d[1])
+            return None if product is None else _added(product, d[2])
+        if code is Code.DIV:
+            return self._divided(op, d[0], d[1])
+        if code in _EXPONENTIAL and d[0].kind is Kind.SHIFT:
+            return scale(d[0].number * _EXPONENTIAL[code], d[0].factors)
+        if code in _LOGARITHM and d[0].kind is Kind.SCALE:
+            return shift(d[0].number * _LOGARITHM[code], d[0].factors)
+        if code in (Code.SQRT, Code.RSQRT) and d[0].kind is Kind.SCALE:
+            return scale(d[0].number * (0.5 if code is Code.SQRT else -0.5), d[0].factors)
+        if code is Code.CMP:
+            return self._compared(d[0], d[1])
+        if code is Code.SELECT:
+            return self._selected(op, d)
+        return None
+
+    def _multiplied(self, op: Op, a: Degree, b: Degree) -> Degree | None:
+        if Kind.ZERO in (a.kind, b.kind):
+            return ZERO
+        if Kind.INFINITE in (a.kind, b.kind):
+            return None
+        if Kind.SHIFT not in (a.kind, b.kind):
+            return _powers(a, b, 1.0)
+        moving, other, factor = (a, b, op.operands[1]) if a.kind is Kind.SHIFT else (b, a, op.operands[0])
+        if op.code is not Code.MUL or other.kind is not Kind.STAYS:
+            return None
+        number = constant(factor)
+        if number is not None:
+            return shift(moving.number * float(number), moving.factors)
+        if factor.shape != ():
+            return None
+        return shift(moving.number, tuple(sorted((*moving.factors, factor.id))))
+
+    def _divided(self, op: Op, a: Degree, b: Degree) -> Degree | None:
+        if a.kind is Kind.ZERO:
+            return ZERO
+        if a.kind is Kind.SHIFT:
+            number = constant(op.operands[1])
+            return shift(a.number / float(number), a.factors) if b.kind is Kind.STAYS and number else None
+        if a.kind is Kind.INFINITE or b.kind not in (Kind.STAYS, Kind.SCALE):
+            return None
+        return _powers(a, b, -1.0)
+
+    @staticmethod
+    def _compared(a: Degree, b: Degree) -> Degree | None:
+        """Order survives equal shifts and scales; a scale does not change the sign, nor a shift what is finite."""
+        kinds = {a.kind, b.kind}
+        if a.same(b) or kinds == {Kind.SCALE, Kind.ZERO} or kinds == {Kind.SHIFT, Kind.INFINITE}:
+            return STAYS
+        return None
+
+    def _selected(self, op: Op, d: list[Degree]) -> Degree | None:
+        condition, a, b = d
+        if condition.kind is not Kind.STAYS:
+            return None
+        joined = _join(a, b)
+        if joined is not None:
+            return joined
+        # where(mass == 0, 1, mass): lanes without mass hold zeros only, whatever the shift
+        test = op.operands[0].producer
+        if test is None or test.code is not Code.CMP or not any(map(self._masses, test.operands)):
+            return None
+        for one, other in ((a, op.operands[2]), (b, op.operands[1])):
+            if one.kind is Kind.STAYS and self._masses(other):
+                return self._known[other]
+        return None
+
+
+def _join(a: Degree | None, b: Degree | None) -> Degree | None:
+    """The degree of what is one or the other."""
+    if a is None or b is None:
+        return None
+    if a.same(b):
+        return a
+    for one, other in ((a, b), (b, a)):
+        if one.kind is Kind.ZERO and other.kind in (Kind.SCALE, Kind.STAYS):
+            return other
+        if one.kind is Kind.INFINITE and other.kind in (Kind.SHIFT, Kind.STAYS):
+            return other
+    return None
+
+
+def _added(a: Degree, b: Degree) -> Degree | None:
+    if a.kind is Kind.ZERO:
+        return b
+    if b.kind is Kind.ZERO:
+        return a
+    if Kind.INFINITE in (a.kind, b.kind):
+        return INFINITE if Kind.SCALE not in (a.kind, b.kind) else None
+    if Kind.SCALE in (a.kind, b.kind):
+        return a if a.same(b) else None
+    if a.kind is Kind.STAYS or b.kind is Kind.STAYS:
+        return b if a.kind is Kind.STAYS else a
+    if a.factors != b.factors:
+        return None
+    rate = a.number + b.number
+    return STAYS if abs(rate) <= TOLERANCE * abs(a.number) else shift(rate, a.factors)
+
+
+def _negative(a: Degree) -> Degree:
+    return shift(-a.number, a.factors) if a.kind is Kind.SHIFT else a
+
+
+def _powers(a: Degree, b: Degree, sign: float) -> Degree | None:
+    """Of a * b**sign, both of which stay or scale."""
+    if b.kind is Kind.STAYS:
+        return a
+    if a.kind is Kind.STAYS:
+        return scale(sign * b.number, b.factors)
+    if a.factors != b.factors:
+        return None
+    rate = a.number + sign * b.number
+    return STAYS if abs(rate) <= TOLERANCE * abs(a.number) else scale(rate, a.factors)
+
+
+def _everything(op: Op) -> list[tuple[Value, ...]]:
+    """Values that the blocks of an operation define."""
+    found: list[tuple[Value, ...]] = []
+    for block in op.blocks:
+        found.append(tuple(block.arguments))
+        for inner in block.ops:
+            found.append(inner.results)
+            found.extend(_everything(inner))
+    return found

@@ -1,0 +1,242 @@
+"""`use_gauge`: online softmax with one maximum for all trips, so that its derivative needs no tape.
+
+The loop is written anew with M for the running maximum: l = sum(exp(X - M)), acc = sum(exp(X - M) V), whose trips
+are independent. M has no derivative (see `online`). Where the forward stored m + log(l), M is that: l is 1, and this
+is the backward of FlashAttention-2 (Dao, 2023). Else M is the final maximum, and the loop that found it stays,
+to give the numbers that the new one is KNOWN to end in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kernel_agent.compiler.errors import CannotDerive
+from kernel_agent.compiler.saved.lanes import Lanes
+from kernel_agent.compiler.saved.online import Chain, Turn, bare, find_chains, is_guard
+from kernel_agent.compiler.saved.outputs import Place, Saved, load_back, places
+from kernel_agent.compiler.ssa.builder import Builder
+from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.rebuild import Copier
+from kernel_agent.compiler.ssa.uses import has_effects
+from kernel_agent.compiler.ssa.value import Kernel, Op, Value, constant
+
+
+@dataclass(frozen=True)
+class Normaliser:
+    """Memory that holds factor * m + log(l)."""
+
+    place: Place
+    factor: float
+    mass: int
+    """l, among the carries of the last turn."""
+
+
+def use_gauge(kernel: Kernel, differentiated: frozenset[str] | None = None) -> Saved:
+    """A kernel whose online softmaxes have one maximum each, as far as that is proved; remarks say where it is not.
+
+    `differentiated`: arguments whose cotangents are not zero; None for all.
+    """
+    remarks: list[str] = []
+    chains = find_chains(kernel, differentiated, remarks)
+    if not chains:
+        return Saved(kernel, frozenset(), tuple(remarks))
+    lanes = Lanes(kernel)
+    stored = [place for place in places(kernel, []) if not place.lossy]
+    turned = _Turned(kernel)
+    for chain in chains:
+        turned.plan(chain, [place for place in stored if _fits(lanes, chain, place)])
+    try:
+        found = turned.copy()
+    except CannotDerive as reason:
+        remarks.append(f"a running maximum keeps its place in the derivative: {reason}")
+        return Saved(kernel, frozenset(), tuple(remarks))
+    return Saved(found, frozenset(turned.read), (*remarks, *turned.remarks))
+
+
+class _Turned(Copier):
+    """Writes the loops of chains anew."""
+
+    def __init__(self, source: Kernel, b: Builder | None = None) -> None:
+        super().__init__(source, b)
+        self.read: set[str] = set()
+        self.remarks: list[str] = []
+        self.chains: dict[Op, tuple[Chain, Turn]] = {}
+        self.normalisers: dict[Chain, Normaliser | None] = {}
+        self.stored: dict[Value, Place] = {}
+        self.gauges: dict[Chain, Value] = {}
+        self.ends: dict[Chain, dict[int, Value]] = {}
+        """Numbers that the last turn ends in, by carry."""
+
+    def plan(self, chain: Chain, stored: list[Place]) -> None:
+        """Turn a chain. `stored`: what can be loaded in place of its results."""
+        self.chains.update({turn.loop: (chain, turn) for turn in chain.turns})
+        self.normalisers[chain] = next(filter(None, (_normaliser(chain, place) for place in stored)), None)
+        self.stored.update({place.value: place for place in stored})
+
+    def op(self, op: Op) -> None:
+        if op not in self.chains:
+            super().op(op)
+            return
+        chain, turn = self.chains[op]
+        if turn is chain.turns[0]:
+            self._choose(chain)
+        self._write(chain, turn)
+
+    def _choose(self, chain: Chain) -> None:
+        """Find the maximum to take, and the numbers that the turns end in."""
+        b, last = self.b, chain.last
+        maximum = chain.maximum
+        called = f"`{maximum.name}`" if maximum.name else "a running maximum"
+        normaliser = self.normalisers[chain]
+        if normaliser is not None:
+            place = normaliser.place
+            number = load_back(self, place, other=math.inf)
+            number = b.mul(number, b.const(1 / normaliser.factor, number.element))
+            self.read.add(place.store.base.name)
+            self.ends[chain] = {normaliser.mass: b.const(1.0, last.loop.results[normaliser.mass].element)}
+            self.remarks.append(f"{called} is the log-sum-exp read from {place.store.base.name}: no maximum, no tape")
+        else:
+            if any(has_effects(turn.loop) for turn in chain.turns):
+                raise CannotDerive("its loop writes to memory")
+            before = self._aside()
+            finals = {place: self._final(before, last.loop.results[place]) for place in last.degrees}
+            number = finals.pop(last.place)
+            self.ends[chain] = {place: value for place, value in finals.items() if place in last.decays}
+            self.remarks.append(f"{called} is the final one in every trip: no tape")
+        self.gauges[chain] = b.known(b.zero(number), number)
+
+    def _final(self, before: Copier, value: Value) -> Value:
+        """What a chain ends in: loaded where it was stored, else as the forward computes it."""
+        if value in self.stored:
+            self.read.add(self.stored[value].store.base.name)
+            return load_back(self, self.stored[value])
+        return before[value]
+
+    def _write(self, chain: Chain, turn: Turn) -> None:
+        """A turn with the one maximum."""
+        b, gauge = self.b, self.gauges[chain]
+        (block,) = turn.loop.blocks
+        places = [place for place in range(len(turn.loop.results)) if place != turn.place]
+        starts = [b.whole(self._start(chain, turn, place), turn.start(place).shape) for place in places]
+        start, stop, step = self.all(turn.loop.operands[:3])
+
+        def body(index: Value, inner: list[Value]) -> Sequence[Value]:
+            self[block.arguments[0]] = index
+            for place, value in zip(places, inner, strict=True):
+                self[block.arguments[1 + place]] = value
+            for maximum in turn.maxima:
+                maker = maximum.producer
+                if maker is None or not is_guard(maker, turn.maxima):
+                    self[maximum] = b.whole(gauge, maximum.shape)
+            for alpha in turn.alphas:
+                self[alpha] = b.const(1.0, alpha.element)
+            for op in block.ops:
+                if has_effects(op):
+                    self.op(op)
+            return [self[block.yields[place]] for place in places]
+
+        names = [block.arguments[1 + place].name for place in places]
+        found = b.loop(
+            (start, stop, step),
+            starts,
+            body,
+            index_name=block.arguments[0].name,
+            names=names,
+            **turn.loop.attributes,
+        )
+        self[turn.loop.results[turn.place]] = b.whole(gauge, turn.old.shape)
+        ends = self.ends[chain] if turn is chain.last else {}
+        for place, value in zip(places, found, strict=True):
+            self[turn.loop.results[place]] = b.known(value, ends[place]) if place in ends else value
+
+    def _start(self, chain: Chain, turn: Turn, place: int) -> Value:
+        """What a carry starts with at the chosen maximum: a first turn's start decays from its own."""
+        start = turn.start(place)
+        if turn is not chain.turns[0] or place not in turn.decays:
+            return self[start]
+        known = constant(bare(start))
+        first = turn.start(turn.place)
+        if known == 0 or constant(bare(first)) == -math.inf:
+            return self.b.zero(start)
+        aside = self._aside()
+        aside[turn.old] = self[first]
+        for maximum in turn.maxima:
+            aside[maximum] = self.gauges[chain]
+        return self.b.mul(self[start], aside[turn.decays[place]])
+
+    def _aside(self) -> Copier:
+        """A copier that knows what this one does, and whose copies this one does not see."""
+        aside = Copier(self.source, self.b)
+        for scope in self.b.scopes:
+            known = self._copies.get(scope)
+            if known:
+                aside._copies[scope] = dict(known)
+        return aside
+
+
+def _fits(lanes: Lanes, chain: Chain, place: Place) -> bool:
+    """Whether a stored value may stand for results of a chain: in its block, for all lanes that matter."""
+    results = {result for turn in chain.turns for result in turn.loop.results}
+    if place.store not in chain.block.ops:
+        return False
+    if place.store.mask is None:
+        return True
+    moved = {maximum for turn in chain.turns for maximum in turn.maxima} | {
+        result for result in results if result.shape == place.value.shape
+    }
+    return all(lanes.confined(value, place.store.mask) for value in moved if value.shape == place.value.shape)
+
+
+def _normaliser(chain: Chain, place: Place) -> Normaliser | None:
+    """A stored value as factor * m + log(l) of the final m and a carry l that scales; None where it is not."""
+    op = place.value.producer
+    if op is None or op.code is not Code.ADD or place.value.shape != chain.maximum.shape:
+        return None
+    for one, other in (op.operands, op.operands[::-1]):
+        factor, source = _multiple(one, {chain.maximum})
+        _, log = _multiple(other, set())
+        if source is not chain.maximum or not factor or log.producer is None:
+            continue
+        if log.producer.code not in (Code.LOG, Code.LOG2):
+            continue
+        mass = _unguarded(log.producer.operands[0])
+        for number in chain.last.decays:
+            if chain.last.loop.results[number] is mass and chain.degrees().stays(place.value):
+                return Normaliser(place, factor, number)
+    return None
+
+
+def _multiple(value: Value, guarded: set[Value]) -> tuple[float, Value]:
+    """A value as a constant times another."""
+    factor = 1.0
+    while True:
+        value = bare(value)
+        op = value.producer
+        if op is None:
+            return factor, value
+        if op.code in (Code.MUL, Code.DIV) and constant(op.operands[1]) is not None:
+            number = float(constant(op.operands[1]) or 0.0)
+            if number == 0.0:
+                return factor, value
+            factor = factor * number if op.code is Code.MUL else factor / number
+            value = op.operands[0]
+        elif is_guard(op, guarded):
+            value = op.operands[1] if bare(op.operands[1]) in guarded else op.operands[2]
+        else:
+            return factor, value
+
+
+def _unguarded(value: Value) -> Value:
+    """l of where(l == 0, 1, l)."""
+    value = bare(value)
+    op = value.producer
+    if op is None or op.code is not Code.SELECT:
+        return value
+    test = op.operands[0].producer
+    if test is None or test.code is not Code.CMP:
+        return value
+    sides = {bare(side) for side in test.operands}
+    kept = [bare(side) for side in op.operands[1:] if bare(side) in sides and constant(bare(side)) is None]
+    return kept[0] if len(kept) == 1 else value

@@ -1,0 +1,166 @@
+"""`Lanes`: which lanes of a value the lanes of a store depend on, and under which conditions that store writes.
+
+Axes carry labels: those of a stored tile are 0, 1, ...; on the way down to what it is computed of, an axis that is
+summed over, or that a product contracts, gets a label of its own, which no condition of the store can name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+
+from kernel_agent.compiler.ssa.code import ELEMENTWISE, Code
+from kernel_agent.compiler.ssa.shapes import OF_AXIS
+from kernel_agent.compiler.ssa.uses import captured
+from kernel_agent.compiler.ssa.value import Kernel, Op, Value
+
+Labels = tuple[Hashable, ...]
+"""One for every axis; none for scalars."""
+_WIDENS = frozenset((Code.BROADCAST, Code.FULL))
+_REDUCES = frozenset((Code.SUM, Code.REDUCE_MAX, Code.REDUCE_MIN, Code.ARG_MAX, Code.ARG_MIN))
+
+
+def form(value: Value, labels: Labels) -> Hashable:
+    """What a value is at a lane, in terms of labelled axes: equal forms are equal numbers at lanes of equal labels."""
+    if value.shape == ():
+        return ("scalar", value.id)
+    op = value.producer
+    if op is None:
+        return ("tile", value.id, _full(value, labels))
+    if op.code is Code.ARANGE:
+        return ("arange", op.attributes["start"], op.attributes["end"], labels)
+    inner = _through(op, labels)
+    if inner is not None and op.code in _WIDENS | {Code.EXPAND, Code.TRANS}:
+        ((operand, names),) = inner
+        return form(operand, names)
+    if op.code in ELEMENTWISE and inner is not None:
+        attributes = tuple(sorted((key, value) for key, value in op.attributes.items() if key != "symbol"))
+        return (op.code, attributes, value.element, *(form(operand, names) for operand, names in inner))
+    return ("tile", value.id, _full(value, labels))
+
+
+def conditions(mask: Value | None, labels: Labels) -> frozenset[Hashable]:
+    """What all must hold where a mask does; nothing for None."""
+    if mask is None:
+        return frozenset()
+    op = mask.producer
+    if op is not None and op.code in _WIDENS | {Code.AND, Code.EXPAND, Code.TRANS}:
+        inner = _through(op, labels if mask.shape else ())
+        if inner is not None:
+            return frozenset().union(*(conditions(operand, names) for operand, names in inner))
+    return frozenset([form(mask, labels if mask.shape else ())])
+
+
+class Lanes:
+    """What the stores of a kernel depend on."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.stores = tuple(
+            op for op in kernel.ops if op.code in (Code.STORE, Code.ATOMIC_ADD, Code.ATOMIC) and op.stored.is_float
+        )
+        """Effects whose values have cotangents."""
+        self._carried: dict[Value, tuple[Op, int]] = {
+            value: (op, place)
+            for op in kernel.ops
+            if op.code is Code.FOR
+            for place, value in enumerate(op.blocks[0].arguments[1:])
+        }
+
+    def reach(self, store: Op, target: Value) -> frozenset[Labels]:
+        """The lanes of `target` that a lane of a store depends on, by every way there is."""
+        rank = len(store.offset.shape)
+        found: set[Labels] = set()
+        seen: set[tuple[Value, Labels]] = set()
+        stack: list[tuple[Value, Labels]] = [(store.stored, tuple(range(rank)) if store.stored.shape else ())]
+        while stack:
+            value, labels = stack.pop()
+            labels = labels if value.shape else ()
+            if (value, labels) in seen:
+                continue
+            seen.add((value, labels))
+            if value is target:
+                found.add(labels)
+                continue
+            stack.extend(self._sources(value, labels))
+        return frozenset(found)
+
+    def confined(self, value: Value, mask: Value | None) -> bool:
+        """Whether no lane of `value` outside of a mask has a part in what is stored anywhere.
+
+        Its adjoint is zero there then, and the value may be anything.
+        """
+        if mask is None:
+            return True
+        for store in self.stores:
+            present = conditions(store.mask, tuple(range(len(store.offset.shape))))
+            for labels in self.reach(store, value):
+                if not conditions(mask, labels) <= present:
+                    return False
+        return True
+
+    def _sources(self, value: Value, labels: Labels) -> Iterator[tuple[Value, Labels]]:
+        """What a value is computed of, with the labels of its axes."""
+        if value in self._carried:
+            loop, place = self._carried[value]
+            yield loop.operands[3 + place], labels
+            yield loop.blocks[0].yields[place], labels
+        op = value.producer
+        if op is None:
+            return
+        if op.code is Code.FOR:
+            place = op.results.index(value)
+            yield op.operands[3 + place], labels
+            yield op.blocks[0].yields[place], labels
+            for bound in op.operands[:3]:
+                yield bound, ()
+            return
+        if op.code is Code.IF:
+            place = op.results.index(value)
+            yield op.operands[0], ()
+            for block in op.blocks:
+                yield block.yields[place], labels
+            return
+        inner = _through(op, labels)
+        if inner is not None:
+            yield from inner
+            return
+        for operand in (*op.operands, *captured(op.blocks)):
+            yield operand, _lost(op, operand)
+
+
+def _through(op: Op, labels: Labels) -> list[tuple[Value, Labels]] | None:
+    """The operands of an operation with the labels of their axes; None where lanes do not keep their places."""
+    if op.code in ELEMENTWISE or op.code in _WIDENS or op.code is Code.LOAD:
+        return [(operand, labels if operand.shape else ()) for operand in op.operands]
+    if op.code is Code.EXPAND:
+        axis = op.attributes["axis"]
+        return [(op.operands[0], (*labels[:axis], *labels[axis + 1 :]))]
+    if op.code is Code.TRANS:
+        order = op.attributes["order"]
+        names: list[Hashable] = [None] * len(order)
+        for place, axis in enumerate(order):
+            names[axis] = labels[place]
+        return [(op.operands[0], tuple(names))]
+    if op.code in _REDUCES:
+        axis = op.attributes["axis"]
+        return [(op.operands[0], (*labels[:axis], ("over", op.result.id), *labels[axis:]))]
+    if op.code is Code.DOT:
+        a, b = op.operands
+        over = ("over", op.result.id)
+        return [(a, (*labels[:-1], over)), (b, (*labels[:-2], over, labels[-1]))]
+    if op.code in OF_AXIS and "axis" in op.attributes and len(op.results) == 1 and op.code is not Code.GATHER:
+        axis = op.attributes["axis"]
+        names = [*labels]
+        names[axis] = ("along", op.result.id)
+        return [(operand, tuple(names)) for operand in op.operands]
+    return None
+
+
+def _lost(op: Op, operand: Value) -> Labels:
+    """Labels that no condition has."""
+    return tuple(("lost", op.results[0].id, axis) for axis in range(len(operand.shape)))
+
+
+def _full(value: Value, labels: Labels) -> Labels:
+    """Labels of the axes that are not of extent 1."""
+    return tuple(label for label, extent in zip(labels, value.shape, strict=True) if extent != 1)

@@ -1,0 +1,240 @@
+"""`use_saved`: what the forward stored is loaded by the backward, where computing it again would take a loop or a sum.
+
+A value whose store is the only one to its tensor, at an address that the backward can compute without much work,
+becomes KNOWN: adjoints flow to what it was computed of, but the number is loaded. Statistics of normalisations,
+log-sum-exps and results of attention come back this way, and the loops that made them are gone.
+
+That the tensor still holds what this program stored relies on the forward: its programs do not store different values
+to one address (it would have no defined result), and nobody writes the tensor between forward and backward, which the
+stub has to see to, as autograd does for tensors it saves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from kernel_agent.compiler.saved.lanes import Lanes
+from kernel_agent.compiler.ssa.code import CONTROL, MEMORY, Code
+from kernel_agent.compiler.ssa.rebuild import Copier
+from kernel_agent.compiler.ssa.uses import Uses, captured, written_to
+from kernel_agent.compiler.ssa.value import NARROW, Block, Kernel, Op, Value, constant
+
+HEAVY = CONTROL | {
+    Code.SUM, Code.REDUCE_MAX, Code.REDUCE_MIN, Code.ARG_MAX, Code.ARG_MIN, Code.REDUCE, Code.CUMSUM, Code.SCAN,
+    Code.LINEAR_SCAN, Code.LINEAR_SCAN_BEFORE, Code.DOT,
+}  # fmt: skip
+"""What is not computed again where the result can be loaded."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A forward whose derivative reads what it stored."""
+
+    kernel: Kernel
+    """To be differentiated, not to be run: some of its values are loaded from what it stores."""
+    read: frozenset[str]
+    """Arguments the forward wrote that the backward may read; `saved_reads` says which of them it does in the end."""
+    remarks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Place:
+    """Memory that holds a value after the forward."""
+
+    store: Op
+    value: Value
+    """What is stored, before it was widened or, where that is allowed, narrowed."""
+    lossy: bool
+    """Memory has fewer bits than the value."""
+    inverse_of: float | None = None
+    """What is stored is this number divided by the value: derivatives of 1 / sqrt(v) ask for sqrt(v)."""
+
+
+def use_saved(kernel: Kernel, *, lossy: bool = False) -> Saved:
+    """A kernel with values KNOWN from memory.
+
+    `lossy`: also such as the forward rounded to a narrower element when it stored them (FlashAttention-2 does so with
+    its 16-bit output). Without it the backward computes those again.
+    """
+    remarks: list[str] = []
+    taken: dict[Value, Place] = {}
+    lanes = Lanes(kernel)
+    for place in places(kernel, remarks):
+        value = place.value
+        if value in taken or not is_heavy(value, taken):
+            continue
+        base = place.store.base
+        if place.lossy and not lossy:
+            remarks.append(f"{_called(value)} is computed again: {base.name} holds it in {base.pointee} only")
+            continue
+        taken[value] = place
+        remarks.append(f"{_called(value)} is read from {base.name}")
+        divisor = _divisor(lanes, place)
+        if divisor is not None:
+            taken.setdefault(divisor.value, divisor)
+    if not taken:
+        return Saved(kernel, frozenset(), tuple(remarks))
+    found = _Substitution(kernel, taken).copy()
+    return Saved(found, frozenset(place.store.base.name for place in taken.values()), tuple(remarks))
+
+
+def saved_reads(kernel: Kernel, written: Iterable[str]) -> frozenset[str]:
+    """Arguments among `written`, by name, that a backward loads from."""
+    return frozenset(op.base.name for op in kernel.ops if op.code is Code.LOAD) & frozenset(written)
+
+
+def places(kernel: Kernel, remarks: list[str]) -> list[Place]:
+    """Where the values of a kernel can be loaded from after it has run, in the order they are computed in."""
+    lanes = Lanes(kernel)
+    written = written_to(kernel.body)
+    accesses: dict[Value, list[Op]] = {}
+    homes: dict[Op, Block] = {}
+    nests: list[tuple[Op, Block, tuple[Op, ...]]] = []
+
+    def visit(block: Block, loops: tuple[Op, ...]) -> None:
+        for op in block.ops:
+            homes[op] = block
+            if op.code in MEMORY and not op.attributes.get("saved"):
+                accesses.setdefault(op.base, []).append(op)
+            if op.code is Code.STORE:
+                nests.append((op, block, loops))
+            for inner in op.blocks:
+                visit(inner, (*loops, op))
+
+    visit(kernel.body, ())
+    found = []
+    for store, block, loops in nests:
+        value, narrowed = _source(store)
+        op = value.producer
+        if not value.is_float or op is None or homes.get(op) is not block or value.shape != store.offset.shape:
+            continue
+        name = store.base.name
+        if len(accesses[store.base]) > 1:
+            if is_heavy(value, ()):
+                remarks.append(
+                    f"{_called(value)} is not read back: {name} is accessed at several places of the forward"
+                )
+            continue
+        address = _slice((store.offset, *([] if store.mask is None else [store.mask])))
+        if value in address or any(_costly(part, written) for part in address):
+            continue
+        if not all(loop.code is Code.FOR and loop.blocks[0].arguments[0] in address for loop in loops):
+            if is_heavy(value, ()):
+                remarks.append(f"{_called(value)} is not read back: trips of a loop store it to one place of {name}")
+            continue
+        if not lanes.confined(value, store.mask):
+            if is_heavy(value, ()):
+                remarks.append(f"{_called(value)} is not read back: it is used where the store to {name} is masked")
+            continue
+        found.append(Place(store, value, narrowed))
+    order = {op: place for place, op in enumerate(homes)}
+    return sorted(found, key=lambda place: order[place.value.producer] if place.value.producer else 0)
+
+
+def is_heavy(value: Value, cut: Iterable[Value]) -> bool:
+    """Whether computing a value takes a loop, a reduction or a product. What is in `cut` comes for free."""
+    op = value.producer
+    around = () if op is None else (*op.operands, *captured(op.blocks))
+    parts = _slice(around, frozenset(cut)) | {value}
+    return any(part.producer.code in HEAVY if part.producer else _is_carry(part) for part in parts)
+
+
+def load_back(copier: Copier, place: Place, other: float | None = None) -> Value:
+    """The number that a place holds, loaded where the copier is, in the element of the value.
+
+    `other`: what lanes get where the store was masked; by default 1 if something divides by the value, else 0. Nobody
+    reads them, but they must not make infinities that meet a zero.
+    """
+    b, store = copier.b, place.store
+    mask = None if store.mask is None else copier[store.mask]
+    pointee = store.base.pointee
+    if other is None:
+        other = 1.0 if _divides(Uses.of(copier.source), place.value) else 0.0
+    padding = None if mask is None else b.const(other, pointee)
+    number = b.load(store.base, copier.whole(store.offset), mask, padding, place.value.name, saved=True)
+    number = b.cast(number, place.value.element)
+    return number if place.inverse_of is None else b.div(b.const(place.inverse_of, number.element), number)
+
+
+class _Substitution(Copier):
+    """Makes values KNOWN."""
+
+    def __init__(self, source: Kernel, taken: dict[Value, Place]) -> None:
+        super().__init__(source)
+        self.taken = taken
+
+    def op(self, op: Op) -> None:
+        super().op(op)
+        for result in op.results:
+            if result in self.taken:
+                self[result] = self.b.known(self[result], load_back(self, self.taken[result]))
+
+
+def _source(store: Op) -> tuple[Value, bool]:
+    """What a store writes before its element was changed, and whether bits were lost then."""
+    value = store.stored
+    op = value.producer
+    if op is not None and op.code is Code.CAST and op.operands[0].is_float and value.is_float:
+        inner = op.operands[0]
+        return inner, _bits(value.element) < _bits(inner.element) or value.element in NARROW
+    return value, False
+
+
+def _divisor(lanes: Lanes, place: Place) -> Place | None:
+    """Where what is stored is a constant over a value, that value."""
+    op = place.value.producer
+    if op is None or op.code is not Code.DIV:
+        return None
+    number, value = constant(op.operands[0]), op.operands[1]
+    if number is None or value.shape != place.value.shape or not lanes.confined(value, place.store.mask):
+        return None
+    return Place(place.store, value, place.lossy, float(number))
+
+
+def _bits(element: str) -> int:
+    return 8 if element.startswith("f8") else int(element.lstrip("bf"))
+
+
+def _slice(values: Iterable[Value], cut: frozenset[Value] = frozenset()) -> set[Value]:
+    """All that values are computed of, themselves included; a KNOWN needs its number only."""
+    found: set[Value] = set()
+    stack = list(values)
+    while stack:
+        value = stack.pop()
+        if value in found or value in cut:
+            continue
+        found.add(value)
+        op = value.producer
+        if op is not None:
+            stack.extend(op.operands[1:] if op.code is Code.KNOWN else (*op.operands, *captured(op.blocks)))
+    return found
+
+
+def _costly(value: Value, written: frozenset[Value]) -> bool:
+    """Whether a part of an address is more than index arithmetic on what the forward left alone."""
+    op = value.producer
+    if op is None:
+        return False
+    return op.code in HEAVY or (op.code is Code.LOAD and op.base in written and not op.attributes.get("saved"))
+
+
+def _is_carry(value: Value) -> bool:
+    """Whether a value without a producer is an argument of a loop that has derivatives."""
+    return value.is_float and value.depth > 0
+
+
+def _divides(uses: Uses, value: Value) -> bool:
+    """Whether zeros of a value would make infinities."""
+    for op in uses[value]:
+        if op.code in (Code.DIV, Code.REM) and op.operands[1] is value:
+            return True
+        if op.code in (Code.LOG, Code.LOG2, Code.RSQRT, Code.SQRT):
+            return True
+        if op.code in (Code.EXPAND, Code.BROADCAST, Code.FULL, Code.CAST, Code.TRANS) and _divides(uses, op.result):
+            return True
+    return False
+
+
+def _called(value: Value) -> str:
+    return f"`{value.name}`" if value.name else "a stored value"

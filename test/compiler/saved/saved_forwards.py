@@ -1,0 +1,73 @@
+"""The forwards of `saved_kernels`, run on random inputs whose extents are no multiples of the tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import saved_kernels as kernels
+import torch
+from saved_checks import Forward, empty, kernel_from, ran, seeded
+
+F32 = "*fp32"
+ROWS, N = 3, 37
+
+
+def softmax_row() -> Forward:
+    """A row in one block, with masked lanes."""
+    kernel = kernel_from(kernels.softmax_row, {"x_ptr": F32, "y_ptr": F32, "stride": "i32", "n": "i32"}, BLOCK=16)
+    given = {"x_ptr": 3 * seeded(ROWS, 16), "y_ptr": empty(ROWS, 16), "stride": 16, "n": 13}
+    given["y_ptr"][:, 13:] = 0.0
+    return ran(kernel, (ROWS,), given, ["x_ptr"], ["y_ptr"])
+
+
+def softmax_rows() -> Forward:
+    """Two programs that take all rows in turn."""
+    types = {"x_ptr": F32, "y_ptr": F32, "rows": "i32", "stride": "i32", "n": "i32"}
+    given = {"x_ptr": 3 * seeded(5, 16), "y_ptr": empty(5, 16), "rows": 5, "stride": 16, "n": 16}
+    return ran(kernel_from(kernels.softmax_rows, types, BLOCK=16), (2,), given, ["x_ptr"], ["y_ptr"])
+
+
+def layer_norm(*, looped: bool = False) -> Forward:
+    """With its mean and rstd stored."""
+    types = dict.fromkeys(("x_ptr", "w_ptr", "b_ptr", "y_ptr", "mean_ptr", "rstd_ptr"), F32)
+    types |= {"stride": "i32", "n": "i32", "eps": "fp32"}
+    n = N if looped else 16
+    given = {
+        "x_ptr": 2 + seeded(ROWS, n), "w_ptr": seeded(n, seed=1), "b_ptr": seeded(n, seed=2), "y_ptr": empty(ROWS, n),
+        "mean_ptr": empty(ROWS), "rstd_ptr": empty(ROWS), "stride": n, "n": n, "eps": 1e-3,
+    }  # fmt: skip
+    kernel = kernel_from(kernels.layer_norm_looped if looped else kernels.layer_norm, types, BLOCK=16)
+    return ran(kernel, (ROWS,), given, ["x_ptr", "w_ptr", "b_ptr"], ["y_ptr"])
+
+
+def cross_entropy(*, store_lse: bool, differentiated: Sequence[str] = ("loss_ptr",)) -> Forward:
+    """Of logits that no block holds at once."""
+    types = {"x_ptr": F32, "label_ptr": "*i32", "loss_ptr": F32, "lse_ptr": F32, "stride": "i32", "n": "i32"}
+    labels = torch.tensor([1, 5, 30], dtype=torch.int32)
+    given = {
+        "x_ptr": 3 * seeded(ROWS, N), "label_ptr": labels, "loss_ptr": empty(ROWS), "lse_ptr": empty(ROWS),
+        "stride": N, "n": N,
+    }  # fmt: skip
+    kernel = kernel_from(kernels.cross_entropy, types, BLOCK=16, STORE_LSE=store_lse)
+    return ran(kernel, (ROWS,), given, ["x_ptr"], differentiated)
+
+
+def softmax_looped() -> Forward:
+    """In two passes over a row."""
+    kernel = kernel_from(kernels.softmax_looped, {"x_ptr": F32, "y_ptr": F32, "stride": "i32", "n": "i32"}, BLOCK=16)
+    given = {"x_ptr": 3 * seeded(ROWS, N), "y_ptr": empty(ROWS, N), "stride": N, "n": N}
+    return ran(kernel, (ROWS,), given, ["x_ptr"], ["y_ptr"])
+
+
+def attention(*, causal: bool = False, guard: bool = False, element: str = "fp32") -> Forward:
+    """Two heads of 40 rows in blocks of 16, so that the last one is cut."""
+    types = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "o_ptr"), f"*{element}")
+    types |= {"lse_ptr": F32, "n": "i32", "scale": "fp32"}
+    n = 40
+    given = {
+        "q_ptr": seeded(2, n, 16), "k_ptr": seeded(2, n, 16, seed=1), "v_ptr": seeded(2, n, 16, seed=2),
+        "o_ptr": empty(2, n, 16), "lse_ptr": empty(2, n), "n": n, "scale": 0.25,
+    }  # fmt: skip
+    constants = {"D": 16, "BLOCK_M": 16, "BLOCK_N": 16, "CAUSAL": causal, "GUARD": guard}
+    kernel = kernel_from(kernels.attention, types, **constants)
+    return ran(kernel, (3, 2), given, ["q_ptr", "k_ptr", "v_ptr"], ["o_ptr", "lse_ptr"])

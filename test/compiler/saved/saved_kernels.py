@@ -1,0 +1,160 @@
+"""Forwards with something to save, as a user writes them."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def softmax_row(x_ptr, y_ptr, stride, n, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    cols = tl.arange(0, BLOCK)
+    mask = cols < n
+    x = tl.load(x_ptr + row * stride + cols, mask=mask, other=-float("inf"))
+    e = tl.exp(x - tl.max(x, axis=0))
+    y = e / tl.sum(e, axis=0)
+    tl.store(y_ptr + row * stride + cols, y, mask=mask)
+
+
+@triton.jit
+def softmax_rows(x_ptr, y_ptr, rows, stride, n, BLOCK: tl.constexpr):
+    for row in range(tl.program_id(0), rows, tl.num_programs(0)):
+        cols = tl.arange(0, BLOCK)
+        mask = cols < n
+        x = tl.load(x_ptr + row * stride + cols, mask=mask, other=-float("inf"))
+        e = tl.exp(x - tl.max(x, axis=0))
+        y = e / tl.sum(e, axis=0)
+        tl.store(y_ptr + row * stride + cols, y, mask=mask)
+
+
+@triton.jit
+def layer_norm(x_ptr, w_ptr, b_ptr, y_ptr, mean_ptr, rstd_ptr, stride, n, eps, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    cols = tl.arange(0, BLOCK)
+    mask = cols < n
+    x = tl.load(x_ptr + row * stride + cols, mask=mask, other=0.0)
+    mean = tl.sum(x, axis=0) / n
+    centred = tl.where(mask, x - mean, 0.0)
+    rstd = 1 / tl.sqrt(tl.sum(centred * centred, axis=0) / n + eps)
+    w = tl.load(w_ptr + cols, mask=mask)
+    b = tl.load(b_ptr + cols, mask=mask)
+    tl.store(y_ptr + row * stride + cols, (x - mean) * rstd * w + b, mask=mask)
+    tl.store(mean_ptr + row, mean)
+    tl.store(rstd_ptr + row, rstd)
+
+
+@triton.jit
+def layer_norm_looped(x_ptr, w_ptr, b_ptr, y_ptr, mean_ptr, rstd_ptr, stride, n, eps, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    total = tl.zeros([BLOCK], dtype=tl.float32)
+    for off in range(0, n, BLOCK):
+        cols = off + tl.arange(0, BLOCK)
+        total += tl.load(x_ptr + row * stride + cols, mask=cols < n, other=0.0)
+    mean = tl.sum(total, axis=0) / n
+    squares = tl.zeros([BLOCK], dtype=tl.float32)
+    for off in range(0, n, BLOCK):
+        cols = off + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + row * stride + cols, mask=cols < n, other=0.0)
+        x = tl.where(cols < n, x - mean, 0.0)
+        squares += x * x
+    rstd = 1 / tl.sqrt(tl.sum(squares, axis=0) / n + eps)
+    tl.store(mean_ptr + row, mean)
+    tl.store(rstd_ptr + row, rstd)
+    for off in range(0, n, BLOCK):
+        cols = off + tl.arange(0, BLOCK)
+        mask = cols < n
+        w = tl.load(w_ptr + cols, mask=mask)
+        b = tl.load(b_ptr + cols, mask=mask)
+        x = tl.load(x_ptr + row * stride + cols, mask=mask, other=0.0)
+        tl.store(y_ptr + row * stride + cols, (x - mean) * rstd * w + b, mask=mask)
+
+
+@triton.jit
+def cross_entropy(x_ptr, label_ptr, loss_ptr, lse_ptr, stride, n, BLOCK: tl.constexpr, STORE_LSE: tl.constexpr):
+    row = tl.program_id(0)
+    label = tl.load(label_ptr + row)
+    m = -float("inf")
+    d = 0.0
+    for off in range(0, n, BLOCK):
+        cols = off + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + row * stride + cols, mask=cols < n, other=-float("inf"))
+        m_new = tl.maximum(m, tl.max(x, axis=0))
+        d = d * tl.exp(m - m_new) + tl.sum(tl.exp(x - m_new), axis=0)
+        m = m_new
+    lse = m + tl.log(d)
+    if STORE_LSE:
+        tl.store(lse_ptr + row, lse)
+    tl.store(loss_ptr + row, lse - tl.load(x_ptr + row * stride + label))
+
+
+@triton.jit
+def softmax_looped(x_ptr, y_ptr, stride, n, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    m = -float("inf")
+    d = 0.0
+    for off in range(0, n, BLOCK):
+        cols = off + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + row * stride + cols, mask=cols < n, other=-float("inf"))
+        m_new = tl.maximum(m, tl.max(x, axis=0))
+        d = d * tl.exp(m - m_new) + tl.sum(tl.exp(x - m_new), axis=0)
+        m = m_new
+    for off in range(0, n, BLOCK):
+        cols = off + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + row * stride + cols, mask=cols < n, other=-float("inf"))
+        tl.store(y_ptr + row * stride + cols, tl.exp(x - m) / d, mask=cols < n)
+
+
+@triton.jit
+def _trips(
+    acc, mass, m, q, k_ptr, v_ptr, base, rows, low, high, n, scale,
+    D: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, GUARD: tl.constexpr,
+):  # fmt: skip
+    dims = tl.arange(0, D)
+    for start in range(low, high, BLOCK_N):
+        cols = start + tl.arange(0, BLOCK_N)
+        inside = cols < n
+        k = tl.load(k_ptr + base + cols[:, None] * D + dims[None, :], mask=inside[:, None], other=0.0)
+        s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        s = tl.where(inside[None, :], s, -float("inf"))
+        if CAUSAL:
+            s = tl.where(rows[:, None] >= cols[None, :], s, -float("inf"))
+        m_new = tl.maximum(m, tl.max(s, axis=1))
+        m_safe = m_new
+        if GUARD:
+            m_safe = tl.where(m_new == -float("inf"), 0.0, m_new)
+        p = tl.exp2(s - m_safe[:, None])
+        alpha = tl.exp2(m - m_safe)
+        v = tl.load(v_ptr + base + cols[:, None] * D + dims[None, :], mask=inside[:, None], other=0.0)
+        acc = acc * alpha[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
+        mass = mass * alpha + tl.sum(p, axis=1)
+        m = m_new
+    return acc, mass, m
+
+
+@triton.jit
+def attention(
+    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, n, scale,
+    D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, GUARD: tl.constexpr,
+):  # fmt: skip
+    block = tl.program_id(0)
+    head = tl.program_id(1)
+    base = head * n * D
+    rows = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    dims = tl.arange(0, D)
+    q = tl.load(q_ptr + base + rows[:, None] * D + dims[None, :], mask=rows[:, None] < n, other=0.0)
+    m = tl.full([BLOCK_M], -float("inf"), tl.float32)
+    mass = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, D], tl.float32)
+    scale *= 1.44269504
+    high = n
+    if CAUSAL:
+        high = block * BLOCK_M
+    acc, mass, m = _trips(acc, mass, m, q, k_ptr, v_ptr, base, rows, 0, high, n, scale, D, BLOCK_N, False, GUARD)
+    if CAUSAL:
+        low = block * BLOCK_M
+        high = tl.minimum(n, low + BLOCK_M)
+        acc, mass, m = _trips(acc, mass, m, q, k_ptr, v_ptr, base, rows, low, high, n, scale, D, BLOCK_N, True, GUARD)
+    if GUARD:
+        mass = tl.where(mass == 0.0, 1.0, mass)
+    o = acc / mass[:, None]
+    tl.store(o_ptr + base + rows[:, None] * D + dims[None, :], o.to(o_ptr.dtype.element_ty), mask=rows[:, None] < n)
+    tl.store(lse_ptr + head * n + rows, m + tl.log2(mass), mask=rows < n)

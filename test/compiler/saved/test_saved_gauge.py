@@ -1,0 +1,162 @@
+"""Online softmax without tapes: any maximum gives the same result, where that is proved."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import saved_forwards as forwards
+import torch
+from saved_checks import Forward, empty, ran, same_gradients, seeded, tensor
+
+from kernel_agent.compiler.saved.gauge import use_gauge
+from kernel_agent.compiler.saved.outputs import Saved, saved_reads, use_saved
+from kernel_agent.compiler.ssa.builder import Builder
+from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.value import Kernel, Value
+
+
+def _both(forward: Forward, *, lossy: bool = False) -> Saved:
+    """Gauge, then saved outputs."""
+    return use_saved(use_gauge(forward.kernel, frozenset(forward.written)).kernel, lossy=lossy)
+
+
+def test_cross_entropy_takes_the_stored_log_sum_exp_for_its_maximum() -> None:
+    forward = forwards.cross_entropy(store_lse=True)
+    saved = use_gauge(forward.kernel, frozenset(forward.written))
+    forward.forward_again(saved.kernel)
+    backward, plain = forward.backward(saved.kernel), forward.backward(forward.kernel)
+    same_gradients(backward, plain)
+    assert plain.tapes > 0
+    assert (backward.loops, backward.tapes) == (1, 0)
+    assert backward.loads("x_ptr") == tensor(forward.arguments["x_ptr"]).numel()
+
+
+def test_a_log_sum_exp_that_is_differentiated_itself_keeps_its_gradient() -> None:
+    forward = forwards.cross_entropy(store_lse=True, differentiated=("loss_ptr", "lse_ptr"))
+    same_gradients(forward.backward(_both(forward).kernel), forward.backward(forward.kernel))
+
+
+def test_without_a_stored_one_the_final_maximum_is_found_first() -> None:
+    forward = forwards.cross_entropy(store_lse=False)
+    saved = use_gauge(forward.kernel)
+    forward.forward_again(saved.kernel)
+    backward, plain = forward.backward(saved.kernel), forward.backward(forward.kernel)
+    same_gradients(backward, plain)
+    assert (backward.loops, backward.tapes) == (2, 0)
+    assert plain.tapes > 0
+
+
+def test_a_softmax_in_two_passes_needs_no_tape() -> None:
+    forward = forwards.softmax_looped()
+    saved = _both(forward)
+    backward = forward.backward(saved.kernel)
+    same_gradients(backward, forward.backward(forward.kernel))
+    assert backward.tapes == 0
+
+
+@pytest.mark.parametrize("guard", [False, True], ids=["plain", "guarded"])
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_attention_reads_its_output_and_log_sum_exp(causal: bool, guard: bool) -> None:
+    forward = forwards.attention(causal=causal, guard=guard)
+    saved = _both(forward)
+    forward.forward_again(saved.kernel)
+    backward, plain = forward.backward(saved.kernel), forward.backward(forward.kernel)
+    same_gradients(backward, plain)
+    chained = 2 if causal else 1
+    # One loop each in place of two, and the products of FlashAttention-2: s, dp, dv, dq, dk.
+    assert (plain.loops, backward.loops) == (2 * chained, chained)
+    assert backward.count(Code.DOT) == 5 * chained
+    assert (backward.tapes, backward.count(Code.REDUCE_MAX)) == (0, 0)
+    assert saved_reads(backward.kernel, forward.written) == {"o_ptr", "lse_ptr"}
+
+
+def test_attention_in_16_bits_computes_its_output_again_unless_told_not_to() -> None:
+    forward = forwards.attention(element="fp16")
+    plain = forward.backward(forward.kernel)
+    exact, lossy = (forward.backward(_both(forward, lossy=lossy).kernel) for lossy in (False, True))
+    same_gradients(exact, plain)
+    same_gradients(lossy, plain)
+    assert (exact.loops, exact.tapes) == (2, 0)
+    assert (lossy.loops, lossy.tapes) == (1, 0)
+
+
+def _online(*, start: float | str = -torch.inf, stored: str = "sum", rate: float = 1.0, other: str = "") -> Kernel:
+    """Online sum of exponentials of the rows of X, with twists."""
+    arguments = [Value("*f32", (), name) for name in ("X", "S", "Y", "Z")] + [Value("i32", (), "n")]
+    x_ptr, s_ptr, y_ptr, z_ptr, n = arguments
+    kernel = Kernel("online", arguments)
+    b = Builder(kernel)
+    lanes = b.arange(0, 8)
+    first = b.load(s_ptr, lanes) if start == "loaded" else b.const(float(start), "f32")
+    mass = b.const(1.0 if start == "loaded" else 0.0, "f32")
+
+    def body(index: Value, carries: list[Value]) -> list[Value]:
+        m, mass = carries
+        x = b.load(x_ptr, b.add(b.mul(index, b.const(8)), lanes))
+        new = b.elementwise(Code.MAX, (m, x))
+        p = b.unary(Code.EXP, b.mul(b.sub(x, new), b.const(rate, "f32")))
+        if other == "p squared":
+            p = b.mul(p, p)
+        if other == "p of the old maximum":
+            p = b.unary(Code.EXP, b.sub(x, m))
+        if other == "running sum stored":
+            b.store(z_ptr, b.add(b.mul(index, b.const(8)), lanes), mass)
+        alpha = b.unary(Code.EXP, b.mul(b.sub(m, new), b.const(rate, "f32")))
+        return [new, b.add(b.mul(mass, alpha), p)]
+
+    tile = (8,)
+    starts = [b.whole(first, tile), b.whole(mass, tile)]
+    m, mass = b.loop((b.const(0), n, b.const(1)), starts, body, names=("m", "l"))
+    log = b.mul(b.unary(Code.LOG, mass), b.const(1 / rate, "f32"))
+    b.store(y_ptr, lanes, {"sum": mass, "lse": b.add(m, log), "maximum": m}[stored])
+    return kernel
+
+
+def _run(kernel: Kernel, *, sink: bool, stores_within: bool = False, trips: int = 5) -> Forward:
+    given = {"X": 2 * seeded(trips, 8), "S": seeded(8, seed=1), "Y": empty(8), "Z": empty(trips, 8)}
+    return ran(
+        kernel, (1,), {**given, "n": trips}, ["X", *(["S"] if sink else [])], ["Y", *(["Z"] if stores_within else [])]
+    )
+
+
+def test_a_maximum_that_starts_with_a_sink_gives_the_sink_its_gradient() -> None:
+    forward = _run(_online(start="loaded", stored="lse"), sink=True)
+    saved = use_gauge(forward.kernel)
+    assert saved.kernel is not forward.kernel
+    forward.forward_again(saved.kernel)
+    backward = forward.backward(saved.kernel)
+    same_gradients(backward, forward.backward(forward.kernel))
+    assert backward.tapes == 0
+
+
+def test_a_scaled_softmax_takes_the_scaled_log_sum_exp() -> None:
+    forward = _run(_online(stored="lse", rate=0.5), sink=False)
+    saved = use_gauge(forward.kernel)
+    assert saved.read == {"Y"}
+    same_gradients(forward.backward(saved.kernel), forward.backward(forward.kernel))
+
+
+@pytest.mark.parametrize(
+    ("twist", "reason"),
+    [
+        ({"stored": "sum"}, "what is stored to Y changes when it shifts"),
+        ({"stored": "maximum"}, "what is stored to Y changes when it shifts"),
+        ({"stored": "lse", "other": "p squared"}, "does not scale as `l` does"),
+        ({"stored": "lse", "start": 0.0, "other": "p of the old maximum"}, "does not scale as `l` does"),
+        ({"stored": "lse", "other": "running sum stored"}, "what is stored to Z changes when it shifts"),
+    ],
+    ids=["the sum is stored", "the maximum is stored", "other degree", "old maximum", "stored within"],
+)
+def test_what_depends_on_the_maximum_keeps_its_tape_and_its_gradient(twist: dict[str, Any], reason: str) -> None:
+    forward = _run(_online(**twist), sink=False, stores_within=twist.get("other") == "running sum stored")
+    saved = use_gauge(forward.kernel)
+    assert saved.kernel is forward.kernel
+    assert any(reason in remark for remark in saved.remarks), saved.remarks
+    # The gradient is no zero there: a gauge that was taken anyway would lose it.
+    same_gradients(forward.backward(saved.kernel), forward.backward(forward.kernel))
+
+
+def test_a_maximum_may_be_stored_where_nobody_differentiates_it() -> None:
+    kernel = _online(stored="maximum")
+    assert use_gauge(kernel, frozenset()).kernel is not kernel

@@ -1,0 +1,123 @@
+"""What a forward stored comes back from memory, and only where that is what it stored."""
+
+from __future__ import annotations
+
+import saved_forwards as forwards
+from saved_checks import loads_in_loops, same_gradients, tensor
+
+from kernel_agent.compiler.saved.outputs import saved_reads, use_saved
+from kernel_agent.compiler.ssa.builder import Builder
+from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.value import Kernel, Value
+
+
+def test_layer_norm_reads_its_statistics_instead_of_summing_again() -> None:
+    forward = forwards.layer_norm()
+    saved = use_saved(forward.kernel)
+    forward.forward_again(saved.kernel)
+    backward, plain = forward.backward(saved.kernel), forward.backward(forward.kernel)
+    same_gradients(backward, plain)
+    # Recomputing needs the two sums of the statistics on top of those of the derivative.
+    assert backward.count(Code.SUM) == plain.count(Code.SUM) - 2
+    assert saved_reads(backward.kernel, {"y_ptr", "mean_ptr", "rstd_ptr"}) == {"mean_ptr", "rstd_ptr"}
+
+
+def test_a_looped_layer_norm_loses_both_loops_of_its_statistics() -> None:
+    forward = forwards.layer_norm(looped=True)
+    saved = use_saved(forward.kernel)
+    forward.forward_again(saved.kernel)
+    backward, plain = forward.backward(saved.kernel), forward.backward(forward.kernel)
+    same_gradients(backward, plain)
+    assert (plain.loops, backward.loops) == (5, 3)
+    assert backward.tapes == 0
+    n = tensor(forward.arguments["x_ptr"]).numel()
+    assert plain.loads("x_ptr") == 4 * n
+    assert backward.loads("x_ptr") == 2 * n
+
+
+def test_a_value_that_trips_store_to_their_own_rows_is_read_back() -> None:
+    forward = forwards.softmax_rows()
+    saved = use_saved(forward.kernel)
+    assert saved.read == {"y_ptr"}
+    same_gradients(forward.backward(saved.kernel), forward.backward(forward.kernel))
+
+
+def test_a_row_stored_under_a_mask_is_read_back_under_it() -> None:
+    forward = forwards.softmax_row()
+    saved = use_saved(forward.kernel)
+    assert saved.read == {"y_ptr"}
+    same_gradients(forward.backward(saved.kernel), forward.backward(forward.kernel))
+
+
+def test_a_narrower_output_is_read_only_where_that_is_allowed() -> None:
+    forward = forwards.attention(element="fp16")
+    exact, lossy = use_saved(forward.kernel), use_saved(forward.kernel, lossy=True)
+    assert "o_ptr" not in exact.read
+    assert any("o_ptr holds it in f16 only" in remark for remark in exact.remarks)
+    assert "o_ptr" in lossy.read
+    same_gradients(forward.backward(lossy.kernel), forward.backward(forward.kernel))
+
+
+def _squares(*, store: str) -> Kernel:
+    """A row total, stored in several ways, and a value that depends on it, stored plainly."""
+    arguments = [Value("*f32", (), name) for name in ("X", "T", "Y")] + [Value("i32", (), "n")]
+    kernel = Kernel("squares", arguments)
+    x_ptr, t_ptr, y_ptr, n = arguments
+    b = Builder(kernel)
+    row, lanes = b.program_id(0), b.arange(0, 8)
+    offset = b.add(b.mul(row, b.const(8)), lanes)
+    x = b.load(x_ptr, offset)
+    if store == "masked tile":
+        sums = b.pure(Code.CUMSUM, (x,), "f32", (8,), {"axis": 0, "reverse": False})
+        b.store(t_ptr, offset, sums, b.compare("lt", lanes, n))
+        b.store(y_ptr, offset, b.mul(sums, sums))
+        return kernel
+    total = b.sum(b.mul(x, x), 0)
+    if store == "twice":
+        b.store(t_ptr, row, total)
+        b.store(t_ptr, row, b.mul(total, b.const(2.0, "f32")))
+    elif store == "in a loop":
+        zero, one = b.const(0), b.const(1)
+
+        def body(_: Value, carries: list[Value]) -> list[Value]:
+            (sum_,) = carries
+            sum_ = b.add(sum_, total)
+            b.store(t_ptr, row, sum_)
+            return [sum_]
+
+        (total,) = b.loop((zero, n, one), [b.const(0.0, "f32")], body)
+    b.store(y_ptr, offset, b.mul(x, b.mul(total, total)))
+    return kernel
+
+
+def test_memory_that_is_written_twice_is_not_trusted() -> None:
+    saved = use_saved(_squares(store="twice"))
+    assert "T" not in saved.read
+    assert any("T is accessed at several places" in remark for remark in saved.remarks)
+
+
+def test_memory_that_every_trip_overwrites_is_not_trusted() -> None:
+    saved = use_saved(_squares(store="in a loop"))
+    assert "T" not in saved.read
+    assert any("trips of a loop store it to one place of T" in remark for remark in saved.remarks)
+
+
+def test_a_masked_store_does_not_stand_for_lanes_that_are_used_outside_of_it() -> None:
+    saved = use_saved(_squares(store="masked tile"))
+    assert "T" not in saved.read
+    assert any("used where the store to T is masked" in remark for remark in saved.remarks)
+
+
+def test_what_is_cheap_is_computed_again() -> None:
+    arguments = [Value("*f32", (), name) for name in ("X", "Y")]
+    kernel = Kernel("exponentials", arguments)
+    b = Builder(kernel)
+    offset = b.arange(0, 8)
+    b.store(arguments[1], offset, b.unary(Code.EXP, b.load(arguments[0], offset)))
+    assert use_saved(kernel).kernel is kernel
+
+
+def test_the_loops_that_stay_load_nothing_for_the_statistics() -> None:
+    forward = forwards.layer_norm(looped=True)
+    plain, saved = forward.backward(forward.kernel), forward.backward(use_saved(forward.kernel).kernel)
+    assert loads_in_loops(saved.kernel) < loads_in_loops(plain.kernel)
