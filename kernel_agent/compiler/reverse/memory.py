@@ -41,6 +41,8 @@ class Accesses:
     """Load -> the store before it that wrote what it reads."""
     overwritten: set[Op] = field(default_factory=set)
     """Stores of which nothing is left: their values have no cotangent from memory."""
+    saved: set[Op] = field(default_factory=set)
+    """Loads of what the forward leaves in an argument: they read the same after it."""
     gone: set[Op] = field(default_factory=set)
     """Loads of what the kernel itself overwrites: their values cannot be had again."""
     remarks: list[str] = field(default_factory=list)
@@ -65,6 +67,7 @@ class Accesses:
             if place.op.code is not Code.LOAD:
                 continue
             if place.op.attributes.get("saved"):
+                self.saved.add(place.op)
                 continue
             before = [other for other in accesses if other.op.code in _WRITES and _may_precede(other, place)]
             if not before:
