@@ -51,10 +51,12 @@ class Names:
         for op in block.ops:
             if op not in self.places.needed:
                 continue
-            place = self.places.at[op]
+            # what starts a loop is assigned before its bounds are read
+            place = self.places.at[op] - (op.code in CONTROL)
             for value in op.results if op.code is not Code.FOR else (*op.results, *op.blocks[0].arguments[:1]):
                 if value in self.variables.of:
-                    self._name(self.variables.of[value], block, place, taken)
+                    # what branches set may have no other type before them, read or not
+                    self._name(self.variables.of[value], block, place, taken, again=op.code is not Code.IF)
             if op.code not in CONTROL:
                 continue
             inside = dict(taken)
@@ -62,13 +64,16 @@ class Names:
                 inside = self._block(inner, inside)  # branches share theirs: Triton merges names of both
         return taken
 
-    def _name(self, variable: Variable, block: Block, place: int, taken: dict[str, tuple[Variable, Block]]) -> None:
+    def _name(
+        self, variable: Variable, block: Block, place: int, taken: dict[str, tuple[Variable, Block]], *, again: bool
+    ) -> None:
+        """`again`: it may have the name of a variable that is not read any more."""
         if variable.name:
             return
         for candidate in _numbered(self._wanted(variable)):
             if candidate in _RESERVED or candidate in self.parameters:
                 continue
-            if candidate not in taken or self._over(*taken[candidate], block, place):
+            if candidate not in taken or (again and self._over(*taken[candidate], block, place)):
                 variable.name = candidate
                 taken[candidate] = (variable, block)
                 return

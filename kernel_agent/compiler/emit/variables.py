@@ -67,9 +67,11 @@ class Variables:
 
     def _loop(self, op: Op, block: Block, initial: tuple[Value, ...], carries: list[Value]) -> None:
         """Carries and results take over what starts them, where nobody else reads that."""
+        taken: set[Variable] = set()
         for start, carry, result in zip(initial, carries, op.results, strict=True):
-            alone = self._own(start, block) and self.places.read_at[start] == [self.places.at[op]]
-            variable = self.of[start] if alone else Variable()
+            over = self._own(start, block) and max(self.places.read_at[start]) <= self.places.at[op]
+            variable = self.of[start] if over and self.of[start] not in taken else Variable()
+            taken.add(variable)
             self._join(carry, variable)
             self._join(result, variable)
 
