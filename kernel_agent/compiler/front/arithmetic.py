@@ -84,7 +84,7 @@ def _extreme(reader: Reader, op: Op, operands: list[Value]) -> Value:
 @reads("tt.clampf")
 def _clamp(reader: Reader, op: Op, operands: list[Value]) -> Value:
     value, low, high = operands
-    nan = {"nan": op.attributes["propagateNan"] == 0xFFFF}
+    nan = {"nan": op.attributes["propagateNan"] == 0xFFFF, "first": True}
     above = reader.builder.elementwise(Code.MAX, (value, low), attributes=nan)
     return reader.builder.elementwise(Code.MIN, (above, high), attributes=nan)
 

@@ -157,7 +157,7 @@ def _reduce(reader: Reader, op: Op, operands: list[Value]) -> Sequence[Item]:
         code = Code.REDUCE_MAX if pick is Code.ARG_MAX else Code.REDUCE_MIN
         nan = {"nan": False} if tiles[0].is_float else {}
         index = builder.reduce(pick, tiles[0], axis, tiles[1].element)
-        return [builder.reduce(code, tiles[0], axis, None, **nan), index]
+        return [builder.reduce(code, tiles[0], axis, None, first=True, **nan), index]
     shape = (*tiles[0].shape[:axis], *tiles[0].shape[axis + 1 :])
     return _generic(reader, op, Code.REDUCE, tiles, [shape] * len(tiles), {"axis": axis})
 

@@ -35,7 +35,8 @@ class Code(str, enum.Enum):
     """Of either, with the dividend's sign; `unsigned`."""
     NEG = "neg"
     MAX = "max"
-    """`nan`: whether NaN wins (else the number does); `unsigned`."""
+    """`nan`: whether NaN wins (else the number does); `unsigned`; `first`: of equal ones the first is chosen, which
+    matters to derivatives only (else both are)."""
     MIN = "min"
     """As MAX."""
     FMA = "fma"
@@ -97,7 +98,7 @@ class Code(str, enum.Enum):
     SUM = "sum"
     """Over `axis`, which goes."""
     REDUCE_MAX = "reduce_max"
-    """Over `axis`, which goes; `nan` as MAX."""
+    """Over `axis`, which goes; `nan` and `first` as MAX."""
     REDUCE_MIN = "reduce_min"
     ARG_MAX = "arg_max"
     """Index along `axis` of the first largest."""

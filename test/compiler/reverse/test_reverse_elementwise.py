@@ -141,3 +141,12 @@ def test_names_that_the_forward_uses_are_not_taken_for_gradients() -> None:
     inputs = {"X_ptr": spread(), "dX": spread(1, 2)}
     adjoint = compare(k.kernel, inputs, {"Y": (8,)}, torch.mul)
     assert len({value.name for value in adjoint.kernel.arguments}) == 6
+
+
+def test_a_clamped_value_keeps_its_cotangent_on_the_bounds() -> None:
+    def clamp(b: Builder, x: Value) -> Value:
+        above = b.elementwise(Code.MAX, (x, b.const(-1.0, "f32")), attributes={"nan": False, "first": True})
+        return b.elementwise(Code.MIN, (above, b.const(2.0, "f32")), attributes={"nan": False, "first": True})
+
+    x = torch.tensor([-2.0, -1.0, 0.0, 1.0, 2.0, 3.0, -1.0, 2.0], dtype=torch.float64)
+    compare(of_one(clamp), {"X": x}, {"Y": (8,)}, lambda x: x.clamp(-1.0, 2.0))

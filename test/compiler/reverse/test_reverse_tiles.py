@@ -155,3 +155,23 @@ def test_a_product_has_products_as_adjoints_in_the_operands_elements(left: str, 
     for op in dots:
         assert [value.element for value in op.operands] == [left, left], "operands of a product have one element"
         assert op.attributes["precision"] == precision
+
+
+def test_the_first_of_equal_maxima_takes_all_where_its_index_was_asked_for() -> None:
+    x = torch.tensor([[1.0, 3, 3, 2, 0, 3, 1, 1], [2] * 8, [0, -1, -2, -3, -4, -5, -6, -7], [1] * 4 + [2] * 4]).double()
+    kernel = of_a_tile(lambda b, x: b.reduce(Code.REDUCE_MAX, x, 1, nan=False, first=True))
+    compare(kernel, {"X": x}, {"Y": (M,)}, lambda x: x.gather(1, x.argmax(1, keepdim=True))[:, 0])
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_gathered_elements_give_their_cotangents_back_where_they_came_from(axis: int) -> None:
+    k = Forward(X="*f32", I="*i32", Y="*f32")
+    b = k.b
+    shape = (2, N) if axis == 0 else (M, 2)
+    x, index = b.load(k.X, tile(b, M, N)), b.load(k.I, tile(b, *shape))
+    b.store(k.Y, tile(b, *shape), b.pure(Code.GATHER, (x, index), "f32", shape, {"axis": axis}))
+    picked = torch.randint(0, (M, N)[axis], shape, generator=torch.Generator().manual_seed(0), dtype=torch.int32)
+    picked[0] = picked[1]  # some elements are read twice
+    compare(
+        k.kernel, {"X": numbers(M, N)}, {"Y": shape}, lambda x: x.gather(axis, picked.long()), integers={"I": picked}
+    )

@@ -55,8 +55,14 @@ def _rem(b: Builder, op: Op, primal: Primal, g: Value) -> Found:
 
 @rule(Code.MAX, Code.MIN)
 def _extreme(b: Builder, op: Op, primal: Primal, g: Value) -> Found:
-    """To the one that was chosen; equal ones share evenly, as in `torch.maximum`."""
+    """To the one that was chosen; equal ones share evenly, as in `torch.maximum`.
+
+    With `first` it goes to the first of equal ones: a clamped value keeps it on the bounds, as in `torch.clamp`.
+    """
     x, y = (primal(operand) for operand in op.operands)
+    if op.attributes.get("first"):
+        kept = b.compare("ge" if op.code is Code.MAX else "le", x, y)
+        return b.select(kept, g, b.zero(g)), b.select(kept, b.zero(g), g)
     half = b.mul(g, b.number(0.5, g))
     tie = b.compare("eq", x, y)
     first = b.compare("gt" if op.code is Code.MAX else "lt", x, y)
