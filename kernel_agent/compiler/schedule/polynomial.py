@@ -17,9 +17,9 @@ class Symbol:
 
     text: str
     """Python expression over names of the launch; a symbol is what it is called."""
-    positive: bool = False
+    positive: bool = field(default=False, compare=False)
     """Known to be at least 1: extents of grids and tiles."""
-    printable: bool = True
+    printable: bool = field(default=True, compare=False)
     """A stub can evaluate the text; false of what a kernel loads from memory."""
     present: int | None = field(default=None, compare=False)
     """What it is in the launch that the kernel was lowered for; of constexprs."""

@@ -14,7 +14,7 @@ from kernel_agent.compiler.schedule.accumulate import accumulated
 from kernel_agent.compiler.schedule.coverage import covered_if, domain
 from kernel_agent.compiler.schedule.forms import Forms, Launch
 from kernel_agent.compiler.schedule.injective import injective
-from kernel_agent.compiler.schedule.polynomial import Polynomial
+from kernel_agent.compiler.schedule.polynomial import ONE, Polynomial
 from kernel_agent.compiler.schedule.sites import Site, bounds, sites
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import Code
@@ -67,7 +67,7 @@ def summed_axis(kernel: Kernel, gradients: Mapping[str, str], launch: Launch) ->
     return max(sorted(set(axes)), key=axes.count) if axes else None
 
 
-def persistent(kernel: Kernel, gradients: Mapping[str, str], rank: int, axis: int) -> Persistent:
+def persistent(kernel: Kernel, gradients: Mapping[str, str], forward: Launch, axis: int) -> Persistent:
     """The kernel with the axis as a loop, and partial sums of what is added to in all its trips.
 
     Raises CannotDerive where programs end early, keep tapes or wait for each other, and where no sum of the axis fits
@@ -75,11 +75,10 @@ def persistent(kernel: Kernel, gradients: Mapping[str, str], rank: int, axis: in
     """
     if any(op.code in STAYS for op in kernel.ops):
         raise CannotDerive(f"{kernel.name} cannot do the work of several programs in one: it keeps tapes or ends early")
-    count = Polynomial.symbol(_programs(kernel, rank, axis), positive=True)
-    forward = Launch.like_forward(rank).grid
+    count = Polynomial.symbol(_programs(kernel, forward.grid, axis), positive=True)
     rows = _free("num_rows", kernel)
-    grid = tuple(count if place == axis else extent for place, extent in enumerate(forward))
-    launch = Launch(grid, {rows: forward[axis]})
+    grid = tuple(count if place == axis else extent for place, extent in enumerate(forward.grid))
+    launch = Launch(grid, {**forward.scalars, rows: forward.grid[axis]})
     looped = accumulated(_Looped(kernel, axis, rows).copy())
     forms = Forms(looped, launch)
     written: dict[str, list[Site]] = {}
@@ -93,17 +92,19 @@ def persistent(kernel: Kernel, gradients: Mapping[str, str], rank: int, axis: in
     if not partials:
         raise CannotDerive("no sum over rows fits the registers of one program")
     final = _Partials(looped, axis, partials).copy()
-    return Persistent(final, launch, count.text(), {rows: forward[axis].text()}, partials)
+    return Persistent(final, launch, count.text(), {rows: forward.grid[axis].text()}, partials)
 
 
-def _programs(kernel: Kernel, rank: int, axis: int) -> str:
+def _programs(kernel: Kernel, grid: tuple[Polynomial, ...], axis: int) -> str:
     """One program for each processor, or fewer."""
     tensor = next(value.name for value in kernel.arguments if value.is_pointer)
     processors = f"torch.cuda.get_device_properties({tensor}.device).multi_processor_count"
-    others = [f"grid{other}" for other in range(rank) if other != axis]
-    if others:
-        processors = f"max(1, {processors} // ({' * '.join(others)}))"
-    return f"min(grid{axis}, {processors})"
+    others = ONE
+    for other, extent in enumerate(grid):
+        others = others if other == axis else others * extent
+    if others != ONE:
+        processors = f"max(1, {processors} // ({others.text()}))"
+    return f"min({grid[axis].text()}, {processors})"
 
 
 def _partial(forms: Forms, tensor: str, written: list[Site], axis: int) -> Partial | None:

@@ -1,30 +1,33 @@
 """`plans`: the backward of one launch in every schedule that applies, the best first.
 
 - `rows`: gradients that all programs along an axis add to become one partial sum of each of a few programs
+- `split`: gradients that many programs add to get kernels of their own, whose programs own what they sum
 - `owned`: gradients are stored where no element is added to twice, and added atomically elsewhere
 - `plain`: all gradients are added atomically; right for every launch
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.plan import BackwardPlan, Buffer, Fact, Fill, Step, Total
 from kernel_agent.compiler.reverse.adjoint import Adjoint
 from kernel_agent.compiler.reverse.plain import plain
 from kernel_agent.compiler.schedule.accumulate import accumulated
-from kernel_agent.compiler.schedule.forms import Launch
+from kernel_agent.compiler.schedule.forms import Forms, Launch
 from kernel_agent.compiler.schedule.merge import merged
-from kernel_agent.compiler.schedule.ownership import Ownership, owned
+from kernel_agent.compiler.schedule.owner import Owner, Turn, owner, turn_of, without
+from kernel_agent.compiler.schedule.ownership import WRITES, Ownership, owned, proof
 from kernel_agent.compiler.schedule.rows import persistent, summed_axis, width_of
+from kernel_agent.compiler.schedule.sites import sites
 from kernel_agent.compiler.ssa.order import forwards
 from kernel_agent.compiler.ssa.prune import prune
 from kernel_agent.compiler.ssa.uses import captured
-from kernel_agent.compiler.ssa.value import Kernel
+from kernel_agent.compiler.ssa.value import Kernel, Op
 
-SCHEDULES = ("rows", "owned", "plain")
+SCHEDULES = ("rows", "split", "owned", "plain")
 """Names, the best first."""
 
 
@@ -35,84 +38,140 @@ def plans(kernel: Kernel, adjoint: Adjoint, axes: int) -> list[BackwardPlan]:
 
 def _plans(kernel: Kernel, adjoint: Adjoint, axes: int) -> Iterator[BackwardPlan]:
     pruned = prune(adjoint.kernel)
-    safe = plain(kernel, replace(adjoint, kernel=trimmed(pruned)), _grid(Launch.like_forward(axes)))
-    tidy = accumulated(merged(forwards(pruned)))
-    kinds: tuple[Callable[[BackwardPlan, Kernel, Adjoint, int], BackwardPlan | None], ...] = (_rows, _owned)
-    for kind in kinds:
+    launch = Launch.like_forward(axes)
+    base = plain(kernel, replace(adjoint, kernel=merged(forwards(pruned))), _grid(launch))
+    (step,) = base.steps
+    for schedule, make in (("rows", _rows), ("split", _split), ("owned", _owned)):
         try:
-            found = kind(safe, tidy, adjoint, axes)
+            draft = make(step.kernel, adjoint.gradients, launch)
         except CannotDerive:
             continue  # the schedules behind it do not need what it could not do
-        if found is not None:
-            yield found
-    yield safe
+        if draft is not None:
+            yield _plan(schedule, base, draft)
+    yield plain(kernel, replace(adjoint, kernel=trimmed(pruned)), _grid(launch))
 
 
-def _owned(safe: BackwardPlan, tidy: Kernel, adjoint: Adjoint, axes: int) -> BackwardPlan | None:
+@dataclass
+class Draft:
+    """What a plan is made of."""
+
+    steps: list[tuple[Kernel, Launch, dict[str, str]]] = field(default_factory=list)
+    """Kernels, how they are launched, and expressions of arguments that the forward did not have."""
+    elements: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Gradients that are stored to: element, and the expression under which they may start empty."""
+    partials: list[Buffer] = field(default_factory=list)
+    totals: list[Total] = field(default_factory=list)
+    facts: list[Fact] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+
+    def add(self, found: Ownership, launch: Launch, scalars: Mapping[str, str]) -> None:
+        """A launch."""
+        kernel = trimmed(prune(found.kernel))
+        self.steps.append((kernel, launch, dict(scalars)))
+        for name, empty_if in found.empty_if.items():
+            self.elements[name] = (kernel.argument(name).pointee, empty_if)
+        self.facts += found.facts
+        self.remarks += found.remarks
+
+
+def _owned(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft | None:
     """One launch on the forward's grid, with stores; None where there are none."""
-    launch = Launch.like_forward(axes)
-    found = owned(tidy, adjoint.gradients, launch)
-    if not found.empty_if:
-        return None
-    return _plan("owned", safe, found, launch, {}, (), ())
+    found = owned(accumulated(tidy), gradients, launch)
+    draft = Draft()
+    draft.add(found, launch, {})
+    return draft if found.empty_if else None
 
 
-def _rows(safe: BackwardPlan, tidy: Kernel, adjoint: Adjoint, axes: int) -> BackwardPlan | None:
+def _rows(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft | None:
     """One launch of few programs and a sum of their rows; None where no gradient adds up along an axis."""
-    axis = summed_axis(tidy, adjoint.gradients, Launch.like_forward(axes))
+    axis = summed_axis(accumulated(tidy), gradients, launch)
     if axis is None:
         return None
-    looped = persistent(tidy, adjoint.gradients, axes, axis)
-    names = {name: partial.tensor for name, partial in looped.partials.items()}
-    rest = {tensor: name for tensor, name in adjoint.gradients.items() if name not in names}
-    found = owned(looped.kernel, rest, looped.launch)
-    scalars, buffers, totals = dict(looped.scalars), [], []
-    facts = list(found.facts)
+    looped = persistent(tidy, gradients, launch, axis)
+    scalars = dict(looped.scalars)
+    draft = Draft()
     for name, partial in looped.partials.items():
         scalars[width_of(partial)] = f"{partial.tensor}.numel()"
         shape = (looped.count, f"{partial.tensor}.numel()")
         element = looped.kernel.argument(partial.name).pointee
-        buffers.append(Buffer(partial.name, element, Fill.ZEROS, shape=shape, empty_if=partial.empty_if))
-        totals.append(Total(partial.name, name))
+        draft.partials.append(Buffer(partial.name, element, Fill.ZEROS, shape=shape, empty_if=partial.empty_if))
+        draft.totals.append(Total(partial.name, name))
         reason = f"partial sums of {name} lie in rows of {partial.tensor}'s elements"
-        facts += [Fact(text, reason, partial.tensor) for text in (f"{partial.tensor}.is_contiguous()", *partial.facts)]
-    whole = Ownership(found.kernel, found.empty_if, tuple(dict.fromkeys(facts)), found.remarks)
-    return _plan("rows", safe, whole, looped.launch, scalars, tuple(buffers), tuple(totals))
+        texts = (f"{partial.tensor}.is_contiguous()", *partial.facts)
+        draft.facts += [Fact(text, reason, partial.tensor) for text in texts]
+    rest = {tensor: name for tensor, name in gradients.items() if name not in looped.partials}
+    draft.add(owned(looped.kernel, rest, looped.launch), looped.launch, scalars)
+    return draft
 
 
-def _plan(
-    schedule: str,
-    safe: BackwardPlan,
-    found: Ownership,
-    launch: Launch,
-    scalars: Mapping[str, str],
-    partials: tuple[Buffer, ...],
-    totals: tuple[Total, ...],
-) -> BackwardPlan:
-    """The plan of one launch. `partials`: buffers that stand for those of the totals."""
-    kernel = trimmed(prune(found.kernel))
-    summed = {total.name for total in totals}
-    buffers = [_buffer(kernel, buffer, found) for buffer in safe.buffers if buffer.name not in summed]
-    needed = {value.name for value in kernel.arguments}
-    return BackwardPlan(
+def _split(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft | None:
+    """A launch for all gradients that programs own, and more for those that they share; None where none is shared."""
+    forms = Forms(tidy, launch)
+    draft = Draft()
+    turns: dict[Turn, list[Op]] = {}
+    done: set[Op] = set()
+    for name in gradients.values():
+        added = [site for site in sites(tidy.body, WRITES) if site.op.base.name == name]
+        if not added or not isinstance(proof(forms, added), str):
+            continue
+        found = [turn_of(forms, site) for site in added]
+        reason = next((turn for turn in found if isinstance(turn, str)), None)
+        if reason is not None:
+            draft.remarks.append(f"{name} stays atomic: {reason}")
+            continue
+        for turn, site in zip(found, added, strict=True):
+            assert isinstance(turn, Turn)
+            turns.setdefault(turn, []).append(site.op)
+    owners: list[tuple[Owner, list[str]]] = []
+    for turn, ops in turns.items():
+        names = list(dict.fromkeys(op.base.name for op in ops))
+        try:
+            owners.append((owner(forms, turn, ops, f"{tidy.name}_{'_'.join(names)}"), names))
+        except CannotDerive as error:
+            draft.remarks.append(f"{' and '.join(names)} stay atomic: {error.message}")
+            continue
+        done.update(ops)
+    if not owners:
+        return None
+    main = without(tidy, frozenset(done))
+    left = [] if main is None else [op.base.name for op in main.ops if op.code in WRITES]
+    written = [name for _, names in owners for name in names] + list(dict.fromkeys(left))
+    alone = {tensor: name for tensor, name in gradients.items() if written.count(name) == 1}
+    if main is not None:
+        rest = {tensor: name for tensor, name in alone.items() if name in left}
+        draft.add(owned(accumulated(main), rest, launch), launch, {})
+    for made, names in owners:
+        mine = {tensor: name for tensor, name in alone.items() if name in names}
+        draft.add(owned(made.kernel, mine, made.launch), made.launch, made.scalars)
+    return draft
+
+
+def _plan(schedule: str, base: BackwardPlan, draft: Draft) -> BackwardPlan:
+    """The plan with what a draft changes."""
+    needed = {value.name for kernel, _, _ in draft.steps for value in kernel.arguments}
+    summed = {total.name for total in draft.totals}
+    buffers = []
+    for buffer in base.buffers:
+        if buffer.name in draft.elements:
+            element, empty_if = draft.elements[buffer.name]
+            buffers.append(replace(buffer, element=element, empty_if=empty_if))
+        elif buffer.name in needed or buffer.name in set(base.gradients.values()) - summed:
+            buffers.append(buffer)
+    steps = []
+    for kernel, launch, scalars in draft.steps:
+        own = {value.name for value in kernel.arguments}
+        known = {**base.steps[0].scalars, **scalars}
+        steps.append(Step(kernel, _grid(launch), {name: text for name, text in known.items() if name in own}))
+    return replace(
+        base,
         schedule=schedule,
-        cotangents={tensor: name for tensor, name in safe.cotangents.items() if name in needed},
-        buffers=(*buffers, *partials),
-        steps=(Step(kernel, _grid(launch), {name: text for name, text in scalars.items() if name in needed}),),
-        gradients=dict(safe.gradients),
-        totals=totals,
-        saved=safe.saved,
-        facts=found.facts,
-        remarks=(*safe.remarks, *found.remarks),
+        cotangents={tensor: name for tensor, name in base.cotangents.items() if name in needed},
+        buffers=(*buffers, *draft.partials),
+        steps=tuple(steps),
+        totals=tuple(draft.totals),
+        facts=tuple(dict.fromkeys(draft.facts)),
+        remarks=(*base.remarks, *dict.fromkeys(draft.remarks)),
     )
-
-
-def _buffer(kernel: Kernel, buffer: Buffer, found: Ownership) -> Buffer:
-    """A gradient's buffer, in the input's element where it is stored to."""
-    if buffer.name not in found.empty_if:
-        return buffer
-    element = kernel.argument(buffer.name).pointee
-    return Buffer(buffer.name, element, Fill.ZEROS, buffer.like, buffer.shape, found.empty_if[buffer.name])
 
 
 def _grid(launch: Launch) -> tuple[str, ...]:

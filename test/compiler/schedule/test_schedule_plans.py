@@ -112,3 +112,41 @@ def test_a_transposed_copy_stores_to_the_addresses_it_read() -> None:
 
 def test_made_kernels_name_their_constants() -> None:
     assert made("n", lambda b, n: None, BLOCK=8).extents == {8: "BLOCK"}
+
+
+def product(b: Builder, *given: Value) -> None:
+    """C = A B by tiles, in a grid of two axes."""
+    a, w, c, m, n, k, sa, sw, sc = given
+    rows, cols = block_of(b, b.program_id(0, "pid_m"), 8, "BM"), block_of(b, b.program_id(1, "pid_n"), 4, "BN")
+    zero, lane = b.const(0.0, "f32"), b.arange(0, 16, "BK")
+
+    def body(start: Value, carries: list[Value]) -> list[Value]:
+        inner = b.add(start, lane)
+        below = b.compare("lt", inner, k)
+        left_in = b.logical_and(b.expand(b.compare("lt", rows, m), 1), b.expand(below, 0))
+        right_in = b.logical_and(b.expand(below, 1), b.expand(b.compare("lt", cols, n), 0))
+        left = b.load(a, matrix(b, rows, sa, inner, b.const(1)), left_in, zero)
+        right = b.load(w, matrix(b, inner, sw, cols, b.const(1)), right_in, zero)
+        return [b.add(carries[0], b.dot(left, right, "ieee"))]
+
+    (total,) = b.loop((b.const(0), k, b.const(16, "i32", "BK")), [b.whole(zero, (8, 4))], body, index_name="start")
+    inside = b.logical_and(b.expand(b.compare("lt", rows, m), 1), b.expand(b.compare("lt", cols, n), 0))
+    b.store(c, matrix(b, rows, sc, cols, b.const(1)), total, inside)
+
+
+PRODUCT = "A:*f32 W:*f32 C:*f32 M N K sa sw sc"
+TILES = {"BM": 8, "BN": 4, "BK": 16}
+
+
+def test_the_gradients_of_a_product_get_kernels_of_their_own() -> None:
+    found = plans_of(forward(PRODUCT, product, **TILES), "A W", "C", 2)
+    assert list(found) == ["split", "plain"]
+    assert atomics(found["split"]) == []
+    assert [step.kernel.name for step in found["split"].steps] == ["forward_backward_dA", "forward_backward_dW"]
+    a, w, dc = randn(10, 20), randn(20, 6), randn(10, 6)
+    given = {"A": a, "W": w, "M": 10, "N": 6, "K": 20, "sa": 20, "sw": 6, "sc": 6}
+    agree(found, given, {"C": dc}, (2, 2), **TILES)
+    gradients, counts = run(found["split"], given, {"C": dc}, (2, 2), **TILES)
+    torch.testing.assert_close(gradients["A"], dc @ w.T)
+    torch.testing.assert_close(gradients["W"], a.T @ dc)
+    assert all(one.owned(name) and one.covered(name) for one, name in zip(counts, ("dA", "dW"), strict=True))

@@ -48,7 +48,7 @@ def test_the_axis_that_rows_lie_along_is_found() -> None:
 def test_partial_sums_of_few_programs_add_up_to_the_atomic_gradient(programs: int) -> None:
     plain = made(ROWS, rows_adjoint, BLOCK=8)
     truth = gradients(plain, 5)
-    found = persistent(plain, GRADIENTS, 1, 0)
+    found = persistent(plain, GRADIENTS, Launch.like_forward(1), 0)
     final = owned(found.kernel, {"X": "dX"}, found.launch)
     # What no program stores stays NaN, in the gradient and in the rows.
     rows = torch.full((programs, 7), torch.nan, dtype=torch.float64)
@@ -59,13 +59,13 @@ def test_partial_sums_of_few_programs_add_up_to_the_atomic_gradient(programs: in
 
 
 def test_weights_are_loaded_once_for_all_rows_of_a_program() -> None:
-    final = persistent(made(ROWS, rows_adjoint, BLOCK=8), GRADIENTS, 1, 0).kernel
+    final = persistent(made(ROWS, rows_adjoint, BLOCK=8), GRADIENTS, Launch.like_forward(1), 0).kernel
     outside = [op.base.name for op in final.body.ops if op.code is Code.LOAD]
     assert outside == ["W"]
 
 
 def test_rows_are_covered_as_the_loop_goes_through_them_all() -> None:
-    found = persistent(made(ROWS, rows_adjoint, BLOCK=8), GRADIENTS, 1, 0)
+    found = persistent(made(ROWS, rows_adjoint, BLOCK=8), GRADIENTS, Launch.like_forward(1), 0)
     final = owned(found.kernel, {"X": "dX"}, found.launch)
     assert final.empty_if["dX"] == "X.is_contiguous() and X.numel() == N * grid0 and BLOCK >= N"
     assert found.partials["dW"].empty_if == "W.is_contiguous() and W.numel() == N and BLOCK >= N"
@@ -79,7 +79,7 @@ def test_programs_that_end_early_are_not_repeated_in_a_loop() -> None:
         rows_adjoint(b, *arguments)
 
     with pytest.raises(CannotDerive, match="ends early"):
-        persistent(made(ROWS, build), GRADIENTS, 1, 0)
+        persistent(made(ROWS, build), GRADIENTS, Launch.like_forward(1), 0)
 
 
 def test_sums_whose_place_a_loop_moves_do_not_fit_registers() -> None:
@@ -95,7 +95,7 @@ def test_sums_whose_place_a_loop_moves_do_not_fit_registers() -> None:
         b.loop((b.const(0), n, b.const(8, "i32", "BLOCK")), [], body)
 
     with pytest.raises(CannotDerive, match="registers"):
-        persistent(made("X:*f32 W:*f32 dW:*f32 N", build), {"W": "dW"}, 1, 0)
+        persistent(made("X:*f32 W:*f32 dW:*f32 N", build), {"W": "dW"}, Launch.like_forward(1), 0)
 
 
 def summing(masked: bool) -> Kernel:
