@@ -150,7 +150,7 @@ class Module:
             if location in self.locations:
                 yield from self._frames(self.locations[location], depth + 1)
         elif location.startswith("callsite("):
-            callee, caller = _split_callsite(location[len("callsite(") : -1])
+            callee, caller = split_callsite(location[len("callsite(") : -1])
             yield from self._frames(callee, depth + 1)
             yield from self._frames(caller, depth + 1)
         elif location.startswith("fused"):
@@ -162,7 +162,7 @@ class Module:
             yield from self._frames(match.group(1), depth + 1)
 
 
-def _split_callsite(body: str) -> tuple[str, str]:
+def split_callsite(body: str) -> tuple[str, str]:
     """Split `callee at caller` at the top level: either side may itself hold a call site."""
     depth = 0
     for position, char in enumerate(body):

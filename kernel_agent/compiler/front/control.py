@@ -59,6 +59,7 @@ def _check(reader: Reader, op: Op, first: Sequence[Item], later: Sequence[Item])
 
 @reads("scf.for")
 def _for(reader: Reader, op: Op, operands: list[Any]) -> list[Item]:
+    reader.builder.hint = ""  # results are named as what the loop carries
     bounds = Range(*operands[:3])
     starts = _starts(reader, op, operands[3:], 3)
     advances: dict[int, Advance] = {}
@@ -168,6 +169,7 @@ def _part_names(op: Op, items: Sequence[Item]) -> list[str]:
 @reads("scf.while")
 def _while(reader: Reader, op: Op, operands: list[Any]) -> list[Item]:
     builder = reader.builder
+    builder.hint = ""
     starts = [
         reader.whole(item, name.type) if isinstance(item, Value) else _wide(reader, item)
         for item, name in zip(operands, op.operands, strict=True)

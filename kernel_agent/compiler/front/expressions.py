@@ -11,12 +11,13 @@ Number = int | float
 def explain(names: Sequence[str], witnesses: Sequence[Mapping[str, int]], numbers: Sequence[Number]) -> str | None:
     """The simplest expression that is `numbers[k]` at the constexprs `witnesses[k]`; None where there is none.
 
-    `names`: the constexprs that the number changes with.
+    `names`: the constexprs that the number changes with. What is no name is in parentheses, since passes go on to
+    write products and differences of it.
     """
     for text in _candidates(names, witnesses[0], numbers[0]):
         code = compile(text, "<expression>", "eval")
         if all(_equal(code, values, number) for values, number in zip(witnesses, numbers, strict=True)):
-            return text
+            return text if text.isidentifier() else f"({text})"
     return None
 
 

@@ -8,6 +8,7 @@ from kernel_agent.compiler.front import arithmetic, combine, control, library, m
 from kernel_agent.compiler.front.control import arguments_of, run_function
 from kernel_agent.compiler.front.items import Blocked, Item
 from kernel_agent.compiler.front.reader import Reader, Symbols, pointer_to
+from kernel_agent.compiler.ssa.prune import prune
 from kernel_agent.compiler.ssa.value import Kernel, Value
 from kernel_agent.ir.program import Function, Module
 from kernel_agent.ir.types import Kind
@@ -29,7 +30,7 @@ def kernel_of(
         reader = _read(module, dict(constants or {}), name, written, symbols or {})
         both = frozenset(reader.loaded & reader.stored)
         if both <= written:
-            return reader.kernel
+            return prune(reader.kernel)
         written = both
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.front.items import Item, Pointer
+from kernel_agent.compiler.front.names import variables
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.value import Kernel, Value
 from kernel_agent.ir.program import Block, Module, Op
@@ -43,6 +44,7 @@ class Reader:
         self.module = module
         self.kernel = kernel
         self.symbols = symbols
+        self.variables = variables(module)
         self.builder = Builder(kernel, frozenset(value for value in kernel.arguments if value.name in written))
         self.items: dict[int, Item] = {}
         """By the id of the IR's value."""
@@ -107,12 +109,10 @@ class Reader:
 
     @contextmanager
     def named(self, op: Op) -> Iterator[None]:
-        """Results that an operation makes bear its variable's name and its line; a library's variables are no names."""
-        builder, frames = self.builder, self.module.frames(op)
+        """Results that an operation makes bear its variable's name and its line."""
+        builder, place = self.builder, self.module.place(op)
         before = builder.hint, builder.line
-        foreign = bool(frames) and "/triton/language/" in frames[0].file
-        builder.hint = "" if foreign or not op.results else op.results[0].variable
-        place = self.module.place(op)
+        builder.hint = self.variables.get(id(op), "")
         builder.line = place.line if place else None
         try:
             yield

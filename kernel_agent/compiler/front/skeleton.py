@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from kernel_agent.ir.attributes import Dense
 from kernel_agent.ir.program import Block, Module, Op, walk
@@ -51,7 +52,7 @@ def skeleton(module: Module) -> Skeleton:
             constant = constants.get(name.id)
             number = None if constant is None else _number(constant)
             if number is None:
-                operands.append(order.get(name.id, str(constant and constant.attributes["value"])))
+                operands.append(order[name.id] if constant is None else str(_data(constant)))
             else:
                 operands.append("number")
                 numbers[ordinal, place] = number
@@ -68,10 +69,15 @@ def _blocks(blocks: list[Block]) -> Iterator[Block]:
             yield from region
 
 
+def _data(op: Op) -> Any:
+    """Of a constant, whatever its shape."""
+    value = op.attributes["value"]
+    return value.data if isinstance(value, Dense) else value
+
+
 def _number(op: Op) -> Number | None:
     """The one number of a constant; None for conditions, tiles of several, and what is not finite."""
-    value = op.attributes["value"]
-    data = value.data if isinstance(value, Dense) else value
+    data = _data(op)
     if isinstance(data, (bool, tuple, str)) or op.results[0].type.scalar.name == "i1" or not math.isfinite(data):
         return None
     number: Number = data

@@ -1,0 +1,134 @@
+"""Numbers that come from constexprs bear their names, found by lowering at other sizes."""
+
+from pathlib import Path
+
+import front_kernels as k
+import torch
+import triton
+import triton.language as tl
+from front_checks import compare
+
+from kernel_agent.compiler.front import read_launch
+from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.text import text
+
+
+def read(stub, *args, distinct=True):
+    kernels = []
+
+    def note(launch):
+        kernels.append(read_launch(launch, distinct=distinct))
+        return read_launch(launch, distinct=False)
+
+    compare(stub, *args, read=note)
+    (kernel,) = kernels
+    return kernel
+
+
+def symbols(kernel, code=Code.CONST):
+    return {op.attributes["symbol"] for op in kernel.ops if op.code is code and op.attributes["symbol"]}
+
+
+def matmul_of(BM, BN, BK):
+    def stub(a, b, c):
+        k.matmul[(2, 2)](a, b, c, 20, 24, 40, a.stride(0), a.stride(1), BM=BM, BN=BN, BK=BK)
+
+    return stub, torch.randn(20, 40), torch.randn(40, 24), torch.zeros(20, 24)
+
+
+def test_ranges_and_constants_bear_the_names_of_constexprs():
+    kernel = read(*matmul_of(16, 32, 64))
+    assert symbols(kernel, Code.ARANGE) == {"BM", "BN", "BK"}
+    assert symbols(kernel) == {"BM", "BN", "BK"}
+    assert kernel.extents == {16: "BM", 32: "BN", 64: "BK"}
+    assert kernel.constants == {"BM": 16, "BN": 32, "BK": 64}
+
+
+def test_tiles_that_share_a_size_at_the_launch_get_sizes_of_their_own():
+    """Else a pass could not tell which of them an extent is, and would print one for the other."""
+    kernel = read(*matmul_of(16, 16, 16))
+    assert sorted(kernel.extents.values()) == ["BK", "BM", "BN"]
+    assert {kernel.constants[name]: name for name in ("BM", "BN", "BK")} == kernel.extents
+
+
+def test_at_the_sizes_of_the_launch_extents_of_several_names_have_none():
+    kernel = read(*matmul_of(16, 16, 32), distinct=False)
+    assert kernel.extents == {32: "BK"}
+    assert kernel.constants == {"BM": 16, "BN": 16, "BK": 32}
+    assert symbols(kernel, Code.ARANGE) == {"BM", "BN", "BK"}, "each range still says whose it is"
+
+
+@triton.jit
+def formed(x_ptr, y_ptr, n, ROWS: tl.constexpr, COLS: tl.constexpr, SPLIT: tl.constexpr):
+    lanes = tl.program_id(0) * (ROWS * COLS) + tl.arange(0, ROWS * COLS)
+    x = tl.load(x_ptr + lanes, mask=lanes < n - (COLS - 1), other=0.0)
+    half = tl.arange(0, COLS // 2)
+    total = tl.sum(tl.reshape(x, (ROWS, COLS)), 0) / ROWS
+    even, odd = tl.split(tl.reshape(total, (COLS // 2, 2)))
+    tl.store(y_ptr + half, even + odd * (1.0 / SPLIT))
+
+
+def test_expressions_over_constexprs_are_found():
+    def stub(x, y):
+        formed[(1,)](x, y, 64, ROWS=4, COLS=16, SPLIT=3)
+
+    kernel = read(stub, torch.randn(64), torch.zeros(8))
+    assert symbols(kernel, Code.ARANGE) == {"(ROWS * COLS)", "(COLS // 2)"}
+    assert {"(COLS - 1)", "ROWS", "(1.0 / SPLIT)"} <= symbols(kernel)
+
+
+@triton.jit
+def configured(x_ptr, y_ptr, n, WIDTH: tl.constexpr, STEPS: tl.constexpr, DOUBLE: tl.constexpr, BLOCK: tl.constexpr):
+    offs = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + offs, mask=offs < n, other=0.0)
+    for _ in tl.static_range(STEPS):
+        x += tl.sin(x)
+    if DOUBLE:
+        x = x * 2
+    tl.store(y_ptr + offs * WIDTH, x, mask=offs < n)
+
+
+def test_constexprs_that_change_the_operations_belong_to_the_configuration():
+    def stub(x, y):
+        configured[(1,)](x, y, 16, WIDTH=3, STEPS=2, DOUBLE=True, BLOCK=16)
+
+    kernel = read(stub, torch.randn(16), torch.zeros(48))
+    assert kernel.constants["STEPS"] == 2
+    assert kernel.constants["DOUBLE"] is True
+    assert symbols(kernel) == {"WIDTH"}
+
+
+def test_literals_that_equal_a_tile_stay_numbers():
+    """2 is no SPLIT // 2 although it is one at this launch."""
+
+    @triton.jit
+    def literal(x_ptr, y_ptr, SPLIT: tl.constexpr):
+        offs = tl.arange(0, 16)
+        tl.store(y_ptr + offs, tl.load(x_ptr + offs) * 16 + SPLIT)
+
+    def stub(x, y):
+        literal[(1,)](x, y, SPLIT=16)
+
+    kernel = read(stub, torch.randn(16), torch.zeros(16))
+    assert symbols(kernel) == {"SPLIT"}
+    assert kernel.extents == {}
+
+
+def test_one_as_an_argument_is_an_argument():
+    """Triton makes it a constant; a backward for this stride alone would be wrong for others."""
+    stub, *args = matmul_of(16, 16, 16)
+    assert "sak" in [value.name for value in read(stub, *args).arguments]
+
+
+def test_results_bear_the_variables_of_the_source():
+    def stub(x, y):
+        k.row_softmax[(4,)](x, y, x.stride(0), 19, BLOCK=32)
+
+    kernel = read(stub, torch.randn(4, 19), torch.zeros(4, 19))
+    named = {op.results[0].name: op.code for op in kernel.ops if op.results and op.results[0].name}
+    assert named["p"] is Code.EXP
+    assert named["row"] is Code.PROGRAM_ID
+    assert named["x"] is Code.SUB, "the variable is the last that the statement computes"
+    assert "input" not in text(kernel), "variables of Triton's library are no names"
+    (exp,) = [op for op in kernel.ops if op.code is Code.EXP]
+    assert "tl.exp" in Path(k.__file__).read_text().split("\n")[exp.result.source_line - 1]
