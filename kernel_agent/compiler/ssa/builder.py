@@ -14,6 +14,7 @@ from typing import Any
 from kernel_agent.compiler.ssa import fold
 from kernel_agent.compiler.ssa.code import ELEMENTWISE, MEMORY, PURE, Code
 from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value, broadcast_shape, constant, is_constant
+from kernel_agent.errors import InternalError
 
 Key = tuple[Any, ...]
 
@@ -38,9 +39,11 @@ class Builder:
     """Adds operations to a kernel."""
 
     def __init__(self, kernel: Kernel, written: frozenset[Value] = frozenset()) -> None:
-        """`written`: pointer arguments the kernel writes to; loads from them stay in place and are never shared."""
+        """`written`: pointer arguments the kernel writes to; loads from them stay in place and are never shared. Those
+        that may point to the same memory must be among them. What is never loaded need not be."""
         self.kernel = kernel
         self.written = written
+        self._loaded: set[Value] = set()
         self.scopes = [Scope(kernel.body)]
         self.hint = ""
         """Name for the next results that have none."""
@@ -69,6 +72,11 @@ class Builder:
     def add_op(self, op: Op, depth: int | None = None) -> Op:
         """Append an operation to the block at `depth`, the present one by default, as it is."""
         place = self.depth if depth is None else depth
+        if op.code in MEMORY and op.base not in self.written:
+            if op.code is Code.LOAD:
+                self._loaded.add(op.base)
+            elif op.base in self._loaded:
+                raise InternalError(f"{self.kernel.name} writes to {op.base.name} after loads from it were moved")
         for result in op.results:
             result.depth = place
             result.name = result.name or self.hint

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kernel_agent.compiler.ssa.code import PURE, Code
 from kernel_agent.compiler.ssa.shapes import WHOLE, result_shape
-from kernel_agent.compiler.ssa.value import Block, Op, Value, constant, is_constant, is_smaller
+from kernel_agent.compiler.ssa.value import FLOATS, Block, Op, Value, constant, is_constant, is_smaller
 
 if TYPE_CHECKING:
     from kernel_agent.compiler.ssa.builder import Builder
@@ -18,8 +20,6 @@ _PYTHON: dict[Code, Callable[[Any, Any], Any]] = {
     Code.ADD: operator.add,
     Code.SUB: operator.sub,
     Code.MUL: operator.mul,
-    Code.MAX: max,
-    Code.MIN: min,
 }
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
@@ -28,9 +28,9 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 
 def add(b: Builder, x: Value, y: Value) -> Value:
     """x + y."""
-    if is_constant(x, 0):
+    if _is(x, 0):
         return y
-    if is_constant(y, 0):
+    if _is(y, 0):
         return x
     known = _integers(b, Code.ADD, x, y)
     if known is not None:
@@ -46,9 +46,9 @@ def add(b: Builder, x: Value, y: Value) -> Value:
 
 def sub(b: Builder, x: Value, y: Value) -> Value:
     """x - y."""
-    if is_constant(y, 0):
+    if _is(y, 0):
         return x
-    if is_constant(x, 0):
+    if _is(x, 0):
         return neg(b, y)
     known = _integers(b, Code.SUB, x, y)
     if known is not None:
@@ -62,14 +62,12 @@ def sub(b: Builder, x: Value, y: Value) -> Value:
 
 def mul(b: Builder, x: Value, y: Value) -> Value:
     """x * y. A product with the constant zero is zero: adjoints of what is constant vanish, infinite or not."""
-    if is_constant(x, 1):
+    if _is(x, 1):
         return y
-    if is_constant(y, 1):
+    if _is(y, 1):
         return x
-    if is_constant(x, 0):
-        return x
-    if is_constant(y, 0):
-        return y
+    if _is(x, 0) or _is(y, 0):
+        return b.const(0.0 if x.is_float else 0, _wider(x, y))
     known = _integers(b, Code.MUL, x, y)
     if known is not None:
         return known
@@ -78,9 +76,9 @@ def mul(b: Builder, x: Value, y: Value) -> Value:
             return neg(b, mul(b, inner, y))
         if (inner := _operand_of(Code.NEG, y)) is not None:
             return neg(b, mul(b, x, inner))
-        if is_constant(x, -1):
+        if _is(x, -1):
             return neg(b, y)
-        if is_constant(y, -1):
+        if _is(y, -1):
             return neg(b, x)
     if constant(x) is not None:
         x, y = y, x
@@ -88,11 +86,11 @@ def mul(b: Builder, x: Value, y: Value) -> Value:
 
 
 def div(b: Builder, x: Value, y: Value) -> Value:
-    """x / y of floats."""
-    if is_constant(y, 1):
+    """x / y of floats. Zero divided is zero, as with products."""
+    if _is(y, 1):
         return x
-    if is_constant(x, 0):
-        return x
+    if _is(x, 0):
+        return b.const(0.0, _wider(x, y))
     if (inner := _operand_of(Code.NEG, x)) is not None:
         return neg(b, div(b, inner, y))
     return b.elementwise(Code.DIV, (x, y), _wider(x, y))
@@ -101,8 +99,9 @@ def div(b: Builder, x: Value, y: Value) -> Value:
 def neg(b: Builder, x: Value) -> Value:
     """-x."""
     value = constant(x)
-    if value is not None:
-        return b.const(-value, x.element)
+    if value is not None and not isinstance(value, bool):
+        symbol = _symbol(x)
+        return b.const(_wrapped(-value, x.element), x.element, f"(-{symbol})" if symbol else None)
     if (inner := _operand_of(Code.NEG, x)) is not None:
         return inner
     op = x.producer
@@ -116,16 +115,34 @@ def cast(b: Builder, x: Value, element: str, attributes: dict[str, Any]) -> Valu
     if x.element == element:
         return x
     value = constant(x)
-    if value is not None and not attributes.get("unsigned") and (x.is_float or x.element == "i1" or element[0] == "i"):
-        if element == "i1":
-            return b.const(bool(value), element)
-        if element[0] == "i" and abs(int(value)) < 2 ** (int(element[1:]) - 1):
-            return b.const(int(value), element, _symbol(x))
-        if element in ("f32", "f64") and x.is_float:
-            return b.const(float(value), element)
-    if value is not None and element in ("f32", "f64") and isinstance(value, int) and abs(value) <= 1 << 24:
-        return b.const(float(value), element, _symbol(x))
+    if value is not None and not attributes.get("unsigned"):
+        known = _converted(value, x.element, element)
+        if known is not None and (element != "i1" or _symbol(x) is None):
+            return b.const(known, element, _symbol(x))
+    op = x.producer
+    if op is not None and op.code is Code.CAST and op.operands[0].element == element and _only_widens(op):
+        return op.operands[0]
     return b.elementwise(Code.CAST, (x,), element, {k: v for k, v in attributes.items() if v}, x.name)
+
+
+def _converted(value: bool | int | float, source: str, element: str) -> bool | int | float | None:
+    """A constant as another element; None for narrow floats, and where devices may differ."""
+    if element == "i1":
+        return bool(value)
+    if element[0] == "i":
+        if not math.isfinite(value):
+            return None
+        whole = int(value)
+        return whole if whole == _wrapped(whole, element) else None
+    if element in ("f32", "f64") and (isinstance(value, int) or source in FLOATS):
+        return float(value) if element == "f64" else ctypes.c_float(value).value
+    return None
+
+
+def _only_widens(op: Op) -> bool:
+    """Whether a CAST of integers loses nothing, so that the way back undoes it."""
+    source, target = op.operands[0].element, op.result.element
+    return source[0] == target[0] == "i" and source != "i1" and int(source[1:]) <= int(target[1:])
 
 
 def compare(b: Builder, predicate: str, x: Value, y: Value, unsigned: bool) -> Value:
@@ -133,6 +150,8 @@ def compare(b: Builder, predicate: str, x: Value, y: Value, unsigned: bool) -> V
     left, right = constant(x), constant(y)
     if left is not None and right is not None and not unsigned and not (_symbol(x) or _symbol(y)):
         return b.const(_COMPARE[predicate](left, right), "i1")
+    if x is y and not x.is_float:
+        return b.const(predicate in ("eq", "le", "ge"), "i1")
     extra = {"unsigned": True} if unsigned else {}
     return b.elementwise(Code.CMP, (x, y), "i1", {"predicate": predicate, **extra})
 
@@ -236,7 +255,22 @@ def _integers(b: Builder, code: Code, x: Value, y: Value) -> Value | None:
     symbol = None
     if _symbol(x) or _symbol(y):
         symbol = f"({_symbol(x) or left} {_SYMBOLS[code]} {_symbol(y) or right})"
-    return b.const(_PYTHON[code](left, right), x.element, symbol)
+    found = _PYTHON[code](left, right)
+    wrapped = _wrapped(found, x.element)
+    return b.const(wrapped, x.element, symbol if found == wrapped else None)
+
+
+def _wrapped(value: Any, element: str) -> Any:
+    """An integer as its element holds it; floats as they are."""
+    if element[0] != "i":
+        return value
+    half = 1 << (int(element[1:]) - 1)
+    return (value + half) % (2 * half) - half
+
+
+def _is(value: Value, number: float) -> bool:
+    """Whether a value is a number whatever the constexprs are, not one that a constexpr happens to be."""
+    return is_constant(value, number) and _symbol(value) is None
 
 
 def _symbol(value: Value) -> str | None:

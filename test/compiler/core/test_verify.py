@@ -17,7 +17,7 @@ class Case:
     def __init__(self) -> None:
         self.x, self.h, self.n = Value("*f32", name="X"), Value("*f16", name="H"), Value("i32", name="N")
         self.kernel = Kernel("case", [self.x, self.h, self.n])
-        self.b = Builder(self.kernel)
+        self.b = Builder(self.kernel, frozenset({self.x, self.h}))
         self.lanes = self.b.arange(0, 4)
         self.tile = self.b.load(self.x, self.lanes)
 
