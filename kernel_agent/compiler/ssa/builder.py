@@ -14,7 +14,6 @@ from typing import Any
 from kernel_agent.compiler.ssa import fold
 from kernel_agent.compiler.ssa.code import ELEMENTWISE, MEMORY, PURE, Code
 from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value, broadcast_shape, constant, is_constant
-from kernel_agent.errors import InternalError
 
 Key = tuple[Any, ...]
 
@@ -43,6 +42,8 @@ class Builder:
         that may point to the same memory must be among them. What is never loaded need not be."""
         self.kernel = kernel
         self.written = written
+        self.spoiled: set[Value] = set()
+        """Arguments written to although loads from them may have been moved: they should have been in `written`."""
         self._loaded: set[Value] = set()
         self.scopes = [Scope(kernel.body)]
         self.hint = ""
@@ -76,7 +77,7 @@ class Builder:
             if op.code is Code.LOAD:
                 self._loaded.add(op.base)
             elif op.base in self._loaded:
-                raise InternalError(f"{self.kernel.name} writes to {op.base.name} after loads from it were moved")
+                self.spoiled.add(op.base)
         for result in op.results:
             result.depth = place
             result.name = result.name or self.hint

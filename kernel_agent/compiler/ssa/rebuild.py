@@ -50,8 +50,10 @@ class Copier:
         return self._slices > 0
 
     def copy(self) -> Kernel:
-        """The whole kernel."""
+        """The whole kernel. Raises InternalError where a pass wrote to what it loaded and the builder did not know."""
         self.block(self.source.body)
+        for base in self.b.spoiled:
+            raise InternalError(f"a pass of {self.source.name} writes to {base.name}, from which loads were moved")
         return self.b.kernel
 
     # --- values

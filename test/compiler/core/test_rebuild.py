@@ -102,6 +102,16 @@ def test_a_dropped_effect_is_gone_and_a_dropped_value_that_is_read_is_a_defect()
         WithoutLoads(row_sums()).copy()
 
 
+def test_a_pass_that_writes_to_what_it_loads_must_say_so_beforehand() -> None:
+    class InPlace(Copier):
+        def load(self, op) -> None:
+            super().load(op)
+            self.b.store(op.base, self[op.offset], self[op.result], self[op.mask])
+
+    with pytest.raises(InternalError, match="writes to X"):
+        InPlace(row_sums()).copy()
+
+
 def test_a_slice_has_only_what_a_value_depends_on_and_no_effects() -> None:
     kernel = row_sums()
     copier = Copier(kernel)
