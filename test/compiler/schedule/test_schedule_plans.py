@@ -150,3 +150,44 @@ def test_the_gradients_of_a_product_get_kernels_of_their_own() -> None:
     torch.testing.assert_close(gradients["A"], dc @ w.T)
     torch.testing.assert_close(gradients["W"], a.T @ dc)
     assert all(one.owned(name) and one.covered(name) for one, name in zip(counts, ("dA", "dW"), strict=True))
+
+
+def two_passes(b: Builder, x: Value, y: Value, n: Value, other: Value) -> None:
+    """y = x / sum(x ** 2) by rows in tiles: two loops read the row, and both give it a gradient."""
+    row, lane, zero = b.program_id(0, "row"), b.arange(0, 8, "BLOCK"), b.const(0.0, "f32")
+
+    def values(off: Value) -> tuple[Value, Value, Value]:
+        cols = b.add(off, lane)
+        at, mask = b.add(b.mul(row, n), cols), b.compare("lt", cols, n)
+        return b.load(x, at, mask, zero), at, mask
+
+    def square(off: Value, carries: list[Value]) -> list[Value]:
+        found = values(off)[0]
+        return [b.add(carries[0], b.sum(b.mul(found, found), 0))]
+
+    def scale(off: Value, carries: list[Value]) -> list[Value]:
+        found, at, mask = values(off)
+        b.store(y, at, b.div(found, total), mask)
+        return []
+
+    step = b.const(8, "i32", "BLOCK")
+    (total,) = b.loop((b.const(0), n, step), [zero], square)
+    b.loop((b.const(0), other, step), [], scale)
+
+
+def test_the_last_of_two_loops_over_a_row_adds_what_both_add() -> None:
+    def same_range(b: Builder, x: Value, y: Value, n: Value) -> None:
+        two_passes(b, x, y, n, n)
+
+    found = plans_of(forward("X:*f32 Y:*f32 n", same_range, BLOCK=8), "X", "Y", 1)
+    assert list(found) == ["owned", "plain"]
+    assert atomics(found["plain"]) == ["dX", "dX"]
+    assert atomics(found["owned"]) == []
+    agree(found, {"X": randn(3, 20), "n": 20}, {"Y": randn(3, 20)}, (3,), BLOCK=8)
+
+
+def test_loops_over_different_ranges_both_add() -> None:
+    # The second loop may leave out what the first one reads: what that adds would be lost.
+    found = plans_of(forward("X:*f32 Y:*f32 n other", two_passes, BLOCK=8), "X", "Y", 1)
+    assert list(found) == ["plain"]
+    agree(found, {"X": randn(3, 20), "n": 20, "other": 8}, {"Y": randn(3, 20)}, (3,), BLOCK=8)
