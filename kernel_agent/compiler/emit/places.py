@@ -91,6 +91,17 @@ class Places:
         """Who reads a value, but for what is not printed."""
         return [use for use in self.uses[value] if use.op is None or use.op in self.needed]
 
+    def origin(self, value: Value) -> Value:
+        """What a carry is in the first trip of all loops around."""
+        while value.producer is None and value in self.block_of:
+            block = self.block_of[value]
+            op, _ = self.owner[block]
+            place = block.arguments.index(value)
+            if op.code is Code.FOR and place == 0:
+                break
+            value = op.operands[place + 2] if op.code is Code.FOR else op.operands[place]
+        return value
+
     # --- what stands inside expressions
 
     def free(self, value: Value) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from kernel_agent.compiler.emit import expression as ex
-from kernel_agent.compiler.emit.dtypes import bits, cast, natural
+from kernel_agent.compiler.emit.dtypes import bits, cast, is_float, natural
 from kernel_agent.compiler.emit.expression import Expression, Level
 from kernel_agent.compiler.emit.helpers import Helper, combine_helper, library_helper
 from kernel_agent.compiler.emit.layout import WIDTH, bracketed
@@ -299,17 +299,23 @@ class Printer:
     def _begin(self, op: Op, initial: tuple[Value, ...]) -> None:
         """Variables before a loop."""
         pending: list[tuple[Assignment, tuple[Value, ...]]] = []
+        begun = {self.places.origin(s) for s, r in zip(initial, op.results, strict=True) if self._shared(s, r)}
         for start, result in zip(initial, op.results, strict=True):
             target = self.variables.of[result].name
-            if start in self.variables.of and self.variables.of[start] is self.variables.of[result]:
+            if self._shared(start, result):
                 continue
             value = self._held(start)
-            if start in self.places.inlined and start.producer is not None:
-                self.static.discard(target)
+            if start not in self.places.inlined:
+                value = _anew(value) if self.places.origin(start) in begun else value
+                begun.add(self.places.origin(start))
             pending.append((Assignment(target, value), (start,)))
         self._set_all(pending)
         for result in op.results:
             self.static.discard(self.variables.of[result].name)
+
+    def _shared(self, one: Value, other: Value) -> bool:
+        """Whether two values have one variable."""
+        return one in self.variables.of and self.variables.of[one] is self.variables.of.get(other)
 
     def _held(self, value: Value) -> Expression:
         """A value as a variable that Triton must find of one type at all times."""
@@ -460,6 +466,17 @@ class Printer:
             self.static.discard(self.variables.of[result].name)
         found, self.lines = self.lines, kept
         return found
+
+
+def _anew(value: Expression) -> Expression:
+    """The same number as another value of the IR.
+
+    Triton finds what a loop carries by visiting its body once, and misses `a = b` where both start as one value.
+    """
+    if value.element == "i1":
+        return ex.binary(value, "|", Expression("False", Level.PRIMARY, "bool"), "i1")
+    one = Expression("1.0" if is_float(value.element) else "1", Level.PRIMARY, "float")
+    return ex.binary(value, "*", one, value.element)
 
 
 def _less(value: Expression, one: Expression) -> Expression:

@@ -102,6 +102,23 @@ def test_two_carries_that_change_places_are_assigned_at_once(tmp_path: Path) -> 
     assert "a, b = b, b + a" in triton_source(made).text
 
 
+def test_carries_that_start_as_one_value_are_carried_each(tmp_path: Path) -> None:
+    """Triton visits a loop's body once to see what it carries, and takes `a = b` for no change if both start as one."""
+    made, b, (x, out, n) = kernel("shifted", "*f32 X, *f32 Out, i32 n", {})
+    start = rows_of(b, x, b.const(0))
+    (a, _) = b.loop(
+        (b.const(0), n, b.const(1)),
+        [start, start],
+        lambda i, c: [c[1], b.whole(b.cast(i, "f32"), (N,))],
+        index_name="i",
+        names=["a", "b"],
+    )
+    b.store(out, b.arange(0, N), b.add(a, start))
+    given = seeded(1, N)
+    found = run(made, tmp_path, (1,), {"X": given, "Out": torch.zeros(N), "n": 4})["Out"]
+    torch.testing.assert_close(found, given[0].double() + 2)
+
+
 def counted(start: int, stop: Value | int, step: Value | int, b: Builder, out: Value) -> None:
     """Writes the visited indices in order, from the position that a carry counts."""
 
