@@ -157,13 +157,19 @@ def compare(b: Builder, predicate: str, x: Value, y: Value, unsigned: bool) -> V
 
 
 def select(b: Builder, condition: Value, x: Value, y: Value) -> Value:
-    """x where the condition holds, else y."""
+    """x where the condition holds, else y; of a choice within by the same condition, what it can be here."""
     known = constant(condition)
+    x, y = _chosen(condition, x, 1), _chosen(condition, y, 2)
     if x is y or known is True:
         return x
     if known is False:
         return y
     return b.elementwise(Code.SELECT, (condition, x, y), x.element)
+
+
+def _chosen(condition: Value, value: Value, side: int) -> Value:
+    op = value.producer
+    return op.operands[side] if op is not None and op.code is Code.SELECT and op.operands[0] is condition else value
 
 
 def logical_and(b: Builder, x: Value, y: Value) -> Value:

@@ -1,0 +1,144 @@
+"""Backwards that go over a row less often: factored sums, additions in the last loop, loops that are one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import saved_forwards as forwards
+import torch
+from saved_checks import Forward, close, run, same_gradients, seeded, tensor
+
+from kernel_agent.compiler.reverse import Adjoint
+from kernel_agent.compiler.saved.factor import factored
+from kernel_agent.compiler.saved.fuse import fused
+from kernel_agent.compiler.saved.gauge import use_gauge
+from kernel_agent.compiler.saved.linearity import fewer_loops
+from kernel_agent.compiler.saved.outputs import use_saved
+from kernel_agent.compiler.saved.sink import sunk
+from kernel_agent.compiler.schedule.merge import merged
+from kernel_agent.compiler.ssa.builder import Builder
+from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.evaluate import evaluate
+from kernel_agent.compiler.ssa.prune import prune
+from kernel_agent.compiler.ssa.value import Kernel, Value, walk
+
+
+def _fewer(forward: Forward) -> Adjoint:
+    adjoint = forward.adjoint(use_saved(use_gauge(forward.kernel).kernel).kernel)
+    kernel = merged(fewer_loops(adjoint.kernel))
+    return Adjoint(kernel, adjoint.cotangents, adjoint.gradients, (), ())
+
+
+def test_a_looped_layer_norm_takes_two_loops_and_writes_its_gradient_once() -> None:
+    forward = forwards.layer_norm(looped=True)
+    backward = run(_fewer(forward), forward)
+    same_gradients(backward, forward.backward(forward.kernel))
+    assert backward.loops == 2
+    size = tensor(forward.arguments["x_ptr"]).numel()
+    assert backward.loads("x_ptr") == 2 * size
+    assert (backward.counts.added["dx"] == 1).all()
+
+
+def test_a_softmax_in_two_passes_writes_its_gradient_once() -> None:
+    forward = forwards.softmax_looped()
+    backward = run(_fewer(forward), forward)
+    same_gradients(backward, forward.backward(forward.kernel))
+    assert (backward.counts.added["dx"] == 1).all()
+    assert backward.loops == 2
+
+
+def test_the_scale_of_attention_leaves_the_loop_of_its_query_gradient() -> None:
+    forward = replace(forwards.attention(), read=["q_ptr"])
+    backward = run(_fewer(forward), forward)
+    same_gradients(backward, forward.backward(forward.kernel))
+    plain = forward.backward(use_saved(use_gauge(forward.kernel).kernel).kernel)
+    assert _multiplications_in_loops(backward.kernel) < _multiplications_in_loops(plain.kernel)
+
+
+def _multiplications_in_loops(kernel: Kernel) -> int:
+    return sum(op.code is Code.MUL for loop in kernel.ops if loop.code is Code.FOR for op in walk(loop.blocks[0]))
+
+
+def _two_sums(*, second: str) -> Kernel:
+    """Y[0] = sum(2 X), and a second loop over the same trips that adds to Y[1]."""
+    arguments = [Value("*f32", (), name) for name in ("X", "Y", "Z")] + [Value("i32", (), "n")]
+    x_ptr, y_ptr, z_ptr, n = arguments
+    kernel = Kernel("sums", arguments)
+    b = Builder(kernel)
+    lanes, bounds, zero = b.arange(0, 8), (b.const(0), n, b.const(1)), b.const(0.0, "f32")
+
+    def row(index: Value) -> Value:
+        return b.add(b.mul(index, b.const(8)), lanes)
+
+    def first(index: Value, carries: list[Value]) -> list[Value]:
+        x = b.load(x_ptr, row(index))
+        b.store(z_ptr, row(index), b.mul(x, x), code=Code.ATOMIC_ADD)
+        return [b.add(carries[0], b.sum(b.mul(x, b.const(2.0, "f32")), 0))]
+
+    (total,) = b.loop(bounds, [zero], first)
+    b.store(y_ptr, b.const(0), total)
+
+    def later(index: Value, carries: list[Value]) -> list[Value]:
+        x = b.load(x_ptr, row(index))
+        if second == "linear":
+            term = b.mul(x, total)
+        elif second == "not linear":
+            term = b.unary(Code.EXP, b.mul(x, total))
+        elif second == "recurrent":
+            return [b.add(b.mul(carries[0], total), b.sum(x, 0))]
+        else:
+            term = x
+            b.store(z_ptr, row(index), b.mul(x, total if second == "same rows" else carries[0]), code=Code.ATOMIC_ADD)
+        return [b.sub(carries[0], b.sum(term, 0))]
+
+    (other,) = b.loop(bounds, [zero], later)
+    b.store(y_ptr, b.const(1), other)
+    return kernel
+
+
+def _values(kernel: Kernel) -> dict[str, torch.Tensor]:
+    given = {"X": seeded(4, 8), "Y": torch.zeros(2, dtype=torch.float64), "Z": torch.zeros(4, 8, dtype=torch.float64)}
+    evaluate(kernel, (1,), {**given, "n": 4})
+    return given
+
+
+def _assert_same(found: Kernel, expected: Kernel) -> None:
+    one, other = _values(found), _values(expected)
+    for name in ("Y", "Z"):
+        assert other[name].abs().max() > 1e-3
+        close(one[name], other[name], name)
+
+
+def _loops(kernel: Kernel) -> int:
+    return sum(op.code is Code.FOR for op in kernel.ops)
+
+
+def test_a_sum_of_multiples_of_an_earlier_sum_joins_its_loop() -> None:
+    kernel = _two_sums(second="linear")
+    assert _loops(fused(kernel)) == 2
+    joined = fused(prune(factored(kernel)))
+    assert _loops(joined) == 1
+    _assert_same(joined, kernel)
+
+
+@pytest.mark.parametrize("second", ["not linear", "recurrent"])
+def test_a_sum_that_needs_an_earlier_one_waits_for_it(second: str) -> None:
+    kernel = _two_sums(second=second)
+    kept = fused(prune(factored(kernel)))
+    assert _loops(kept) == 2
+    _assert_same(kept, kernel)
+
+
+def test_additions_to_the_same_rows_move_to_the_last_loop() -> None:
+    kernel = _two_sums(second="same rows")
+    found = merged(sunk(kernel))
+    assert sum(op.code is Code.ATOMIC_ADD for op in found.ops) == 1
+    _assert_same(found, kernel)
+
+
+def test_an_addition_that_needs_what_its_loop_carries_stays() -> None:
+    kernel = _two_sums(second="running")
+    # The first one has no carry in it: it moves. Turned round, the one with a carry would have to.
+    found = sunk(sunk(kernel))
+    _assert_same(found, kernel)
