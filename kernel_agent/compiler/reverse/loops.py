@@ -1,4 +1,4 @@
-"""The adjoint of a FOR: a loop over the same trips, last one first.
+"""The adjoint of a loop: one over the same trips, last one first.
 
 Cotangents of what the forward carried are carried backwards; where a trip passes one on unchanged, as for a plain sum,
 it is the same in all trips and is not carried, so that trips do not depend on each other. Cotangents of values from
@@ -7,6 +7,7 @@ outside are summed up in carries.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,39 @@ from kernel_agent.compiler.ssa.value import Block, Op, Value, constant
 
 if TYPE_CHECKING:
     from kernel_agent.compiler.reverse.reversal import Reversal
+
+
+@dataclass(frozen=True)
+class Taped:
+    """A loop of the forward that was copied with tapes."""
+
+    trips: str
+    """Name of its trips."""
+    tapes: tuple[str, ...]
+    """Of its carries at the start of a trip."""
+
+
+@dataclass(frozen=True)
+class Trips:
+    """The trips of a loop of the forward, as its adjoint sees them. Values are the forward's, bounds the adjoint's."""
+
+    taped: Taped
+    bounds: tuple[Value, Value, Value]
+    index: Value | None
+    """None for a loop without."""
+    carries: Sequence[Value]
+    """At the start of a trip."""
+    yields: Sequence[Value]
+    """What is carried at its end."""
+    starts: Sequence[Value]
+    """What is carried at first."""
+    blocks: tuple[Block, ...]
+    recompute: Callable[[], None]
+    """Copy a trip whose index and carries are set."""
+    reverse: Callable[[Cotangents], None]
+    """The adjoint of a trip, after cotangents of `yields` were set."""
+    backwards: bool = True
+    """Whether the adjoint takes the last trip first, as it does for a loop that goes forward."""
 
 
 @dataclass
@@ -34,41 +68,62 @@ class _Trip:
 
 
 def reverse_for(r: Reversal, op: Op, cotangents: Cotangents) -> None:
-    """Build the reverse loop, and pass cotangents on to initial carries and values from outside."""
+    """The adjoint of a FOR."""
     incoming = {k: g for k, result in enumerate(op.results) if (g := cotangents.get(result)) is not None}
-    if not incoming and not r.sinks(op.blocks[0]):
+    (block,) = op.blocks
+    if not incoming and not r.sinks(block):
         return
+    trips = Trips(
+        taped=r.tapes[op],
+        bounds=(r[op.operands[0]], r[op.operands[1]], r[op.operands[2]]),
+        index=block.arguments[0],
+        carries=block.arguments[1:],
+        yields=block.yields,
+        starts=op.operands[3:],
+        blocks=op.blocks,
+        recompute=lambda: r.recompute(block),
+        reverse=lambda found: r.reverse(block, found),
+        backwards=not op.attributes["reverse"],
+    )
+    reverse_trips(r, trips, incoming, cotangents)
+
+
+def reverse_trips(r: Reversal, trips: Trips, incoming: dict[int, Value], cotangents: Cotangents) -> None:
+    """Build the reverse loop, and pass cotangents on to initial carries and values from outside.
+
+    `incoming`: cotangents of what is carried after the last trip, by place.
+    """
     incoming = {k: r.lanes.settled(g) for k, g in incoming.items()}
     active, still = set(incoming), set[int]()
     while True:  # what is carried, and what stays, is known when a trip shows nothing new
-        trip = _trip(r, op, incoming, active, still)
+        trip = _trip(r, trips, incoming, active, still)
         now_active = active | set(trip.found)
         now_still = still | {k for k, given in trip.given.items() if trip.found.get(k) is given and k in incoming}
         if (now_active, now_still) == (active, still):
             break
         active, still = now_active, now_still
-    _finish(r, op, cotangents, incoming, trip, still)
+    _finish(r, trips, cotangents, incoming, trip, still)
 
 
-def _trip(r: Reversal, op: Op, incoming: dict[int, Value], active: set[int], still: set[int]) -> _Trip:
-    b, (source,) = r.b, op.blocks
-    first, *carries = source.arguments
-    index = Value(first.element, (), first.name)
+def _trip(r: Reversal, trips: Trips, incoming: dict[int, Value], active: set[int], still: set[int]) -> _Trip:
+    b, carries = r.b, trips.carries
+    index = Value(trips.bounds[0].element, (), trips.index.name if trips.index else "trip")
     given = {k: _cotangent_of(carries[k]) for k in sorted(active - still)}
     block = Block([index, *given.values()])
     r.lanes.trusted.update(given.values())
-    with b.inside(block, certain=_runs(r, op)):
-        r[first] = index
-        for name, carry in zip(r.tapes[op][1], carries, strict=True):
+    with b.inside(block, certain=_runs(trips)):
+        if trips.index is not None:
+            r[trips.index] = index
+        for name, carry in zip(trips.taped.tapes, carries, strict=True):
             load = Op(Code.TAPE_LOAD, (), [Value(carry.element, carry.shape, carry.name)], {"tape": name})
             r[carry] = b.add_op(load).result
-        r.recompute(source)
+        trips.recompute()
         found = r.fresh()
         for k in sorted(active):
-            found.add(source.yields[k], given[k] if k in given else incoming[k])
-        r.reverse(source, found)
+            found.add(trips.yields[k], given[k] if k in given else incoming[k])
+        trips.reverse(found)
         ends = {k: r.lanes.settled(g) for k, carry in enumerate(carries) if (g := found.get(carry)) is not None}
-        outside = {value: r.lanes.settled(g) for value, g in taken_from_outside(found, source).items()}
+        outside = {value: r.lanes.settled(g) for value, g in taken_from_outside(found, *trips.blocks).items()}
         block.yields = [
             b.whole(ends[k] if k in ends else b.zero(argument), argument.shape) for k, argument in given.items()
         ]
@@ -81,7 +136,7 @@ def _trip(r: Reversal, op: Op, incoming: dict[int, Value], active: set[int], sti
 
 
 def _finish(
-    r: Reversal, op: Op, cotangents: Cotangents, incoming: dict[int, Value], trip: _Trip, still: set[int]
+    r: Reversal, trips: Trips, cotangents: Cotangents, incoming: dict[int, Value], trip: _Trip, still: set[int]
 ) -> None:
     b = r.b
     initial = [
@@ -89,16 +144,14 @@ def _finish(
         for k, argument in trip.given.items()
     ]
     initial += [b.whole(b.zero(g), g.shape) for g in trip.outside.values()]
-    bounds = [r[operand] for operand in op.operands[:3]]
     results = [Value(argument.element, argument.shape, argument.name) for argument in trip.block.arguments[1:]]
-    attributes = {"reverse": not op.attributes["reverse"], "tape": r.tapes[op][0]}
-    b.add_op(Op(Code.FOR, (*bounds, *initial), results, attributes, [trip.block]))
+    attributes = {"reverse": trips.backwards, "tape": trips.taped.trips}
+    b.add_op(Op(Code.FOR, (*trips.bounds, *initial), results, attributes, [trip.block]))
     r.lanes.trusted.update(results)
-    starts = op.operands[3:]
     for k, result in zip(trip.given, results, strict=False):
-        cotangents.add(starts[k], result)
+        cotangents.add(trips.starts[k], result)
     for k in sorted(still):
-        cotangents.add(starts[k], incoming[k])
+        cotangents.add(trips.starts[k], incoming[k])
     for value, result in zip(trip.outside, results[len(trip.given) :], strict=True):
         cotangents.add(value, result)
 
@@ -107,6 +160,6 @@ def _cotangent_of(carry: Value) -> Value:
     return Value(adjoint_element(carry.element), carry.shape, f"d_{carry.name}" if carry.name else "")
 
 
-def _runs(r: Reversal, op: Op) -> bool:
-    start, stop, step = (constant(r[operand]) for operand in op.operands[:3])
+def _runs(trips: Trips) -> bool:
+    start, stop, step = (constant(bound) for bound in trips.bounds)
     return start is not None and stop is not None and step is not None and step > 0 and start < stop

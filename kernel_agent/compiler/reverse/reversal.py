@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.reverse.activity import Activity
 from kernel_agent.compiler.reverse.branches import reverse_if
 from kernel_agent.compiler.reverse.cotangents import Cotangents
 from kernel_agent.compiler.reverse.elements import adjoint_element
 from kernel_agent.compiler.reverse.lanes import Lanes
-from kernel_agent.compiler.reverse.loops import reverse_for
+from kernel_agent.compiler.reverse.loops import Taped, reverse_for
 from kernel_agent.compiler.reverse.memory import Accesses
 from kernel_agent.compiler.reverse.rules import CONSTANT, RULES, Primal
 from kernel_agent.compiler.reverse.rules.registry import MIXING
-from kernel_agent.compiler.reverse.whiles import reverse_while
+from kernel_agent.compiler.reverse.whiles import Counted, counted, reverse_while
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import ELEMENTWISE, Code
 from kernel_agent.compiler.ssa.rebuild import Copier
@@ -46,8 +48,10 @@ class Reversal(Copier):
         self.gradients = gradients
         self.lanes = Lanes(b)
         self.primal = Primal(self.__getitem__, self.lanes)
-        self.tapes: dict[Op, tuple[str, list[str]]] = {}
-        """Loop of the source -> name of its trips and tapes of its carries, in the copy that was made last."""
+        self.tapes: dict[Op, Taped] = {}
+        """Of the loops of the source, in the copy that was made last."""
+        self.counts: dict[Op, Counted] = {}
+        """How the WHILEs among them ended."""
         self._taped: set[Op] = set()
         self._count = 0
 
@@ -114,25 +118,36 @@ class Reversal(Copier):
         if op not in self._taped:
             super().loop(op)
             return
-        self._taped.discard(op)
         (block,) = op.blocks
-        trips = self.numbered(f"trips_{block.arguments[0].name}" if block.arguments[0].name else "trips")
-        names = [self.numbered(value.name or "carry") for value in block.arguments[1:]]
-        self.tapes[op] = (trips, names)
+        taped = self._tape(op, block.arguments[0].name, block.arguments[1:])
 
         def body(index: Value, inner: list[Value]) -> list[Value]:
             for old, new in zip(block.arguments, (index, *inner), strict=True):
                 self[old] = new
                 new.source_line = old.source_line
-            for name, value in zip(names, inner, strict=True):
+            for name, value in zip(taped.tapes, inner, strict=True):
                 self.b.add_op(Op(Code.TAPE_STORE, (value,), (), {"tape": name}))
             return self.block(block)
 
         bounds = (self[op.operands[0]], self[op.operands[1]], self[op.operands[2]])
         carries = [self.whole(value) for value in op.operands[3:]]
         called = [value.name for value in block.arguments]
-        attributes = {**op.attributes, "tape": trips}
+        attributes = {**op.attributes, "tape": taped.trips}
         self.results(op, self.b.loop(bounds, carries, body, index_name=called[0], names=called[1:], **attributes))
+
+    def repeat(self, op: Op) -> None:
+        """A WHILE, with the tapes of its carries where it is reversed next."""
+        if op in self._taped:
+            self.counts[op] = counted(self, op, self._tape(op, "", op.blocks[0].arguments))
+        else:
+            super().repeat(op)
+
+    def _tape(self, op: Op, index: str, carries: Sequence[Value]) -> Taped:
+        """Names for a loop that is copied with tapes. What is copied within it has none."""
+        self._taped.discard(op)
+        names = tuple(self.numbered(value.name or "carry") for value in carries)
+        self.tapes[op] = Taped(self.numbered(f"trips_{index}" if index else "trips"), names)
+        return self.tapes[op]
 
     # --- backwards
 

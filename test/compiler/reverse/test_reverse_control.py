@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import Code
-from kernel_agent.compiler.ssa.value import Value
+from kernel_agent.compiler.ssa.value import Op, Value
 
 T, N = 5, 8
 
@@ -196,10 +196,38 @@ def test_stores_in_a_branch_and_a_loop_in_a_branch() -> None:
 def test_programs_that_leave_early_leave_early_again() -> None:
     k = Forward(X="*f32", Y="*f32", n="i32")
     b, at = k.b, k.rows(N)
-    from kernel_agent.compiler.ssa.value import Op
-
     b.add_op(Op(Code.LEAVE_IF, (b.compare("ge", b.program_id(0), k.n),), ()))
     x = b.load(k.X, at)
     b.store(k.Y, at, b.mul(x, x))
     # X and Y have three rows only: a fourth program that ran would be out of bounds
     compare(k.kernel, {"X": numbers(3, N)}, {"Y": (3, N)}, torch.square, grid=(4,), integers={"n": 3})
+
+
+def test_a_while_loop_goes_back_over_as_many_trips_as_it_made() -> None:
+    # the test computes, too: what it passes on is not what it was given
+    k = Forward(X="*f32", W="*f32", Y="*f32")
+    b, at, lanes = k.b, k.rows(N), k.b.arange(0, N)
+    w = b.load(k.W, lanes)
+
+    def test(carries: list[Value]) -> list[Value]:
+        grown = b.mul(carries[0], w)
+        return [b.compare("lt", b.sum(grown, 0), b.const(30.0, "f32")), grown, b.sum(grown, 0)]
+
+    def body(passed: list[Value]) -> list[Value]:
+        return [b.add(passed[0], b.mul(passed[0], b.div(b.const(1.0, "f32"), passed[1])))]
+
+    x, total = b.repeat([b.load(k.X, at)], test, body)
+    b.store(k.Y, at, b.mul(x, total))
+
+    def reference(x: Tensor, w: Tensor) -> Tensor:
+        rows = []
+        for row in x:
+            grown = row * w
+            while grown.sum() < 30:
+                grown = (grown + grown / grown.sum()) * w
+            rows.append(grown * grown.sum())
+        return torch.stack(rows)
+
+    x_value = torch.stack([torch.full((N,), 1.0), torch.full((N,), 3.0), torch.full((N,), 9.0)]).double()
+    inputs = {"X": x_value + 0.1 * numbers(3, N), "W": numbers(N, seed=1).abs() * 0.1 + 1.2}
+    compare(k.kernel, inputs, {"Y": (3, N)}, reference, grid=(3,), tolerance=1e-9)

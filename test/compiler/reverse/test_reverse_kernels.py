@@ -82,3 +82,7 @@ def test_a_maximum_with_its_index():
 
 def test_programs_that_return_early():
     agrees(k.early_return, (4,), {"x_ptr": random(20), "y_ptr": torch.zeros(20), "n": 20, "BLOCK": 8}, ["y_ptr"])
+
+
+def test_a_while_loop():
+    agrees(k.newton, (3,), {"x_ptr": random(20).abs() + 0.1, "y_ptr": torch.zeros(20), "n": 20, "BLOCK": 8}, ["y_ptr"])
