@@ -40,8 +40,15 @@ class Extents:
         self._known: dict[Value, Range] = {}
 
     def trips(self, loop: Op) -> str:
-        """An upper bound of the trips of a FOR. Raises CannotDerive where a launch cannot know its bounds."""
-        start, stop, step = (self.of(value) for value in loop.operands[:3])
+        """An upper bound of the trips of a loop. Raises CannotDerive where a launch cannot know it."""
+        found = loop.operands[:3] if loop.code is Code.FOR else _counter(loop)
+        if found is None:
+            raise CannotDerive(
+                "a while loop carries values that its backward needs from every trip, and how many trips "
+                "it makes is not known before the launch",
+                remedy="count its trips, and stop at a bound: `while go_on and step < limit`",
+            )
+        start, stop, step = (self.of(value) for value in found)
         length = stop.high if start.low == "0" else f"({stop.high} - {start.low})"
         if step.low == "1":
             return f"max({length}, 0)"
@@ -82,6 +89,35 @@ class Extents:
         if not value.name or value.shape or value.is_float or value.depth > 0:
             raise _unknown(value)
         return _one(value.name)
+
+
+def _counter(loop: Op) -> tuple[Value, ...] | None:
+    """Start, bound and step of what a WHILE counts up as long as it is less than a bound, whatever else it asks for."""
+    test, body = loop.blocks
+    conditions = [test.yields[0]]
+    while conditions:
+        op = conditions.pop().producer
+        if op is not None and op.code is Code.AND:
+            conditions.extend(op.operands)
+        if op is None or op.code is not Code.CMP or op.attributes["predicate"] != "lt" or op.attributes.get("unsigned"):
+            continue
+        count, bound = op.operands
+        if count not in test.arguments or count.is_float or count not in test.yields[1:]:
+            continue
+        place = test.arguments.index(count)
+        step = _step(body.yields[place], body.arguments[test.yields.index(count, 1) - 1])
+        if step is not None:
+            return loop.operands[place], bound, step
+    return None
+
+
+def _step(value: Value, count: Value) -> Value | None:
+    """What is added to a count, if that is a positive constant."""
+    op = value.producer
+    if op is None or op.code is not Code.ADD or count not in op.operands:
+        return None
+    step = op.operands[1 if op.operands[0] is count else 0]
+    return step if (constant(step) or 0) > 0 else None
 
 
 def _unknown(value: Value) -> CannotDerive:

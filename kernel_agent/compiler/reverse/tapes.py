@@ -59,15 +59,9 @@ def lower_tapes(kernel: Kernel) -> Lowered:
         pointers[tape.name] = Value(f"*{_held(tape.element)}", (), _free(f"tape_{tape.name}", taken))
         shape = ["grid0", "grid1", "grid2"]
         for loop in tape.trips:
-            if loop.code is not Code.FOR:
-                raise CannotDerive(
-                    "a while loop carries values that its backward needs from every trip, and how many trips "
-                    "it makes is not known before the launch",
-                    remedy="write it as a for loop with a bound, and mask the trips that are too many",
-                )
             expression = extents.trips(loop)
             if loop not in counts:
-                counts[loop] = Value("i32", (), _free(loop.attributes["tape"] or "trips", taken))
+                counts[loop] = Value("i32", (), _free(loop.attributes.get("tape") or "trips", taken))
                 scalars[counts[loop].name] = expression
             shape.append(expression)
         shape.extend(kernel.extents.get(extent, str(extent)) for extent in tape.shape)
@@ -93,8 +87,8 @@ class _Lowering(Copier):
         self.known = known
         self.pointers = pointers
         self.counts = counts
-        self._indices: list[tuple[Op, Value]] = []
-        """Loops around what is copied, and their indices in the copy."""
+        self._around: list[tuple[Op, Value]] = []
+        """Loops around what is copied: with the source's index of a FOR, the copy's number of the trip of a WHILE."""
 
     def effect(self, op: Op) -> None:
         """A TAPE_STORE becomes a STORE."""
@@ -123,11 +117,33 @@ class _Lowering(Copier):
         back = bool(loaded - stored)
         if back:
             self.b.add_op(Op(Code.BARRIER, (), ()))
-        self._indices.append((op, block.arguments[0]))
+        self._around.append((op, block.arguments[0]))
         super().loop(op)
-        self._indices.pop()
-        if back and self._indices:  # the next trip of a loop around writes there again
+        self._around.pop()
+        if back and self._around:  # the next trip of a loop around writes there again
             self.b.add_op(Op(Code.BARRIER, (), ()))
+
+    def repeat(self, op: Op) -> None:
+        """A WHILE, whose trips are counted where it stores to tapes."""
+        if not any(True for block in op.blocks for _ in tapes_of(block, Code.TAPE_STORE)):
+            super().repeat(op)
+            return
+
+        def copied(block: Block, inner: list[Value]) -> list[Value]:
+            for old, new in zip(block.arguments, inner[:-1], strict=True):
+                self[old] = new
+                new.name, new.source_line = old.name, old.source_line
+            self._around.append((op, inner[-1]))
+            self.block(block)
+            self._around.pop()
+            return [self.whole(value) for value in block.yields]
+
+        def go_on(inner: list[Value]) -> list[Value]:
+            return [*copied(op.blocks[1], inner), self.b.add(inner[-1], self.b.const(1))]
+
+        starts = [*(self.whole(value) for value in op.operands), self.b.const(0)]
+        found = self.b.repeat(starts, lambda inner: [*copied(op.blocks[0], inner), inner[-1]], go_on, **op.attributes)
+        self.results(op, found[:-1])
 
     def _address(self, tape: Tape) -> Value:
         """Offsets of the present program's and trip's tile, i64."""
@@ -153,12 +169,15 @@ class _Lowering(Copier):
     def _trip(self, loop: Op) -> Value:
         """Number of the present trip of the loop, or of the one that goes over the same trips."""
         b = self.b
-        for around, index in self._indices:
-            if around is loop or (around.attributes["tape"] and around.attributes["tape"] == loop.attributes["tape"]):
+        for around, place in self._around:
+            named = around.attributes.get("tape")
+            if around is loop or (named is not None and named == loop.attributes.get("tape")):
+                if around.code is Code.WHILE:
+                    return place
                 start, _, step = (self[value] for value in around.operands[:3])
-                gone = b.sub(self[index], start)
+                gone = b.sub(self[place], start)
                 return gone if _is_one(step) else b.elementwise(Code.FLOORDIV, (gone, step))
-        raise CannotDerive(f"a tape of {loop.attributes['tape']} is read outside of a loop over the same trips")
+        raise CannotDerive(f"a tape of {loop.attributes.get('tape')} is read outside of a loop over the same trips")
 
 
 def _around(body: Block, code: Code) -> dict[str, tuple[Op, tuple[Op, ...]]]:

@@ -47,7 +47,7 @@ def counted(r: Reversal, op: Op, taped: Taped) -> Counted:
             r[old] = new
         return [*r.block(body), b.add(count, b.const(1))]
 
-    found = b.repeat([*(r.whole(value) for value in op.operands), b.const(0)], ask, go_on)
+    found = b.repeat([*(r.whole(value) for value in op.operands), b.const(0)], ask, go_on, tape=taped.trips)
     r.results(op, found[:passed])
     return Counted(found[passed:-1], found[-1])
 

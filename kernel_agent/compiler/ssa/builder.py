@@ -354,6 +354,7 @@ class Builder:
         carries: Sequence[Value],
         test: Callable[[list[Value]], Sequence[Value]],
         body: Callable[[list[Value]], Sequence[Value]],
+        **attributes: Any,
     ) -> tuple[Value, ...]:
         """A WHILE. `test` gets the carries and returns the condition and what goes on, `body` gets those and returns
         carries; results are what went on last. Shapes are those of `carries` and of what `test` returns."""
@@ -365,7 +366,7 @@ class Builder:
             found = body(after.arguments)
             after.yields = [self.whole(value, like.shape) for value, like in zip(found, carries, strict=True)]
         results = [Value(v.element, v.shape, v.name) for v in after.arguments]
-        return self.add_op(Op(Code.WHILE, carries, results, {}, (before, after))).results
+        return self.add_op(Op(Code.WHILE, carries, results, attributes, (before, after))).results
 
     def branch(
         self, condition: Value, then: Callable[[], Sequence[Value]], other: Callable[[], Sequence[Value]]

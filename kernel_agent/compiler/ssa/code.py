@@ -137,7 +137,8 @@ class Code(str, enum.Enum):
     """start, stop, step, initial carries; block(index, carries) yields carries. `reverse`: last trip first;
     `tape`: name of its trips, or None; other hints of tl.range under their own names."""
     WHILE = "while"
-    """initial carries; block 0(carries) yields the condition and what goes on, block 1(those) yields carries."""
+    """initial carries; block 0(carries) yields the condition and what goes on, block 1(those) yields carries.
+    `tape` as FOR, or not there."""
     IF = "if"
     """condition; two blocks without arguments yield the results."""
     LEAVE_IF = "leave_if"

@@ -265,7 +265,9 @@ class Copier:
 
         self.results(
             op,
-            self.b.repeat(carries, lambda inner: copied(test, inner), lambda passed: copied(go_on, passed)),
+            self.b.repeat(
+                carries, lambda inner: copied(test, inner), lambda passed: copied(go_on, passed), **op.attributes
+            ),
         )
 
     def branch(self, op: Op) -> None:

@@ -57,10 +57,39 @@ def bindings(grid: tuple[int, ...], integers: dict[str, int]) -> dict[str, int]:
 
 @pytest.mark.parametrize("bound", ["argument", "causal", "strided"])
 def test_a_kernel_with_tapes_in_memory_gives_the_same_gradients(bound: str) -> None:
-    kernel, grid, integers = recurrence(bound), (3,), {"n": 4, "block": 2}
+    kernel, integers = recurrence(bound), {"n": 4, "block": 2}
     x, y = numbers(3, 4, N), torch.full((3, N), torch.nan, dtype=torch.float64)
     arguments = {"X": x, "Y": y, "L": torch.ones(3, dtype=torch.int32), **integers}
+    same_in_memory(kernel, arguments, integers)
+
+
+def test_a_while_loop_that_counts_has_tapes_as_long_as_it_can_count() -> None:
+    k = Forward(X="*f32", Y="*f32", n="i32")
+    b, at = k.b, k.rows(N)
+
+    def test(carries: list[Value]) -> list[Value]:
+        small = b.compare("lt", b.sum(carries[0], 0), b.const(9.0, "f32"))
+        return [b.logical_and(small, b.compare("lt", carries[1], k.n)), *carries]
+
+    def body(passed: list[Value]) -> list[Value]:
+        return [
+            b.mul(passed[0], b.unary(Code.EXP, b.div(passed[0], b.const(9.0, "f32")))),
+            b.add(passed[1], b.const(2)),
+        ]
+
+    x, _ = b.repeat([b.load(k.X, at), b.const(1)], test, body)
+    b.store(k.Y, at, x)
+    x_value = torch.stack([torch.full((N,), value) for value in (2.0, 0.9, 0.1)]).double()
+    arguments = {"X": x_value, "Y": torch.full((3, N), torch.nan, dtype=torch.float64), "n": 6}
+    scalars = same_in_memory(k.kernel, arguments, {"n": 6})
+    assert list(scalars.values()) == [3], "1, 3 and 5 are less than 6"
+
+
+def same_in_memory(kernel: Kernel, arguments: dict[str, Tensor | int], integers: dict[str, int]) -> dict[str, int]:
+    """Assert that tapes in memory change no gradient. Returns the trips that they have room for."""
+    grid = (3,)
     evaluate(kernel, grid, arguments)
+    x = arguments["X"]
     cotangent = {"Y": numbers(3, N, seed=1)}
     adjoint = differentiate(kernel, read=frozenset({"X"}), written=frozenset({"Y"}))
     truth = gradients_of(adjoint, grid, arguments, cotangent)["X"]
@@ -79,6 +108,7 @@ def test_a_kernel_with_tapes_in_memory_gives_the_same_gradients(bound: str) -> N
     found = torch.zeros_like(x)
     evaluate(lowered.kernel, grid, {**arguments, **buffers, **counts, "dY": cotangent["Y"], "dX": found})
     torch.testing.assert_close(found, truth, msg="dX")
+    return counts
 
 
 def test_tapes_that_two_trips_of_a_loop_around_may_share_are_as_long_as_one() -> None:
