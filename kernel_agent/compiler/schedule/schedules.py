@@ -16,7 +16,9 @@ from kernel_agent.compiler.plan import BackwardPlan, Buffer, Fact, Fill, Step, T
 from kernel_agent.compiler.reverse.adjoint import Adjoint
 from kernel_agent.compiler.reverse.plain import plain
 from kernel_agent.compiler.schedule.accumulate import accumulated
+from kernel_agent.compiler.schedule.factor import factored
 from kernel_agent.compiler.schedule.forms import Forms, Launch
+from kernel_agent.compiler.schedule.fuse import fused
 from kernel_agent.compiler.schedule.merge import merged
 from kernel_agent.compiler.schedule.owner import Owner, Turn, owner, turn_of, without
 from kernel_agent.compiler.schedule.ownership import WRITES, Ownership, owned, proof
@@ -31,15 +33,18 @@ SCHEDULES = ("rows", "split", "owned", "plain")
 """Names, the best first."""
 
 
-def plans(kernel: Kernel, adjoint: Adjoint, axes: int) -> list[BackwardPlan]:
-    """Plans of one launch of `kernel` on a grid of `axes` axes; at least `plain`, which is the last."""
-    return list(_plans(kernel, adjoint, axes))
+def plans(kernel: Kernel, adjoint: Adjoint, axes: int, *, spared: Adjoint | None = None) -> list[BackwardPlan]:
+    """Plans of one launch of `kernel` on a grid of `axes` axes; at least `plain`, which is the last.
+
+    `spared`: an adjoint of the same names that reads back what the forward stored (see `saved`), for all but `plain`.
+    """
+    return list(_plans(kernel, adjoint, axes, spared or adjoint))
 
 
-def _plans(kernel: Kernel, adjoint: Adjoint, axes: int) -> Iterator[BackwardPlan]:
+def _plans(kernel: Kernel, adjoint: Adjoint, axes: int, spared: Adjoint) -> Iterator[BackwardPlan]:
     pruned = prune(adjoint.kernel)
     launch = Launch.like_forward(axes)
-    base = plain(kernel, replace(adjoint, kernel=merged(forwards(pruned))), _grid(launch))
+    base = plain(kernel, replace(spared, kernel=joined(prune(spared.kernel))), _grid(launch))
     (step,) = base.steps
     for schedule, make in (("rows", _rows), ("split", _split), ("owned", _owned)):
         try:
@@ -49,6 +54,16 @@ def _plans(kernel: Kernel, adjoint: Adjoint, axes: int) -> Iterator[BackwardPlan
         if draft is not None:
             yield _plan(schedule, base, draft)
     yield plain(kernel, replace(adjoint, kernel=trimmed(pruned)), _grid(launch))
+
+
+def joined(kernel: Kernel) -> Kernel:
+    """The same gradients, but for rounding, of fewer loops that add to memory less often.
+
+    Loops run forwards where they can, common factors leave their sums, which then need not wait for what the factors
+    come from, the last loop adds what several add, and loops that are free of each other are one. Of the looped
+    backward of a layer norm two loops over a row are left: one for its sums, one for the gradient.
+    """
+    return prune(fused(merged(prune(factored(forwards(kernel))))))
 
 
 @dataclass

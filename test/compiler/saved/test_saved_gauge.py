@@ -10,7 +10,8 @@ import torch
 from saved_checks import Forward, empty, ran, same_gradients, seeded, tensor
 
 from kernel_agent.compiler.saved.gauge import use_gauge
-from kernel_agent.compiler.saved.outputs import Saved, saved_reads, use_saved
+from kernel_agent.compiler.saved.outputs import Saved, saved_reads
+from kernel_agent.compiler.saved.prepare import prepared
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.value import Kernel, Value
@@ -18,7 +19,7 @@ from kernel_agent.compiler.ssa.value import Kernel, Value
 
 def _both(forward: Forward, *, lossy: bool = False) -> Saved:
     """Gauge, then saved outputs."""
-    return use_saved(use_gauge(forward.kernel, frozenset(forward.written)).kernel, lossy=lossy)
+    return prepared(forward.kernel, frozenset(forward.written), lossy=lossy)
 
 
 def test_cross_entropy_takes_the_stored_log_sum_exp_for_its_maximum() -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from kernel_agent.compiler.saved.alike import same_trips
 from kernel_agent.compiler.ssa.code import MEMORY, Code
 from kernel_agent.compiler.ssa.rebuild import Copier
-from kernel_agent.compiler.ssa.uses import captured
+from kernel_agent.compiler.ssa.uses import captured, tapes_of
 from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value, walk
 
 
@@ -27,6 +26,17 @@ def _pair(kernel: Kernel) -> tuple[Op, Op] | None:
                 if later.code is Code.FOR and same_trips(loop, later) and _free(block, place, later):
                     return loop, later
     return None
+
+
+def same_trips(one: Op, other: Op) -> bool:
+    """Whether two FORs have the same bounds, run forwards, and none remembers trips by tapes."""
+    if one.operands[:3] != other.operands[:3] or one.attributes["reverse"] or other.attributes["reverse"]:
+        return False
+    return not any(
+        next(tapes_of(loop.blocks[0], code), None) is not None
+        for loop in (one, other)
+        for code in (Code.TAPE_STORE, Code.TAPE_LOAD)
+    )
 
 
 def _free(block: Block, place: int, later: Op) -> bool:

@@ -1,0 +1,18 @@
+"""`prepared`: a forward as it should be differentiated: what it stored is at hand, and softmaxes have their gauge."""
+
+from __future__ import annotations
+
+from kernel_agent.compiler.saved.gauge import use_gauge
+from kernel_agent.compiler.saved.outputs import Saved, use_saved
+from kernel_agent.compiler.ssa.value import Kernel
+
+
+def prepared(kernel: Kernel, written: frozenset[str], *, lossy: bool = False) -> Saved:
+    """A kernel with the same derivative that spares its backward work.
+
+    `written`: arguments whose cotangents are given, as for `differentiate`; `lossy` as for `use_saved`. Reads of what
+    the forward wrote are right only if nobody writes there before the backward.
+    """
+    turned = use_gauge(kernel, written)
+    found = use_saved(turned.kernel, lossy=lossy)
+    return Saved(found.kernel, turned.read | found.read, (*turned.remarks, *found.remarks))

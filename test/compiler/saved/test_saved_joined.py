@@ -1,0 +1,63 @@
+"""The whole way: what a forward stored, its gauge, and a backward that goes over rows as seldom as can be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import saved_forwards as forwards
+from saved_checks import Forward, run, same_gradients, tensor
+
+from kernel_agent.compiler.reverse import Adjoint
+from kernel_agent.compiler.saved.prepare import prepared
+from kernel_agent.compiler.schedule.schedules import joined, plans
+from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.prune import prune
+from kernel_agent.compiler.ssa.value import Kernel, walk
+
+
+def _prepared(forward: Forward) -> Kernel:
+    return prepared(forward.kernel, frozenset(forward.written)).kernel
+
+
+def _fewer(forward: Forward) -> Adjoint:
+    adjoint = forward.adjoint(_prepared(forward))
+    return Adjoint(joined(prune(adjoint.kernel)), adjoint.cotangents, adjoint.gradients, (), ())
+
+
+def test_a_looped_layer_norm_takes_two_loops_and_writes_its_gradient_once() -> None:
+    forward = forwards.layer_norm(looped=True)
+    backward = run(_fewer(forward), forward)
+    same_gradients(backward, forward.backward(forward.kernel))
+    assert backward.loops == 2
+    size = tensor(forward.arguments["x_ptr"]).numel()
+    assert backward.loads("x_ptr") == 2 * size
+    assert (backward.counts.added["dx"] == 1).all()
+
+
+def test_a_softmax_in_two_passes_writes_its_gradient_once() -> None:
+    forward = forwards.softmax_looped()
+    backward = run(_fewer(forward), forward)
+    same_gradients(backward, forward.backward(forward.kernel))
+    assert (backward.counts.added["dx"] == 1).all()
+    assert backward.loops == 2
+
+
+def test_the_scale_of_attention_leaves_the_loop_of_its_query_gradient() -> None:
+    forward = replace(forwards.attention(), read=["q_ptr"])
+    backward = run(_fewer(forward), forward)
+    same_gradients(backward, forward.backward(forward.kernel))
+    plain = forward.backward(_prepared(forward))
+    assert _multiplications_in_loops(backward.kernel) < _multiplications_in_loops(plain.kernel)
+
+
+def _multiplications_in_loops(kernel: Kernel) -> int:
+    return sum(op.code is Code.MUL for loop in kernel.ops if loop.code is Code.FOR for op in walk(loop.blocks[0]))
+
+
+def test_plans_take_the_spared_adjoint_and_plain_the_other() -> None:
+    forward = forwards.layer_norm(looped=True)
+    found = plans(forward.kernel, forward.adjoint(forward.kernel), 1, spared=forward.adjoint(_prepared(forward)))
+    *better, plain = found
+    assert better
+    assert all(set(plan.saved) == {"mean_ptr", "rstd_ptr"} for plan in better)
+    assert (plain.schedule, plain.saved) == ("plain", ())
