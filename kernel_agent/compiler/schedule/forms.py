@@ -169,11 +169,8 @@ class Forms:
         """Of operations that only move lanes."""
         if op.code in (Code.FULL, Code.BROADCAST):
             return self.of(op.operands[0])
-        if op.code is Code.EXPAND:
-            axis = op.attributes["axis"]
-            return self.of(op.operands[0]).moved(lambda old: old + (old >= axis))
-        if op.code is Code.TRANS:
-            return self.of(op.operands[0]).moved(op.attributes["order"].index)
+        if op.code in (Code.EXPAND, Code.TRANS):
+            return relabelled(op, self.of(op.operands[0]))
         if op.code is Code.RESHAPE:
             before = [axis for axis, extent in enumerate(op.operands[0].shape) if extent != 1]
             after = [axis for axis, extent in enumerate(op.result.shape) if extent != 1]
@@ -241,6 +238,14 @@ class Forms:
         return frozenset(atom for atom in found if atom.kind is not Kind.LANE)
 
 
+def relabelled(op: Op, form: Form) -> Form:
+    """A form of the operand of an EXPAND or TRANS as one of its result."""
+    if op.code is Code.TRANS:
+        return form.moved(op.attributes["order"].index)
+    axis = op.attributes["axis"]
+    return form.moved(lambda old: old + (old >= axis))
+
+
 def grid_extent(axis: int) -> Polynomial:
     """Programs along an axis."""
     return Polynomial.symbol(f"grid{axis}", positive=True)
@@ -265,6 +270,9 @@ def _computed(code: Code, left: Polynomial, right: Polynomial) -> Polynomial:
     exact = left.quotient(right)
     if exact is not None:
         return exact if code is Code.FLOORDIV else ZERO
+    rounded = left - right + ONE
+    if code is Code.FLOORDIV and len(rounded.terms) < len(left.terms):
+        return ceiling(rounded, right)  # (n + d - 1) // d
     a, b = left.number, right.number
     if a is not None and b is not None and a >= 0 and b > 0:
         return Polynomial.integer(a // b if code is Code.FLOORDIV else a % b)

@@ -24,6 +24,8 @@ from kernel_agent.compiler.schedule.owner import Owner, Turn, owner, turn_of, wi
 from kernel_agent.compiler.schedule.ownership import WRITES, Ownership, owned, proof
 from kernel_agent.compiler.schedule.rows import persistent, summed_axis, width_of
 from kernel_agent.compiler.schedule.sites import sites
+from kernel_agent.compiler.schedule.swizzle import unswizzled
+from kernel_agent.compiler.schedule.wraps import unwrapped
 from kernel_agent.compiler.ssa.order import forwards
 from kernel_agent.compiler.ssa.prune import prune
 from kernel_agent.compiler.ssa.uses import captured
@@ -91,7 +93,7 @@ class Draft:
 
 def _owned(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft | None:
     """One launch on the forward's grid, with stores; None where there are none."""
-    found = owned(accumulated(tidy), gradients, launch)
+    found = owned(unwrapped(accumulated(tidy), launch), gradients, launch)
     draft = Draft()
     draft.add(found, launch, {})
     return draft if found.empty_if else None
@@ -121,8 +123,12 @@ def _rows(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft |
 
 def _split(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft | None:
     """A launch for all gradients that programs own, and more for those that they share; None where none is shared."""
-    forms = Forms(tidy, launch)
     draft = Draft()
+    cut = unswizzled(tidy, launch)
+    if cut is not None:
+        tidy, launch = cut.kernel, cut.launch
+        draft.facts.append(Fact(cut.fact, "each tile has one program"))
+    forms = Forms(tidy, launch)
     turns: dict[Turn, list[Op]] = {}
     done: set[Op] = set()
     for name in gradients.values():
@@ -157,7 +163,7 @@ def _split(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft 
         draft.add(owned(accumulated(main), rest, launch), launch, {})
     for made, names in owners:
         mine = {tensor: name for tensor, name in alone.items() if name in names}
-        draft.add(owned(made.kernel, mine, made.launch), made.launch, made.scalars)
+        draft.add(owned(unwrapped(made.kernel, made.launch), mine, made.launch), made.launch, made.scalars)
     return draft
 
 

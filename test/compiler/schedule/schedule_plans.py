@@ -11,6 +11,7 @@ import triton
 from schedule_kernels import made
 from torch import Tensor
 
+from kernel_agent.compiler.front import kernel_of
 from kernel_agent.compiler.plan import BackwardPlan, Fill
 from kernel_agent.compiler.reverse import differentiate
 from kernel_agent.compiler.schedule.schedules import plans
@@ -18,6 +19,7 @@ from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.evaluate import evaluate
 from kernel_agent.compiler.ssa.memory import Evaluation
 from kernel_agent.compiler.ssa.value import Kernel
+from kernel_agent.ir.lower import lower
 
 PROCESSORS = 2
 """Of the device that expressions of a plan ask for."""
@@ -36,6 +38,14 @@ def plans_of(kernel: Kernel, read: str, written: str, axes: int) -> Made:
 def forward(arguments: str, build: Callable[..., Any], **constants: int) -> Kernel:
     """A forward kernel, as `made`."""
     return made(arguments, build, name="forward", **constants)
+
+
+def from_source(function: Any, signature: Mapping[str, str], **constants: Any) -> Kernel:
+    """The kernel of a jitted function. `signature`: Triton's types of what is no constexpr."""
+    names = function.arg_names
+    types = {**signature, **dict.fromkeys(constants, "constexpr")}
+    module = lower(function, types, {(names.index(name),): value for name, value in constants.items()})
+    return kernel_of(module, constants=constants)
 
 
 def run(

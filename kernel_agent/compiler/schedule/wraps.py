@@ -1,0 +1,101 @@
+"""`unwrapped`: additions at `index % size` as additions at `index`, where beyond the size only zeros are added.
+
+Forwards wrap indices so that loads need no mask. What lies beyond contributes nothing to the output, so its gradient is
+zero: the wrapped lanes add zeros to elements that other programs own.
+"""
+
+from __future__ import annotations
+
+from kernel_agent.compiler.schedule.forms import Forms, Launch, relabelled
+from kernel_agent.compiler.schedule.linear import Form
+from kernel_agent.compiler.schedule.sites import Bound, sites
+from kernel_agent.compiler.schedule.zeros import Zeros
+from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.rebuild import Copier
+from kernel_agent.compiler.ssa.value import Kernel, Op, Value
+
+
+def unwrapped(kernel: Kernel, launch: Launch) -> Kernel:
+    """The kernel with masks for remainders wherever that is proved to be the same."""
+    forms = Forms(kernel, launch)
+    zeros = Zeros(forms)
+    plain: dict[Op, list[Op]] = {}
+    for site in sites(kernel.body, frozenset((Code.ATOMIC_ADD,))):
+        wraps = _remainders(site.op.offset)
+        known = zeros.outside(site.op.stored)
+        if wraps and all(_needless(forms, wrap, shape, known) for wrap, shape in wraps):
+            plain[site.op] = [wrap for wrap, _ in wraps]
+    return _Unwrapper(kernel, plain).copy() if plain else kernel
+
+
+Path = tuple[Op, ...]
+"""Operations that move the lanes of a remainder to those of the address, the innermost first."""
+
+
+def _remainders(offset: Value, path: Path = ()) -> list[tuple[Op, Path]]:
+    """Remainders of tiles that an address is a sum of products of, and how their axes come to be its own."""
+    op = offset.producer
+    if op is None or not offset.shape:
+        return []
+    if op.code is Code.REM:
+        return [(op, path)]
+    if op.code in (Code.ADD, Code.SUB, Code.MUL, Code.CAST, Code.BROADCAST, Code.EXPAND, Code.TRANS):
+        moves = (op, *path) if op.code in (Code.EXPAND, Code.TRANS) else path
+        return [found for operand in op.operands for found in _remainders(operand, moves)]
+    return []
+
+
+def _needless(forms: Forms, wrap: Op, path: Path, known: frozenset[Bound] | None) -> bool:
+    """Whether what is added is zero where a remainder is not the index itself."""
+    index, size = (forms.of(operand) for operand in wrap.operands)
+    if size.invariant is None or not index.not_negative:
+        return False
+    if known is None:
+        return True
+    form = Form(index.terms)
+    for op in path:
+        form = relabelled(op, form)
+    return Bound(form, size.base - index.base) in known
+
+
+class _Unwrapper(Copier):
+    """Writes without remainders, under masks."""
+
+    def __init__(self, source: Kernel, plain: dict[Op, list[Op]]) -> None:
+        super().__init__(source)
+        self.plain = plain
+
+    def effect(self, op: Op) -> None:
+        """Additions."""
+        wraps = self.plain.get(op)
+        if wraps is None or self.slicing:
+            super().effect(op)
+            return
+        b = self.b
+        offset, below = self.address(op.offset, wraps)
+        mask = None if op.mask is None else self[op.mask]
+        for one in below:
+            mask = one if mask is None else b.logical_and(mask, one)
+        b.store(self[op.base], b.whole(offset, op.offset.shape), self[op.stored], mask, Code.ATOMIC_ADD)
+
+    def address(self, offset: Value, wraps: list[Op]) -> tuple[Value, list[Value]]:
+        """An address without its remainders, and the conditions that each index is below the size."""
+        op, b = offset.producer, self.b
+        if op is None or not offset.shape:
+            return self[offset], []
+        if op in wraps:
+            index, size = self.all(op.operands)
+            return index, [b.compare("lt", index, size)]
+        if op.code not in (Code.ADD, Code.SUB, Code.MUL, Code.CAST, Code.BROADCAST, Code.EXPAND, Code.TRANS):
+            return self[offset], []
+        parts, below = [], []
+        for operand in op.operands:
+            part, conditions = self.address(operand, wraps)
+            parts.append(part)
+            below += conditions
+        if op.code in (Code.EXPAND, Code.TRANS):
+            moved = [b.again(op, [condition]) for condition in below]
+            below = [one for one in moved if isinstance(one, Value)]
+        found = b.again(op, parts)
+        assert isinstance(found, Value)
+        return found, below

@@ -1,0 +1,63 @@
+"""Products of matrices whose kernels number their tiles in ways of their own."""
+
+from __future__ import annotations
+
+import schedule_forwards
+import torch
+import triton
+from schedule_plans import agree, atomics, from_source, plans_of, run
+
+from kernel_agent.compiler.ssa.value import Kernel
+
+POINTERS = dict.fromkeys(("a_ptr", "b_ptr", "c_ptr"), "*fp32")
+SIZES = dict.fromkeys(("M", "N", "K"), "i32")
+STRIDES = dict.fromkeys([f"stride_{name}" for name in ("am", "ak", "bk", "bn", "cm", "cn")], "i32")
+TILES = {"BM": 16, "BN": 32, "BK": 16}
+
+
+def grouped(*, within: bool) -> Kernel:
+    return from_source(
+        schedule_forwards.product_grouped, {**POINTERS, **SIZES, **STRIDES}, **TILES, GROUP=2, WITHIN=within
+    )
+
+
+def matrices(m: int, n: int, k: int) -> tuple[dict[str, object], torch.Tensor]:
+    torch.manual_seed(0)
+    a, b = torch.randn(m, k, dtype=torch.float64), torch.randn(k, n, dtype=torch.float64)
+    given = {"a_ptr": a, "b_ptr": b, "M": m, "N": n, "K": k}
+    strides = zip(STRIDES, (k, 1, n, 1, n, 1), strict=True)
+    return {**given, **dict(strides)}, torch.randn(m, n, dtype=torch.float64)
+
+
+def check(kernel: Kernel, m: int, n: int, k: int) -> None:
+    found = plans_of(kernel, "a_ptr b_ptr", "c_ptr", 1)
+    assert list(found)[:1] == ["split"]
+    assert atomics(found["split"]) == []
+    given, dc = matrices(m, n, k)
+    given = {name: value for name, value in given.items() if name in {v.name for v in kernel.arguments}}
+    programs = -(-m // 16) * -(-n // 32)
+    agree({"plain": found["plain"], "split": found["split"]}, given, {"c_ptr": dc}, (programs,))
+    gradients, counts = run(found["split"], given, {"c_ptr": dc}, (programs,))
+    torch.testing.assert_close(gradients["a_ptr"], dc @ given["b_ptr"].T)
+    assert all(one.covered(name) and one.owned(name) for one, name in zip(counts, ("da", "db"), strict=True))
+
+
+def test_groups_of_rows_and_wrapped_indices_leave_no_atomics() -> None:
+    # Five rows of tiles in groups of two: the last group is smaller. No extent is a multiple of its tile.
+    check(grouped(within=True), 70, 50, 40)
+
+
+def test_groups_counted_without_cutting_off_the_group_first_do_so_too() -> None:
+    check(grouped(within=False), 70, 50, 40)
+
+
+def test_tiles_in_rows_are_two_axes() -> None:
+    check(from_source(schedule_forwards.product_in_rows, {**POINTERS, **SIZES}, **TILES), 40, 50, 40)
+
+
+def test_a_grid_of_other_size_than_the_groups_fill_is_refused_by_a_fact() -> None:
+    found = plans_of(grouped(within=True), "a_ptr b_ptr", "c_ptr", 1)
+    (fact,) = [fact.expression for fact in found["split"].facts if "grid0" in fact.expression]
+    given = {**matrices(70, 50, 40)[0], "triton": triton}
+    assert eval(fact, {**given, "grid0": 10})
+    assert not eval(fact, {**given, "grid0": 9})
