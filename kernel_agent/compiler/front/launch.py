@@ -48,7 +48,9 @@ def read_launch(launch: Launch, *, distinct: bool = True) -> Kernel:
     except IRError as error:
         raise CannotDerive(error.message, remedy=error.remedy) from error
     known = {names[path[0]]: value for path, value in sorted(constants.items()) if len(path) == 1}
-    kernel = kernel_of(lifted.module, constants={**known, **lifted.values}, symbols=lifted.symbols)
+    kernel = kernel_of(
+        lifted.module, constants={**known, **lifted.values}, symbols=lifted.symbols, shared=launch.shared
+    )
     kernel.extents = lifted.extents
     return kernel
 

@@ -18,9 +18,15 @@ RULES_OF = (arithmetic, combine, control, library, memory, shapes)
 
 
 def kernel_of(
-    module: Module, *, constants: Mapping[str, object] | None = None, name: str = "", symbols: Symbols | None = None
+    module: Module,
+    *,
+    constants: Mapping[str, object] | None = None,
+    name: str = "",
+    symbols: Symbols | None = None,
+    shared: Sequence[frozenset[str]] = (),
 ) -> Kernel:
-    """The kernel of a module. `constants`: the constexprs it was lowered with, in the order of the source.
+    """The kernel of a module. `constants`: the constexprs it was lowered with, in the order of the source; `shared`:
+    names of arguments that lie in one storage, so that what is written to one is read from another.
 
     Pointers become offsets into arguments, tiles broadcast by themselves, and what loops only advance has its closed
     form. Raises CannotDerive for what has no place in a kernel, with the line and what the user can do.
@@ -28,7 +34,8 @@ def kernel_of(
     written: frozenset[str] = frozenset()
     while True:
         reader = _read(module, dict(constants or {}), name, written, symbols or {})
-        both = frozenset(reader.loaded & reader.stored)
+        stored = reader.stored.union(*(group for group in shared if group & reader.stored))
+        both = frozenset(reader.loaded & stored)
         if both <= written:
             return prune(reader.kernel)
         written = both

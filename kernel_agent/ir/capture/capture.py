@@ -52,6 +52,8 @@ class Launch:
     """The lowered kernel."""
     build: Build
     """What Triton compiles for it."""
+    shared: tuple[frozenset[str], ...] = ()
+    """Parameters whose tensors lie in one storage, where that is more than one."""
 
 
 @dataclass(frozen=True)
@@ -262,7 +264,7 @@ class Capture:
             module = lower(kernel, signature.types, signature.constants)
             blocks = _grid(sizes, name)
             build = Build.of(kernel, signature.types, signature.constants, values, kwargs)
-            self.launches.append(Launch(name, blocks, file, line, module, build))
+            self.launches.append(Launch(name, blocks, file, line, module, build, _shared(values)))
             arguments = signature.arguments(module)
             self.runner(module, blocks, arguments, self.buffers, self.findings, self.options)
         return Compiled(kernel, values)
@@ -279,6 +281,16 @@ class Capture:
         if hasattr(value, "data_ptr") and hasattr(value, "dtype"):
             return Address(int(value.data_ptr()), value.dtype)
         return value
+
+
+def _shared(values: Mapping[str, Any]) -> tuple[frozenset[str], ...]:
+    """Arguments that share memory."""
+    names: dict[int, set[str]] = {}
+    for name, value in values.items():
+        tensor = value.base if isinstance(value, TensorDescriptor) else value
+        if isinstance(tensor, Tensor):
+            names.setdefault(tensor.untyped_storage()._cdata, set()).add(name)
+    return tuple(frozenset(some) for some in names.values() if len(some) > 1)
 
 
 def _parameters_only(kernel: Any, kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -181,6 +181,20 @@ def test_memory_that_is_written_is_read_again():
 
 
 @triton.jit
+def running(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    offs = tl.arange(0, BLOCK)
+    for i in range(n):
+        tl.store(y_ptr + offs, tl.load(x_ptr + offs) * 2 + i)
+
+
+def test_memory_that_is_written_through_another_argument_is_read_again():
+    def stub(x):
+        running[(1,)](x, x, 3, BLOCK=16)
+
+    equal(stub, torch.randn(16), writes={"x"})
+
+
+@triton.jit
 def comparisons(x_ptr, y_ptr, out_ptr, BLOCK: tl.constexpr):
     offs = tl.arange(0, BLOCK)
     x = tl.load(x_ptr + offs)
