@@ -97,7 +97,9 @@ class Memory:
     def _atomic(self, op: Op, memory: Tensor, places: Tensor, value: Tensor) -> None:
         reduction = _REDUCTIONS.get(op.attributes["operation"])
         if reduction is not None:
-            memory.index_reduce_(0, places, value, reduction)
+            memory.scatter_reduce_(0, places, value, reduction)
+        elif op.attributes["operation"] == "add":
+            memory.index_add_(0, places, value)
         elif op.attributes["operation"] in ("xchg", "exch"):
             memory[places] = value
         else:
