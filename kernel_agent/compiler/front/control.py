@@ -327,7 +327,7 @@ def arguments_of(function: Function) -> list[Value]:
         element = (
             "*" + element_of(type_.element) if type_.kind is Kind.DESCRIPTOR and type_.element else element_of(type_)
         )
-        found.append(Value(element, (), argument.variable or argument.name.lstrip("%")))
+        found.append(Value(element, (), argument.name.lstrip("%")))
     return found
 
 

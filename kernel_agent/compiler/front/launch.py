@@ -49,10 +49,21 @@ def read_launch(launch: Launch, *, distinct: bool = True) -> Kernel:
         raise CannotDerive(error.message, remedy=error.remedy) from error
     known = {names[path[0]]: value for path, value in sorted(constants.items()) if len(path) == 1}
     kernel = kernel_of(
-        lifted.module, constants={**known, **lifted.values}, symbols=lifted.symbols, shared=launch.shared
+        lifted.module,
+        constants={**known, **lifted.values},
+        symbols=lifted.symbols,
+        shared=launch.shared,
+        names=[name for parameter, type_ in types.items() for name in argument_names(parameter, type_)],
     )
     kernel.extents = lifted.extents
     return kernel
+
+
+def argument_names(parameter: str, type_: Any) -> list[str]:
+    """What the values of a parameter are called: a tuple's bear its name and their number, constants are none."""
+    if isinstance(type_, tuple):
+        return [name for number, part in enumerate(type_) for name in argument_names(f"{parameter}_{number}", part)]
+    return [] if type_ == "constexpr" else [parameter]
 
 
 def _general(build: Build) -> tuple[dict[str, Any], dict[Path, Any]]:

@@ -24,16 +24,20 @@ def kernel_of(
     name: str = "",
     symbols: Symbols | None = None,
     shared: Sequence[frozenset[str]] = (),
+    names: Sequence[str] = (),
 ) -> Kernel:
     """The kernel of a module. `constants`: the constexprs it was lowered with, in the order of the source; `shared`:
-    names of arguments that lie in one storage, so that what is written to one is read from another.
+    names of arguments that lie in one storage, so that what is written to one is read from another; `names`: of the
+    arguments, where they are not those in the IR.
 
     Pointers become offsets into arguments, tiles broadcast by themselves, and what loops only advance has its closed
     form. Raises CannotDerive for what has no place in a kernel, with the line and what the user can do.
     """
     written: frozenset[str] = frozenset()
     while True:
-        reader = _read(module, dict(constants or {}), name, written, symbols or {})
+        entry = module.entry
+        kernel = Kernel(name or entry.name, _named(entry, names), constants=dict(constants or {}))
+        reader = _read(module, kernel, written, symbols or {})
         stored = reader.stored.union(*(group for group in shared if group & reader.stored))
         both = frozenset(reader.loaded & stored)
         if both <= written:
@@ -41,27 +45,26 @@ def kernel_of(
         written = both
 
 
-def _read(module: Module, constants: dict[str, object], name: str, written: frozenset[str], symbols: Symbols) -> Reader:
+def _read(module: Module, kernel: Kernel, written: frozenset[str], symbols: Symbols) -> Reader:
     entry = module.entry
-    kernel = Kernel(name or entry.name, _named(entry), constants=constants)
     reader = Reader(module, kernel, written, symbols)
     reader.set(entry.blocks[0].arguments, _given(reader, entry, kernel.arguments))
     run_function(reader, entry)
     return reader
 
 
-def _named(entry: Function) -> list[Value]:
+def _named(entry: Function, names: Sequence[str]) -> list[Value]:
     """Arguments; the extents and strides behind a descriptor are named after it."""
     arguments = arguments_of(entry)
-    place = 0
     sources = entry.blocks[0].arguments
+    given, place = iter(names), 0
     while place < len(sources):
-        type_, base = sources[place].type, arguments[place].name
+        type_ = sources[place].type
+        base = arguments[place].name = next(given, arguments[place].name)
         place += 1
         if type_.kind is Kind.DESCRIPTOR:
             rank = len(type_.shape)
-            names = [f"{base}_{what}_{dim}" for what in ("shape", "stride") for dim in range(rank)]
-            for which in names:
+            for which in (f"{base}_{what}_{dim}" for what in ("shape", "stride") for dim in range(rank)):
                 arguments[place].name = which
                 place += 1
             while place < len(sources) and sources[place].type.name == "i1" and not sources[place].variable:

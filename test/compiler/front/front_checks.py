@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kernel_agent.compiler.front import read_launch
+from kernel_agent.compiler.front.launch import argument_names
 from kernel_agent.compiler.ssa.evaluate import evaluate
 from kernel_agent.compiler.ssa.value import Kernel
 from kernel_agent.compiler.ssa.verify import verify
@@ -76,10 +77,14 @@ def _arguments(kernel: Kernel, launched: Launch, given: Any, memory: dict[int, T
     build = launched.build
     names = [parameter.name for parameter in build.kernel.params]
     found: dict[str, Any] = {names[path[0]]: value for path, value in build.constants.items() if len(path) == 1}
-    for source, value in zip(launched.module.entry.blocks[0].arguments, given, strict=True):
-        name = source.name.lstrip("%")
+    sources = [part for name, type_ in build.types.items() for part in argument_names(name, type_)]
+    values = iter(given)
+    for name in sources:
+        value = next(values)
         if isinstance(value, BlockPointer):
             found[name] = _tail(value.base, memory)
+            for _ in range(2 * len(value.extents)):
+                next(values)
             for what, numbers in (("shape", value.extents), ("stride", value.strides)):
                 found.update({f"{name}_{what}_{dim}": int(number) for dim, number in enumerate(numbers)})
         elif isinstance(value, Pointer):
