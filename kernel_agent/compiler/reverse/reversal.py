@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.reverse.activity import Activity
 from kernel_agent.compiler.reverse.branches import reverse_if
+from kernel_agent.compiler.reverse.combines import reverse_combine
 from kernel_agent.compiler.reverse.cotangents import Cotangents
 from kernel_agent.compiler.reverse.elements import adjoint_element
 from kernel_agent.compiler.reverse.lanes import Lanes
@@ -170,6 +171,8 @@ class Reversal(Copier):
             reverse_while(self, op, found)
         elif op.code is Code.IF:
             reverse_if(self, op, found)
+        elif op.code in (Code.REDUCE, Code.SCAN):
+            reverse_combine(self, op, found)
         elif op.results and op.code not in CONSTANT:
             self._reverse_pure(op, found)
 

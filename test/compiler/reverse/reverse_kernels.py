@@ -225,6 +225,13 @@ def _log_add(m1, s1, m2, s2):
 
 
 @triton.jit
+def _welford(mean1, m1, n1, mean2, m2, n2):
+    n = n1 + n2
+    delta = mean2 - mean1
+    return mean1 + delta * n2 / n, m1 + m2 + delta * delta * n1 * n2 / n, n
+
+
+@triton.jit
 def product_of_rows(x_ptr, y_ptr, N: tl.constexpr):
     row = tl.program_id(0)
     x = tl.load(x_ptr + row * N + tl.arange(0, N))
@@ -232,15 +239,36 @@ def product_of_rows(x_ptr, y_ptr, N: tl.constexpr):
 
 
 @triton.jit
-def logsumexp_by_pairs(x_ptr, y_ptr, N: tl.constexpr):
-    row = tl.program_id(0)
-    x = tl.load(x_ptr + row * N + tl.arange(0, N))
-    m, s = tl.reduce((x, tl.full([N], 1.0, tl.float32)), 0, _log_add)
-    tl.store(y_ptr + row, m + tl.log(s))
+def logsumexp_by_pairs(x_ptr, y_ptr, M: tl.constexpr, N: tl.constexpr):
+    at = tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :]
+    x = tl.load(x_ptr + at)
+    m, s = tl.reduce((x, tl.full([M, N], 1.0, tl.float32)), 1, _log_add)
+    tl.store(y_ptr + tl.arange(0, M), m + tl.log(s))
 
 
 @triton.jit
-def running_products(x_ptr, y_ptr, N: tl.constexpr):
+def variance_by_welford(x_ptr, y_ptr, n, N: tl.constexpr):
+    row = tl.program_id(0)
+    lane = tl.arange(0, N)
+    x = tl.load(x_ptr + row * n + lane, mask=lane < n, other=0.0)
+    count = tl.where(lane < n, 1.0, 1e-30)
+    mean, m2, _ = tl.reduce((x, tl.zeros([N], tl.float32), count), 0, _welford)
+    tl.store(y_ptr + row, m2 / n + mean)
+
+
+@triton.jit
+def running_products(x_ptr, y_ptr, N: tl.constexpr, REVERSE: tl.constexpr):
     row = tl.program_id(0)
     x = tl.load(x_ptr + row * N + tl.arange(0, N))
-    tl.store(y_ptr + row * N + tl.arange(0, N), tl.associative_scan(x, 0, _multiply))
+    tl.store(y_ptr + row * N + tl.arange(0, N), tl.associative_scan(x, 0, _multiply, reverse=REVERSE))
+
+
+@triton.jit
+def _last_positive(a, b):
+    return tl.where(b > 0, b * 2 - b, a)
+
+
+@triton.jit
+def filled(x_ptr, y_ptr, M: tl.constexpr, N: tl.constexpr):
+    at = tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :]
+    tl.store(y_ptr + at, tl.associative_scan(tl.load(x_ptr + at), 0, _last_positive))

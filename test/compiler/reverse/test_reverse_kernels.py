@@ -86,3 +86,21 @@ def test_programs_that_return_early():
 
 def test_a_while_loop():
     agrees(k.newton, (3,), {"x_ptr": random(20).abs() + 0.1, "y_ptr": torch.zeros(20), "n": 20, "BLOCK": 8}, ["y_ptr"])
+
+
+def test_reductions_with_combines_of_their_own():
+    x = random(3, 8)
+    x[1, 2] = 0.0  # a division by the element would be no derivative here
+    agrees(k.product_of_rows, (3,), {"x_ptr": x, "y_ptr": torch.zeros(3), "N": 8}, ["y_ptr"])
+    arguments = {"x_ptr": random(4, 8), "y_ptr": torch.zeros(4), "M": 4, "N": 8}
+    agrees(k.logsumexp_by_pairs, (1,), arguments, ["y_ptr"])
+    agrees(k.variance_by_welford, (3,), {"x_ptr": random(3, 5), "y_ptr": torch.zeros(3), "n": 5, "N": 8}, ["y_ptr"])
+
+
+def test_running_totals_with_combines_of_their_own():
+    x = random(3, 8)
+    x[1, 2] = 0.0
+    for reverse in (False, True):
+        arguments = {"x_ptr": x, "y_ptr": torch.zeros(3, 8), "N": 8, "REVERSE": reverse}
+        agrees(k.running_products, (3,), arguments, ["y_ptr"])
+    agrees(k.filled, (1,), {"x_ptr": random(8, 4), "y_ptr": torch.zeros(8, 4), "M": 8, "N": 4}, ["y_ptr"])

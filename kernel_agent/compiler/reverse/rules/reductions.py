@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kernel_agent.compiler.reverse.elements import index_along
 from kernel_agent.compiler.reverse.rules.registry import Found, Primal, rule
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import Code
@@ -23,17 +24,8 @@ def _extreme(b: Builder, op: Op, primal: Primal, g: Value) -> Found:
     x = b.whole(primal(op.operands[0]), op.operands[0].shape)
     if op.attributes.get("first"):
         index = b.reduce(Code.ARG_MAX if op.code is Code.REDUCE_MAX else Code.ARG_MIN, x, axis, "i32")
-        hit = b.compare("eq", _along(b, x.shape, axis), b.expand(index, axis))
+        hit = b.compare("eq", index_along(b, x.shape, axis), b.expand(index, axis))
         return (b.select(hit, b.expand(g, axis), b.zero(g)),)
     chosen = b.compare("eq", x, b.expand(primal(op.result), axis))
     share = b.div(g, b.sum(b.cast(chosen, g.element), axis))
     return (b.select(chosen, b.expand(share, axis), b.zero(g)),)
-
-
-def _along(b: Builder, shape: tuple[int, ...], axis: int) -> Value:
-    """Indices along an axis of a tile, broadcast to its rank."""
-    index = b.arange(0, shape[axis])
-    for other in range(len(shape)):
-        if other != axis:
-            index = b.expand(index, other)
-    return index

@@ -1,0 +1,162 @@
+"""The adjoint of a REDUCE or SCAN with a combine of its own, by the combine's own derivative.
+
+A combine is associative, so a reduction is f(f(before, x[i]), after) for every i, with what the elements before and
+after x[i] come to: two scans. A running total is t[i] = f(t[i-1], x[i]); for one tile its adjoint is the linear
+recurrence d[i] = g[i] + c[i+1] d[i+1] with the derivative c of f by its first argument, and x[i] gets d[i] times that
+by the second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from kernel_agent.compiler.errors import CannotDerive
+from kernel_agent.compiler.reverse.cotangents import Cotangents
+from kernel_agent.compiler.reverse.elements import adjoint_element, index_along
+from kernel_agent.compiler.ssa.builder import Builder
+from kernel_agent.compiler.ssa.code import ELEMENTWISE, Code
+from kernel_agent.compiler.ssa.value import Block, Op, Value, broadcast_shape
+
+if TYPE_CHECKING:
+    from kernel_agent.compiler.reverse.reversal import Reversal
+
+
+def reverse_combine(r: Reversal, op: Op, cotangents: Cotangents) -> None:
+    """The adjoint of a REDUCE or SCAN. Raises CannotDerive for a SCAN of several tiles."""
+    incoming = [cotangents.get(result) for result in op.results]
+    if all(g is None for g in incoming) or all(value not in r.activity for value in op.operands):
+        return
+    b = r.b
+    xs = [b.whole(r[value], value.shape) for value in op.operands]
+    settled = [None if g is None else r.lanes.settled(g) for g in incoming]
+    parts = _of_reduce(r, op, xs, settled) if op.code is Code.REDUCE else _of_scan(r, op, xs, settled)
+    for value, part in zip(op.operands, parts, strict=True):
+        cotangents.add(value, part)
+
+
+def _of_reduce(r: Reversal, op: Op, xs: list[Value], incoming: list[Value | None]) -> list[Value | None]:
+    b, axis, count = r.b, op.attributes["axis"], len(xs)
+    shape = xs[0].shape
+    first, last = _ends(b, shape, axis)
+    before = [_moved(b, value, axis, -1) for value in _scanned(b, op, xs)]
+    after = [_moved(b, value, axis, 1) for value in _scanned(b, op, xs, back=True)]
+    combine = _Combine(r, op, shape)
+    joined = combine.run([*before, *xs])
+    upto = [b.select(first, x, value) for x, value in zip(xs, joined, strict=True)]
+    whole = [None if g is None else b.expand(g, axis) for g in incoming]
+    inside = combine.adjoint([*upto, *after], [_unless(b, last, g) for g in whole])[:count]
+    total = [_either(b, last, end, part) for end, part in zip(whole, inside, strict=True)]
+    parts = combine.adjoint([*before, *xs], [_unless(b, first, g) for g in total])[count:]
+    return [_either(b, first, end, part) for end, part in zip(total, parts, strict=True)]
+
+
+def _of_scan(r: Reversal, op: Op, xs: list[Value], incoming: list[Value | None]) -> list[Value | None]:
+    if len(xs) != 1:
+        raise CannotDerive(
+            f"a scan of {len(xs)} tiles with a combine of its own has no derivative rule",
+            remedy="scan one tile at a time, or write it as h[i] = a[i] * h[i - 1] + x[i], which has one",
+        )
+    b, axis, back = r.b, op.attributes["axis"], bool(op.attributes.get("reverse"))
+    (x,), (g,) = xs, incoming
+    assert g is not None
+    shape = x.shape
+    start = _ends(b, shape, axis)[1 if back else 0]
+    before = _moved(b, b.whole(r[op.results[0]], shape), axis, 1 if back else -1)
+    by_first, by_second = _Combine(r, op, shape).adjoint([before, x], [b.number(1.0, g)])
+    slope = b.whole(by_first if by_first is not None else b.zero(g), shape)
+    whole = b.whole(g, shape)
+    recurrence = {"axis": axis, "reverse": not back}
+    later = b.pure(Code.LINEAR_SCAN_BEFORE, (slope, b.mul(slope, whole)), g.element, shape, recurrence)
+    total = b.add(whole, later)
+    one = b.number(1.0, g)
+    return [b.mul(total, b.select(start, one, by_second if by_second is not None else b.zero(g)))]
+
+
+class _Combine:
+    """The combine of an operation, on tiles."""
+
+    def __init__(self, r: Reversal, op: Op, shape: tuple[int, ...]) -> None:
+        self.r = r
+        self.block = _tiled(op.blocks[0], shape)
+        values = [*self.block.arguments, *(result for inner in self.block.ops for result in inner.results)]
+        r.activity.varied.update(value for value in values if value.is_float)
+
+    def run(self, arguments: Sequence[Value]) -> list[Value]:
+        """What it gives."""
+        for old, new in zip(self.block.arguments, arguments, strict=True):
+            self.r[old] = new
+        return self.r.block(self.block)
+
+    def adjoint(self, arguments: Sequence[Value], incoming: Sequence[Value | None]) -> list[Value | None]:
+        """Cotangents of its arguments, None where they are zero."""
+        self.run(arguments)
+        found = self.r.fresh()
+        for value, g in zip(self.block.yields, incoming, strict=True):
+            found.add(value, g)
+        self.r.reverse(self.block, found)
+        return [found.get(value) for value in self.block.arguments]
+
+
+def _tiled(block: Block, shape: tuple[int, ...]) -> Block:
+    """A combine of scalars as one of tiles. Raises CannotDerive where it does more than compute."""
+    arguments = [Value(value.element, shape, value.name) for value in block.arguments]
+    known = dict(zip(block.arguments, arguments, strict=True))
+    made = Block(arguments)
+    for op in block.ops:
+        if op.code not in ELEMENTWISE | {Code.CONST}:
+            raise CannotDerive(
+                f"the combine of a reduction or scan has a {op.code.value}, which has no derivative rule there",
+                remedy="choose with tl.where instead",
+            )
+        operands = [known.get(value, value) for value in op.operands]
+        result = Value(op.result.element, broadcast_shape([value.shape for value in operands]), op.result.name)
+        made.ops.append(Op(op.code, operands, [result], dict(op.attributes)))
+        known[op.result] = result
+    made.yields = [known.get(value, value) for value in block.yields]
+    return made
+
+
+def _scanned(b: Builder, op: Op, xs: list[Value], *, back: bool = False) -> tuple[Value, ...]:
+    """Running totals up to each element, or with `back` from each one on: arguments change places then."""
+    source = op.blocks[0]
+    half = len(xs)
+    values = [Value(value.element, (), value.name) for value in source.arguments]
+    known = dict(zip(source.arguments, [*values[half:], *values[:half]] if back else values, strict=True))
+    block = Block(values)
+    for inner in source.ops:
+        result = Value(inner.result.element, (), inner.result.name)
+        operands = [known.get(value, value) for value in inner.operands]
+        block.ops.append(Op(inner.code, operands, [result], dict(inner.attributes)))
+        known[inner.result] = result
+    block.yields = [known.get(value, value) for value in source.yields]
+    results = [Value(x.element, x.shape) for x in xs]
+    return b.add_op(Op(Code.SCAN, xs, results, {"axis": op.attributes["axis"], "reverse": back}, [block])).results
+
+
+def _ends(b: Builder, shape: tuple[int, ...], axis: int) -> tuple[Value, Value]:
+    """Masks of the first and the last element along an axis."""
+    index = index_along(b, shape, axis)
+    return b.compare("eq", index, b.const(0)), b.compare("eq", index, b.const(shape[axis] - 1))
+
+
+def _moved(b: Builder, value: Value, axis: int, by: int) -> Value:
+    """The element `by` places further on; at the end, where there is none, the last one again."""
+    shape = value.shape
+    place = b.add(index_along(b, shape, axis), b.const(by))
+    bound, code = (b.const(0), Code.MAX) if by < 0 else (b.const(shape[axis] - 1), Code.MIN)
+    index = b.whole(b.elementwise(code, (place, bound), "i32"), shape)
+    return b.pure(Code.GATHER, (value, index), value.element, shape, {"axis": axis})
+
+
+def _unless(b: Builder, condition: Value, g: Value | None) -> Value | None:
+    return None if g is None else b.select(condition, b.zero(g), g)
+
+
+def _either(b: Builder, condition: Value, end: Value | None, part: Value | None) -> Value | None:
+    """`end` where the condition holds, `part` elsewhere; None is zero."""
+    given = end if end is not None else part
+    if given is None:
+        return None
+    zero = b.const(0.0, adjoint_element(given.element))
+    return b.select(condition, zero if end is None else end, zero if part is None else part)
