@@ -56,8 +56,8 @@ def choose_backend(config: RunConfig, environ: Mapping[str, str], *, recordings:
 
 
 def has_compiler() -> bool:
-    """True when this version ships the compiler."""
-    return importlib.util.find_spec("kernel_agent.compiler") is not None
+    """True when this version ships the compiler as a source that answers asks."""
+    return importlib.util.find_spec("kernel_agent.models.compiler") is not None
 
 
 def _replay(config: RunConfig, recordings: Path | None) -> BackendChoice:
