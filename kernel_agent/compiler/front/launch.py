@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.front.library import KEPT, KEPT_STANDARD
@@ -11,7 +11,6 @@ from kernel_agent.compiler.front.read import kernel_of
 from kernel_agent.compiler.front.witness import lift
 from kernel_agent.compiler.ssa.value import Kernel
 from kernel_agent.ir.capture.build import Build
-from kernel_agent.ir.capture.capture import Launch
 from kernel_agent.ir.errors import IRError, LoweringError
 from kernel_agent.ir.lower import Path, lower_whole
 from kernel_agent.ir.program import Module
@@ -21,7 +20,16 @@ _WHOLE = frozenset(
 )
 
 
-def read_launch(launch: Launch, *, distinct: bool = True) -> Kernel:
+class Built(Protocol):
+    """A launch, captured or only bound."""
+
+    @property
+    def build(self) -> Build:
+        """What Triton compiles for it."""
+        ...
+
+
+def read_launch(launch: Built, *, distinct: bool = True) -> Kernel:
     """The kernel of a launch.
 
     With `distinct`, tiles may have other sizes than at the launch, so that extents of two names are two numbers:
@@ -56,6 +64,7 @@ def read_launch(launch: Launch, *, distinct: bool = True) -> Kernel:
         names=[name for parameter, type_ in types.items() for name in argument_names(parameter, type_)],
     )
     kernel.extents = lifted.extents
+    kernel.fixed = lifted.fixed
     return kernel
 
 

@@ -35,6 +35,8 @@ class Lifted:
     """For the reader: by identity of the operation and place."""
     extents: dict[int, str]
     """Extents of tiles that one expression gives."""
+    fixed: frozenset[str] = frozenset()
+    """Constexprs that the module holds for by no expression: with other values it may be another one."""
 
 
 def lift(lower: Lower, values: Mapping[str, int], *, distinct: bool = True) -> Lifted:
@@ -58,7 +60,8 @@ def lift(lower: Lower, values: Mapping[str, int], *, distinct: bool = True) -> L
         final = _apart(lower, chosen, symbols, tuple(rows))
     chosen = final or chosen
     numbered = {(id(chosen[1].ops[at]), place): text for (at, place), text in symbols.items() if place > RESULTS}
-    return Lifted(chosen[1].module, chosen[0], numbered, _extents(chosen[1].numbers, symbols))
+    fixed = frozenset(values) - frozenset(rows)
+    return Lifted(chosen[1].module, chosen[0], numbered, _extents(chosen[1].numbers, symbols), fixed)
 
 
 def _others(value: int) -> tuple[int, ...]:

@@ -137,6 +137,8 @@ class Kernel:
     """What the source calls an extent of tiles: 128 -> `BLOCK_M`. Only extents of one name are here."""
     constants: dict[str, Any] = field(default_factory=dict)
     """Values of the constexprs it was lowered with, by name, in the order of the source."""
+    fixed: frozenset[str] = frozenset()
+    """Whole numbers among the constants that it depends on by more than symbols: with others it is another kernel."""
 
     def argument(self, name: str) -> Value:
         """The argument of a name. Raises KeyError."""
