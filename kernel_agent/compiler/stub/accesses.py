@@ -1,0 +1,29 @@
+"""Which tensors a kernel reads and writes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.value import FLOATS, Kernel
+
+
+@dataclass(frozen=True)
+class Accesses:
+    """Pointer arguments of a kernel, by name."""
+
+    read: frozenset[str]
+    """Of floats: those that derivatives may go to."""
+    written: frozenset[str]
+    """Of any element."""
+
+    @classmethod
+    def of(cls, kernel: Kernel) -> Accesses:
+        """What the operations of a kernel touch."""
+        read, written = set(), set()
+        for op in kernel.ops:
+            if op.code is Code.LOAD and op.base.pointee in FLOATS:
+                read.add(op.base.name)
+            elif op.code in (Code.STORE, Code.ATOMIC_ADD, Code.ATOMIC):
+                written.add(op.base.name)
+        return cls(frozenset(read), frozenset(written))

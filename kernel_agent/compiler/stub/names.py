@@ -1,0 +1,235 @@
+"""What the backward needs of the forward's names: saved, computed again from what is saved, or noted at the start."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernel_agent.compiler.errors import CannotDerive
+from kernel_agent.compiler.stub.forward import Kept
+from kernel_agent.compiler.stub.source import StubSource, free_names
+
+_PLAIN = (bool, int, float, str, type(None), torch.dtype)
+_ASKS = frozenset(
+    {"shape", "stride", "size", "numel", "dim", "dtype", "ndim", "element_size", "itemsize", "device", "is_contiguous"}
+)
+"""Attributes of a tensor that can be asked for in the backward, where the tensor is saved."""
+_MARK = re.compile(r"\bASKED_(\d+)_\b")
+"""Stands in an expression for what is asked of a tensor, until it is known whether the tensor is saved."""
+
+
+@dataclass(frozen=True)
+class Unpacked:
+    """How the backward begins."""
+
+    saved: tuple[Kept, ...]
+    first: tuple[str, ...]
+    """Statements that the forward begins with."""
+    lines: tuple[str, ...]
+    """Statements of the backward that compute names again."""
+
+
+class Names:
+    """Collects what expressions need, then decides how each name reaches the backward."""
+
+    def __init__(self, source: StubSource, final: Mapping[str, Any]) -> None:
+        """`final`: the stub's locals as it returned."""
+        self.source = source
+        self.final = final
+        self._needed: dict[str, None] = {}
+        self._evaluated: dict[str, str] = {}
+        self._asked: dict[str, str] = {}
+        self._first: dict[str, str] = {}
+        self._shown: dict[str, str] = {}
+        self._locals: set[str] = set()
+        self._taken: set[str] = {*vars(source.module), *source.parameters, *final, "saved", "torch", "triton", "tl"}
+
+    def fresh(self, name: str) -> str:
+        """A name that nothing else has."""
+        name = re.sub(r"\W+", "_", name)
+        found, count = name, 1
+        while found in self._taken:
+            count += 1
+            found = f"{name}_{count}"
+        self._taken.add(found)
+        return found
+
+    def local(self, name: str, own: Collection[str]) -> str:
+        """A name for a variable of one branch, which has `own` already; branches may have the same ones."""
+        name = re.sub(r"\W+", "_", name)
+        found, count = name, 1
+        while found in own or (found in self._taken and found not in self._locals):
+            count += 1
+            found = f"{name}_{count}"
+        self._taken.add(found)
+        self._locals.add(found)
+        return found
+
+    # --- needs
+
+    def expression(self, node: ast.expr, line: int, hint: str) -> str:
+        """An expression of the stub, as it was after `line`, for the backward. Raises `CannotDerive`."""
+        if isinstance(node, ast.Constant):
+            return repr(node.value)
+        text = ast.unparse(node)
+        locals_ = [name for name in free_names(node) if not self.source.is_known(name)]
+        lost = [name for name in locals_ if name not in self.final or not self.source.kept_after(name, line)]
+        if lost:
+            raise CannotDerive(
+                f"`{lost[0]}` in `{text}` (line {line}) is bound again after the launch",
+                remedy="Give the later value a name of its own.",
+                line=line,
+            )
+        if all(isinstance(self.final[name], (Tensor, *_PLAIN)) for name in locals_):
+            return self._over_names(node, locals_)
+        for name, known in self._evaluated.items():
+            if known == text:
+                return name
+        name = self.fresh(hint)
+        self._evaluated[name] = text
+        return name
+
+    def tensor(self, name: str) -> str:
+        """A local that is a tensor."""
+        self._needed[name] = None
+        return name
+
+    def _over_names(self, node: ast.expr, locals_: Sequence[str]) -> str:
+        """An expression whose names reach the backward; tensors that it only asks for their form need not be saved."""
+        asked = [n for n in locals_ if isinstance(self.final[n], Tensor) and _only_asked(node, n)]
+        self._needed |= dict.fromkeys(name for name in locals_ if name not in asked)
+        return ast.unparse(_Asking(self, frozenset(asked)).visit(copy.deepcopy(node)))
+
+    def ask(self, name: str, question: str) -> str:
+        """`name.shape`, `name.stride(0)` of a local tensor at the end of the forward, without keeping it for that."""
+        key = f"{name}.{question}"
+        if key not in self._asked:
+            self._asked[key] = f"ASKED_{len(self._asked)}_"
+        return self._asked[key]
+
+    def ask_first(self, name: str, attribute: str) -> str:
+        """`name.attribute` of a parameter that the stub binds again, as it was given."""
+        key = f"{name}.{attribute}"
+        if key not in self._first:
+            self._first[key] = self.fresh(f"{name}_{attribute}")
+        return self._first[key]
+
+    # --- the end
+
+    def unpacked(self) -> Unpacked:
+        """Decide how every needed name reaches the backward."""
+        tensors = [name for name in self._needed if isinstance(self.final.get(name), Tensor)]
+        known = set(tensors)
+        statements: dict[int, str] = {}
+        plain: list[str] = []
+        for name in self._needed:
+            if name not in tensors and not self._computed(name, known, statements):
+                plain.append(name)
+        kept = [Kept(name, name) for name in (*tensors, *plain)]
+        kept += [Kept(name, text) for name, text in self._evaluated.items()]
+        for key, mark in self._asked.items():
+            name, _, question = key.partition(".")
+            if name in known:
+                self._shown[mark] = key
+            else:
+                self._shown[mark] = self.fresh(f"{name}_{question}".rstrip("()"))
+                kept.append(Kept(self._shown[mark], key))
+        kept += [Kept(fresh, fresh) for fresh in self._first.values()]
+        first = tuple(f"{fresh} = {key}" for key, fresh in self._first.items())
+        return Unpacked(tuple(kept), first, tuple(text for _, text in sorted(statements.items())))
+
+    def filled(self, text: str) -> str:
+        """A text with what was asked for in place."""
+        return _MARK.sub(lambda match: self._shown[match[0]], text)
+
+    def _computed(self, name: str, known: set[str], statements: dict[int, str]) -> bool:
+        """Whether a name can be computed again by the stub's own statement, which is noted then."""
+        bound = self.source.bindings(name)
+        if len(bound) != 1 or name in self.source.parameters:
+            return False
+        statement = next((one for one in self._assignments() if any(node is bound[0] for node in ast.walk(one))), None)
+        if statement is None:
+            return False
+        if statement.lineno in statements:
+            return True
+        targets = [node.id for node in ast.walk(statement.targets[0]) if isinstance(node, ast.Name)]
+        if any(
+            len(self.source.bindings(target)) != 1 or not isinstance(self.final.get(target), _PLAIN)
+            for target in targets
+        ):
+            return False
+        added = dict(statements)
+        for used in free_names(statement.value):
+            if self.source.is_known(used):
+                continue
+            if used in known:
+                if not self.source.kept_after(used, statement.lineno) or not _only_asked(statement.value, used):
+                    return False
+            elif not self._computed(used, known, added):
+                return False
+        if any(isinstance(node, (ast.Lambda, ast.Await, ast.NamedExpr)) for node in ast.walk(statement.value)):
+            return False
+        statements.update(added)
+        statements[statement.lineno] = ast.get_source_segment(self.source.text, statement) or ast.unparse(statement)
+        return True
+
+    def _assignments(self) -> Sequence[ast.Assign]:
+        """Statements `a, b = ...` of one line at the top level of the stub."""
+        return [
+            node
+            for node in self.source.function.body
+            if isinstance(node, ast.Assign) and len(node.targets) == 1 and node.lineno == node.end_lineno
+        ]
+
+
+class _Asking(ast.NodeTransformer):
+    """Puts marks for what an expression asks tensors for."""
+
+    def __init__(self, names: Names, asked: frozenset[str]) -> None:
+        self.names = names
+        self.asked = asked
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        """`y.stride(0)`."""
+        if isinstance(node.func, ast.Attribute) and self._is_asked(node.func):
+            name, question = ast.unparse(node).split(".", 1)
+            return ast.Name(self.names.ask(name, question), ast.Load())
+        return self.generic_visit(node)
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        """`y.shape[0]`."""
+        if (
+            isinstance(node.value, ast.Attribute)
+            and self._is_asked(node.value)
+            and isinstance(node.slice, ast.Constant)
+        ):
+            name, question = ast.unparse(node).split(".", 1)
+            return ast.Name(self.names.ask(name, question), ast.Load())
+        return self.generic_visit(node)
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        """`y.dtype`."""
+        if self._is_asked(node):
+            name, question = ast.unparse(node).split(".", 1)
+            return ast.Name(self.names.ask(name, question), ast.Load())
+        return self.generic_visit(node)
+
+    def _is_asked(self, node: ast.Attribute) -> bool:
+        return isinstance(node.value, ast.Name) and node.value.id in self.asked
+
+
+def _only_asked(node: ast.AST, name: str) -> bool:
+    """Whether an expression only asks a tensor for its form."""
+    asked = {
+        id(inner.value)
+        for inner in ast.walk(node)
+        if isinstance(inner, ast.Attribute) and isinstance(inner.value, ast.Name) and inner.attr in _ASKS
+    }
+    return all(id(inner) in asked for inner in ast.walk(node) if isinstance(inner, ast.Name) and inner.id == name)

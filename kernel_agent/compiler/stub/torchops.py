@@ -1,0 +1,76 @@
+"""Adjoints of the torch functions that stand around launches: views, casts, and sums of partial results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernel_agent.compiler.stub.flow import PERMUTED, RESHAPED, SAME
+from kernel_agent.compiler.stub.trace import TorchSeen
+
+
+@dataclass(frozen=True)
+class Undo:
+    """A contribution to an argument."""
+
+    tensor: Tensor
+    text: str
+    before: tuple[str, ...] = ()
+    """Statements that it needs."""
+
+
+def undone(
+    event: TorchSeen, result: Tensor, active: Sequence[Tensor], grad: str, shape: Callable[[Tensor], str]
+) -> list[Undo] | None:
+    """What a cotangent of a result is for the active arguments; None where that is not known.
+
+    `shape` gives an expression for the shape of a tensor.
+    """
+    if len(active) != 1:
+        return None
+    (given,) = active
+    name = event.name
+    if name in SAME:
+        return [Undo(given, grad)]
+    if name in RESHAPED:
+        return [Undo(given, f"{grad}.reshape({shape(given)})")]
+    if name in PERMUTED:
+        return [Undo(given, f"{grad}.permute({', '.join(map(str, _inverse(event)))})")]
+    if name in ("expand", "expand_as", "broadcast_to"):
+        lead = result.dim() - given.dim()
+        axes = [*range(lead), *(lead + a for a in range(given.dim()) if given.shape[a] == 1 != result.shape[lead + a])]
+        if not axes:
+            return [Undo(given, f"{grad}.reshape({shape(given)})")]
+        return [Undo(given, f"{grad}.sum({tuple(axes)}).reshape({shape(given)})")]
+    if name == "sum" and given.dim() > 0:
+        return [Undo(given, f"{_spread(event, given, grad)}.expand({shape(given)})")]
+    return None
+
+
+def _inverse(event: TorchSeen) -> tuple[int, ...]:
+    """The permutation that takes the axes of a result back to those of the argument.
+
+    Axes are told apart by running the function again on a tensor whose extents are all different.
+    """
+    extents = tuple(range(2, 2 + event.args[0].dim()))
+    with torch._C.DisableTorchFunction():
+        probe = torch.empty(extents, device="meta")
+        made = getattr(probe, event.name)
+        turned = made(*event.args[1:], **event.kwargs) if callable(made) else made
+    return tuple(turned.shape.index(extent) for extent in extents)
+
+
+def _spread(event: TorchSeen, given: Tensor, grad: str) -> str:
+    """The cotangent of a sum with the axes that it summed as extents of 1."""
+    arguments = event.args[1:]
+    axes = event.kwargs.get("dim", arguments[0] if arguments else None)
+    keep = event.kwargs.get("keepdim", arguments[1] if len(arguments) > 1 else False)
+    if keep or axes is None:
+        return grad
+    listed = [axes] if isinstance(axes, int) else list(axes)
+    for axis in sorted(axis % given.dim() for axis in listed):
+        grad = f"{grad}.unsqueeze({axis})"
+    return grad
