@@ -19,6 +19,7 @@ from kernel_agent.cli.bench import bench
 from kernel_agent.cli.check import check
 from kernel_agent.cli.cost import cost
 from kernel_agent.cli.dataset import dataset
+from kernel_agent.cli.derive import derive
 from kernel_agent.cli.doctor import doctor
 from kernel_agent.cli.explain import explain
 from kernel_agent.cli.new import new
@@ -48,7 +49,7 @@ app = typer.Typer(
     add_completion=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (check, bench, sanitize, cost, explain, resume, runs, trace, pack, unpack, doctor, new):
+for command in (check, bench, sanitize, cost, explain, derive, resume, runs, trace, pack, unpack, doctor, new):
     app.command()(command)
 app.add_typer(dataset)
 app.add_typer(rag)

@@ -1,0 +1,152 @@
+"""What the compiler derives: the forwards of the pairs and of the examples, each proven by a quick check of the gate.
+
+    python bench/compiler_coverage.py [--jobs 2] [--every 5] [--limit N] [--only TEXT]
+
+Writes `bench/compiler_coverage.json` and `.txt`. A forward is DERIVED where the gate accepts a pair at the swept sizes
+under random and strided cotangents, REFUSED where the compiler says why it cannot, and RED where it writes a pair that
+the gate does not accept, which would be a defect. Pairs with a custom gradient are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import enum
+import json
+import re
+import time
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from kernel_agent.compiler.derive import drafts
+from kernel_agent.compiler.errors import CannotDerive
+from kernel_agent.errors import KernelAgentError
+from kernel_agent.gate import check
+from kernel_agent.gate.options import GateOptions
+from kernel_agent.oracle import Truths, describe
+from kernel_agent.pairs.meta import Gradient, read_meta
+from kernel_agent.pairs.userfile import read_file
+from kernel_agent.sandbox import Sandbox
+
+ROOT = Path(__file__).parents[1]
+PAIRS, EXAMPLES = ROOT / "datasets" / "kernel_pairs", ROOT / "examples"
+QUICK = GateOptions(seeds=(0,), max_elements=1 << 14, max_volume=1 << 20, odd_sizes=1, max_cases=4)
+"""Every required entry once or more, made small."""
+
+
+class Outcome(str, enum.Enum):
+    """What became of a forward."""
+
+    DERIVED = "DERIVED"
+    REFUSED = "REFUSED"
+    RED = "RED"
+    UNJUDGED = "UNJUDGED"
+    """The truth has no answer, or something else failed."""
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """One forward."""
+
+    name: str
+    outcome: Outcome
+    schedule: str = ""
+    """The one that was accepted."""
+    why: str = ""
+    """Why it was refused, or what the gate says."""
+    red: tuple[str, ...] = ()
+    """Schedules that the gate refused on the way, with its words."""
+    atomics: int = 0
+    """Atomic additions in the derived source."""
+    lines: int = 0
+    """Of the derived backward section."""
+    derive_s: float = 0.0
+    total_s: float = 0.0
+
+
+def cover(path: Path) -> Coverage:
+    """Derive one forward and judge it."""
+    name, start = f"{path.parent.name}/{path.stem}", time.perf_counter()
+    try:
+        with Sandbox() as sandbox:
+            spec = describe(read_file(path), sandbox)
+            written, _ = drafts(spec, sandbox)
+            derive_s = time.perf_counter() - start
+            truths, red = Truths(spec, sandbox), []
+            for draft in written:
+                verdict = check(spec, draft.pair, sandbox, QUICK, truths=truths, diagnose=False)
+                if verdict.green:
+                    backward = draft.candidate.backward
+                    return Coverage(
+                        name,
+                        Outcome.DERIVED,
+                        draft.schedule,
+                        red=tuple(red),
+                        atomics=backward.count("tl.atomic_add("),
+                        lines=backward.count("\n"),
+                        derive_s=derive_s,
+                        total_s=time.perf_counter() - start,
+                    )
+                red.append(f"{draft.schedule}: {verdict.status.value}: {verdict.message}")
+        return Coverage(name, Outcome.RED, why=red[-1], red=tuple(red), total_s=time.perf_counter() - start)
+    except CannotDerive as error:
+        return Coverage(name, Outcome.REFUSED, why=error.message, total_s=time.perf_counter() - start)
+    except KernelAgentError as error:
+        return Coverage(name, Outcome.UNJUDGED, why=error.message, total_s=time.perf_counter() - start)
+
+
+def forwards() -> list[Path]:
+    """The files, the pairs' custom gradients left out."""
+    pairs = [p for p in sorted(PAIRS.glob("*/*.py")) if read_meta(p.read_text()).gradient is Gradient.TRUE]
+    return [*sorted(EXAMPLES.glob("*.py")), *pairs]
+
+
+def told(results: list[Coverage]) -> str:
+    """The table."""
+    counts = Counter(one.outcome for one in results)
+    rows = [f"{len(results)} forwards: " + ", ".join(f"{counts[o]} {o.value}" for o in Outcome)]
+    schedules = Counter(one.schedule for one in results if one.outcome is Outcome.DERIVED)
+    rows.append("schedules: " + ", ".join(f"{name} {count}" for name, count in schedules.most_common()))
+    for outcome in (Outcome.RED, Outcome.UNJUDGED):
+        rows += ["", f"{outcome.value}:"] if counts[outcome] else []
+        rows += [f"  {one.name}: {one.why.splitlines()[0]}" for one in results if one.outcome is outcome]
+    fallen = [one for one in results if one.outcome is Outcome.DERIVED and one.red]
+    rows += ["", "red schedules that another one took the place of:"] if fallen else []
+    rows += [f"  {one.name}: {one.red[0].splitlines()[0]}" for one in fallen]
+    reasons = Counter(_reason(one.why) for one in results if one.outcome is Outcome.REFUSED)
+    rows += ["", "refused because:"] if reasons else []
+    rows += [f"  {count:4d}  {reason}" for reason, count in reasons.most_common()]
+    return "\n".join(rows) + "\n"
+
+
+def _reason(text: str) -> str:
+    """A refusal without the names and numbers of one forward."""
+    return re.sub(r"\b\d+\b", "N", re.sub(r"`[^`]*`", "`...`", text.splitlines()[0]))
+
+
+def main() -> None:
+    """Run."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--every", type=int, default=1, help="take one of so many")
+    parser.add_argument("--limit", type=int, default=None)
+    parser.add_argument("--only", default="", help="take those whose path holds this")
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(""))
+    given = parser.parse_args()
+    chosen = [path for path in forwards() if given.only in str(path)][:: given.every][: given.limit]
+    results: list[Coverage] = []
+    with ProcessPoolExecutor(given.jobs) as pool:
+        running = {pool.submit(cover, path): path for path in chosen}
+        for future in as_completed(running):
+            one = future.result()
+            results.append(one)
+            print(f"{len(results)}/{len(chosen)} {one.name} {one.outcome.value} {one.why[:150]}", flush=True)
+    results.sort(key=lambda one: one.name)
+    given.out.with_suffix(".json").write_text(json.dumps([asdict(one) for one in results], indent=1) + "\n")
+    given.out.with_suffix(".txt").write_text(told(results))
+    print(told(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""What runs in the child that derives: the user's file is imported here, its stub followed, and the pair written.
+
+The parent imports this module for nothing but its entry's name.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from kernel_agent.compiler.configurations import Configuration, configurations
+from kernel_agent.compiler.emit import triton_source
+from kernel_agent.compiler.errors import CannotDerive
+from kernel_agent.compiler.plan import BackwardPlan
+from kernel_agent.compiler.reverse import differentiate
+from kernel_agent.compiler.schedule.schedules import SCHEDULES, plans
+from kernel_agent.compiler.ssa.value import Kernel
+from kernel_agent.compiler.stub.flow import launch_places
+from kernel_agent.compiler.stub.section import Sections, Way, write_sections
+from kernel_agent.compiler.stub.source import StubSource
+from kernel_agent.compiler.stub.trace import LaunchSeen
+from kernel_agent.errors import InternalError, KernelAgentError
+from kernel_agent.ir import standin
+from kernel_agent.oracle.child import Stub, answered, load
+
+if TYPE_CHECKING:
+    from kernel_agent.sandbox import Call
+
+
+def derived(call: Call) -> None:
+    """Payload: `spec`, and `schedules` to try in order. Sends a message per pair that can be written, best first:
+    `forward`, `backward`, `schedules`, `remarks`, `seconds`; for one that cannot: `schedule`, `refused`, `remedy`,
+    `line`.
+    """
+    with answered(call), standin():
+        stub = load(call)
+        source = StubSource(stub.spec.facts.source, stub.spec.facts.stub, stub.module)
+        try:
+            found, remarks = configurations(stub)
+        except KernelAgentError as error:
+            call.send(_refusal("", error))
+            return
+        sent: set[str] = set()
+        for schedule in call.payload["schedules"] or SCHEDULES:
+            start = time.perf_counter()
+            try:
+                sections = _sections(stub, source, found, schedule)
+            except KernelAgentError as error:
+                call.send(_refusal(schedule, error))
+                continue
+            except Exception as error:  # a defect of a pass costs its schedule, not those behind it
+                call.send(_refusal(schedule, InternalError.of(error)))
+                continue
+            if sections.candidate.digest in sent:
+                continue
+            sent.add(sections.candidate.digest)
+            call.send(
+                {
+                    "schedule": schedule,
+                    "forward": sections.candidate.forward,
+                    "backward": sections.candidate.backward,
+                    "schedules": [plan.schedule for plan in sections.plans],
+                    "remarks": [*remarks, *dict.fromkeys(text for plan in sections.plans for text in plan.remarks)],
+                    "seconds": time.perf_counter() - start,
+                }
+            )
+
+
+def _sections(
+    stub: Stub,
+    source: StubSource,
+    found: list[Configuration],
+    schedule: str,
+) -> Sections:
+    ways = []
+    for one in found:
+        known = {id(seen): one.programs[place] for place, seen in launch_places(one.trace)}
+
+        def planner(
+            seen: LaunchSeen, read: frozenset[str], written: frozenset[str], known: dict[int, Kernel] = known
+        ) -> BackwardPlan:
+            return _plan(schedule, known[id(seen)], len(seen.grid), read, written)
+
+        ways.append(Way(one.trace, one.programs, planner, one.conditions))
+    return write_sections(stub.spec, source, ways, triton_source)
+
+
+def _plan(schedule: str, kernel: Kernel, axes: int, read: frozenset[str], written: frozenset[str]) -> BackwardPlan:
+    """The plan of a launch by a schedule or, where that does not apply, the best one behind it."""
+    found = plans(kernel, differentiate(kernel, read=read, written=written), axes)
+    least = SCHEDULES.index(schedule)
+    return next(plan for plan in found if SCHEDULES.index(plan.schedule) >= least)
+
+
+def _refusal(schedule: str, error: KernelAgentError) -> dict[str, object]:
+    line = error.line if isinstance(error, CannotDerive) else getattr(error, "line", None)
+    return {"schedule": schedule, "refused": error.message, "remedy": error.remedy, "line": line}

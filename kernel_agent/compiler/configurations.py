@@ -1,0 +1,148 @@
+"""The configurations of a stub: what its kernels were compiled with at the entries of SWEEP, as far as it changes them.
+
+Runs in a child: the stub is called, though none of its kernels runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from kernel_agent.compiler.errors import CannotDerive
+from kernel_agent.compiler.front import read_launch
+from kernel_agent.compiler.ssa.value import Kernel
+from kernel_agent.compiler.stub.flow import launch_places
+from kernel_agent.compiler.stub.trace import LaunchSeen, Trace, trace
+from kernel_agent.errors import InputError
+from kernel_agent.ir import IRError
+from kernel_agent.ir.capture.images import declared_dtype
+from kernel_agent.oracle.child import Stub
+from kernel_agent.oracle.fit import fit_entry
+from kernel_agent.pairs.arguments import build_arguments
+from kernel_agent.pairs.blame import first_line
+from kernel_agent.pairs.spec import ShapeEntry
+
+ELEMENTS, VOLUME = 1 << 16, 1 << 22
+"""Sizes of the entries that are looked at: their numbers do not matter, what is launched does."""
+
+Key = tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
+"""Per launch: the kernel, and parameters with what they are compiled for."""
+Condition = tuple[int, str, object]
+"""A launch, a parameter, and what it is given."""
+
+
+@dataclass
+class Configuration:
+    """Calls that compile the same programs."""
+
+    trace: Trace
+    """The call to derive from: one with narrow floats, if any has them, since there every conversion shows."""
+    programs: dict[int, Kernel]
+    """Of its launches, by their position among the trace's events."""
+    conditions: tuple[Condition, ...] = ()
+    """What it was compiled for, sizes that are only numbers in it aside."""
+
+
+def configurations(stub: Stub) -> tuple[list[Configuration], list[str]]:
+    """One configuration per way that the stub goes at its SWEEP entries, and remarks on entries that were not seen.
+
+    Raises `CannotDerive` where no entry can be followed, a kernel cannot be read, or entries launch other kernels.
+    """
+    groups: dict[Key, list[Trace]] = {}
+    remarks: list[str] = []
+    path = Path(stub.module.__file__ or "")
+    for entry in stub.spec.sweep:
+        try:
+            seen = _seen(stub, entry, path)
+        except (InputError, IRError) as error:
+            remarks.append(f"{entry.label} was not looked at: {error.message}")
+            continue
+        except Exception as error:  # the user's code, at a size of ours
+            remarks.append(f"{entry.label} was not looked at: {first_line(error)}")
+            continue
+        groups.setdefault(_key(seen), []).append(seen)
+    if not groups:
+        raise CannotDerive(remarks[0] if remarks else "SWEEP has no entry", remedy="Give SWEEP a small required entry.")
+    names = [[launch.name for launch in traces[0].launches] for traces in groups.values()]
+    if any(other != names[0] for other in names):
+        shown = dict.fromkeys(", ".join(some) for some in names)
+        raise CannotDerive(
+            f"the stub launches other kernels at other entries of SWEEP: {' or '.join(list(shown)[:2])}",
+            remedy="Give each way a stub and a file of its own.",
+        )
+    found = [configuration for traces in groups.values() for configuration in _divided(traces)]
+    return found, remarks
+
+
+def _divided(traces: Sequence[Trace]) -> list[Configuration]:
+    """Configurations of calls that differ in numbers alone: some numbers make another program."""
+    found: list[Configuration] = []
+    left = sorted(traces, key=_narrowness)
+    while left:
+        programs = {place: read_launch(seen) for place, seen in launch_places(left[0])}
+        fixed = [programs[place].fixed for place, _ in launch_places(left[0])]
+        conditions = _conditions(left[0], fixed)
+        found.append(Configuration(left[0], programs, conditions))
+        values = _comparable(conditions)
+        left = [other for other in left[1:] if _comparable(_conditions(other, fixed)) != values]
+    return found
+
+
+def _conditions(seen: Trace, fixed: Sequence[frozenset[str]]) -> tuple[Condition, ...]:
+    """What the launches of a call were compiled for. `fixed`: the numbers of each that count."""
+    found = []
+    for place, launch in enumerate(seen.launches):
+        for name, form in _forms(launch).items():
+            value = launch.values[name]
+            if form not in ("number", "float") or name in fixed[place] or isinstance(value, Tensor):
+                found.append((place, name, value))
+    return tuple(found)
+
+
+def _comparable(conditions: Sequence[Condition]) -> tuple[object, ...]:
+    return tuple("tensor" if isinstance(value, Tensor) else repr(value) for _, _, value in conditions)
+
+
+def _seen(stub: Stub, entry: ShapeEntry, path: Path) -> Trace:
+    fit = fit_entry(
+        entry,
+        lambda other: build_arguments(stub.module, other, device="cpu", seed=0),
+        max_elements=ELEMENTS,
+        max_volume=VOLUME,
+    )
+    arguments = build_arguments(stub.module, fit.entry, device="cpu", seed=0)
+    return trace(stub.function, arguments.args, arguments.kwargs, path)
+
+
+def _key(seen: Trace) -> Key:
+    return tuple((launch.name, tuple(_forms(launch).items())) for launch in seen.launches)
+
+
+def _forms(launch: LaunchSeen) -> Mapping[str, str]:
+    """By parameter: the value of what is compiled in, sizes aside; whether it is None of what may be."""
+    constants = launch.constants
+    return {name: _form(name, value, constants) for name, value in launch.values.items()}
+
+
+def _form(name: str, value: Any, constants: Mapping[str, Any]) -> str:
+    if value is None:
+        return "None"
+    if isinstance(value, Tensor):
+        return "float" if declared_dtype(value).is_floating_point else str(declared_dtype(value))
+    if name not in constants or type(value) is int:
+        return "number"
+    return getattr(value, "__name__", None) or repr(value)
+
+
+def _narrowness(seen: Trace) -> int:
+    """Bytes per element of all floating tensors together."""
+    return sum(
+        declared_dtype(tensor).itemsize
+        for launch in seen.launches
+        for tensor in launch.tensors.values()
+        if declared_dtype(tensor).is_floating_point
+    )

@@ -1,0 +1,131 @@
+"""`derive`: from a forward to a proven pair, without a model: the best schedule whose backward the gate accepts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kernel_agent.compiler.errors import CannotDerive
+from kernel_agent.errors import InputError, KernelAgentError
+from kernel_agent.gate import check
+from kernel_agent.gate.options import STANDARD, GateOptions
+from kernel_agent.gate.verdict import CaseResult, Verdict
+from kernel_agent.oracle import Truths
+from kernel_agent.oracle.job import run_truth
+from kernel_agent.pairs.assemble import assemble
+from kernel_agent.pairs.spec import Candidate, KernelSpec
+from kernel_agent.sandbox import Limits, Sandbox
+
+LIMITS = Limits(wall_s=300.0)
+"""Of the child that follows the stub and writes the pair."""
+
+OnCase = Callable[[CaseResult, int, int], None]
+"""See `gate.check`."""
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A pair that was written and not judged."""
+
+    schedule: str
+    """The schedule that was asked for."""
+    candidate: Candidate
+    pair: str
+    """The whole pair file."""
+    schedules: tuple[str, ...]
+    """The schedule of every launch of the forward that has a backward, from the last to the first."""
+    remarks: tuple[str, ...]
+    """Why something was left as it is."""
+    seconds: float
+    """What writing it took."""
+
+
+@dataclass(frozen=True)
+class Derived:
+    """A pair that the gate accepts."""
+
+    draft: Draft
+    verdict: Verdict
+    """Green."""
+    refused: tuple[str, ...]
+    """Why better schedules were not taken: not derivable, or red in the gate."""
+    seconds: float
+    """From the spec to the verdict."""
+
+
+def drafts(spec: KernelSpec, sandbox: Sandbox, schedules: Sequence[str] = ()) -> tuple[list[Draft], list[str]]:
+    """The pairs that can be written, the best first, and why schedules that are not among them are not.
+
+    `schedules`: those to try, in order; all by default. Raises `CannotDerive` where there is none.
+    """
+    payload = {"spec": spec.model_dump(mode="json"), "schedules": list(schedules)}
+    written: list[Draft] = []
+    refused: list[str] = []
+    first: CannotDerive | None = None
+    for message in run_truth(sandbox, "child:derived", spec.facts, payload, limits=LIMITS, room="compiler"):
+        record = message.record
+        if "refused" in record:
+            refused.append(f"{record['schedule']}: {record['refused']}".removeprefix(": "))
+            first = CannotDerive(record["refused"], remedy=record["remedy"], path=spec.facts.path, line=record["line"])
+            continue
+        candidate = Candidate(forward=record["forward"], backward=record["backward"])
+        written.append(
+            Draft(
+                record["schedule"],
+                candidate,
+                assemble(spec, candidate),
+                tuple(record["schedules"]),
+                tuple(record["remarks"]),
+                record["seconds"],
+            )
+        )
+    if not written:
+        raise first or CannotDerive("nothing was derived of this forward", path=spec.facts.path)
+    return written, refused
+
+
+def derive(
+    spec: KernelSpec,
+    sandbox: Sandbox,
+    *,
+    schedules: Sequence[str] = (),
+    options: GateOptions = STANDARD,
+    truths: Truths | None = None,
+    on_case: OnCase | None = None,
+) -> Derived:
+    """Derive a backward and prove it; where the gate finds a schedule's pair red, the next one is taken.
+
+    `schedules`: those to try, in order; all by default. Raises `CannotDerive` where no pair can be written or none is
+    green: an unproven backward is never given out.
+    """
+    start = time.perf_counter()
+    if spec.custom_gradient:
+        raise CannotDerive(
+            "the file has a `surrogate`: its gradient is not that of its kernels",
+            remedy="Remove `surrogate`, or have a model write the backward.",
+            path=spec.facts.path,
+        )
+    written, refused = drafts(spec, sandbox, schedules)
+    truths = truths or Truths(spec, sandbox)
+    for draft in written:
+        verdict = _judged(spec, draft, sandbox, options, truths, on_case)
+        if verdict.green:
+            return Derived(draft, verdict, tuple(refused), time.perf_counter() - start)
+        refused.append(f"{draft.schedule}: the gate says {verdict.status.value}: {verdict.message}")
+    raise CannotDerive(
+        "no derived backward is proven: " + "; ".join(refused),
+        remedy="Please report this forward; until then have a model write the backward.",
+        path=spec.facts.path,
+    )
+
+
+def _judged(
+    spec: KernelSpec, draft: Draft, sandbox: Sandbox, options: GateOptions, truths: Truths, on_case: OnCase | None
+) -> Verdict:
+    try:
+        return check(spec, draft.pair, sandbox, options, on_case, truths=truths, diagnose=False)
+    except InputError:
+        raise
+    except KernelAgentError as error:
+        raise CannotDerive(f"the truth cannot be computed: {error.message}", remedy=error.remedy) from error

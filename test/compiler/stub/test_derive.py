@@ -1,0 +1,132 @@
+"""Forwards become proven pairs: derived end to end through the gate, or refused with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kernel_agent.compiler.derive import Derived, derive
+from kernel_agent.compiler.errors import CannotDerive
+from kernel_agent.gate.options import GateOptions
+from kernel_agent.oracle import describe
+from kernel_agent.pairs.userfile import read_file
+from kernel_agent.sandbox import Sandbox
+
+QUICK = GateOptions(seeds=(0,), max_elements=1 << 12, odd_sizes=1, max_cases=6)
+
+HEAD = """
+import torch
+import triton
+import triton.language as tl
+
+from kernel_agent import autodiff
+
+"""
+
+TWO_LAUNCHES = (
+    HEAD
+    + """
+@triton.jit
+def square_kernel(X, Y, N, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(X + at, mask=at < N, other=0.0)
+    tl.store(Y + at, x * x, mask=at < N)
+
+
+@triton.jit
+def shifted_kernel(X, B, Y, N, BLOCK: tl.constexpr, HAS_B: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    y = tl.load(X + at, mask=at < N, other=0.0)
+    if HAS_B:
+        y *= tl.load(B + at, mask=at < N, other=0.0)
+    tl.store(Y + at, tl.exp(-y), mask=at < N)
+
+
+@autodiff
+def stub(x, b=None):
+    rows = x.transpose(0, 1).contiguous()  # the kernels know no strides
+    N = rows.numel()
+    squares = torch.empty_like(rows)
+    grid = lambda meta: (triton.cdiv(N, meta["BLOCK"]),)
+    square_kernel[grid](rows, squares, N, BLOCK=64)
+    y = torch.empty_like(rows)
+    shifted_kernel[grid](squares, b, y, N, BLOCK=64, HAS_B=b is not None)
+    return y.view(-1), squares
+
+
+SWEEP = [dict(M=9, N=7, shifted=True), dict(M=5, N=20, shifted=False)]
+
+
+def make_args(M, N, shifted, device="cuda"):
+    x = torch.randn(M, N, device=device)
+    return (x, torch.randn(N * M, device=device)) if shifted else (x,)
+"""
+)
+
+IN_A_LOOP = (
+    HEAD
+    + """
+@triton.jit
+def scale_kernel(X, Y, N, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(Y + at, tl.load(X + at, mask=at < N) * 2.0, mask=at < N)
+
+
+@autodiff
+def stub(x):
+    y = torch.empty_like(x)
+    for row in range(x.shape[0]):
+        scale_kernel[(1,)](x[row], y[row], x.shape[1], BLOCK=64)
+    return y
+
+
+SWEEP = [dict(M=3, N=50)]
+
+
+def make_args(M, N, device="cuda"):
+    return (torch.randn(M, N, device=device),)
+"""
+)
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    with Sandbox() as sandbox:
+        yield sandbox
+
+
+def derived(text: str, folder: Path, sandbox: Sandbox) -> Derived:
+    path = folder / "forward.py"
+    path.write_text(text)
+    return derive(describe(read_file(path), sandbox), sandbox, options=QUICK)
+
+
+def test_launches_are_taken_back_in_reverse_through_what_torch_does_between_them(
+    tmp_path: Path, sandbox: Sandbox
+) -> None:
+    # `squares` is an output and an input of the second launch: its cotangent is the sum of both. A transposed input,
+    # a flattened output and an argument that is None at one entry are all on the way.
+    found = derived(TWO_LAUNCHES, tmp_path, sandbox)
+    assert found.verdict.green, found.verdict.message
+    backward = found.draft.candidate.backward
+    assert backward.index("[(triton.cdiv(N, 64),)]") > 0, "the grid's function is written out"
+    assert "torch.stack((" in backward, "two contributions are summed"
+    assert "is None" in backward, "the two configurations are told apart"
+
+
+def test_a_launch_in_a_loop_is_refused_with_its_line(tmp_path: Path, sandbox: Sandbox) -> None:
+    with pytest.raises(CannotDerive) as refused:
+        derived(IN_A_LOOP, tmp_path, sandbox)
+    assert "stands in a loop" in refused.value.message
+    assert refused.value.line == 1 + IN_A_LOOP[: IN_A_LOOP.index("scale_kernel[(1,)]")].count("\n")
+
+
+def test_the_forward_is_the_stub_with_another_return(tmp_path: Path, sandbox: Sandbox) -> None:
+    found = derived(TWO_LAUNCHES, tmp_path, sandbox)
+    stub = TWO_LAUNCHES[TWO_LAUNCHES.index("def stub") : TWO_LAUNCHES.index("\n\n\nSWEEP")].split("\n")
+    forward = (found.draft.candidate.forward or "").rstrip("\n").split("\n")
+    assert forward[0] == "def forward(x, b=None):"
+    assert forward[1:-1] == stub[1:-1], "comments and spacing stay"
+    assert forward[-1].startswith("    return (y.view(-1), squares), (")
