@@ -73,7 +73,8 @@ def cover(path: Path) -> Coverage:
             spec = describe(read_file(path), sandbox)
             written, _ = drafts(spec, sandbox)
             derive_s = time.perf_counter() - start
-            truths, red = Truths(spec, sandbox), []
+            truths = Truths(spec, sandbox)
+            red: list[str] = []
             for draft in written:
                 verdict = check(spec, draft.pair, sandbox, QUICK, truths=truths, diagnose=False)
                 if verdict.green:

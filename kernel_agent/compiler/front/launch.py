@@ -28,6 +28,11 @@ class Built(Protocol):
         """What Triton compiles for it."""
         ...
 
+    @property
+    def shared(self) -> tuple[frozenset[str], ...]:
+        """See `Launch.shared`."""
+        ...
+
 
 def read_launch(launch: Built, *, distinct: bool = True) -> Kernel:
     """The kernel of a launch.

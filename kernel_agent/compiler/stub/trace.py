@@ -22,7 +22,7 @@ from triton.runtime.jit import JITFunction
 
 from kernel_agent.ir import standin
 from kernel_agent.ir.capture.build import Build
-from kernel_agent.ir.capture.capture import Capture, Compiled
+from kernel_agent.ir.capture.capture import Capture, Compiled, shared_memory
 from kernel_agent.ir.capture.image_mode import ImageMode
 from kernel_agent.ir.capture.images import Images, declare, declared_dtype
 from kernel_agent.ir.capture.inputs import Inputs
@@ -88,6 +88,11 @@ class LaunchSeen:
         found = {names[path[0]]: value for path, value in sorted(self.build.constants.items()) if len(path) == 1}
         constexprs = {parameter.name for parameter in self.kernel.params if parameter.is_constexpr}
         return {name: value for name, value in found.items() if name in constexprs or type(value) is not int}
+
+    @property
+    def shared(self) -> tuple[frozenset[str], ...]:
+        """See `Launch.shared`."""
+        return shared_memory(self.values)
 
     @property
     def tensors(self) -> dict[str, Tensor]:

@@ -264,7 +264,7 @@ class Capture:
             module = lower(kernel, signature.types, signature.constants)
             blocks = _grid(sizes, name)
             build = Build.of(kernel, signature.types, signature.constants, values, kwargs)
-            self.launches.append(Launch(name, blocks, file, line, module, build, _shared(values)))
+            self.launches.append(Launch(name, blocks, file, line, module, build, shared_memory(values)))
             arguments = signature.arguments(module)
             self.runner(module, blocks, arguments, self.buffers, self.findings, self.options)
         return Compiled(kernel, values)
@@ -283,7 +283,7 @@ class Capture:
         return value
 
 
-def _shared(values: Mapping[str, Any]) -> tuple[frozenset[str], ...]:
+def shared_memory(values: Mapping[str, Any]) -> tuple[frozenset[str], ...]:
     """Arguments that share memory."""
     names: dict[int, set[str]] = {}
     for name, value in values.items():
