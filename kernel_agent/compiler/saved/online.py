@@ -137,14 +137,14 @@ def _turn(op: Op, differentiated: frozenset[str] | None, remarks: list[str]) -> 
         maxima.update(inner.result for inner in block.ops if inner.results and is_guard(inner, {new}))
         try:
             return _as_turn(op, place, maker, frozenset(maxima), differentiated)
-        except _NotOneError as reason:
+        except NotOneError as reason:
             called = f"`{old.name}`" if old.name else "a running maximum"
             remarks.append(f"{called} keeps its place in the derivative: {reason}")
     return None
 
 
-class _NotOneError(Exception):
-    """Why a loop with a running maximum is no online softmax."""
+class NotOneError(Exception):
+    """Why a maximum that is subtracted is not free to be another."""
 
 
 def _as_turn(op: Op, place: int, maker: Op, maxima: frozenset[Value], differentiated: frozenset[str] | None) -> Turn:
@@ -152,7 +152,7 @@ def _as_turn(op: Op, place: int, maker: Op, maxima: frozenset[Value], differenti
     carries = block.arguments[1:]
     old = carries[place]
     if any(depends(value, set(carries)) for value in maker.operands if bare(value) is not old):
-        raise _NotOneError("what it is compared with depends on what the loop has found so far")
+        raise NotOneError("what it is compared with depends on what the loop has found so far")
     moved = {old, *maxima}
     plain: set[int] = {n for n in range(len(carries)) if n != place}
     while True:
@@ -177,28 +177,28 @@ def _as_turn(op: Op, place: int, maker: Op, maxima: frozenset[Value], differenti
         decay, rest = _decayed(block.yields[n], carry)
         called = f"`{carry.name}`" if carry.name else "another carry"
         if decay is None:
-            raise _NotOneError(f"{called} does not become {called} * exp(old - new) + something")
+            raise NotOneError(f"{called} does not become {called} * exp(old - new) + something")
         alpha = bare(decay)
         rate = decaying[alpha]
         exponential = alpha.producer is not None and alpha.producer.code in (Code.EXP, Code.EXP2)
         if not exponential or rate is None or not _vanishes(alpha.producer.operands[0], old, maxima):  # type: ignore[union-attr]
-            raise _NotOneError(f"{called} is not multiplied with exp(old - new)")
+            raise NotOneError(f"{called} is not multiplied with exp(old - new)")
         for term in rest:
             degree = degrees[term]
             if degree is None or not (degree.kind is Kind.ZERO or degree.same(rate)):
-                raise _NotOneError(f"what is added to {called} does not scale as {called} does when the maximum shifts")
+                raise NotOneError(f"what is added to {called} does not scale as {called} does when the maximum shifts")
         decays[n], rates[n] = decay, rate
         if len(rest) == 1 and _is_mass(rest[0]):
             masses.add(n)
     if not decays:
-        raise _NotOneError("no carry is multiplied with exp(old - new)")
+        raise NotOneError("no carry is multiplied with exp(old - new)")
     for inner in block.ops:
-        _examine(inner, degrees, differentiated)
+        examine(inner, degrees, differentiated)
     return Turn(op, place, maxima, decays, rates, frozenset(masses) if _one_exponential(block, decays) else frozenset())
 
 
-def _examine(op: Op, degrees: Degrees, differentiated: frozenset[str] | None) -> None:
-    """Raise _NotOneError unless all effects of an operation and of what is nested in it stay."""
+def examine(op: Op, degrees: Degrees, differentiated: frozenset[str] | None) -> None:
+    """Raise NotOneError unless all effects of an operation and of what is nested in it stay."""
     if op.code is Code.FOR:
         degrees.loop(op)
     if not has_effects(op):
@@ -210,15 +210,15 @@ def _examine(op: Op, degrees: Degrees, differentiated: frozenset[str] | None) ->
         for value in op.operands:
             if not degrees.stays(value):
                 where = f"what is stored to {base.name}" if isinstance(base, Value) else f"a {op.code.value}"
-                raise _NotOneError(f"{where} changes when it shifts")
+                raise NotOneError(f"{where} changes when it shifts")
         return
     if op.code is Code.WHILE and not all(map(degrees.stays, (*op.operands, *captured(op.blocks)))):
-        raise _NotOneError("a while loop depends on it")
+        raise NotOneError("a while loop depends on it")
     if not all(map(degrees.stays, op.operands[: 3 if op.code is Code.FOR else None])):
-        raise _NotOneError("what runs depends on it")
+        raise NotOneError("what runs depends on it")
     for block in op.blocks:
         for inner in block.ops:
-            _examine(inner, degrees, differentiated)
+            examine(inner, degrees, differentiated)
 
 
 def _goes_on(chain: Chain, turn: Turn) -> bool:
@@ -240,10 +240,10 @@ def _proved(chain: Chain, differentiated: frozenset[str] | None, remarks: list[s
     try:
         for op in chain.block.ops:
             if op not in loops:
-                _examine(op, degrees, differentiated)
+                examine(op, degrees, differentiated)
         if not all(map(degrees.stays, chain.block.yields)):
-            raise _NotOneError("an outer loop carries on what changes when it shifts")
-    except _NotOneError as reason:
+            raise NotOneError("an outer loop carries on what changes when it shifts")
+    except NotOneError as reason:
         remarks.append(f"{called} keeps its place in the derivative: {reason}")
         return False
     return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kernel_agent.compiler.saved.gauge import use_gauge
 from kernel_agent.compiler.saved.outputs import Saved, use_saved
+from kernel_agent.compiler.saved.softmax import settle_maxima
 from kernel_agent.compiler.ssa.value import Kernel
 
 
@@ -14,5 +15,8 @@ def prepared(kernel: Kernel, written: frozenset[str], *, lossy: bool = False) ->
     the forward wrote are right only if nobody writes there before the backward.
     """
     turned = use_gauge(kernel, written)
-    found = use_saved(turned.kernel, lossy=lossy)
-    return Saved(found.kernel, turned.read | found.read, (*turned.remarks, *found.remarks))
+    settled = settle_maxima(turned.kernel, written)
+    found = use_saved(settled.kernel, lossy=lossy)
+    steps = (turned, settled, found)
+    read = frozenset().union(*(step.read for step in steps))
+    return Saved(found.kernel, read, tuple(dict.fromkeys(remark for step in steps for remark in step.remarks)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import saved_kernels as kernels
@@ -25,6 +26,21 @@ def softmax_rows() -> Forward:
     types = {"x_ptr": F32, "y_ptr": F32, "rows": "i32", "stride": "i32", "n": "i32"}
     given = {"x_ptr": 3 * seeded(5, 16), "y_ptr": empty(5, 16), "rows": 5, "stride": 16, "n": 16}
     return ran(kernel_from(kernels.softmax_rows, types, BLOCK=16), (2,), given, ["x_ptr"], ["y_ptr"])
+
+
+def row_of(kind: str, *, padding: float = -math.inf) -> Forward:
+    """What becomes of a row that is cut within a block."""
+    types = {"x_ptr": F32, "y_ptr": F32, "stride": "i32", "n": "i32"}
+    given = {"x_ptr": 3 * seeded(ROWS, 16), "y_ptr": torch.zeros(ROWS, 16, dtype=torch.float64), "stride": 16, "n": 13}
+    kernel = kernel_from(kernels.row_of, types, BLOCK=16, PADDING=padding, KIND=kind)
+    return ran(kernel, (ROWS,), given, ["x_ptr"], ["y_ptr"])
+
+
+def softmax_in_three_passes() -> Forward:
+    """The largest, the sum, the quotients."""
+    types = {"x_ptr": F32, "y_ptr": F32, "stride": "i32", "n": "i32"}
+    given = {"x_ptr": 3 * seeded(ROWS, N), "y_ptr": empty(ROWS, N), "stride": N, "n": N}
+    return ran(kernel_from(kernels.softmax_in_three_passes, types, BLOCK=16), (ROWS,), given, ["x_ptr"], ["y_ptr"])
 
 
 def layer_norm(*, looped: bool = False) -> Forward:

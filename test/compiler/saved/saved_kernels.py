@@ -27,6 +27,45 @@ def softmax_rows(x_ptr, y_ptr, rows, stride, n, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def row_of(x_ptr, y_ptr, stride, n, BLOCK: tl.constexpr, PADDING: tl.constexpr, KIND: tl.constexpr):
+    row = tl.program_id(0)
+    cols = tl.arange(0, BLOCK)
+    mask = cols < n
+    x = tl.load(x_ptr + row * stride + cols, mask=mask, other=PADDING)
+    largest = tl.max(x, axis=0)
+    e = tl.exp(x - largest)
+    total = tl.sum(e, axis=0)
+    if KIND == "softmax":
+        y = e * (1.0 / total)
+    elif KIND == "log softmax":
+        y = x - largest - tl.log(total)
+    elif KIND == "entropy weights":
+        y = e / total * (x - largest)
+    else:
+        y = e
+    tl.store(y_ptr + row * stride + cols, y, mask=mask)
+
+
+@triton.jit
+def softmax_in_three_passes(x_ptr, y_ptr, stride, n, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    largest = -float("inf")
+    for off in range(0, n, BLOCK):
+        cols = off + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + row * stride + cols, mask=cols < n, other=-float("inf"))
+        largest = tl.maximum(largest, tl.max(x, axis=0))
+    total = 0.0
+    for off in range(0, n, BLOCK):
+        cols = off + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + row * stride + cols, mask=cols < n, other=-float("inf"))
+        total += tl.sum(tl.exp(x - largest), axis=0)
+    for off in range(0, n, BLOCK):
+        cols = off + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + row * stride + cols, mask=cols < n, other=-float("inf"))
+        tl.store(y_ptr + row * stride + cols, tl.exp(x - largest) / total, mask=cols < n)
+
+
+@triton.jit
 def layer_norm(x_ptr, w_ptr, b_ptr, y_ptr, mean_ptr, rstd_ptr, stride, n, eps, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     cols = tl.arange(0, BLOCK)

@@ -1,0 +1,178 @@
+"""`settle_maxima`: softmax over values that are at hand at once, without the derivative of the maximum it subtracts.
+
+It cancels, and computed as written it is a search for where the maximum was, and a difference of sums. Where the
+forward stored the result y = e / s of e = exp(x - m), the maximum may moreover be the one at which s is 1: then e is y,
+and the backward needs neither x nor a second look for its maximum.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from kernel_agent.compiler.saved.degree import Degrees, shift
+from kernel_agent.compiler.saved.lanes import conditions
+from kernel_agent.compiler.saved.online import NotOneError, bare, examine, is_guard
+from kernel_agent.compiler.saved.outputs import Place, Saved, load_back, places
+from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.rebuild import Copier
+from kernel_agent.compiler.ssa.uses import Uses
+from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value, constant, is_constant
+
+
+@dataclass
+class _Plan:
+    maxima: set[Value] = field(default_factory=set)
+    """Without derivative."""
+    numbers: dict[Value, Place] = field(default_factory=dict)
+    """Exponentials that are what was stored."""
+    ones: set[Value] = field(default_factory=set)
+    """Sums that are 1 for these."""
+
+
+def settle_maxima(kernel: Kernel, differentiated: frozenset[str] | None = None) -> Saved:
+    """A kernel whose largest values have no derivative, as far as nothing depends on them.
+
+    `differentiated`: arguments whose cotangents are not zero; None for all.
+    """
+    plan = _Plan()
+    remarks: list[str] = []
+    uses = Uses.of(kernel)
+    stored = [place for place in places(kernel, []) if not place.lossy]
+    for block, op, maximum in _candidates(kernel.body):
+        guards = {inner.result for inner in block.ops if inner.results and is_guard(inner, {maximum})}
+        degrees = Degrees(dict.fromkeys((maximum, *guards), shift(1.0)))
+        if not _settled(block, op, degrees, differentiated):
+            continue
+        plan.maxima.add(maximum)
+        for place in stored:
+            if place.store in block.ops and _use_result(plan, uses, degrees, {maximum, *guards}, place):
+                remarks.append(f"the exponentials of a softmax are read from {place.store.base.name}")
+                break
+    if not plan.maxima:
+        return Saved(kernel, frozenset())
+    read = frozenset(place.store.base.name for place in plan.numbers.values())
+    return Saved(_Settled(kernel, plan).copy(), read, tuple(remarks))
+
+
+def _candidates(block: Block) -> list[tuple[Block, Op, Value]]:
+    """Largest values: of a tile, or of a loop that keeps the largest so far; with the block they are in."""
+    found: list[tuple[Block, Op, Value]] = []
+    for op in block.ops:
+        if op.code is Code.REDUCE_MAX and op.result.is_float:
+            found.append((block, op, op.result))
+        if op.code is Code.FOR:
+            carries, yields = op.blocks[0].arguments[1:], op.blocks[0].yields
+            for result, carry, last in zip(op.results, carries, yields, strict=True):
+                maker = bare(last).producer
+                if (
+                    result.is_float
+                    and maker is not None
+                    and maker.code is Code.MAX
+                    and carry in map(bare, maker.operands)
+                ):
+                    found.append((block, op, result))
+        for inner in op.blocks:
+            found.extend(_candidates(inner))
+    return found
+
+
+def _settled(block: Block, op: Op, degrees: Degrees, differentiated: frozenset[str] | None) -> bool:
+    """Whether what a block stores and yields after `op` stays when its result shifts."""
+    try:
+        for later in block.ops[block.ops.index(op) + 1 :]:
+            examine(later, degrees, differentiated)
+    except NotOneError:
+        return False
+    return all(map(degrees.stays, block.yields))
+
+
+def _use_result(plan: _Plan, uses: Uses, degrees: Degrees, maxima: set[Value], place: Place) -> bool:
+    """Take y = e / s for e where e is all that the maximum is for; whether that is so."""
+    top, under = _quotient(place.value)
+    if top is None or under is None or top.producer is None or top.shape != place.value.shape:
+        return False
+    if top.producer.code not in (Code.EXP, Code.EXP2) or degrees.stays(top) or degrees.stays(under):
+        return False
+    difference = bare(top.producer.operands[0])
+    maker = difference.producer
+    if maker is None or maker.code is not Code.SUB or bare(maker.operands[1]) not in maxima:
+        return False
+    maximum = bare(maker.operands[1])
+    if under.shape != maximum.shape or not _only_for(uses, difference, {top}):
+        return False
+    allowed = {difference, *maxima}
+    if any(not _only_for(uses, value, allowed) for value in maxima):
+        return False
+    if not _vanishes_outside(maker.operands[0], place):
+        return False
+    plan.numbers[top] = place
+    plan.ones.add(under)
+    return True
+
+
+def _quotient(value: Value) -> tuple[Value | None, Value | None]:
+    """e and s of e / s, or of e times 1 / s."""
+    op = value.producer
+    if op is None:
+        return None, None
+    if op.code is Code.DIV:
+        return bare(op.operands[0]), bare(op.operands[1])
+    if op.code is Code.MUL:
+        for one, other in (op.operands, op.operands[::-1]):
+            inverse = bare(other).producer
+            if inverse is not None and inverse.code is Code.DIV and is_constant(inverse.operands[0], 1):
+                return bare(one), bare(inverse.operands[1])
+    return None, None
+
+
+def _only_for(uses: Uses, value: Value, readers: set[Value]) -> bool:
+    """Whether a value is read, behind changes of shape, for nothing but `readers` and tests."""
+    if value in uses.yielded:
+        return False
+    for op in uses[value]:
+        if not op.results:
+            return False
+        if op.result in readers or op.code is Code.CMP:
+            continue
+        if bare(op.result) is not value or not _only_for(uses, op.result, readers):
+            return False
+    return True
+
+
+def _vanishes_outside(x: Value, place: Place) -> bool:
+    """Whether x is -inf, so that its exponential is zero, wherever the result was not stored."""
+    if place.store.mask is None:
+        return True
+    op = x.producer
+    labels = tuple(range(len(x.shape)))
+    if op is None or x.shape != place.value.shape:
+        return False
+    wanted = conditions(place.store.mask, labels)
+    if op.code is Code.LOAD and op.mask is not None and op.other is not None:
+        return constant(bare(op.other)) == -math.inf and wanted <= conditions(op.mask, labels)
+    if op.code is Code.SELECT and constant(bare(op.operands[2])) == -math.inf:
+        return wanted <= conditions(op.operands[0], labels)
+    if op.code is Code.CAST:
+        return _vanishes_outside(op.operands[0], place)
+    return False
+
+
+class _Settled(Copier):
+    """Cuts maxima off, and knows exponentials and their sums."""
+
+    def __init__(self, source: Kernel, plan: _Plan) -> None:
+        super().__init__(source)
+        self.plan = plan
+
+    def op(self, op: Op) -> None:
+        super().op(op)
+        b = self.b
+        for result in op.results:
+            if result in self.plan.maxima:
+                self[result] = b.known(b.zero(result), self[result])
+            elif result in self.plan.ones:
+                self[result] = b.known(self[result], b.const(1.0, result.element))
+            elif result in self.plan.numbers:
+                place = self.plan.numbers[result]
+                self[result] = b.known(self[result], load_back(self, place, other=0.0))

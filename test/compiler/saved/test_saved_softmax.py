@@ -1,0 +1,73 @@
+"""Maxima that are subtracted have no derivative, and a stored softmax is its own exponential, where that is proved."""
+
+from __future__ import annotations
+
+import pytest
+import saved_forwards as forwards
+import torch
+from saved_checks import Forward, close, same_gradients, tensor
+
+from kernel_agent.compiler.saved.prepare import prepared
+from kernel_agent.compiler.saved.softmax import settle_maxima
+from kernel_agent.compiler.ssa.code import Code
+
+
+def _searches(forward: Forward) -> int:
+    """Comparisons of floats: for where a maximum was."""
+    kernel = forward.backward(prepared(forward.kernel, frozenset(forward.written)).kernel).kernel
+    return sum(op.code is Code.CMP and op.operands[0].is_float for op in kernel.ops)
+
+
+def test_the_backward_of_a_stored_softmax_reads_the_result_and_nothing_else() -> None:
+    for forward in (forwards.softmax_row(), forwards.softmax_rows(), forwards.row_of("softmax")):
+        settled = prepared(forward.kernel, frozenset(forward.written))
+        backward = forward.backward(settled.kernel)
+        same_gradients(backward, forward.backward(forward.kernel))
+        assert backward.loads("x_ptr") == 0
+        assert backward.loads("y_ptr") > 0
+        assert (backward.count(Code.REDUCE_MAX), backward.count(Code.EXP), backward.count(Code.SUM)) == (0, 0, 1)
+
+
+def test_the_gradient_of_a_softmax_from_its_result_is_that_of_torch() -> None:
+    forward = forwards.row_of("softmax")
+    backward = forward.backward(prepared(forward.kernel, frozenset(forward.written)).kernel)
+    x = tensor(forward.arguments["x_ptr"])[:, :13].clone().requires_grad_()
+    torch.manual_seed(11)
+    cotangent = torch.randn(3, 16, dtype=torch.float64)[:, :13]
+    (expected,) = torch.autograd.grad(x.softmax(1), x, cotangent)
+    close(backward.gradients["x_ptr"][:, :13], expected, "gradient of x")
+
+
+@pytest.mark.parametrize("kind", ["log softmax", "entropy weights"])
+def test_what_needs_the_maximum_itself_keeps_the_input(kind: str) -> None:
+    forward = forwards.row_of(kind)
+    settled = settle_maxima(forward.kernel)
+    # The result of entropy weights moves with the maximum: that one keeps its derivative. No number comes from y.
+    assert settled.read == frozenset()
+    assert (settled.kernel is forward.kernel) is (kind == "entropy weights")
+    same_gradients(forward.backward(settled.kernel), forward.backward(forward.kernel))
+
+
+def test_a_maximum_that_shows_in_the_result_keeps_its_derivative() -> None:
+    forward = forwards.row_of("exponentials")
+    assert settle_maxima(forward.kernel).kernel is forward.kernel
+    assert _searches(forward) == 1
+
+
+def test_lanes_whose_exponentials_are_not_zero_outside_of_the_mask_are_not_read_back() -> None:
+    # With zeros for padding the sum has exponentials of lanes that were never stored.
+    forward = forwards.row_of("softmax", padding=0.0)
+    settled = settle_maxima(forward.kernel)
+    assert settled.read == frozenset()
+    assert settled.kernel is not forward.kernel
+    same_gradients(forward.backward(settled.kernel), forward.backward(forward.kernel))
+
+
+def test_a_maximum_found_by_a_loop_of_its_own_needs_no_search() -> None:
+    forward = forwards.softmax_in_three_passes()
+    backward = forward.backward(prepared(forward.kernel, frozenset(forward.written)).kernel)
+    plain = forward.backward(forward.kernel)
+    same_gradients(backward, plain)
+    assert _searches(forward) == 0
+    assert plain.tapes > 0
+    assert backward.tapes == 0
