@@ -33,6 +33,19 @@ WIDTH = 110
 DTYPES = {"f64": "torch.float64", "f32": "torch.float32", "f16": "torch.float16", "bf16": "torch.bfloat16"}
 """Elements of buffers as torch names them."""
 
+ROOM = '''def gradient_room(x, dtype=None, zeros=True):
+    """Room for the gradient of x, laid out in memory as x is: kernels address both in the same way."""
+    room = torch.empty_like(x, dtype=dtype)
+    if room.stride() != x.stride():  # x is a part of a larger tensor
+        reach = 1
+        for stride, size in sorted(zip(x.stride(), x.shape)):
+            if size > 1 and stride < reach:
+                raise ValueError("elements of an input share memory: pass it with .contiguous()")
+            reach += (size - 1) * stride
+        room, zeros = torch.empty_strided(x.shape, x.stride(), dtype=room.dtype, device=x.device), True
+    return room.zero_() if zeros else room
+'''
+
 Planner = Callable[[LaunchSeen, frozenset[str], frozenset[str]], BackwardPlan]
 """The plan of a launch, given which tensors want gradients and which have cotangents."""
 
@@ -98,6 +111,8 @@ class Written:
     """In the order in which they are launched."""
     results: list[str]
     """One expression per gradient, in order."""
+    helpers: tuple[str, ...] = ()
+    """Functions that the statements call, as text."""
     plans: list[BackwardPlan] = field(default_factory=list)
 
 
@@ -125,6 +140,7 @@ class BackwardWriter:
         }
         self.lines: list[Line] = []
         self.own: set[str] = set()
+        self.helpers: dict[str, None] = {}
         self.kernels: list[Kernel] = []
         self.plans: list[BackwardPlan] = []
         self.adjoints: dict[int, tuple[Tensor, list[Grad]]] = {}
@@ -150,7 +166,7 @@ class BackwardWriter:
             else:
                 self._torch(place, event)
         results = [self._result(name) for name in grads]
-        return Written(self.lines, self.kernels, results, self.plans)
+        return Written(self.lines, self.kernels, results, tuple(self.helpers), self.plans)
 
     def _propagate(self) -> None:
         """Which memory depends on differentiable inputs."""
@@ -442,7 +458,14 @@ class BackwardWriter:
             return self._slice(tensor, node, slices)
         name = self._fresh(base)
         like = self._argument(buffer.like, launched)
-        self.lines.append(Line(f"{name} = {make}{end}({like}{dtype})"))
+        if self.flow.always_dense(tensor):
+            self.lines.append(Line(f"{name} = {make}{end}({like}{dtype})"))
+        else:
+            self.helpers[ROOM] = None
+            zeros = "" if buffer.fill is Fill.ZEROS and not buffer.empty_if else ", zeros=False"
+            if buffer.empty_if:
+                zeros = f", zeros=not ({self._plan_text(buffer.empty_if, launched, variables)})"
+            self.lines.append(Line(f"{name} = gradient_room({like}{dtype}{zeros})"))
         return name
 
     def _slice(self, tensor: Tensor, node: ast.expr, slices: dict[int, tuple[str, list[Tensor]]]) -> str:

@@ -21,6 +21,8 @@ _ASKS = frozenset(
     {"shape", "stride", "size", "numel", "dim", "dtype", "ndim", "element_size", "itemsize", "device", "is_contiguous"}
 )
 """Attributes of a tensor that can be asked for in the backward, where the tensor is saved."""
+_OURS = frozenset({"saved", "torch", "triton", "tl", "gradient_room"})
+"""Names that the backward section has beside the stub's."""
 _MARK = re.compile(r"\bASKED_(\d+)_\b")
 """Stands in an expression for what is asked of a tensor, until it is known whether the tensor is saved."""
 
@@ -49,7 +51,7 @@ class Names:
         self._first: dict[str, str] = {}
         self._shown: dict[str, str] = {}
         self._locals: set[str] = set()
-        self._taken: set[str] = {*vars(source.module), *source.parameters, *final, "saved", "torch", "triton", "tl"}
+        self._taken: set[str] = {*vars(source.module), *source.parameters, *final, *_OURS}
 
     def fresh(self, name: str) -> str:
         """A name that nothing else has."""

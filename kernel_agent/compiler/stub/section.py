@@ -65,9 +65,10 @@ def write_sections(spec: KernelSpec, source: StubSource, ways: Sequence[Way], pr
     cotangents = [name for name, _ in _outputs(spec, ways[0].trace)]
     head = Line("def backward(", ("saved", *cotangents), "):").shown(names.filled, 0)
     function = "\n".join([*head, *(row for line in body for row in line.shown(names.filled, 1))])
+    helpers = dict.fromkeys(helper for one in written for helper in one.helpers)
     kernels = [sources[id(kernel)] for one in written for kernel in one.kernels]
     candidate = Candidate(
-        forward=_forward_section(spec, source, forward), backward=_backward_section(kernels, function)
+        forward=_forward_section(spec, source, forward), backward=_backward_section(kernels, list(helpers), function)
     )
     return Sections(candidate, tuple(plan for one in written for plan in one.plans))
 
@@ -151,11 +152,11 @@ def _unpacking(names: Sequence[str]) -> Line:
     return Line(f"({names[0]},) = saved") if len(names) == 1 else Line("", tuple(names), " = saved", bare=True)
 
 
-def _backward_section(kernels: Sequence[KernelSource], function: str) -> str:
+def _backward_section(kernels: Sequence[KernelSource], ours: Sequence[str], function: str) -> str:
     imports = list(dict.fromkeys(line for kernel in kernels for line in kernel.imports))
     helpers = {helper.name: helper.text for kernel in kernels for helper in kernel.helpers}
     parts = ["\n".join(imports)] if imports else []
-    parts += [text.strip("\n") for text in (*helpers.values(), *(kernel.text for kernel in kernels), function)]
+    parts += [text.strip("\n") for text in (*helpers.values(), *(kernel.text for kernel in kernels), *ours, function)]
     return "\n\n\n".join(parts) + "\n"
 
 
