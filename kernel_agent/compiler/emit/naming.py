@@ -10,17 +10,28 @@ from collections.abc import Collection
 from kernel_agent.compiler.emit.places import Places
 from kernel_agent.compiler.emit.variables import Variable, Variables
 from kernel_agent.compiler.ssa.code import CONTROL, MEMORY, Code
-from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value
+from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value, constant
 
 _RESERVED = frozenset((*keyword.kwlist, *keyword.softkwlist, *dir(builtins), "tl", "triton", "torch", "libdevice"))
 _BY_CODE = {
-    Code.ADD: "total", Code.SUB: "difference", Code.MUL: "product", Code.DIV: "ratio", Code.SUM: "total",
-    Code.REDUCE_MAX: "largest", Code.REDUCE_MIN: "smallest", Code.MAX: "larger", Code.MIN: "smaller",
-    Code.EXP: "power", Code.EXP2: "power", Code.LOG: "log", Code.LOG2: "log", Code.SQRT: "root", Code.RSQRT: "scale",
-    Code.SIGMOID: "gate", Code.TANH: "tanh", Code.DOT: "product", Code.SELECT: "chosen", Code.CUMSUM: "running",
-    Code.LINEAR_SCAN: "state", Code.LINEAR_SCAN_BEFORE: "state_before", Code.TRANS: "turned",
-    Code.GATHER: "picked", Code.FLIP: "flipped", Code.SCAN: "running", Code.REDUCE: "reduced",
+    Code.ADD: ("total", "subtotal"), Code.SUB: ("difference", "change"), Code.MUL: ("product", "scaled", "weighted"),
+    Code.DIV: ("ratio", "share"), Code.SUM: ("total",), Code.REDUCE_MAX: ("largest",), Code.REDUCE_MIN: ("smallest",),
+    Code.MAX: ("larger",), Code.MIN: ("smaller",), Code.EXP: ("power", "exponential"), Code.EXP2: ("power",),
+    Code.LOG: ("log",), Code.LOG2: ("log",), Code.SQRT: ("root",), Code.RSQRT: ("scale",), Code.SIGMOID: ("gate",),
+    Code.TANH: ("tanh",), Code.DOT: ("product",), Code.SELECT: ("chosen", "picked"), Code.CUMSUM: ("running",),
+    Code.LINEAR_SCAN: ("state",), Code.LINEAR_SCAN_BEFORE: ("state_before",), Code.TRANS: ("turned",),
+    Code.GATHER: ("picked",), Code.FLIP: ("flipped",), Code.SCAN: ("running",), Code.REDUCE: ("reduced",),
+    Code.FMA: ("total",), Code.NEG: ("negated",), Code.REM: ("rest",), Code.ABS: ("size",),
 }  # fmt: skip
+_OF_ONE = {
+    Code.EXP: "exp_{}", Code.EXP2: "exp2_{}", Code.LOG: "log_{}", Code.LOG2: "log2_{}", Code.SQRT: "sqrt_{}",
+    Code.RSQRT: "rsqrt_{}", Code.SIN: "sin_{}", Code.COS: "cos_{}", Code.TANH: "tanh_{}", Code.ERF: "erf_{}",
+    Code.SIGMOID: "sigmoid_{}", Code.SUM: "sum_{}", Code.REDUCE_MAX: "max_{}", Code.REDUCE_MIN: "min_{}",
+    Code.CUMSUM: "cumsum_{}", Code.TRANS: "{}_t", Code.NEG: "neg_{}", Code.ABS: "abs_{}", Code.FLOOR: "floor_{}",
+    Code.CEIL: "ceil_{}", Code.FLIP: "{}_flipped", Code.MUL: "{}_scaled", Code.DIV: "{}_scaled", Code.ADD: "{}_shifted",
+    Code.SUB: "{}_shifted",
+}  # fmt: skip
+"""What is made of one variable, and of constants perhaps."""
 _PIDS = ("pid", "pid_y", "pid_z")
 
 
@@ -92,11 +103,18 @@ class Names:
         carries = [value.name for value in variable.values if value.producer is None and value.name in names]
         value = variable.values[-1] if variable.values[-1].producer is not None else variable.values[0]
         wanted = next(iter([*carries, *names]), "")
+        load = value.producer
+        if load is not None and load.code is Code.CAST:
+            load = load.operands[0].producer
+        if load is not None and load.code is Code.LOAD and wanted.lower() == snake(load.base.name):
+            wanted = wanted.lower()
         if not wanted:
-            wanted = self._by_role(value, variable)
+            wanted, *others = self._by_role(value)
             bases = self._bases(value)
             if bases and value.shape:
                 return [wanted, *(f"{snake(base)}_offs" for base in bases)]
+            if wanted not in self.parameters and wanted not in _RESERVED:
+                return [wanted, *others]
         if wanted in self.parameters:
             wanted = self._beside_parameter(wanted, value)
         return [f"{wanted}_" if wanted in _RESERVED else wanted]
@@ -109,29 +127,38 @@ class Names:
             return stem
         return f"{stem}_tile" if value.shape else f"{stem}_value"
 
-    def _by_role(self, value: Value, variable: Variable) -> str:
+    def _by_role(self, value: Value) -> list[str]:
         op = value.producer
         if op is None or op.code in CONTROL:
-            if all(v.producer is None or v.producer.code in CONTROL for v in variable.values) and value.is_float:
-                return "acc"
-            return "acc" if value.is_float else "start"
+            return ["acc" if value.is_float else "start"]
         if op.code is Code.LOAD:
-            return snake(op.base.name)
+            return [snake(op.base.name)]
         if op.code is Code.PROGRAM_ID:
-            return _PIDS[op.attributes["axis"]]
+            return [_PIDS[op.attributes["axis"]]]
         if value.element == "i1":
-            return self._mask(op) if value.shape else "active"
+            return self._mask(op) if value.shape else ["active", "go_on"]
         if not value.is_float:
-            return self._index(value, op)
+            return [self._index(value, op)]
         if op.code is Code.CALL:
-            return str(op.attributes["function"]).rsplit(".", 1)[-1]
-        if op.code in (Code.CAST, Code.NEG, Code.ABS, Code.BROADCAST, Code.RESHAPE, Code.TRANS):
+            return [str(op.attributes["function"]).rsplit(".", 1)[-1]]
+        if op.code in (Code.CAST, Code.BROADCAST, Code.RESHAPE):
             inner = op.operands[0]
             if inner.producer is not None and inner.producer.code is Code.LOAD:
-                return inner.name or snake(inner.producer.base.name)
+                return [inner.name or snake(inner.producer.base.name)]
             if inner in self.variables.of or inner.name:
-                return inner.name or self.variables.of[inner].name or "value"
-        return _BY_CODE.get(op.code, "value")
+                return [inner.name or self.variables.of[inner].name or "value"]
+        others = list(_BY_CODE.get(op.code, ("value",)))
+        made_of = [v for v in op.operands if constant(v) is None]
+        if op.code in _OF_ONE and len(made_of) == 1 and (stem := self._short(made_of[0])):
+            return [_OF_ONE[op.code].format(stem), *others]
+        return others
+
+    def _short(self, value: Value) -> str:
+        """The name of a variable that a value is, expanded perhaps."""
+        while value in self.places.inlined and value.producer is not None and value.producer.code is Code.EXPAND:
+            value = value.producer.operands[0]
+        name = self.variables.of[value].name if value in self.variables.of else ""
+        return name if len(name) <= 12 else ""
 
     def _index(self, value: Value, op: Op) -> str:
         bases = self._bases(value)
@@ -148,17 +175,19 @@ class Names:
                 return "cols"
         return "offs" if value.shape else "start"
 
-    def _mask(self, op: Op) -> str:
-        """`mask_m` of a test of `offs_m`."""
+    def _mask(self, op: Op) -> list[str]:
+        """`mask_m` of a test of `offs_m`, `is_largest` of one of equality."""
         for value in op.operands if op.code is Code.CMP else ():
             while value.producer is not None and value.producer.code is Code.EXPAND:
                 value = value.producer.operands[0]
             tested = self.variables.of[value].name if value in self.variables.of else ""
             if tested.startswith("offs_"):
-                return f"mask_{tested[5:]}"
+                return [f"mask_{tested[5:]}"]
             if tested in ("rows", "cols"):
-                return f"{tested[:-1]}_mask"
-        return "mask"
+                return [f"{tested[:-1]}_mask"]
+        if op.code is Code.CMP and op.attributes["predicate"] == "eq" and op.operands[0].is_float:
+            return [f"is_{self._short(op.operands[1]) or 'equal'}"]
+        return ["mask"]
 
     def _along(self, value: Value) -> str:
         """`m` of a tile of positions that start at `pid_m * BLOCK_M`, `k` of one at a loop's index `k`."""

@@ -175,29 +175,7 @@ class Operations:
         if op.code is Code.XOR and constant(op.operands[1]) is (True if element == "i1" else -1):
             return ex.unary("~", left, left.element)
         division = op.code in (Code.DIV, Code.REM, Code.FLOORDIV)
-        if op.code in (Code.ADD, Code.SUB, Code.MUL, Code.DIV):
-            left, right = self._bare(op.operands, left, right, element, division=division)
         return ex.binary(left, symbol, right, promoted(left, right, division=division))
-
-    def _bare(
-        self, operands: tuple[Value, ...], left: Expression, right: Expression, element: str, *, division: bool
-    ) -> tuple[Expression, Expression]:
-        """Without the conversion of an integer scalar that Triton makes by itself: `total / N`."""
-        sides = [left, right]
-        for here, value in enumerate(operands):
-            op = value.producer
-            if op is None or op.code is not Code.CAST or not value.is_float or value.shape or op.attributes:
-                continue
-            inner, other = op.operands[0], sides[1 - here]
-            if inner.is_float or inner.element == "i1" or sides[here].reads != self.at(inner).reads or other.weak:
-                continue
-            if sides[here].call is None and not sides[here].text.endswith(")"):
-                continue  # it has a name of its own
-            bare = self.at(inner)
-            if not bare.weak and promoted(bare, other, division=division) == element == other.element:
-                sides[here] = bare
-                break
-        return sides[0], sides[1]
 
     def _neg(self, op: Op) -> Expression:
         inner = self.at(op.operands[0])

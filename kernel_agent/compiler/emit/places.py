@@ -168,8 +168,6 @@ class Places:
         reader = self.readers(load.result)[0]
         if reader.op is None or reader.op.code is not Code.CAST or reader.block is not self.block_of[load.result]:
             return False
-        if all(use.op is not None and converts(use.op, reader.op.result) for use in self.readers(reader.op.result)):
-            return False
         between = self.order[self.order.index(load) + 1 : self.order.index(reader.op)]
         return not any(op.code in EFFECTS or op.code in CONTROL for op in between)
 
@@ -203,8 +201,3 @@ class Places:
                 through = use.op.results[0] if use.op is not None and len(use.op.results) == 1 else None
                 found[value] += found[through] if through in self.inlined and through is not None else [use.place]
         return found
-
-
-def converts(store: Op, value: Value) -> bool:
-    """Whether an operation stores a value to memory of its type, so that it would convert another float by itself."""
-    return store.code in (Code.STORE, Code.ATOMIC_ADD) and store.stored is value and value.element == store.base.pointee

@@ -58,7 +58,9 @@ class Printer:
         self.variables = Variables(kernel, self.places)
         self.names = Names(kernel, self.places, self.variables, parameters)
         self.operations = Operations(kernel.extents, self.at)
-        self.comments = dict(comments)
+        self.comments = comments
+        self.said = {""}
+        """Comments that were printed."""
         self.unsigned = frozenset(unsigned)
         self.static: set[str] = set()
         """Variables that may hold Python numbers."""
@@ -143,9 +145,11 @@ class Printer:
 
     def _comment(self, op: Op) -> None:
         for value in op.results:
-            text = self.comments.pop(value.source_line, "") if value.source_line is not None else ""
-            for line in text.splitlines():
-                self._line(line)
+            text = self.comments.get(value.source_line or 0, "")
+            if text not in self.said:
+                self.said.add(text)
+                for line in text.splitlines():
+                    self._line(line)
 
     def _block(self, block: Block) -> None:
         for op in block.ops:
@@ -242,6 +246,9 @@ class Printer:
             options["mask"] = self.at(op.mask)
         if op.other is not None:
             options["other"] = self.at(op.other)
+        for hint in ("cache_modifier", "eviction_policy", "volatile"):
+            if op.attributes.get(hint):
+                options[hint] = Expression(_quoted(op.attributes[hint]), Level.PRIMARY, "")
         element = op.result.element
         found = ex.call("tl.load", [self._pointer(op)], element, **options)
         if op.base.name in self.unsigned:
@@ -249,10 +256,7 @@ class Printer:
         return found
 
     def _store(self, op: Op) -> None:
-        value, stored = op.stored, self.at(op.stored)
-        inner = value.producer if value in self.places.inlined and value.element == op.base.pointee else None
-        if inner is not None and inner.code is Code.CAST and not inner.attributes and inner.operands[0].is_float:
-            stored = self.at(inner.operands[0])  # the store converts by itself
+        stored = self.at(op.stored)
         options: dict[str, Expression | str] = {}
         if op.mask is not None:
             options["mask"] = self.at(op.mask)
@@ -261,7 +265,11 @@ class Printer:
             function, options["sem"] = "tl.atomic_add", '"relaxed"'
         elif op.code is Code.ATOMIC:
             function = f"tl.atomic_{op.attributes['operation']}"
-        self._statement("", ex.call(function, [self._pointer(op), stored], "", **options), op.operands)
+        for hint in ("cache_modifier", "eviction_policy") if op.code is Code.STORE else ():
+            if op.attributes.get(hint):
+                options[hint] = _quoted(op.attributes[hint])
+        target = f"{self._target(op.result)} = " if op.results and self.places.readers(op.result) else ""
+        self._statement(target, ex.call(function, [self._pointer(op), stored], "", **options), op.operands)
 
     # --- scans and reductions with functions of their own
 
@@ -388,7 +396,7 @@ class Printer:
         self._begin(op, op.operands[3:])
         index = self.variables.of[op.blocks[0].arguments[0]].name
         start, stop, step = (self.at(value) for value in op.operands[:3])
-        hints = {key: _hint(value) for key, value in op.attributes.items() if key not in ("reverse", "tape")}
+        hints = {key: _quoted(value) for key, value in op.attributes.items() if key not in ("reverse", "tape")}
         hints = {key: text for key, text in hints.items() if text not in ("None", "False")}
         head: list[str] = []
         if op.attributes.get("reverse"):
@@ -486,8 +494,9 @@ def _less(value: Expression, one: Expression) -> Expression:
     return ex.binary(value, "-", one, value.element)
 
 
-def _hint(value: object) -> str:
-    return repr(value)
+def _quoted(value: object) -> str:
+    """A Python literal, strings as formatters quote them."""
+    return f'"{value}"' if isinstance(value, str) else repr(value)
 
 
 def _printed(

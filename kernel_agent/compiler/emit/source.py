@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from kernel_agent.compiler.emit.helpers import Helper
+from kernel_agent.compiler.emit.implicit import implicit
 from kernel_agent.compiler.emit.layout import bracketed
 from kernel_agent.compiler.emit.printer import printed
 from kernel_agent.compiler.ssa.code import MEMORY, Code
@@ -51,7 +52,7 @@ def triton_source(
     is computed there, once (see `comments_above`). `unsigned`: arguments that are, or point to, unsigned integers.
     Raises `CannotDerive` for what Triton's language cannot say.
     """
-    kernel = replace(kernel, name=name or kernel.name)
+    kernel = replace(implicit(kernel), name=name or kernel.name)
     arguments = _in_order(kernel)
     reserved = [value.name for value in kernel.arguments] + list(kernel.constants) + [kernel.name]
     body = printed(kernel, reserved, unsigned, comments)

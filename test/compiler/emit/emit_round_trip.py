@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -55,3 +56,13 @@ def formatted(text: str, folder: Path) -> str:
 def seeded(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
     """Normal numbers."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape))).to(dtype)
+
+
+def difference(mine: Tensor, theirs: Tensor) -> float:
+    """The largest one, relative to 1 or theirs, whichever is larger; NaN is NaN."""
+    if mine.numel() == 0:
+        return 0.0
+    mine, theirs = mine.double(), theirs.double()
+    same = (mine == theirs) | (mine.isnan() & theirs.isnan())
+    apart = (mine - theirs).abs() / theirs.abs().clamp(min=1.0)
+    return float(torch.where(same, 0.0, apart.nan_to_num(nan=math.inf)).max())

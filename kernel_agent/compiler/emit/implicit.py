@@ -1,0 +1,61 @@
+"""`implicit`: a kernel without the conversions that Triton makes by itself, which nobody would write."""
+
+from __future__ import annotations
+
+from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.rebuild import Copier
+from kernel_agent.compiler.ssa.value import Kernel, Op, Value, constant
+
+_PROMOTING = frozenset((Code.ADD, Code.SUB, Code.MUL, Code.DIV, Code.CMP))
+
+
+def implicit(kernel: Kernel) -> Kernel:
+    """A copy in which operations may meet operands of several elements; their results keep theirs."""
+    return _Implicit(kernel).copy()
+
+
+class _Implicit(Copier):
+    def pure(self, op: Op) -> None:
+        """An operation of two operands, one of which Triton would convert to the type of the other."""
+        if op.code not in _PROMOTING or op.attributes.get("unsigned"):
+            super().pure(op)
+            return
+        left, right = self.all(op.operands)
+        for value, other in sorted(((left, right), (right, left)), key=lambda pair: len(pair[0].shape)):
+            inner = _converted(value, other)
+            if inner is not None:
+                operands = (inner, right) if value is left else (left, inner)
+                self[op.result] = self.b.elementwise(
+                    op.code, operands, op.result.element, op.attributes, op.result.name
+                )
+                return
+        super().pure(op)
+
+    def effect(self, op: Op) -> None:
+        """A store, which converts floats to what its pointer points to."""
+        if op.code in (Code.STORE, Code.ATOMIC_ADD) and not self.slicing:
+            inner = _source(self[op.stored])
+            if inner is not None and inner.is_float and op.stored.is_float and op.stored.element == op.base.pointee:
+                mask = None if op.mask is None else self[op.mask]
+                hints = {key: value for key, value in op.attributes.items() if key not in ("base", "masked")}
+                self.b.store(self[op.base], self.whole(op.offset), inner, mask, op.code, **hints)
+                return
+        super().effect(op)
+
+
+def _source(value: Value) -> Value | None:
+    """What a plain conversion converts."""
+    op = value.producer
+    return op.operands[0] if op is not None and op.code is Code.CAST and not op.attributes else None
+
+
+def _converted(value: Value, other: Value) -> Value | None:
+    """What Triton would make `value` of by itself where it meets `other`."""
+    inner = _source(value)
+    if inner is None or value is other or constant(other) is not None or other.element != value.element:
+        return None
+    if inner.is_float or inner.element == "i1":
+        return None
+    if value.is_float:
+        return inner if inner.shape == () else None
+    return inner if int(inner.element[1:]) < int(value.element[1:]) else None
