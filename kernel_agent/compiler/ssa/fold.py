@@ -35,7 +35,7 @@ def add(b: Builder, x: Value, y: Value) -> Value:
     known = _integers(b, Code.ADD, x, y)
     if known is not None:
         return known
-    if constant(x) is not None:
+    if constant(x) is not None and constant(y) is None:
         x, y = y, x
     if x.is_float and (inner := _operand_of(Code.NEG, y)) is not None:
         return sub(b, x, inner)
@@ -80,7 +80,7 @@ def mul(b: Builder, x: Value, y: Value) -> Value:
             return neg(b, y)
         if _is(y, -1):
             return neg(b, x)
-    if constant(x) is not None:
+    if constant(x) is not None and constant(y) is None:
         x, y = y, x
     return b.elementwise(Code.MUL, (x, y), _wider(x, y))
 

@@ -78,8 +78,8 @@ class Copier:
 
         Loops and branches among that are copied whole, but for their effects.
 
-        Raises CannotDerive where it depends on an index or a carry of a loop that is not being copied, or on memory
-        that the source changes.
+        Raises CannotDerive where it depends on an index or a carry of a loop that is not being copied, on memory that
+        the source changes, or on a tape.
         """
         found = self.find(old)
         if found is not None:
@@ -175,6 +175,10 @@ class Copier:
 
     def pure(self, op: Op) -> None:
         """An operation without effect; a TAPE_LOAD, a REDUCE and a SCAN too."""
+        if op.code is Code.TAPE_LOAD and self.slicing:
+            raise CannotDerive(
+                f"a value was kept from an earlier loop of {self.source.name} and cannot be computed apart from it"
+            )
         blocks = [self._combine(block) for block in op.blocks]
         new = self.b.again(op, self.all(op.operands), blocks)
         self.results(op, new if isinstance(new, tuple) else (new,))

@@ -6,7 +6,7 @@ from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.rebuild import Copier, emptied
-from kernel_agent.compiler.ssa.value import Kernel, Value
+from kernel_agent.compiler.ssa.value import Kernel, Op, Value
 from kernel_agent.errors import InternalError
 
 
@@ -149,6 +149,16 @@ def test_a_slice_through_memory_that_the_kernel_writes_is_refused() -> None:
     b.store(x, b.program_id(0), b.unary(Code.EXP, loaded))
     with pytest.raises(CannotDerive, match="X is read and written"):
         Copier(kernel)[loaded]
+
+
+def test_a_slice_through_a_tape_is_refused() -> None:
+    # The slice has no effects, so that nothing would be on the tape.
+    kernel = Kernel("k", [Value("*f32", name="X")])
+    b = Builder(kernel)
+    b.add_op(Op(Code.TAPE_STORE, (b.load(kernel.argument("X"), b.const(0)),), (), {"tape": "t"}))
+    (found,) = b.add_op(Op(Code.TAPE_LOAD, (), [Value("f32")], {"tape": "t"})).results
+    with pytest.raises(CannotDerive, match="kept from an earlier loop of k"):
+        Copier(kernel)[found]
 
 
 def test_what_was_copied_in_one_branch_is_copied_again_in_the_other() -> None:
