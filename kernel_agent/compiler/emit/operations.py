@@ -300,8 +300,8 @@ class Operations:
         precision = op.attributes.get("precision")
         if operands[0].element in ("f32", "f64") and precision not in (None, "tf32"):
             options["input_precision"] = f'"{precision}"'
-        if element == "f16" and onto is None:
-            options["out_dtype"] = dtype("f16")
+        if element == "f16" or (onto is not None and element != "f32"):
+            options["out_dtype"] = dtype(element)
         return ex.call("tl.dot", [*operands, *([] if onto is None else [onto])], element, **options)
 
 

@@ -1,155 +1,28 @@
-"""`Printer`: the statements of one kernel's body."""
+"""`Printer`: the lines of one kernel's body."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from kernel_agent.compiler.emit import expression as ex
-from kernel_agent.compiler.emit.dtypes import bits, cast, is_float, natural
+from kernel_agent.compiler.emit.dtypes import cast, is_float, natural
 from kernel_agent.compiler.emit.expression import Expression, Level
-from kernel_agent.compiler.emit.helpers import Helper, combine_helper, library_helper
-from kernel_agent.compiler.emit.layout import WIDTH, bracketed
-from kernel_agent.compiler.emit.naming import Names
-from kernel_agent.compiler.emit.operations import Operations
-from kernel_agent.compiler.emit.places import Places
-from kernel_agent.compiler.emit.variables import Variables
+from kernel_agent.compiler.emit.helpers import combine_helper
+from kernel_agent.compiler.emit.layout import bracketed
+from kernel_agent.compiler.emit.statements import Assignment, Statements, TooLong, quoted
 from kernel_agent.compiler.errors import CannotDerive
-from kernel_agent.compiler.ssa.code import CONTROL, Code
-from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value, constant, is_constant
+from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value, constant
 from kernel_agent.errors import InternalError
 
-_IN_PLACE = {Code.ADD: "+", Code.SUB: "-", Code.MUL: "*", Code.DIV: "/"}
-COMFORT = 104
-"""Statements beyond this get names for parts of them."""
 
+class Printer(Statements):
+    """Prints operations in their order, with the blocks in them."""
 
-@dataclass(frozen=True)
-class Assignment:
-    """One variable set by the end of a block."""
-
-    target: str
-    value: Expression
-    symbol: str = ""
-    """`+` of `target += value`."""
-
-
-class TooLong(Exception):
-    """A statement does not fit on a line; `part` should get a name."""
-
-    def __init__(self, part: Value) -> None:
-        super().__init__()
-        self.part = part
-
-
-class Printer:
-    """Prints a body. Raises `CannotDerive`, and `TooLong` while a part of a statement could have a name."""
-
-    def __init__(
-        self,
-        kernel: Kernel,
-        parameters: Collection[str],
-        forced: Collection[Value],
-        comments: Mapping[int, str],
-        unsigned: Collection[str],
-    ) -> None:
-        self.kernel = kernel
-        self.places = Places(kernel, forced)
-        self.variables = Variables(kernel, self.places)
-        self.names = Names(kernel, self.places, self.variables, parameters)
-        self.operations = Operations(kernel.extents, self.at)
-        self.comments = comments
-        self.said = {""}
-        """Comments that were printed."""
-        self.unsigned = frozenset(unsigned)
-        self.static: set[str] = set()
-        """Variables that may hold Python numbers."""
-        self.helpers: dict[str, Helper] = {}
-        self.needs: set[str] = set()
-        self.reads: set[str] = set()
-        self.lines: list[str] = []
-        self.depth = 1
-        self._block(kernel.body)
-
-    # --- values
-
-    def at(self, value: Value) -> Expression:
-        """What a value is printed as where it is read."""
-        variable = self.variables.of.get(value)
-        if variable is not None:
-            return ex.name(variable.name, value.element, static=variable.name in self.static)
-        if value in self.places.inlined and value.producer is not None:
-            load = value.producer.code is Code.LOAD
-            return self._load(value.producer) if load else self.operations.of(value.producer)
-        if value.producer is not None or value in self.places.block_of:
-            raise InternalError(f"{value!r} is read where nothing defined it")
-        found = ex.name(value.name, value.element, static=not value.is_float)
-        if value.name in self.unsigned:
-            found = cast(found.typed(f"u{bits(value.element)}"), value.element)
-        return found
-
-    def _pointer(self, op: Op) -> Expression:
-        base = ex.name(op.base.name, op.base.element)
-        if is_constant(op.offset, 0):
-            return base
-        offset = self.at(op.offset)
-        text = f"{base.text} + {offset.within(Level.SUM)}"
-        return ex.made(text, Level.SUM, base.element, (base, offset))
-
-    # --- statements
-
-    def _out(self, lines: list[str]) -> None:
-        self.lines += lines
-
-    def _line(self, text: str) -> None:
-        self._out(["    " * self.depth + text])
-
-    def _used(self, value: Expression) -> None:
-        self.reads |= value.reads
-        for need in value.needs:
-            helper = library_helper(need)
-            if helper is None:
-                self.needs.add(need)
-            else:
-                self.helpers[helper.name] = helper
-
-    def _statement(self, head: str, value: Expression, roots: tuple[Value, ...]) -> None:
-        """`head value`; where it is long, the largest part of it gets a name, and all starts anew."""
-        self._used(value)
-        indent = "    " * self.depth
-        whole = f"{indent}{head}{value.text}"
-        if len(whole) <= COMFORT:
-            self._out([whole])
-            return
-        part = self._largest_part(roots)
-        if part is not None:
-            raise TooLong(part)
-        if len(whole) > WIDTH and value.call is not None:
-            function, arguments = value.call
-            self._out(bracketed(head + function, arguments, "", self.depth))
-        else:
-            self._out([whole])
-
-    def _largest_part(self, roots: tuple[Value, ...]) -> Value | None:
-        """The heaviest part of a statement that could have a name."""
-        parts: list[Value] = []
-        pending = [value for value in roots if value in self.places.inlined]
-        while pending:
-            value = pending.pop()
-            op = value.producer
-            assert op is not None
-            if not self.places.free(value) and len(self.at(value).text) > 16:
-                parts.append(value)
-            pending += [operand for operand in op.operands if operand in self.places.inlined]
-        return max(parts, key=lambda value: len(self.at(value).text), default=None)
-
-    def _comment(self, op: Op) -> None:
-        for value in op.results:
-            text = self.comments.get(value.source_line or 0, "")
-            if text not in self.said:
-                self.said.add(text)
-                for line in text.splitlines():
-                    self._line(line)
+    def run(self) -> None:
+        """Print the whole body."""
+        self._block(self.kernel.body)
 
     def _block(self, block: Block) -> None:
         for op in block.ops:
@@ -179,98 +52,6 @@ class Printer:
         else:
             self._assign(op)
 
-    def _statement_line(self, head: str, value: Expression, tail: str) -> None:
-        self._used(value)
-        self._line(f"{head}{value.text}{tail}")
-
-    # --- assignments
-
-    def _assign(self, op: Op) -> None:
-        targets = ", ".join(self._target(value) for value in op.results)
-        if len(op.results) == 1:
-            assignment = self._carry_on(op.result, self.variables.of[op.result].name)
-            self._set(assignment, op.operands)
-            return
-        value = self._several(op)
-        self._statement(f"{targets} = ", value, op.operands)
-
-    def _target(self, value: Value) -> str:
-        return self.variables.of[value].name if value in self.variables.of and self.places.readers(value) else "_"
-
-    def _set(self, assignment: Assignment, roots: tuple[Value, ...]) -> None:
-        if assignment.value.static and not assignment.symbol:
-            self.static.add(assignment.target)
-        else:
-            self.static.discard(assignment.target)
-        self._statement(f"{assignment.target} {assignment.symbol}= ", assignment.value, roots)
-
-    def _carry_on(self, value: Value, target: str) -> Assignment:
-        """`target = value`, or `target += ...` where the value goes on from what the target holds."""
-        op = value.producer
-        if op is None or (value in self.variables.of and self.variables.of[value].name != target):
-            return Assignment(target, self.at(value))
-        if value in self.variables.of and op.code in CONTROL:
-            return Assignment(target, self.at(value))
-        if op.code in _IN_PLACE and len(op.operands) == 2:
-            found = self._in_place(op, target)
-            if found is not None:
-                return found
-        return Assignment(target, self._right_side(op))
-
-    def _in_place(self, op: Op, target: str) -> Assignment | None:
-        for here in (0, 1) if op.code in (Code.ADD, Code.MUL) else (0,):
-            held, other = op.operands[here], op.operands[1 - here]
-            if held not in self.variables.of or self.variables.of[held].name != target or held.shape != op.result.shape:
-                continue
-            product = other.producer if other in self.places.inlined else None
-            dot = op.code is Code.ADD and product is not None and product.code is Code.DOT
-            if dot and product is not None and held.element == other.element == op.result.element:
-                return Assignment(target, self.operations.dot(product, self.at(held)))
-            whole = self.operations.of(op)
-            if whole.level not in (Level.SUM, Level.PRODUCT):
-                return None  # Triton would give it another type, so that it is converted
-            return Assignment(target, self.at(other), _IN_PLACE[op.code])
-        return None
-
-    def _right_side(self, op: Op) -> Expression:
-        """Source of an operation that has a statement of its own."""
-        if op.code is Code.LOAD:
-            return self._load(op)
-        if op.code in (Code.SCAN, Code.REDUCE, Code.LINEAR_SCAN, Code.LINEAR_SCAN_BEFORE):
-            return self._several(op)
-        return self.operations.of(op)
-
-    def _load(self, op: Op) -> Expression:
-        options = {}
-        if op.mask is not None:
-            options["mask"] = self.at(op.mask)
-        if op.other is not None:
-            options["other"] = self.at(op.other)
-        for hint in ("cache_modifier", "eviction_policy", "volatile"):
-            if op.attributes.get(hint):
-                options[hint] = Expression(_quoted(op.attributes[hint]), Level.PRIMARY, "")
-        element = op.result.element
-        found = ex.call("tl.load", [self._pointer(op)], element, **options)
-        if op.base.name in self.unsigned:
-            return cast(found.typed(f"u{bits(element)}"), element)
-        return found
-
-    def _store(self, op: Op) -> None:
-        stored = self.at(op.stored)
-        options: dict[str, Expression | str] = {}
-        if op.mask is not None:
-            options["mask"] = self.at(op.mask)
-        function = "tl.store"
-        if op.code is Code.ATOMIC_ADD:
-            function, options["sem"] = "tl.atomic_add", '"relaxed"'
-        elif op.code is Code.ATOMIC:
-            function = f"tl.atomic_{op.attributes['operation']}"
-        for hint in ("cache_modifier", "eviction_policy") if op.code is Code.STORE else ():
-            if op.attributes.get(hint):
-                options[hint] = _quoted(op.attributes[hint])
-        target = f"{self._target(op.result)} = " if op.results and self.places.readers(op.result) else ""
-        self._statement(target, ex.call(function, [self._pointer(op), stored], "", **options), op.operands)
-
     # --- scans and reductions with functions of their own
 
     def _several(self, op: Op) -> Expression:
@@ -297,7 +78,7 @@ class Printer:
 
     def _print_combine(self, kernel: Kernel, parameters: list[str]) -> tuple[list[str], list[str]]:
         """Body of a function on scalars, and what it returns."""
-        inner = _printed(kernel, parameters, frozenset())
+        inner = printed(kernel, parameters, frozenset())
         self.needs |= inner.needs
         self.helpers.update(inner.helpers)
         return inner.lines, [inner.at(value).text for value in kernel.body.yields]
@@ -396,7 +177,7 @@ class Printer:
         self._begin(op, op.operands[3:])
         index = self.variables.of[op.blocks[0].arguments[0]].name
         start, stop, step = (self.at(value) for value in op.operands[:3])
-        hints = {key: _quoted(value) for key, value in op.attributes.items() if key not in ("reverse", "tape")}
+        hints = {key: quoted(value) for key, value in op.attributes.items() if key not in ("reverse", "tape")}
         hints = {key: text for key, text in hints.items() if text not in ("None", "False")}
         head: list[str] = []
         if op.attributes.get("reverse"):
@@ -494,12 +275,7 @@ def _less(value: Expression, one: Expression) -> Expression:
     return ex.binary(value, "-", one, value.element)
 
 
-def _quoted(value: object) -> str:
-    """A Python literal, strings as formatters quote them."""
-    return f'"{value}"' if isinstance(value, str) else repr(value)
-
-
-def _printed(
+def printed(
     kernel: Kernel,
     parameters: Collection[str],
     unsigned: Collection[str],
@@ -508,10 +284,10 @@ def _printed(
     """The body of a kernel, with names for all that would make a line too long."""
     forced: set[Value] = set()
     while True:
+        printer = Printer(kernel, parameters, forced, comments or {}, unsigned)
         try:
-            return Printer(kernel, parameters, forced, comments or {}, unsigned)
+            printer.run()
         except TooLong as problem:
             forced.add(problem.part)
-
-
-printed = _printed
+        else:
+            return printer
