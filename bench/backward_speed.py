@@ -1,0 +1,198 @@
+"""Time backwards that the compiler derived, at large shapes on this machine's GPU, beside eager and compiled PyTorch.
+
+    python bench/backward_speed.py derive --pairs FOLDER            # on any machine: derive, prove, write the pairs
+    python bench/backward_speed.py measure --pairs FOLDER --out bench/backward_speed.json      # on a GPU
+    python bench/backward_speed.py show --out bench/backward_speed.json
+
+`measure` judges the real kernels by the native tier first and prints no time without a green verdict. `--part 0/4`
+takes every fourth case, so that several GPUs can share the work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kernel_agent.bench.clock import Clock
+from kernel_agent.bench.measure import measure_source
+from kernel_agent.bench.native import check_native
+from kernel_agent.bench.rig import BenchOptions, Rig
+from kernel_agent.errors import KernelAgentError
+from kernel_agent.oracle import describe
+from kernel_agent.pairs.sweep import read_sweep
+from kernel_agent.pairs.userfile import read_file
+from kernel_agent.sandbox import Sandbox
+
+ROOT = Path(__file__).resolve().parents[1]
+OPTIONS = BenchOptions(ways=("eager", "compiled"), proof_elements=1 << 24)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A forward and the shapes its backward is timed at."""
+
+    forward: str
+    """File below the repository."""
+    entries: tuple[dict[str, Any], ...]
+    """Entries of its SWEEP."""
+
+    @property
+    def name(self) -> str:
+        """Stem of the file."""
+        return Path(self.forward).stem
+
+
+CASES = (
+    Case(
+        "examples/rmsnorm.py",
+        tuple(
+            {"batch": 1, "seq": rows, "hidden": columns, "dtype": dtype}
+            for rows, columns in ((32768, 4096), (16384, 8192), (8192, 15872))
+            for dtype in ("bfloat16", "float32")
+        ),
+    ),
+    Case(
+        "examples/layernorm.py",
+        tuple({"M": m, "N": n, "dtype": "bfloat16"} for m, n in ((32768, 4096), (16384, 8192), (8192, 15872))),
+    ),
+    Case("examples/softmax.py", tuple({"M": m, "N": n} for m, n in ((16384, 4096), (4096, 32768)))),
+    Case("examples/swiglu.py", ({"tokens": 16384, "hidden": 11008, "dtype": "bfloat16"},)),
+    Case("examples/cross_entropy.py", ({"M": 32768, "V": 50304, "dtype": "bfloat16"},)),
+    Case("examples/rotary.py", ({"B": 8, "T": 4096, "HQ": 32, "HK": 8, "D": 128, "dtype": "bfloat16"},)),
+    Case(
+        "examples/attention.py",
+        tuple(
+            {"B": 4, "H": h, "T": 4096, "S": 4096, "D": d, "causal": causal, "dtype": "float16"}
+            for h, d in ((32, 64), (16, 128))
+            for causal in (False, True)
+        ),
+    ),
+    Case("datasets/kernel_pairs/matmul/matmul_bias_gelu.py", ({"M": 4096, "N": 4096, "K": 1024, "dtype": "bfloat16"},)),
+)
+
+
+def derive_all(folder: Path, names: list[str]) -> None:
+    """Write the derived pair of every case; one that cannot be derived is told and left out."""
+    from kernel_agent.compiler.derive import derive
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with Sandbox() as sandbox:
+        for case in CASES:
+            if names and case.name not in names:
+                continue
+            start = time.monotonic()
+            try:
+                found = derive(describe(read_file(ROOT / case.forward), sandbox), sandbox)
+            except KernelAgentError as error:
+                print(f"{case.name}: {error.message}", flush=True)
+                continue
+            (folder / f"{case.name}.py").write_text(found.draft.pair, encoding="utf-8")
+            schedules = ", ".join(found.draft.schedules)
+            print(f"{case.name}: {schedules}; proven after {time.monotonic() - start:.0f} s", flush=True)
+
+
+def measured(case: Case, path: Path, sandbox: Sandbox) -> list[dict[str, Any]]:
+    """One row per entry; one for all where it is not proven."""
+    facts = read_file(path)
+    spec = describe(facts, sandbox)
+    source = f"{facts.source.rstrip()}\n\n\nSWEEP = {list(case.entries)!r}\n"
+    spec = spec.model_copy(
+        update={
+            "facts": facts.model_copy(update={"source": source}),
+            "sweep": read_sweep(case.entries, path),
+        }
+    )
+    rig = Rig(spec, sandbox, OPTIONS)
+    verdict = check_native(spec, source, sandbox, rig)
+    if not verdict.green:
+        return [{"case": case.name, "status": verdict.status.value, "message": verdict.message[:400]}]
+    found = measure_source(spec, source, sandbox, rig)
+    return [
+        {
+            "case": case.name,
+            "entry": shape.label,
+            "status": verdict.status.value,
+            "device": found.device,
+            "us": round(shape.median_us, 2),
+            "spread": round(shape.spread, 4),
+            "eager_us": shape.eager_us,
+            "compiled_us": shape.compiled_us,
+            "bound_us": shape.bound_us,
+        }
+        for shape in found.shapes
+    ]
+
+
+def copy_gb_s() -> float:
+    """What a copy of 2 GiB moves per second, bytes read and written."""
+    source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    clock = Clock(256 << 20)
+
+    def work() -> object:
+        return target.copy_(source)
+
+    times = sorted(clock.times(work, clock.pace(work, 0.3)))
+    return 2 * source.numel() / times[len(times) // 2] * 1e-3
+
+
+def measure_all(folder: Path, part: str, out: Path) -> None:
+    """Measure the cases whose pairs are in the folder and write the rows."""
+    first, parts = map(int, part.split("/"))
+    rows: list[dict[str, Any]] = []
+    with Sandbox() as sandbox:
+        for case in [case for case in CASES if (folder / f"{case.name}.py").is_file()][first::parts]:
+            try:
+                found = measured(case, folder / f"{case.name}.py", sandbox)
+            except KernelAgentError as error:
+                found = [{"case": case.name, "status": type(error).__name__, "message": error.message[:400]}]
+            rows += found
+            out.write_text(json.dumps({"rows": rows}, indent=1) + "\n", encoding="utf-8")
+            print(case.name, *(row.get("us", row.get("message")) for row in found), flush=True)
+    written = {"rows": rows, "copy_gb_s": round(copy_gb_s(), 1), "device": torch.cuda.get_device_name()}
+    out.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
+
+
+def show(out: Path) -> None:
+    """Print the table of what was measured."""
+    written = json.loads(out.read_text(encoding="utf-8"))
+    print(
+        f"{written['device']}; a copy moves {written['copy_gb_s']:.0f} GB/s; native tier GREEN where a time is shown\n"
+    )
+    print(f"{'backward':18} {'shape':58} {'us':>9} {'of bound':>8} {'x eager':>8} {'x compile':>9}")
+    for row in written["rows"]:
+        if row["status"] != "GREEN":
+            print(f"{row['case']:18} {row['status']}: {row['message']}")
+            continue
+        shape = re.sub(r"\s+", " ", row["entry"])
+        ratios = [row[key] / row["us"] if row[key] else None for key in ("bound_us", "eager_us", "compiled_us")]
+        bound, eager, compiled = ("-" if ratio is None else f"{ratio:.2f}" for ratio in ratios)
+        print(f"{row['case']:18} {shape:58} {row['us']:9.1f} {bound:>8} {eager:>8} {compiled:>9}")
+
+
+def main() -> None:
+    """Derive, measure or show."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("derive", "measure", "show"))
+    parser.add_argument("--pairs", type=Path, default=Path("generated/derived"))
+    parser.add_argument("--part", default="0/1")
+    parser.add_argument("--only", nargs="*", default=[], help="names of cases to derive")
+    parser.add_argument("--out", type=Path, default=ROOT / "bench" / "backward_speed.json")
+    options = parser.parse_args()
+    if options.what == "derive":
+        derive_all(options.pairs, options.only)
+    elif options.what == "measure":
+        measure_all(options.pairs, options.part, options.out)
+    else:
+        show(options.out)
+
+
+if __name__ == "__main__":
+    main()
