@@ -20,16 +20,17 @@ from kernel_agent.compiler.schedule.factor import factored
 from kernel_agent.compiler.schedule.forms import Forms, Launch
 from kernel_agent.compiler.schedule.fuse import fused
 from kernel_agent.compiler.schedule.merge import merged
-from kernel_agent.compiler.schedule.owner import Owner, Turn, owner, turn_of, without
+from kernel_agent.compiler.schedule.owner import Owner, Turn, Turns, owner, without
 from kernel_agent.compiler.schedule.ownership import WRITES, Ownership, owned, proof
 from kernel_agent.compiler.schedule.rows import persistent, summed_axis, width_of
-from kernel_agent.compiler.schedule.sites import sites
+from kernel_agent.compiler.schedule.sites import Site, sites
+from kernel_agent.compiler.schedule.square import squared
 from kernel_agent.compiler.schedule.swizzle import unswizzled
 from kernel_agent.compiler.schedule.wraps import unwrapped
 from kernel_agent.compiler.ssa.order import forwards
 from kernel_agent.compiler.ssa.prune import prune
 from kernel_agent.compiler.ssa.uses import captured
-from kernel_agent.compiler.ssa.value import Kernel, Op
+from kernel_agent.compiler.ssa.value import Kernel
 
 SCHEDULES = ("rows", "split", "owned", "plain")
 """Names, the best first."""
@@ -128,42 +129,41 @@ def _split(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft 
     if cut is not None:
         tidy, launch = cut.kernel, cut.launch
         draft.facts.append(Fact(cut.fact, "each tile has one program"))
-    forms = Forms(tidy, launch)
-    turns: dict[Turn, list[Op]] = {}
-    done: set[Op] = set()
+    wide = squared(tidy, launch)
+    draft.facts += [Fact(text, "loops of all programs step through the same indices") for text in wide.facts]
+    forms, turns = Forms(wide.kernel, wide.launch), Turns(Forms(wide.kernel, wide.launch))
+    found: dict[Turn, list[Site]] = {}
     for name in gradients.values():
-        added = [site for site in sites(tidy.body, WRITES) if site.op.base.name == name]
+        added = [site for site in sites(wide.kernel.body, WRITES) if site.op.base.name == name]
         if not added or not isinstance(proof(forms, added), str):
             continue
-        found = [turn_of(forms, site) for site in added]
-        reason = next((turn for turn in found if isinstance(turn, str)), None)
+        mine = [turns.of(site) for site in added]
+        reason = next((turn for turn in mine if isinstance(turn, str)), None)
+        if reason is None and len(set(mine)) > 1:
+            reason = "several kernels would add to it"
         if reason is not None:
             draft.remarks.append(f"{name} stays atomic: {reason}")
             continue
-        for turn, site in zip(found, added, strict=True):
+        for turn, site in zip(mine, added, strict=True):
             assert isinstance(turn, Turn)
-            turns.setdefault(turn, []).append(site.op)
-    owners: list[tuple[Owner, list[str]]] = []
-    for turn, ops in turns.items():
-        names = list(dict.fromkeys(op.base.name for op in ops))
+            found.setdefault(turn, []).append(site)
+    owners: list[tuple[Owner, set[str]]] = []
+    for turn, added in found.items():
+        names = list(dict.fromkeys(site.op.base.name for site in added))
         try:
-            owners.append((owner(forms, turn, ops, f"{tidy.name}_{'_'.join(names)}"), names))
+            owners.append((owner(forms, turn, added, f"{tidy.name}_{'_'.join(names)}"), set(names)))
         except CannotDerive as error:
             draft.remarks.append(f"{' and '.join(names)} stay atomic: {error.message}")
-            continue
-        done.update(ops)
     if not owners:
         return None
-    main = without(tidy, frozenset(done))
-    left = [] if main is None else [op.base.name for op in main.ops if op.code in WRITES]
-    written = [name for _, names in owners for name in names] + list(dict.fromkeys(left))
-    alone = {tensor: name for tensor, name in gradients.items() if written.count(name) == 1}
+    done = {name for _, names in owners for name in names}
+    main = without(tidy, done)
     if main is not None:
-        rest = {tensor: name for tensor, name in alone.items() if name in left}
-        draft.add(owned(accumulated(main), rest, launch), launch, {})
-    for made, names in owners:
-        mine = {tensor: name for tensor, name in alone.items() if name in names}
-        draft.add(owned(unwrapped(made.kernel, made.launch), mine, made.launch), made.launch, made.scalars)
+        rest = {tensor: name for tensor, name in gradients.items() if name not in done}
+        draft.add(owned(unwrapped(accumulated(main), launch), rest, launch), launch, {})
+    for made, theirs in owners:
+        own = {tensor: name for tensor, name in gradients.items() if name in theirs}
+        draft.add(owned(unwrapped(made.kernel, made.launch), own, made.launch), made.launch, made.scalars)
     return draft
 
 

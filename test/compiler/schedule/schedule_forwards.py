@@ -54,3 +54,45 @@ def product_in_rows(a_ptr, b_ptr, c_ptr, M, N, K, BM: tl.constexpr, BN: tl.const
         b = tl.load(b_ptr + inner[:, None] * N + cols[None, :], mask=b_mask, other=0.0)
         acc += tl.dot(a, b, input_precision="ieee")
     tl.store(c_ptr + rows[:, None] * N + cols[None, :], acc, mask=(rows[:, None] < M) & (cols[None, :] < N))
+
+
+@triton.jit
+def _causal_trips(
+    acc, q, k_ptr, v_ptr, base, rows, low, high, n,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, MASKED: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    dims = tl.arange(0, D)
+    for start in range(low, high, BN):
+        cols = start + tl.arange(0, BN)
+        at = base + cols[:, None] * D + dims[None, :]
+        if WHOLE:
+            k = tl.load(k_ptr + at)
+            v = tl.load(v_ptr + at)
+        else:
+            k = tl.load(k_ptr + at, mask=cols[:, None] < n, other=0.0)
+            v = tl.load(v_ptr + at, mask=cols[:, None] < n, other=0.0)
+        s = tl.dot(q, tl.trans(k), input_precision="ieee")
+        if MASKED:
+            s = tl.where(rows[:, None] >= cols[None, :], s, 0.0)
+        acc += tl.dot(s, v, input_precision="ieee")
+    return acc
+
+
+@triton.jit
+def causal_sum(
+    q_ptr, k_ptr, v_ptr, o_ptr, n,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    """Attention without its softmax: trips before the diagonal, then trips on it."""
+    block = tl.program_id(0)
+    base = tl.program_id(1) * n * D
+    rows = block * BM + tl.arange(0, BM)
+    dims = tl.arange(0, D)
+    at = base + rows[:, None] * D + dims[None, :]
+    q = tl.load(q_ptr + at, mask=rows[:, None] < n, other=0.0)
+    acc = tl.zeros([BM, D], tl.float32)
+    low = block * BM
+    high = tl.minimum(n, low + BM)
+    acc = _causal_trips(acc, q, k_ptr, v_ptr, base, rows, 0, low, n, D, BM, BN, False, WHOLE)
+    acc = _causal_trips(acc, q, k_ptr, v_ptr, base, rows, low, high, n, D, BM, BN, True, WHOLE)
+    tl.store(o_ptr + at, acc, mask=rows[:, None] < n)

@@ -1,0 +1,144 @@
+"""`squared`: loops whose range differs from program to program, as loops over one range with a condition inside.
+
+The loops over keys of causal attention end at the diagonal. Over one range for all programs their trips can be an axis
+of a grid; which programs take part in one of them is a condition that is solved there. The result is only for owners
+to be cut from: it would be slow itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernel_agent.compiler.schedule.forms import Forms, Launch
+from kernel_agent.compiler.schedule.linear import Kind
+from kernel_agent.compiler.schedule.polynomial import ONE, Polynomial
+from kernel_agent.compiler.ssa.builder import Builder
+from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.rebuild import Copier, emptied
+from kernel_agent.compiler.ssa.value import Kernel, Op, Value, is_constant
+
+
+@dataclass(frozen=True)
+class Squared:
+    """A kernel that does the same, in loops over the same ranges."""
+
+    kernel: Kernel
+    launch: Launch
+    """With the ends of the new loops as arguments."""
+    facts: tuple[str, ...] = ()
+    """Python: what the loops start at are multiples of their steps."""
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Of one loop."""
+
+    step: Polynomial
+    end: Polynomial
+    """That no program's loop goes beyond."""
+    facts: tuple[str, ...]
+
+
+def squared(kernel: Kernel, launch: Launch) -> Squared:
+    """The kernel with every loop squared that can be."""
+    forms = Forms(kernel, launch)
+    tapes = (Code.TAPE_LOAD, Code.TAPE_STORE)
+    loops = [op for op in kernel.ops if op.code is Code.FOR and forms.trip(op).extent is None]
+    plans = {op: plan for op in loops if (plan := _plan(forms, op)) is not None}
+    if not plans or any(op.code in tapes for op in kernel.ops):
+        return Squared(kernel, launch)
+    ends: dict[Polynomial, Polynomial] = {}
+    for plan in plans.values():
+        known = ends.setdefault(plan.step, plan.end)
+        if known != plan.end:
+            text = f"max({known.text()}, {plan.end.text()})"
+            ends[plan.step] = Polynomial.symbol(text, positive=known.surely(1) or plan.end.surely(1))
+    taken = {value.name for value in kernel.arguments} | set(kernel.constants)
+    arguments: dict[Polynomial, Value] = {}
+    for step in ends:
+        name = f"end_{len(arguments)}"
+        while name in taken:
+            name += "_"
+        arguments[step] = Value("i32", (), name)
+    made = _Squarer(kernel, {op: arguments[plan.step] for op, plan in plans.items()}, list(arguments.values())).copy()
+    scalars = {value.name: ends[step] for step, value in arguments.items()}
+    facts = dict.fromkeys(text for plan in plans.values() for text in plan.facts)
+    return Squared(made, Launch(launch.grid, {**launch.scalars, **scalars}), tuple(facts))
+
+
+def _plan(forms: Forms, loop: Op) -> _Plan | None:
+    """How to square a loop; None where its start is no multiple of the step, or its end has no limit."""
+    start, stop, step = loop.operands[:3]
+    by = forms.of(step).invariant
+    end = _limit(forms, stop)
+    if by is None or end is None or not by.surely(1) or not forms.of(start).not_negative or not end.printable:
+        return None
+    facts = []
+    for number in (*(number for _, number in forms.of(start).terms), forms.of(start).base):
+        if number.quotient(by) is not None:
+            continue
+        if not number.printable or (number.number is not None and by.number is not None):
+            return None
+        facts.append(f"({number.text()}) % ({by.text()}) == 0")
+    return _Plan(by, end, tuple(facts))
+
+
+def _limit(forms: Forms, stop: Value) -> Polynomial | None:
+    """A number of the launch that a value is not more than."""
+    op = stop.producer
+    if op is not None and op.code is Code.MIN and not op.attributes.get("unsigned"):
+        limits = [limit for operand in op.operands if (limit := _limit(forms, operand)) is not None]
+        fixed = [limit for operand, limit in zip(op.operands, limits, strict=False) if not forms.of(operand).terms]
+        return next(iter([*fixed, *limits]), None)
+    form = forms.of(stop)
+    found = form.base
+    for atom, number in form.terms:
+        if atom.kind is not Kind.PROGRAM or atom.extent is None or not number.surely(0):
+            return None
+        found = found + number * (atom.extent - ONE)
+    return found
+
+
+class _Squarer(Copier):
+    """Squares loops."""
+
+    def __init__(self, source: Kernel, ends: dict[Op, Value], arguments: list[Value]) -> None:
+        super().__init__(source, Builder(emptied(source, arguments=[*source.arguments, *arguments])))
+        self.b.written = self.written
+        self.ends = ends
+
+    def loop(self, op: Op) -> None:
+        """A FOR."""
+        end = self.ends.get(op)
+        if end is None:
+            super().loop(op)
+            return
+        b = self.b
+        (block,) = op.blocks
+        start, stop, step = self.all(op.operands[:3])
+        carries = [self.whole(value) for value in op.operands[3:]]
+
+        def body(index: Value, inner: list[Value]) -> list[Value]:
+            takes_part = b.const(True, "i1") if is_constant(start, 0) else b.compare("le", start, index)
+            for limit in _smallest(stop):
+                takes_part = b.logical_and(takes_part, b.compare("lt", index, limit))
+
+            def trip() -> list[Value]:
+                for old, new in zip(block.arguments, (index, *inner), strict=True):
+                    self[old] = new
+                return self.block(block)
+
+            return list(b.branch(takes_part, trip, lambda: inner))
+
+        names = [value.name for value in block.arguments]
+        trips = (b.zero(start), b.cast(end, start.element), step)
+        attributes = {key: value for key, value in op.attributes.items() if key != "certain"}
+        self.results(op, b.loop(trips, carries, body, index_name=names[0], names=names[1:], **attributes))
+
+
+def _smallest(stop: Value) -> list[Value]:
+    """Values whose minimum is the value."""
+    op = stop.producer
+    if op is not None and op.code is Code.MIN and not op.attributes.get("unsigned"):
+        return [limit for operand in op.operands for limit in _smallest(operand)]
+    return [stop]

@@ -1,0 +1,71 @@
+"""Loops that end at the diagonal: owners visit the programs on and beyond it, and no others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import schedule_forwards
+import torch
+from schedule_plans import Made, agree, atomics, from_source, plans_of, run
+
+D = 16
+
+
+def causal(bm: int, bn: int, *, whole: bool = False) -> Made:
+    pointers = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "o_ptr"), "*fp32")
+    function = schedule_forwards.causal_sum
+    kernel = from_source(function, {**pointers, "n": "i32"}, D=D, BM=bm, BN=bn, WHOLE=whole)
+    return plans_of(kernel, "q_ptr k_ptr v_ptr", "o_ptr", 2)
+
+
+def inputs(n: int) -> tuple[dict[str, Any], torch.Tensor]:
+    torch.manual_seed(0)
+    q, k, v, do = (torch.randn(2, n, D, dtype=torch.float64) for _ in range(4))
+    return {"q_ptr": q, "k_ptr": k, "v_ptr": v, "n": n}, do
+
+
+def truth(given: dict[str, Any], do: torch.Tensor) -> dict[str, torch.Tensor]:
+    leaves = {name: given[name].clone().requires_grad_() for name in ("q_ptr", "k_ptr", "v_ptr")}
+    q, k, v = leaves.values()
+    ((q @ k.mT).tril() @ v).backward(do)
+    return {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
+
+
+@pytest.mark.parametrize(("bm", "bn"), [(16, 16), (32, 16)])
+@pytest.mark.parametrize("n", [64, 72, 8])
+def test_owners_of_keys_sum_over_the_rows_from_the_diagonal_on(bm: int, bn: int, n: int) -> None:
+    found = causal(bm, bn)
+    assert list(found) == ["split", "owned", "plain"]
+    assert atomics(found["split"]) == []
+    given, do = inputs(n)
+    programs = (-(-n // bm), 2)
+    agree(found, given, {"o_ptr": do}, programs)
+    gradients, counts = run(found["split"], given, {"o_ptr": do}, programs)
+    for name, expected in truth(given, do).items():
+        torch.testing.assert_close(gradients[name], expected, msg=lambda text, name=name: f"{name}: {text}")
+    assert counts[1].owned("dk")
+    assert counts[1].owned("dv")
+
+
+def test_rows_before_the_diagonal_are_not_visited() -> None:
+    given, do = inputs(64)
+    _, counts = run(causal(16, 16)["split"], given, {"o_ptr": do}, (4, 2))
+    # Row blocks 0..3 are read by the 1..4 owners of keys up to their diagonal.
+    reads = counts[1].loaded["do"][0, ::16, 0].tolist()
+    assert reads == [1, 2, 3, 4]
+
+
+def test_keys_that_no_row_reads_are_not_touched() -> None:
+    # One block of 32 rows of 64: the forward reads half the keys. The other half is not even there, so that a load or
+    # a store of it, if only of zeros, is out of bounds.
+    q, k, v, do = (torch.randn(1, 32, D, dtype=torch.float64) for _ in range(4))
+    agree(causal(32, 16, whole=True), {"q_ptr": q, "k_ptr": k, "v_ptr": v, "n": 64}, {"o_ptr": do}, (1, 1))
+
+
+def test_steps_that_miss_the_diagonal_stay_atomic() -> None:
+    # Trips of 32 keys that start at multiples of 16 are no tiles of one lattice: two owners would have the same keys.
+    found = causal(16, 32)
+    assert set(atomics(found[next(iter(found))])) == {"dk", "dv"}
+    given, do = inputs(64)
+    agree(found, given, {"o_ptr": do}, (4, 2))
