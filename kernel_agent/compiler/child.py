@@ -6,13 +6,15 @@ The parent imports this module for nothing but its entry's name.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kernel_agent.compiler.configurations import Configuration, configurations
 from kernel_agent.compiler.emit import triton_source
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.plan import BackwardPlan
-from kernel_agent.compiler.reverse import differentiate
+from kernel_agent.compiler.reverse import Adjoint, differentiate
+from kernel_agent.compiler.saved.prepare import prepared
 from kernel_agent.compiler.schedule.schedules import SCHEDULES, plans
 from kernel_agent.compiler.ssa.value import Kernel
 from kernel_agent.compiler.stub.flow import launch_places
@@ -87,9 +89,20 @@ def _sections(
 
 def _plan(schedule: str, kernel: Kernel, axes: int, read: frozenset[str], written: frozenset[str]) -> BackwardPlan:
     """The plan of a launch by a schedule or, where that does not apply, the best one behind it."""
-    found = plans(kernel, differentiate(kernel, read=read, written=written), axes)
+    adjoint = differentiate(kernel, read=read, written=written)
+    found = plans(kernel, adjoint, axes, spared=_spared(kernel, read, written))
     least = SCHEDULES.index(schedule)
     return next(plan for plan in found if SCHEDULES.index(plan.schedule) >= least)
+
+
+def _spared(kernel: Kernel, read: frozenset[str], written: frozenset[str]) -> Adjoint | None:
+    """The adjoint that reads back what the forward stored, for schedules that can do with it."""
+    try:
+        found = prepared(kernel, written)
+        adjoint = differentiate(found.kernel, read=read, written=written)
+    except CannotDerive:
+        return None
+    return replace(adjoint, remarks=(*adjoint.remarks, *found.remarks))
 
 
 def _refusal(schedule: str, error: KernelAgentError) -> dict[str, object]:
