@@ -88,6 +88,8 @@ class BackwardPlan:
     gradients: dict[str, str]
     """Tensor argument the forward read -> buffer or total that holds its gradient, in whatever dtype."""
     totals: tuple[Total, ...] = ()
+    consumed: tuple[str, ...] = ()
+    """Kernel arguments with cotangents that a launch overwrites: it is given copies, of the same strides."""
     saved: tuple[str, ...] = ()
     """Tensor arguments the forward wrote whose contents the backward reads, beside what the forward read."""
     facts: tuple[Fact, ...] = ()

@@ -31,5 +31,8 @@ class Adjoint:
     """Pointer argument the forward read -> argument of f32 (f64 for f64) that its gradient is added to, at the same
     addresses; float scalar argument -> the same with one element. They must hold zeros before."""
     tapes: tuple[Tape, ...]
+    consumed: tuple[str, ...] = ()
+    """Cotangent arguments that the kernel overwrites, since stores of the forward may meet; it needs copies of them,
+    and its effects stay in their order."""
     remarks: tuple[str, ...] = ()
-    """What a reader should know: gradients that are zero, assumptions about stores."""
+    """What a reader should know."""

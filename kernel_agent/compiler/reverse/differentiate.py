@@ -44,7 +44,8 @@ def differentiate(
     activity = Activity(kernel, frozenset(inputs), accesses.forwarded)
     arguments = [*kernel.arguments, *cotangents.values(), *gradients.values()]
     target = emptied(kernel, name=f"{kernel.name}_backward", arguments=arguments)
-    builder = Builder(target, frozenset(gradients.values()))
+    consumed = frozenset(cotangents[value] for value in accesses.consumed)
+    builder = Builder(target, frozenset(gradients.values()) | consumed)
     reversal = Reversal(kernel, builder, accesses, activity, cotangents, gradients)
     reversal.run()
     found = prune(target)
@@ -54,7 +55,7 @@ def differentiate(
         cotangents={value.name: given.name for value, given in cotangents.items()},
         gradients={value.name: wanted.name for value, wanted in gradients.items()},
         tapes=tapes(found),
-        remarks=tuple(accesses.remarks),
+        consumed=tuple(sorted(value.name for value in consumed)),
     )
 
 

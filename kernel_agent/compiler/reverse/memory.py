@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.reverse.disjoint import depends_on, disjoint
+from kernel_agent.compiler.reverse.programs import Axes
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.uses import written_to
 from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value
@@ -41,11 +42,13 @@ class Accesses:
     """Load -> the store before it that wrote what it reads."""
     overwritten: set[Op] = field(default_factory=set)
     """Stores of which nothing is left: their values have no cotangent from memory."""
+    consumed: set[Value] = field(default_factory=set)
+    """Arguments whose stores may meet within a program: what the last one had of the cotangent, those before it do not
+    have any more, so the way back takes it away as it goes."""
     saved: set[Op] = field(default_factory=set)
     """Loads of what the forward leaves in an argument: they read the same after it."""
     gone: set[Op] = field(default_factory=set)
     """Loads of what the kernel itself overwrites: their values cannot be had again."""
-    remarks: list[str] = field(default_factory=list)
 
     @classmethod
     def of(cls, kernel: Kernel, written: frozenset[Value]) -> Accesses:
@@ -56,10 +59,11 @@ class Accesses:
         for place in _places(kernel.body):
             if place.op.base in targets:
                 places.setdefault(place.op.base, []).append(place)
+        axes = Axes(kernel)
         for base, accesses in places.items():
             found._loads(base, accesses)
             if base in written:
-                found._stores(base, accesses)
+                found._stores(base, accesses, axes)
         return found
 
     def _loads(self, base: Value, accesses: list[Place]) -> None:
@@ -81,8 +85,8 @@ class Accesses:
                 )
             self.forwarded[place.op] = last.op
 
-    def _stores(self, base: Value, accesses: list[Place]) -> None:
-        """Every element that is stored keeps its value, or the store it is lost by is known."""
+    def _stores(self, base: Value, accesses: list[Place], axes: Axes) -> None:
+        """Every element that is stored keeps its value, or it is known which stores lose theirs."""
         writes = [place for place in accesses if place.op.code in _WRITES]
         if any(place.op.code is Code.ATOMIC for place in writes):
             raise CannotDerive(
@@ -97,32 +101,51 @@ class Accesses:
         if writes[0].op.code is Code.ATOMIC_ADD:
             return
         for place in writes:
-            self._once(base, place)
-        for n, later in enumerate(writes):
-            for earlier in writes[:n]:
-                self._apart(base, earlier, later)
+            _by_one_program(base, place, axes)
+        pairs = [(earlier, later) for n, later in enumerate(writes) for earlier in writes[:n]]
+        hidden = {earlier.op for earlier, later in pairs if _hides(later, earlier)}
+        left = [place for place in writes if place.op not in hidden]
+        again = any(not _moves(place) for place in left)
+        if again or any(
+            _may_meet(earlier, later) for earlier, later in pairs if hidden.isdisjoint((earlier.op, later.op))
+        ):
+            self.consumed.add(base)
+        else:
+            self.overwritten.update(hidden)
 
-    def _once(self, base: Value, place: Place) -> None:
-        """A store in a loop goes somewhere else in every trip."""
-        for parent, block in zip(place.parents, place.blocks[1:], strict=True):
-            if parent.code in (Code.FOR, Code.WHILE) and not depends_on(place.op.offset, block):
-                raise CannotDerive(
-                    f"a loop stores to the same elements of {base.name} in every trip{_line(place.op)}",
-                    remedy="store once, after the loop",
-                )
 
-    def _apart(self, base: Value, earlier: Place, later: Place) -> None:
-        if _exclusive(earlier, later) or disjoint(earlier.op, later.op):
-            return
-        same = earlier.op.offset is later.op.offset and (later.op.mask is None or later.op.mask is earlier.op.mask)
-        if same and later.blocks[-1] in earlier.blocks:
-            self.overwritten.add(earlier.op)
-            return
+def _by_one_program(base: Value, place: Place, axes: Axes) -> None:
+    """Refuse a store that all programs along an axis make, since each of them would take the cotangent for its own."""
+    op = place.op
+    known = axes.of(op.offset, *(() if op.mask is None else (op.mask,))) | axes.leaving | axes.around(place.parents)
+    if axes.used - known:
+        axis = min(axes.used - known)
         raise CannotDerive(
-            f"two stores to {base.name} may meet{_line(earlier.op)}{_line(later.op)}: "
-            "which of the two values is left is not sure",
-            remedy="store every element once: join the values with tl.where, or use an output for each",
+            f"all programs along axis {axis} of the grid store to the same elements of {base.name}{_line(op)}",
+            remedy=f"let one store, `if tl.program_id({axis}) == 0`, or mark the output as one without gradient",
         )
+
+
+def _moves(place: Place) -> bool:
+    """Whether a store goes somewhere else in every trip of every loop around it."""
+    return all(
+        depends_on(place.op.offset, block)
+        for parent, block in zip(place.parents, place.blocks[1:], strict=True)
+        if parent.code in (Code.FOR, Code.WHILE)
+    )
+
+
+def _hides(later: Place, earlier: Place) -> bool:
+    """Whether nothing is left of a store after a later one."""
+    return (
+        later.op.offset is earlier.op.offset
+        and (later.op.mask is None or later.op.mask is earlier.op.mask)
+        and later.blocks[-1] in earlier.blocks
+    )
+
+
+def _may_meet(earlier: Place, later: Place) -> bool:
+    return not _exclusive(earlier, later) and not disjoint(earlier.op, later.op)
 
 
 def _places(body: Block) -> Iterator[Place]:

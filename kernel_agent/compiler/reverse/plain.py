@@ -36,5 +36,6 @@ def plain(kernel: Kernel, adjoint: Adjoint, grid: tuple[str, ...] = ("grid0", "g
         steps=(Step(lowered.kernel, grid, lowered.scalars),),
         gradients=dict(adjoint.gradients),
         saved=tuple(sorted(left & read)),
+        consumed=adjoint.consumed,
         remarks=adjoint.remarks,
     )

@@ -177,22 +177,32 @@ class Reversal(Copier):
             self._reverse_pure(op, found)
 
     def sinks(self, block: Block) -> bool:
-        """Whether a block or one within writes values that have a cotangent."""
+        """Whether a block or one within writes values that have a cotangent, or that others lose theirs to."""
         return any(
-            op.code in (Code.STORE, Code.ATOMIC_ADD) and op.base in self.cotangents and op.stored in self.activity
+            op.code in (Code.STORE, Code.ATOMIC_ADD)
+            and op.base in self.cotangents
+            and (op.stored in self.activity or op.base in self.accesses.consumed)
             for op in walk(block)
         )
 
     def _reverse_write(self, op: Op, found: Cotangents) -> None:
         """What was stored, or added, has the cotangent that memory has there."""
         base = self.cotangents.get(op.base)
-        if base is None or op.stored not in self.activity or op in self.accesses.overwritten:
+        if base is None or op in self.accesses.overwritten:
             return
         b = self.b
         mask = None if op.mask is None else self[op.mask]
-        zero = None if mask is None else b.const(0.0, base.pointee)
-        g = b.load(base, self.whole(op.offset), mask, zero, f"d_{op.stored.name or op.base.name}")
-        found.add(op.stored, b.cast(g, adjoint_element(base.pointee)), g.shape)
+        zero = b.const(0.0, base.pointee)
+        if op.stored in self.activity:
+            padding = None if mask is None else zero
+            g = b.load(base, self.whole(op.offset), mask, padding, f"d_{op.stored.name or op.base.name}")
+            found.add(op.stored, b.cast(g, adjoint_element(base.pointee)), g.shape)
+        if op.base in self.accesses.consumed:
+            for code in (Code.BARRIER, Code.STORE, Code.BARRIER):  # other threads may have read, and may read
+                if code is Code.STORE:
+                    b.store(base, self.whole(op.offset), zero, mask)
+                else:
+                    b.add_op(Op(Code.BARRIER, (), ()))
 
     def _reverse_load(self, op: Op, found: Cotangents) -> None:
         """What was read has a gradient there; lanes that were masked off gave `other`, or nothing."""

@@ -47,6 +47,9 @@ def plans(kernel: Kernel, adjoint: Adjoint, axes: int, *, spared: Adjoint | None
 def _plans(kernel: Kernel, adjoint: Adjoint, axes: int, spared: Adjoint) -> Iterator[BackwardPlan]:
     pruned = prune(adjoint.kernel)
     launch = Launch.like_forward(axes)
+    if adjoint.consumed:  # its effects must stay in their order
+        yield plain(kernel, replace(adjoint, kernel=trimmed(pruned)), _grid(launch))
+        return
     base = plain(kernel, replace(spared, kernel=joined(prune(spared.kernel))), _grid(launch))
     (step,) = base.steps
     for schedule, make in (("rows", _rows), ("split", _split), ("owned", _owned)):

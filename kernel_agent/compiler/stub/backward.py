@@ -370,6 +370,9 @@ class BackwardWriter:
     def _emit(self, launched: Launched, plan: BackwardPlan, cotangents: Mapping[str, Grad]) -> None:
         seen, tensors = launched.seen, launched.seen.tensors
         held = {plan.cotangents[name]: grad.text for name, grad in cotangents.items() if name in plan.cotangents}
+        for name, argument in plan.cotangents.items():
+            if argument in plan.consumed and argument in held:
+                held[argument] = self._copied(held[argument], tensors[name])
         for name in (*launched.accesses.read, *plan.saved):
             if name in tensors and self._uses(plan, name):
                 writes = {
@@ -409,6 +412,17 @@ class BackwardWriter:
             self._add(tensor, Grad(text, "" if self._as_like(buffer, launched) else buffer.element))
         for variable, parts in slices.values():
             self._add(self.flow.root(parts[0]), Grad(variable, "f32"))
+
+    def _copied(self, cotangent: str, tensor: Tensor) -> str:
+        """A cotangent that a launch may overwrite. Raises `CannotDerive` for one of a slice: its copy is none."""
+        if self.flow.is_slice(tensor):
+            raise CannotDerive(
+                f"stores to `{self._hint(self.flow.root(tensor))}`, a slice of a tensor, may meet",
+                remedy="Give the kernel an output of its own.",
+            )
+        name = self._fresh(f"left_of_{cotangent if cotangent.isidentifier() else 'grad'}")
+        self.lines.append(Line(f"{name} = {cotangent}.clone()"))
+        return name
 
     def _uses(self, plan: BackwardPlan, name: str) -> bool:
         return any(argument.name == name for step in plan.steps for argument in step.kernel.arguments)
