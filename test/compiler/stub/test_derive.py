@@ -91,6 +91,35 @@ def make_args(M, N, device="cuda"):
 )
 
 
+MEETING = (
+    HEAD
+    + """
+@triton.jit
+def meeting_kernel(X, Y, N, shift, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    at = tl.arange(0, BLOCK)
+    x = tl.load(X + row * N + at, mask=at < N, other=0.0)
+    tl.store(Y + row * (N + shift) + at, tl.exp(x), mask=at < N)
+    tl.debug_barrier()
+    tl.store(Y + row * (N + shift) + shift + at, x * x, mask=at < N)
+
+
+@autodiff
+def stub(x, shift):
+    y = torch.empty(x.shape[0], x.shape[1] + shift, device=x.device, dtype=x.dtype)
+    meeting_kernel[(x.shape[0],)](x, y, x.shape[1], shift, BLOCK=64)
+    return y
+
+
+SWEEP = [dict(M=3, N=50, shift=7)]
+
+
+def make_args(M, N, shift, device="cuda"):
+    return (torch.randn(M, N, device=device), shift)
+"""
+)
+
+
 @pytest.fixture(scope="module")
 def sandbox() -> Iterator[Sandbox]:
     with Sandbox() as sandbox:
@@ -114,6 +143,13 @@ def test_launches_are_taken_back_in_reverse_through_what_torch_does_between_them
     assert backward.index("[(triton.cdiv(N, 64),)]") > 0, "the grid's function is written out"
     assert "torch.stack((" in backward, "two contributions are summed"
     assert "is None" in backward, "the two configurations are told apart"
+
+
+def test_stores_that_meet_get_a_copy_of_the_cotangent_to_take_from(tmp_path: Path, sandbox: Sandbox) -> None:
+    # 43 of 50 elements of the first store are overwritten by the second; the caller's cotangent must stay as it is
+    found = derived(MEETING, tmp_path, sandbox)
+    assert found.verdict.green, found.verdict.message
+    assert ".clone()" in found.draft.candidate.backward
 
 
 def test_a_launch_in_a_loop_is_refused_with_its_line(tmp_path: Path, sandbox: Sandbox) -> None:
