@@ -1,7 +1,7 @@
-"""Global average of SiLU over a plane: the backward spreads dy / (H W) and computes silu' from x again, plane by plane.
+"""Global average of SiLU over a plane: the backward spreads dy / (H W) and computes silu' from x again.
 
-Small planes share a tile with their neighbours, large ones are cut over programs. The forward owns planes and never
-writes the activation; the backward has no sum at all, so it owns pieces of planes.
+The forward owns planes, small ones as neighbours in a tile, and never writes the activation. The backward has no sum
+at all, so it needs no planes either: its tile is a stretch of memory, and an element asks which plane it lies in.
 """
 
 import torch
@@ -54,24 +54,39 @@ def forward(x):
 
 # --- backward ---
 @triton.jit
-def _gap_silu_bwd(DY, X, DX, planes, size, C, dy_b, dy_c, ROWS: tl.constexpr, COLS: tl.constexpr):
-    plane = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    pixel = tl.program_id(1) * COLS + tl.arange(0, COLS)
-    inside = (plane[:, None] < planes) & (pixel[None, :] < size)
-    at = plane[:, None] * size + pixel[None, :]
-    share = tl.load(DY + plane // C * dy_b + plane % C * dy_c, mask=plane < planes, other=0.0).to(tl.float32) / size
-    x = tl.load(X + at, mask=inside, other=0.0).to(tl.float32)
+def _share_of(DY, plane, planes, dy_b, dy_c, C: tl.constexpr, SIZE: tl.constexpr):
+    at = (plane // C).to(tl.int64) * dy_b + (plane % C).to(tl.int64) * dy_c
+    return tl.load(DY + at, mask=plane < planes, other=0.0).to(tl.float32) * (1.0 / SIZE)
+
+
+@triton.jit
+def _gap_silu_bwd(
+    DY, X, DX, total, dy_b, dy_c, C: tl.constexpr, SIZE: tl.constexpr, RUN: tl.constexpr, RUNS: tl.constexpr
+):
+    # 49 pixels of two bytes begin at no border of a word: only tiles that ignore planes load 16 bytes at a time. A
+    # run of RUN <= SIZE pixels meets two planes at most, so that divisions, by constants, are once for a run.
+    base = tl.program_id(0).to(tl.int64) * (RUN * RUNS)
+    lane = tl.arange(0, RUNS)[:, None] * RUN + tl.arange(0, RUN)[None, :]
+    x = tl.load(X + base + lane, mask=base + lane < total, other=0.0).to(tl.float32)
+    first = base // SIZE
+    pixel = (base - first * SIZE).to(tl.int32) + tl.arange(0, RUNS) * RUN
+    plane = first.to(tl.int32) + pixel // SIZE
+    planes = total // SIZE
+    share = _share_of(DY, plane, planes, dy_b, dy_c, C, SIZE)
+    next_share = _share_of(DY, plane + 1, planes, dy_b, dy_c, C, SIZE)
+    here = (pixel % SIZE)[:, None] + tl.arange(0, RUN)[None, :] < SIZE
     gate = tl.sigmoid(x)
-    tl.store(DX + at, share[:, None] * gate * (1.0 + x * (1.0 - gate)), mask=inside)
+    dx = tl.where(here, share[:, None], next_share[:, None]) * gate * (1.0 + x * (1.0 - gate))
+    tl.store(DX + base + lane, dx, mask=base + lane < total)
 
 
 def backward(saved, grad_y, needs=None):
     (x,) = saved
     B, C, H, W = x.shape
-    ROWS, COLS = _tile(H * W)
     dx = torch.empty_like(x)
-    _gap_silu_bwd[(triton.cdiv(B * C, ROWS), triton.cdiv(H * W, COLS))](
-        grad_y, x, dx, B * C, H * W, C, *grad_y.stride(), ROWS=ROWS, COLS=COLS, num_warps=4
+    run = next(size for size in (8, 4, 2, 1) if size <= H * W)
+    _gap_silu_bwd[(triton.cdiv(x.numel(), 2048),)](
+        grad_y, x, dx, x.numel(), *grad_y.stride(), C=C, SIZE=H * W, RUN=run, RUNS=2048 // run, num_warps=4
     )
     return dx
 
