@@ -1,4 +1,7 @@
-"""Overlapping 2-D average pooling, padding counted or not: each pixel sums the cotangents of the windows over it."""
+"""Overlapping 2-D average pooling, padding counted or not: each pixel sums the cotangents of the windows over it.
+
+In the backward a lane owns as many pixels as a window's step has, which share the windows they lie in.
+"""
 
 import torch
 import triton
@@ -21,16 +24,14 @@ META = {
 
 # --- forward ---
 @triton.jit
-def _window_share(oh, ow, H, W, K: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, COUNT_PAD: tl.constexpr):
-    """1 / (number of elements that the window at (oh, ow) averages over)."""
+def _axis_share(o, size, K: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, COUNT_PAD: tl.constexpr):
+    """1 / (number of elements that window `o` averages over along one axis)."""
     if COUNT_PAD:
-        rows = tl.minimum(oh * STRIDE - PAD + K, H + PAD) - (oh * STRIDE - PAD)
-        cols = tl.minimum(ow * STRIDE - PAD + K, W + PAD) - (ow * STRIDE - PAD)
+        count = tl.minimum(o * STRIDE - PAD + K, size + PAD) - (o * STRIDE - PAD)
     else:
-        rows = tl.minimum(oh * STRIDE - PAD + K, H) - tl.maximum(oh * STRIDE - PAD, 0)
-        cols = tl.minimum(ow * STRIDE - PAD + K, W) - tl.maximum(ow * STRIDE - PAD, 0)
+        count = tl.minimum(o * STRIDE - PAD + K, size) - tl.maximum(o * STRIDE - PAD, 0)
     # Lanes beyond the last window may count nothing; their value is never used.
-    return 1.0 / tl.maximum(rows * cols, 1).to(tl.float32)
+    return 1.0 / tl.maximum(count, 1).to(tl.float32)
 
 
 @triton.jit
@@ -49,7 +50,7 @@ def _avgpool_fwd(
             w = ow * STRIDE - PAD + kw
             inside = (h >= 0) & (h < H) & (w >= 0) & (w < W) & (o < HO * WO)
             total += tl.load(X + plane * H * W + h * W + w, mask=inside, other=0.0).to(tl.float32)
-    share = _window_share(oh, ow, H, W, K, STRIDE, PAD, COUNT_PAD)
+    share = _axis_share(oh, H, K, STRIDE, PAD, COUNT_PAD) * _axis_share(ow, W, K, STRIDE, PAD, COUNT_PAD)
     tl.store(Y + plane * HO * WO + o, total * share, mask=o < HO * WO)
 
 
@@ -69,36 +70,53 @@ def forward(x, kernel, stride, pad, count_pad=True):
 def _avgpool_bwd(
     DY, DX, C, H, W, HO, WO, dy_b, dy_c, dy_h, dy_w,
     K: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, COUNT_PAD: tl.constexpr,
-    REACH: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCK_H: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
+    # A lane owns a cell of STRIDE x STRIDE pixels. Pixel r of cell a lies in the windows a + i for the same few i in all
+    # cells, known when this is compiled: a window is read once for all of a cell's pixels.
     plane = tl.program_id(0).to(tl.int64)
-    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    h = i // W
-    w = i % W
-    # At most REACH = ceil(K / STRIDE) windows cover a pixel along each axis; counted back from the last that starts
-    # at or before it.
-    last_h = (h + PAD) // STRIDE
-    last_w = (w + PAD) // STRIDE
+    a = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)[:, None]
+    b = tl.program_id(2) * BLOCK_W + tl.arange(0, BLOCK_W)[None, :]
     dy_plane = DY + (plane // C) * dy_b + (plane % C) * dy_c
-    acc = tl.zeros((BLOCK,), tl.float32)
-    for back_h in tl.static_range(REACH):
-        for back_w in tl.static_range(REACH):
-            oh = last_h - back_h
-            ow = last_w - back_w
-            covers = (oh >= 0) & (oh < HO) & (oh * STRIDE - PAD + K > h) & (i < H * W)
-            covers = covers & (ow >= 0) & (ow < WO) & (ow * STRIDE - PAD + K > w)
-            dy = tl.load(dy_plane + oh * dy_h + ow * dy_w, mask=covers, other=0.0).to(tl.float32)
-            acc += dy * _window_share(oh, ow, H, W, K, STRIDE, PAD, COUNT_PAD)
-    tl.store(DX + plane * H * W + i, acc, mask=i < H * W)
+    pixels = ()
+    for r in tl.static_range(STRIDE):
+        for c in tl.static_range(STRIDE):
+            dx = tl.zeros((BLOCK_H, BLOCK_W), tl.float32)
+            for i in tl.static_range(-((K - 1 - PAD - r) // STRIDE), (r + PAD) // STRIDE + 1):
+                for j in tl.static_range(-((K - 1 - PAD - c) // STRIDE), (c + PAD) // STRIDE + 1):
+                    oh = a + i
+                    ow = b + j
+                    there = (oh >= 0) & (oh < HO) & (ow >= 0) & (ow < WO)
+                    at = oh.to(tl.int64) * dy_h + ow.to(tl.int64) * dy_w
+                    # Equal loads of different pixels are merged by the compiler, as no store lies between them.
+                    dy = tl.load(dy_plane + at, mask=there, other=0.0).to(tl.float32)
+                    share = _axis_share(oh, H, K, STRIDE, PAD, COUNT_PAD)
+                    dx += dy * share * _axis_share(ow, W, K, STRIDE, PAD, COUNT_PAD)
+            pixels = pixels + (dx,)
+    for r in tl.static_range(STRIDE):
+        h = a * STRIDE + r
+        row = DX + plane * H * W + h * W
+        if STRIDE == 2:
+            # Side by side in one store: halves of sectors would be written twice.
+            w = (b * 2)[:, :, None] + tl.arange(0, 2)[None, None, :]
+            pair = tl.join(pixels[2 * r], pixels[2 * r + 1])
+            tl.store(row[:, :, None] + w, pair, mask=(h < H)[:, :, None] & (w < W))
+        else:
+            for c in tl.static_range(STRIDE):
+                w = b * STRIDE + c
+                tl.store(row + w, pixels[r * STRIDE + c], mask=(h < H) & (w < W))
 
 
 def backward(saved, grad_y, needs=None):
     H, W, kernel, stride, pad, count_pad = saved
     B, C, HO, WO = grad_y.shape
     dx = torch.empty(B, C, H, W, device=grad_y.device, dtype=grad_y.dtype)
-    _avgpool_bwd[(B * C, triton.cdiv(H * W, 1024))](
+    down, across = triton.cdiv(H, stride), triton.cdiv(W, stride)
+    BLOCK_W = min(64, triton.next_power_of_2(across))
+    BLOCK_H = min(512 // BLOCK_W, triton.next_power_of_2(down))
+    _avgpool_bwd[(B * C, triton.cdiv(down, BLOCK_H), triton.cdiv(across, BLOCK_W))](
         grad_y, dx, C, H, W, HO, WO, *grad_y.stride(),
-        K=kernel, STRIDE=stride, PAD=pad, COUNT_PAD=count_pad, REACH=triton.cdiv(kernel, stride), BLOCK=1024,
+        K=kernel, STRIDE=stride, PAD=pad, COUNT_PAD=count_pad, BLOCK_H=BLOCK_H, BLOCK_W=BLOCK_W, num_warps=4,
     )  # fmt: skip
     return dx
 

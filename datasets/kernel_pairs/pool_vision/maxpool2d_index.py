@@ -1,4 +1,7 @@
-"""Overlapping 2-D max pooling with saved winners: each pixel gathers from the windows over it, without atomics."""
+"""Overlapping 2-D max pooling with saved winners: each pixel gathers from the windows over it, without atomics.
+
+In the backward a lane owns as many pixels as a window's step has, which share the windows they lie in.
+"""
 
 import torch
 import triton
@@ -59,35 +62,55 @@ def forward(x, kernel, stride, pad):
 @triton.jit
 def _maxpool_bwd(
     DY, Winner, DX, C, H, W, HO, WO, dy_b, dy_c, dy_h, dy_w,
-    K: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, REACH: tl.constexpr, BLOCK: tl.constexpr,
+    K: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
+    # A lane owns a cell of STRIDE x STRIDE pixels. Pixel r of cell a lies in the windows a + i for the same few i in all
+    # cells, and is the same tap of each: a window is read once for all of a cell's pixels, and taps are constants.
     plane = tl.program_id(0).to(tl.int64)
-    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    h = i // W
-    w = i % W
+    a = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)[:, None]
+    b = tl.program_id(2) * BLOCK_W + tl.arange(0, BLOCK_W)[None, :]
     dy_plane = DY + (plane // C) * dy_b + (plane % C) * dy_c
-    acc = tl.zeros((BLOCK,), tl.float32)
-    # Of all taps only REACH^2 = ceil(K / STRIDE)^2 belong to windows over this pixel; which ones follows from where the
-    # windows begin, counted back from the last that begins at or before it.
-    for back in tl.static_range(REACH * REACH):
-        oh = (h + PAD) // STRIDE - back // REACH
-        ow = (w + PAD) // STRIDE - back % REACH
-        kh = h + PAD - oh * STRIDE
-        kw = w + PAD - ow * STRIDE
-        covers = (i < H * W) & (oh >= 0) & (oh < HO) & (kh < K) & (ow >= 0) & (ow < WO) & (kw < K)
-        winner = tl.load(Winner + plane * HO * WO + oh * WO + ow, mask=covers, other=-1)
-        dy = tl.load(dy_plane + oh * dy_h + ow * dy_w, mask=covers, other=0.0).to(tl.float32)
-        acc += tl.where(winner == kh * K + kw, dy, 0.0)
-    tl.store(DX + plane * H * W + i, acc, mask=i < H * W)
+    winners = Winner + plane * HO * WO
+    pixels = ()
+    for r in tl.static_range(STRIDE):
+        for c in tl.static_range(STRIDE):
+            dx = tl.zeros((BLOCK_H, BLOCK_W), tl.float32)
+            for i in tl.static_range(-((K - 1 - PAD - r) // STRIDE), (r + PAD) // STRIDE + 1):
+                for j in tl.static_range(-((K - 1 - PAD - c) // STRIDE), (c + PAD) // STRIDE + 1):
+                    oh = a + i
+                    ow = b + j
+                    there = (oh >= 0) & (oh < HO) & (ow >= 0) & (ow < WO)
+                    at = oh.to(tl.int64) * dy_h + ow.to(tl.int64) * dy_w
+                    # Equal loads of different pixels are merged by the compiler, as no store lies between them.
+                    winner = tl.load(winners + oh * WO + ow, mask=there, other=-1)
+                    dy = tl.load(dy_plane + at, mask=there, other=0.0).to(tl.float32)
+                    tap = (r + PAD - i * STRIDE) * K + c + PAD - j * STRIDE
+                    dx += tl.where(winner == tap, dy, 0.0)
+            pixels = pixels + (dx,)
+    for r in tl.static_range(STRIDE):
+        h = a * STRIDE + r
+        row = DX + plane * H * W + h * W
+        if STRIDE == 2:
+            # Side by side in one store: halves of sectors would be written twice.
+            w = (b * 2)[:, :, None] + tl.arange(0, 2)[None, None, :]
+            pair = tl.join(pixels[2 * r], pixels[2 * r + 1])
+            tl.store(row[:, :, None] + w, pair, mask=(h < H)[:, :, None] & (w < W))
+        else:
+            for c in tl.static_range(STRIDE):
+                w = b * STRIDE + c
+                tl.store(row + w, pixels[r * STRIDE + c], mask=(h < H) & (w < W))
 
 
 def backward(saved, grad_y, needs=None):
     winner, H, W, kernel, stride, pad = saved
     B, C, HO, WO = winner.shape
     dx = torch.empty(B, C, H, W, device=grad_y.device, dtype=grad_y.dtype)
-    _maxpool_bwd[(B * C, triton.cdiv(H * W, 1024))](
+    down, across = triton.cdiv(H, stride), triton.cdiv(W, stride)
+    BLOCK_W = min(64, triton.next_power_of_2(across))
+    BLOCK_H = min(512 // BLOCK_W, triton.next_power_of_2(down))
+    _maxpool_bwd[(B * C, triton.cdiv(down, BLOCK_H), triton.cdiv(across, BLOCK_W))](
         grad_y, winner, dx, C, H, W, HO, WO, *grad_y.stride(),
-        K=kernel, STRIDE=stride, PAD=pad, REACH=triton.cdiv(kernel, stride), BLOCK=1024,
+        K=kernel, STRIDE=stride, PAD=pad, BLOCK_H=BLOCK_H, BLOCK_W=BLOCK_W, num_warps=4,
     )  # fmt: skip
     return dx
 
