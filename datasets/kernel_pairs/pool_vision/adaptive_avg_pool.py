@@ -71,31 +71,47 @@ def forward(x, out_h, out_w):
 
 # --- backward ---
 @triton.jit
+def _covering(i, place, size, bins):
+    """Number, share and existence of the i-th bin over the pixels `place` of one axis."""
+    o = place * bins // size + i
+    # A bin belongs to the pixel if it has begun; that it has not ended is the first bin's property.
+    start = _bin_start(o, size, bins)
+    share = 1.0 / (_bin_end(o, size, bins) - start).to(tl.float32)
+    return o.to(tl.int64), share, (o < bins) & (start <= place) & (place < size)
+
+
+@triton.jit
 def _adaptive_bwd(
-    DY, DX, C, H, W, HO, WO, dy_b, dy_c, dy_h, dy_w,
-    REACH_H: tl.constexpr, REACH_W: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_W: tl.constexpr,
+    DY, DX, planes, C, H, W, HO, WO, dy_b, dy_c, dy_h, dy_w,
+    REACH_H: tl.constexpr, REACH_W: tl.constexpr, PLANES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    plane = tl.program_id(0).to(tl.int64)
-    h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
-    w = tl.program_id(2) * BLOCK_W + tl.arange(0, BLOCK_W)
-    source = DY + (plane // C) * dy_b + (plane % C) * dy_c
-    dx = tl.zeros((BLOCK_H, BLOCK_W), tl.float32)
+    # The same pixels of PLANES planes: all divisions stand before the loop, and a plane costs a pixel its loads, its
+    # products and a store.
+    pixel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    h = pixel // W
+    w = pixel % W
+    offsets = ()
+    shares = ()
     for i in tl.static_range(REACH_H):
-        oh = h * HO // H + i
-        # A bin belongs to the pixel if it has begun; that it has not ended is the first bin's property.
-        top = _bin_start(oh, H, HO)
-        row_ok = (oh < HO) & (top <= h) & (h < H)
-        row_share = 1.0 / (_bin_end(oh, H, HO) - top).to(tl.float32)
+        oh, row_share, row_ok = _covering(i, h, H, HO)
         for j in tl.static_range(REACH_W):
-            ow = w * WO // W + j
-            left = _bin_start(ow, W, WO)
-            col_ok = (ow < WO) & (left <= w) & (w < W)
-            col_share = 1.0 / (_bin_end(ow, W, WO) - left).to(tl.float32)
-            at = oh.to(tl.int64)[:, None] * dy_h + ow.to(tl.int64)[None, :] * dy_w
-            dy = tl.load(source + at, mask=row_ok[:, None] & col_ok[None, :], other=0.0).to(tl.float32)
-            dx += dy * (row_share[:, None] * col_share[None, :])
-    inside = (h[:, None] < H) & (w[None, :] < W)
-    tl.store(DX + (plane * H + h[:, None]) * W + w[None, :], dx, mask=inside)
+            ow, col_share, col_ok = _covering(j, w, W, WO)
+            offsets = offsets + (oh * dy_h + ow * dy_w,)
+            # No bin's share is zero: zero stands for a bin that the pixel does not lie in.
+            shares = shares + (tl.where(row_ok & col_ok, row_share * col_share, 0.0),)
+    first = tl.program_id(0) * PLANES
+    b = (first // C).to(tl.int64)
+    c = (first % C).to(tl.int64)
+    for plane in range(first, tl.minimum(first + PLANES, planes)):
+        source = DY + b * dy_b + c * dy_c
+        last = c + 1 == C
+        b = tl.where(last, b + 1, b)
+        c = tl.where(last, 0, c + 1)
+        dx = tl.zeros((BLOCK,), tl.float32)
+        for bin in tl.static_range(REACH_H * REACH_W):
+            dy = tl.load(source + offsets[bin], mask=shares[bin] > 0.0, other=0.0).to(tl.float32)
+            dx += dy * shares[bin]
+        tl.store(DX + tl.cast(plane, tl.int64) * H * W + pixel, dx, mask=pixel < H * W)
 
 
 def backward(saved, grad_y, needs=None):
@@ -106,11 +122,10 @@ def backward(saved, grad_y, needs=None):
     reach_h, reach_w = (
         triton.cdiv(bins, size) + (max(size, bins) % min(size, bins) != 0) for size, bins in ((H, out_h), (W, out_w))
     )
-    BLOCK_W = min(128, triton.next_power_of_2(W))
-    BLOCK_H = min(1024 // BLOCK_W, triton.next_power_of_2(H))
-    _adaptive_bwd[(B * C, triton.cdiv(H, BLOCK_H), triton.cdiv(W, BLOCK_W))](
-        grad_y, dx, C, H, W, out_h, out_w, *grad_y.stride(),
-        REACH_H=reach_h, REACH_W=reach_w, BLOCK_H=BLOCK_H, BLOCK_W=BLOCK_W, num_warps=4,
+    PLANES = 16 if B * C >= 4096 else 1
+    _adaptive_bwd[(triton.cdiv(B * C, PLANES), triton.cdiv(H * W, 512))](
+        grad_y, dx, B * C, C, H, W, out_h, out_w, *grad_y.stride(),
+        REACH_H=reach_h, REACH_W=reach_w, PLANES=PLANES, BLOCK=512, num_warps=4,
     )  # fmt: skip
     return dx
 
