@@ -58,7 +58,8 @@ def _sum_sequences(DY, Offsets, DVectors, D, dy_r, dy_d, BLOCK_R: tl.constexpr, 
     sequence = tl.program_id(0).to(tl.int64)
     end = tl.load(Offsets + sequence + 1).to(tl.int64)
     acc = tl.zeros((BLOCK_R, BLOCK_D), tl.float32)
-    for start in range(tl.load(Offsets + sequence).to(tl.int64), end, BLOCK_R):
+    # A tile is one load for each lane: copies that run four tiles ahead keep memory busy.
+    for start in tl.range(tl.load(Offsets + sequence).to(tl.int64), end, BLOCK_R, num_stages=5):
         r = start + tl.arange(0, BLOCK_R)
         ok = (r[:, None] < end) & (d[None, :] < D)
         acc += tl.load(DY + r[:, None] * dy_r + d[None, :] * dy_d, mask=ok, other=0.0).to(tl.float32)

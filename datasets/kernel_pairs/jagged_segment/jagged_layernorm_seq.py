@@ -87,7 +87,8 @@ def _sequence_norm_bwd(
     w = tl.load(W + d, mask=d < D, other=0.0).to(tl.float32)
     dweight = tl.zeros((BLOCK_R, BLOCK_D), tl.float32)
     dbias = tl.zeros((BLOCK_R, BLOCK_D), tl.float32)
-    for start in range(begin, end, BLOCK_R):
+    # The longest sequence is the last to end, and waits for memory alone: copies run four tiles ahead.
+    for start in tl.range(begin, end, BLOCK_R, num_stages=5):
         r = start + tl.arange(0, BLOCK_R)[:, None]
         ok = (r < end) & (d < D)
         dy = tl.load(DY + r * dy_r + d.to(tl.int64) * dy_d, mask=ok, other=0.0).to(tl.float32)
@@ -100,8 +101,10 @@ def _sequence_norm_bwd(
     parts = Parts + sequence * 2 * D + d
     tl.store(parts, tl.sum(dweight, 0)[None, :], mask=d < D)
     tl.store(parts + D, tl.sum(dbias, 0)[None, :], mask=d < D)
-    for start in range(begin, end, BLOCK_R):
-        r = start + tl.arange(0, BLOCK_R)[:, None]
+    # Back from the end, which is what L2 still holds.
+    last = begin + (tl.cdiv(end - begin, BLOCK_R) - 1) * BLOCK_R
+    for back in tl.range(0, end - begin, BLOCK_R, num_stages=5):
+        r = last - back + tl.arange(0, BLOCK_R)[:, None]
         ok = (r < end) & (d < D)
         dy = tl.load(DY + r * dy_r + d.to(tl.int64) * dy_d, mask=ok, other=0.0).to(tl.float32)
         x = tl.load(X + r * D + d, mask=ok, other=0.0).to(tl.float32)

@@ -63,16 +63,19 @@ def _jagged_softmax_bwd(DY, Y, Offsets, DX, C, dy_row, dy_col, BLOCK_L: tl.const
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     begin = tl.load(Offsets + segment).to(tl.int64)
     end = tl.load(Offsets + segment + 1).to(tl.int64)
-    dot = tl.zeros((BLOCK_C,), tl.float32)
-    for start in range(begin, end, BLOCK_L):
+    # Lanes keep sums of their own and meet behind the loop; copies run four tiles ahead of it.
+    dots = tl.zeros((BLOCK_L, BLOCK_C), tl.float32)
+    for start in tl.range(begin, end, BLOCK_L, num_stages=5):
         row = start + tl.arange(0, BLOCK_L)
         ok = (row[:, None] < end) & (c[None, :] < C)
         y = tl.load(Y + row[:, None] * C + c[None, :], mask=ok, other=0.0).to(tl.float32)
         dy = tl.load(DY + row[:, None] * dy_row + c[None, :] * dy_col, mask=ok, other=0.0).to(tl.float32)
-        dot += tl.sum(y * dy, 0)
-    # The second reading of a short segment comes out of L2.
-    for start in range(begin, end, BLOCK_L):
-        row = start + tl.arange(0, BLOCK_L)
+        dots += y * dy
+    dot = tl.sum(dots, 0)
+    # The second reading of a short segment comes out of L2, as does that of a long one's end, where it begins.
+    last = begin + (tl.cdiv(end - begin, BLOCK_L) - 1) * BLOCK_L
+    for back in tl.range(0, end - begin, BLOCK_L, num_stages=5):
+        row = last - back + tl.arange(0, BLOCK_L)
         ok = (row[:, None] < end) & (c[None, :] < C)
         y = tl.load(Y + row[:, None] * C + c[None, :], mask=ok, other=0.0).to(tl.float32)
         dy = tl.load(DY + row[:, None] * dy_row + c[None, :] * dy_col, mask=ok, other=0.0).to(tl.float32)
