@@ -82,7 +82,8 @@ def _batchnorm_bwd(
     rstd = tl.load(Rstd + c, mask=live_c, other=0.0)
     sum_g = tl.zeros((BLOCK_N, BLOCK_C), tl.float32)
     sum_gx = tl.zeros((BLOCK_N, BLOCK_C), tl.float32)
-    for start in range(0, N, BLOCK_N):
+    # Two programs to a processor cannot hide the latency of their loads: copies run four tiles ahead.
+    for start in tl.range(0, N, BLOCK_N, num_stages=5):
         n = (start + tl.arange(0, BLOCK_N)).to(tl.int64)
         mask = (n[:, None] < N) & live_c[None, :]
         x = tl.load(X + n[:, None] * C + c[None, :], mask=mask, other=0.0).to(tl.float32)
@@ -93,10 +94,12 @@ def _batchnorm_bwd(
     dw = tl.sum(sum_gx, 0) * rstd
     tl.store(DB + c, db, mask=live_c)
     tl.store(DW + c, dw, mask=live_c)
-    # The two sums are also the mean and the projection that dx needs: a second walk over x and g.
+    # The two sums are also the mean and the projection that dx needs: a second walk over x and g, back from the end,
+    # which is what L2 still holds.
     w = tl.load(W + c, mask=live_c, other=0.0).to(tl.float32) * rstd
-    for start in range(0, N, BLOCK_N):
-        n = (start + tl.arange(0, BLOCK_N)).to(tl.int64)
+    last = (tl.cdiv(N, BLOCK_N) - 1) * BLOCK_N
+    for back in tl.range(0, N, BLOCK_N, num_stages=5):
+        n = (last - back + tl.arange(0, BLOCK_N)).to(tl.int64)
         mask = (n[:, None] < N) & live_c[None, :]
         x = tl.load(X + n[:, None] * C + c[None, :], mask=mask, other=0.0).to(tl.float32)
         g = tl.load(DY + n[:, None] * stride_n + c[None, :] * stride_c, mask=mask, other=0.0).to(tl.float32)
