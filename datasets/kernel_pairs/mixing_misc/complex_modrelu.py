@@ -56,21 +56,27 @@ def forward(z, bias):
 # --- backward ---
 @triton.jit
 def _modrelu_bwd(
-    DY, Z, B, DZ, Parts, M, N, rows_each, dy_m, dy_n, dy_c, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+    DY, Z, B, DZ, Parts, M, N, rows_each, dy_m, dy_n, dy_c,
+    DENSE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    # Both parts of the numbers in the order of memory: a lane loads four of them at once and parts its own.
+    number = tl.program_id(0) * (2 * BLOCK_N) + tl.arange(0, 2 * BLOCK_N)[None, :]
     share = tl.program_id(1).to(tl.int64)
     last = tl.minimum((share + 1) * rows_each, M)
-    part = tl.arange(0, 2)[None, None, :]
     b = tl.load(B + n, mask=n < N, other=0.0).to(tl.float32)
     dbias = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for start in range(share * rows_each, last, BLOCK_M):
         m = start + tl.arange(0, BLOCK_M)[:, None]
-        ok = ((m < last) & (n < N))[:, :, None]
-        at = 2 * (m * N + n)[:, :, None] + part
-        dy_at = (m * dy_m + n.to(tl.int64) * dy_n)[:, :, None] + part * dy_c
-        re, im = tl.split(tl.load(Z + at, mask=ok, other=0.0).to(tl.float32))
-        d_re, d_im = tl.split(tl.load(DY + dy_at, mask=ok, other=0.0).to(tl.float32))
+        ok = (m < last) & (number < 2 * N)
+        at = m * (2 * N) + number
+        dy_at = m * dy_m + number
+        if not DENSE:
+            dy_at = m * dy_m + (number // 2).to(tl.int64) * dy_n + number % 2 * dy_c
+        z = tl.load(Z + at, mask=ok, other=0.0).to(tl.float32)
+        dy = tl.load(DY + dy_at, mask=ok, other=0.0).to(tl.float32)
+        re, im = tl.split(tl.reshape(z, (BLOCK_M, BLOCK_N, 2)))
+        d_re, d_im = tl.split(tl.reshape(dy, (BLOCK_M, BLOCK_N, 2)))
         square = re * re + im * im
         inverse = tl.rsqrt(tl.where(square > 0.0, square, 1.0))
         on = (square > 0.0) & (square * inverse + b > 0.0)
@@ -81,7 +87,7 @@ def _modrelu_bwd(
         across = 1.0 + b * inverse
         dz_re = tl.where(on, across * (d_re - along * cos) + along * cos, 0.0)
         dz_im = tl.where(on, across * (d_im - along * sin) + along * sin, 0.0)
-        tl.store(DZ + at, tl.join(dz_re, dz_im), mask=ok)
+        tl.store(DZ + at, tl.reshape(tl.join(dz_re, dz_im), (BLOCK_M, 2 * BLOCK_N)), mask=ok)
         dbias += tl.where(on, along, 0.0)
     tl.store(Parts + share * N + n, tl.sum(dbias, 0)[None, :], mask=n < N)
 
@@ -98,8 +104,9 @@ def backward(saved, grad_y, needs=None):
     shares = triton.cdiv(M, rows_each)
     parts = torch.empty(shares, N, device=z.device, dtype=torch.float32)
     _modrelu_bwd[(tiles, shares)](
-        grad_y, z, bias, dz, parts, M, N, rows_each, *grad_y.stride(), BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, num_warps=4
-    )
+        grad_y, z, bias, dz, parts, M, N, rows_each, *grad_y.stride(),
+        DENSE=grad_y.stride()[1:] == (2, 1), BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, num_warps=4,
+    )  # fmt: skip
     return dz, parts.sum(0).to(bias.dtype)
 
 
