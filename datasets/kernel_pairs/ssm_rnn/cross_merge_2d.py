@@ -3,7 +3,8 @@
 out[h, w, c] = y[0, c, h W + w] + y[1, c, w H + h] + y[2, c, L - 1 - h W - w] + y[3, c, L - 1 - w H - h],    L = H W
 The adjoint of the sum replicates: it reads a cotangent once and writes it to four places. There are three orders of
 memory, with c, w or h side by side. A tile is a cube with 32 bytes or more along each axis, so that whichever axis is
-contiguous, whole sectors move; registers hold it once and are rearranged for the orders.
+contiguous, whole sectors move; registers hold it once and are rearranged for the orders. The backward turns a cube
+where it reads, for no store may run backwards: its words would be as short as an element.
 """
 
 import torch
@@ -70,23 +71,28 @@ def forward(y, height, width):
 # --- backward ---
 @triton.jit
 def _cross_merge_bwd(DOut, DY, C, H, W, tiles_w, tiles, do_b, do_h, do_w, do_c, SIDE: tl.constexpr):
-    b = tl.program_id(0).to(tl.int64)
+    # Half of the programs write the two sequences in the image's order, half the two that run backwards. These turn the
+    # pixels where they read, channel by channel: what is written ascends, and leaves in words of 16 bytes.
+    backwards = tl.program_id(0)
+    b = tl.program_id(2).to(tl.int64)
     c, h, w, inside = _cube(tiles_w, tiles, C, H, W, SIDE)
+    row = tl.where(backwards == 1, H - 1 - h, h).to(tl.int64)
+    column = tl.where(backwards == 1, W - 1 - w, w).to(tl.int64)
+    g = tl.load(DOut + b * do_b + c.to(tl.int64) * do_c + row * do_h + column * do_w, mask=inside, other=0.0)
     L = H * W
-    source = DOut + b * do_b + c.to(tl.int64) * do_c + h.to(tl.int64) * do_h + w.to(tl.int64) * do_w
-    g = tl.load(source, mask=inside, other=0.0)
-    dy = DY + b * 4 * C * L + c * L
+    dy = DY + (b * 4 + 2 * backwards) * C * L + c * L
     tl.store(dy + h * W + w, g, mask=inside)
-    tl.store(dy + 2 * C * L + (L - 1 - h * W - w), g, mask=inside)
     tl.store(dy + C * L + w * H + h, g, mask=inside)
-    tl.store(dy + 3 * C * L + (L - 1 - w * H - h), g, mask=inside)
 
 
 def backward(saved, grad_out, needs=None):
     y, height, width = saved
     dy = torch.empty_like(y)
-    grid, tiles_w, tiles, launch = _launch(y, height, width)
-    _cross_merge_bwd[grid](grad_out, dy, y.shape[2], height, width, tiles_w, tiles, *grad_out.stride(), **launch)
+    (images, cubes), tiles_w, tiles, launch = _launch(y, height, width)
+    # Both directions of an image run at about the same time, so that the second finds it in L2.
+    _cross_merge_bwd[(2, cubes, images)](
+        grad_out, dy, y.shape[2], height, width, tiles_w, tiles, *grad_out.stride(), **launch
+    )
     return dy
 
 
