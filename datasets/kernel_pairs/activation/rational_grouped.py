@@ -81,12 +81,13 @@ def _rational_bwd(
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     g = tl.program_id(1)
-    n = tl.arange(0, BLOCK)[None, :]
+    n = (tl.program_id(2) * BLOCK + tl.arange(0, BLOCK))[None, :]
     a0, a1, a2, a3, a4, a5, b1, b2, b3, b4 = _coefficients(Numerator, Denominator, g)
     d0 = tl.zeros((ROWS, BLOCK), tl.float32)
     d1, d2, d3, d4, d5 = d0, d0, d0, d0, d0
     e1, e2, e3, e4 = d0, d0, d0, d0
-    for step in range(steps):
+    # The sums leave registers for few programs and small tiles: copies that run ahead keep memory busy.
+    for step in tl.range(steps, num_stages=4):
         m = ((tl.program_id(0) * steps + step).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
         mask = (m < M) & (n < WIDTH)
         x = tl.load(X + m * x_row + g * WIDTH + n, mask=mask, other=0.0).to(tl.float32)
@@ -95,29 +96,28 @@ def _rational_bwd(
         dp = a1 + x * (2.0 * a2 + x * (3.0 * a3 + x * (4.0 * a4 + x * 5.0 * a5)))
         s = x * (b1 + x * (b2 + x * (b3 + x * b4)))
         ds = b1 + x * (2.0 * b2 + x * (3.0 * b3 + x * 4.0 * b4))
-        # dy/dP, and dy/ds by way of Q and the sign in its absolute value.
-        u = dy / (1.0 + tl.abs(s))
-        w = -u * p / (1.0 + tl.abs(s)) * tl.where(s > 0, 1.0, tl.where(s < 0, -1.0, 0.0))
+        # dy/dP, and dy/ds by way of Q and the sign in its absolute value; one division serves both.
+        inverse = 1.0 / (1.0 + tl.abs(s))
+        u = dy * inverse
+        w = u * p * inverse
+        w = tl.where(s > 0, -w, tl.where(s < 0, w, 0.0))
         tl.store(DX + m * dx_row + g * WIDTH + n, u * dp + w * ds, mask=mask)
+        # Powers of x make every sum one multiply-add.
+        x2 = x * x
+        x3 = x2 * x
+        x4 = x2 * x2
         d0 += u
-        u *= x
-        w *= x
-        d1 += u
-        e1 += w
-        u *= x
-        w *= x
-        d2 += u
-        e2 += w
-        u *= x
-        w *= x
-        d3 += u
-        e3 += w
-        u *= x
-        w *= x
-        d4 += u
-        e4 += w
-        d5 += u * x
-    out = Parts + (tl.program_id(0) * tl.num_programs(1) + g) * 10
+        d1 += u * x
+        d2 += u * x2
+        d3 += u * x3
+        d4 += u * x4
+        d5 += u * (x4 * x)
+        e1 += w * x
+        e2 += w * x2
+        e3 += w * x3
+        e4 += w * x4
+    share = tl.program_id(0) * tl.num_programs(2) + tl.program_id(2)
+    out = Parts + (share * tl.num_programs(1) + g) * 10
     tl.store(out, tl.sum(d0))
     tl.store(out + 1, tl.sum(d1))
     tl.store(out + 2, tl.sum(d2))
@@ -133,14 +133,15 @@ def _rational_bwd(
 def backward(saved, grad_y, needs=None):
     x, numerator, denominator = saved
     (M, N), G = x.shape, numerator.shape[0]
-    ROWS, BLOCK = _tile(N // G)
-    tiles = triton.cdiv(M, ROWS)
+    # Columns in tiles that 384 and the like fill: a tile as wide as the next power of two has idle lanes.
+    ROWS, BLOCK = _tile(min(128, N // G))
+    tiles, columns = triton.cdiv(M, ROWS), triton.cdiv(N // G, BLOCK)
     # One wave: five programs for each of 132 processors, and at least four tiles for one reduction of ten.
-    steps = max(4, triton.cdiv(tiles, max(1, 5 * 132 // G)))
+    steps = max(4, triton.cdiv(tiles, max(1, 5 * 132 // (G * columns))))
     strips = triton.cdiv(tiles, steps)
     dx = torch.empty(M, N, device=x.device, dtype=x.dtype)
-    parts = torch.empty(strips, G, 10, device=x.device, dtype=torch.float32)
-    _rational_bwd[(strips, G)](
+    parts = torch.empty(strips * columns, G, 10, device=x.device, dtype=torch.float32)
+    _rational_bwd[(strips, G, columns)](
         grad_y, x, numerator, denominator, dx, parts, M, N // G, steps, *grad_y.stride(), x.stride(0), N,
         ROWS=ROWS, BLOCK=BLOCK,
     )  # fmt: skip
