@@ -102,34 +102,43 @@ def _channel_last_bwd(
     none = tl.zeros((BLOCK_D,), tl.float32)
     dx1, dx2, dx3 = none, none, none
     dw0, dw1, dw2, dw3, dbias = none, none, none, none, none
-    for t in range(start, stop + WIDTH - 1):
-        x0 = _step(X, base, t, T, D, live)
-        z = bias + w0 * x0 + w1 * x1 + w2 * x2 + w3 * x3
-        gate = tl.sigmoid(z)
-        dy = tl.load(DY + t.to(tl.int64) * dy_t, mask=live & (t < T), other=0.0).to(tl.float32)
-        dz0 = dy * gate * (1.0 + z * (1.0 - gate))
-        # Unfinished dx of the last steps: dz0 adds its share to each, and completes the oldest.
-        if WIDTH == 4:
-            dx = dx3 + w3 * dz0
-        elif WIDTH == 3:
-            dx = dx2 + w2 * dz0
-        else:
-            dx = dx1 + w1 * dz0
-        done = t - (WIDTH - 1)
-        tl.store(DX + base + done * D, dx, mask=live & (done >= start))
-        # Steps behind the chunk count for the next chunk's sums.
-        own = tl.where(t < stop, dz0, 0.0)
-        dw0 += own * x0
-        dw1 += own * x1
-        dw2 += own * x2
-        dw3 += own * x3
-        dbias += own
-        x3 = x2
-        x2 = x1
-        x1 = x0
-        dx3 = dx2 + w2 * dz0
-        dx2 = dx1 + w1 * dz0
-        dx1 = w0 * dz0
+    # The loads of four steps stand before their stores: walked one by one, each step would wait for memory.
+    for first in range(start, stop + WIDTH - 1, 4):
+        xs = ()
+        dys = ()
+        for step in tl.static_range(4):
+            t = first + step
+            xs += (_step(X, base, t, T, D, live),)
+            dy_at = DY + tl.cast(t, tl.int64) * dy_t
+            dys += (tl.load(dy_at, mask=live & (t < T), other=0.0).to(tl.float32),)
+        for step in tl.static_range(4):
+            t = first + step
+            x0 = xs[step]
+            z = bias + w0 * x0 + w1 * x1 + w2 * x2 + w3 * x3
+            gate = tl.sigmoid(z)
+            dz0 = dys[step] * gate * (1.0 + z * (1.0 - gate))
+            # Unfinished dx of the last steps: dz0 adds its share to each, and completes the oldest.
+            if WIDTH == 4:
+                dx = dx3 + w3 * dz0
+            elif WIDTH == 3:
+                dx = dx2 + w2 * dz0
+            else:
+                dx = dx1 + w1 * dz0
+            done = t - (WIDTH - 1)
+            tl.store(DX + base + done * D, dx, mask=live & (done >= start) & (done < stop))
+            # Steps behind the chunk count for the next chunk's sums.
+            own = tl.where(t < stop, dz0, 0.0)
+            dw0 += own * x0
+            dw1 += own * x1
+            dw2 += own * x2
+            dw3 += own * x3
+            dbias += own
+            x3 = x2
+            x2 = x1
+            x1 = x0
+            dx3 = dx2 + w2 * dz0
+            dx2 = dx1 + w1 * dz0
+            dx1 = w0 * dz0
     # Rows of the partials: bias, then the taps from the newest input to the oldest.
     row = Parts + (batch * tl.num_programs(1) + chunk) * (WIDTH + 1) * D + d
     tl.store(row, dbias, mask=live)
