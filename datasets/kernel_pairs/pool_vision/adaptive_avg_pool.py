@@ -96,9 +96,9 @@ def _adaptive_bwd(
         oh, row_share, row_ok = _covering(i, h, H, HO)
         for j in tl.static_range(REACH_W):
             ow, col_share, col_ok = _covering(j, w, W, WO)
-            offsets = offsets + (oh * dy_h + ow * dy_w,)
+            offsets += (oh * dy_h + ow * dy_w,)
             # No bin's share is zero: zero stands for a bin that the pixel does not lie in.
-            shares = shares + (tl.where(row_ok & col_ok, row_share * col_share, 0.0),)
+            shares += (tl.where(row_ok & col_ok, row_share * col_share, 0.0),)
     first = tl.program_id(0) * PLANES
     b = (first // C).to(tl.int64)
     c = (first % C).to(tl.int64)

@@ -72,8 +72,8 @@ def _avgpool_bwd(
     K: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, COUNT_PAD: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
-    # A lane owns a cell of STRIDE x STRIDE pixels. Pixel r of cell a lies in the windows a + i for the same few i in all
-    # cells, known when this is compiled: a window is read once for all of a cell's pixels.
+    # A lane owns a cell of STRIDE x STRIDE pixels. Pixel r of cell a lies in the windows a + i for the same few i in
+    # all cells, known when this is compiled: a window is read once for all of a cell's pixels.
     plane = tl.program_id(0).to(tl.int64)
     a = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)[:, None]
     b = tl.program_id(2) * BLOCK_W + tl.arange(0, BLOCK_W)[None, :]
@@ -92,7 +92,7 @@ def _avgpool_bwd(
                     dy = tl.load(dy_plane + at, mask=there, other=0.0).to(tl.float32)
                     share = _axis_share(oh, H, K, STRIDE, PAD, COUNT_PAD)
                     dx += dy * share * _axis_share(ow, W, K, STRIDE, PAD, COUNT_PAD)
-            pixels = pixels + (dx,)
+            pixels += (dx,)
     for r in tl.static_range(STRIDE):
         h = a * STRIDE + r
         row = DX + plane * H * W + h * W

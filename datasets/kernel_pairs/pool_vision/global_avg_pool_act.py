@@ -82,7 +82,7 @@ def _gap_silu_bwd(
 
 def backward(saved, grad_y, needs=None):
     (x,) = saved
-    B, C, H, W = x.shape
+    C, H, W = x.shape[1:]
     dx = torch.empty_like(x)
     run = next(size for size in (8, 4, 2, 1) if size <= H * W)
     _gap_silu_bwd[(triton.cdiv(x.numel(), 2048),)](

@@ -64,8 +64,8 @@ def _maxpool_bwd(
     DY, Winner, DX, C, H, W, HO, WO, dy_b, dy_c, dy_h, dy_w,
     K: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
-    # A lane owns a cell of STRIDE x STRIDE pixels. Pixel r of cell a lies in the windows a + i for the same few i in all
-    # cells, and is the same tap of each: a window is read once for all of a cell's pixels, and taps are constants.
+    # A lane owns a cell of STRIDE x STRIDE pixels. Pixel r of cell a lies in the windows a + i for the same few i in
+    # all cells, and is the same tap of each: a window is read once for all of a cell's pixels, and taps are constants.
     plane = tl.program_id(0).to(tl.int64)
     a = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)[:, None]
     b = tl.program_id(2) * BLOCK_W + tl.arange(0, BLOCK_W)[None, :]
@@ -86,7 +86,7 @@ def _maxpool_bwd(
                     dy = tl.load(dy_plane + at, mask=there, other=0.0).to(tl.float32)
                     tap = (r + PAD - i * STRIDE) * K + c + PAD - j * STRIDE
                     dx += tl.where(winner == tap, dy, 0.0)
-            pixels = pixels + (dx,)
+            pixels += (dx,)
     for r in tl.static_range(STRIDE):
         h = a * STRIDE + r
         row = DX + plane * H * W + h * W
