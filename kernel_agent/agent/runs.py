@@ -25,7 +25,7 @@ from kernel_agent.agent.runfolder import RunFolder
 from kernel_agent.agent.state import RunState, fold
 from kernel_agent.agent.tools import Tools
 from kernel_agent.agent.workshop import open_tools
-from kernel_agent.config import RunConfig
+from kernel_agent.config import Backend, RunConfig
 from kernel_agent.errors import InputError, InternalError, InterruptedRun, KernelAgentError, file_problem
 from kernel_agent.models.choice import BackendChoice, choose_backend
 from kernel_agent.models.defaults import model_name
@@ -189,6 +189,8 @@ def _chosen(config: RunConfig, choice: BackendChoice) -> RunConfig:
     """The configuration with its source of backwards; a replay takes its steps as the recorded run did."""
     if choice.replay is not None:
         config = as_recorded(config, choice.replay)
+    if choice.backend is Backend.COMPILER:  # it plans by itself, and has one best draft
+        config = config.model_copy(update={"reflect": False, "candidates": 1})
     return config.model_copy(update={"backend": choice.backend, "replay": choice.replay or config.replay})
 
 

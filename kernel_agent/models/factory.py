@@ -9,8 +9,8 @@ from pathlib import Path
 from kernel_agent.config import Backend, RunConfig
 from kernel_agent.models.anthropic import AnthropicModel
 from kernel_agent.models.choice import choose_backend
+from kernel_agent.models.compiler import CompilerModel
 from kernel_agent.models.defaults import model_name
-from kernel_agent.models.errors import NoBackend
 from kernel_agent.models.keys import find_key
 from kernel_agent.models.manual import ManualModel
 from kernel_agent.models.openai import OpenAIModel
@@ -29,15 +29,14 @@ def make_model(
 ) -> Model:
     """The model of a run.
 
-    `manual` and `replay` go on behind the replies that `run_dir` holds already. `on_notice` hears remarks as they
-    arise. `environ` holds the keys; None: the process's own environment.
-    Raises `MissingKey`, `MissingSdk`, `BadRecording`, `InputError` (a server without `--model`), `NoBackend` (the
-    compiler is no model).
+    `manual`, `replay` and `compiler` go on behind the replies that `run_dir` holds already. `on_notice` hears remarks
+    as they arise. `environ` holds the keys; None: the process's own environment.
+    Raises `MissingKey`, `MissingSdk`, `BadRecording`, `InputError` (a server without `--model`), `NoBackend`.
     """
     environ = os.environ if environ is None else environ
     choice = choose_backend(config, environ)
     if choice.backend is Backend.COMPILER:
-        raise NoBackend("the compiler answers no asks", remedy="use --backend openai, anthropic, manual or replay")
+        return CompilerModel(config.file, run_dir, on_notice=on_notice)
     if choice.backend is Backend.MANUAL:
         name = config.model or "manual"
         return ManualModel(run_dir, name=name, wait=config.wait, on_notice=on_notice)

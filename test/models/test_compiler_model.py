@@ -1,0 +1,38 @@
+"""The compiler as a source of replies: the nth best pair answers the nth ask, and what cannot be derived says why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kernel_agent.agent.reply import extract
+from kernel_agent.errors import ExitCode
+from kernel_agent.models.compiler import CompilerModel, NothingDerived
+from kernel_agent.models.protocol import Conversation
+
+SWIGLU = Path(__file__).parents[2] / "examples" / "swiglu.py"
+ASK = Conversation(system="", turns=())
+
+
+def test_replies_are_the_derived_pairs_and_then_no_more(tmp_path: Path) -> None:
+    model = CompilerModel(SWIGLU, tmp_path)
+    assert model.limit >= 2, "a schedule with stores, and the plain one with atomics"
+    replies = [model.ask(ASK, number=number).text for number in range(1, model.limit + 1)]
+    found = [extract(text, given_forward="", freeze_forward=False).candidate for text in replies]
+    assert all(one is not None and one.forward is not None for one in found), "each reply is read as two sections"
+    assert "tl.store(dGATE" in replies[0], "the best comes first"
+    assert "tl.atomic_add(dGATE" in replies[-1], "the plain one comes last"
+    with pytest.raises(NothingDerived) as ended:
+        model.ask(ASK, number=model.limit + 1)
+    assert ended.value.exit_code is ExitCode.RED
+
+
+def test_a_forward_that_cannot_be_derived_ends_the_run_with_the_reason(tmp_path: Path) -> None:
+    # The launch stands in a loop: no reply may pretend to have taken it back.
+    text = SWIGLU.read_text().replace("    swiglu_fwd_kernel[", "    for _ in range(1):\n        swiglu_fwd_kernel[")
+    path = tmp_path / "looped.py"
+    path.write_text(text)
+    with pytest.raises(NothingDerived, match="stands in a loop") as refused:
+        CompilerModel(path, tmp_path).ask(ASK)
+    assert "--backend" in refused.value.remedy
