@@ -64,13 +64,19 @@ def forward(x, weight, bias, eps=1e-6):
 
 # --- backward ---
 @triton.jit
+def _add_pairs(a0, b0, a1, b1):
+    return a0 + a1, b0 + b1
+
+
+@triton.jit
 def _ln_channels_bwd(DY, X, W, DX, Parts, N, C, S, dy_n, dy_c, dy_s, eps, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr):
     c = tl.arange(0, BLOCK_C)[:, None]
     w = tl.load(W + c, mask=c < C, other=0.0).to(tl.float32)
-    dw = tl.zeros((BLOCK_C, 1), tl.float32)
-    db = tl.zeros((BLOCK_C, 1), tl.float32)
+    dw = tl.zeros((BLOCK_C, BLOCK_S), tl.float32)
+    db = tl.zeros((BLOCK_C, BLOCK_S), tl.float32)
     across = tl.cdiv(S, BLOCK_S)
-    for tile in range(tl.program_id(0), N * across, tl.num_programs(0)):
+    # A tile's three reductions wait for one another: the next tile is copied meanwhile.
+    for tile in tl.range(tl.program_id(0), N * across, tl.num_programs(0), num_stages=2):
         n = tl.cast(tile // across, tl.int64)
         s = tile % across * BLOCK_S + tl.arange(0, BLOCK_S)[None, :]
         at = n * C * S + c * S + s
@@ -80,15 +86,14 @@ def _ln_channels_bwd(DY, X, W, DX, Parts, N, C, S, dy_n, dy_c, dy_s, eps, BLOCK_
         dy = tl.load(DY + dy_at, mask=ok, other=0.0).to(tl.float32)
         # The pixel's channels are in registers: mean and 1/std cost less than two more tensors.
         xhat, rstd = _channel_stats(x, ok, C, eps)
-        dw += tl.sum(dy * xhat, 1, keep_dims=True)
-        db += tl.sum(dy, 1, keep_dims=True)
+        dw += dy * xhat
+        db += dy
         g = dy * w
-        slope = tl.sum(g * xhat, 0, keep_dims=True) / C
-        shift = tl.sum(g, 0, keep_dims=True) / C
-        tl.store(DX + at, rstd * (g - shift - xhat * slope), mask=ok)
+        slope, shift = tl.reduce((g * xhat, g), 0, _add_pairs, keep_dims=True)
+        tl.store(DX + at, rstd * (g - shift / C - xhat * (slope / C)), mask=ok)
     out = Parts + tl.program_id(0) * 2 * C + c
-    tl.store(out, dw, mask=c < C)
-    tl.store(out + C, db, mask=c < C)
+    tl.store(out, tl.sum(dw, 1, keep_dims=True), mask=c < C)
+    tl.store(out + C, tl.sum(db, 1, keep_dims=True), mask=c < C)
 
 
 def backward(saved, grad_y, needs=None):
