@@ -69,29 +69,25 @@ def forward(vertices, neighbours):
 
 # --- backward ---
 @triton.jit
-def _laplacian_bwd(
-    DEnergy, Neighbours, Spring, DVertices, V, DEGREE: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_D: tl.constexpr
-):
+def _laplacian_bwd(DEnergy, Neighbours, Spring, DVertices, V, DEGREE: tl.constexpr, BLOCK_V: tl.constexpr):
+    # A lane owns a vertex. Its neighbours come slot by slot, all loads independent; nothing crosses lanes.
     v = tl.program_id(0).to(tl.int64) * BLOCK_V + tl.arange(0, BLOCK_V)
-    slot = tl.arange(0, BLOCK_D)
-    axis = tl.arange(0, 4)
-    listed = (v[:, None] < V) & (slot[None, :] < DEGREE)
-    j = tl.load(Neighbours + v[:, None] * DEGREE + slot[None, :], mask=listed, other=-1)
-    at = 4 * j[:, :, None].to(tl.int64) + axis[None, None, :]
-    near = tl.load(Spring + at, mask=(j >= 0)[:, :, None], other=0.0)
-    share = tl.sum(tl.where((axis == 3)[None, None, :], near, 0.0), 2, keep_dims=True)
-    own = tl.load(Spring + 4 * v[:, None] + axis[None, :], mask=v[:, None] < V, other=0.0)
-    dv = tl.load(DEnergy) * (own - tl.sum(near * share, 1))
-    tl.store(DVertices + 3 * v[:, None] + axis[None, :], dv, mask=(v[:, None] < V) & (axis < 3)[None, :])
+    axis = tl.arange(0, 4)[None, :]
+    dv = tl.load(Spring + 4 * v[:, None] + axis, mask=v[:, None] < V, other=0.0)
+    for slot in tl.static_range(DEGREE):
+        j = tl.load(Neighbours + v * DEGREE + slot, mask=v < V, other=-1)
+        near = tl.load(Spring + 4 * j[:, None].to(tl.int64) + axis, mask=(j >= 0)[:, None], other=0.0)
+        dv -= near * tl.sum(tl.where(axis == 3, near, 0.0), 1)[:, None]
+    tl.store(DVertices + 3 * v[:, None] + axis, tl.load(DEnergy) * dv, mask=(v[:, None] < V) & (axis < 3))
 
 
 def backward(saved, grad_energy, needs=None):
     neighbours, spring = saved
     V, DEGREE = neighbours.shape
     dvertices = torch.empty(V, 3, device=spring.device, dtype=torch.float32)
-    BLOCK_V, BLOCK_D = _blocks(V, DEGREE)
+    BLOCK_V = 128 if V >= 1 << 14 else 16
     _laplacian_bwd[(triton.cdiv(V, BLOCK_V),)](
-        grad_energy, neighbours, spring, dvertices, V, DEGREE=DEGREE, BLOCK_V=BLOCK_V, BLOCK_D=BLOCK_D, num_warps=4
+        grad_energy, neighbours, spring, dvertices, V, DEGREE=DEGREE, BLOCK_V=BLOCK_V, num_warps=4
     )
     return dvertices
 
