@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.front import arithmetic, combine, control, library, memory, shapes
 from kernel_agent.compiler.front.control import arguments_of, run_function
 from kernel_agent.compiler.front.items import Blocked, Item
 from kernel_agent.compiler.front.reader import Reader, Symbols, pointer_to
+from kernel_agent.compiler.ssa.code import MEMORY, Code
 from kernel_agent.compiler.ssa.prune import prune
-from kernel_agent.compiler.ssa.value import Kernel, Value
+from kernel_agent.compiler.ssa.value import Block, Kernel, Value, walk
 from kernel_agent.ir.program import Function, Module
 from kernel_agent.ir.types import Kind
 
@@ -27,8 +29,7 @@ def kernel_of(
     names: Sequence[str] = (),
 ) -> Kernel:
     """The kernel of a module. `constants`: the constexprs it was lowered with, in the order of the source; `shared`:
-    names of arguments that lie in one storage, so that what is written to one is read from another; `names`: of the
-    arguments, where they are not those in the IR.
+    names of arguments that lie in one storage; `names`: of the arguments, where they are not those in the IR.
 
     Pointers become offsets into arguments, tiles broadcast by themselves, and what loops only advance has its closed
     form. Raises CannotDerive for what has no place in a kernel, with the line and what the user can do.
@@ -38,11 +39,35 @@ def kernel_of(
         entry = module.entry
         kernel = Kernel(name or entry.name, _named(entry, names), constants=dict(constants or {}))
         reader = _read(module, kernel, written, symbols or {})
-        stored = reader.stored.union(*(group for group in shared if group & reader.stored))
-        both = frozenset(reader.loaded & stored)
+        both = frozenset(reader.loaded & reader.stored)
         if both <= written:
+            _check_shared(reader.kernel.body, set(), shared)
             return prune(reader.kernel)
         written = both
+
+
+def _check_shared(block: Block, stored: set[str], shared: Sequence[frozenset[str]]) -> None:
+    """Raises CannotDerive where a load follows a store through another argument of the same storage: passes take
+    memory of two arguments for two memories."""
+    for op in block.ops:
+        inner = [one for part in op.blocks for one in walk(part)]
+        if op.code in (Code.FOR, Code.WHILE):  # the next trip loads again
+            stored |= {one.base.name for one in inner if one.code in MEMORY and one.code is not Code.LOAD}
+        for part in op.blocks:
+            _check_shared(part, stored, shared)
+        if op.code not in MEMORY:
+            continue
+        name = op.base.name
+        clash = next((other for group in shared if name in group for other in (group & stored) - {name}), None)
+        if clash is not None and (op.code is Code.LOAD or op.results):
+            line = op.results[0].source_line
+            raise CannotDerive(
+                f"line {line}: {name} is read after a store to {clash}, which lies in the same memory",
+                remedy="Write to a tensor of its own.",
+                line=line,
+            )
+        if op.code is not Code.LOAD:
+            stored.add(name)
 
 
 def _read(module: Module, kernel: Kernel, written: frozenset[str], symbols: Symbols) -> Reader:

@@ -8,6 +8,7 @@ import triton.language as tl
 from front_checks import compare
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.ssa.code import Code
 
 
@@ -167,12 +168,12 @@ def test_random_numbers_stay_calls():
 def in_place(x_ptr, n, BLOCK: tl.constexpr):
     offs = tl.arange(0, BLOCK)
     for i in range(n):
-        x = tl.load(x_ptr + offs)
-        tl.store(x_ptr + offs, x * 2 + i)
+        tl.store(x_ptr + offs, tl.load(x_ptr + offs) * 2 + i)
+        tl.store(x_ptr + offs, tl.load(x_ptr + offs) + 1)
 
 
 def test_memory_that_is_written_is_read_again():
-    """A load that were shared, or moved out of the loop, would see the first value in every trip."""
+    """A second load that were the first one's value would not see what was stored between."""
 
     def stub(x):
         in_place[(1,)](x, 3, BLOCK=16)
@@ -185,13 +186,24 @@ def running(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
     offs = tl.arange(0, BLOCK)
     for i in range(n):
         tl.store(y_ptr + offs, tl.load(x_ptr + offs) * 2 + i)
+        tl.store(y_ptr + offs, tl.load(x_ptr + offs) + 1)
 
 
-def test_memory_that_is_written_through_another_argument_is_read_again():
+def test_a_load_after_a_store_through_another_argument_of_the_same_memory_is_refused():
+    """Every pass takes two arguments for two memories, and would load the first value again."""
+
     def stub(x):
         running[(1,)](x, x, 3, BLOCK=16)
 
-    equal(stub, torch.randn(16), writes={"x"})
+    with pytest.raises(CannotDerive, match="x_ptr is read after a store to y_ptr"):
+        compare(stub, torch.randn(16))
+
+
+def test_memory_may_be_shared_by_what_is_read_first_and_written_then():
+    def stub(x, y):
+        k.axpy[(3,)](x, y, x, 40, 0.3, BLOCK=16)
+
+    equal(stub, torch.randn(40), torch.randn(40), writes={"x"})
 
 
 @triton.jit

@@ -22,7 +22,7 @@ def codes(kernel):
 
 def test_pointers_go_on_where_a_loop_left_them():
     def stub(x, y):
-        k.two_stages[(1,)](x, y, 7, 3, BLOCK=16)
+        k.two_stages[(1,)](x, y, 12, 3, BLOCK=16)
 
     kernel = equal(stub, torch.randn(64), torch.zeros(16))
     assert all(len(op.results) == 1 for op in kernel.ops if op.code is Code.FOR), "a pointer is carried"

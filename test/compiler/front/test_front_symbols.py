@@ -114,6 +114,25 @@ def test_literals_that_equal_a_tile_stay_numbers():
     assert kernel.extents == {}
 
 
+@triton.jit
+def strided(x_ptr, y_ptr, n, STEP: tl.constexpr):
+    ptr = x_ptr + tl.arange(0, 16)
+    for i in range(0, n, STEP):
+        tl.store(y_ptr + i, tl.sum(tl.load(ptr), 0))
+        ptr += 32
+
+
+def test_an_advance_by_a_literal_is_no_multiple_of_a_step_that_may_change():
+    """32 is twice the step at this launch alone: elsewhere 2 * i would be another address."""
+
+    def stub(x, y):
+        strided[(1,)](x, y, 48, STEP=16)
+
+    kernel = read(stub, torch.randn(200), torch.zeros(48))
+    (loop,) = [op for op in kernel.ops if op.code is Code.FOR]
+    assert Code.FLOORDIV in [op.code for op in loop.blocks[0].ops]
+
+
 def test_one_as_an_argument_is_an_argument():
     """Triton makes it a constant; a backward for this stride alone would be wrong for others."""
     stub, *args = matmul_of(16, 16, 16)
