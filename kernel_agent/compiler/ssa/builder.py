@@ -13,7 +13,7 @@ from typing import Any
 
 from kernel_agent.compiler.ssa import fold
 from kernel_agent.compiler.ssa.code import ELEMENTWISE, MEMORY, PURE, Code
-from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value, broadcast_shape, constant, is_constant
+from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value, broadcast_shape, constant
 
 Key = tuple[Any, ...]
 
@@ -402,12 +402,6 @@ class Builder:
         `blocks`: of a REDUCE or SCAN, the combine, made for this operation.
         """
         return fold.again(self, op, operands, blocks)
-
-
-def same_number(a: Value, b: Value) -> bool:
-    """Whether both are the same constant."""
-    found = constant(a)
-    return found is not None and constant(b) is not None and is_constant(b, found)
 
 
 def _runs(start: Value, stop: Value, step: Value) -> bool:

@@ -111,7 +111,7 @@ def neg(b: Builder, x: Value) -> Value:
 
 
 def cast(b: Builder, x: Value, element: str, attributes: dict[str, Any]) -> Value:
-    """Value conversion; constants are converted here, and integers that only became wider become what they were."""
+    """Value conversion; constants are converted here, and what only became wider becomes what it was."""
     if x.element == element:
         return x
     value = constant(x)
@@ -139,9 +139,14 @@ def _converted(value: bool | int | float, source: str, element: str) -> bool | i
     return None
 
 
+_FLOAT_ORDER = {"f16": 0, "bf16": 0, "f32": 1, "f64": 2}
+
+
 def _only_widens(op: Op) -> bool:
-    """Whether a CAST of integers loses nothing, so that the way back undoes it."""
+    """Whether a CAST loses nothing, so that the way back undoes it."""
     source, target = op.operands[0].element, op.result.element
+    if source in _FLOAT_ORDER and target in _FLOAT_ORDER:
+        return _FLOAT_ORDER[source] < _FLOAT_ORDER[target]
     return source[0] == target[0] == "i" and source != "i1" and int(source[1:]) <= int(target[1:])
 
 
@@ -160,7 +165,7 @@ def select(b: Builder, condition: Value, x: Value, y: Value) -> Value:
     """x where the condition holds, else y; of a choice within by the same condition, what it can be here."""
     known = constant(condition)
     x, y = _chosen(condition, x, 1), _chosen(condition, y, 2)
-    if x is y or known is True:
+    if x is y or known is True or _is_left_out(x, condition, y):
         return x
     if known is False:
         return y
@@ -170,6 +175,15 @@ def select(b: Builder, condition: Value, x: Value, y: Value) -> Value:
 def _chosen(condition: Value, value: Value, side: int) -> Value:
     op = value.producer
     return op.operands[side] if op is not None and op.code is Code.SELECT and op.operands[0] is condition else value
+
+
+def _is_left_out(loaded: Value, condition: Value, y: Value) -> bool:
+    """Whether a load has the number `y` in all lanes where a condition does not hold."""
+    op = loaded.producer
+    if op is None or op.code is not Code.LOAD or op.mask is not condition or op.other is None:
+        return False
+    number = constant(y)
+    return number is not None and op.other.element == y.element and constant(op.other) == number
 
 
 def logical_and(b: Builder, x: Value, y: Value) -> Value:

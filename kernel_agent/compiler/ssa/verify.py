@@ -24,6 +24,8 @@ class _Verifier:
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
         self.made: set[Value] = set()
+        self.changed = False
+        """Memory was, by an operation before."""
 
     def block(self, block: Block, outside: set[Value], depth: int) -> None:
         """A block and all within; `outside` is what it may read of the blocks around."""
@@ -69,6 +71,7 @@ class _Verifier:
         elif op.code in (Code.TAPE_STORE, Code.TAPE_LOAD):
             self.expect(isinstance(op.attributes.get("tape"), str), op, "it needs the name of a tape")
         elif op.code is Code.LEAVE_IF:
+            self.expect(not self.changed, op, "a program may not leave after it has changed memory")
             self._condition(op, op.operands[0])
         elif op.code is not Code.BARRIER:
             self._computed(op)
@@ -153,6 +156,7 @@ class _Verifier:
             self.expect(op.result.element == op.base.pointee, op, f"{op.base.name} holds {op.base.pointee}")
         else:
             self._fits(op, op.stored)
+            self.changed = True
 
     def _fits(self, op: Op, value: Value) -> None:
         try:
@@ -213,7 +217,7 @@ _FLOATING = frozenset(
 _KEEPS_KIND = frozenset(
     (Code.ADD, Code.SUB, Code.MUL, Code.REM, Code.NEG, Code.MAX, Code.MIN, Code.FMA, Code.ABS, Code.EXPAND, Code.TRANS,
      Code.JOIN, Code.SPLIT, Code.FLIP, Code.SUM, Code.REDUCE_MAX, Code.REDUCE_MIN, Code.CUMSUM, Code.LINEAR_SCAN,
-     Code.LINEAR_SCAN_BEFORE)
+     Code.LINEAR_SCAN_BEFORE, Code.KNOWN)
 )  # fmt: skip
 _CONTROLS: dict[Code, Callable[[_Verifier, Op], None]] = {
     Code.FOR: _Verifier._for,

@@ -167,6 +167,36 @@ def test_an_integer_made_wider_and_back_is_itself(b: Builder, n: Value) -> None:
     assert code(b.cast(b.cast(n, "f32"), "i32")) is Code.CAST
 
 
+def test_a_float_made_wider_and_back_is_itself_but_not_one_made_narrower(b: Builder, tile: Value) -> None:
+    half = b.cast(tile, "f16")
+    assert b.cast(b.cast(half, "f32"), "f16") is half
+    assert b.cast(half, "f32") is not tile
+    assert code(b.cast(b.cast(half, "bf16"), "f16")) is Code.CAST
+
+
+def test_a_choice_within_a_choice_by_the_same_condition_is_one(b: Builder, n: Value, s: Value, tile: Value) -> None:
+    condition, another = b.compare("lt", n, b.const(3)), b.compare("gt", n, b.const(5))
+    zero = b.const(0.0, "f32")
+    once = b.select(condition, tile, zero)
+    assert b.select(condition, once, zero) is once
+    assert b.select(condition, once, s).producer.operands == (condition, tile, s)
+    assert b.select(condition, s, once).producer.operands == (condition, s, zero)
+    assert b.select(another, once, s).producer.operands == (another, once, s)
+
+
+def test_what_a_load_leaves_out_need_not_be_left_out_again(b: Builder, n: Value) -> None:
+    places = b.arange(0, 4)
+    mask, another = b.compare("lt", places, n), b.compare("gt", places, n)
+    zero, one = b.const(0.0, "f32"), b.const(1.0, "f32")
+    loaded = b.load(b.kernel.argument("X"), places, mask, zero)
+    assert b.select(mask, loaded, zero) is loaded
+    assert code(b.select(mask, loaded, one)) is Code.SELECT
+    assert code(b.select(another, loaded, zero)) is Code.SELECT
+    assert code(b.select(mask, zero, loaded)) is Code.SELECT
+    open_ended = b.load(b.kernel.argument("X"), places, mask)
+    assert code(b.select(mask, open_ended, zero)) is Code.SELECT
+
+
 def test_a_choice_that_is_none_is_its_value(b: Builder, n: Value, s: Value, tile: Value) -> None:
     condition = b.compare("lt", n, b.const(3))
     assert b.select(condition, tile, tile) is tile

@@ -248,6 +248,15 @@ def leave_by_a_tile(c: Case) -> None:
     c.op(Code.LEAVE_IF, (c.b.compare("lt", c.lanes, c.n),))
 
 
+def leave_after_a_store(c: Case) -> None:
+    c.b.store(c.x, c.lanes, c.tile)
+    c.op(Code.LEAVE_IF, (c.b.compare("lt", c.n, c.b.const(3)),))
+
+
+def number_known_of_another_kind(c: Case) -> None:
+    c.op(Code.KNOWN, (c.tile, c.lanes), Value("f32", (4,)))
+
+
 def two_arguments_of_one_name(c: Case) -> None:
     c.kernel.arguments.append(Value("i32", name="N"))
 
@@ -300,6 +309,8 @@ BROKEN: list[tuple[Callable[[Case], None], str]] = [
     (while_without_condition, "yields a condition"),
     (while_that_hands_on_something_else, "what goes on and arguments do not match"),
     (leave_by_a_tile, "a condition is a scalar"),
+    (leave_after_a_store, "may not leave"),
+    (number_known_of_another_kind, "are mixed"),
     (two_arguments_of_one_name, "names of their own"),
 ]
 
