@@ -178,12 +178,9 @@ def _chosen(condition: Value, value: Value, side: int) -> Value:
 
 
 def _is_left_out(loaded: Value, condition: Value, y: Value) -> bool:
-    """Whether a load has the number `y` in all lanes where a condition does not hold."""
+    """Whether a load gives `y` in all lanes where a condition does not hold."""
     op = loaded.producer
-    if op is None or op.code is not Code.LOAD or op.mask is not condition or op.other is None:
-        return False
-    number = constant(y)
-    return number is not None and op.other.element == y.element and constant(op.other) == number
+    return op is not None and op.code is Code.LOAD and op.mask is condition and op.other is y
 
 
 def logical_and(b: Builder, x: Value, y: Value) -> Value:
