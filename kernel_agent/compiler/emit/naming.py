@@ -7,7 +7,7 @@ import keyword
 import re
 from collections.abc import Collection
 
-from kernel_agent.compiler.emit.places import Places
+from kernel_agent.compiler.emit.places import Places, inherited
 from kernel_agent.compiler.emit.variables import Variable, Variables
 from kernel_agent.compiler.ssa.code import CONTROL, MEMORY, Code
 from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value, constant
@@ -117,7 +117,12 @@ class Names:
                 return [wanted, *others]
         if wanted in self.parameters:
             wanted = self._beside_parameter(wanted, value)
-        return [f"{wanted}_" if wanted in _RESERVED else wanted]
+        if wanted in _RESERVED:
+            return [f"{wanted}_"]
+        if not inherited(value) or value.producer is None:
+            return [wanted]
+        code = value.producer.code
+        return [f"{wanted}_t"] if code is Code.TRANS else [wanted, f"{wanted}_{value.element}"]
 
     def _beside_parameter(self, wanted: str, value: Value) -> str:
         stem = snake(wanted)
@@ -161,12 +166,12 @@ class Names:
         return name if len(name) <= 12 else ""
 
     def _index(self, value: Value, op: Op) -> str:
+        if len(value.shape) == 1 and (suffix := self._along(value)):
+            return f"offs_{suffix}"
         bases = self._bases(value)
         if bases:
             stems = {snake(base).removeprefix("d_") for base in bases}
             return "start" if not value.shape else f"{stems.pop()}_offs" if len(stems) == 1 else "offs"
-        if len(value.shape) == 1 and (suffix := self._along(value)):
-            return f"offs_{suffix}"
         if op.code is Code.ARANGE or len(value.shape) == 1:
             axes = {u.op.attributes["axis"] for u in self.places.readers(value) if u.op and u.op.code is Code.EXPAND}
             if axes == {1}:
@@ -195,9 +200,9 @@ class Names:
         while pending:
             here = pending.pop()
             op = here.producer
-            match = re.fullmatch(r"(?:(?:pid|start|off|block|i)_)?([a-z])", here.name) if here.shape == () else None
-            if match and not found:
-                found = match.group(1)
+            leaf = here in self.places.block_of if op is None else op.code is Code.PROGRAM_ID
+            match = re.fullmatch(r"(?:(?:pid|start|off|block|i)_)?([a-z])", here.name) if leaf else None
+            found = found or (match.group(1) if match else "")
             if op is not None and (op.code in (Code.ADD, Code.MUL) and (here in self.places.inlined or here is value)):
                 pending += op.operands
         return found

@@ -181,7 +181,7 @@ class Places:
         if reader.op is None:
             return True
         names = {result.name for result in reader.op.results}
-        if not value.name or value.name in names:
+        if not value.name or value.name in names or inherited(value):
             return True
         return value.name.startswith("d_") and weight <= 2
 
@@ -201,3 +201,10 @@ class Places:
                 through = use.op.results[0] if use.op is not None and len(use.op.results) == 1 else None
                 found[value] += found[through] if through in self.inlined and through is not None else [use.place]
         return found
+
+
+def inherited(value: Value) -> bool:
+    """Whether a value has the name of what it is another form of."""
+    op = value.producer
+    shaped = (Code.TRANS, Code.RESHAPE, Code.BROADCAST, Code.FULL, Code.CAST)
+    return op is not None and op.code in shaped and op.operands[0].name == value.name

@@ -143,8 +143,20 @@ class Statements(abc.ABC):
         return max(parts, key=lambda value: len(self.at(value).text), default=None)
 
     def _comment(self, op: Op) -> None:
-        for value in op.results:
-            text = self.comments.get(value.source_line or 0, "")
+        """The user's comments above what a statement computes."""
+        if not self.comments:
+            return
+        lines: set[int] = set()
+        pending = [*op.results, *op.operands]
+        while pending:
+            value = pending.pop()
+            if value in self.places.inlined and value.producer is not None:
+                pending += value.producer.operands
+            elif value not in op.results:
+                continue
+            lines.add(value.source_line or 0)
+        for place in sorted(lines):
+            text = self.comments.get(place, "")
             if text not in self.said:
                 self.said.add(text)
                 for line in text.splitlines():

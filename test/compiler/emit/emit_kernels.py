@@ -76,3 +76,38 @@ def recurrence() -> Kernel:
     start = b.whole(b.const(0.0, "f32"), (16,))
     b.loop((b.const(0), n, b.const(1)), [start, start], step, index_name="i", names=["h", "g"], reverse=True)
     return made
+
+
+def keys_backward() -> Kernel:
+    """Attention's gradient of a block of keys, in a loop over queries; keys stand for values, too."""
+    made, b, (q_pointer, k_pointer, lse_pointer, delta_pointer, do_pointer, dk_pointer, n, scale) = kernel(
+        "keys_backward",
+        "*f32 Q, *f32 K, *f32 Lse, *f32 Delta, *f32 dO, *f32 dK, i32 n, f32 scale",
+        {"BLOCK_M": 32, "BLOCK": 16},
+    )
+    cols = b.arange(0, 16, "BLOCK", "offs_d")
+    keys = b.add(b.mul(b.program_id(0, "pid_n"), b.const(16, "i32", "BLOCK")), cols)
+
+    def places(rows: Value) -> Value:
+        return b.add(b.mul(b.expand(rows, 1), b.const(16, "i32", "BLOCK")), b.expand(cols, 0))
+
+    k = b.load(k_pointer, places(keys), name="k")
+
+    def step(start: Value, carries: list[Value]) -> list[Value]:
+        rows = b.add(start, b.arange(0, 32, "BLOCK_M"))
+        q = b.load(q_pointer, places(rows), name="q")
+        lse = b.load(lse_pointer, rows, name="lse")
+        score = b.mul(b.dot(k, b.trans(q, (1, 0)), "ieee"), scale)
+        p = b.unary(Code.EXP, b.sub(score, b.expand(lse, 0)))
+        p.name = "p"
+        d_p = b.dot(k, b.trans(b.load(do_pointer, places(rows)), (1, 0)), "ieee")
+        d_p.name = "d_p"
+        d_s = b.mul(b.mul(p, b.sub(d_p, b.expand(b.load(delta_pointer, rows, name="delta"), 0))), scale)
+        d_s.name = "d_s"
+        return [b.add(b.dot(d_s, q, "ieee"), carries[0])]
+
+    zero = b.whole(b.const(0.0, "f32"), (16, 16))
+    bounds = (b.const(0), n, b.const(32, "i32", "BLOCK_M"))
+    (d_k,) = b.loop(bounds, [zero], step, index_name="start_m", names=["d_k"])
+    b.store(dk_pointer, places(keys), d_k)
+    return made

@@ -15,6 +15,7 @@ from kernel_agent.compiler.emit import KernelSource, triton_source
 from kernel_agent.compiler.front import read_launch
 from kernel_agent.compiler.ssa.value import Kernel
 from kernel_agent.ir import ExecOptions, import_module
+from kernel_agent.ir.capture.build import Build
 from kernel_agent.ir.capture.capture import SCENE, Launch
 from kernel_agent.ir.execution import run_once
 from kernel_agent.ir.launch import launch as run_launch
@@ -31,14 +32,14 @@ class Printed:
 
     kernel: Kernel
     source: KernelSource
-    build: Any
-    """The `triton.JITFunction` of the text, with its types and constants."""
+    build: Build
+    """What Triton would compile for the launch of the text."""
     error: float
     """Largest difference of any element of memory, relative to 1 or the original's value, whichever is larger."""
 
 
-def printed(kernel: Kernel, launched: Launch, folder: Path) -> tuple[KernelSource, Module, dict[str, Any]]:
-    """Text of a kernel, what Triton lowers it to for a launch, and the constants of the launch."""
+def printed(kernel: Kernel, launched: Launch, folder: Path) -> tuple[KernelSource, Build, dict[str, Any]]:
+    """Text of a kernel, what Triton would compile of it for a launch, and the constants of the launch."""
     build = launched.build
     names = [parameter.name for parameter in build.kernel.params]
     constants = {names[path[0]]: value for path, value in build.constants.items() if len(path) == 1}
@@ -50,8 +51,8 @@ def printed(kernel: Kernel, launched: Launch, folder: Path) -> tuple[KernelSourc
     function = getattr(import_module(path, f"emit_{path.stem}"), source.name)
     places = {name: place for place, name in enumerate(source.parameters)}
     chosen = {name: "constexpr" if name in source.constexprs else types[name] for name in source.parameters}
-    module = lower(function, chosen, {(places[name],): constants[name] for name in source.constexprs})
-    return source, module, constants
+    fixed = {(places[name],): constants[name] for name in source.constexprs}
+    return source, Build(function, chosen, fixed, (), build.options), constants
 
 
 def reprinted(folder: Path, stub: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Printed]:
@@ -63,7 +64,8 @@ def reprinted(folder: Path, stub: Callable[..., Any], *args: Any, **kwargs: Any)
         assert actor is not None
         launched = actor.launches[-1]
         kernel = read_launch(launched, distinct=False)
-        source, ours, constants = printed(kernel, launched, folder)
+        source, build, constants = printed(kernel, launched, folder)
+        ours = lower(build.kernel, build.types, build.constants)
         given = dict(constants)
         for value, named in zip(arguments, module.entry.blocks[0].arguments, strict=True):
             given[named.name.lstrip("%")] = value
@@ -74,7 +76,7 @@ def reprinted(folder: Path, stub: Callable[..., Any], *args: Any, **kwargs: Any)
             buffer.root.copy_(before[key])
         run_launch(module, grid, arguments, buffers, *rest)
         error = max((difference(after[key], buffer.root.detach()) for key, buffer in buffers.items()), default=math.inf)
-        found.append(Printed(kernel, source, launched.build, error))
+        found.append(Printed(kernel, source, build, error))
 
     run_once(stub, args, kwargs, (), ExecOptions(sanitize=False), safe=False, runner=runner)
     return found

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import emit_kernels
+import pytest
 import torch
 from emit_round_trip import formatted, run, seeded
 
 from kernel_agent.compiler.emit import triton_source
+from kernel_agent.compiler.ssa.value import Kernel
+
+KERNELS = (emit_kernels.softmax_backward, emit_kernels.matmul, emit_kernels.recurrence, emit_kernels.keys_backward)
 
 
 def test_a_row_reduction_comes_back_as_the_softmax_backward(tmp_path: Path) -> None:
@@ -36,7 +41,23 @@ def test_carries_that_change_places_are_not_overwritten_before_they_are_read(tmp
         h, g = (torch.sigmoid(h) if i > 2 else g), following
 
 
+@pytest.mark.parametrize("build", KERNELS)
+def test_the_text_reads_as_a_person_wrote_it(build: Callable[[], Kernel]) -> None:
+    """The whole text, so that what changes in it is seen in a review."""
+    expected = (Path(__file__).parent / "golden" / f"{build.__name__}.py").read_text()
+    assert triton_source(build()).module_text == expected
+
+
 def test_the_text_is_what_ruff_format_makes_of_it(tmp_path: Path) -> None:
-    for build in (emit_kernels.softmax_backward, emit_kernels.matmul, emit_kernels.recurrence):
+    for build in KERNELS:
         text = triton_source(build()).module_text
         assert formatted(text, tmp_path) == text, build.__name__
+
+
+def test_products_of_turned_tiles_come_back_as_the_keys_backward(tmp_path: Path) -> None:
+    q, k, d_o, lse, delta = seeded(32, 16), seeded(16, 16), seeded(32, 16, seed=1), seeded(32), seeded(32, seed=1)
+    given = {"Q": q, "K": k, "dO": d_o, "Lse": lse, "Delta": delta, "dK": torch.zeros(16, 16), "n": 32, "scale": 0.25}
+    d_k = run(emit_kernels.keys_backward(), tmp_path, (1,), given)["dK"]
+    q, k, d_o, lse, delta = (value.double() for value in (q, k, d_o, lse, delta))
+    p = torch.exp(k @ q.T * 0.25 - lse)
+    torch.testing.assert_close(d_k, (p * (k @ d_o.T - delta) * 0.25) @ q)
