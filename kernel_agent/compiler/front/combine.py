@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -100,6 +101,13 @@ def _is_sum(op: Op) -> bool:
         return False
     a, b = _random(op)
     return _same(_outcome(op, [a, b]), [a + b])
+
+
+def _is_product(op: Op) -> bool:
+    if len(op.operands) != 1 or not _only(op, _POLYNOMIAL) or not op.operands[0].type.dtype.is_floating_point:
+        return False
+    a, b = _random(op)
+    return _same(_outcome(op, [a, b]), [a * b])
 
 
 def _extreme(op: Op) -> tuple[Code, dict[str, bool]] | None:
@@ -206,12 +214,29 @@ def _scan(reader: Reader, op: Op, operands: list[Value]) -> Sequence[Item]:
     tiles = [reader.whole(value, name.type) for value, name in zip(operands, op.operands, strict=True)]
     if _is_sum(op):
         return [builder.pure(Code.CUMSUM, tiles, tiles[0].element, tiles[0].shape, attributes)]
+    if _is_product(op):
+        return [_products(reader, op, tiles[0], attributes)]
     factor = _linear(op)
-    if factor is not None and op.results[factor].id not in reader.module.used:
+    if factor is not None:
         a, x = tiles[factor], tiles[1 - factor]
         found = builder.pure(Code.LINEAR_SCAN, (a, x), x.element, x.shape, attributes)
-        return [a, found] if factor == 0 else [found, a]
+        product = _products(reader, op, a, attributes) if op.results[factor].id in reader.module.used else a
+        return [product, found] if factor == 0 else [found, product]
     return _generic(reader, op, Code.SCAN, tiles, [tile.shape for tile in tiles], attributes)
+
+
+def _products(reader: Reader, op: Op, tile: Value, attributes: Mapping[str, Any]) -> Value:
+    """The products of all elements up to each: h = a * h from a on, that is with x = a at the first and 0 behind."""
+    builder, axis = reader.builder, int(attributes["axis"])
+    length, symbol = tile.shape[axis], reader.symbols.get((id(op), -2 - axis))
+    lane = builder.arange(0, length, symbol)
+    for other in range(len(tile.shape)):
+        if other != axis:
+            lane = builder.expand(lane, other)
+    last = builder.const(length - 1, "i32", symbol and f"({symbol} - 1)")
+    first = last if attributes["reverse"] else builder.zero(lane)
+    start = builder.select(builder.compare("eq", lane, first), tile, builder.zero(tile))
+    return builder.pure(Code.LINEAR_SCAN, (tile, start), tile.element, tile.shape, dict(attributes))
 
 
 def _linear(op: Op) -> int | None:

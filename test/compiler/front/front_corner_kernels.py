@@ -172,7 +172,7 @@ def largest(a, b):
 def running_extremes(x_ptr, y_ptr, p_ptr, BLOCK: tl.constexpr):
     offs = tl.arange(0, BLOCK)
     x = tl.load(x_ptr + offs)
-    tl.store(y_ptr + offs, tl.associative_scan(x, 0, largest) + tl.cumprod(x, 0))
+    tl.store(y_ptr + offs, tl.associative_scan(x, 0, largest) + tl.cumprod(x, 0) - tl.cumprod(x, 0, reverse=True))
     tl.store(p_ptr, tl.max(x, 0) + tl.xor_sum((x > 0).to(tl.int32), 0))
 
 
