@@ -1,9 +1,9 @@
 """The adjoint of a REDUCE or SCAN with a combine of its own, by the combine's own derivative.
 
 A combine is associative, so a reduction is f(f(before, x[i]), after) for every i, with what the elements before and
-after x[i] come to: two scans. A running total is t[i] = f(t[i-1], x[i]); for one tile its adjoint is the linear
-recurrence d[i] = g[i] + c[i+1] d[i+1] with the derivative c of f by its first argument, and x[i] gets d[i] times that
-by the second.
+after x[i] come to: two scans. A running total is t[i] = f(t[i-1], x[i]); its adjoint is the linear recurrence
+d[i] = g[i] + c[i+1] d[i+1] with the derivative c of f by its first argument, and x[i] gets d[i] times that by the
+second. Of several tiles that holds for each where its total does not depend on those of the others.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def reverse_combine(r: Reversal, op: Op, cotangents: Cotangents) -> None:
-    """The adjoint of a REDUCE or SCAN. Raises CannotDerive for a SCAN of several tiles."""
+    """The adjoint of a REDUCE or SCAN. Raises CannotDerive for a SCAN whose totals depend on each other."""
     incoming = [cotangents.get(result) for result in op.results]
     if all(g is None for g in incoming) or all(value not in r.activity for value in op.operands):
         return
@@ -52,25 +52,38 @@ def _of_reduce(r: Reversal, op: Op, xs: list[Value], incoming: list[Value | None
 
 
 def _of_scan(r: Reversal, op: Op, xs: list[Value], incoming: list[Value | None]) -> list[Value | None]:
-    if len(xs) != 1:
-        raise CannotDerive(
-            f"a scan of {len(xs)} tiles with a combine of its own has no derivative rule",
-            remedy="scan one tile at a time, or write it as h[i] = a[i] * h[i - 1] + x[i], which has one",
-        )
     b, axis, back = r.b, op.attributes["axis"], bool(op.attributes.get("reverse"))
-    (x,), (g,) = xs, incoming
-    assert g is not None
-    shape = x.shape
+    shape, count = xs[0].shape, len(xs)
     start = _ends(b, shape, axis)[1 if back else 0]
-    before = _moved(b, b.whole(r[op.results[0]], shape), axis, 1 if back else -1)
-    by_first, by_second = _Combine(r, op, shape).adjoint([before, x], [b.number(1.0, g)])
-    slope = b.whole(by_first if by_first is not None else b.zero(g), shape)
-    whole = b.whole(g, shape)
-    recurrence = {"axis": axis, "reverse": not back}
-    later = b.pure(Code.LINEAR_SCAN_BEFORE, (slope, b.mul(slope, whole)), g.element, shape, recurrence)
-    total = b.add(whole, later)
-    one = b.number(1.0, g)
-    return [b.mul(total, b.select(start, one, by_second if by_second is not None else b.zero(g)))]
+    before = [_moved(b, b.whole(r[result], shape), axis, 1 if back else -1) for result in op.results]
+    combine = _Combine(r, op, shape)
+    parts: list[Value | None] = [None] * count
+    for place, g in enumerate(incoming):
+        if g is None:
+            continue
+        one = b.number(1.0, g)
+        slopes = combine.adjoint([*before, *xs], [one if k == place else None for k in range(count)])
+        if any(slope is not None for k, slope in enumerate(slopes[:count]) if k != place):
+            raise CannotDerive(
+                f"a scan of {count} tiles whose totals depend on each other has no derivative rule",
+                remedy="write it as a loop, or as h[i] = a[i] * h[i - 1] + x[i]",
+            )
+        total = _recurrence(b, b.whole(g, shape), slopes[place], {"axis": axis, "reverse": not back})
+        for k, slope in enumerate(slopes[count:]):
+            own = _either(b, start, one if k == place else None, slope)
+            if own is not None:
+                part = b.mul(total, own)
+                known = parts[k]
+                parts[k] = part if known is None else b.add(known, part)
+    return parts
+
+
+def _recurrence(b: Builder, g: Value, slope: Value | None, along: dict[str, int]) -> Value:
+    """d[i] = g[i] + slope[i + 1] d[i + 1], or i - 1 as `along` says."""
+    if slope is None:
+        return g
+    c = b.whole(slope, g.shape)
+    return b.add(g, b.pure(Code.LINEAR_SCAN_BEFORE, (c, b.mul(c, g)), g.element, g.shape, along))
 
 
 class _Combine:

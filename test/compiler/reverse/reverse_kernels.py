@@ -272,3 +272,38 @@ def _last_positive(a, b):
 def filled(x_ptr, y_ptr, M: tl.constexpr, N: tl.constexpr):
     at = tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :]
     tl.store(y_ptr + at, tl.associative_scan(tl.load(x_ptr + at), 0, _last_positive))
+
+
+@triton.jit
+def decays_and_states(a_ptr, x_ptr, y_ptr, T: tl.constexpr, N: tl.constexpr):
+    at = tl.arange(0, T)[:, None] * N + tl.arange(0, N)[None, :]
+    decay, h = tl.associative_scan((tl.load(a_ptr + at), tl.load(x_ptr + at)), 0, _combine)
+    tl.store(y_ptr + at, decay + h * h)
+
+
+@triton.jit
+def _larger(x, i, y, j):
+    keep = x >= y
+    return tl.where(keep, x, y), tl.where(keep, i, j)
+
+
+@triton.jit
+def running_maximum(x_ptr, y_ptr, i_ptr, N: tl.constexpr):
+    row = tl.program_id(0)
+    lane = tl.arange(0, N)
+    x, i = tl.associative_scan((tl.load(x_ptr + row * N + lane), lane), 0, _larger)
+    tl.store(y_ptr + row * N + lane, x)
+    tl.store(i_ptr + row * N + lane, i)
+
+
+@triton.jit
+def _turn(a, b, x, y, c, d, u, v):
+    return a * c - b * d, a * d + b * c, c * x - d * y + u, c * y + d * x + v
+
+
+@triton.jit
+def complex_recurrence(a_ptr, x_ptr, y_ptr, N: tl.constexpr):
+    lane = tl.arange(0, N)
+    a, x = tl.load(a_ptr + lane), tl.load(x_ptr + lane)
+    _, _, h, _ = tl.associative_scan((a, a, x, x), 0, _turn)
+    tl.store(y_ptr + lane, h)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import reverse_kernels as k
 import torch
 from reverse_launches import agrees
+
+from kernel_agent.compiler.errors import CannotDerive
 
 
 def random(*shape, seed=0):
@@ -104,3 +107,17 @@ def test_running_totals_with_combines_of_their_own():
         arguments = {"x_ptr": x, "y_ptr": torch.zeros(3, 8), "N": 8, "REVERSE": reverse}
         agrees(k.running_products, (3,), arguments, ["y_ptr"])
     agrees(k.filled, (1,), {"x_ptr": random(8, 4), "y_ptr": torch.zeros(8, 4), "M": 8, "N": 4}, ["y_ptr"])
+
+
+def test_running_totals_of_several_tiles_that_do_not_depend_on_each_other():
+    arguments = {"a_ptr": random(8, 4), "x_ptr": random(8, 4, seed=1), "y_ptr": torch.zeros(8, 4), "T": 8, "N": 4}
+    agrees(k.decays_and_states, (1,), arguments, ["y_ptr"])
+    indices = torch.zeros(3, 8, dtype=torch.int32)
+    arguments = {"x_ptr": random(3, 8), "y_ptr": torch.zeros(3, 8), "i_ptr": indices, "N": 8}
+    agrees(k.running_maximum, (3,), arguments, ["y_ptr"])
+
+
+def test_running_totals_that_depend_on_each_other_are_refused():
+    arguments = {"a_ptr": random(8), "x_ptr": random(8, seed=1), "y_ptr": torch.zeros(8), "N": 8}
+    with pytest.raises(CannotDerive, match="depend on each other"):
+        agrees(k.complex_recurrence, (1,), arguments, ["y_ptr"])
