@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from kernel_agent.compiler.reverse import signs
+from kernel_agent.compiler.reverse.signs import DEEP, Signs, source
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.value import Op, Value, constant, is_constant
@@ -43,6 +43,8 @@ class Lanes:
         self.trusted: set[Value] = set()
         """Carries and results of loops whose values were settled before they were yielded."""
         self._finite: dict[Value, bool] = {}
+        self._signs = Signs()
+        self._depth = 0
 
     # --- what is made
 
@@ -98,7 +100,9 @@ class Lanes:
     def _support(self, value: Value, seen: dict[Value, Support]) -> Support:
         if value not in seen:
             op = value.producer
-            seen[value] = NOWHERE if op is None else self._of(op, value, seen)
+            self._depth += 1
+            seen[value] = NOWHERE if op is None or self._depth > DEEP else self._of(op, value, seen)
+            self._depth -= 1
         return seen[value]
 
     def _of(self, op: Op, value: Value, seen: dict[Value, Support]) -> Support:
@@ -168,7 +172,9 @@ class Lanes:
         if value not in self._finite:
             self._finite[value] = False  # for what depends on itself
             op = value.producer
-            self._finite[value] = op is not None and self._is_finite(op)
+            self._depth += 1
+            self._finite[value] = op is not None and self._depth <= DEEP and self._is_finite(op)
+            self._depth -= 1
         return self._finite[value]
 
     def _is_finite(self, op: Op) -> bool:
@@ -180,13 +186,13 @@ class Lanes:
         if code is Code.SELECT:
             return self._selected(op)
         if code in (Code.EXP, Code.EXP2):
-            return signs.at_most_zero(operands[0]) and (self._number(operands[0]) or self._shifted(operands[0]))
+            return self._signs.at_most_zero(operands[0]) and (self._number(operands[0]) or self._shifted(operands[0]))
         if code is Code.DIV:
-            return self._number(operands[0]) and self._number(operands[1]) and signs.positive(operands[1])
+            return self._number(operands[0]) and self._number(operands[1]) and self._signs.positive(operands[1])
         if code is Code.SQRT:
-            return self._number(operands[0]) and signs.not_negative(operands[0])
+            return self._number(operands[0]) and self._signs.not_negative(operands[0])
         if code in (Code.LOG, Code.LOG2, Code.RSQRT):
-            return self._number(operands[0]) and signs.positive(operands[0])
+            return self._number(operands[0]) and self._signs.positive(operands[0])
         return False
 
     def _number(self, value: Value) -> bool:
@@ -198,7 +204,7 @@ class Lanes:
         if op is None or op.code is not Code.SUB:
             return False
         x, upper = op.operands
-        return self._below_infinity(x) and (not signs.source(upper).shape or self.finite(upper))
+        return self._below_infinity(x) and (not source(upper).shape or self.finite(upper))
 
     def _below_infinity(self, value: Value) -> bool:
         """Whether lanes that are off hold a number or -inf."""
@@ -216,9 +222,10 @@ class Lanes:
             return all(self._below_infinity(operand) for operand in x)
         if op.code is Code.MUL:
             return any(
-                signs.positive(x[k]) and constant(x[k]) is not None and self._below_infinity(x[1 - k]) for k in (0, 1)
+                self._signs.positive(x[k]) and constant(x[k]) is not None and self._below_infinity(x[1 - k])
+                for k in (0, 1)
             )
-        return signs.source(value) is not value and self._below_infinity(signs.source(value))
+        return source(value) is not value and self._below_infinity(source(value))
 
     def _selected(self, op: Op) -> bool:
         """A finite number where the condition fails; where it holds, all lanes are on, or hold finite numbers."""

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from kernel_agent.compiler.ssa.code import Code
-from kernel_agent.compiler.ssa.value import Value, constant
+from kernel_agent.compiler.ssa.value import Op, Value, constant
+
+DEEP = 100
+"""Operations in a row after which nobody looks further."""
 
 _KEPT = frozenset((Code.CAST, Code.FULL, Code.EXPAND, Code.BROADCAST, Code.TRANS, Code.RESHAPE, Code.FLIP))
 
@@ -15,65 +20,77 @@ def source(value: Value) -> Value:
     return value
 
 
-def positive(value: Value) -> bool:
-    """Larger than zero, or a scalar: one program divides all its lanes by it."""
-    number, op = constant(value), value.producer
-    if number is not None:
-        return number > 0
-    if not value.shape:
-        return True
-    if op is None:
-        return False
-    x = op.operands
-    if op.code is Code.ADD:
-        return (positive(x[0]) and not_negative(x[1])) or (not_negative(x[0]) and positive(x[1]))
-    if op.code in (Code.MUL, Code.DIV):
-        return positive(x[0]) and positive(x[1])
-    if op.code is Code.MAX:
-        return positive(x[0]) or positive(x[1])
-    return op.code in _KEPT | {Code.SQRT} and positive(x[0])
+class Signs:
+    """Remembers what was found out about values."""
 
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, Value], bool] = {}
+        self._depth = 0
 
-def not_negative(value: Value) -> bool:
-    """At least zero, if it is a number."""
-    number, op = constant(value), value.producer
-    if number is not None:
-        return number >= 0
-    if op is None:
-        return False
-    x = op.operands
-    if op.code in (Code.EXP, Code.EXP2, Code.SIGMOID, Code.SQRT, Code.ABS):
-        return True
-    if op.code is Code.MUL and x[0] is x[1]:
-        return True
-    if op.code is Code.DIV:
-        return not_negative(x[0]) and (not_negative(x[1]) or (not x[1].shape and not x[1].is_float))
-    if op.code in (Code.ADD, Code.MUL):
-        return not_negative(x[0]) and not_negative(x[1])
-    if op.code is Code.MAX:
-        return not_negative(x[0]) or not_negative(x[1])
-    if op.code is Code.SELECT:
-        return not_negative(x[1]) and not_negative(x[2])
-    return op.code in _KEPT | {Code.SUM, Code.CUMSUM} and not_negative(x[0])
+    def positive(self, value: Value) -> bool:
+        """Larger than zero, or a scalar: one program divides all its lanes by it."""
+        return self._asked("positive", value, self._positive)
 
+    def not_negative(self, value: Value) -> bool:
+        """At least zero, if it is a number."""
+        return self._asked("not negative", value, self._not_negative)
 
-def at_most_zero(value: Value) -> bool:
-    """Zero or less, if it is a number: such as x - max(x)."""
-    number, op = constant(value), value.producer
-    if number is not None:
-        return number <= 0
-    if op is None:
-        return False
-    if op.code is Code.NEG:
-        return not_negative(op.operands[0])
-    if op.code is Code.SUB:
-        return _bounds(op.operands[1], op.operands[0])
-    if op.code is Code.MUL:
-        x, y = op.operands
-        return (at_most_zero(x) and not_negative(y)) or (not_negative(x) and at_most_zero(y))
-    if op.code is Code.MIN:
-        return any(at_most_zero(operand) for operand in op.operands)
-    return op.code in _KEPT and at_most_zero(op.operands[0])
+    def at_most_zero(self, value: Value) -> bool:
+        """Zero or less, if it is a number: such as x - max(x)."""
+        return self._asked("at most zero", value, self._at_most_zero)
+
+    def _asked(self, question: str, value: Value, answer: Callable[[Op], bool]) -> bool:
+        number = constant(value)
+        if number is not None:
+            return number > 0 if question == "positive" else number >= 0 if question == "not negative" else number <= 0
+        if question == "positive" and not value.shape:
+            return True
+        if value.producer is None or self._depth > DEEP:
+            return False
+        if (question, value) not in self._known:
+            self._depth += 1
+            self._known[question, value] = answer(value.producer)
+            self._depth -= 1
+        return self._known[question, value]
+
+    def _positive(self, op: Op) -> bool:
+        x, is_positive, is_natural = op.operands, self.positive, self.not_negative
+        if op.code is Code.ADD:
+            return (is_positive(x[0]) and is_natural(x[1])) or (is_natural(x[0]) and is_positive(x[1]))
+        if op.code in (Code.MUL, Code.DIV):
+            return is_positive(x[0]) and is_positive(x[1])
+        if op.code is Code.MAX:
+            return is_positive(x[0]) or is_positive(x[1])
+        return op.code in _KEPT | {Code.SQRT} and is_positive(x[0])
+
+    def _not_negative(self, op: Op) -> bool:
+        x, is_natural = op.operands, self.not_negative
+        if op.code in (Code.EXP, Code.EXP2, Code.SIGMOID, Code.SQRT, Code.ABS):
+            return True
+        if op.code is Code.MUL and x[0] is x[1]:
+            return True
+        if op.code is Code.DIV:
+            return is_natural(x[0]) and (is_natural(x[1]) or (not x[1].shape and not x[1].is_float))
+        if op.code in (Code.ADD, Code.MUL):
+            return is_natural(x[0]) and is_natural(x[1])
+        if op.code is Code.MAX:
+            return is_natural(x[0]) or is_natural(x[1])
+        if op.code is Code.SELECT:
+            return is_natural(x[1]) and is_natural(x[2])
+        return op.code in _KEPT | {Code.SUM, Code.CUMSUM} and is_natural(x[0])
+
+    def _at_most_zero(self, op: Op) -> bool:
+        x = op.operands
+        if op.code is Code.NEG:
+            return self.not_negative(x[0])
+        if op.code is Code.SUB:
+            return _bounds(x[1], x[0])
+        if op.code is Code.MUL:
+            below, above = self.at_most_zero, self.not_negative
+            return (below(x[0]) and above(x[1])) or (above(x[0]) and below(x[1]))
+        if op.code is Code.MIN:
+            return any(self.at_most_zero(operand) for operand in x)
+        return op.code in _KEPT and self.at_most_zero(x[0])
 
 
 def _bounds(upper: Value, value: Value) -> bool:

@@ -144,3 +144,17 @@ def test_a_loop_over_masked_columns_keeps_their_lanes_out_of_what_it_sums() -> N
     b.loop((b.const(0), k.n, b.const(4)), [], body)
     inputs = {"X": numbers(N).abs() + 0.1, "W": torch.tensor([0.7], dtype=torch.float64)}
     compare(k.kernel, inputs, {"Y": (N,)}, lambda x, w: torch.rsqrt(x * w), integers={"n": N})
+
+
+def test_long_chains_of_operations_neither_take_long_nor_nest_too_deep() -> None:
+    # every step reads the last one twice: whoever asked anew for each reader would ask 2 ** 400 times
+    k = Forward(X="*f32", s="f32", Y="*f32", n="i32")
+    b, lanes = k.b, k.b.arange(0, WIDE)
+    mask = b.compare("lt", lanes, k.n)
+    x = b.load(k.X, lanes, mask, b.const(0.0, "f32"))
+    scale = b.add(b.mul(x, x), b.const(1.0, "f32"))
+    for _ in range(400):
+        scale = b.div(b.add(scale, b.unary(Code.ABS, scale)), b.const(2.0, "f32"))
+    b.store(k.Y, lanes, b.div(k.s, scale), mask)
+    inputs = {"X": numbers(N), "s": torch.tensor(1.3, dtype=torch.float64)}
+    compare(k.kernel, inputs, {"Y": (N,)}, lambda x, s: s / (x * x + 1), integers={"n": N})
