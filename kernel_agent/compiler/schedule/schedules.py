@@ -27,6 +27,7 @@ from kernel_agent.compiler.schedule.sites import Site, sites
 from kernel_agent.compiler.schedule.square import squared
 from kernel_agent.compiler.schedule.swizzle import unswizzled
 from kernel_agent.compiler.schedule.wraps import unwrapped
+from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.order import forwards
 from kernel_agent.compiler.ssa.prune import prune
 from kernel_agent.compiler.ssa.uses import captured
@@ -37,7 +38,8 @@ SCHEDULES = ("rows", "split", "owned", "plain")
 
 
 def plans(kernel: Kernel, adjoint: Adjoint, axes: int, *, spared: Adjoint | None = None) -> list[BackwardPlan]:
-    """Plans of one launch of `kernel` on a grid of `axes` axes; at least `plain`, which is the last.
+    """Plans of one launch of `kernel` on a grid of `axes` axes, those with the fewest atomics first; at least `plain`,
+    which is the last.
 
     `spared`: an adjoint of the same names that reads back what the forward stored (see `saved`), for all but `plain`.
     """
@@ -52,14 +54,21 @@ def _plans(kernel: Kernel, adjoint: Adjoint, axes: int, spared: Adjoint) -> Iter
         return
     base = plain(kernel, replace(spared, kernel=joined(prune(spared.kernel))), _grid(launch))
     (step,) = base.steps
+    found = []
     for schedule, make in (("rows", _rows), ("split", _split), ("owned", _owned)):
         try:
             draft = make(step.kernel, adjoint.gradients, launch)
         except CannotDerive:
             continue  # the schedules behind it do not need what it could not do
         if draft is not None:
-            yield _plan(schedule, base, draft)
+            found.append(_plan(schedule, base, draft))
+    yield from sorted(found, key=_atomics)
     yield plain(kernel, replace(adjoint, kernel=trimmed(pruned)), _grid(launch))
+
+
+def _atomics(plan: BackwardPlan) -> int:
+    """Additions to memory that a plan leaves: what the others would rather not have."""
+    return sum(op.code is Code.ATOMIC_ADD for step in plan.steps for op in step.kernel.ops)
 
 
 def joined(kernel: Kernel) -> Kernel:

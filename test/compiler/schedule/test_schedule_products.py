@@ -61,3 +61,16 @@ def test_a_grid_of_other_size_than_the_groups_fill_is_refused_by_a_fact() -> Non
     given = {**matrices(70, 50, 40)[0], "triton": triton}
     assert eval(fact, {**given, "grid0": 10})
     assert not eval(fact, {**given, "grid0": 9})
+
+
+def test_a_bias_does_not_make_partial_sums_of_rows_the_best_plan() -> None:
+    # Rows of programs could keep sums of the bias's gradient, but would add to those of the matrices.
+    types = {**POINTERS, "bias_ptr": "*fp32", **SIZES}
+    kernel = from_source(schedule_forwards.product_and_bias, types, **TILES)
+    found = plans_of(kernel, "a_ptr b_ptr bias_ptr", "c_ptr", 2)
+    assert next(iter(found)) == "split"
+    assert atomics(found["split"]) == []
+    given, dc = matrices(40, 50, 40)
+    given = {name: given[name] for name in ("a_ptr", "b_ptr", "M", "N", "K")}
+    given["bias_ptr"] = torch.randn(50, dtype=torch.float64)
+    agree(found, given, {"c_ptr": dc}, (3, 2))
