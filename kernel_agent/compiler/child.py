@@ -18,12 +18,15 @@ from kernel_agent.compiler.saved.prepare import prepared
 from kernel_agent.compiler.schedule.schedules import SCHEDULES, plans
 from kernel_agent.compiler.ssa.value import Kernel
 from kernel_agent.compiler.stub.flow import launch_places
+from kernel_agent.compiler.stub.inline import without_helpers
 from kernel_agent.compiler.stub.section import Sections, Way, write_sections
 from kernel_agent.compiler.stub.source import StubSource
 from kernel_agent.compiler.stub.trace import LaunchSeen
 from kernel_agent.errors import InternalError, KernelAgentError
 from kernel_agent.ir import standin
-from kernel_agent.oracle.child import Stub, answered, load
+from kernel_agent.oracle.child import Stub, answered
+from kernel_agent.pairs.load import load_truth
+from kernel_agent.pairs.spec import KernelSpec
 
 if TYPE_CHECKING:
     from kernel_agent.sandbox import Call
@@ -35,7 +38,7 @@ def derived(call: Call) -> None:
     `line`.
     """
     with answered(call), standin():
-        stub = load(call)
+        stub = _loaded(call)
         source = StubSource(stub.spec.facts.source, stub.spec.facts.stub, stub.module)
         try:
             found, remarks = configurations(stub)
@@ -66,6 +69,16 @@ def derived(call: Call) -> None:
                     "seconds": time.perf_counter() - start,
                 }
             )
+
+
+def _loaded(call: Call) -> Stub:
+    """The stub with the helpers that launch for it written out, its lines counted in that text."""
+    spec = KernelSpec.model_validate(call.payload["spec"])
+    facts = spec.facts
+    text = without_helpers(facts.source, facts.stub)
+    facts = facts.model_copy(update={"source": text})
+    module = load_truth(facts, call.scratch)
+    return Stub(spec.model_copy(update={"facts": facts}), module, getattr(module, facts.stub))
 
 
 def _sections(

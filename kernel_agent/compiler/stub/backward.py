@@ -30,6 +30,8 @@ from kernel_agent.compiler.stub.torchops import Undo, undone
 from kernel_agent.compiler.stub.trace import LaunchSeen, TorchSeen, Trace
 
 WIDTH = 110
+_LONG = 24
+"""Characters from which an expression of a plan gets a name."""
 DTYPES = {"f64": "torch.float64", "f32": "torch.float32", "f16": "torch.float16", "bf16": "torch.bfloat16"}
 """Elements of buffers as torch names them."""
 
@@ -140,6 +142,10 @@ class BackwardWriter:
         }
         self.lines: list[Line] = []
         self.own: set[str] = set()
+        self.bound: dict[str, str] = {}
+        """Long expressions of the plan at hand, with their names."""
+        self.before: dict[int, frozenset[int]] = {}
+        """Memory that depends on differentiable inputs before each launch."""
         self.helpers: dict[str, None] = {}
         self.kernels: list[Kernel] = []
         self.plans: list[BackwardPlan] = []
@@ -175,6 +181,7 @@ class BackwardWriter:
             if isinstance(event, LaunchSeen):
                 launched = self.launches[place]
                 tensors = event.tensors
+                self.before[place] = frozenset(active)
                 if any(storage_of(tensors[name]) in active for name in launched.accesses.read if name in tensors):
                     active |= {
                         storage_of(tensors[name])
@@ -314,7 +321,7 @@ class BackwardWriter:
         read = frozenset(
             name
             for name in launched.accesses.read
-            if name in tensors and storage_of(tensors[name]) in self.flow.active and name not in written
+            if name in tensors and storage_of(tensors[name]) in self.before[launched.place]
         )
         if not read:
             return
@@ -391,6 +398,15 @@ class BackwardWriter:
             reason = f"{fact.reason} only if {shown}"
             self.lines += [Line(f"if not ({shown}):"), Line(f"raise ValueError({_quoted(reason)})", depth=1)]
         slices: dict[int, tuple[str, list[Tensor]]] = {}
+        self.bound = {}
+        for step in plan.steps:
+            for name, text in step.scalars.items():
+                self._bind(name, self._plan_text(text, launched, variables))
+            for axis, text in enumerate(step.grid):
+                if not text.startswith("grid"):
+                    self._bind(
+                        "programs" if axis == 0 else f"programs_{axis}", self._plan_text(text, launched, variables)
+                    )
         for buffer in plan.buffers:
             variables[buffer.name] = self._allocate(buffer, launched, plan, slices, variables)
         for step in plan.steps:
@@ -423,6 +439,15 @@ class BackwardWriter:
         name = self._fresh(f"left_of_{cotangent if cotangent.isidentifier() else 'grad'}")
         self.lines.append(Line(f"{name} = {cotangent}.clone()"))
         return name
+
+    def _bind(self, name: str, text: str) -> None:
+        """Give an expression that is long a name, under which `_short` knows it."""
+        if len(text) > _LONG and text not in self.bound:
+            self.bound[text] = self._fresh(name)
+            self.lines.append(Line(f"{self.bound[text]} = {text}"))
+
+    def _short(self, text: str) -> str:
+        return self.bound.get(text, text)
 
     def _uses(self, plan: BackwardPlan, name: str) -> bool:
         return any(argument.name == name for step in plan.steps for argument in step.kernel.arguments)
@@ -460,7 +485,7 @@ class BackwardWriter:
         dtype = "" if self._as_like(buffer, launched) else f", dtype={DTYPES[buffer.element]}"
         base = self._gradient_name(buffer.name, launched, plan)
         if not buffer.like:
-            shape = ", ".join(self._plan_text(text, launched, variables) for text in buffer.shape)
+            shape = ", ".join(self._short(self._plan_text(text, launched, variables)) for text in buffer.shape)
             name = self._fresh(base if base != buffer.name else buffer.name.lower())
             shape = f"({shape},)" if len(buffer.shape) == 1 else f"({shape})"
             options = [text for text in (dtype.removeprefix(", "), f"device={self._device()}") if text]
@@ -512,7 +537,7 @@ class BackwardWriter:
     def _step(self, step: Step, launched: Launched, variables: Mapping[str, str]) -> None:
         kernel = replace(step.kernel, name=self.names.fresh(_backward_name(step.kernel.name)))
         self.kernels.append(kernel)
-        grid = [self._plan_text(text, launched, variables) for text in step.grid]
+        grid = [self._short(self._plan_text(text, launched, variables)) for text in step.grid]
         shown = f"({grid[0]},)" if len(grid) == 1 else f"({', '.join(grid)})"
         items = []
         given = {value.name for value in kernel.arguments}
@@ -520,7 +545,7 @@ class BackwardWriter:
             if name in variables:
                 items.append(variables[name] if name in given else f"{name}={variables[name]}")
             elif name in step.scalars:
-                items.append(self._plan_text(step.scalars[name], launched, variables))
+                items.append(self._short(self._plan_text(step.scalars[name], launched, variables)))
             else:
                 text = self._argument(name, launched)
                 items.append(text if name in given else f"{name}={text}")

@@ -1,0 +1,189 @@
+"""Writes helpers that launch kernels into the stub that calls them, so that all launches stand in one function."""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Mapping
+
+_WIDTH = 120
+_ROUNDS = 8
+"""Calls that are written out at most."""
+
+
+def without_helpers(source: str, stub: str) -> str:
+    """The text of a file whose stub launches its kernels itself, as far as its helpers' bodies can stand in it.
+
+    A helper's body can where it is called in a plain statement or a return, and returns in one place, at its end. The
+    lines of the stub may change; the helpers stay where they are.
+    """
+    for _ in range(_ROUNDS):
+        tree = ast.parse(source)
+        functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+        if stub not in functions:
+            return source
+        changed = _inlined_once(source, functions[stub], _launching(functions, stub))
+        if changed is None:
+            return source
+        source = changed
+    return source
+
+
+def _launching(functions: Mapping[str, ast.FunctionDef], stub: str) -> dict[str, ast.FunctionDef]:
+    """Helpers that launch a kernel, or call one that does."""
+    plain = {name: node for name, node in functions.items() if name != stub and not node.decorator_list}
+    found: dict[str, ast.FunctionDef] = {}
+    while True:
+        more = {
+            name: node
+            for name, node in plain.items()
+            if name not in found
+            and any(
+                isinstance(call.func, ast.Subscript) or (isinstance(call.func, ast.Name) and call.func.id in found)
+                for call in ast.walk(node)
+                if isinstance(call, ast.Call)
+            )
+        }
+        if not more:
+            return found
+        found |= more
+
+
+def _inlined_once(source: str, stub: ast.FunctionDef, helpers: Mapping[str, ast.FunctionDef]) -> str | None:
+    """The text with the first call of a helper written out; None where there is none that can be."""
+    for statement in stub.body:
+        if not isinstance(statement, (ast.Assign, ast.Expr, ast.Return)) or statement.value is None:
+            continue
+        calls = [
+            node
+            for node in ast.walk(statement.value)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in helpers
+        ]
+        for call in calls:
+            assert isinstance(call.func, ast.Name)
+            written = _written_out(statement, call, helpers[call.func.id], _names(stub))
+            if written is not None:
+                lines = source.split("\n")
+                pad = " " * statement.col_offset
+                rows = [row for part in written for row in _rows(part, pad)]
+                end = statement.end_lineno or statement.lineno
+                return "\n".join([*lines[: statement.lineno - 1], *rows, *lines[end:]])
+    return None
+
+
+def _rows(statement: ast.stmt, pad: str) -> list[str]:
+    """A statement as text; of a long launch, one argument a row."""
+    text = ast.unparse(statement)
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    if len(text) + len(pad) <= _WIDTH or not (isinstance(call, ast.Call) and isinstance(call.func, ast.Subscript)):
+        return [pad + row for row in text.split("\n")]
+    items = [*map(ast.unparse, call.args), *(ast.unparse(keyword) for keyword in call.keywords)]
+    return [f"{pad}{ast.unparse(call.func)}(", *(f"{pad}    {item}," for item in items), f"{pad})"]
+
+
+def _written_out(
+    statement: ast.stmt, call: ast.Call, helper: ast.FunctionDef, taken: set[str]
+) -> list[ast.stmt] | None:
+    """The statements that a statement with a call becomes."""
+    body = helper.body[1:] if ast.get_docstring(helper) is not None else helper.body
+    returns = [node for node in ast.walk(helper) if isinstance(node, ast.Return)]
+    if not body or len(returns) > 1 or (returns and returns[0] is not body[-1]):
+        return None
+    if any(
+        isinstance(node, (ast.Yield, ast.Global, ast.Nonlocal, ast.FunctionDef))
+        for one in body
+        for node in ast.walk(one)
+    ):
+        return None
+    given = _given(call, helper)
+    if given is None:
+        return None
+    bound = {node.id for one in body for node in ast.walk(one) if isinstance(node, ast.Name) and _stores(node)}
+    renamed: dict[str, ast.expr] = {}
+    first: list[ast.stmt] = []
+    for name, value in given.items():
+        simple = isinstance(value, (ast.Name, ast.Constant))
+        if simple and name not in bound:
+            renamed[name] = value
+        else:
+            own = _free(name, taken)
+            renamed[name] = ast.Name(own, ast.Load())
+            first.append(ast.Assign([ast.Name(own, ast.Store())], value))
+    for name in sorted(bound - given.keys()):
+        renamed[name] = ast.Name(_free(name, taken), ast.Load())
+    rest = [_Renaming(renamed).visit(copy.deepcopy(one)) for one in body]
+    result: ast.expr = ast.Constant(None)
+    if returns:
+        result = rest.pop().value or result
+    last = _Replacing(call, result).visit(copy.deepcopy(statement))
+    if isinstance(statement, ast.Expr) and statement.value is call:
+        return [ast.fix_missing_locations(one) for one in (*first, *rest)]
+    return [ast.fix_missing_locations(one) for one in (*first, *rest, last)]
+
+
+def _given(call: ast.Call, helper: ast.FunctionDef) -> dict[str, ast.expr] | None:
+    """The expression of every parameter; None where stars are about."""
+    arguments = helper.args
+    if arguments.vararg or arguments.kwarg or any(isinstance(one, ast.Starred) for one in call.args):
+        return None
+    if any(keyword.arg is None for keyword in call.keywords):
+        return None
+    positional = [*arguments.posonlyargs, *arguments.args]
+    defaults = positional[len(positional) - len(arguments.defaults) :]
+    found = {argument.arg: value for argument, value in zip(defaults, arguments.defaults, strict=True)}
+    found |= {a.arg: value for a, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if value}
+    found |= {argument.arg: value for argument, value in zip(positional, call.args, strict=False)}
+    found |= {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg is not None}
+    wanted = [argument.arg for argument in (*positional, *arguments.kwonlyargs)]
+    return {name: found[name] for name in wanted} if all(name in found for name in wanted) else None
+
+
+def _names(function: ast.FunctionDef) -> set[str]:
+    return {
+        *(node.id for node in ast.walk(function) if isinstance(node, ast.Name)),
+        *(node.arg for node in ast.walk(function) if isinstance(node, ast.arg)),
+    }
+
+
+def _free(name: str, taken: set[str]) -> str:
+    """The name, or one with a number behind it where the stub has it already; it is taken then."""
+    found, count = name, 1
+    while found in taken:
+        count += 1
+        found = f"{name}_{count}"
+    taken.add(found)
+    return found
+
+
+def _stores(node: ast.Name) -> bool:
+    return isinstance(node.ctx, (ast.Store, ast.Del))
+
+
+class _Renaming(ast.NodeTransformer):
+    """Expressions for names."""
+
+    def __init__(self, names: Mapping[str, ast.expr]) -> None:
+        self.names = names
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        """A parameter or a local of the helper."""
+        found = self.names.get(node.id)
+        if found is None:
+            return node
+        if isinstance(found, ast.Name):
+            return ast.Name(found.id, node.ctx)
+        return copy.deepcopy(found)
+
+
+class _Replacing(ast.NodeTransformer):
+    """What a helper returns, for its call, which is found by its place."""
+
+    def __init__(self, call: ast.Call, result: ast.expr) -> None:
+        self.place = (call.lineno, call.col_offset, call.end_lineno, call.end_col_offset)
+        self.result = result
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        """The call itself, or one around it."""
+        if (node.lineno, node.col_offset, node.end_lineno, node.end_col_offset) == self.place:
+            return self.result
+        return self.generic_visit(node)
