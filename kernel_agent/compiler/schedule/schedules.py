@@ -96,7 +96,7 @@ class Draft:
 
     def add(self, found: Ownership, launch: Launch, scalars: Mapping[str, str]) -> None:
         """A launch."""
-        kernel = trimmed(prune(found.kernel))
+        kernel = trimmed(prune(factored(prune(found.kernel))))
         self.steps.append((kernel, launch, dict(scalars)))
         for name, empty_if in found.empty_if.items():
             self.elements[name] = (kernel.argument(name).pointee, empty_if)

@@ -109,8 +109,9 @@ def _online(*, start: float | str = -torch.inf, stored: str = "sum", rate: float
     tile = (8,)
     starts = [b.whole(first, tile), b.whole(mass, tile)]
     m, mass = b.loop((b.const(0), n, b.const(1)), starts, body, names=("m", "l"))
-    log = b.mul(b.unary(Code.LOG, mass), b.const(1 / rate, "f32"))
-    b.store(y_ptr, lanes, {"sum": mass, "lse": b.add(m, log), "maximum": m}[stored])
+    log, number = b.unary(Code.LOG, mass), b.const(rate, "f32")
+    lse, natural = b.add(m, b.div(log, number)), b.add(b.mul(m, number), log)
+    b.store(y_ptr, lanes, {"sum": mass, "lse": lse, "natural lse": natural, "maximum": m}[stored])
     return kernel
 
 
@@ -131,8 +132,9 @@ def test_a_maximum_that_starts_with_a_sink_gives_the_sink_its_gradient() -> None
     assert backward.tapes == 0
 
 
-def test_a_scaled_softmax_takes_the_scaled_log_sum_exp() -> None:
-    forward = _run(_online(stored="lse", rate=0.5), sink=False)
+@pytest.mark.parametrize("stored", ["lse", "natural lse"])
+def test_a_scaled_softmax_takes_the_log_sum_exp_in_its_own_units(stored: str) -> None:
+    forward = _run(_online(stored=stored, rate=0.5), sink=False)
     saved = use_gauge(forward.kernel)
     assert saved.read == {"Y"}
     same_gradients(forward.backward(saved.kernel), forward.backward(forward.kernel))
