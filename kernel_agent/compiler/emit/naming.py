@@ -73,6 +73,8 @@ class Names:
             inside = dict(taken)
             for inner in op.blocks:
                 inside = self._block(inner, inside)  # branches share theirs: Triton merges names of both
+            if op.code is Code.IF and _of_arguments(op.operands[0]):
+                taken |= inside  # where an argument is a constant, Triton only sees one branch, and its names stay
         return taken
 
     def _name(
@@ -211,6 +213,22 @@ class Names:
         """The pointer arguments that a value alone is an offset to."""
         ops = [use.op for use in self.places.readers(value) if use.op is not None]
         return [op.base.name for op in ops if op.code in MEMORY and op.offset is value]
+
+
+def _of_arguments(value: Value) -> bool:
+    """Whether a value depends on nothing but arguments."""
+    pending = [value]
+    while pending:
+        here = pending.pop()
+        op = here.producer
+        if op is None:
+            if here.depth:
+                return False
+        elif op.code in (Code.PROGRAM_ID, Code.NUM_PROGRAMS, Code.LOAD) or op.code in CONTROL:
+            return False
+        else:
+            pending += op.operands
+    return True
 
 
 def _numbered(wanted: list[str]) -> list[str]:

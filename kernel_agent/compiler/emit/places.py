@@ -140,7 +140,7 @@ class Places:
                 if any(self.loops_around(spot, self.block_of[value]) for spot in spots[value]):
                     repeated.add(value)
         for op in self.order:
-            weight = _DEAR.get(op.code, 0 if op.code in (Code.CONST, Code.EXPAND) else 1)
+            weight = _DEAR.get(op.code, 0 if op.code in (Code.CONST, Code.EXPAND, Code.TRANS) else 1)
             weight += sum(self.weights[value] for value in op.operands if value in self.inlined)
             for value in op.results:
                 self.weights[value] = weight

@@ -181,6 +181,32 @@ def test_branches_set_one_variable(tmp_path: Path, one: bool, n: int) -> None:
     assert not one or "h *= 3.0" in text, text
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_names_of_a_branch_that_is_no_branch_for_triton_are_not_used_again(tmp_path: Path, n: int) -> None:
+    """Where n is 1, Triton takes it for a constant, and the branch's names are those of the kernel."""
+    made, b, (x, out, size) = kernel("branch", "*f32 X, *f32 Out, i32 n", {})
+
+    def store() -> list[Value]:
+        tile = rows_of(b, x, b.const(0))
+        tile.name = "t"
+        b.store(out, b.arange(0, N), b.mul(tile, tile))
+        return []
+
+    b.branch(b.compare("eq", size, b.const(1)), store, list)
+
+    def step(i: Value, carries: list[Value]) -> list[Value]:
+        t = b.mul(i, i)
+        t.name = "t"
+        b.store(out, b.add(t, b.const(32)), b.cast(b.add(t, i), "f32"))
+        return []
+
+    b.loop((b.const(0), b.const(3), b.const(1)), [], step, index_name="i")
+    given = seeded(1, N)
+    found = run(made, tmp_path, (1,), {"X": given, "Out": torch.zeros(48), "n": n})["Out"]
+    torch.testing.assert_close(found[32:37], torch.tensor([0.0, 2, 0, 0, 6], dtype=torch.float64))
+    assert (found[0] != 0) == (n == 1)
+
+
 def test_a_value_read_after_a_branch_is_not_overwritten_in_it(tmp_path: Path) -> None:
     made, b, (x, out, n) = kernel("branch", "*f32 X, *f32 Out, i32 n", {})
     tile = rows_of(b, x, b.const(0))

@@ -15,8 +15,7 @@ def keys_backward(Q, K, Lse, Delta, dO, dK, n, scale, BLOCK_M: tl.constexpr, BLO
         q_offs = offs_m[:, None] * BLOCK + offs_d[None, :]
         q = tl.load(Q + q_offs)
         lse = tl.load(Lse + offs_m)
-        difference = tl.dot(k, tl.trans(q), input_precision="ieee") * scale - lse[None, :]
-        p = tl.exp(difference)
+        p = tl.exp(tl.dot(k, tl.trans(q), input_precision="ieee") * scale - lse[None, :])
         d_o = tl.load(dO + q_offs)
         d_p = tl.dot(k, tl.trans(d_o), input_precision="ieee")
         delta = tl.load(Delta + offs_m)
