@@ -80,7 +80,9 @@ class Statements(abc.ABC):
         if value in self.places.inlined and value.producer is not None:
             load = value.producer.code is Code.LOAD
             return self._load(value.producer) if load else self.operations.of(value.producer)
-        if value.producer is not None or value in self.places.block_of:
+        if value.producer is not None and value not in self.places.block_of:
+            return self.operations.of(value.producer)  # in a function beside the kernel: a constant of the kernel's
+        if value not in self.kernel.arguments:
             raise InternalError(f"{value!r} is read where nothing defined it")
         found = ex.name(value.name, value.element, static=not value.is_float)
         if value.name in self.unsigned:
