@@ -103,7 +103,8 @@ def _sections(
 def _plan(schedule: str, kernel: Kernel, axes: int, read: frozenset[str], written: frozenset[str]) -> BackwardPlan:
     """The plan of a launch by a schedule or, where that does not apply, the best one behind it."""
     adjoint = differentiate(kernel, read=read, written=written)
-    found = plans(kernel, adjoint, axes, spared=_spared(kernel, read, written))
+    spared = None if schedule == "plain" else _spared(kernel, read, written)  # plain stands where that has a defect
+    found = plans(kernel, adjoint, axes, spared=spared)
     least = SCHEDULES.index(schedule)
     return next(plan for plan in found if SCHEDULES.index(plan.schedule) >= least)
 
