@@ -6,7 +6,7 @@ from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.rebuild import Copier
 from kernel_agent.compiler.ssa.value import Kernel, Op, Value, constant
 
-_PROMOTING = frozenset((Code.ADD, Code.SUB, Code.MUL, Code.DIV, Code.CMP))
+_PROMOTING = frozenset((Code.ADD, Code.SUB, Code.MUL, Code.DIV, Code.FLOORDIV, Code.REM, Code.CMP))
 
 
 def implicit(kernel: Kernel) -> Kernel:
@@ -21,7 +21,7 @@ class _Implicit(Copier):
             super().pure(op)
             return
         left, right = self.all(op.operands)
-        for value, other in sorted(((left, right), (right, left)), key=lambda pair: len(pair[0].shape)):
+        for value, other in sorted(((left, right), (right, left)), key=_rank):
             inner = _converted(value, other)
             if inner is not None:
                 operands = (inner, right) if value is left else (left, inner)
@@ -41,6 +41,12 @@ class _Implicit(Copier):
                 self.b.store(self[op.base], self.whole(op.offset), inner, mask, op.code, **hints)
                 return
         super().effect(op)
+
+
+def _rank(pair: tuple[Value, Value]) -> tuple[int, bool]:
+    """Arguments before other scalars, those before tiles."""
+    inner = _source(pair[0])
+    return len(pair[0].shape), inner is None or inner.producer is not None
 
 
 def _source(value: Value) -> Value | None:
