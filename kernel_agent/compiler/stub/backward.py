@@ -32,7 +32,10 @@ from kernel_agent.compiler.stub.trace import LaunchSeen, TorchSeen, Trace
 WIDTH = 110
 _LONG = 24
 """Characters from which an expression of a plan gets a name."""
-DTYPES = {"f64": "torch.float64", "f32": "torch.float32", "f16": "torch.float16", "bf16": "torch.bfloat16"}
+DTYPES = {
+    "f64": "torch.float64", "f32": "torch.float32", "f16": "torch.float16", "bf16": "torch.bfloat16",
+    "i1": "torch.bool", "i8": "torch.int8", "i16": "torch.int16", "i32": "torch.int32", "i64": "torch.int64",
+}  # fmt: skip
 """Elements of buffers as torch names them."""
 
 ROOM = '''def gradient_room(x, dtype=None, zeros=True):
@@ -243,7 +246,8 @@ class BackwardWriter:
         """The cotangent of a memory's root: what was found of its views is brought there."""
         for tensor, _ in list(self.adjoints.values()):
             if tensor is not root and self.flow.shares(tensor, root):
-                for event in reversed(self.flow.chain(tensor)):
+                chain = self.flow.chain(tensor)
+                for event in reversed(chain[len(self.flow.chain(root)) :]):
                     self._undo(event)
         return self._taken(root)
 
@@ -302,7 +306,8 @@ class BackwardWriter:
             for name in tensors
             if name in launched.accesses.written and storage_of(tensors[name]) in self.flow.active
         ]
-        roots = {id(root): root for root in (self.flow.root(tensors[name]) for name in written)}
+        homes = {name: self._home(tensors[name]) for name in written}
+        roots = {id(root): root for root in homes.values()}
         cotangents: dict[str, Grad] = {}
         held: dict[int, Grad] = {}
         for key, root in roots.items():
@@ -312,7 +317,7 @@ class BackwardWriter:
         if not held:
             return
         for name in written:
-            root = self.flow.root(tensors[name])
+            root = homes[name]
             if id(root) in held:
                 cotangents[name] = self._laid_out(held[id(root)], root, tensors[name], launched.text.arguments[name])
         for key, root in roots.items():
@@ -328,6 +333,15 @@ class BackwardWriter:
         plan = self.planner(seen, read, frozenset(cotangents))
         self.plans.append(plan)
         self._emit(launched, plan, cotangents)
+
+    def _home(self, tensor: Tensor) -> Tensor:
+        """The tensor that a cotangent is laid out as: what was written, if all that depends on its memory is a view of
+        it, else the root of the memory."""
+        others = [other for other, _ in self.adjoints.values() if self.flow.shares(other, tensor)]
+        known = self.flow.local(tensor) is not None and not self.flow.is_slice(tensor)
+        if known and all(other is tensor or self.flow.is_view_of(other, tensor) for other in others):
+            return tensor
+        return self.flow.root(tensor)
 
     def _writers(self, root: Tensor) -> int:
         """How many launches write to a memory. Raises `CannotDerive` where they write to the same elements."""
@@ -357,7 +371,7 @@ class BackwardWriter:
             like = self._named(root, "an output in the layout of an input")
             self._once(Line(f"if {name}.stride() != {like}.stride():"))
             self._once(Line(f"{name} = torch.empty_like({like}).copy_({name})", depth=1))
-        if not self.flow.is_slice(tensor):
+        if root is tensor or not self.flow.is_slice(tensor):
             return Grad(name, grad.element)
         found = self.flow.view_text(tensor, node)
         if found is None or self.names.final.get(found[1]) is not root:
@@ -423,6 +437,9 @@ class BackwardWriter:
             if result in buffers and self.flow.is_slice(tensor) and buffer.like == name:
                 continue
             text = variables[result]
+            if self.flow.is_expanded(tensor) and buffer.like == name:
+                self._add(tensors_in(self.flow.maker[id(tensor)].args)[0], Grad(text, buffer.element))
+                continue
             if result not in buffers or buffer.like != name:
                 text += f".reshape({self._shape(tensor)})"
             self._add(tensor, Grad(text, "" if self._as_like(buffer, launched) else buffer.element))
@@ -497,6 +514,11 @@ class BackwardWriter:
             return self._slice(tensor, node, slices)
         name = self._fresh(base)
         like = self._argument(buffer.like, launched)
+        if self.flow.is_expanded(tensor):
+            # Kernels add to the elements that the indices share, so that the sum over them is there already.
+            tensor = tensors_in(self.flow.maker[id(tensor)].args)[0]
+            like = self._named(tensor, "a tensor that is expanded for a launch")
+            make, end, dtype = "torch.zeros", "_like", f", dtype={DTYPES[buffer.element]}"
         if self.flow.always_dense(tensor):
             self.lines.append(Line(f"{name} = {make}{end}({like}{dtype})"))
         else:

@@ -90,9 +90,23 @@ class Flow:
             tensor = base
         return found
 
+    def is_view_of(self, tensor: Tensor, other: Tensor) -> bool:
+        """Whether a tensor is a view of another one."""
+        base: Tensor | None = tensor
+        while base is not None:
+            if base is other:
+                return True
+            base = self.base(base)
+        return False
+
     def is_slice(self, tensor: Tensor) -> bool:
         """Whether it may lack elements of its root."""
         return any(event.name in SLICED for event in self.chain(tensor))
+
+    def is_expanded(self, tensor: Tensor) -> bool:
+        """Whether it is a tensor of the stub whose indices were made to share elements."""
+        event = self.maker_of(tensor)
+        return event is not None and event.name in ("expand", "expand_as", "broadcast_to")
 
     def shares(self, one: Tensor, other: Tensor) -> bool:
         """Whether both lie in one memory."""
@@ -101,7 +115,7 @@ class Flow:
     def always_contiguous(self, tensor: Tensor) -> bool:
         """Whether a tensor lies in row-major order in every call of the stub."""
         event = self.maker_of(tensor)
-        if event is None:
+        if event is None or self._conditional(tensor):
             return False
         if event.name in _NEW:
             return True
@@ -110,10 +124,15 @@ class Flow:
             return bool(parts) and self.always_contiguous(parts[0])
         return False
 
+    def _conditional(self, tensor: Tensor) -> bool:
+        """Whether another call may have made a tensor in another way."""
+        name = self.local(tensor)
+        return name is not None and not self.source.is_unconditional(name)
+
     def always_dense(self, tensor: Tensor) -> bool:
         """Whether a tensor's elements lie without gaps and overlaps in every call of the stub."""
         event = self.maker_of(tensor)
-        if event is None:
+        if event is None or self._conditional(tensor):
             return False
         if event.name in _NEW | _LIKE:
             return True

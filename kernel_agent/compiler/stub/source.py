@@ -178,6 +178,17 @@ class StubSource:
         extra = [one for one in (arguments.vararg, arguments.kwarg) if one is not None]
         return tuple(argument.arg for argument in (*listed, *extra))
 
+    def is_unconditional(self, name: str) -> bool:
+        """Whether every call binds a local by the same expression: once, under no condition."""
+        bound = self.bindings(name)
+        plain = [
+            statement
+            for statement in self.function.body
+            if isinstance(statement, (ast.Assign, ast.AnnAssign))
+            and not any(isinstance(node, (ast.IfExp, ast.BoolOp)) for node in ast.walk(statement))
+        ]
+        return len(bound) == 1 and any(node is bound[0] for statement in plain for node in ast.walk(statement))
+
     def is_local(self, name: str) -> bool:
         """Whether a name is one of the stub's own, not the module's."""
         return name in self.parameters or bool(self.bindings(name))

@@ -65,6 +65,42 @@ def make_args(M, N, shifted, device="cuda"):
 """
 )
 
+LAYOUTS = (
+    HEAD
+    + """
+@triton.jit
+def cube_kernel(X, Y, M, N, x_m, x_n, y_m, y_n, BLOCK: tl.constexpr):
+    m = tl.program_id(0)
+    n = tl.arange(0, BLOCK)
+    x = tl.load(X + m * x_m + n * x_n, mask=n < N, other=0.0)
+    tl.store(Y + m * y_m + n * y_n, x * x * x, mask=n < N)
+
+
+def launch(x, y):
+    M, N = x.shape
+    cube_kernel[(M,)](x, y, M, N, *x.stride(), *y.stride(), BLOCK=triton.next_power_of_2(N))
+
+
+@autodiff
+def stub(x):
+    if x.stride(0) == 1:
+        y = torch.empty(x.shape[1], x.shape[0], device=x.device).t()
+    else:
+        y = torch.empty(x.shape, device=x.device)
+    launch(x, y)
+    return y
+
+
+SWEEP = [dict(M=9, N=7, how="rows"), dict(M=9, N=7, how="columns"), dict(M=9, N=7, how="part")]
+
+
+def make_args(M, N, how, device="cuda"):
+    x = torch.randn(2 * M, 2 * N, device=device)
+    part = x[:M, :N]
+    return (dict(rows=part.contiguous(), columns=part.t().contiguous().t(), part=part)[how],)
+"""
+)
+
 IN_A_LOOP = (
     HEAD
     + """
@@ -150,6 +186,17 @@ def test_stores_that_meet_get_a_copy_of_the_cotangent_to_take_from(tmp_path: Pat
     found = derived(MEETING, tmp_path, sandbox)
     assert found.verdict.green, found.verdict.message
     assert ".clone()" in found.draft.candidate.backward
+
+
+def test_gradients_and_cotangents_lie_in_memory_as_inputs_and_outputs_do_in_each_call(
+    tmp_path: Path, sandbox: Sandbox
+) -> None:
+    # Which layout the output has depends on the input's, and one input is a part of a larger tensor: buffers of the
+    # shape alone, or laid out as at the entry that was followed, give wrong gradients at the others. The launch stands
+    # in a helper.
+    found = derived(LAYOUTS, tmp_path, sandbox)
+    assert found.verdict.green, found.verdict.message
+    assert {case.case.split("how=")[1].split()[0] for case in found.verdict.cases} == {"rows", "columns", "part"}
 
 
 def test_a_launch_in_a_loop_is_refused_with_its_line(tmp_path: Path, sandbox: Sandbox) -> None:
