@@ -24,12 +24,12 @@ from kernel_agent.compiler.stub.flow import (
     storage_of,
     tensors_in,
 )
+from kernel_agent.compiler.stub.lines import ROOM, Line, backward_name, quoted
 from kernel_agent.compiler.stub.names import Names
 from kernel_agent.compiler.stub.source import LaunchText, StubSource
 from kernel_agent.compiler.stub.torchops import Undo, undone
 from kernel_agent.compiler.stub.trace import LaunchSeen, TorchSeen, Trace
 
-WIDTH = 110
 _LONG = 24
 """Characters from which an expression of a plan gets a name."""
 DTYPES = {
@@ -37,19 +37,6 @@ DTYPES = {
     "i1": "torch.bool", "i8": "torch.int8", "i16": "torch.int16", "i32": "torch.int32", "i64": "torch.int64",
 }  # fmt: skip
 """Elements of buffers as torch names them."""
-
-ROOM = '''def gradient_room(x, dtype=None, zeros=True):
-    """Room for the gradient of x, laid out in memory as x is: kernels address both in the same way."""
-    room = torch.empty_like(x, dtype=dtype)
-    if room.stride() != x.stride():  # x is a part of a larger tensor
-        reach = 1
-        for stride, size in sorted(zip(x.stride(), x.shape)):
-            if size > 1 and stride < reach:
-                raise ValueError("elements of an input share memory: pass it with .contiguous()")
-            reach += (size - 1) * stride
-        room, zeros = torch.empty_strided(x.shape, x.stride(), dtype=room.dtype, device=x.device), True
-    return room.zero_() if zeros else room
-'''
 
 Planner = Callable[[LaunchSeen, frozenset[str], frozenset[str]], BackwardPlan]
 """The plan of a launch, given which tensors want gradients and which have cotangents."""
@@ -73,38 +60,6 @@ class Grad:
     """An expression of the form of the tensor it belongs to."""
     element: str = ""
     """What it is made of, where that is not what the tensor is made of."""
-
-
-@dataclass(frozen=True)
-class Line:
-    """One statement, with marks where `Names` fills something in. Items stand in one row, or in as many as needed."""
-
-    opening: str
-    items: tuple[str, ...] = ()
-    closing: str = ""
-    depth: int = 0
-    """Blocks around it."""
-    bare: bool = False
-    """In several rows the items need parentheses."""
-
-    def shown(self, filled: Callable[[str], str], depth: int) -> list[str]:
-        """Rows of text, `depth` blocks deeper."""
-        pad = "    " * (self.depth + depth)
-        items = [filled(item) for item in self.items]
-        opening = pad + filled(self.opening)
-        if len(opening) + len(", ".join(items)) + len(self.closing) <= WIDTH or not items:
-            return [opening + ", ".join(items) + self.closing]
-        opening, closing = (f"{opening}(", f"){self.closing}") if self.bare else (opening, self.closing)
-        inner = f"{pad}    " + ", ".join(items)
-        if len(inner) <= WIDTH:
-            return [opening, inner, pad + closing]
-        rows, row = [], f"{pad}    "
-        for item in items:
-            if row.strip() and len(row) + len(item) + 1 > WIDTH:
-                rows.append(row.rstrip())
-                row = f"{pad}    "
-            row += f"{item}, "
-        return [opening, *rows, row.rstrip(), f"{pad}{closing}  # fmt: skip"]
 
 
 @dataclass
@@ -410,7 +365,7 @@ class BackwardWriter:
         for fact in plan.facts:
             shown = self._plan_text(fact.expression, launched, variables)
             reason = f"{fact.reason} only if {shown}"
-            self.lines += [Line(f"if not ({shown}):"), Line(f"raise ValueError({_quoted(reason)})", depth=1)]
+            self.lines += [Line(f"if not ({shown}):"), Line(f"raise ValueError({quoted(reason)})", depth=1)]
         slices: dict[int, tuple[str, list[Tensor]]] = {}
         self.bound = {}
         for step in plan.steps:
@@ -557,7 +512,7 @@ class BackwardWriter:
         return '"cuda"'
 
     def _step(self, step: Step, launched: Launched, variables: Mapping[str, str]) -> None:
-        kernel = replace(step.kernel, name=self.names.fresh(_backward_name(step.kernel.name)))
+        kernel = replace(step.kernel, name=self.names.fresh(backward_name(step.kernel.name)))
         self.kernels.append(kernel)
         grid = [self._short(self._plan_text(text, launched, variables)) for text in step.grid]
         shown = f"({grid[0]},)" if len(grid) == 1 else f"({', '.join(grid)})"
@@ -656,16 +611,3 @@ class BackwardWriter:
             and any(self.flow.shares(part, tensor) or part is tensor for part in tensors_in(event.args))
             for event in self.trace.events
         )
-
-
-def _backward_name(name: str) -> str:
-    """`softmax_bwd_kernel` of `softmax_fwd_kernel_backward`."""
-    for forward, backward in (("_fwd", "_bwd"), ("_forward", "_backward")):
-        if forward in name:
-            return name.replace("_backward", "").replace(forward, backward)
-    return name
-
-
-def _quoted(text: str) -> str:
-    """A literal in double quotes."""
-    return '"' + text.replace("\\", "\\\\").replace('"', "'") + '"'

@@ -11,9 +11,10 @@ from torch import Tensor
 from kernel_agent.compiler.emit.source import KernelSource
 from kernel_agent.compiler.plan import BackwardPlan
 from kernel_agent.compiler.ssa.value import Kernel
-from kernel_agent.compiler.stub.backward import BackwardWriter, Line, Planner, Written
+from kernel_agent.compiler.stub.backward import BackwardWriter, Planner, Written
 from kernel_agent.compiler.stub.dtypes import for_every_dtype
 from kernel_agent.compiler.stub.forward import forward_function
+from kernel_agent.compiler.stub.lines import Line
 from kernel_agent.compiler.stub.names import Names
 from kernel_agent.compiler.stub.source import StubSource
 from kernel_agent.compiler.stub.trace import Trace

@@ -1,0 +1,66 @@
+"""The statements of a backward as text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+WIDTH = 110
+
+ROOM = '''def gradient_room(x, dtype=None, zeros=True):
+    """Room for the gradient of x, laid out in memory as x is: kernels address both in the same way."""
+    room = torch.empty_like(x, dtype=dtype)
+    if room.stride() != x.stride():  # x is a part of a larger tensor
+        reach = 1
+        for stride, size in sorted(zip(x.stride(), x.shape)):
+            if size > 1 and stride < reach:
+                raise ValueError("elements of an input share memory: pass it with .contiguous()")
+            reach += (size - 1) * stride
+        room, zeros = torch.empty_strided(x.shape, x.stride(), dtype=room.dtype, device=x.device), True
+    return room.zero_() if zeros else room
+'''
+
+
+@dataclass(frozen=True)
+class Line:
+    """One statement, with marks where `Names` fills something in. Items stand in one row, or in as many as needed."""
+
+    opening: str
+    items: tuple[str, ...] = ()
+    closing: str = ""
+    depth: int = 0
+    """Blocks around it."""
+    bare: bool = False
+    """In several rows the items need parentheses."""
+
+    def shown(self, filled: Callable[[str], str], depth: int) -> list[str]:
+        """Rows of text, `depth` blocks deeper."""
+        pad = "    " * (self.depth + depth)
+        items = [filled(item) for item in self.items]
+        opening = pad + filled(self.opening)
+        if len(opening) + len(", ".join(items)) + len(self.closing) <= WIDTH or not items:
+            return [opening + ", ".join(items) + self.closing]
+        opening, closing = (f"{opening}(", f"){self.closing}") if self.bare else (opening, self.closing)
+        inner = f"{pad}    " + ", ".join(items)
+        if len(inner) <= WIDTH:
+            return [opening, inner, pad + closing]
+        rows, row = [], f"{pad}    "
+        for item in items:
+            if row.strip() and len(row) + len(item) + 1 > WIDTH:
+                rows.append(row.rstrip())
+                row = f"{pad}    "
+            row += f"{item}, "
+        return [opening, *rows, row.rstrip(), f"{pad}{closing}  # fmt: skip"]
+
+
+def backward_name(name: str) -> str:
+    """`softmax_bwd_kernel` of `softmax_fwd_kernel_backward`."""
+    for forward, backward in (("_fwd", "_bwd"), ("_forward", "_backward")):
+        if forward in name:
+            return name.replace("_backward", "").replace(forward, backward)
+    return name
+
+
+def quoted(text: str) -> str:
+    """A literal in double quotes."""
+    return '"' + text.replace("\\", "\\\\").replace('"', "'") + '"'
