@@ -21,6 +21,8 @@ class Answer(Record):
     speeds: tuple[PairSpeed, ...]
     source: str | None = None
     """A faster text of the pair, which the records are of."""
+    last: bool = False
+    """This process takes no other pair."""
 
 
 def command(turns: Path, proofs: int, proves_on: int, variants: int = 0) -> tuple[str, ...]:
@@ -50,15 +52,15 @@ def main() -> None:
     with InProcess(turns, proves_on=int(sys.argv[3])) as sandbox:
         for line in sys.stdin:
             task = Task.model_validate_json(line)
-            answer, usable = _answered(task, sandbox, int(sys.argv[4]))
+            answer = _answered(task, sandbox, int(sys.argv[4]))
             answers.write(answer.model_dump_json() + "\n")
             answers.flush()
-            if not usable:
+            if answer.last:
                 return
 
 
-def _answered(task: Task, sandbox: object, variants: int) -> tuple[Answer, bool]:
-    """The records of a pair, and whether this process can go on."""
+def _answered(task: Task, sandbox: object, variants: int) -> Answer:
+    """What this process says of a pair."""
     import torch
 
     from kernel_agent.collection.in_process import InProcess
@@ -73,8 +75,7 @@ def _answered(task: Task, sandbox: object, variants: int) -> tuple[Answer, bool]
         said = f"{type(error).__name__}: {' '.join(str(error).split())}"
         source = task.path.read_text(encoding="utf-8")
         sat = Sat((failed(task.path, source, device, SpeedStatus.CRASHED, said),))
-    answer = Answer(speeds=sat.speeds, source=sat.source)
-    return answer, _is_clean(task.path.stem)
+    return Answer(speeds=sat.speeds, source=sat.source, last=not _is_clean(task.path.stem))
 
 
 def _is_clean(name: str) -> bool:

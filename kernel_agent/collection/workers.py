@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import queue
 import signal
 import subprocess
@@ -33,6 +34,11 @@ class Done:
     """Its answer; empty when the process ended without one."""
     timed_out: bool = False
     """It was ended, since it took too long."""
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the process says with `last` in its answer that it takes no other task: it ends soon."""
+        return bool(self.line) and bool(json.loads(self.line).get("last"))
 
     @property
     def why(self) -> str:
@@ -115,7 +121,10 @@ class Workers:
             if process is None:
                 return
             events.put(Begun(task))
-            events.put(self._ask(process, task))
+            done = self._ask(process, task)
+            if done.is_last:
+                process = None
+            events.put(done)
 
     def _start(self, number: int) -> subprocess.Popen[str] | None:
         with self._lock:

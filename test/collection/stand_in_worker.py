@@ -28,4 +28,8 @@ for line in sys.stdin:
     answer = {"speeds": [speed]}
     if "tunes" in path.stem:
         answer["source"] = path.read_text() + "# with 8 warps\n"
+    answer["last"] = "unclean" in path.stem
     print(json.dumps(answer), flush=True)
+    if answer["last"]:
+        time.sleep(1.0)  # an interpreter with CUDA takes its time to end
+        sys.exit(0)

@@ -57,6 +57,12 @@ def test_a_hanging_or_crashing_pair_is_one_line_and_the_next_goes_on(tmp_path, b
     assert {speed.slug for speed in book.read()} == set(found)
 
 
+def test_the_pair_after_one_whose_process_cannot_go_on_is_measured_by_another_process(tmp_path, book):
+    # Given to the process that is about to end, it would be told as a crash of its own.
+    files = pairs_in(tmp_path, "a/unclean", "b/fine", "c/unclean_too", "d/fine_too")
+    assert {speed.status for speed in measure(files, book)} == {SpeedStatus.MEASURED}
+
+
 def test_a_faster_text_goes_to_its_own_folder_and_the_pair_stays(tmp_path, book):
     # Written in place, a text that only the native tier has seen would be the dataset's; unwritten, the sweep is lost.
     kept, tuned = pairs_in(tmp_path, "a/fine", "b/tunes")
