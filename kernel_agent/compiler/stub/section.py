@@ -55,8 +55,10 @@ def write_sections(spec: KernelSpec, source: StubSource, ways: Sequence[Way], pr
         sources[id(kernel)] = for_every_dtype(printer(kernel), kernel, spec.facts.source)
         return sources[id(kernel)].parameters
 
-    writers = [BackwardWriter(way.trace, source, names, way.kernels, way.planner, signature) for way in ways]
-    written = [writer.write(spec.grads, _outputs(spec, way.trace)) for way, writer in zip(ways, writers, strict=True)]
+    writers = [
+        BackwardWriter(way.trace, source, names, way.kernels, way.planner, signature, spec.grads) for way in ways
+    ]
+    written = [writer.write(_outputs(spec, way.trace)) for way, writer in zip(ways, writers, strict=True)]
     optional = {(place, name) for way in ways for place, name, value in way.conditions if value is None}
     tests = [_tests(way, writer, names, optional) for way, writer in zip(ways, writers, strict=True)]
     unpacked = names.unpacked()

@@ -1,0 +1,38 @@
+"""`Body`: the statements of one way through a backward as they are written, and the variables they bind."""
+
+from __future__ import annotations
+
+from kernel_agent.compiler.stub.lines import Line
+from kernel_agent.compiler.stub.names import Names
+
+
+class Body:
+    """Grows from the first statement to the last."""
+
+    def __init__(self, names: Names) -> None:
+        self.names = names
+        self.lines: list[Line] = []
+        self.helpers: dict[str, None] = {}
+        """Functions that the statements call, as text, in order."""
+        self._own: set[str] = set()
+
+    def fresh(self, name: str) -> str:
+        """A variable of this way alone; another way may have one of the same name."""
+        found = self.names.local(name, self._own)
+        self._own.add(found)
+        return found
+
+    def write(self, *lines: Line) -> None:
+        """Add statements."""
+        self.lines += lines
+
+    def once(self, line: Line) -> None:
+        """Add a statement that is not there yet."""
+        if line not in self.lines:
+            self.lines.append(line)
+
+    def bind(self, name: str, text: str) -> str:
+        """A fresh variable that holds the value of an expression."""
+        found = self.fresh(name)
+        self.lines.append(Line(f"{found} = {text}"))
+        return found

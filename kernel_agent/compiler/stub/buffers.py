@@ -1,0 +1,127 @@
+"""`Buffers`: the memory that the backward of one launch allocates, as statements."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from kernel_agent.compiler.errors import CannotDerive
+from kernel_agent.compiler.plan import Buffer, Fill
+from kernel_agent.compiler.ssa.value import NARROW
+from kernel_agent.compiler.stub.flow import disjoint, replaced, tensors_in
+from kernel_agent.compiler.stub.lines import ROOM, Line
+from kernel_agent.compiler.stub.wording import Wording
+
+DTYPES = {
+    "f64": "torch.float64", "f32": "torch.float32", "f16": "torch.float16", "bf16": "torch.bfloat16",
+    "i1": "torch.bool", "i8": "torch.int8", "i16": "torch.int16", "i32": "torch.int32", "i64": "torch.int64",
+}  # fmt: skip
+"""Elements of buffers as torch names them."""
+
+
+@dataclass
+class Sliced:
+    """The gradient of a whole tensor that a launch was given parts of."""
+
+    root: Tensor
+    variable: str
+    parts: list[Tensor] = field(default_factory=list)
+
+
+class Buffers:
+    """Allocates the buffers of one plan."""
+
+    def __init__(self, wording: Wording) -> None:
+        self.wording = wording
+        self.body = wording.body
+        self.references = wording.references
+        self.flow = wording.references.flow
+        self._sliced: dict[int, Sliced] = {}
+
+    @property
+    def sliced(self) -> list[Sliced]:
+        """Gradients of whole tensors, whose parts were allocated."""
+        return list(self._sliced.values())
+
+    def allocate(self, buffer: Buffer) -> str:
+        """Write the statement that makes a buffer; the expression that the launches are given. Raises
+        `CannotDerive`."""
+        if not buffer.like:
+            return self._shaped(buffer)
+        tensor = self.wording.launched.seen.tensors[buffer.like]
+        if self.flow.is_slice(tensor):
+            return self._slice(tensor, self.wording.launched.text.arguments[buffer.like])
+        return self._like(buffer, tensor)
+
+    def as_like(self, buffer: Buffer) -> bool:
+        """Whether a buffer has the dtype of the tensor it is like, in every call: what is added to stays float32."""
+        kinds = {"f32": "fp32", "f64": "fp64", "f16": "fp16", "bf16": "bf16"}
+        types = self.wording.launched.seen.build.types
+        if not buffer.like or types.get(buffer.like) != f"*{kinds.get(buffer.element, buffer.element)}":
+            return False
+        return buffer.fill is Fill.EMPTY or bool(buffer.empty_if) or buffer.element in NARROW
+
+    def _make(self, buffer: Buffer, end: str) -> str:
+        """The function of torch."""
+        if buffer.fill is not Fill.ZEROS:
+            return f"torch.empty{end}"
+        if not buffer.empty_if:
+            return f"torch.zeros{end}"
+        return f"(torch.empty{end} if {self.wording.text(buffer.empty_if)} else torch.zeros{end})"
+
+    def _dtype(self, buffer: Buffer) -> str:
+        return "" if self.as_like(buffer) else f", dtype={DTYPES[buffer.element]}"
+
+    def _shaped(self, buffer: Buffer) -> str:
+        make, dtype = self._make(buffer, ""), self._dtype(buffer)
+        base = self.wording.gradient(buffer.name)
+        shape = ", ".join(self.wording.short(text) for text in buffer.shape)
+        name = self.body.fresh(base if base != buffer.name else buffer.name.lower())
+        shape = f"({shape},)" if len(buffer.shape) == 1 else f"({shape})"
+        options = [text for text in (dtype.removeprefix(", "), f"device={self.references.device()}") if text]
+        self.body.write(Line(f"{name} = {make}(", (shape, *options), ")"))
+        return name
+
+    def _like(self, buffer: Buffer, tensor: Tensor) -> str:
+        make, dtype = self._make(buffer, "_like"), self._dtype(buffer)
+        name = self.body.fresh(self.wording.gradient(buffer.name))
+        like = self.wording.argument(buffer.like)
+        if self.flow.is_expanded(tensor):
+            # Kernels add to the elements that the indices share, so that the sum over them is there already.
+            tensor = tensors_in(self.flow.maker[id(tensor)].args)[0]
+            like = self.references.named(tensor, "a tensor that is expanded for a launch")
+            make, dtype = "torch.zeros_like", f", dtype={DTYPES[buffer.element]}"
+        if self.flow.always_dense(tensor):
+            self.body.write(Line(f"{name} = {make}({like}{dtype})"))
+            return name
+        self.body.helpers[ROOM] = None
+        zeros = "" if buffer.fill is Fill.ZEROS and not buffer.empty_if else ", zeros=False"
+        if buffer.empty_if:
+            zeros = f", zeros=not ({self.wording.text(buffer.empty_if)})"
+        self.body.write(Line(f"{name} = gradient_room({like}{dtype}{zeros})"))
+        return name
+
+    def _slice(self, tensor: Tensor, node: ast.expr) -> str:
+        """Part of a gradient of the whole tensor that the launch was given a part of."""
+        root = self.flow.root(tensor)
+        found = self.references.part(tensor, node)
+        if found is None:
+            raise CannotDerive(
+                f"the part that `{ast.unparse(node)}` is of a tensor cannot be told from the stub's text",
+                remedy="Take parts in plain assignments, in one step.",
+            )
+        view, whole = found
+        known = self._sliced.get(id(root))
+        if known is not None and not disjoint([*known.parts, tensor]):
+            raise CannotDerive(
+                f"a launch is given parts of `{whole}` that overlap", remedy="Pass the whole tensor once."
+            )
+        if known is None:
+            name = self.body.fresh(f"d{self.references.hint(root)}")
+            like = self.references.names.tensor(whole)
+            self.body.write(Line(f"{name} = torch.zeros_like({like}, dtype=torch.float32)"))
+            known = self._sliced[id(root)] = Sliced(root, name)
+        known.parts.append(tensor)
+        return replaced(view, whole, known.variable)

@@ -1,0 +1,107 @@
+"""`Wording`: the expressions of one launch's plan in the names that the backward has."""
+
+from __future__ import annotations
+
+import ast
+import copy
+from dataclasses import dataclass
+
+from kernel_agent.compiler.errors import CannotDerive
+from kernel_agent.compiler.plan import BackwardPlan
+from kernel_agent.compiler.stub.accesses import Accesses
+from kernel_agent.compiler.stub.body import Body
+from kernel_agent.compiler.stub.names import Names
+from kernel_agent.compiler.stub.references import References
+from kernel_agent.compiler.stub.source import LaunchText
+from kernel_agent.compiler.stub.trace import LaunchSeen
+
+_LONG = 24
+"""Characters from which an expression of a plan gets a name."""
+_GRID = ("grid0", "grid1", "grid2")
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A launch as the writer sees it."""
+
+    place: int
+    seen: LaunchSeen
+    text: LaunchText
+    accesses: Accesses
+
+
+class Wording:
+    """Words for one plan; grows with the variables that the backward binds for it."""
+
+    def __init__(
+        self, launched: Launched, plan: BackwardPlan, references: References, names: Names, body: Body
+    ) -> None:
+        self.launched = launched
+        self.plan = plan
+        self.references = references
+        self.names = names
+        self.body = body
+        self.variables: dict[str, str] = {}
+        """What the plan's cotangents, buffers and totals are called."""
+        self._bound: dict[str, str] = {}
+        """Long expressions, with their names."""
+
+    def text(self, expression: str) -> str:
+        """An expression of the plan, as the backward writes it. Raises `CannotDerive`."""
+        tree = ast.parse(expression, mode="eval").body
+        return ast.unparse(_Filling(self).visit(copy.deepcopy(tree)))
+
+    def short(self, expression: str) -> str:
+        """The same, or the variable that holds it."""
+        text = self.text(expression)
+        return self._bound.get(text, text)
+
+    def bind(self, name: str, expression: str) -> None:
+        """Give an expression that is long a variable, under which `short` knows it."""
+        text = self.text(expression)
+        if len(text) > _LONG and text not in self._bound:
+            self._bound[text] = self.body.bind(name, text)
+
+    def argument(self, name: str) -> str:
+        """A parameter of the forward's launch as the backward writes it. Raises `CannotDerive`."""
+        given = self.launched.text
+        if name not in given.arguments:
+            raise CannotDerive(
+                f"a backward kernel of `{self.launched.seen.name}` wants `{name}`, which nothing gives",
+                remedy="Please report this forward: the plan is not complete.",
+            )
+        return self.names.expression(given.arguments[name], given.line, name)
+
+    def option(self, name: str) -> str | None:
+        """An option of the forward's launch, such as `num_warps`, where that has it."""
+        given = self.launched.text
+        return self.names.expression(given.options[name], given.line, name) if name in given.options else None
+
+    def gradient(self, name: str) -> str:
+        """`dx` for the gradient of the stub's `x`, whatever the kernel calls it; other buffers keep their names."""
+        for argument, result in self.plan.gradients.items():
+            if result == name:
+                return f"d{self.references.hint(self.launched.seen.tensors[argument])}"
+        return name
+
+    def name(self, name: str) -> str | None:
+        """A name in an expression of the plan, as the backward writes it; None where it is none of the launch's."""
+        given = self.launched.text
+        if name in _GRID:
+            axis = _GRID.index(name)
+            return self.names.expression(given.grid[axis], given.line, name) if axis < len(given.grid) else "1"
+        if name in self.variables:
+            return self.variables[name]
+        return self.argument(name) if name in given.arguments else None
+
+
+class _Filling(ast.NodeTransformer):
+    """Puts the backward's expressions for names."""
+
+    def __init__(self, wording: Wording) -> None:
+        self.wording = wording
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        """A name."""
+        shown = self.wording.name(node.id)
+        return node if shown is None else ast.parse(shown, mode="eval").body
