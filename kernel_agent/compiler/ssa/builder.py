@@ -8,30 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 from kernel_agent.compiler.ssa import fold
 from kernel_agent.compiler.ssa.code import ELEMENTWISE, MEMORY, PURE, Code
+from kernel_agent.compiler.ssa.scopes import Scope, known, outermost
 from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value, broadcast_shape, constant
-
-Key = tuple[Any, ...]
-
-CHEAP = ELEMENTWISE | {Code.CONST, Code.PROGRAM_ID, Code.NUM_PROGRAMS, Code.ARANGE, Code.EXPAND, Code.BROADCAST}
-"""What may run although the branch it comes from does not."""
-
-
-@dataclass(eq=False)
-class Scope:
-    """A block under construction."""
-
-    block: Block
-    guarded: bool = False
-    """It is a branch, which may not run: dear work and loads stay in it."""
-    certain: bool = True
-    """It runs at least once, or it does no harm to load what it loads: else loads stay in it, since their addresses may
-    lie outside of what they point to where it does not run."""
-    known: dict[Key, Value] = field(default_factory=dict)
 
 
 class Builder:
@@ -98,24 +80,16 @@ class Builder:
         assert code in PURE, code
         attributes = dict(attributes or {})
         key = (code, tuple(v.id for v in operands), tuple(sorted(attributes.items())), element, tuple(shape))
-        for scope in self.scopes:
-            if key in scope.known:
-                return scope.known[key]
-        depth = self._outermost(code, operands, tuple(shape))
+        found = known(self.scopes, key)
+        if found is not None:
+            return found
+        depth = outermost(self.scopes, code, operands, tuple(shape))
         value = Value(element, shape, name)
         self.add_op(Op(code, operands, [value], attributes), depth)
         if code is Code.CONST:
             value.name = ""
         self.scopes[depth].known[key] = value
         return value
-
-    def _outermost(self, code: Code, operands: Sequence[Value], shape: tuple[int, ...]) -> int:
-        """The outermost block where all operands are known; dear work does not leave a branch."""
-        least = max((value.depth for value in operands), default=0)
-        if code in CHEAP and (not shape or all(not v.is_float for v in operands)):
-            return least
-        stays = (not scope.certain if code is Code.LOAD else scope.guarded for scope in self.scopes)
-        return max([least, *(place for place, stay in enumerate(stays) if stay)])
 
     # --- constants and sources
 
@@ -289,10 +263,10 @@ class Builder:
             self.add_op(Op(Code.LOAD, operands, [value], attributes))
             return value
         key = (Code.LOAD, base.id, tuple(operand.id for operand in operands))
-        for scope in self.scopes:
-            if key in scope.known:
-                return scope.known[key]
-        depth = self._outermost(Code.LOAD, operands, shape)
+        found = known(self.scopes, key)
+        if found is not None:
+            return found
+        depth = outermost(self.scopes, Code.LOAD, operands, shape)
         self.add_op(Op(Code.LOAD, operands, [value], attributes), depth)
         self.scopes[depth].known[key] = value
         return value

@@ -11,8 +11,9 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from kernel_agent.compiler.errors import CannotDerive
-from kernel_agent.compiler.ssa.builder import Builder, Scope
+from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import EFFECTS, Code
+from kernel_agent.compiler.ssa.scopes import Scope
 from kernel_agent.compiler.ssa.uses import captured, written_to
 from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value, constant, is_smaller
 from kernel_agent.errors import InternalError

@@ -1,0 +1,43 @@
+"""`Scope`: a block under construction, what is known in it, and how far out of it an operation may move."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kernel_agent.compiler.ssa.code import ELEMENTWISE, Code
+from kernel_agent.compiler.ssa.value import Block, Value
+
+Key = tuple[Any, ...]
+"""What makes two operations without effect equal."""
+
+CHEAP = ELEMENTWISE | {Code.CONST, Code.PROGRAM_ID, Code.NUM_PROGRAMS, Code.ARANGE, Code.EXPAND, Code.BROADCAST}
+"""What may run although the branch it comes from does not."""
+
+
+@dataclass(eq=False)
+class Scope:
+    """A block under construction."""
+
+    block: Block
+    guarded: bool = False
+    """It is a branch, which may not run: dear work and loads stay in it."""
+    certain: bool = True
+    """It runs at least once, or it does no harm to load what it loads: else loads stay in it, since their addresses may
+    lie outside of what they point to where it does not run."""
+    known: dict[Key, Value] = field(default_factory=dict)
+
+
+def known(scopes: Sequence[Scope], key: Key) -> Value | None:
+    """The value of an equal operation in sight."""
+    return next((scope.known[key] for scope in scopes if key in scope.known), None)
+
+
+def outermost(scopes: Sequence[Scope], code: Code, operands: Sequence[Value], shape: tuple[int, ...]) -> int:
+    """Depth of the outermost block where all operands are known; dear work does not leave a branch."""
+    least = max((value.depth for value in operands), default=0)
+    if code in CHEAP and (not shape or all(not v.is_float for v in operands)):
+        return least
+    stays = (not scope.certain if code is Code.LOAD else scope.guarded for scope in scopes)
+    return max([least, *(place for place, stay in enumerate(stays) if stay)])
