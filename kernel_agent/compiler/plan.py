@@ -1,7 +1,8 @@
 """`BackwardPlan`: what a backward of one forward launch does: buffers, launches, and sums of partial results.
 
 Expressions are Python source. They may name what the forward's launch had: its scalar arguments and constexprs by their
-parameter names, its tensors by theirs, and `grid0`, `grid1`, `grid2`, the extents of its grid.
+parameter names, its tensors by theirs, and `grid0`, `grid1`, `grid2`, the extents of its grid. A fact may also call
+`axes_nested((stride, size), ...)`, which the stub has to define.
 """
 
 from __future__ import annotations
@@ -10,6 +11,10 @@ import enum
 from dataclasses import dataclass, field
 
 from kernel_agent.compiler.ssa.value import Kernel
+
+NESTED = "axes_nested"
+"""Whether elements (stride, size) along several axes never meet: every stride is larger than the reach of all that are
+smaller."""
 
 
 class Fill(enum.Enum):

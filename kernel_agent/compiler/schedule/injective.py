@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from kernel_agent.compiler.plan import NESTED
 from kernel_agent.compiler.schedule.claims import Claim, Claims, any_of, open_claims
 from kernel_agent.compiler.schedule.linear import Atom, Form, Kind
 from kernel_agent.compiler.schedule.polynomial import ONE, ZERO, Polynomial
@@ -47,10 +48,7 @@ class Injectivity:
             text = any_of(self.orders)
         else:
             sides = ", ".join(f"({d.coefficient.text()}, {d.extents[0].text()})" for d in self.digits if d.extents)
-            text = (
-                "(lambda axes: len({s for s, _ in axes}) == len(axes) and "
-                f"all(s > sum(t * (n - 1) for t, n in axes if t < s) for s, _ in axes))(({sides}))"
-            )
+            text = f"{NESTED}({sides})"
         return [*found, *([text] if text else [])]
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from kernel_agent.compiler.plan import NESTED
+
 WIDTH = 110
 
 ROOM = '''def gradient_room(x, dtype=None, zeros=True):
@@ -18,6 +20,14 @@ ROOM = '''def gradient_room(x, dtype=None, zeros=True):
             reach += (size - 1) * stride
         room, zeros = torch.empty_strided(x.shape, x.stride(), dtype=room.dtype, device=x.device), True
     return room.zero_() if zeros else room
+'''
+
+APART = f'''def {NESTED}(*axes):
+    """Whether no two indices share an element: each (stride, size) steps over all that smaller strides reach."""
+    strides = [stride for stride, _ in axes]
+    return len(set(strides)) == len(strides) and all(
+        stride > sum(inner * (size - 1) for inner, size in axes if inner < stride) for stride in strides
+    )
 '''
 
 

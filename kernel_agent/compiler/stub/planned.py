@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from torch import Tensor
 
 from kernel_agent.compiler.errors import CannotDerive
-from kernel_agent.compiler.plan import BackwardPlan, Step
+from kernel_agent.compiler.plan import NESTED, BackwardPlan, Step
 from kernel_agent.compiler.ssa.value import Kernel
 from kernel_agent.compiler.stub.buffers import Buffers
 from kernel_agent.compiler.stub.cotangents import Cotangents, Grad
 from kernel_agent.compiler.stub.flow import tensors_in
-from kernel_agent.compiler.stub.lines import Line, backward_name, quoted
+from kernel_agent.compiler.stub.lines import APART, Line, backward_name, quoted
 from kernel_agent.compiler.stub.wording import Wording
 
 Signature = Callable[[Kernel], Sequence[str]]
@@ -76,8 +77,11 @@ class Planned:
         """Statements that raise where the plan would be wrong."""
         for fact in self.plan.facts:
             shown = self.wording.text(fact.expression)
+            if f"{NESTED}(" in fact.expression:
+                self.body.helpers[APART] = None
             reason = f"{fact.reason} only if {shown}"
-            self.body.write(Line(f"if not ({shown}):"), Line(f"raise ValueError({quoted(reason)})", depth=1))
+            asked = shown if isinstance(ast.parse(shown, mode="eval").body, ast.Call) else f"({shown})"
+            self.body.write(Line(f"if not {asked}:"), Line(f"raise ValueError({quoted(reason)})", depth=1))
 
     def _bind(self, step: Step) -> None:
         """Variables for long expressions that the launches share."""

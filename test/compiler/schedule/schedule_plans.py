@@ -19,6 +19,7 @@ from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.evaluate import evaluate
 from kernel_agent.compiler.ssa.memory import Evaluation
 from kernel_agent.compiler.ssa.value import Kernel
+from kernel_agent.compiler.stub.lines import APART
 from kernel_agent.ir.lower import lower
 
 PROCESSORS = 2
@@ -54,6 +55,7 @@ def run(
     """Gradients by input, and what each launch accessed. `names`: constexprs; NaN is what nothing was stored to."""
     scope = {**given, **names, "torch": DEVICE, "triton": triton, "min": min, "max": max}
     scope |= {f"grid{axis}": grid[axis] if axis < len(grid) else 1 for axis in range(3)}
+    exec(APART, scope)  # what facts may call
     for fact in plan.facts:
         assert eval(fact.expression, scope), fact
     memory: dict[str, Tensor] = {}
