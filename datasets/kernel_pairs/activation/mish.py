@@ -64,7 +64,7 @@ def _mish_bwd(DY, X, DX, numel, BLOCK: tl.constexpr):
 def backward(saved, grad_y, needs=None):
     (x,) = saved
     dx = torch.empty_like(x)
-    _mish_bwd[(triton.cdiv(x.numel(), 1024),)](grad_y.contiguous(), x, dx, x.numel(), BLOCK=1024)
+    _mish_bwd[(triton.cdiv(x.numel(), 2048),)](grad_y.contiguous(), x, dx, x.numel(), BLOCK=2048)
     return dx
 
 

@@ -192,7 +192,7 @@ def backward(saved, grad_o, needs=None):
     sizes = (H, T, D, random.shape[2], global_blocks, window, *grad_o.stride(), scale, scale * 1.4426950408889634)
     tiles = {"SIZE": size, "BLOCK_D": max(16, triton.next_power_of_2(D)), "num_warps": 4 if D <= 64 else 8}
     dq, delta = torch.empty_like(q), torch.empty_like(lse)
-    _bigbird_dq[grid](q, k, v, random, o, grad_o, lse, delta, dq, *sizes, **tiles, num_stages=2)
+    _bigbird_dq[grid](q, k, v, random, o, grad_o, lse, delta, dq, *sizes, **tiles, num_stages=3)
     if not (need_k or need_v):
         return dq, None, None
     dk, dv = torch.empty_like(k), torch.empty_like(v)

@@ -158,7 +158,7 @@ def backward(saved, grad_o, needs=None):
     dk, dv = torch.empty_like(k), torch.empty_like(v)
     _sparse_dkdv[grid](
         q, k, v, col_ptr, rows, grad_o, lse, delta, dk, dv, *sizes,
-        SIZE=size, BLOCK_D=BLOCK_D, num_warps=warps, num_stages=2,
+        SIZE=size, BLOCK_D=BLOCK_D, num_warps=warps, num_stages=1,
     )  # fmt: skip
     return dq, dk, dv
 

@@ -152,7 +152,18 @@ def backward(saved, grad_out, needs=None):
     if need_q:
         dq = torch.empty_like(q)
         _relu_dq[grid](
-            q, k, v, slopes, grad_out, dq, *sizes, BLOCK_M=own, BLOCK_N=other, BLOCK_D=BLOCK_D, num_warps=warps
+            q,
+            k,
+            v,
+            slopes,
+            grad_out,
+            dq,
+            *sizes,
+            BLOCK_M=own,
+            BLOCK_N=other,
+            BLOCK_D=BLOCK_D,
+            num_warps=warps,
+            num_stages=2,
         )
     if need_k or need_v:
         dk, dv = torch.empty_like(k), torch.empty_like(v)

@@ -171,7 +171,7 @@ def backward(saved, grad_o, needs=None):
     if not (need_k or need_v):
         return dq, None, None
     dk, dv = torch.empty_like(k), torch.empty_like(v)
-    own, other = (16, 16) if T <= 256 else (64, 32)
+    own, other = (16, 16) if T <= 256 else (64, 16)
     _neighbour_dkdv[(triton.cdiv(T, own), B * H)](
         q, k, v, grad_o, lse, delta, dk, dv, *sizes, BLOCK_M=other, BLOCK_N=own, BLOCK_D=BLOCK_D, num_warps=4
     )

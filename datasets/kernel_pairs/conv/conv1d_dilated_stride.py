@@ -133,10 +133,10 @@ def backward(saved, grad_y, needs=None):
     if need_x:
         dx = torch.empty_like(x)
         # STRIDE residues, each with its tiles of 64 input steps.
-        _strided_conv_dx[(stride * triton.cdiv(triton.cdiv(T, stride), 64), triton.cdiv(CI, 64), B)](
+        _strided_conv_dx[(stride * triton.cdiv(triton.cdiv(T, stride), 128), triton.cdiv(CI, 128), B)](
             grad_y, weight, dx, T, out, CI, CO, *grad_y.stride(),
             TAPS=TAPS, STRIDE=stride, DILATION=dilation, PAD=pad,
-            BLOCK_M=64, BLOCK_N=64, BLOCK_K=inner, num_warps=4, num_stages=3,
+            BLOCK_M=128, BLOCK_N=128, BLOCK_K=inner, num_warps=8, num_stages=3,
         )  # fmt: skip
     if need_w:
         # Two programs for each of 132 processors: more splits would only make more partials to write and read again.
@@ -145,7 +145,7 @@ def backward(saved, grad_y, needs=None):
         parts = torch.empty(splits, TAPS, CI, CO, device=x.device, dtype=torch.float32)
         _strided_conv_dweight[(tiles, TAPS, splits)](
             x, grad_y, parts, B, T, out, CI, CO, *grad_y.stride(), STRIDE=stride, DILATION=dilation, PAD=pad,
-            ROWS=512, BLOCK_M=inner, BLOCK_N=64, BLOCK_K=64, num_warps=4, num_stages=3,
+            ROWS=2048, BLOCK_M=inner, BLOCK_N=64, BLOCK_K=64, num_warps=4, num_stages=3,
         )  # fmt: skip
         dweight = parts.sum(0).to(weight.dtype)
     return dx, dweight

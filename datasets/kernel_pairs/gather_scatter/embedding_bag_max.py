@@ -73,10 +73,10 @@ def backward(saved, grad_y, needs=None):
     weight, winner = saved
     bags, D = winner.shape
     dw = torch.zeros(weight.shape, device=weight.device, dtype=torch.float32)
-    BLOCK_D = min(256, triton.next_power_of_2(D))
-    BLOCK_B = 1024 // BLOCK_D
+    BLOCK_D = min(64, triton.next_power_of_2(D))
+    BLOCK_B = 128 // BLOCK_D
     _bag_max_bwd[(triton.cdiv(bags, BLOCK_B), triton.cdiv(D, BLOCK_D))](
-        grad_y, winner, dw, bags, D, *grad_y.stride(), BLOCK_B=BLOCK_B, BLOCK_D=BLOCK_D, num_warps=4
+        grad_y, winner, dw, bags, D, *grad_y.stride(), BLOCK_B=BLOCK_B, BLOCK_D=BLOCK_D, num_warps=8
     )
     return dw.to(weight.dtype)
 

@@ -64,7 +64,7 @@ def backward(saved, grad_y, needs=None):
     T, D = sorted_ids.numel(), weight.shape[1]
     # Ids that never occur keep the zero; every other row is written once, straight in the table's dtype.
     dw = torch.zeros_like(weight)
-    BLOCK_D = max(32, min(512, triton.next_power_of_2(D)))
+    BLOCK_D = max(32, min(1024, triton.next_power_of_2(D)))
     _segment_sum_bwd[(T, triton.cdiv(D, BLOCK_D))](
         grad_y, sorted_ids, order, dw, T, D, grad_y.stride(0), grad_y.stride(1), BLOCK_D=BLOCK_D
     )

@@ -99,7 +99,7 @@ def backward(saved, grad_y, needs=(True, True)):
         block = 128 if min(K, N) >= 128 else 64
         _own_weight_bwd[(sequences * triton.cdiv(N, block), triton.cdiv(K, block))](
             x, grad_y, dw, offsets, N, K, *x.stride(), *grad_y.stride(),
-            BLOCK_R=128 // x.element_size(), BLOCK_N=block, BLOCK_K=block, num_warps=8 if block == 128 else 4,
+            BLOCK_R=128 // x.element_size(), BLOCK_N=block, BLOCK_K=block, num_warps=4,
             num_stages=3,
         )  # fmt: skip
     return dx, dw

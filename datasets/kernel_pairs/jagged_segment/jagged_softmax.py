@@ -89,7 +89,7 @@ def backward(saved, grad_y, needs=None):
     BLOCK_C = min(64, triton.next_power_of_2(C))
     _jagged_softmax_bwd[(offsets.numel() - 1, triton.cdiv(C, BLOCK_C))](
         grad_y, y, offsets, dx, C, grad_y.stride(0), grad_y.stride(1),
-        BLOCK_L=2048 // BLOCK_C, BLOCK_C=BLOCK_C, num_warps=4,
+        BLOCK_L=4096 // BLOCK_C, BLOCK_C=BLOCK_C, num_warps=4,
     )  # fmt: skip
     return dx
 

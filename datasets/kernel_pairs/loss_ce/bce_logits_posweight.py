@@ -88,7 +88,7 @@ def backward(saved, grad_loss, needs=(True, True)):
     logits, target, pos_weight = saved
     M, C = logits.shape
     BLOCK_C = max(16, min(256, triton.next_power_of_2(C)))
-    BLOCK_M = 1024 // BLOCK_C
+    BLOCK_M = 256 // BLOCK_C
     columns = triton.cdiv(C, BLOCK_C)
     # Column sums: eight programs for each of 132 processors. Without them a band is a single tile.
     bands = min(triton.cdiv(M, BLOCK_M), max(1, 1056 // columns)) if needs[1] else triton.cdiv(M, BLOCK_M)
@@ -98,7 +98,7 @@ def backward(saved, grad_loss, needs=(True, True)):
     parts = torch.empty(bands, C, device=logits.device, dtype=torch.float32) if needs[1] else None
     _bce_bwd[(bands, columns)](
         grad_loss, logits, target, pos_weight, dx, parts, M, C, *grad_loss.stride(), band,
-        NEED_X=needs[0], NEED_W=needs[1], BLOCK_M=BLOCK_M, BLOCK_C=BLOCK_C, num_warps=4,
+        NEED_X=needs[0], NEED_W=needs[1], BLOCK_M=BLOCK_M, BLOCK_C=BLOCK_C, num_warps=8,
     )  # fmt: skip
     return dx, parts.sum(0).to(pos_weight.dtype) if needs[1] else None
 

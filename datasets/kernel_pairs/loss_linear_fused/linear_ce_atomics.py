@@ -105,10 +105,10 @@ def backward(saved, grad_loss, needs=None):
     BLOCK_H = max(16, triton.next_power_of_2(H))
     dx = torch.zeros(T, H, device=hidden.device, dtype=torch.float32)
     dw = torch.empty_like(weight)
-    BLOCK_V = 128 if BLOCK_H <= 128 else 64
+    BLOCK_V = 128
     _narrow_ce_bwd[(triton.cdiv(V, BLOCK_V),)](
         grad_loss, hidden, weight, target, lse, dx, dw, T, V, H, grad_loss.stride(0),
-        BLOCK_T=128 // hidden.element_size(), BLOCK_V=BLOCK_V, BLOCK_H=BLOCK_H, num_warps=8, num_stages=2,
+        BLOCK_T=128 // hidden.element_size(), BLOCK_V=BLOCK_V, BLOCK_H=BLOCK_H, num_warps=8, num_stages=3,
     )  # fmt: skip
     return dx.to(hidden.dtype), dw
 

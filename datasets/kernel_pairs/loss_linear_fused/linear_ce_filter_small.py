@@ -144,7 +144,7 @@ def backward(saved, grad_loss, needs=(True, True)):
     _filtered_ce_bwd[(triton.cdiv(T, BLOCK_T), triton.cdiv(V, BLOCK_V))](
         grad_loss, hidden, weight, target, lse, dx, dw, T, V, H, grad_loss.stride(0), eps,
         NEED_X=needs[0], NEED_W=needs[1],
-        BLOCK_T=BLOCK_T, BLOCK_V=BLOCK_V, BLOCK_H=BLOCK_H, num_warps=8 if BLOCK_T == 128 else 4, num_stages=3,
+        BLOCK_T=BLOCK_T, BLOCK_V=BLOCK_V, BLOCK_H=BLOCK_H, num_warps=16 if BLOCK_T == 128 else 4, num_stages=4,
     )  # fmt: skip
     return dx.to(hidden.dtype) if needs[0] else None, dw.to(weight.dtype) if needs[1] else None
 

@@ -142,9 +142,10 @@ def backward(saved, grad_out, needs=None):
     rank = max(16, triton.next_power_of_2(R))
     db, dm = torch.empty_like(lora_b), torch.empty_like(magnitude)
     t = torch.empty_like(norm)
-    _dora_rows[(triton.cdiv(N, 16),)](
+    _dora_rows[(triton.cdiv(N, 32),)](
         grad_out, weight, lora_a, lora_b, magnitude, norm, db, dm, t, N, K, R, scale,
-        grad_out.stride(0), grad_out.stride(1), BLOCK_N=16, BLOCK_K=_columns(K, 128), BLOCK_R=rank, num_warps=4,
+        grad_out.stride(0), grad_out.stride(1), BLOCK_N=32, BLOCK_K=_columns(K, 128), BLOCK_R=rank,
+        num_warps=4, num_stages=4,
     )  # fmt: skip
     if needs is not None and not needs[0]:
         return None, db, dm

@@ -101,7 +101,7 @@ def _gradient(left, right, shape, dtype):
     out = torch.empty(parts, P, Q, device=left.device, dtype=torch.float32 if parts != shape[0] else dtype)
     _bmm_run[(triton.cdiv(Q, BQ), triton.cdiv(P, BP), parts)](
         left, right, out, P, Q, S, Z, run, *left.stride(), *right.stride(),
-        BLOCK_P=BP, BLOCK_Q=BQ, BLOCK_S=min(_side(S), 128 // left.element_size()), num_warps=8, num_stages=3,
+        BLOCK_P=BP, BLOCK_Q=BQ, BLOCK_S=min(_side(S), 256 // left.element_size()), num_warps=8, num_stages=3,
     )  # fmt: skip
     return out.sum(0, keepdim=True).to(dtype) if parts != shape[0] else out
 

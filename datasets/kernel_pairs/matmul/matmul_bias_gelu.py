@@ -96,7 +96,7 @@ def _product(left, right):
     out = torch.empty(M, N, device=left.device, dtype=left.dtype)
     _linear_gelu_product[(triton.cdiv(M, 128), triton.cdiv(N, 128))](
         left, right, out, M, N, K, left.stride(0), left.stride(1), right.stride(0), right.stride(1),
-        BLOCK_M=128, BLOCK_N=128, BLOCK_K=128 // left.element_size(), num_warps=8, num_stages=3,
+        BLOCK_M=128, BLOCK_N=128, BLOCK_K=128 // left.element_size(), num_warps=4, num_stages=3,
     )  # fmt: skip
     return out
 

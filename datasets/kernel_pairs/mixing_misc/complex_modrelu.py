@@ -96,7 +96,7 @@ def backward(saved, grad_y, needs=None):
     z, bias = saved
     M, N, _ = z.shape
     dz = torch.empty_like(z)
-    BLOCK_N = min(128, triton.next_power_of_2(N))
+    BLOCK_N = min(64, triton.next_power_of_2(N))
     BLOCK_M = 1024 // BLOCK_N
     tiles = triton.cdiv(N, BLOCK_N)
     # About eight programs for each of 132 processors, but at least four tiles of rows for every partial sum.

@@ -75,8 +75,8 @@ def backward(saved, grad_y, needs=None):
     y, c = saved
     M, N = y.shape
     dx = torch.empty_like(y)
-    BLOCK_N = min(256, triton.next_power_of_2(N))
-    BLOCK_M = 2048 // BLOCK_N
+    BLOCK_N = min(512, triton.next_power_of_2(N))
+    BLOCK_M = 1024 // BLOCK_N
     tiles = triton.cdiv(N, BLOCK_N)
     # About eight programs for each of 132 processors, but at least four tiles of rows for every partial sum.
     rows_each = max(4 * BLOCK_M, triton.cdiv(M * tiles, 1056))

@@ -108,7 +108,7 @@ def backward(saved, grad_y, needs=(True, True)):
         _padded_dw[(N // BLOCK_N, K // BLOCK_K, E)](
             x, grad_y, first_tile, dw, N, K, *x.stride(), *grad_y.stride(),
             BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K, STEP=min(BLOCK_M, 128 // x.element_size()),
-            num_warps=8 if BLOCK_K * BLOCK_N >= 128 * 128 else 4, num_stages=3,
+            num_warps=4, num_stages=3,
         )  # fmt: skip
     return dx, dw
 

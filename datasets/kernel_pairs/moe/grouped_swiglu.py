@@ -159,7 +159,7 @@ def backward(saved, grad_y, needs=(True, True, True)):
     BLOCK_F = _side(F)
     _swiglu_slopes[(triton.cdiv(F, BLOCK_F), rows)](
         grad_y, x, w_gate, w_up, offsets, dgate, dup, D, F, E, *grad_y.stride(),
-        BLOCK_M=64, BLOCK_F=BLOCK_F, BLOCK_D=_side(D, step), BLOCK_E=BLOCK_E, num_warps=8, num_stages=3,
+        BLOCK_M=128, BLOCK_F=BLOCK_F, BLOCK_D=_side(D, step), BLOCK_E=BLOCK_E, num_warps=16, num_stages=4,
     )  # fmt: skip
     dx = dwg = dwu = None
     if needs[0]:

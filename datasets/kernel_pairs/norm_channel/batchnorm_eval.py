@@ -87,8 +87,8 @@ def backward(saved, grad_y, needs=None):
     x, weight, running_mean, running_var, eps = saved
     N, C, L = x.shape
     need_x, need_w, need_b = needs or (True, True, True)
-    block_l = min(1024, triton.next_power_of_2(L))
-    block_n = max(1, min(2048 // block_l, triton.next_power_of_2(N)))
+    block_l = min(2048, triton.next_power_of_2(L))
+    block_n = max(1, min(4096 // block_l, triton.next_power_of_2(N)))
     # About eight programs for each of 132 processors, and whole blocks of samples for each.
     samples_each = triton.cdiv(triton.cdiv(N, max(1, 1056 // C)), block_n) * block_n
     chunks = triton.cdiv(N, samples_each)

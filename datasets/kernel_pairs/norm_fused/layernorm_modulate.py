@@ -118,8 +118,8 @@ def backward(saved, grad_y, needs=None):
         dscale = torch.empty(B, D, device=x.device, dtype=scale.dtype)
         dshift = torch.empty_like(dscale)
         # 64 columns: full lines of bf16, and hundreds of programs over all samples.
-        _modulate_dcondition[(triton.cdiv(D, 64), B)](
-            grad_y, x, mean, rstd, dscale, dshift, S, D, *grad_y.stride(), BLOCK_S=32, BLOCK_D=64, num_warps=4
+        _modulate_dcondition[(triton.cdiv(D, 128), B)](
+            grad_y, x, mean, rstd, dscale, dshift, S, D, *grad_y.stride(), BLOCK_S=32, BLOCK_D=128, num_warps=4
         )
     return dx, dscale, dshift
 

@@ -111,7 +111,7 @@ def backward(saved, grad_y, needs=None):
         tile = 64 // x.element_size()
         _ln_columns_dwdb[(triton.cdiv(N, tile),)](
             grad_y, x, mean, rstd, dweight, dbias, M, N, grad_y.stride(0), grad_y.stride(1),
-            BLOCK_M=4096 // tile, BLOCK_N=tile, num_warps=8,
+            BLOCK_M=8192 // tile, BLOCK_N=tile, num_warps=8,
         )  # fmt: skip
     return dx, dweight, dbias
 

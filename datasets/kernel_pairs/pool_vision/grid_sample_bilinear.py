@@ -126,7 +126,7 @@ def backward(saved, grad_y, needs=None):
     dgrid = torch.empty_like(grid)
     tiles = _tiles(C, HO * WO)
     _grid_sample_bwd[(B * triton.cdiv(HO * WO, tiles["BLOCK_P"]),)](
-        grad_y, x, grid, dx, dgrid, C, H, W, HO * WO, WO, *grad_y.stride(), **tiles, num_warps=8
+        grad_y, x, grid, dx, dgrid, C, H, W, HO * WO, WO, *grad_y.stride(), **tiles, num_warps=4
     )
     return dx.to(x.dtype), dgrid
 

@@ -80,7 +80,7 @@ def backward(saved, grad_y, needs=None):
     x, root, kernel, stride, power = saved
     B, C, T = x.shape
     dx = torch.empty_like(x)
-    BLOCK = min(512, max(32, triton.next_power_of_2(T)))
+    BLOCK = min(1024, max(32, triton.next_power_of_2(T)))
     _lp_pool_bwd[(B * C, triton.cdiv(T, BLOCK))](
         grad_y, x, root, dx, C, T, root.shape[2], power, *grad_y.stride(),
         K=kernel, STRIDE=stride, REACH=triton.cdiv(kernel, stride), BLOCK=BLOCK, num_warps=4,

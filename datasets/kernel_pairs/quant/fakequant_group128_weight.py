@@ -111,7 +111,7 @@ def backward(saved, grad_y, needs=None):
     BLOCK_G, BLOCK_K = _tile(groups, group)
     _group_quant_bwd[(N, triton.cdiv(groups, BLOCK_G))](
         grad_y, weight, dw, groups, K, levels, grad_y.stride(0), grad_y.stride(1),
-        GROUP=group, BLOCK_G=BLOCK_G, BLOCK_K=BLOCK_K,
+        GROUP=group, BLOCK_G=BLOCK_G, BLOCK_K=BLOCK_K, num_warps=8,
     )  # fmt: skip
     return dw
 
