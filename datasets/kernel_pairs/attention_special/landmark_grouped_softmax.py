@@ -25,6 +25,7 @@ META = {
     "grads": ("q", "k", "v", "landmarks"),
     "dtypes": ("float32", "bfloat16"),
     "license": "Apache-2.0",
+    "spills": "two accumulators and two owned tiles take all registers: 8 bytes a thread do not fit",
     "origin": "original",
     "interpreter_ok": True,
 }  # fmt: skip
@@ -186,24 +187,27 @@ def _landmark_dkdv(
     k = _block(K + head * T * D, own, T, L, D, 1, D, BLOCK_L, BLOCK_D)
     v = _block(V + head * T * D, own, T, L, D, 1, D, BLOCK_L, BLOCK_D)
     mark = _landmark(Marks + head * blocks * D, own, D, BLOCK_D)
-    dk = tl.zeros((BLOCK_L, BLOCK_D), tl.float32)
-    dv = tl.zeros((BLOCK_L, BLOCK_D), tl.float32)
+    t = own * L + i
+    # Infinity for rows that are not there makes their weights exact zeros.
+    lse = tl.load(LSE + head * T + t, mask=(i < L) & (t < T), other=float("inf"))
+    delta = tl.load(Delta + head * T + t, mask=(i < L) & (t < T), other=0.0)
+    q = _block(Q, own, T, L, D, 1, D, BLOCK_L, BLOCK_D)
+    do = _block(DO, own, T, L, do_t, do_d, D, BLOCK_L, BLOCK_D)
+    # The own block stands before the loop: no branch parts the products that are in flight there.
+    p, ds = _own_grads(q, do, lse, delta, k, v, scale_log2, BLOCK_L)
+    dv = tl.dot(tl.trans(p.to(do.dtype)), do)
+    dk = tl.dot(tl.trans(ds.to(q.dtype)), q)
     dmark = tl.zeros((BLOCK_D,), tl.float32)
-    for c in range(own, blocks):
+    for c in range(own + 1, blocks):
         q = _block(Q, c, T, L, D, 1, D, BLOCK_L, BLOCK_D)
         do = _block(DO, c, T, L, do_t, do_d, D, BLOCK_L, BLOCK_D)
         in_block = (i < L) & (c * L + i < T)
-        # Infinity for rows that are not there makes their weights exact zeros.
         lse = tl.load(LSE + head * T + c * L + i, mask=in_block, other=float("inf"))
         delta = tl.load(Delta + head * T + c * L + i, mask=in_block, other=0.0)
-        if c == own:
-            p, ds = _own_grads(q, do, lse, delta, k, v, scale_log2, BLOCK_L)
-        else:
-            p, ds, dl = _past_grads(q, do, lse, delta, k, v, mark, L, scale_log2, BLOCK_L)
-            dmark += tl.sum(q.to(tl.float32) * dl[:, None], 0)
+        p, ds, dl = _past_grads(q, do, lse, delta, k, v, mark, L, scale_log2, BLOCK_L)
+        dmark += tl.sum(q.to(tl.float32) * dl[:, None], 0)
         dv = tl.dot(tl.trans(p.to(do.dtype)), do, dv)
         dk = tl.dot(tl.trans(ds.to(q.dtype)), q, dk)
-    t = own * L + i
     at = (head * T + t[:, None]) * D + d[None, :]
     inside = ((i < L) & (t < T))[:, None] & (d[None, :] < D)
     tl.store(DK + at, dk * scale, mask=inside)
