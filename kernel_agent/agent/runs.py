@@ -29,7 +29,6 @@ from kernel_agent.config import Backend, RunConfig
 from kernel_agent.errors import InputError, InternalError, InterruptedRun, KernelAgentError, file_problem
 from kernel_agent.models.choice import BackendChoice, choose_backend
 from kernel_agent.models.defaults import model_name
-from kernel_agent.models.errors import NoBackend
 from kernel_agent.models.factory import make_model
 from kernel_agent.models.keys import KEY_VARIABLES
 from kernel_agent.models.protocol import Conversation, Model, OnNotice, Usage
@@ -198,16 +197,11 @@ def _choice_with_price(config: RunConfig) -> BackendChoice:
     """Who would be asked; where no key is set and nobody was named, the hosted backend that is the default."""
     if config.backend is not None or config.replay is not None:
         return choose_backend(config, os.environ)
-    backend, variable = next(iter(KEY_VARIABLES.items()))
-    try:
-        choice = choose_backend(config, os.environ)
-    except NoBackend:
-        return BackendChoice(backend, f"it is the default, although {variable} is not set, which a run needs")
+    choice = choose_backend(config, os.environ)
     if choice.backend in KEY_VARIABLES:
         return choice
-    return BackendChoice(
-        backend, f"it is the default; no key is set, and a run would use {choice.backend.value} instead"
-    )
+    why = f"it is the default; no key is set, and a run would use {choice.backend.value} instead"
+    return BackendChoice(next(iter(KEY_VARIABLES)), why)
 
 
 def list_runs(out: Path) -> tuple[FinishedRun, ...]:

@@ -59,6 +59,12 @@ def drafts(spec: KernelSpec, sandbox: Sandbox, schedules: Sequence[str] = ()) ->
 
     `schedules`: those to try, in order; all by default. Raises `CannotDerive` where there is none.
     """
+    if spec.custom_gradient:
+        raise CannotDerive(
+            "the file has a `surrogate`: its gradient is not that of its kernels",
+            remedy="Remove `surrogate`, or have a model write the backward.",
+            path=spec.facts.path,
+        )
     payload = {"spec": spec.model_dump(mode="json"), "schedules": list(schedules)}
     written: list[Draft] = []
     refused: list[str] = []
@@ -100,12 +106,6 @@ def derive(
     green: an unproven backward is never given out.
     """
     start = time.perf_counter()
-    if spec.custom_gradient:
-        raise CannotDerive(
-            "the file has a `surrogate`: its gradient is not that of its kernels",
-            remedy="Remove `surrogate`, or have a model write the backward.",
-            path=spec.facts.path,
-        )
     written, refused = drafts(spec, sandbox, schedules)
     truths = truths or Truths(spec, sandbox)
     for draft in written:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 from kernel_agent.config import Backend, RunConfig
 from kernel_agent.data import logs_root
 from kernel_agent.errors import InputError
-from kernel_agent.models.errors import BadRecording, NoBackend
+from kernel_agent.models.errors import BadRecording
 from kernel_agent.models.keys import KEY_VARIABLES, has_key
 from kernel_agent.models.replay import find_recording
 
@@ -29,13 +28,11 @@ class BackendChoice:
 def choose_backend(config: RunConfig, environ: Mapping[str, str], *, recordings: Path | None = None) -> BackendChoice:
     """What `--backend` says, else what is at hand: a key, a server, a recorded run of the same forward, the compiler.
 
-    `recordings`: folder of recorded runs; None: those shipped with the tool. Raises `NoBackend` (nothing is at hand),
-    `BadRecording` (`--backend replay` without a run to replay), `InputError` (the file cannot be read).
+    `recordings`: folder of recorded runs; None: those shipped with the tool. Raises `BadRecording` (`--backend replay`
+    without a run to replay), `InputError` (the file cannot be read).
     """
     if config.backend is Backend.REPLAY or (config.backend is None and config.replay is not None):
         return _replay(config, recordings)
-    if config.backend is Backend.COMPILER and not has_compiler():
-        raise NoBackend("this version has no compiler yet", remedy="use --backend openai, anthropic, manual or replay")
     if config.backend is not None:
         return BackendChoice(config.backend, "chosen with --backend")
     for backend, variable in KEY_VARIABLES.items():
@@ -46,18 +43,7 @@ def choose_backend(config: RunConfig, environ: Mapping[str, str], *, recordings:
     run = find_recording(_source(config.file), recordings or logs_root())
     if run is not None:
         return BackendChoice(Backend.REPLAY, f"no key is set; {run.name} is a recorded run of this forward", run)
-    if has_compiler():
-        return BackendChoice(Backend.COMPILER, "no key is set; the compiler needs none")
-    variables = " or ".join(KEY_VARIABLES.values())
-    raise NoBackend(
-        "nothing here can write a backward for this file: no key is set, and no recorded run is of this forward",
-        remedy=f"set {variables}; name a server with --base-url and --model; or answer by hand with --backend manual",
-    )
-
-
-def has_compiler() -> bool:
-    """True when this version ships the compiler as a source that answers asks."""
-    return importlib.util.find_spec("kernel_agent.models.compiler") is not None
+    return BackendChoice(Backend.COMPILER, "no key is set; the compiler needs none")
 
 
 def _replay(config: RunConfig, recordings: Path | None) -> BackendChoice:

@@ -81,7 +81,7 @@ class CompilerModel:
         text = _told(self._drafts[number - 1])
         if on_text is not None:
             on_text(text)
-        return Reply(text=text, latency_s=time.perf_counter() - start, model=self.name)
+        return Reply(text=text, latency_s=time.perf_counter() - start, cost_usd=0.0, model=self.name)
 
 
 def _told(draft: Draft) -> str:

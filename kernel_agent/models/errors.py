@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kernel_agent.errors import EnvironmentProblem, ExitCode, KernelAgentError
+from kernel_agent.errors import ExitCode, KernelAgentError
 
 if TYPE_CHECKING:
     from kernel_agent.models.keys import Key
@@ -14,10 +14,6 @@ class ModelError(KernelAgentError):
     """A model did not answer."""
 
     exit_code = ExitCode.ENVIRONMENT
-
-
-class NoBackend(EnvironmentProblem):
-    """Nothing on this machine can write a backward for this file."""
 
 
 class MissingKey(ModelError):

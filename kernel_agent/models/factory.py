@@ -31,7 +31,7 @@ def make_model(
 
     `manual`, `replay` and `compiler` go on behind the replies that `run_dir` holds already. `on_notice` hears remarks
     as they arise. `environ` holds the keys; None: the process's own environment.
-    Raises `MissingKey`, `MissingSdk`, `BadRecording`, `InputError` (a server without `--model`), `NoBackend`.
+    Raises `MissingKey`, `MissingSdk`, `BadRecording`, `InputError` (a server without `--model`).
     """
     environ = os.environ if environ is None else environ
     choice = choose_backend(config, environ)

@@ -13,8 +13,7 @@ from scripted_server import Answer, ScriptedServer
 from kernel_agent.config import Backend, RunConfig
 from kernel_agent.errors import ExitCode, InputError
 from kernel_agent.models import Conversation, Exchange, choose_backend, make_model
-from kernel_agent.models.choice import has_compiler
-from kernel_agent.models.errors import BadRecording, MissingKey, NoBackend
+from kernel_agent.models.errors import BadRecording, MissingKey
 
 OPENAI = {"OPENAI_API_KEY": "sk-1"}
 ANTHROPIC = {"ANTHROPIC_API_KEY": "sk-ant-1"}
@@ -69,13 +68,10 @@ def test_without_key_a_recorded_run_of_the_same_forward_is_replayed(
     assert choice.why == "no key is set; identity is a recorded run of this forward"
 
 
-@pytest.mark.skipif(has_compiler(), reason="the compiler is the offline default")
-def test_with_nothing_at_hand_all_ways_out_are_named(file: Path, recordings: Path) -> None:
-    with pytest.raises(NoBackend) as caught:
-        choose_backend(RunConfig(file=file), {}, recordings=recordings)
-    assert caught.value.exit_code is ExitCode.ENVIRONMENT
-    for way in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "--base-url", "--backend manual"):
-        assert way in str(caught.value)
+def test_with_nothing_at_hand_the_compiler_derives(file: Path, recordings: Path) -> None:
+    choice = choose_backend(RunConfig(file=file), {}, recordings=recordings)
+    assert (choice.backend, choice.why) == (Backend.COMPILER, "no key is set; the compiler needs none")
+    assert make_model(RunConfig(file=file), file.parent, environ={}).name == "compiler"
 
 
 def test_replay_finds_the_shipped_run_by_itself(file: Path, recordings: Path, conversation: Conversation) -> None:

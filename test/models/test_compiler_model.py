@@ -18,7 +18,9 @@ ASK = Conversation(system="", turns=())
 def test_replies_are_the_derived_pairs_and_then_no_more(tmp_path: Path) -> None:
     model = CompilerModel(SWIGLU, tmp_path)
     assert model.limit >= 2, "a schedule with stores, and the plain one with atomics"
-    replies = [model.ask(ASK, number=number).text for number in range(1, model.limit + 1)]
+    asked = [model.ask(ASK, number=number) for number in range(1, model.limit + 1)]
+    assert {reply.cost_usd for reply in asked} == {0.0}, "nobody is paid: the cost is known, and is nothing"
+    replies = [reply.text for reply in asked]
     found = [extract(text, given_forward="", freeze_forward=False).candidate for text in replies]
     assert all(one is not None and one.forward is not None for one in found), "each reply is read as two sections"
     assert "tl.store(dGATE" in replies[0], "the best comes first"
