@@ -25,7 +25,7 @@ def test_a_dry_run_without_a_key_shows_the_price_of_the_default_model(home, caps
     assert run(["--file-path", "square.py", "--dry-run", "--no-rag"]) == 0
     shown = capsys.readouterr()
     assert "square_kernel" in shown.out
-    assert "OPENAI_API_KEY is not set" in shown.err
+    assert "no key is set, and a run would use compiler instead" in shown.err
     assert "$0." in shown.err
     assert "switched off (--no-rag)" in shown.err, "what the search has to say"
 
