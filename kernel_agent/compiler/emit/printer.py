@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from kernel_agent.compiler.emit import expression as ex
+from kernel_agent.compiler.emit.device_functions import combine_helper
 from kernel_agent.compiler.emit.dtypes import cast, is_float, natural
 from kernel_agent.compiler.emit.expression import Expression, Level
-from kernel_agent.compiler.emit.helpers import combine_helper
 from kernel_agent.compiler.emit.layout import bracketed
 from kernel_agent.compiler.emit.statements import Assignment, Statements, TooLong, quoted
 from kernel_agent.compiler.errors import CannotDerive

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from kernel_agent.compiler.emit.helpers import Helper
+from kernel_agent.compiler.emit.device_functions import Helper
 from kernel_agent.compiler.emit.implicit import implicit
 from kernel_agent.compiler.emit.layout import bracketed
 from kernel_agent.compiler.emit.printer import printed

@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from kernel_agent.compiler.emit import expression as ex
+from kernel_agent.compiler.emit.device_functions import Helper, library_helper
 from kernel_agent.compiler.emit.dtypes import bits, cast
 from kernel_agent.compiler.emit.expression import Expression, Level
-from kernel_agent.compiler.emit.helpers import Helper, library_helper
 from kernel_agent.compiler.emit.layout import WIDTH, bracketed
 from kernel_agent.compiler.emit.naming import Names
 from kernel_agent.compiler.emit.operations import Operations

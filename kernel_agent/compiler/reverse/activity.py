@@ -79,7 +79,7 @@ class Activity:
         if any(value in self._bits for value in operands) and op.code is not Code.CMP:
             if op.code is Code.BITCAST and op.result.is_float:
                 raise CannotDerive(
-                    f"a float is made of bits{_line(op)} that come from an input: that has no derivative rule",
+                    f"a float is made of bits{op.result.where} that come from an input: that has no derivative rule",
                     remedy="mark the input as one without gradient, or compute the value by arithmetic",
                 )
             self._bits.update(result for result in op.results if not result.is_float)
@@ -88,8 +88,3 @@ class Activity:
                 self._bits.update(op.results)
             elif op.code not in CONSTANT:
                 self.varied.update(result for result in op.results if result.is_float)
-
-
-def _line(op: Op) -> str:
-    line = op.results[0].source_line if op.results else None
-    return f" (line {line})" if line else ""

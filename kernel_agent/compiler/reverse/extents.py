@@ -122,9 +122,8 @@ def _step(value: Value, count: Value) -> Value | None:
 
 def _unknown(value: Value) -> CannotDerive:
     what = f"`{value.name}`" if value.name else "a value"
-    where = f" (line {value.source_line})" if value.source_line else ""
     return CannotDerive(
-        f"how often a loop runs depends on {what}{where}, which is not known before the launch, "
+        f"how often a loop runs depends on {what}{value.where}, which is not known before the launch, "
         "and the backward must keep something of every trip",
         remedy="bound the loop by arguments of the kernel, and mask the trips that are too many",
     )

@@ -15,7 +15,7 @@ from kernel_agent.compiler.reverse.captures import taken_from_outside
 from kernel_agent.compiler.reverse.cotangents import Cotangents
 from kernel_agent.compiler.reverse.elements import adjoint_element
 from kernel_agent.compiler.ssa.code import Code
-from kernel_agent.compiler.ssa.value import Block, Op, Value, constant
+from kernel_agent.compiler.ssa.value import Block, Op, Value, surely_runs
 
 if TYPE_CHECKING:
     from kernel_agent.compiler.reverse.reversal import Reversal
@@ -111,7 +111,7 @@ def _trip(r: Reversal, trips: Trips, incoming: dict[int, Value], active: set[int
     given = {k: _cotangent_of(carries[k]) for k in sorted(active - still)}
     block = Block([index, *given.values()])
     r.lanes.trusted.update(given.values())
-    with b.inside(block, certain=_runs(trips)):
+    with b.inside(block, certain=surely_runs(*trips.bounds)):
         if trips.index is not None:
             r[trips.index] = index
         for name, carry in zip(trips.taped.tapes, carries, strict=True):
@@ -158,8 +158,3 @@ def _finish(
 
 def _cotangent_of(carry: Value) -> Value:
     return Value(adjoint_element(carry.element), carry.shape, f"d_{carry.name}" if carry.name else "")
-
-
-def _runs(trips: Trips) -> bool:
-    start, stop, step = (constant(bound) for bound in trips.bounds)
-    return start is not None and stop is not None and step is not None and step > 0 and start < stop

@@ -80,7 +80,8 @@ class Accesses:
             last = before[-1]
             if not _gives(last, place):
                 raise CannotDerive(
-                    f"{base.name} is written and read again{_line(place.op)}, which need not be the same addresses",
+                    f"{base.name} is written and read again{place.op.offset.where}, "
+                    "which need not be the same addresses",
                     remedy=f"keep the value in a variable instead, or {_TO_ITS_OWN}",
                 )
             self.forwarded[place.op] = last.op
@@ -121,7 +122,7 @@ def _by_one_program(base: Value, place: Place, axes: Axes) -> None:
     if axes.used - known:
         axis = min(axes.used - known)
         raise CannotDerive(
-            f"all programs along axis {axis} of the grid store to the same elements of {base.name}{_line(op)}",
+            f"all programs along axis {axis} of the grid store to the same elements of {base.name}{op.offset.where}",
             remedy=f"let one store, `if tl.program_id({axis}) == 0`, or mark the output as one without gradient",
         )
 
@@ -193,8 +194,3 @@ def _exclusive(one: Place, other: Place) -> bool:
         if one.blocks[n + 1] is not other.blocks[n + 1]:
             return True
     return False
-
-
-def _line(op: Op) -> str:
-    line = op.offset.source_line if op.offset.source_line is not None else None
-    return f" (line {line})" if line else ""

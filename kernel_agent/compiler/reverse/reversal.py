@@ -234,7 +234,8 @@ class Reversal(Copier):
         known = RULES.get(op.code)
         if known is None:
             raise CannotDerive(
-                f"{op.code.value}{_line(op)} has no derivative rule", remedy="mark its inputs as without gradient"
+                f"{op.code.value}{op.results[0].where} has no derivative rule",
+                remedy="mark its inputs as without gradient",
             )
         if op.code in MIXING:
             cotangents = tuple(None if g is None else self.lanes.settled(g) for g in cotangents)
@@ -243,8 +244,3 @@ class Reversal(Copier):
         parts = known(self.b, op, self.primal, cotangents)
         for value, part in zip(op.operands, parts, strict=True):
             found.add(value, part, spread)
-
-
-def _line(op: Op) -> str:
-    line = op.results[0].source_line
-    return f" (line {line})" if line else ""

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kernel_agent.compiler.errors import CannotDerive
+from kernel_agent.compiler.free_names import free_name
 from kernel_agent.compiler.plan import Buffer, Fill
 from kernel_agent.compiler.reverse.adjoint import Tape
 from kernel_agent.compiler.reverse.extents import Extents
@@ -56,12 +57,12 @@ def lower_tapes(kernel: Kernel) -> Lowered:
     taken = {value.name for value in kernel.arguments} | set(kernel.constants)
     pointers, counts, scalars, buffers = {}, {}, {}, []
     for tape in wanted:
-        pointers[tape.name] = Value(f"*{_held(tape.element)}", (), _free(f"tape_{tape.name}", taken))
+        pointers[tape.name] = Value(f"*{_held(tape.element)}", (), free_name(f"tape_{tape.name}", taken))
         shape = ["grid0", "grid1", "grid2"]
         for loop in tape.trips:
             expression = extents.trips(loop)
             if loop not in counts:
-                counts[loop] = Value("i32", (), _free(loop.attributes.get("tape") or "trips", taken))
+                counts[loop] = Value("i32", (), free_name(loop.attributes.get("tape") or "trips", taken))
                 scalars[counts[loop].name] = expression
             shape.append(expression)
         shape.extend(kernel.extents.get(extent, str(extent)) for extent in tape.shape)
@@ -204,12 +205,3 @@ def _is_one(value: Value) -> bool:
 def _held(element: str) -> str:
     """Conditions take a byte in memory."""
     return "i8" if element == "i1" else element
-
-
-def _free(name: str, taken: set[str]) -> str:
-    wanted, count = name, 1
-    while wanted in taken:
-        count += 1
-        wanted = f"{name}_{count}"
-    taken.add(wanted)
-    return wanted

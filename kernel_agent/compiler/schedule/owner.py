@@ -100,7 +100,7 @@ def owner(forms: Forms, turn: Turn, added: Sequence[Site], name: str) -> Owner:
     source = forms.kernel
     places = _places(turn)
     programs: dict[int, Value] = {}
-    counts = {axis: Value("i32", (), _free(f"num_programs_{axis}", source)) for axis in _counted(source, turn)}
+    counts = {axis: Value("i32", (), source.free_name(f"num_programs_{axis}")) for axis in _counted(source, turn)}
     made = emptied(source, name=name, arguments=[*source.arguments, *counts.values()])
     copier = Turned(source, Builder(made, frozenset(site.op.base for site in added)), programs, counts)
     b = copier.b
@@ -154,14 +154,6 @@ def _refuse_again(made: Kernel, depth: int) -> None:
     loops = [op for op in made.ops if op.code is Code.FOR]
     if len(loops) > depth or any(op.code is Code.WHILE for op in made.ops):
         raise CannotDerive("what it sums would be computed anew in every program: it comes out of a loop itself")
-
-
-def _free(name: str, kernel: Kernel) -> str:
-    """A name that no argument or constexpr has."""
-    taken = {value.name for value in kernel.arguments} | set(kernel.constants)
-    while name in taken:
-        name += "_"
-    return name
 
 
 def without(kernel: Kernel, dropped: Set[str]) -> Kernel | None:

@@ -76,7 +76,7 @@ def persistent(kernel: Kernel, gradients: Mapping[str, str], forward: Launch, ax
     if any(op.code in STAYS for op in kernel.ops):
         raise CannotDerive(f"{kernel.name} cannot do the work of several programs in one: it keeps tapes or ends early")
     count = Polynomial.symbol(_programs(kernel, forward.grid, axis), positive=True)
-    rows = _free("num_rows", kernel)
+    rows = kernel.free_name("num_rows")
     grid = tuple(count if place == axis else extent for place, extent in enumerate(forward.grid))
     launch = Launch(grid, {**forward.scalars, rows: forward.grid[axis]})
     looped = accumulated(_Looped(kernel, axis, rows).copy())
@@ -129,14 +129,6 @@ def _partial(forms: Forms, tensor: str, written: list[Site], axis: int) -> Parti
 def _without(grid: tuple[Polynomial, ...], axis: int) -> tuple[Polynomial, ...]:
     """The grid with one program along the axis."""
     return tuple(Polynomial.integer(1) if place == axis else extent for place, extent in enumerate(grid))
-
-
-def _free(name: str, kernel: Kernel) -> str:
-    """A name that no argument or constexpr has."""
-    taken = {value.name for value in kernel.arguments} | set(kernel.constants)
-    while name in taken:
-        name += "_"
-    return name
 
 
 class _Looped(Copier):

@@ -13,7 +13,7 @@ from typing import Any
 from kernel_agent.compiler.ssa import fold
 from kernel_agent.compiler.ssa.code import ELEMENTWISE, MEMORY, PURE, Code
 from kernel_agent.compiler.ssa.scopes import Scope, known, outermost
-from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value, broadcast_shape, constant
+from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value, broadcast_shape, surely_runs
 
 
 class Builder:
@@ -313,7 +313,7 @@ class Builder:
         index = Value(start.element, (), index_name)
         inner = [Value(c.element, c.shape, names[n] if n < len(names) else c.name) for n, c in enumerate(carries)]
         block = Block([index, *inner])
-        with self.inside(block, certain=certain or _runs(start, stop, step)):
+        with self.inside(block, certain=certain or surely_runs(start, stop, step)):
             found = body(index, inner)
             block.yields = [self.whole(value, like.shape) for value, like in zip(found, inner, strict=True)]
         results = [Value(value.element, value.shape, value.name) for value in inner]
@@ -376,9 +376,3 @@ class Builder:
         `blocks`: of a REDUCE or SCAN, the combine, made for this operation.
         """
         return fold.again(self, op, operands, blocks)
-
-
-def _runs(start: Value, stop: Value, step: Value) -> bool:
-    """Whether a loop of these bounds is known to make a trip."""
-    first, end, stride = constant(start), constant(stop), constant(step)
-    return first is not None and end is not None and stride is not None and stride > 0 and first < end

@@ -125,9 +125,8 @@ class Copier:
         if value in self.source.arguments:
             return CannotDerive(f"{value.name} is not an argument of {self.b.kernel.name}")
         what = f"`{value.name}`" if value.name else "a value"
-        where = f" (line {value.source_line})" if value.source_line else ""
         return CannotDerive(
-            f"{what}{where} changes from trip to trip of a loop and cannot be computed outside of it",
+            f"{what}{value.where} changes from trip to trip of a loop and cannot be computed outside of it",
             remedy="store it, or compute it from the loop's index alone",
         )
 

@@ -50,6 +50,11 @@ class Value:
         assert self.is_pointer, self
         return self.element[1:]
 
+    @property
+    def where(self) -> str:
+        """` (line 12)` for messages; empty where its line is not known."""
+        return f" (line {self.source_line})" if self.source_line else ""
+
     def __repr__(self) -> str:
         tile = "x".join(map(str, (*self.shape, self.element)))
         return f"%{self.name or ''}.{self.id}:{tile}"
@@ -147,6 +152,13 @@ class Kernel:
                 return value
         raise KeyError(name)
 
+    def free_name(self, wanted: str) -> str:
+        """`wanted`, with underscores behind it as long as an argument or a constexpr has that name."""
+        taken = {value.name for value in self.arguments} | set(self.constants)
+        while wanted in taken:
+            wanted += "_"
+        return wanted
+
     @property
     def ops(self) -> Iterator[Op]:
         """Every operation, an operation before what is nested in it."""
@@ -168,6 +180,12 @@ def constant(value: Value) -> bool | int | float | None:
         return None
     found: bool | int | float = op.attributes["value"]
     return found
+
+
+def surely_runs(start: Value, stop: Value, step: Value) -> bool:
+    """Whether a loop of these bounds is known to make a trip."""
+    first, end, stride = constant(start), constant(stop), constant(step)
+    return first is not None and end is not None and stride is not None and stride > 0 and first < end
 
 
 def is_constant(value: Value, number: float) -> bool:

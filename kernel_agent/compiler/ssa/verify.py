@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from kernel_agent.compiler.ssa.code import CONTROL, ELEMENTWISE, MEMORY, Code
@@ -126,7 +127,7 @@ class _Verifier:
             )
             self.expect(fits, op, "it does not broadcast to that shape")
         else:
-            self.expect(_size(value) == _size(result), op, "another number of elements")
+            self.expect(math.prod(value.shape) == math.prod(result.shape), op, "another number of elements")
 
     def _dot(self, op: Op) -> None:
         a, b = op.operands
@@ -199,13 +200,6 @@ class _Verifier:
         for block in op.blocks:
             self.expect(not block.arguments, op, "a branch has no arguments")
             self._match(op, "results and yields", op.results, block.yields)
-
-
-def _size(value: Value) -> int:
-    size = 1
-    for extent in value.shape:
-        size *= extent
-    return size
 
 
 _PREDICATES = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))

@@ -6,6 +6,8 @@ import ast
 import copy
 from collections.abc import Mapping
 
+from kernel_agent.compiler.free_names import free_name
+
 _WIDTH = 120
 _ROUNDS = 8
 """Calls that are written out at most."""
@@ -106,11 +108,11 @@ def _written_out(
         if simple and name not in bound:
             renamed[name] = value
         else:
-            own = _free(name, taken)
+            own = free_name(name, taken)
             renamed[name] = ast.Name(own, ast.Load())
             first.append(ast.Assign([ast.Name(own, ast.Store())], value))
     for name in sorted(bound - given.keys()):
-        renamed[name] = ast.Name(_free(name, taken), ast.Load())
+        renamed[name] = ast.Name(free_name(name, taken), ast.Load())
     rest = [_Renaming(renamed).visit(copy.deepcopy(one)) for one in body]
     result: ast.expr = ast.Constant(None)
     if returns:
@@ -143,16 +145,6 @@ def _names(function: ast.FunctionDef) -> set[str]:
         *(node.id for node in ast.walk(function) if isinstance(node, ast.Name)),
         *(node.arg for node in ast.walk(function) if isinstance(node, ast.arg)),
     }
-
-
-def _free(name: str, taken: set[str]) -> str:
-    """The name, or one with a number behind it where the stub has it already; it is taken then."""
-    found, count = name, 1
-    while found in taken:
-        count += 1
-        found = f"{name}_{count}"
-    taken.add(found)
-    return found
 
 
 def _stores(node: ast.Name) -> bool:

@@ -198,8 +198,7 @@ def _library(b: Builder, op: Op, primal: Primal, g: Value) -> Found:
         return (b.mul(g, SLOPES[name](b, arguments[0], y)),)
     if name in PARTS:
         return PARTS[name](b, g, arguments, y)
-    line = op.result.source_line
     raise CannotDerive(
-        f"the library function {op.attributes['function']}{f' (line {line})' if line else ''} has no derivative rule",
+        f"the library function {op.attributes['function']}{op.result.where} has no derivative rule",
         remedy="write it with Triton's own operations, or mark its input as one without gradient",
     )
