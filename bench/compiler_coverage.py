@@ -1,4 +1,5 @@
-"""What the compiler derives: the forwards of the pairs and of the examples, each proven by a quick check of the gate.
+"""What the compiler derives: the forwards of the pairs, the examples and the executor's corpus, each proven by a quick
+check of the gate.
 
     python bench/compiler_coverage.py [--jobs 2] [--every 5] [--limit N] [--only TEXT]
 
@@ -13,11 +14,14 @@ import argparse
 import enum
 import json
 import re
+import tempfile
 import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from corpus_files import corpus_files
 
 from kernel_agent.compiler.derive import drafts
 from kernel_agent.compiler.errors import CannotDerive
@@ -26,6 +30,7 @@ from kernel_agent.gate import check
 from kernel_agent.gate.options import GateOptions
 from kernel_agent.oracle import Truths, describe
 from kernel_agent.pairs.meta import Gradient, read_meta
+from kernel_agent.pairs.sections import has_all_markers, split_sections
 from kernel_agent.pairs.userfile import read_file
 from kernel_agent.sandbox import Sandbox
 
@@ -59,10 +64,18 @@ class Coverage:
     """Schedules that the gate refused on the way, with its words."""
     atomics: int = 0
     """Atomic additions in the derived source."""
+    written_atomics: int = 0
+    """Atomic operations in the source of the hand-written backward; 0 where there is none."""
     lines: int = 0
     """Of the derived backward section."""
     derive_s: float = 0.0
     total_s: float = 0.0
+
+    @property
+    def kind(self) -> str:
+        """Where it comes from."""
+        folder = self.name.partition("/")[0]
+        return folder if folder in ("examples", "corpus") else "pairs"
 
 
 def cover(path: Path) -> Coverage:
@@ -85,6 +98,7 @@ def cover(path: Path) -> Coverage:
                         draft.schedule,
                         red=tuple(red),
                         atomics=backward.count("tl.atomic_add("),
+                        written_atomics=_written_atomics(path.read_text()),
                         lines=backward.count("\n"),
                         derive_s=derive_s,
                         total_s=time.perf_counter() - start,
@@ -97,28 +111,48 @@ def cover(path: Path) -> Coverage:
         return Coverage(name, Outcome.UNJUDGED, why=error.message, total_s=time.perf_counter() - start)
 
 
-def forwards() -> list[Path]:
-    """The files, the pairs' custom gradients left out."""
+def _written_atomics(text: str) -> int:
+    return split_sections(text).backward.count("tl.atomic_") if has_all_markers(text) else 0
+
+
+def forwards(folder: Path) -> list[Path]:
+    """The files, the pairs' custom gradients left out. `folder`: where those of the corpus are written."""
     pairs = [p for p in sorted(PAIRS.glob("*/*.py")) if read_meta(p.read_text()).gradient is Gradient.TRUE]
-    return [*sorted(EXAMPLES.glob("*.py")), *pairs]
+    return [*sorted(EXAMPLES.glob("*.py")), *pairs, *corpus_files(folder)]
 
 
 def told(results: list[Coverage]) -> str:
     """The table."""
     counts = Counter(one.outcome for one in results)
     rows = [f"{len(results)} forwards: " + ", ".join(f"{counts[o]} {o.value}" for o in Outcome)]
-    schedules = Counter(one.schedule for one in results if one.outcome is Outcome.DERIVED)
+    derived = [one for one in results if one.outcome is Outcome.DERIVED]
+    kinds: dict[str, list[Coverage]] = {"pairs": [], "examples": [], "corpus": []}
+    for one in results:
+        kinds[one.kind].append(one)
+    rows += [_shares(kind, group) for kind, group in kinds.items() if group]
+    schedules = Counter(one.schedule for one in derived)
     rows.append("schedules: " + ", ".join(f"{name} {count}" for name, count in schedules.most_common()))
     for outcome in (Outcome.RED, Outcome.UNJUDGED):
         rows += ["", f"{outcome.value}:"] if counts[outcome] else []
         rows += [f"  {one.name}: {one.why.splitlines()[0]}" for one in results if one.outcome is outcome]
-    fallen = [one for one in results if one.outcome is Outcome.DERIVED and one.red]
+    fallen = [one for one in derived if one.red]
     rows += ["", "red schedules that another one took the place of:"] if fallen else []
     rows += [f"  {one.name}: {one.red[0].splitlines()[0]}" for one in fallen]
     reasons = Counter(_reason(one.why) for one in results if one.outcome is Outcome.REFUSED)
     rows += ["", "refused because:"] if reasons else []
     rows += [f"  {count:4d}  {reason}" for reason, count in reasons.most_common()]
     return "\n".join(rows) + "\n"
+
+
+def _shares(kind: str, results: list[Coverage]) -> str:
+    """How many of one kind are derived, and how many so without atomics that the hand-written backward has not."""
+    derived = [one for one in results if one.outcome is Outcome.DERIVED]
+    spared = sum(one.atomics <= one.written_atomics for one in derived)
+    count = len(results)
+    return (
+        f"{kind}: {len(derived)} of {count} derived ({len(derived) / count:.1%}), {spared} ({spared / count:.1%}) "
+        + ("with no more atomics than the hand-written backward" if kind == "pairs" else "without atomics")
+    )
 
 
 def _reason(text: str) -> str:
@@ -135,9 +169,9 @@ def main() -> None:
     parser.add_argument("--only", default="", help="take those whose path holds this")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(""))
     given = parser.parse_args()
-    chosen = [path for path in forwards() if given.only in str(path)][:: given.every][: given.limit]
     results: list[Coverage] = []
-    with ProcessPoolExecutor(given.jobs) as pool:
+    with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(given.jobs) as pool:
+        chosen = [path for path in forwards(Path(folder)) if given.only in str(path)][:: given.every][: given.limit]
         running = {pool.submit(cover, path): path for path in chosen}
         for future in as_completed(running):
             one = future.result()
