@@ -18,7 +18,7 @@ from kernel_agent.compiler.saved.lanes import Lanes
 from kernel_agent.compiler.ssa.code import CONTROL, MEMORY, Code
 from kernel_agent.compiler.ssa.rebuild import Copier
 from kernel_agent.compiler.ssa.uses import Uses, captured, written_to
-from kernel_agent.compiler.ssa.value import NARROW, Block, Kernel, Op, Value, constant
+from kernel_agent.compiler.ssa.value import NARROW, Block, Kernel, Op, Value, constant, walk
 
 HEAVY = CONTROL | {
     Code.SUM, Code.REDUCE_MAX, Code.REDUCE_MIN, Code.ARG_MAX, Code.ARG_MIN, Code.REDUCE, Code.CUMSUM, Code.SCAN,
@@ -51,11 +51,11 @@ class Place:
     """What is stored is this number divided by the value: derivatives of 1 / sqrt(v) ask for sqrt(v)."""
 
 
-def use_saved(kernel: Kernel, *, lossy: bool = False) -> Saved:
+def use_saved(kernel: Kernel) -> Saved:
     """A kernel with values KNOWN from memory.
 
-    `lossy`: also such as the forward rounded to a narrower element when it stored them (FlashAttention-2 does so with
-    its 16-bit output). Without it the backward computes those again.
+    What the forward rounded to a narrower element when it stored it is computed again, unless that takes a loop of
+    matrix products: the output of attention is taken as it was rounded, as FlashAttention-2 does.
     """
     remarks: list[str] = []
     taken: dict[Value, Place] = {}
@@ -65,7 +65,7 @@ def use_saved(kernel: Kernel, *, lossy: bool = False) -> Saved:
         if value in taken or not is_heavy(value, taken):
             continue
         base = place.store.base
-        if place.lossy and not lossy:
+        if place.lossy and not _takes_products(value, taken):
             remarks.append(f"{_called(value)} is computed again: {base.name} holds it in {base.pointee} only")
             continue
         taken[value] = place
@@ -138,6 +138,13 @@ def is_heavy(value: Value, cut: Iterable[Value]) -> bool:
     around = () if op is None else (*op.operands, *captured(op.blocks))
     parts = _slice(around, frozenset(cut)) | {value}
     return any(part.producer.code in HEAVY if part.producer else _is_carry(part) for part in parts)
+
+
+def _takes_products(value: Value, cut: Iterable[Value]) -> bool:
+    """Whether computing a value takes a loop of matrix products."""
+    found = (part.producer for part in _slice([value], frozenset(cut) - {value}))
+    loops = [op for op in found if op is not None and op.code in (Code.FOR, Code.WHILE)]
+    return any(inner.code is Code.DOT for loop in loops for block in loop.blocks for inner in walk(block))
 
 
 def load_back(copier: Copier, place: Place, other: float | None = None) -> Value:

@@ -8,15 +8,15 @@ from kernel_agent.compiler.saved.softmax import settle_maxima
 from kernel_agent.compiler.ssa.value import Kernel
 
 
-def prepared(kernel: Kernel, written: frozenset[str], *, lossy: bool = False) -> Saved:
+def prepared(kernel: Kernel, written: frozenset[str]) -> Saved:
     """A kernel with the same derivative that spares its backward work.
 
-    `written`: arguments whose cotangents are given, as for `differentiate`; `lossy` as for `use_saved`. Reads of what
-    the forward wrote are right only if nobody writes there before the backward.
+    `written`: arguments whose cotangents are given, as for `differentiate`. Reads of what the forward wrote are right
+    only if nobody writes there before the backward.
     """
     turned = use_gauge(kernel, written)
     settled = settle_maxima(turned.kernel, written)
-    found = use_saved(settled.kernel, lossy=lossy)
+    found = use_saved(settled.kernel)
     steps = (turned, settled, found)
     read = frozenset().union(*(step.read for step in steps))
     return Saved(found.kernel, read, tuple(dict.fromkeys(remark for step in steps for remark in step.remarks)))

@@ -13,9 +13,10 @@ F32 = "*fp32"
 ROWS, N = 3, 37
 
 
-def softmax_row() -> Forward:
+def softmax_row(*, element: str = "fp32") -> Forward:
     """A row in one block, with masked lanes."""
-    kernel = kernel_from(kernels.softmax_row, {"x_ptr": F32, "y_ptr": F32, "stride": "i32", "n": "i32"}, BLOCK=16)
+    types = {"x_ptr": f"*{element}", "y_ptr": f"*{element}", "stride": "i32", "n": "i32"}
+    kernel = kernel_from(kernels.softmax_row, types, BLOCK=16)
     given = {"x_ptr": 3 * seeded(ROWS, 16), "y_ptr": empty(ROWS, 16), "stride": 16, "n": 13}
     given["y_ptr"][:, 13:] = 0.0
     return ran(kernel, (ROWS,), given, ["x_ptr"], ["y_ptr"])

@@ -17,9 +17,9 @@ from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.value import Kernel, Value
 
 
-def _both(forward: Forward, *, lossy: bool = False) -> Saved:
+def _both(forward: Forward) -> Saved:
     """Gauge, then saved outputs."""
-    return prepared(forward.kernel, frozenset(forward.written), lossy=lossy)
+    return prepared(forward.kernel, frozenset(forward.written))
 
 
 def test_cross_entropy_takes_the_stored_log_sum_exp_for_its_maximum() -> None:
@@ -72,14 +72,12 @@ def test_attention_reads_its_output_and_log_sum_exp(causal: bool, guard: bool) -
     assert saved_reads(backward.kernel, forward.written) == {"o_ptr", "lse_ptr"}
 
 
-def test_attention_in_16_bits_computes_its_output_again_unless_told_not_to() -> None:
+def test_attention_in_16_bits_reads_its_output_as_it_was_rounded() -> None:
+    # A second loop over keys, for what memory has but for a rounding, would cost as much as the rest.
     forward = forwards.attention(element="fp16")
-    plain = forward.backward(forward.kernel)
-    exact, lossy = (forward.backward(_both(forward, lossy=lossy).kernel) for lossy in (False, True))
-    same_gradients(exact, plain)
-    same_gradients(lossy, plain)
-    assert (exact.loops, exact.tapes) == (2, 0)
-    assert (lossy.loops, lossy.tapes) == (1, 0)
+    found = forward.backward(_both(forward).kernel)
+    same_gradients(found, forward.backward(forward.kernel))
+    assert (found.loops, found.tapes) == (1, 0)
 
 
 def _online(*, start: float | str = -torch.inf, stored: str = "sum", rate: float = 1.0, other: str = "") -> Kernel:
