@@ -150,14 +150,19 @@ def _scanned(b: Builder, op: Op, xs: list[Value], *, back: bool = False) -> tupl
 def _ends(b: Builder, shape: tuple[int, ...], axis: int) -> tuple[Value, Value]:
     """Masks of the first and the last element along an axis."""
     index = index_along(b, shape, axis)
-    return b.compare("eq", index, b.const(0)), b.compare("eq", index, b.const(shape[axis] - 1))
+    return b.compare("eq", index, b.const(0)), b.compare("eq", index, _last(b, shape, axis))
+
+
+def _last(b: Builder, shape: tuple[int, ...], axis: int) -> Value:
+    """The index of the last element along an axis."""
+    return b.sub(b.extent(shape[axis]), b.const(1))
 
 
 def _moved(b: Builder, value: Value, axis: int, by: int) -> Value:
     """The element `by` places further on; at the end, where there is none, the last one again."""
     shape = value.shape
     place = b.add(index_along(b, shape, axis), b.const(by))
-    bound, code = (b.const(0), Code.MAX) if by < 0 else (b.const(shape[axis] - 1), Code.MIN)
+    bound, code = (b.const(0), Code.MAX) if by < 0 else (_last(b, shape, axis), Code.MIN)
     index = b.whole(b.elementwise(code, (place, bound), "i32"), shape)
     return b.pure(Code.GATHER, (value, index), value.element, shape, {"axis": axis})
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from kernel_agent.compiler.reverse.activity import Activity
 from kernel_agent.compiler.reverse.elements import adjoint_element
 from kernel_agent.compiler.reverse.lanes import Lanes
@@ -44,12 +42,13 @@ class Cotangents:
 
     def _counted(self, part: Value, shape: tuple[int, ...], spread: tuple[int, ...]) -> Value:
         """A part that is equal along axes in which the value was broadcast counts as often as it was."""
-        ones = (1,) * len(spread)
+        b, ones = self.b, (1,) * len(spread)
         mine, own = part.shape or ones, shape or ones
-        times = math.prod(
-            extent for extent, held, wanted in zip(spread, mine, own, strict=True) if held == 1 and wanted == 1
-        )
-        return part if times == 1 else self.b.mul(part, self.b.number(times, part))
+        times = b.const(1)
+        for extent, held, wanted in zip(spread, mine, own, strict=True):
+            if held == 1 and wanted == 1:
+                times = b.mul(times, b.extent(extent))
+        return b.mul(part, b.cast(times, part.element))
 
 
 def fits(smaller: tuple[int, ...], larger: tuple[int, ...]) -> bool:

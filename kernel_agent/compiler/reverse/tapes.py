@@ -157,12 +157,11 @@ class _Lowering(Copier):
             place = b.add(b.mul(place, count), b.cast(self._trip(loop), "i64"))
         rank, lanes = len(tape.shape), b.const(0)
         for axis, extent in enumerate(tape.shape):
-            symbol = self.source.extents.get(extent)
-            lane = b.arange(0, extent, symbol)
+            lane = b.arange(0, extent, self.source.extents.get(extent))
             for other in range(rank):
                 if other != axis:
                     lane = b.expand(lane, other)
-            size = b.const(extent, symbol=symbol)
+            size = b.extent(extent)
             lanes = b.add(b.mul(lanes, size), lane)
             place = b.mul(place, b.cast(size, "i64"))
         return b.whole(b.add(place, b.cast(lanes, "i64")), tape.shape)

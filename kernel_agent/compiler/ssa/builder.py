@@ -99,6 +99,10 @@ class Builder:
             value = 0.0  # zeros of both signs are one
         return self.pure(Code.CONST, (), element, (), {"value": value, "symbol": symbol})
 
+    def extent(self, size: int) -> Value:
+        """An extent of a tile as a number, i32, by the name that the source has for it."""
+        return self.const(size, symbol=self.kernel.extents.get(size))
+
     def zero(self, like: Value) -> Value:
         """The scalar zero of a value's element."""
         return self.const(0.0 if like.is_float else False if like.element == "i1" else 0, like.element)

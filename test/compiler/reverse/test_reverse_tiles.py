@@ -9,9 +9,10 @@ import torch
 from reverse_checks import Forward, compare
 from torch import Tensor
 
+from kernel_agent.compiler.reverse import differentiate
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import Code
-from kernel_agent.compiler.ssa.value import Kernel, Op, Value
+from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value
 
 M, N = 4, 8
 
@@ -175,3 +176,32 @@ def test_gathered_elements_give_their_cotangents_back_where_they_came_from(axis:
     compare(
         k.kernel, {"X": numbers(M, N)}, {"Y": shape}, lambda x: x.gather(axis, picked.long()), integers={"I": picked}
     )
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda b, x: reduced(b, x),
+        lambda b, x: b.sum(b.add(b.sum(b.sum(x, 1), 0), b.cast(b.arange(0, N), "f32")), 0),
+    ],
+    ids=["a reduction with a combine", "a scalar spread over a tile"],
+)
+def test_an_extent_that_the_source_has_a_name_for_is_no_bare_number_in_the_adjoint(body: Callable[..., Value]) -> None:
+    # with the number of the tile at hand the backward was wrong, or out of bounds, for every other block size
+    kernel = of_a_tile(body)
+    kernel.extents = {M: "BLOCK_M", N: "BLOCK_N"}
+    adjoint = differentiate(kernel, read=frozenset(["X"]), written=frozenset(["Y"]))
+    known = {repr(op.attributes["value"]) for op in kernel.ops if op.code is Code.CONST}
+    bare = [
+        op.attributes["value"] for op in adjoint.kernel.ops if op.code is Code.CONST and not op.attributes["symbol"]
+    ]
+    assert not [number for number in bare if number in (M - 1, M, N - 1, N) and repr(number) not in known], bare
+
+
+def reduced(b: Builder, x: Value) -> Value:
+    """Products along the rows, by a combine."""
+    left, right = Value("f32"), Value("f32")
+    block = Block([left, right])
+    with b.inside(block):
+        block.yields = [b.mul(left, right)]
+    return b.add_op(Op(Code.REDUCE, (x,), (Value("f32", (M,)),), {"axis": 1}, [block])).result
