@@ -11,8 +11,9 @@ from kernel_agent.cli.streams import err
 from kernel_agent.errors import ExitCode, InputError
 
 if TYPE_CHECKING:
-    from kernel_agent.compiler.derive import Derived
+    from kernel_agent.compiler.derived import Derived
     from kernel_agent.gate.verdict import CaseResult
+    from kernel_agent.pairs.spec import FileFacts
 
 
 def derive(
@@ -24,10 +25,14 @@ def derive(
     explain: Annotated[
         bool, typer.Option("--explain", help="Say on stderr which schedule was taken, and why no better one.")
     ] = False,
+    cache: Annotated[
+        bool, typer.Option("--cache/--no-cache", help="Take what was derived of this very file before.")
+    ] = True,
 ) -> None:
     """Derive a backward from the kernels of a forward, and prove it.
 
-    The pair file goes to stdout. No model is asked and no GPU is needed.
+    The pair file goes to stdout. No model is asked and no GPU is needed. What was proven is kept: of an unchanged file
+    it is printed at once.
 
     [bold]kernel-agent derive examples/swiglu.py[/]\n
     [bold]kernel-agent derive examples/layernorm.py --output layernorm_pair.py --explain[/]
@@ -39,20 +44,17 @@ def derive(
         raise InputError(
             "this file exists already and is not overwritten", path=output, remedy="choose another --output"
         )
-    from kernel_agent.compiler.derive import derive as derive_pair
-    from kernel_agent.compiler.schedule.schedules import SCHEDULES
-    from kernel_agent.oracle import describe
-    from kernel_agent.sandbox import Sandbox
+    from kernel_agent.compiler.kept import derivation_key, user_pairs
 
-    if schedule is not None and schedule not in SCHEDULES:
-        raise InputError(f"there is no schedule `{schedule}`", remedy=f"Take one of: {', '.join(SCHEDULES)}.")
-    with Sandbox() as sandbox, err().status(f"{file.name}: following the stub") as status:
-
-        def on_case(result: CaseResult, done: int, planned: int) -> None:
-            status.update(f"{file.name}: case {done} of {planned}, {result.case}")
-
-        schedules = (schedule,) if schedule is not None else ()
-        found = derive_pair(describe(source, sandbox), sandbox, schedules=schedules, on_case=on_case)
+    schedules = () if schedule is None else (_known(schedule),)
+    kept, key = user_pairs(), derivation_key(source.source, schedules=schedules)
+    found = kept.get(key) if cache else None
+    if found is not None:
+        err().print(f"{file.name}: derived and proven before; --no-cache derives it again")
+    else:
+        with kept.deriving(key):
+            found = (kept.get(key) if cache else None) or _derived(source, schedules)
+            kept.put(key, found)
     if explain:
         _explain(found)
     if output is None:
@@ -61,6 +63,28 @@ def derive(
         output.write_text(found.draft.pair, encoding="utf-8")
         err().print(f"wrote {output}: {found.verdict.message}; kernel-agent check {output} proves it again")
     raise typer.Exit(int(ExitCode.OK))
+
+
+def _known(schedule: str) -> str:
+    from kernel_agent.compiler.schedule.schedules import SCHEDULES
+
+    if schedule not in SCHEDULES:
+        raise InputError(f"there is no schedule `{schedule}`", remedy=f"Take one of: {', '.join(SCHEDULES)}.")
+    return schedule
+
+
+def _derived(source: FileFacts, schedules: tuple[str, ...]) -> Derived:
+    from kernel_agent.compiler.derive import derive as derive_pair
+    from kernel_agent.oracle import describe
+    from kernel_agent.sandbox import Sandbox
+
+    name = source.path.name
+    with Sandbox() as sandbox, err().status(f"{name}: following the stub") as status:
+
+        def on_case(result: CaseResult, done: int, planned: int) -> None:
+            status.update(f"{name}: case {done} of {planned}, {result.case}")
+
+        return derive_pair(describe(source, sandbox), sandbox, schedules=schedules, on_case=on_case)
 
 
 def _explain(found: Derived) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+from kernel_agent.compiler.derived import Derived, Draft
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.errors import InputError, KernelAgentError
 from kernel_agent.gate import check
@@ -22,36 +22,6 @@ LIMITS = Limits(wall_s=300.0)
 
 OnCase = Callable[[CaseResult, int, int], None]
 """See `gate.check`."""
-
-
-@dataclass(frozen=True)
-class Draft:
-    """A pair that was written and not judged."""
-
-    schedule: str
-    """The schedule that was asked for."""
-    candidate: Candidate
-    pair: str
-    """The whole pair file."""
-    schedules: tuple[str, ...]
-    """The schedule of every launch of the forward that has a backward, from the last to the first."""
-    remarks: tuple[str, ...]
-    """Why something was left as it is."""
-    seconds: float
-    """What writing it took."""
-
-
-@dataclass(frozen=True)
-class Derived:
-    """A pair that the gate accepts."""
-
-    draft: Draft
-    verdict: Verdict
-    """Green."""
-    refused: tuple[str, ...]
-    """Why better schedules were not taken: not derivable, or red in the gate."""
-    seconds: float
-    """From the spec to the verdict."""
 
 
 def drafts(spec: KernelSpec, sandbox: Sandbox, schedules: Sequence[str] = ()) -> tuple[list[Draft], list[str]]:

@@ -18,7 +18,7 @@ from kernel_agent.pairs.sections import BACKWARD_MARKER, FORWARD_MARKER
 from kernel_agent.pairs.userfile import read_file
 
 if TYPE_CHECKING:
-    from kernel_agent.compiler.derive import Draft
+    from kernel_agent.compiler.derived import Draft
 
 
 class NothingDerived(ModelError):

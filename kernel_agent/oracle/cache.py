@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import json
 import os
-import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor
 
 from kernel_agent.errors import EnvironmentProblem
+from kernel_agent.usercache import user_cache
 
 FORMAT = 2
 _LENGTH = 8
@@ -200,13 +200,8 @@ def make_cache(folder: Path | None) -> Cache:
 
 
 def user_cache_folder() -> Path:
-    """Where a user's truths are kept: below the folder for caches that the platform names."""
-    named = os.environ.get("XDG_CACHE_HOME", "")
-    if named and Path(named).is_absolute():
-        base = Path(named)
-    else:
-        base = Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache")
-    return base / "kernel-agent" / "truth"
+    """Where a user's truths are kept."""
+    return user_cache("truth")
 
 
 def _core(tensor: Tensor) -> Tensor:

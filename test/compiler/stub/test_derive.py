@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kernel_agent.compiler.derive import Derived, derive
+from kernel_agent.compiler.derive import derive
+from kernel_agent.compiler.derived import Derived
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.gate.options import GateOptions
 from kernel_agent.oracle import describe

@@ -1,0 +1,38 @@
+"""What the compiler makes of a forward: `Draft`, a pair that was written, and `Derived`, one that is proven."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernel_agent.gate.verdict import Verdict
+from kernel_agent.pairs.spec import Candidate
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A pair that was written and not judged."""
+
+    schedule: str
+    """The schedule that was asked for."""
+    candidate: Candidate
+    pair: str
+    """The whole pair file."""
+    schedules: tuple[str, ...]
+    """The schedule of every launch of the forward that has a backward, from the last to the first."""
+    remarks: tuple[str, ...]
+    """Why something was left as it is."""
+    seconds: float
+    """What writing it took."""
+
+
+@dataclass(frozen=True)
+class Derived:
+    """A pair that the gate accepts."""
+
+    draft: Draft
+    verdict: Verdict
+    """Green."""
+    refused: tuple[str, ...]
+    """Why better schedules were not taken: not derivable, or red in the gate."""
+    seconds: float
+    """From the spec to the verdict."""

@@ -1,0 +1,48 @@
+"""`kernel-agent derive`: of an unchanged file, what was derived before is printed again, at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cli_forwards import FORWARD
+
+from kernel_agent.cli.main import run
+from kernel_agent.errors import ExitCode
+
+
+@pytest.fixture
+def forward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / "square.py"
+    path.write_text(FORWARD)
+    return path
+
+
+def test_the_second_derivation_of_a_file_is_the_first_one_printed_again(forward, tmp_path, capsys, monkeypatch):
+    assert run(["derive", str(forward)]) == ExitCode.OK
+    first = capsys.readouterr()
+    assert "def backward(saved, grad_y" in first.out
+    # A child could only be started by deriving again.
+    monkeypatch.setattr("kernel_agent.sandbox.Sandbox.run", None)
+    assert run(["derive", str(forward), "--explain"]) == ExitCode.OK
+    again = capsys.readouterr()
+    assert again.out == first.out
+    assert "derived and proven before; --no-cache derives it again" in again.err
+    assert "schedule: owned" in again.err
+
+
+def test_an_edited_file_is_derived_again(forward, capsys):
+    # `2 * factor * x` of the cached pair would be the gradient of another forward.
+    assert run(["derive", str(forward)]) == ExitCode.OK
+    capsys.readouterr()
+    forward.write_text(FORWARD.replace("x * x * factor", "x * factor"))
+    assert run(["derive", str(forward)]) == ExitCode.OK
+    again = capsys.readouterr()
+    assert "derived and proven before" not in again.err
+    assert "x * 2" not in again.out
+
+
+def test_an_unknown_schedule_is_refused_with_the_known_ones(forward, capsys):
+    assert run(["derive", str(forward), "--schedule", "fastest"]) == ExitCode.BAD_INPUT
+    assert "Take one of: rows" in capsys.readouterr().err
