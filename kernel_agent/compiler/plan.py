@@ -51,8 +51,8 @@ class Step:
     """One to three expressions."""
     scalars: dict[str, str] = field(default_factory=dict)
     """Expressions of arguments of the kernel that neither the forward's launch had nor a buffer is."""
-    num_warps: int | None = None
-    """None: as the forward was launched."""
+    num_warps: str = ""
+    """Expression; empty: as the forward was launched."""
     num_stages: int | None = None
     """None: as the forward was launched."""
 
@@ -97,6 +97,9 @@ class BackwardPlan:
     """Kernel arguments with cotangents that a launch overwrites: it is given copies, of the same strides."""
     saved: tuple[str, ...] = ()
     """Tensor arguments the forward wrote whose contents the backward reads, beside what the forward read."""
+    settings: dict[str, str] = field(default_factory=dict)
+    """Expressions of numbers that any value is right for and speed depends on, by the names that other expressions of
+    the plan, and constexprs of its kernels, have for them. Later ones may name earlier ones."""
     facts: tuple[Fact, ...] = ()
     """What the stub has to check before the launches."""
     remarks: tuple[str, ...] = ()

@@ -178,6 +178,10 @@ class Printer(Statements):
         index = self.variables.of[op.blocks[0].arguments[0]].name
         start, stop, step = (self.at(value) for value in op.operands[:3])
         hints = {key: quoted(value) for key, value in op.attributes.items() if key not in ("reverse", "tape")}
+        stages = op.attributes.get("num_stages")
+        if stages in self.kernel.constants:  # a constexpr
+            hints["num_stages"] = stages
+            self.reads.add(stages)
         hints = {key: text for key, text in hints.items() if text not in ("None", "False")}
         head: list[str] = []
         if op.attributes.get("reverse"):

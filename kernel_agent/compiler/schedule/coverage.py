@@ -113,26 +113,30 @@ class _Counter:
             if atom is None:
                 return False
             del rest[atom]
-            if not rest and self.reaches(site, atom, width, bound):
+            reach = None if rest else self.reach(site, atom, bound)
+            if reach == bound.below:
                 return True
             extent = extents[atom]
-            if extent is None:
+            if extent is None and reach is None:
                 return False
             if not rest and extent == ceiling(bound.below, width):
                 return True
-            width = width * extent
+            width = width * extent if extent is not None else reach or ONE
         self.claims.append(Claim(width, bound.below))
         return True
 
-    def reaches(self, site: Site, atom: Atom, step: Polynomial, bound: Bound) -> bool:
-        """Whether an index is the trip of a loop that ends where the bound does: it runs as long as need be."""
+    def reach(self, site: Site, atom: Atom, bound: Bound) -> Polynomial | None:
+        """What the bounded sum takes every value below of, where its largest index is the trip of a loop: as far as
+        the loop goes, in units of what the other indices fill. None where no loop says."""
+        inside = bound.form.coefficients
         for loop in site.loops:
             own = loop_bound(self.forms, loop)
-            if loop.code is Code.FOR and self.forms.trip(loop) == atom and own is not None:
-                inside = bound.form.coefficients
-                part = all(inside.get(inner) == number for inner, number in own.form.terms)
-                return part and own.below == bound.below and own.form.coefficients[atom] == step
-        return False
+            if loop.code is not Code.FOR or self.forms.trip(loop) != atom or own is None:
+                continue
+            unit = inside[atom].quotient(own.form.coefficients[atom])
+            if unit is not None and all(inside.get(inner) == number * unit for inner, number in own.form.terms):
+                return own.below * unit
+        return None
 
 
 def _parts(condition: Value, *, holds: bool) -> int:

@@ -14,6 +14,7 @@ from kernel_agent.compiler.schedule.accumulate import accumulated
 from kernel_agent.compiler.schedule.coverage import covered_if, domain
 from kernel_agent.compiler.schedule.forms import Forms, Launch
 from kernel_agent.compiler.schedule.injective import injective
+from kernel_agent.compiler.schedule.pace import PER_PROCESSOR, STAGES, Pace, pace
 from kernel_agent.compiler.schedule.polynomial import ONE, Polynomial
 from kernel_agent.compiler.schedule.sites import Site, bounds, sites
 from kernel_agent.compiler.ssa.builder import Builder
@@ -52,6 +53,8 @@ class Persistent:
     """Expressions of arguments that the forward did not have."""
     partials: dict[str, Partial]
     """By name of the gradient's argument."""
+    pace: Pace | None
+    """None: as the forward was launched."""
 
 
 def summed_axis(kernel: Kernel, gradients: Mapping[str, str], launch: Launch) -> int | None:
@@ -75,11 +78,12 @@ def persistent(kernel: Kernel, gradients: Mapping[str, str], forward: Launch, ax
     """
     if any(op.code in STAYS for op in kernel.ops):
         raise CannotDerive(f"{kernel.name} cannot do the work of several programs in one: it keeps tapes or ends early")
-    count = Polynomial.symbol(_programs(kernel, forward.grid, axis), positive=True)
+    speed = pace(Forms(kernel, forward), axis)
+    count = Polynomial.symbol(_programs(kernel, forward.grid, axis, speed), positive=True)
     rows = kernel.free_name("num_rows")
     grid = tuple(count if place == axis else extent for place, extent in enumerate(forward.grid))
     launch = Launch(grid, {**forward.scalars, rows: forward.grid[axis]})
-    looped = accumulated(_Looped(kernel, axis, rows).copy())
+    looped = accumulated(_Looped(kernel, axis, rows, speed.stages if speed else "").copy())
     forms = Forms(looped, launch)
     written: dict[str, list[Site]] = {}
     for site in sites(looped.body, WRITES):
@@ -92,16 +96,18 @@ def persistent(kernel: Kernel, gradients: Mapping[str, str], forward: Launch, ax
     if not partials:
         raise CannotDerive("no sum over rows fits the registers of one program")
     final = _Partials(looped, axis, partials).copy()
-    return Persistent(final, launch, count.text(), {rows: forward.grid[axis].text()}, partials)
+    return Persistent(final, launch, count.text(), {rows: forward.grid[axis].text()}, partials, speed)
 
 
-def _programs(kernel: Kernel, grid: tuple[Polynomial, ...], axis: int) -> str:
-    """One program for each processor, or fewer."""
+def _programs(kernel: Kernel, grid: tuple[Polynomial, ...], axis: int, speed: Pace | None) -> str:
+    """As many programs as all processors run at once, or fewer."""
     tensor = next(value.name for value in kernel.arguments if value.is_pointer)
     processors = f"torch.cuda.get_device_properties({tensor}.device).multi_processor_count"
     others = ONE
     for other, extent in enumerate(grid):
         others = others if other == axis else others * extent
+    if speed is not None:
+        processors = f"{PER_PROCESSOR} * {processors}"
     if others != ONE:
         processors = f"max(1, {processors} // ({others.text()}))"
     return f"min({grid[axis].text()}, {processors})"
@@ -134,9 +140,11 @@ def _without(grid: tuple[Polynomial, ...], axis: int) -> tuple[Polynomial, ...]:
 class _Looped(Copier):
     """Does the work of every n-th program along an axis in a loop."""
 
-    def __init__(self, source: Kernel, axis: int, rows: str) -> None:
+    def __init__(self, source: Kernel, axis: int, rows: str, stages: str) -> None:
         self.rows = Value("i32", (), rows)
         empty = emptied(source, arguments=[*source.arguments, self.rows])
+        self.hints = {"num_stages": stages} if stages else {}
+        empty.constants |= dict.fromkeys(self.hints.values(), STAGES)
         super().__init__(source, Builder(empty))
         self.b.written = self.written
         self.axis = axis
@@ -153,7 +161,8 @@ class _Looped(Copier):
 
         name = next((op.result.name for op in self.source.ops if self.reads_axis(op) and op.result.name), "row")
         trips = (b.program_id(self.axis), self.rows, b.num_programs(self.axis))
-        b.loop(trips, [], body, index_name=name, certain=True)  # there are no more programs than rows
+        # There are no more programs than rows.
+        b.loop(trips, [], body, index_name=name, certain=True, **self.hints)
         return b.kernel
 
     def reads_axis(self, op: Op) -> bool:

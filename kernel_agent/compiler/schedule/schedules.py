@@ -22,6 +22,7 @@ from kernel_agent.compiler.schedule.fuse import fused
 from kernel_agent.compiler.schedule.merge import merged
 from kernel_agent.compiler.schedule.owner import Owner, Turn, Turns, owner, without
 from kernel_agent.compiler.schedule.ownership import WRITES, Ownership, owned, proof
+from kernel_agent.compiler.schedule.pace import WARPS
 from kernel_agent.compiler.schedule.rows import persistent, summed_axis, width_of
 from kernel_agent.compiler.schedule.sites import Site, sites
 from kernel_agent.compiler.schedule.square import squared
@@ -89,6 +90,7 @@ class Draft:
     """Kernels, how they are launched, and expressions of arguments that the forward did not have."""
     elements: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Gradients that are stored to: element, and the expression under which they may start empty."""
+    settings: dict[str, str] = field(default_factory=dict)
     partials: list[Buffer] = field(default_factory=list)
     totals: list[Total] = field(default_factory=list)
     facts: list[Fact] = field(default_factory=list)
@@ -120,6 +122,8 @@ def _rows(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft |
     looped = persistent(tidy, gradients, launch, axis)
     scalars = dict(looped.scalars)
     draft = Draft()
+    if looped.pace is not None:
+        draft.settings |= looped.pace.settings
     for name, partial in looped.partials.items():
         scalars[width_of(partial)] = f"{partial.tensor}.numel()"
         shape = (looped.count, f"{partial.tensor}.numel()")
@@ -194,7 +198,8 @@ def _plan(schedule: str, base: BackwardPlan, draft: Draft) -> BackwardPlan:
     for kernel, launch, scalars in draft.steps:
         own = {value.name for value in kernel.arguments}
         known = {**base.steps[0].scalars, **scalars}
-        steps.append(Step(kernel, _grid(launch), {name: text for name, text in known.items() if name in own}))
+        scalars = {name: text for name, text in known.items() if name in own}
+        steps.append(Step(kernel, _grid(launch), scalars, WARPS if WARPS in draft.settings else ""))
     return replace(
         base,
         schedule=schedule,
@@ -202,6 +207,7 @@ def _plan(schedule: str, base: BackwardPlan, draft: Draft) -> BackwardPlan:
         buffers=(*buffers, *draft.partials),
         steps=tuple(steps),
         totals=tuple(draft.totals),
+        settings=draft.settings,
         facts=tuple(dict.fromkeys(draft.facts)),
         remarks=(*base.remarks, *dict.fromkeys(draft.remarks)),
     )

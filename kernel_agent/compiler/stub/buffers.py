@@ -20,6 +20,9 @@ DTYPES = {
 }  # fmt: skip
 """Elements of buffers as torch names them."""
 
+_LONG = 64
+"""Characters from which a condition gets a name."""
+
 
 @dataclass
 class Sliced:
@@ -69,7 +72,12 @@ class Buffers:
             return f"torch.empty{end}"
         if not buffer.empty_if:
             return f"torch.zeros{end}"
-        return f"(torch.empty{end} if {self.wording.text(buffer.empty_if)} else torch.zeros{end})"
+        return f"(torch.empty{end} if {self._whole(buffer)} else torch.zeros{end})"
+
+    def _whole(self, buffer: Buffer) -> str:
+        """The condition under which every element is stored to; a variable, if it is long."""
+        text = self.wording.condition(buffer.empty_if)
+        return text if len(text) <= _LONG else self.body.bind("whole", text)
 
     def _dtype(self, buffer: Buffer) -> str:
         return "" if self.as_like(buffer) else f", dtype={DTYPES[buffer.element]}"
@@ -85,21 +93,24 @@ class Buffers:
         return name
 
     def _like(self, buffer: Buffer, tensor: Tensor) -> str:
-        make, dtype = self._make(buffer, "_like"), self._dtype(buffer)
+        dtype = self._dtype(buffer)
         name = self.body.fresh(self.wording.gradient(buffer.name))
         like = self.wording.argument(buffer.like)
-        if self.flow.is_expanded(tensor):
+        expanded = self.flow.is_expanded(tensor)
+        if expanded:
             # Kernels add to the elements that the indices share, so that the sum over them is there already.
             tensor = tensors_in(self.flow.maker[id(tensor)].args)[0]
             like = self.references.named(tensor, "a tensor that is expanded for a launch")
-            make, dtype = "torch.zeros_like", f", dtype={DTYPES[buffer.element]}"
+            dtype = f", dtype={DTYPES[buffer.element]}"
         if self.flow.always_dense(tensor):
+            make = "torch.zeros_like" if expanded else self._make(buffer, "_like")
             self.body.write(Line(f"{name} = {make}({like}{dtype})"))
             return name
         self.body.helpers[ROOM] = None
         zeros = "" if buffer.fill is Fill.ZEROS and not buffer.empty_if else ", zeros=False"
         if buffer.empty_if:
-            zeros = f", zeros=not ({self.wording.text(buffer.empty_if)})"
+            text = self._whole(buffer)
+            zeros = f", zeros=not {text}" if text.isidentifier() else f", zeros=not ({text})"
         self.body.write(Line(f"{name} = gradient_room({like}{dtype}{zeros})"))
         return name
 

@@ -42,6 +42,8 @@ class Planned:
         plan, variables = self.plan, self.wording.variables
         variables |= self._held(given)
         self._check()
+        for name, text in plan.settings.items():
+            variables[name] = self.body.bind(name, self.wording.text(text))
         for step in plan.steps:
             self._bind(step)
         buffers = Buffers(self.wording)
@@ -107,8 +109,9 @@ class Planned:
             else:
                 text = self.wording.argument(name)
             items.append(text if name in given else f"{name}={text}")
-        for option, value in (("num_warps", step.num_warps), ("num_stages", step.num_stages)):
-            shown_option = self.wording.option(option) if value is None else str(value)
+        stages = "" if step.num_stages is None else str(step.num_stages)
+        for option, value in (("num_warps", step.num_warps), ("num_stages", stages)):
+            shown_option = self.wording.text(value) if value else self.wording.option(option)
             if shown_option is not None:
                 items.append(f"{option}={shown_option}")
         self.body.write(Line(f"{kernel.name}[{shown}](", tuple(items), ")"))

@@ -51,6 +51,12 @@ class Wording:
         tree = ast.parse(expression, mode="eval").body
         return ast.unparse(_Filling(self).visit(copy.deepcopy(tree)))
 
+    def condition(self, expression: str) -> str:
+        """A condition of the plan without parts that hold for any numbers: as many blocks as it takes are enough."""
+        tree = ast.parse(self.text(expression), mode="eval").body
+        parts = tree.values if isinstance(tree, ast.BoolOp) and isinstance(tree.op, ast.And) else [tree]
+        return " and ".join(ast.unparse(part) for part in parts if not _always(part)) or "True"
+
     def short(self, expression: str) -> str:
         """The same, or the variable that holds it."""
         text = self.text(expression)
@@ -93,6 +99,17 @@ class Wording:
         if name in self.variables:
             return self.variables[name]
         return self.argument(name) if name in given.arguments else None
+
+
+def _always(part: ast.expr) -> bool:
+    """Whether a condition is `n * triton.cdiv(m, n) >= m`."""
+    if not isinstance(part, ast.Compare) or not isinstance(part.ops[0], ast.GtE):
+        return False
+    product, (least,) = part.left, part.comparators
+    if not isinstance(product, ast.BinOp) or not isinstance(product.op, ast.Mult):
+        return False
+    blocks = (f"triton.cdiv({ast.unparse(least)}, {ast.unparse(block)})" for block in (product.left, product.right))
+    return any(ast.unparse(side) == text for side, text in zip((product.right, product.left), blocks, strict=True))
 
 
 class _Filling(ast.NodeTransformer):

@@ -55,7 +55,10 @@ def run(
     """Gradients by input, and what each launch accessed. `names`: constexprs; NaN is what nothing was stored to."""
     scope = {**given, **names, "torch": DEVICE, "triton": triton, "min": min, "max": max}
     scope |= {f"grid{axis}": grid[axis] if axis < len(grid) else 1 for axis in range(3)}
+    scope |= {argument: cotangents[tensor] for tensor, argument in plan.cotangents.items()}
     exec(APART, scope)  # what facts may call
+    for name, text in plan.settings.items():
+        scope[name] = eval(text, scope)
     for fact in plan.facts:
         assert eval(fact.expression, scope), fact
     memory: dict[str, Tensor] = {}

@@ -104,6 +104,24 @@ def test_rows_that_programs_take_in_turn_cover_all_rows() -> None:
     assert found == "X.is_contiguous() and X.numel() == BLOCK * rows"
 
 
+def test_blocks_of_rows_that_programs_take_in_turn_cover_all_rows_if_there_are_enough_blocks() -> None:
+    # The loop counts blocks and the mask counts rows: one is enough for the other only if the launch says so.
+    def build(b: Builder, x: Value, dx: Value, m: Value, n: Value, count: Value) -> None:
+        def body(block: Value, carries: Sequence[Value]) -> Sequence[Value]:
+            rows, cols = block_of(b, block, BLOCK, "BM"), b.arange(0, 16, "BN")
+            mask = b.logical_and(b.expand(b.compare("lt", rows, m), 1), b.expand(b.compare("lt", cols, n), 0))
+            add_to(b, dx, matrix(b, rows, n, cols, b.const(1)), b.const(1.0, "f32"), mask)
+            return []
+
+        b.loop((b.program_id(0), count, b.num_programs(0)), [], body)
+
+    found = empty_if(made("X:*f32 dX:*f32 M N blocks", build, BM=BLOCK, BN=16))
+    here = {"X": torch.empty(20, 13), "M": 20, "N": 13, "BM": 8, "BN": 16, "grid0": 2}
+    assert holds(found, blocks=3, **here)
+    assert not holds(found, blocks=2, **here)
+    assert not holds(found, blocks=3, **{**here, "BN": 8})
+
+
 def test_rows_in_steps_that_leave_some_out_prove_nothing() -> None:
     def build(b: Builder, x: Value, dx: Value, stride: Value, count: Value) -> None:
         def body(row: Value, carries: Sequence[Value]) -> Sequence[Value]:

@@ -70,7 +70,8 @@ def test_rows_are_covered_as_the_loop_goes_through_them_all() -> None:
     assert final.empty_if["dX"] == "X.is_contiguous() and X.numel() == N * grid0 and BLOCK >= N"
     assert found.partials["dW"].empty_if == "W.is_contiguous() and W.numel() == N and BLOCK >= N"
     assert found.scalars == {"num_rows": "grid0"}
-    assert found.count == "min(grid0, torch.cuda.get_device_properties(X.device).multi_processor_count)"
+    processors = "torch.cuda.get_device_properties(X.device).multi_processor_count"
+    assert found.count == f"min(grid0, per_sm * {processors})"
 
 
 def test_programs_that_end_early_are_not_repeated_in_a_loop() -> None:

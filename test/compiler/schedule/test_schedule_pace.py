@@ -1,0 +1,86 @@
+"""Loops over rows load ahead, with warps and programs that suit the size of a row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from schedule_kernels import ROWS, add_to, made, rows_adjoint
+
+from kernel_agent.compiler.emit import triton_source
+from kernel_agent.compiler.schedule.forms import Forms, Launch
+from kernel_agent.compiler.schedule.pace import pace
+from kernel_agent.compiler.schedule.rows import persistent
+from kernel_agent.compiler.ssa.builder import Builder
+from kernel_agent.compiler.ssa.value import Kernel, Value
+
+
+def pace_of(kernel: Kernel) -> dict[str, str] | None:
+    found = pace(Forms(kernel, Launch.like_forward(1)), 0)
+    return None if found is None else dict(found.settings)
+
+
+def numbers(settings: dict[str, str], **names: object) -> dict[str, int]:
+    scope = dict(names)
+    for name, text in settings.items():
+        scope[name] = eval(text, scope)
+    return {name: scope[name] for name in settings}
+
+
+@pytest.mark.parametrize(
+    ("block", "dtype", "expected"),
+    [
+        (1024, torch.float32, (4, 4, 3)),
+        (4096, torch.bfloat16, (8, 2, 3)),
+        (8192, torch.float32, (16, 1, 3)),
+        (16384, torch.float32, (32, 1, 2)),  # three rows in flight would not fit shared memory
+        (32768, torch.float32, (32, 1, 1)),
+    ],
+)
+def test_longer_rows_get_more_warps_and_fewer_of_them_are_in_flight(
+    block: int, dtype: torch.dtype, expected: tuple[int, int, int]
+) -> None:
+    settings = pace_of(made(ROWS, rows_adjoint, BLOCK=8))
+    assert settings is not None
+    x = torch.empty(1, dtype=dtype)
+    assert tuple(numbers(settings, BLOCK=block, X=x, dY=x).values()) == expected
+
+
+def test_what_all_rows_share_is_not_counted_as_in_flight() -> None:
+    # W is loaded before the loop: only X and dY take room for each trip.
+    settings = pace_of(made(ROWS, rows_adjoint, BLOCK=8))
+    assert settings is not None
+    assert "W.element_size()" not in settings["STAGES"]
+
+
+def test_rows_in_flight_are_a_constexpr_of_the_loop() -> None:
+    found = persistent(made(ROWS, rows_adjoint, BLOCK=8), {"X": "dX", "W": "dW"}, Launch.like_forward(1), 0)
+    source = triton_source(found.kernel)
+    assert "in tl.range(pid, num_rows, tl.num_programs(0), num_stages=STAGES):" in source.text
+    assert "STAGES" in source.constexprs
+
+
+def test_a_loop_over_rows_that_holds_a_loop_is_not_pipelined() -> None:
+    def build(b: Builder, x: Value, w: Value, dx: Value, dw: Value, n: Value) -> None:
+        row, lane = b.program_id(0), b.arange(0, 8, "BLOCK")
+
+        def body(off: Value, carries: Sequence[Value]) -> Sequence[Value]:
+            at = b.add(b.add(b.mul(row, n), off), lane)
+            add_to(b, dx, at, b.load(x, at))
+            return []
+
+        b.loop((b.const(0), n, b.const(8, "i32", "BLOCK")), [], body)
+        add_to(b, dw, lane, b.load(w, b.add(row, lane)))
+
+    settings = pace_of(made("X:*f32 W:*f32 dX:*f32 dW:*f32 N", build, BLOCK=8))
+    assert settings is not None
+    assert list(settings) == ["num_warps", "per_sm"]
+
+
+def test_kernels_that_load_no_rows_are_launched_as_the_forward() -> None:
+    def build(b: Builder, w: Value, dw: Value) -> None:
+        lane = b.arange(0, 8, "BLOCK")
+        add_to(b, dw, lane, b.load(w, lane))
+
+    assert pace_of(made("W:*f32 dW:*f32", build, BLOCK=8)) is None
