@@ -15,7 +15,7 @@ from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.plan import BackwardPlan
 from kernel_agent.compiler.reverse import Adjoint, differentiate
 from kernel_agent.compiler.saved.prepare import prepared
-from kernel_agent.compiler.schedule.schedules import SCHEDULES, plans
+from kernel_agent.compiler.schedule.schedules import SCHEDULES, Defect, plans
 from kernel_agent.compiler.ssa.value import Kernel
 from kernel_agent.compiler.stub.flow import launch_places
 from kernel_agent.compiler.stub.inline import without_helpers
@@ -101,21 +101,43 @@ def _sections(
 
 
 def _plan(schedule: str, kernel: Kernel, axes: int, read: frozenset[str], written: frozenset[str]) -> BackwardPlan:
-    """The plan of a launch by a schedule or, where that does not apply, the best one behind it."""
-    adjoint = differentiate(kernel, read=read, written=written)
-    spared = None if schedule == "plain" else _spared(kernel, read, written)  # plain stands where that has a defect
-    found = plans(kernel, adjoint, axes, spared=spared)
-    least = SCHEDULES.index(schedule)
-    return next(plan for plan in found if SCHEDULES.index(plan.schedule) >= least)
+    """The plan of a launch by a schedule or, where that does not apply, the best one behind it. A pass with a defect
+    costs what is made by it, and a remark says so."""
+    defects: list[str] = []
+
+    def defect(name: str, error: Exception) -> None:
+        defects.append(f"`{name}` failed on {kernel.name}: {InternalError.of(error).message}")
+
+    adjoint, spared = _adjoints(schedule, kernel, read, written, defect)
+    behind = SCHEDULES[SCHEDULES.index(schedule) :]
+    found = plans(kernel, adjoint, axes, spared=spared, schedules=behind, defect=defect)[0]
+    return replace(found, remarks=(*found.remarks, *defects))
 
 
-def _spared(kernel: Kernel, read: frozenset[str], written: frozenset[str]) -> Adjoint | None:
-    """The adjoint that reads back what the forward stored, for schedules that can do with it."""
+def _adjoints(
+    schedule: str, kernel: Kernel, read: frozenset[str], written: frozenset[str], defect: Defect
+) -> tuple[Adjoint, Adjoint | None]:
+    """The adjoint, and for schedules that can do with it the one that reads back what the forward stored; that alone
+    where the other cannot be had. `plain` relies on no pass of `saved`."""
+    spared = None
+    if schedule != "plain":
+        try:
+            spared = _spared(kernel, read, written)
+        except CannotDerive:
+            pass
+        except Exception as error:
+            defect("saved", error)
     try:
-        found = prepared(kernel, written)
-        adjoint = differentiate(found.kernel, read=read, written=written)
+        return differentiate(kernel, read=read, written=written), spared
     except CannotDerive:
-        return None
+        if spared is None:
+            raise
+        return spared, None
+
+
+def _spared(kernel: Kernel, read: frozenset[str], written: frozenset[str]) -> Adjoint:
+    found = prepared(kernel, written)
+    adjoint = differentiate(found.kernel, read=read, written=written)
     return replace(adjoint, remarks=(*adjoint.remarks, *found.remarks))
 
 

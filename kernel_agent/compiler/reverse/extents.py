@@ -48,11 +48,33 @@ class Extents:
                 "it makes is not known before the launch",
                 remedy="count its trips, and stop at a bound: `while go_on and step < limit`",
             )
-        start, stop, step = (self.of(value) for value in found)
-        length = stop.high if start.low == "0" else f"({stop.high} - {start.low})"
-        if step.low == "1":
+        start, stop, step = found
+        length, stride = self._beyond(stop, start) or self._apart(stop, start), _at_least_one(self.of(step))
+        if stride == "1":
             return f"max({length}, 0)"
-        return f"max(-(-{length} // {step.low}), 0)"
+        return f"max(-(-{length} // {stride}), 0)"
+
+    def _apart(self, stop: Value, start: Value) -> str:
+        """At most how far a value lies behind another, of their ranges alone."""
+        first, last = self.of(start), self.of(stop)
+        return last.high if first.low == "0" else f"({last.high} - {first.low})"
+
+    def _beyond(self, stop: Value, start: Value) -> str | None:
+        """The same where the one is computed from the other, and what they have in common does not count; else None."""
+        stop, start = _bare(stop), _bare(start)
+        if stop is start:
+            return "0"
+        op = stop.producer
+        if op is not None and op.code is Code.ADD:
+            for kept, added in (op.operands, op.operands[::-1]):
+                found = self._beyond(kept, start)
+                if found is not None:
+                    return _plus(found, self.of(added).high)
+        if op is not None and op.code is Code.MIN:
+            either = [found for value in op.operands if (found := self._beyond(value, start)) is not None]
+            if either:
+                return either[0] if len(either) == 1 else f"min({', '.join(either)})"
+        return None
 
     def of(self, value: Value) -> Range:
         """The range of an integer. Raises CannotDerive."""
@@ -89,6 +111,13 @@ class Extents:
         if not value.name or value.shape or value.is_float or value.depth > 0:
             raise _unknown(value)
         return _one(value.name)
+
+
+def _bare(value: Value) -> Value:
+    """A number before conversions and broadcasts."""
+    while value.producer is not None and value.producer.code in _KEPT:
+        (value,) = value.producer.operands
+    return value
 
 
 def _counter(loop: Op) -> tuple[Value, ...] | None:
@@ -155,9 +184,15 @@ def _mul(a: Range, b: Range) -> Range:
 
 def _floordiv(a: Range, b: Range) -> Range:
     """By a number that is positive. Cut towards zero, as the kernel does, quotients of negative numbers are larger."""
+    least = _at_least_one(b)
     if a.natural:
-        return Range("0" if a.low == "0" else f"({a.low} // {b.high})", f"({a.high} // {b.low})", True)
-    return Range(f"min({a.low} // {b.low}, 0)", f"(max({a.high}, 0) // {b.low})")
+        return Range("0" if a.low == "0" else f"({a.low} // {b.high})", f"({a.high} // {least})", True)
+    return Range(f"min({a.low} // {least}, 0)", f"(max({a.high}, 0) // {least})")
+
+
+def _at_least_one(divisor: Range) -> str:
+    """The least that a divisor, or a step, may be: the kernel divides by no zero, though a range may reach there."""
+    return divisor.low if divisor.exact else f"max({divisor.low}, 1)"
 
 
 def _rem(a: Range, b: Range) -> Range:

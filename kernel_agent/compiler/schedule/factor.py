@@ -155,19 +155,20 @@ class _Factored(Copier):
         (block,) = op.blocks
         b = self.b
         depth = block.arguments[0].depth
+        lasts = {block.yields[place].producer: place for place in sums}
 
         def body(index: Value, inner: list[Value]) -> list[Value]:
             for old, new in zip(block.arguments, (index, *inner), strict=True):
                 self[old] = new
                 new.source_line = old.source_line
-            for place, sum_ in sums.items():
-                last = block.yields[place]
-                b.hint = last.name
-                term = b.whole(_without(b, self, sum_.term, depth), sum_.term.shape)
-                self[last] = b.add(inner[place], term)
             for inside in block.ops:
-                if not all(result in self for result in inside.results) or not inside.results:
+                place = lasts.get(inside)
+                if place is None:
                     self.op(inside)
+                    continue
+                term = sums[place].term
+                b.hint = inside.result.name
+                self[inside.result] = b.add(inner[place], b.whole(_without(b, self, term, depth), term.shape))
             return self.all(block.yields)
 
         start, stop, step = self.all(op.operands[:3])

@@ -8,8 +8,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.plan import BackwardPlan, Buffer, Fact, Fill, Step, Total
@@ -36,35 +38,74 @@ from kernel_agent.compiler.ssa.value import Kernel
 
 SCHEDULES = ("rows", "split", "owned", "plain")
 """Names, the best first."""
+Made = TypeVar("Made")
 
 
-def plans(kernel: Kernel, adjoint: Adjoint, axes: int, *, spared: Adjoint | None = None) -> list[BackwardPlan]:
-    """Plans of one launch of `kernel` on a grid of `axes` axes, those with the fewest atomics first; at least `plain`,
-    which is the last.
+Defect = Callable[[str, Exception], None]
+"""Is told what failed, and how, where a pass has a defect."""
 
-    `spared`: an adjoint of the same names that reads back what the forward stored (see `saved`), for all but `plain`.
+
+def plans(
+    kernel: Kernel,
+    adjoint: Adjoint,
+    axes: int,
+    *,
+    spared: Adjoint | None = None,
+    schedules: Sequence[str] = SCHEDULES,
+    defect: Defect | None = None,
+) -> list[BackwardPlan]:
+    """Plans of one launch of `kernel` on a grid of `axes` axes, those with the fewest atomics first; `plain`, for which
+    nothing has to be proved, is the last.
+
+    `spared`: an adjoint of the same names that reads back what the forward stored (see `saved`), for all but `plain`,
+    and for that where the other keeps more than memory can be had for. `defect`: a schedule whose passes raise what
+    they should not is left out, and told of; by default the exception goes to the caller. Raises CannotDerive where no
+    schedule is to be had.
     """
-    return list(_plans(kernel, adjoint, axes, spared or adjoint))
-
-
-def _plans(kernel: Kernel, adjoint: Adjoint, axes: int, spared: Adjoint) -> Iterator[BackwardPlan]:
-    pruned = prune(adjoint.kernel)
     launch = Launch.like_forward(axes)
-    if adjoint.consumed:  # its effects must stay in their order
-        yield plain(kernel, replace(adjoint, kernel=trimmed(pruned)), _grid(launch))
-        return
-    base = plain(kernel, replace(spared, kernel=joined(prune(spared.kernel))), _grid(launch))
-    (step,) = base.steps
-    found = []
-    for schedule, make in (("rows", _rows), ("split", _split), ("owned", _owned)):
+    better = () if adjoint.consumed else tuple(name for name in schedules if name != "plain")  # else effects have order
+    base = _base(kernel, spared or adjoint, launch, defect) if better else None
+    found: list[BackwardPlan] = []
+    if base is not None:
+        (step,) = base.steps
+        for name in better:
+            draft = _tried(name, functools.partial(_MAKERS[name], step.kernel, adjoint.gradients, launch), defect)
+            found += [] if draft is None else [_plan(name, base, draft)]
+        found.sort(key=_atomics)
+    if "plain" in schedules:
         try:
-            draft = make(step.kernel, adjoint.gradients, launch)
+            found.append(plain(kernel, replace(adjoint, kernel=trimmed(prune(adjoint.kernel))), _grid(launch)))
         except CannotDerive:
-            continue  # the schedules behind it do not need what it could not do
-        if draft is not None:
-            found.append(_plan(schedule, base, draft))
-    yield from sorted(found, key=_atomics)
-    yield plain(kernel, replace(adjoint, kernel=trimmed(pruned)), _grid(launch))
+            if base is None:
+                raise
+            found.append(base)
+    if not found:
+        raise CannotDerive(f"no schedule of {', '.join(schedules)} applies to {kernel.name}")
+    return found
+
+
+def _base(kernel: Kernel, adjoint: Adjoint, launch: Launch, defect: Defect | None) -> BackwardPlan | None:
+    """What the better schedules are made from: a plan of one launch, its loops joined if they can be."""
+
+    def made(text: Kernel) -> BackwardPlan:
+        return plain(kernel, replace(adjoint, kernel=text), _grid(launch))
+
+    pruned = prune(adjoint.kernel)
+    joint = _tried("joined", lambda: made(joined(pruned)), defect)
+    return joint or _tried("plain", lambda: made(pruned), defect)
+
+
+def _tried(name: str, make: Callable[[], Made | None], defect: Defect | None) -> Made | None:
+    """What a pass makes; None where it refuses, since those behind it do not need what it could not do."""
+    try:
+        return make()
+    except CannotDerive:
+        return None
+    except Exception as error:
+        if defect is None:
+            raise
+        defect(name, error)
+        return None
 
 
 def _atomics(plan: BackwardPlan) -> int:
@@ -181,6 +222,13 @@ def _split(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft 
         own = {tensor: name for tensor, name in gradients.items() if name in theirs}
         draft.add(owned(unwrapped(made.kernel, made.launch), own, made.launch), made.launch, made.scalars)
     return draft
+
+
+_MAKERS: dict[str, Callable[[Kernel, Mapping[str, str], Launch], Draft | None]] = {
+    "rows": _rows,
+    "split": _split,
+    "owned": _owned,
+}
 
 
 def _plan(schedule: str, base: BackwardPlan, draft: Draft) -> BackwardPlan:

@@ -12,6 +12,7 @@ from torch import Tensor
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.plan import Fill
 from kernel_agent.compiler.reverse import differentiate
+from kernel_agent.compiler.reverse.extents import Extents
 from kernel_agent.compiler.reverse.plain import plain
 from kernel_agent.compiler.reverse.tapes import lower_tapes, tapes
 from kernel_agent.compiler.ssa.code import Code
@@ -36,6 +37,10 @@ def recurrence(bound: str) -> Kernel:
         start, stop, step = pid, b.mul(k.n, k.block), k.block
     elif bound == "loaded":
         stop = b.load(k.L, pid)
+    elif bound in ("clusters", "segments"):
+        tiles = b.elementwise(Code.FLOORDIV, (b.add(k.n, b.sub(k.block, b.const(1))), k.block))
+        start = b.mul(b.elementwise(Code.FLOORDIV, (pid, tiles)), k.n) if bound == "clusters" else b.load(k.L, pid)
+        stop = b.elementwise(Code.MIN, (b.add(start, k.n), b.mul(k.n, b.const(100))))
 
     def body(index: Value, carries: list[Value]) -> list[Value]:
         trip = b.elementwise(Code.REM, (index, k.n))
@@ -109,6 +114,28 @@ def same_in_memory(kernel: Kernel, arguments: dict[str, Tensor | int], integers:
     evaluate(lowered.kernel, grid, {**arguments, **buffers, **counts, "dY": cotangent["Y"], "dX": found})
     torch.testing.assert_close(found, truth, msg="dX")
     return counts
+
+
+@pytest.mark.parametrize("bound", ["clusters", "segments"])
+def test_a_tape_is_as_long_as_a_bound_is_behind_the_start_that_it_was_computed_from(bound: str) -> None:
+    # of the ranges of both bounds alone it was as long as the last stop, or refused where the start is loaded; and the
+    # least number of tiles was taken for zero, which the launch divided by
+    kernel, integers = recurrence(bound), {"n": 4, "block": 2}
+    x, y = numbers(3, 4, N), torch.full((3, N), torch.nan, dtype=torch.float64)
+    arguments = {"X": x, "Y": y, "L": torch.tensor([0, 4, 8], dtype=torch.int32), **integers}
+    assert set(same_in_memory(kernel, arguments, integers).values()) == {4}
+
+
+def test_a_divisor_whose_range_reaches_zero_is_taken_for_one_at_least() -> None:
+    # the bound of the tape divided by zero where it was computed, though the kernel never did
+    k = Forward(n="i32", m="i32")
+    b = k.b
+    tiles = b.elementwise(Code.FLOORDIV, (b.add(k.n, b.const(7)), b.const(8)))
+    stop = b.elementwise(Code.FLOORDIV, (b.add(b.program_id(0), k.m), tiles))
+    b.loop((b.const(0), stop, b.const(1)), [], lambda _index, _carries: [])
+    (loop,) = (op for op in k.kernel.ops if op.code is Code.FOR)
+    text = Extents({}).trips(loop)
+    assert eval(text, {"n": 5, "m": 3, "grid0": 4, "max": max, "min": min}) >= 6
 
 
 def test_tapes_that_two_trips_of_a_loop_around_may_share_are_as_long_as_one() -> None:

@@ -88,3 +88,11 @@ def attention(*, causal: bool = False, guard: bool = False, element: str = "fp32
     constants = {"D": 16, "BLOCK_M": 16, "BLOCK_N": 16, "CAUSAL": causal, "GUARD": guard}
     kernel = kernel_from(kernels.attention, types, **constants)
     return ran(kernel, (3, 2), given, ["q_ptr", "k_ptr", "v_ptr"], ["o_ptr", "lse_ptr"])
+
+
+def segment_logsumexp() -> Forward:
+    """Of segments between bounds in memory."""
+    types = {"x_ptr": F32, "bounds_ptr": "*i32", "y_ptr": F32}
+    bounds = torch.tensor([0, 5, 25, 37], dtype=torch.int32)
+    given = {"x_ptr": 3 * seeded(N), "bounds_ptr": bounds, "y_ptr": empty(3)}
+    return ran(kernel_from(kernels.segment_logsumexp, types, BLOCK=8), (3,), given, ["x_ptr"], ["y_ptr"])

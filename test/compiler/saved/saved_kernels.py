@@ -197,3 +197,18 @@ def attention(
     o = acc / mass[:, None]
     tl.store(o_ptr + base + rows[:, None] * D + dims[None, :], o.to(o_ptr.dtype.element_ty), mask=rows[:, None] < n)
     tl.store(lse_ptr + head * n + rows, m + tl.log2(mass), mask=rows < n)
+
+
+@triton.jit
+def segment_logsumexp(x_ptr, bounds_ptr, y_ptr, BLOCK: tl.constexpr):
+    # how many trips a program makes is known from memory alone
+    segment = tl.program_id(0)
+    begin, end = tl.load(bounds_ptr + segment), tl.load(bounds_ptr + segment + 1)
+    top, total = -float("inf"), 0.0
+    for start in range(begin, end, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + at, mask=at < end, other=-float("inf"))
+        higher = tl.maximum(top, tl.max(x, 0))
+        total = total * tl.exp(top - higher) + tl.sum(tl.exp(x - higher), 0)
+        top = higher
+    tl.store(y_ptr + segment, top + tl.log(total))

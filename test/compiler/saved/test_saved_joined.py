@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 import saved_forwards as forwards
 from saved_checks import Forward, run, same_gradients, tensor
 
+from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.reverse import Adjoint
 from kernel_agent.compiler.saved.prepare import prepared
+from kernel_agent.compiler.schedule import schedules
 from kernel_agent.compiler.schedule.schedules import joined, plans
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.prune import prune
@@ -73,3 +76,32 @@ def test_kernels_that_own_what_they_sum_multiply_by_the_scale_once() -> None:
         scaled = [op for op in products if len(op.result.shape) == 2 and any(v.shape == () for v in op.operands)]
         # The one that is left makes the scores; those of dq and dk are out of the loops.
         assert len(scaled) == 1, step.kernel.name
+
+
+def test_where_tapes_have_no_bound_a_forward_with_its_gauge_is_planned_all_the_same() -> None:
+    # all schedules were refused with `plain`, though the adjoint without tapes was there
+    forward = forwards.segment_logsumexp()
+    whole = forward.adjoint(forward.kernel)
+    with pytest.raises(CannotDerive, match="how often a loop runs"):
+        plans(forward.kernel, whole, 1)
+    found = plans(forward.kernel, whole, 1, spared=forward.adjoint(_prepared(forward)))
+    assert found
+    assert all(plan.saved == ("y_ptr",) for plan in found)
+
+
+def test_a_defect_of_one_schedule_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    # an assertion that fails in one pass must not cost the backward, and must be told
+    def broken(*_: object) -> None:
+        raise AssertionError("a defect")
+
+    forward = forwards.layer_norm()
+    adjoint = forward.adjoint(forward.kernel)
+    whole = [plan.schedule for plan in plans(forward.kernel, adjoint, 1)]
+    monkeypatch.setitem(schedules._MAKERS, "rows", broken)
+    monkeypatch.setattr(schedules, "joined", broken)
+    with pytest.raises(AssertionError, match="a defect"):
+        plans(forward.kernel, adjoint, 1)
+    told: list[str] = []
+    found = plans(forward.kernel, adjoint, 1, defect=lambda name, error: told.append(f"{name}: {error}"))
+    assert [plan.schedule for plan in found] == [name for name in whole if name != "rows"]
+    assert told == ["joined: a defect", "rows: a defect"]

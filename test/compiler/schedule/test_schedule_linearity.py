@@ -12,7 +12,7 @@ from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.evaluate import evaluate
 from kernel_agent.compiler.ssa.prune import prune
-from kernel_agent.compiler.ssa.value import Kernel, Value
+from kernel_agent.compiler.ssa.value import Kernel, Op, Value
 
 
 def _two_sums(*, second: str) -> Kernel:
@@ -102,3 +102,29 @@ def test_an_addition_that_needs_what_its_loop_carries_stays() -> None:
     kernel = _two_sums(second="running")
     found = merged(kernel)
     _assert_same(found, kernel)
+
+
+def test_a_factor_leaves_a_sum_of_what_is_read_where_the_kernel_writes() -> None:
+    # the term was computed ahead of the loop's other operations, where such a read cannot be had, and all was refused
+    z_ptr, y_ptr, n = Value("*f32", (), "Z"), Value("*f32", (), "Y"), Value("i32", (), "n")
+    kernel = Kernel("reads", [Value("*f32", (), "X"), y_ptr, z_ptr, n])
+    b = Builder(kernel, frozenset([z_ptr, y_ptr]))
+    lanes, scale = b.arange(0, 8), b.const(3.0, "f32")
+
+    def body(index: Value, carries: list[Value]) -> list[Value]:
+        at = b.add(b.mul(index, b.const(8)), lanes)
+        b.store(z_ptr, at, b.cast(at, "f32"))
+        return [b.add(carries[0], b.sum(b.mul(b.load(z_ptr, at), scale), 0))]
+
+    (total,) = b.loop((b.const(0), n, b.const(1)), [b.const(0.0, "f32")], body)
+    b.store(y_ptr, b.const(0), total)
+    found = prune(factored(kernel))
+    assert not any(
+        op.code is Code.MUL and op.result.is_float for loop in found.ops if loop.blocks for op in inside(loop)
+    )
+    _assert_same(found, kernel)
+
+
+def inside(loop: Op) -> list[Op]:
+    """The operations of a loop's body."""
+    return loop.blocks[0].ops
