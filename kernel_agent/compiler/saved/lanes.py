@@ -28,7 +28,7 @@ def form(value: Value, labels: Labels) -> Hashable:
         return ("tile", value.id, _full(value, labels))
     if op.code is Code.ARANGE:
         return ("arange", op.attributes["start"], op.attributes["end"], labels)
-    inner = _through(op, labels)
+    inner = through(op, labels)
     if inner is not None and op.code in _WIDENS | {Code.EXPAND, Code.TRANS}:
         ((operand, names),) = inner
         return form(operand, names)
@@ -44,7 +44,7 @@ def conditions(mask: Value | None, labels: Labels) -> frozenset[Hashable]:
         return frozenset()
     op = mask.producer
     if op is not None and op.code in _WIDENS | {Code.AND, Code.EXPAND, Code.TRANS}:
-        inner = _through(op, labels if mask.shape else ())
+        inner = through(op, labels if mask.shape else ())
         if inner is not None:
             return frozenset().union(*(conditions(operand, names) for operand, names in inner))
     return frozenset([form(mask, labels if mask.shape else ())])
@@ -120,7 +120,7 @@ class Lanes:
             for block in op.blocks:
                 yield block.yields[place], labels
             return
-        inner = _through(op, labels)
+        inner = through(op, labels)
         if inner is not None:
             yield from inner
             return
@@ -128,7 +128,7 @@ class Lanes:
             yield operand, _lost(op, operand)
 
 
-def _through(op: Op, labels: Labels) -> list[tuple[Value, Labels]] | None:
+def through(op: Op, labels: Labels) -> list[tuple[Value, Labels]] | None:
     """The operands of an operation with the labels of their axes; None where lanes do not keep their places."""
     if op.code in ELEMENTWISE or op.code in _WIDENS or op.code is Code.LOAD:
         return [(operand, labels if operand.shape else ()) for operand in op.operands]

@@ -22,6 +22,7 @@ from kernel_agent.compiler.schedule.factor import factored
 from kernel_agent.compiler.schedule.forms import Forms, Launch
 from kernel_agent.compiler.schedule.fuse import fused
 from kernel_agent.compiler.schedule.merge import merged
+from kernel_agent.compiler.schedule.orient import oriented
 from kernel_agent.compiler.schedule.owner import Owner, Turn, Turns, owner, without
 from kernel_agent.compiler.schedule.ownership import WRITES, Ownership, owned, proof
 from kernel_agent.compiler.schedule.pace import WARPS
@@ -29,6 +30,7 @@ from kernel_agent.compiler.schedule.rows import persistent, summed_axis, width_o
 from kernel_agent.compiler.schedule.sites import Site, sites
 from kernel_agent.compiler.schedule.square import squared
 from kernel_agent.compiler.schedule.swizzle import unswizzled
+from kernel_agent.compiler.schedule.unmask import unmasked
 from kernel_agent.compiler.schedule.wraps import unwrapped
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.order import forwards
@@ -123,6 +125,11 @@ def joined(kernel: Kernel) -> Kernel:
     return prune(fused(merged(prune(factored(forwards(kernel))))))
 
 
+def finished(kernel: Kernel) -> Kernel:
+    """The same launch with less to do in its loops: factors behind them, no needless masks, no tiles to turn."""
+    return prune(oriented(prune(unmasked(prune(factored(prune(kernel)))))))
+
+
 @dataclass
 class Draft:
     """What a plan is made of."""
@@ -139,7 +146,7 @@ class Draft:
 
     def add(self, found: Ownership, launch: Launch, scalars: Mapping[str, str]) -> None:
         """A launch."""
-        kernel = trimmed(prune(factored(prune(found.kernel))))
+        kernel = trimmed(finished(found.kernel))
         self.steps.append((kernel, launch, dict(scalars)))
         for name, empty_if in found.empty_if.items():
             self.elements[name] = (kernel.argument(name).pointee, empty_if)

@@ -44,7 +44,8 @@ def visited(
 ) -> tuple[Range | None, tuple[tuple[Value, bool], ...]]:
     """The programs along an axis for which conditions hold, and the conditions that are not told by that.
 
-    c * program + rest < 0 is solved for the program, by the floor of a quotient; what is divided must not be negative.
+    c * program + rest < 0 is solved for the program, by the floor of a quotient. Where what is divided may be negative,
+    the quotient is cut to a negative number or zero: the first program then, and a range without programs.
     """
     b = copier.b
     low: Value | None = None
@@ -66,7 +67,7 @@ def visited(
         above = factor is not None and factor.surely(1)
         whole = Form(base=factor) if factor is not None else Form()
         numerator = rest.times(Polynomial.integer(-1)) + whole - Form(base=ONE) if above else rest - whole
-        if step is None or not numerator.not_negative or _reads(rest, program):
+        if step is None or _reads(rest, program):
             left.append((condition, holds))
             continue
         value = _value_of(forms, copier, numerator, (one, other))
@@ -74,6 +75,8 @@ def visited(
             left.append((condition, holds))
             continue
         limit = b.elementwise(Code.FLOORDIV, (value, step))
+        if not above and not numerator.not_negative:
+            limit = b.elementwise(Code.MAX, (limit, b.zero(limit)))
         if above:
             high = limit if high is None else b.elementwise(Code.MIN, (high, limit))
         else:
@@ -121,10 +124,31 @@ def _reads(form: Form, program: Atom) -> bool:
 
 
 def _value_of(forms: Forms, copier: Turned, form: Form, sides: Sequence[Value]) -> Value | None:
-    """A form as a value, where it is one side of the comparison and a number."""
+    """A form as a value, where it is one side of the comparison and a number of the launch, of either sign."""
+    b = copier.b
     for side in sides:
-        apart = (form - forms.of(side)).invariant
-        number = None if apart is None else constant_of(copier.b, apart)
-        if number is not None:
-            return copier.b.add(copier[side], number)
+        for sign in (1, -1):
+            apart = (form - forms.of(side).times(Polynomial.integer(sign))).invariant
+            number = None if apart is None else _number_of(copier, apart)
+            if number is not None:
+                return b.add(copier[side], number) if sign == 1 else b.sub(number, copier[side])
     return None
+
+
+def _number_of(copier: Turned, number: Polynomial) -> Value | None:
+    """A number of constexprs and scalar arguments as a value; None where it is of other symbols."""
+    known = constant_of(copier.b, number)
+    if known is not None:
+        return known
+    b = copier.b
+    arguments = {value.name: value for value in copier.source.arguments if value.element == "i32"}
+    fixed = Polynomial.of({m: factor for m, factor in number.terms if all(s.present is not None for s in m)})
+    found = constant_of(b, fixed)
+    assert found is not None
+    for monomial, factor in sorted(number.terms, key=lambda term: -term[1]):
+        if len(monomial) == 1 and monomial[0].text in arguments and abs(factor) == 1:
+            argument = arguments[monomial[0].text]
+            found = b.add(found, argument) if factor == 1 else b.sub(found, argument)
+        elif (monomial, factor) not in fixed.terms:
+            return None
+    return found

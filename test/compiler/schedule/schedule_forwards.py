@@ -112,3 +112,41 @@ def causal_sum(
     acc = _causal_trips(acc, q, k_ptr, v_ptr, base, rows, 0, low, n, D, BM, BN, False, WHOLE)
     acc = _causal_trips(acc, q, k_ptr, v_ptr, base, rows, low, high, n, D, BM, BN, True, WHOLE)
     tl.store(o_ptr + at, acc, mask=rows[:, None] < n)
+
+
+@triton.jit
+def attention(
+    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, n, m, scale,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr,
+):  # fmt: skip
+    """n rows that see m keys, with the log-sum-exp of each row; causal ones end together."""
+    block = tl.program_id(0)
+    head = tl.program_id(1)
+    rows = block * BM + tl.arange(0, BM)
+    dims = tl.arange(0, D)
+    at = head * n * D + rows[:, None] * D + dims[None, :]
+    q = tl.load(q_ptr + at, mask=rows[:, None] < n, other=0.0)
+    top = tl.full([BM], float("-inf"), tl.float32)
+    mass = tl.zeros([BM], tl.float32)
+    acc = tl.zeros([BM, D], tl.float32)
+    end = m
+    if CAUSAL:
+        end = tl.minimum(m, (block + 1) * BM + m - n)
+    for start in range(0, end, BN):
+        cols = start + tl.arange(0, BN)
+        kv_at = head * m * D + cols[:, None] * D + dims[None, :]
+        k = tl.load(k_ptr + kv_at, mask=cols[:, None] < m, other=0.0)
+        s = tl.dot(q, tl.trans(k), input_precision="ieee") * (scale * 1.44269504)
+        seen = (cols < m)[None, :]
+        if CAUSAL:
+            seen = seen & (rows[:, None] + m - n >= cols[None, :])
+        s = tl.where(seen, s, float("-inf"))
+        new = tl.maximum(top, tl.max(s, axis=1))
+        p = tl.exp2(s - new[:, None])
+        alpha = tl.exp2(top - new)
+        mass = mass * alpha + tl.sum(p, axis=1)
+        v = tl.load(v_ptr + kv_at, mask=cols[:, None] < m, other=0.0)
+        acc = acc * alpha[:, None] + tl.dot(p, v, input_precision="ieee")
+        top = new
+    tl.store(o_ptr + at, acc / mass[:, None], mask=rows[:, None] < n)
+    tl.store(lse_ptr + head * n + rows, top / 1.44269504 + tl.log(mass), mask=rows < n)

@@ -1,0 +1,95 @@
+"""Attention's backward: a kernel for keys and values, one for queries, and little to do in their loops."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import schedule_forwards
+import torch
+from schedule_plans import Made, agree, atomics, from_source, plans_of, run
+
+from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.value import Kernel, Op, walk
+
+D, BM, BN = 16, 32, 16
+POINTERS = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "o_ptr", "lse_ptr"), "*fp32")
+BOTH = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+
+
+@functools.cache
+def attention(causal: bool, bm: int = BM) -> Made:
+    types = {**POINTERS, "n": "i32", "m": "i32", "scale": "fp32"}
+    kernel = from_source(schedule_forwards.attention, types, D=D, BM=bm, BN=BN, CAUSAL=causal)
+    return plans_of(kernel, "q_ptr k_ptr v_ptr", "o_ptr", 2, spare=True)
+
+
+def inputs(causal: bool, n: int, m: int) -> tuple[dict[str, Any], torch.Tensor, dict[str, torch.Tensor]]:
+    """What a launch is given, the cotangent of its output, and the gradients."""
+    torch.manual_seed(0)
+    names = ("q_ptr", "k_ptr", "v_ptr")
+    q, k, v = leaves = [torch.randn(2, rows, D, dtype=torch.float64, requires_grad=True) for rows in (n, m, m)]
+    scores = 0.25 * (q @ k.mT)
+    if causal:
+        scores = scores.masked_fill(torch.ones(n, m, dtype=torch.bool).triu(m - n + 1), float("-inf"))
+    o, do = scores.softmax(-1) @ v, torch.randn(2, n, D, dtype=torch.float64)
+    gradients = torch.autograd.grad(o, leaves, do)
+    given = dict(zip(names, (leaf.detach() for leaf in leaves), strict=True))
+    given |= {"o_ptr": o.detach(), "lse_ptr": scores.logsumexp(-1).detach(), "n": n, "m": m, "scale": 0.25}
+    return given, do, dict(zip(names, gradients, strict=True))
+
+
+@BOTH
+@pytest.mark.parametrize(("n", "m"), [(64, 64), (40, 72), (33, 33)])
+def test_keys_and_values_have_a_kernel_that_adds_to_nothing(causal: bool, n: int, m: int) -> None:
+    # Neither extent is a multiple of a tile, so that every mask that was left out would show.
+    plan = attention(causal)["split"]
+    assert atomics(plan) == []
+    given, do, expected = inputs(causal, n, m)
+    found, counts = run(plan, given, {"o_ptr": do}, (-(-n // BM), 2))
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-6, atol=1e-6)
+    assert all(counts[-1].owned(name) for name in ("dk", "dv"))
+
+
+def loop_of(kernel: Kernel) -> list[Op]:
+    """The operations that a kernel repeats."""
+    (loop,) = [op for op in kernel.ops if op.code is Code.FOR]
+    return list(walk(loop.blocks[0]))
+
+
+@BOTH
+def test_no_computed_tile_is_turned(causal: bool) -> None:
+    for step in attention(causal)["split"].steps:
+        turned = [op.operands[0].producer for op in step.kernel.ops if op.code is Code.TRANS]
+        assert all(op is not None and op.code is Code.LOAD for op in turned), step.kernel.name
+
+
+@BOTH
+def test_scores_are_computed_as_the_products_behind_them_want_them(causal: bool) -> None:
+    # Rows of keys where keys own the sum: tiles of the scores are left operands as they are.
+    keys = attention(causal)["split"].steps[-1].kernel
+    shapes = [op.result.shape for op in loop_of(keys) if op.code is Code.DOT]
+    assert sorted(shapes) == sorted([(BN, BM), (BN, BM), (BN, D), (BN, D)])
+
+
+@BOTH
+def test_owners_of_keys_choose_by_the_diagonal_alone(causal: bool) -> None:
+    # Keys beyond the last one are rows of their own, and rows beyond the last have infinity for their sum.
+    choices = [op for op in loop_of(attention(causal)["split"].steps[-1].kernel) if op.code is Code.SELECT]
+    assert len(choices) == causal
+
+
+def test_rows_ask_once_which_keys_there_are() -> None:
+    # Without it the exponential of a key that is not there may be infinite, and meets zeros of the key.
+    queries = attention(False)["split"].steps[0].kernel
+    choices = [op for op in loop_of(queries) if op.code is Code.SELECT]
+    assert len(choices) == 1
+
+
+@BOTH
+def test_every_plan_of_attention_agrees(causal: bool) -> None:
+    given, do, _ = inputs(causal, 40, 40)
+    found = {name: plan for name, plan in attention(causal).items() if name != "owned"}
+    agree(found, given, {"o_ptr": do}, (2, 2))
