@@ -4,8 +4,8 @@ Reverse mode puts a `where` before lanes meet, and takes each of the forward bac
 sums most of them are of no use: keys beyond the last one are rows that no store writes, and a probability is zero
 where the score was minus infinity. Each costs as much as a part of the exponential does.
 
-That p * g is zero where p is takes g to be finite there, as `Zeros` does. A row of which nothing is seen has no finite
-maximum: its forward is NaN already, or guards the maximum.
+That p * g is zero where p is takes g to be finite there: it must come of numbers in memory by products and sums. A row
+of which nothing is seen has no finite maximum: its forward is NaN already, or guards the maximum.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from kernel_agent.compiler.ssa.rebuild import Copier
 from kernel_agent.compiler.ssa.value import Kernel, Op, Value, constant, is_constant, walk
 
 _MOVES = frozenset((Code.EXPAND, Code.TRANS, Code.BROADCAST, Code.FULL))
+_KEEPS_FINITE = _MOVES | {
+    Code.ADD, Code.SUB, Code.MUL, Code.NEG, Code.CAST, Code.ABS, Code.SUM, Code.DOT, Code.TANH, Code.SIGMOID, Code.ERF,
+}  # fmt: skip
 _KEEPS_ZERO = _MOVES | {Code.NEG, Code.CAST, Code.ABS}
 
 
@@ -72,10 +75,11 @@ def _vanishes(value: Value, labels: Labels, condition: Hashable) -> bool:
     inner = None if op is None else through(op, labels if value.shape else ())
     if op is None or inner is None:
         return False
-    if op.code in _KEEPS_ZERO or op.code is Code.DIV:
+    if op.code in _KEEPS_ZERO:
         return _vanishes(*inner[0], condition)
     if op.code is Code.MUL:
-        return any(_vanishes(*side, condition) for side in inner)
+        sides = (inner, inner[::-1])
+        return any(_vanishes(*side, condition) and _finite(other) for side, (other, _) in sides)
     if op.code in (Code.ADD, Code.SUB):
         return all(_vanishes(*side, condition) for side in inner)
     if op.code is Code.SELECT:
@@ -83,6 +87,20 @@ def _vanishes(value: Value, labels: Labels, condition: Hashable) -> bool:
     if op.code in (Code.EXP, Code.EXP2):
         return _sinks(*inner[0], condition)
     return False
+
+
+def _finite(value: Value) -> bool:
+    """Whether a value is a number in all lanes if what memory holds and scalars are numbers."""
+    number, op = constant(value), value.producer
+    if number is not None:
+        return math.isfinite(number)
+    if op is None:
+        return value.shape == () and value.depth == 0
+    if op.code is Code.LOAD:
+        return op.mask is None or (op.other is not None and _finite(_bare(op.other)))
+    if op.code is Code.SELECT:
+        return all(_finite(side) for side in op.operands[1:])
+    return op.code in _KEEPS_FINITE and all(_finite(operand) for operand in op.operands)
 
 
 def _sinks(value: Value, labels: Labels, condition: Hashable, sign: int = -1) -> bool:
