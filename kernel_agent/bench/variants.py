@@ -11,9 +11,10 @@ from __future__ import annotations
 import ast
 import enum
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from kernel_agent.bench.bindings import Bindings, bindings
 from kernel_agent.pairs.spec import Candidate
 
 DEFAULT_WARPS, DEFAULT_STAGES = 4, 3
@@ -29,12 +30,14 @@ class TunableKind(str, enum.Enum):
     STAGES = "num_stages"
     BLOCK = "constexpr"
     CONFIG = "configuration"
+    PROGRAMS = "programs per multiprocessor"
 
 
 _LADDERS = {
     TunableKind.WARPS: (1, 2, 4, 8, 16),
     TunableKind.STAGES: (1, 2, 3, 4, 5),
     TunableKind.BLOCK: tuple(1 << power for power in range(14)),
+    TunableKind.PROGRAMS: (1, 2, 4, 8),
 }
 
 
@@ -76,11 +79,15 @@ class Tunable:
     """Keyword to insert where it does not stand anywhere yet."""
     texts: tuple[str, ...] = ()
     """For configurations, the text of each."""
+    kernels: tuple[str, ...] = ()
+    """Whose launches take it; empty where that is not known."""
 
     def text(self, value: int) -> str:
         """What is written for a value."""
         if self.texts:
             return f"[{self.texts[value]}]"
+        if self.kind is TunableKind.PROGRAMS:
+            return f"{value} * "
         return f", {self.insert}={value}" if self.insert else str(value)
 
     def beside(self, value: int, step: int) -> int | None:
@@ -152,12 +159,18 @@ class _Finder:
 
     def tunables(self) -> Iterator[Tunable]:
         """Each number once, in the order of the text."""
-        seen: set[tuple[str, Site]] = set()
+        found: list[Tunable] = []
+        seen: dict[tuple[str, Site], int] = {}
         for tunable in (*self._of_configurations(), *self._of_launches()):
             places = {(tunable.insert, site) for site in tunable.sites}
-            if not places & seen:
-                seen |= places
-                yield tunable
+            known = next((seen[place] for place in places if place in seen), None)
+            if known is None:
+                seen |= dict.fromkeys(places, len(found))
+                found.append(tunable)
+            else:
+                kernels = dict.fromkeys((*found[known].kernels, *tunable.kernels))
+                found[known] = replace(found[known], kernels=tuple(kernels))
+        yield from found
 
     # --- autotune
 
@@ -182,12 +195,14 @@ class _Finder:
     def _of_launches(self) -> Iterator[Tunable]:
         for function in self.tree.body:
             if isinstance(function, _Function) and function.name not in self.kernels:
-                assigned = {**_assigned(self.tree), **_assigned(function)}
+                outside = bindings(self.tree)
                 for node in ast.walk(function):
                     if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
-                        yield from self._of_launch(node, assigned)
+                        assigned = {**outside, **bindings(function, node)}
+                        for tunable in self._of_launch(node, assigned):
+                            yield replace(tunable, kernels=(ast.unparse(node.func.value),))
 
-    def _of_launch(self, call: ast.Call, assigned: _Assigned) -> Iterator[Tunable]:
+    def _of_launch(self, call: ast.Call, assigned: Bindings) -> Iterator[Tunable]:
         subscript = call.func
         if not (isinstance(subscript, ast.Subscript) and isinstance(subscript.value, ast.Name)):
             return
@@ -196,6 +211,17 @@ class _Finder:
         given = _named_arguments(call, kernel, assigned)
         options = {kind.value: kind for kind in (TunableKind.WARPS, TunableKind.STAGES)}
         constexprs = _constexprs(kernel) if kernel else {key for key in given if key.isupper()}
+        for processors in _processors(subscript.slice, assigned):
+            place = Site.of(processors)
+            start = replace(place, end_line=place.line, end=place.start)
+            yield Tunable(
+                f"programs of {name} per multiprocessor",
+                TunableKind.PROGRAMS,
+                1,
+                _LADDERS[TunableKind.PROGRAMS],
+                (start,),
+                insert="*",
+            )
         yield from self._of_literals(
             subscript.slice, {key: value for key, value in given.items() if key in constexprs}, name
         )
@@ -261,12 +287,22 @@ def _of_config(config: ast.expr, kernel: str) -> Iterator[Tunable]:
             yield _tunable(f"{kind.value} of {kernel}", kind, keyword.value)
 
 
+def _processors(value: ast.expr, assigned: Bindings, depth: int = 3) -> Iterator[ast.expr]:
+    """Where an extent of a grid asks how many multiprocessors there are, by the names in it too."""
+    for node in ast.walk(value):
+        if isinstance(node, ast.Attribute) and node.attr == "multi_processor_count":
+            yield node
+        elif isinstance(node, ast.Name) and depth:
+            for made_of in assigned.get(node.id, ()):
+                yield from _processors(made_of, assigned, depth - 1)
+
+
 _SIZES = frozenset({"min", "max", "int"})
 """Functions that make a size of sizes: a number in `bool(needs[0])` or `(True,) * 2` is none."""
 
 
 def _literals(
-    value: ast.expr, assigned: _Assigned, kind: TunableKind, depth: int = 3
+    value: ast.expr, assigned: Bindings, kind: TunableKind, depth: int = 3
 ) -> Iterator[tuple[TunableKind, ast.expr]]:
     """Numbers that an expression is made of, by the names in it too.
 
@@ -310,7 +346,7 @@ def _name_of(value: ast.expr, key: str) -> str:
     return value.id if isinstance(value, ast.Name) else key
 
 
-def _named_arguments(call: ast.Call, kernel: ast.FunctionDef | None, assigned: _Assigned) -> dict[str, ast.expr]:
+def _named_arguments(call: ast.Call, kernel: ast.FunctionDef | None, assigned: Bindings) -> dict[str, ast.expr]:
     """Arguments of a launch by the kernel's parameter names; positional ones only where the kernel is known."""
     found: dict[str, ast.expr] = {}
     for keyword in call.keywords:
@@ -337,34 +373,6 @@ def _items(value: ast.expr) -> dict[str, ast.expr]:
 def _constexprs(kernel: ast.FunctionDef) -> set[str]:
     parameters = (*kernel.args.args, *kernel.args.kwonlyargs)
     return {p.arg for p in parameters if p.annotation is not None and "constexpr" in ast.unparse(p.annotation)}
-
-
-_Assigned = Mapping[str, tuple[ast.expr, ...]]
-"""Name -> the expressions that give it its value."""
-
-
-def _assigned(scope: ast.Module | ast.FunctionDef | ast.AsyncFunctionDef) -> _Assigned:
-    """Names that a scope gives a value exactly once."""
-    found: dict[str, list[tuple[ast.expr, ...]]] = {}
-    nodes = scope.body if isinstance(scope, ast.Module) else ast.walk(scope)
-    for node in (node for node in nodes if isinstance(node, ast.Assign)):
-        for target in node.targets:
-            if isinstance(target, ast.Name):
-                found.setdefault(target.id, []).append((node.value,))
-            elif isinstance(target, ast.Tuple):
-                for place, name in enumerate(target.elts):
-                    if isinstance(name, ast.Name):
-                        found.setdefault(name.id, []).append(tuple(_element(node.value, place)))
-    return {name: values[0] for name, values in found.items() if len(values) == 1}
-
-
-def _element(value: ast.expr, place: int) -> Iterator[ast.expr]:
-    """One element of a tuple, or of both of `(128, 64) if wide else (64, 32)`."""
-    if isinstance(value, ast.Tuple) and place < len(value.elts):
-        yield value.elts[place]
-    elif isinstance(value, ast.IfExp):
-        yield from _element(value.body, place)
-        yield from _element(value.orelse, place)
 
 
 def _is_pipelined(kernel: ast.FunctionDef) -> bool:

@@ -30,6 +30,7 @@ from kernel_agent.compiler.stub.names import Names
 from kernel_agent.compiler.stub.planned import Planned, Signature
 from kernel_agent.compiler.stub.references import References
 from kernel_agent.compiler.stub.source import StubSource
+from kernel_agent.compiler.stub.tiles import tiles_of_axes
 from kernel_agent.compiler.stub.trace import LaunchSeen, TorchSeen, Trace
 from kernel_agent.compiler.stub.wording import Launched, Wording
 
@@ -72,7 +73,9 @@ class BackwardWriter:
         self.signature = signature
         self.grads = grads
         self.launches = {
-            place: Launched(place, seen, source.launch(seen), Accesses.of(kernels[place]))
+            place: Launched(
+                place, seen, source.launch(seen), Accesses.of(kernels[place]), tiles_of_axes(kernels[place])
+            )
             for place, seen in launch_places(trace)
         }
         self.flow = Flow(trace, source, grads)

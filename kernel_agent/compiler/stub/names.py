@@ -82,7 +82,7 @@ class Names:
         if isinstance(node, ast.Constant):
             return repr(node.value)
         text = ast.unparse(node)
-        locals_ = [name for name in free_names(node) if not self.source.is_known(name)]
+        locals_ = [name for name in free_names(node) if not (self.source.is_known(name) or name in self._locals)]
         lost = [name for name in locals_ if name not in self.final or not self.source.kept_after(name, line)]
         if lost:
             raise CannotDerive(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -15,10 +15,25 @@ from kernel_agent.compiler.stub.buffers import Buffers
 from kernel_agent.compiler.stub.cotangents import Cotangents, Grad
 from kernel_agent.compiler.stub.flow import tensors_in
 from kernel_agent.compiler.stub.lines import APART, Line, backward_name, quoted
+from kernel_agent.compiler.stub.tiles import Tiles, mentions, retiled, steps_by
 from kernel_agent.compiler.stub.wording import Wording
 
 Signature = Callable[[Kernel], Sequence[str]]
 """Parameters of a kernel as it is printed."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A launch, with variables for what it chooses for itself."""
+
+    step: Step
+    tiles: Tiles
+    options: Mapping[str, str] = field(default_factory=dict)
+    """`num_warps` and `num_stages` -> variable."""
+
+    def takes(self, name: str) -> bool:
+        """Whether its kernel has an argument of a name."""
+        return any(value.name == name for value in self.step.kernel.arguments)
 
 
 class Planned:
@@ -41,16 +56,21 @@ class Planned:
         parameter. Raises `CannotDerive`."""
         plan, variables = self.plan, self.wording.variables
         variables |= self._held(given)
-        self._check()
+        chosen = self._choose()
+        with self.wording.under([one.tiles for one in chosen]):
+            self._check()
         for name, text in plan.settings.items():
             variables[name] = self.body.bind(name, self.wording.text(text))
-        for step in plan.steps:
-            self._bind(step)
+        for one in chosen:
+            with self.wording.under([one.tiles]):
+                self._bind(one.step)
         buffers = Buffers(self.wording)
         for buffer in plan.buffers:
-            variables[buffer.name] = buffers.allocate(buffer)
-        for step in plan.steps:
-            self._launch(step)
+            with self.wording.under([one.tiles for one in chosen if one.takes(buffer.name)]):
+                variables[buffer.name] = buffers.allocate(buffer)
+        for one in chosen:
+            with self.wording.under([one.tiles]):
+                self._launch(one)
         for total in plan.totals:
             name = self.wording.gradient(total.name)
             variables[total.name] = self.body.bind(name, f"{variables[total.partials]}.sum(0)")
@@ -75,10 +95,76 @@ class Planned:
         name = f"left_of_{cotangent if cotangent.isidentifier() else 'grad'}"
         return self.body.bind(name, f"{cotangent}.clone()")
 
+    def _choose(self) -> list[Chosen]:
+        """Variables for the tiles of each launch, with those for warps and stages beside them."""
+        found = [Chosen(step, self._own(step)) for step in self.plan.steps]
+        if not self._apart(found):
+            found = [Chosen(step, {}) for step in self.plan.steps]
+        return [self._written(one) if one.tiles else one for one in found]
+
+    def _own(self, step: Step) -> dict[str, str]:
+        """Variables of the tiles of a launch."""
+        candidates = steps_by(step.kernel)
+        names = [name for name in self.signature(step.kernel) if name in candidates and self._formula(name)]
+        return {name: self.body.fresh(name) for name in names}
+
+    def _formula(self, name: str) -> str:
+        """What a tile is at first; empty where it keeps the name that it has in the stub.
+
+        The only launch does as well with that name. Several launches each take the number behind it, unless the
+        forward's grid depends on the name by way of others.
+        """
+        source, node = self.references.source, self.launched.text.arguments.get(name)
+        if node is None:
+            return ""
+        if not isinstance(node, ast.Name):
+            return self.wording.argument(name) if not _is_one(node) else ""
+        number = source.definition(node.id)
+        if len(self.plan.steps) == 1 or not isinstance(number, ast.Constant) or _is_one(number):
+            return ""
+        known = self.launched.tiles_of_axes
+        for axis, extent in enumerate(self.launched.text.grid):
+            shown = retiled(extent, known.get(axis), {name: node}, {name: "tile"})
+            if mentions(shown, node.id, source):
+                return ""
+        return repr(number.value)
+
+    def _apart(self, chosen: Sequence[Chosen]) -> bool:
+        """Whether no memory that several launches share has a size that depends on the tiles of one."""
+        for buffer in self.plan.buffers:
+            shapes = set()
+            for one in chosen:
+                if one.takes(buffer.name):
+                    with self.wording.under([one.tiles]):
+                        shapes.add(tuple(self.wording.text(text) for text in buffer.shape))
+            if len(shapes) > 1:
+                return False
+        return True
+
+    def _written(self, one: Chosen) -> Chosen:
+        """The statement that binds what a launch chooses."""
+        values = {variable: self._formula(name) for name, variable in one.tiles.items()}
+        options = {}
+        for option in ("num_warps", "num_stages"):
+            text = self._option(one.step, option)
+            if text is not None and text.isdecimal():
+                options[option] = self.body.fresh(option)
+                values[options[option]] = text
+        self.body.write(Line(f"{', '.join(values)} = {', '.join(values.values())}"))
+        return replace(one, options=options)
+
+    def _option(self, step: Step, option: str) -> str | None:
+        """`num_warps` or `num_stages` of a launch: what the plan says, else as the forward was launched."""
+        stages = "" if step.num_stages is None else str(step.num_stages)
+        given = step.num_warps if option == "num_warps" else stages
+        return self.wording.text(given) if given else self.wording.option(option)
+
     def _check(self) -> None:
         """Statements that raise where the plan would be wrong."""
         for fact in self.plan.facts:
-            shown = self.wording.text(fact.expression)
+            shown = self.wording.condition(fact.expression)
+            if shown == "True":
+                continue
             if f"{NESTED}(" in fact.expression:
                 self.body.helpers[APART] = None
             reason = f"{fact.reason} only if {shown}"
@@ -93,7 +179,8 @@ class Planned:
             if not text.startswith("grid"):
                 self.wording.bind("programs" if axis == 0 else f"programs_{axis}", text)
 
-    def _launch(self, step: Step) -> None:
+    def _launch(self, one: Chosen) -> None:
+        step = one.step
         kernel = replace(step.kernel, name=self.wording.names.fresh(backward_name(step.kernel.name)))
         self.kernels.append(kernel)
         grid = [self.wording.short(text) for text in step.grid]
@@ -107,11 +194,10 @@ class Planned:
                 items.append(self.wording.short(step.scalars[name]))
                 continue
             else:
-                text = self.wording.argument(name)
+                text = one.tiles.get(name) or self.wording.argument(name)
             items.append(text if name in given else f"{name}={text}")
-        stages = "" if step.num_stages is None else str(step.num_stages)
-        for option, value in (("num_warps", step.num_warps), ("num_stages", stages)):
-            shown_option = self.wording.text(value) if value else self.wording.option(option)
+        for option in ("num_warps", "num_stages"):
+            shown_option = one.options.get(option) or self._option(step, option)
             if shown_option is not None:
                 items.append(f"{option}={shown_option}")
         self.body.write(Line(f"{kernel.name}[{shown}](", tuple(items), ")"))
@@ -136,3 +222,8 @@ class Planned:
             self.cotangents.add(tensor, Grad(text, "" if made.as_like(buffer) else buffer.element))
         for one in made.sliced:
             self.cotangents.add(one.root, Grad(one.variable, "f32"))
+
+
+def _is_one(node: ast.expr) -> bool:
+    """Whether a tile is a single element: what is computed one by one has no tile."""
+    return isinstance(node, ast.Constant) and node.value == 1

@@ -15,6 +15,9 @@ from kernel_agent.compiler.stub.trace import LaunchSeen
 
 Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
+PARAMETER = "kernel_parameter"
+"""Attribute of a node of a grid: the parameter that the grid function asked for there."""
+
 
 @dataclass(frozen=True)
 class LaunchText:
@@ -128,7 +131,7 @@ class StubSource:
         """One expression per axis; of a grid that cannot be read, its elements."""
         function: Scope | None = None
         if isinstance(node, ast.Name):
-            definition = self._definition(node.id)
+            definition = self.definition(node.id)
             if isinstance(definition, (ast.Lambda, ast.FunctionDef)):
                 function = definition
             elif isinstance(definition, (ast.Tuple, ast.List)):
@@ -204,9 +207,9 @@ class StubSource:
     def is_constant(self, text: str) -> bool:
         """Whether an expression has one value in every call: a literal, a local that is one, a name of the module."""
         node = ast.parse(text, mode="eval").body
-        return all(self.is_known(name) or isinstance(self._definition(name), ast.Constant) for name in free_names(node))
+        return all(self.is_known(name) or isinstance(self.definition(name), ast.Constant) for name in free_names(node))
 
-    def _definition(self, name: str) -> ast.AST | None:
+    def definition(self, name: str) -> ast.AST | None:
         """The only thing that a local is bound to: an expression or a function."""
         bound = self.bindings(name)
         if len(bound) != 1 or name in self.parameters:
@@ -264,7 +267,9 @@ class _Meta(ast.NodeTransformer):
         ):
             found = self.given.get(str(node.slice.value))
             if found is not None:
-                return copy.deepcopy(found)
+                shown = copy.deepcopy(found)
+                setattr(shown, PARAMETER, str(node.slice.value))
+                return shown
         return node
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import copy
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.plan import BackwardPlan
@@ -13,6 +15,7 @@ from kernel_agent.compiler.stub.body import Body
 from kernel_agent.compiler.stub.names import Names
 from kernel_agent.compiler.stub.references import References
 from kernel_agent.compiler.stub.source import LaunchText
+from kernel_agent.compiler.stub.tiles import Tiles, retiled
 from kernel_agent.compiler.stub.trace import LaunchSeen
 
 _LONG = 24
@@ -28,6 +31,8 @@ class Launched:
     seen: LaunchSeen
     text: LaunchText
     accesses: Accesses
+    tiles_of_axes: Mapping[int, str] = field(default_factory=dict)
+    """See `tiles.tiles_of_axes`."""
 
 
 class Wording:
@@ -45,6 +50,16 @@ class Wording:
         """What the plan's cotangents, buffers and totals are called."""
         self._bound: dict[str, str] = {}
         """Long expressions, with their names."""
+        self._tiles: tuple[Tiles, ...] = ({},)
+
+    @contextmanager
+    def under(self, tiles: Sequence[Tiles]) -> Iterator[None]:
+        """Expressions of launches with these tiles."""
+        before, self._tiles = self._tiles, tuple(tiles) or ({},)
+        try:
+            yield
+        finally:
+            self._tiles = before
 
     def text(self, expression: str) -> str:
         """An expression of the plan, as the backward writes it. Raises `CannotDerive`."""
@@ -52,10 +67,20 @@ class Wording:
         return ast.unparse(_Filling(self).visit(copy.deepcopy(tree)))
 
     def condition(self, expression: str) -> str:
-        """A condition of the plan without parts that hold for any numbers: as many blocks as it takes are enough."""
-        tree = ast.parse(self.text(expression), mode="eval").body
-        parts = tree.values if isinstance(tree, ast.BoolOp) and isinstance(tree.op, ast.And) else [tree]
-        return " and ".join(ast.unparse(part) for part in parts if not _always(part)) or "True"
+        """A condition that must hold for all launches that are spoken of, without parts that hold for any numbers: as
+        many blocks as it takes are enough. Raises `CannotDerive`."""
+        found: dict[str, None] = {}
+        for tiles in self._tiles:
+            with self.under([tiles]):
+                tree = ast.parse(self.text(expression), mode="eval").body
+            parts = tree.values if isinstance(tree, ast.BoolOp) and isinstance(tree.op, ast.And) else [tree]
+            found |= {ast.unparse(part): None for part in parts if not _always(part)}
+        texts = list(found)
+        if len(texts) > 1:
+            texts = [
+                f"({text})" if isinstance(ast.parse(text, mode="eval").body, ast.BoolOp) else text for text in texts
+            ]
+        return " and ".join(texts) or "True"
 
     def short(self, expression: str) -> str:
         """The same, or the variable that holds it."""
@@ -95,10 +120,18 @@ class Wording:
         given = self.launched.text
         if name in _GRID:
             axis = _GRID.index(name)
-            return self.names.expression(given.grid[axis], given.line, name) if axis < len(given.grid) else "1"
+            return self.names.expression(self._extent(axis), given.line, name) if axis < len(given.grid) else "1"
         if name in self.variables:
             return self.variables[name]
+        if name in self._tiles[0]:
+            return self._tiles[0][name]
         return self.argument(name) if name in given.arguments else None
+
+    def _extent(self, axis: int) -> ast.expr:
+        """An extent of the forward's grid, over the tiles of the launch that is spoken of."""
+        tiles, tile = self._tiles[0], self.launched.tiles_of_axes.get(axis)
+        given = {name: self.launched.text.arguments[name] for name in tiles}
+        return retiled(self.launched.text.grid[axis], tile, given, tiles)
 
 
 def _always(part: ast.expr) -> bool:

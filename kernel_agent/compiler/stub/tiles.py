@@ -1,0 +1,100 @@
+"""Tiles that a launch of a backward chooses for itself, whatever sizes the forward was launched with.
+
+A constexpr is such a tile where a kernel steps by it (`pid * BLOCK_M + tl.arange(0, BLOCK_M)`, `range(0, K, BLOCK_K)`)
+and the forward's launch gives it as a number or a formula. That gets a variable, under which the launch, its grid, the
+checks and the buffers that belong to it know it.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Mapping
+
+from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.value import Kernel, Op, Value, constant
+from kernel_agent.compiler.stub.source import PARAMETER, StubSource, free_names
+
+Tiles = Mapping[str, str]
+"""Constexpr of a kernel -> variable of the backward."""
+
+
+def steps_by(kernel: Kernel) -> frozenset[str]:
+    """Constexprs that loops step by, or that the number of a program or a trip is multiplied by."""
+    found = set()
+    for op in kernel.ops:
+        if op.code is Code.FOR:
+            found.add(_symbol(op.operands[2]))
+        elif op.code is Code.MUL:
+            for one, other in (op.operands, op.operands[::-1]):
+                if not other.shape and constant(other) is None:
+                    found.add(_symbol(one))
+    return frozenset(found & set(kernel.constants))
+
+
+def tiles_of_axes(kernel: Kernel) -> dict[int, str]:
+    """The constexpr that the number of a program along each axis of the grid is multiplied by, where that is one."""
+    found: dict[int, set[str]] = {}
+    for op in kernel.ops:
+        if op.code is Code.MUL:
+            for one, other in (op.operands, op.operands[::-1]):
+                axis, symbol = _axis(other), _symbol(one)
+                if axis is not None and symbol in kernel.constants:
+                    found.setdefault(axis, set()).add(symbol)
+    return {axis: next(iter(symbols)) for axis, symbols in found.items() if len(symbols) == 1}
+
+
+def retiled(grid: ast.expr, tile: str | None, given: Mapping[str, ast.expr], tiles: Tiles) -> ast.expr:
+    """An extent of the forward's grid with variables for its tiles.
+
+    `tile`: the tile of this axis, where it is known; `given`: what the forward's launch gives for each.
+    """
+    shown = _Retiling(tile, given, tiles).visit(copy.deepcopy(grid))
+    assert isinstance(shown, ast.expr)
+    return ast.fix_missing_locations(shown)
+
+
+def mentions(node: ast.expr, name: str, source: StubSource) -> bool:
+    """Whether an expression depends on a local of the stub, perhaps by way of others."""
+    names, seen = list(free_names(node)), set()
+    while names:
+        one = names.pop()
+        if one == name:
+            return True
+        definition = source.definition(one)
+        if one not in seen and isinstance(definition, ast.expr):
+            names += free_names(definition)
+        seen.add(one)
+    return False
+
+
+class _Retiling(ast.NodeTransformer):
+    def __init__(self, tile: str | None, given: Mapping[str, ast.expr], tiles: Tiles) -> None:
+        self.tile = tile
+        self.given = {name: ast.dump(node) for name, node in given.items()}
+        self.tiles = tiles
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        """What the grid function asked for, or what is given for the only tile of the axis."""
+        asked: str | None = getattr(node, PARAMETER, None)
+        if asked is None and self.tile is not None and ast.dump(node) == self.given.get(self.tile):
+            asked = self.tile
+        own = self.tiles.get(asked or "")
+        return self.generic_visit(node) if own is None else ast.Name(own, ast.Load())
+
+
+def _symbol(value: Value) -> str:
+    """What the source calls a number; empty for anything else."""
+    op = value.producer
+    return (op.attributes.get("symbol") or "") if op is not None and op.code is Code.CONST else ""
+
+
+def _axis(value: Value) -> int | None:
+    """The axis of the grid whose number a value is."""
+    op: Op | None = value.producer
+    while op is not None and op.code is Code.CAST:
+        op = op.operands[0].producer
+    if op is None or op.code is not Code.PROGRAM_ID:
+        return None
+    axis: int = op.attributes["axis"]
+    return axis
