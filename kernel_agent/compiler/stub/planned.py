@@ -98,7 +98,7 @@ class Planned:
     def _choose(self) -> list[Chosen]:
         """Variables for the tiles of each launch, with those for warps and stages beside them."""
         found = [Chosen(step, self._own(step)) for step in self.plan.steps]
-        if not self._apart(found):
+        if any(one.tiles for one in found) and not self._apart(found):
             found = [Chosen(step, {}) for step in self.plan.steps]
         return [self._written(one) if one.tiles else one for one in found]
 
