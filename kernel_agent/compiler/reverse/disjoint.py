@@ -1,18 +1,60 @@
-"""Whether accesses can meet: proofs by linear forms of their offsets."""
+"""`Apart`: proofs that two stores of a program cannot meet, by the linear forms of their offsets."""
 
 from __future__ import annotations
 
 import math
 
+from kernel_agent.compiler.schedule.coverage import domain
+from kernel_agent.compiler.schedule.forms import Forms, Launch
+from kernel_agent.compiler.schedule.injective import injective
+from kernel_agent.compiler.schedule.linear import Atom, Form, Kind
+from kernel_agent.compiler.schedule.ownership import Common
+from kernel_agent.compiler.schedule.sites import Site, sites
 from kernel_agent.compiler.ssa.code import Code
-from kernel_agent.compiler.ssa.value import Block, Op, Value, constant, walk
+from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value, walk
 
-Monomial = tuple[Value, ...]
-"""Values that are multiplied, by age; empty for the number one."""
-Form = dict[Monomial, int]
-"""A sum of products: coefficient by monomial."""
 
-_KEPT = frozenset((Code.CAST, Code.EXPAND, Code.BROADCAST, Code.FULL))
+class Apart:
+    """Of the stores of one kernel; whatever its constexprs are."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.forms = Forms(kernel, Launch.like_forward(3))
+        self.sites = {site.op: site for site in sites(kernel.body, frozenset((Code.STORE,)))}
+
+    def proved(self, one: Op, other: Op) -> bool:
+        """Whether nothing in a program makes up for the distance between the offsets of two stores."""
+        both = [self.sites[one], self.sites[other]]
+        return self._out_of_step(both) or self._digits_of_one_number(both)
+
+    def _out_of_step(self, both: list[Site]) -> bool:
+        """Whether the distance is no multiple of what all strides are multiples of: of 2 i and 2 j + 1."""
+        first, second = (self._in_program(self.forms.of(site.op.offset)) for site in both)
+        strides = [count for form in (first, second) for _, factor in form.terms for _, count in factor.terms]
+        distance = (second - first).base
+        strides += [count for symbols, count in distance.terms if symbols]
+        fixed = sum(count for symbols, count in distance.terms if not symbols)
+        return bool(strides) and fixed % math.gcd(*strides) != 0
+
+    def _digits_of_one_number(self, both: list[Site]) -> bool:
+        """Whether an offset tells which of the stores it is of, the lane and the trip, as a number tells its digits."""
+        common = Common.of(self.forms, both)
+        if common is None or any(loop.code is Code.WHILE for site in both for loop in site.loops):
+            return False
+        bounds = [bound for bound in common.bounds if not any(map(_is_fixed, bound.form.coefficients))]
+        needed = frozenset(atom for atom in domain(self.forms, both[0]) if not _is_fixed(atom))
+        found = injective(self._in_program(common.form), bounds, needed | common.copies)
+        return found is not None and not found.facts()
+
+    def _in_program(self, form: Form) -> Form:
+        """What of a form changes within a program."""
+        return Form.of({atom: factor for atom, factor in form.terms if not _is_fixed(atom)}, form.base)
+
+
+def _is_fixed(atom: Atom) -> bool:
+    """Whether an index is the same for all that a program does."""
+    if atom.kind is Kind.OPAQUE and not atom.reads:
+        return True
+    return all(source.kind is Kind.PROGRAM for source in atom.sources)
 
 
 def depends_on(value: Value, block: Block) -> bool:
@@ -23,95 +65,3 @@ def depends_on(value: Value, block: Block) -> bool:
         for inner in op.blocks:
             own.update(inner.arguments)
     return value in own
-
-
-def form(value: Value) -> Form:
-    """An integer as a sum of products of what cannot be taken apart."""
-    number, op = constant(value), value.producer
-    if isinstance(number, int):
-        return {(): int(number)} if number else {}
-    if op is not None and op.code in _KEPT and not op.operands[0].is_float:
-        return form(op.operands[0])
-    if op is not None and op.code is Code.ADD:
-        return _sum(form(op.operands[0]), form(op.operands[1]), 1)
-    if op is not None and op.code is Code.SUB:
-        return _sum(form(op.operands[0]), form(op.operands[1]), -1)
-    if op is not None and op.code is Code.MUL:
-        left, right = form(op.operands[0]), form(op.operands[1])
-        product: Form = {}
-        for mine, count in left.items():
-            for other, times in right.items():
-                product = _sum(product, {_product(mine, other): count * times}, 1)
-        return product
-    return {(value,): 1}
-
-
-def _product(a: Monomial, b: Monomial) -> Monomial:
-    return tuple(sorted((*a, *b), key=lambda value: value.id))
-
-
-def _sum(a: Form, b: Form, sign: int) -> Form:
-    result = dict(a)
-    for key, count in b.items():
-        result[key] = result.get(key, 0) + sign * count
-    return {key: count for key, count in result.items() if count}
-
-
-def disjoint(one: Op, other: Op) -> bool:
-    """Whether two accesses of one program cannot meet: their offsets differ by a number that no lanes make up for.
-
-    Proved for distances that no multiple of the strides is, and for runs of lanes that are no longer than the distance.
-    """
-    mine = form(one.offset)
-    distance = _sum(form(other.offset), mine, -1)
-    if set(distance) == {()}:
-        strides = [count for key, count in mine.items() if key]
-        if strides and distance[()] % math.gcd(*strides) != 0:
-            return True
-    return len(distance) == 1 and _side_by_side(one, other, *distance.popitem())
-
-
-def _side_by_side(one: Op, other: Op, key: Monomial, count: int) -> bool:
-    """Whether both run over the same lanes, at most `key` x `count` many, from places that far apart.
-
-    Nothing else in the offsets may change within a program: else the second place may be the first one of later.
-    """
-    lanes = _ranges(one.offset)
-    if len(lanes) != 1 or _ranges(other.offset) != lanes:
-        return False
-    (lane,) = lanes
-    mine = form(one.offset)
-    if mine.get((lane,)) != 1 or any(
-        value.depth > 0 or (value is lane and len(term) > 1) for term in (*mine, key) for value in term
-    ):
-        return False
-    if lane in key or lane.producer is None:
-        return False
-    if not key:
-        attributes = lane.producer.attributes
-        return bool(attributes["end"] - attributes["start"] <= abs(count))
-    return abs(count) == 1 and all(_below(access.mask, lane, key) for access in (one, other))
-
-
-def _ranges(value: Value) -> set[Value]:
-    """The aranges that a value is made from."""
-    op = value.producer
-    if op is None:
-        return set()
-    if op.code is Code.ARANGE:
-        return {value}
-    return {lane for operand in op.operands for lane in _ranges(operand)}
-
-
-def _below(mask: Value | None, lane: Value, bound: Monomial) -> bool:
-    """Whether a mask says that a lane, which is not negative, is less than the bound."""
-    op = None if mask is None else mask.producer
-    if op is None:
-        return False
-    if op.code is Code.AND:
-        return any(_below(operand, lane, bound) for operand in op.operands)
-    if op.code in _KEPT:
-        return _below(op.operands[0], lane, bound)
-    if op.code is not Code.CMP or op.attributes["predicate"] != "lt":
-        return False
-    return form(op.operands[0]) == {(lane,): 1} and form(op.operands[1]) == {bound: 1}

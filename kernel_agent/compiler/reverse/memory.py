@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from kernel_agent.compiler.errors import CannotDerive
-from kernel_agent.compiler.reverse.disjoint import depends_on, disjoint
+from kernel_agent.compiler.reverse.disjoint import Apart, depends_on
 from kernel_agent.compiler.reverse.programs import Axes
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.uses import written_to
@@ -59,11 +59,11 @@ class Accesses:
         for place in _places(kernel.body):
             if place.op.base in targets:
                 places.setdefault(place.op.base, []).append(place)
-        axes = Axes(kernel)
+        axes, apart = Axes(kernel), Apart(kernel)
         for base, accesses in places.items():
             found._loads(base, accesses)
             if base in written:
-                found._stores(base, accesses, axes)
+                found._stores(base, accesses, axes, apart)
         return found
 
     def _loads(self, base: Value, accesses: list[Place]) -> None:
@@ -86,7 +86,7 @@ class Accesses:
                 )
             self.forwarded[place.op] = last.op
 
-    def _stores(self, base: Value, accesses: list[Place], axes: Axes) -> None:
+    def _stores(self, base: Value, accesses: list[Place], axes: Axes, apart: Apart) -> None:
         """Every element that is stored keeps its value, or it is known which stores lose theirs."""
         writes = [place for place in accesses if place.op.code in _WRITES]
         if any(place.op.code is Code.ATOMIC for place in writes):
@@ -108,7 +108,7 @@ class Accesses:
         left = [place for place in writes if place.op not in hidden]
         again = any(not _moves(place) for place in left)
         if again or any(
-            _may_meet(earlier, later) for earlier, later in pairs if hidden.isdisjoint((earlier.op, later.op))
+            _may_meet(earlier, later, apart) for earlier, later in pairs if hidden.isdisjoint((earlier.op, later.op))
         ):
             self.consumed.add(base)
         else:
@@ -145,8 +145,8 @@ def _hides(later: Place, earlier: Place) -> bool:
     )
 
 
-def _may_meet(earlier: Place, later: Place) -> bool:
-    return not _exclusive(earlier, later) and not disjoint(earlier.op, later.op)
+def _may_meet(earlier: Place, later: Place, apart: Apart) -> bool:
+    return not _exclusive(earlier, later) and not apart.proved(earlier.op, later.op)
 
 
 def _places(body: Block) -> Iterator[Place]:

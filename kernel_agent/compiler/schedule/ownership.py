@@ -117,6 +117,7 @@ class Common:
             return cls(places[0], kept, frozenset())
         if any(site.loops != first.loops or site.op.offset.shape != first.op.offset.shape for site in written):
             return None
+        found = None
         for lowest in places:
             distances = [place - lowest for place in places]
             if any(distance.terms for distance in distances):
@@ -128,8 +129,10 @@ class Common:
             whole = {number for number in steps if number is not None and number >= 0}
             if len(whole) == len(places):
                 copies = Atom(Kind.COPY, 0, extent=Polynomial.integer(max(whole) + 1))
-                return cls(lowest + Form.of({copies: step}), kept, frozenset((copies,)))
-        return None
+                found = cls(lowest + Form.of({copies: step}), kept, frozenset((copies,)))
+                if all(count > 0 for _, count in step.terms):  # sizes are not negative: this one counts up
+                    break
+        return found
 
 
 def _count(distance: Polynomial, step: Polynomial) -> int | None:

@@ -135,10 +135,12 @@ class Wording:
 
 
 def _always(part: ast.expr) -> bool:
-    """Whether a condition is `n * triton.cdiv(m, n) >= m`."""
+    """Whether a condition is `n * triton.cdiv(m, n) >= m` or `triton.next_power_of_2(m) >= m`."""
     if not isinstance(part, ast.Compare) or not isinstance(part.ops[0], ast.GtE):
         return False
     product, (least,) = part.left, part.comparators
+    if ast.unparse(product) == f"triton.next_power_of_2({ast.unparse(least)})":
+        return True
     if not isinstance(product, ast.BinOp) or not isinstance(product.op, ast.Mult):
         return False
     blocks = (f"triton.cdiv({ast.unparse(least)}, {ast.unparse(block)})" for block in (product.left, product.right))

@@ -141,6 +141,32 @@ def test_stores_next_to_each_other_and_in_turns_do_not_meet() -> None:
     compare(k.kernel, {"X": numbers(N)}, {"Y": (N, 2)}, lambda x: torch.stack([x, x * x], 1))
 
 
+def heads_in_halves(distance: str) -> Kernel:
+    """Four rows of 2 HALF numbers, HALF lanes of each stored `distance` apart."""
+    k = Forward(X="*f32", Y="*f32")
+    k.kernel.constants |= {"HALF": 3}
+    b = k.b
+    rows, lanes, half = b.expand(b.arange(0, 4), 1), b.expand(b.arange(0, 4), 0), b.const(3, "i32", "HALF")
+    at = b.add(b.mul(rows, b.const(6, "i32", "2 * HALF")), lanes)
+    low = b.logical_and(b.compare("lt", lanes, half), b.compare("lt", rows, b.const(4)))
+    x = b.load(k.X, at, low, b.const(0.0, "f32"))
+    b.store(k.Y, at, x, low)
+    b.store(k.Y, b.add(at, b.const({"HALF": 3, "2 * HALF": 6, "2": 2}[distance], "i32", distance)), b.mul(x, x), low)
+    return k.kernel
+
+
+def test_halves_of_several_rows_do_not_meet() -> None:
+    adjoint = differentiate(heads_in_halves("HALF"), read=frozenset({"X"}), written=frozenset({"Y"}))
+    assert adjoint.consumed == ()
+
+
+@pytest.mark.parametrize("distance", ["2 * HALF", "2"])
+def test_parts_of_several_rows_that_reach_into_each_other_meet(distance: str) -> None:
+    # A row farther, the second store is where the first one was for the next row; two lanes farther, within the row.
+    adjoint = differentiate(heads_in_halves(distance), read=frozenset({"X"}), written=frozenset({"Y"}))
+    assert adjoint.consumed == ("dY",)
+
+
 def test_of_trips_that_store_to_the_same_place_the_last_takes_the_cotangent() -> None:
     # 8 lanes from 8 * trip, and 8 more from 8 * (trip + 1): the next trip overwrites the second
     k = Forward(X="*f32", Y="*f32", n="i32")
