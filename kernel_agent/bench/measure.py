@@ -181,7 +181,7 @@ def _shape(inputs: Inputs, timing: Timing, baselines: Baselines, bound: CostRepo
         label=inputs.entry.label,
         median_us=timing.median_us,
         spread=timing.spread,
-        bound_us=bound.seconds * 1e6 if bound is not None and bound.seconds > 0 else None,
+        bound_us=bound.whole_seconds * 1e6 if bound is not None and bound.whole_seconds > 0 else None,
         eager_us=baselines.eager.median_us if baselines.eager else None,
         compiled_us=baselines.compiled.median_us if baselines.compiled else None,
         own_us=baselines.own.median_us if baselines.own else None,

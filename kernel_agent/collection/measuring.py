@@ -13,27 +13,25 @@ from kernel_agent.bench.measure import measure_source
 from kernel_agent.bench.native import check_native
 from kernel_agent.bench.records import Measurement, ShapeTime
 from kernel_agent.bench.rig import BenchOptions, Rig
+from kernel_agent.collection.counted import COUNT_LIMITS, with_cost
 from kernel_agent.collection.in_process import InProcess, lacks_memory
 from kernel_agent.collection.proof import worst_ratios
 from kernel_agent.collection.speeds import PairSpeed, SpeedStatus
 from kernel_agent.collection.tuning import fastest
 from kernel_agent.errors import InputError, KernelAgentError
 from kernel_agent.gate.verdict import Status, Verdict
-from kernel_agent.ir.cost.work import Work
 from kernel_agent.oracle import describe
 from kernel_agent.oracle.costs import EntryCost, costs
 from kernel_agent.pairs.spec import FileFacts, KernelSpec, content_hash
 from kernel_agent.pairs.userfile import read_file, read_source
-from kernel_agent.sandbox import Limits
 
 OPTIONS = BenchOptions(
     budget_s=0.15,
     ways=("eager", "compiled"),
     way_s=30.0,
-    count_limits=Limits(wall_s=60.0),
+    count_limits=COUNT_LIMITS,
     proof_elements=1 << 24,  # in float64, with all that lies between, that is what several processes at once can hold
 )
-PRODUCTS = tuple(kind for kind in Work if "dot" in kind.value)
 
 
 class Stages:
@@ -164,10 +162,8 @@ def speed_of(
     facts: FileFacts, shape: ShapeTime, found: Measurement, verdict: Verdict, cost: EntryCost | None
 ) -> PairSpeed:
     """The record of a backward that was proven and timed at one entry."""
-    report = None if cost is None else cost.parts.get("backward")
-    operations = 0 if report is None else sum(report.operations(kind) for kind in PRODUCTS)
     us = shape.median_us
-    return PairSpeed(
+    timed = PairSpeed(
         slug=facts.path.stem,
         family=facts.path.resolve().parent.name,
         hash=content_hash(facts.source),
@@ -177,19 +173,14 @@ def speed_of(
         message="; ".join((*verdict.notes, *found.facts)),
         backward_us=round(us, 2),
         spread=round(shape.spread, 4),
-        bound_us=_rounded(shape.bound_us),
         compiled_us=_rounded(shape.compiled_us),
         eager_us=_rounded(shape.eager_us),
-        of_bound=_rounded(None if shape.bound_us is None else shape.bound_us / us),
         to_compiled=_rounded(None if shape.compiled_us is None else shape.compiled_us / us),
         to_eager=_rounded(None if shape.eager_us is None else shape.eager_us / us),
-        gb_s=None if report is None else round(report.unique_bytes / us * 1e-3, 1),
-        tflops=round(operations / us * 1e-6, 1) if operations else None,
-        atomics=None if report is None else sum(launch.atomics for launch in report.launches),
-        saved_bytes=None if cost is None else cost.saved_bytes,
         worst=_rounded(max(worst_ratios(verdict).values(), default=0.0)),
         versions=found.versions,
     )
+    return with_cost(timed, cost)
 
 
 def _rounded(value: float | None) -> float | None:

@@ -38,7 +38,9 @@ class PairSpeed(Record):
     message: str = Field(default="", description="why it is not measured, or what to know of the times")
     backward_us: float | None = None
     spread: float | None = Field(default=None, description="interquartile range over the median")
-    bound_us: float | None = Field(default=None, description="least time of its launches, by the cost counter")
+    bound_us: float | None = Field(
+        default=None, description="least time of launches and torch functions, by the cost counter"
+    )
     compiled_us: float | None = Field(default=None, description="torch.compile of `reference`, backward alone")
     eager_us: float | None = Field(default=None, description="eager autograd of `reference`, backward alone")
     of_bound: float | None = Field(default=None, description="least time over time; 1 where nothing could be faster")

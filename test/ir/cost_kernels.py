@@ -92,6 +92,25 @@ def causal_sums(x: Tensor) -> Tensor:
 
 
 @triton.jit
+def _argmax_rows(X, Index, N, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    best = tl.full((BLOCK,), float("-inf"), tl.float32)
+    column = tl.arange(0, BLOCK)
+    for start in range(0, N, BLOCK):
+        n = start + tl.arange(0, BLOCK)
+        x = tl.load(X + row * N + n, mask=n < N, other=float("-inf"))
+        column = tl.where(x > best, n, column)
+        best = tl.where(x > best, x, best)
+    tl.store(Index + row, tl.min(tl.where(best == tl.max(best, 0), column, N), 0))
+
+
+def argmax_rows(x: Tensor) -> Tensor:
+    index = torch.empty(x.shape[0], device=x.device, dtype=torch.int32)
+    _argmax_rows[(x.shape[0],)](x, index, x.shape[1], BLOCK=16)
+    return index
+
+
+@triton.jit
 def _gather_rows(X, Index, Y, N, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     c = tl.arange(0, BLOCK)

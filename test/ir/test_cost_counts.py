@@ -7,6 +7,7 @@ import torch
 from cost_kernels import (
     add,
     append_positive,
+    argmax_rows,
     bucket_then_gather,
     causal_sums,
     column_sums,
@@ -160,6 +161,22 @@ def test_a_while_loop_counts_its_trips():
     assert (loop.minimum, loop.maximum) == (1, 4)  # 1 -> 0, and 8 -> 4 -> 2 -> 1 -> 0
     assert loop.mean == (1 + 2 + 2 + 3 + 3 + 3 + 3 + 4) / 8
     assert buffer(launch, "x").read.issued_bytes == 21 * 4
+
+
+def test_a_number_that_trips_choose_by_data_does_not_keep_a_loop_from_being_counted():
+    # The column starts as a known number and is unknown after one trip; the first trip must not be counted twice.
+    launch = only(cost_of(argmax_rows, torch.zeros(3, 200)))
+    assert buffer(launch, "x").read.issued_bytes == 3 * 200 * 4
+    assert buffer(launch, "Index").write.issued_bytes == 3 * 4
+
+
+def test_torch_functions_are_part_of_the_whole_time():
+    found = cost_of(column_sums, torch.zeros(64, 64))
+    moved = sum(call.read_bytes + call.written_bytes for call in found.torch)
+    assert moved == 64 * 4
+    assert found.whole_seconds == pytest.approx(
+        found.seconds + moved / (device_table().find("H100 SXM").bandwidth_gb_s * 1e9)
+    )
 
 
 def test_a_loop_whose_step_grows_is_walked_as_it_is():

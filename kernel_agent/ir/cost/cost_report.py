@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernel_agent.ir.cost.counting import How
+from kernel_agent.ir.cost.devices import device_table
 from kernel_agent.ir.cost.work import Work
 from kernel_agent.quantities import duration
 
@@ -183,6 +184,12 @@ class CostReport:
     def seconds(self) -> float:
         """Least time of all launches one after the other, torch's own kernels not counted."""
         return sum(launch.bound.seconds for launch in self.launches)
+
+    @property
+    def whole_seconds(self) -> float:
+        """Least time of the launches and of the bytes that torch's own kernels move between them."""
+        moved = sum(call.read_bytes + call.written_bytes for call in self.torch)
+        return self.seconds + moved / (device_table().find(self.device).bandwidth_gb_s * 1e9)
 
     @property
     def unique_bytes(self) -> int:

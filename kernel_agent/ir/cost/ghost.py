@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kernel_agent.ir.cost.address_slice import ACCESSES, AddressSlice, address_slice, mask_of, places_of
-from kernel_agent.ir.cost.ghost_loop import Crooked, walk_loop
+from kernel_agent.ir.cost.ghost_loop import Crooked, Vanished, walk_loop
 from kernel_agent.ir.cost.lazy import ABSENT, Absent, dense, terms_of
 from kernel_agent.ir.cost.lazy_rules import LAZY_RULES
 from kernel_agent.ir.cost.meter import Access, Meter
@@ -177,6 +177,11 @@ class GhostMachine(Machine):
         except Crooked:
             self._untold = told
             return super().compute(op, operands, active)
+        except Vanished as vanished:
+            self._untold = told
+            gone = {3 + place for place in vanished.places}
+            left = [ABSENT if place in gone else value for place, value in enumerate(operands)]
+            return self._loop(op, left, active)
         finally:
             attempt, self._untold = self._untold, told
         for tell in attempt or ():

@@ -34,10 +34,23 @@ class Crooked(Exception):
     """A carried value does not grow by the same amount in each iteration."""
 
 
+class Vanished(Exception):
+    """Carried values that trips choose by data, an argmax say: they are known before the first trip only."""
+
+    def __init__(self, places: tuple[int, ...]) -> None:
+        super().__init__(places)
+        self.places = places
+        """Among what the loop carries."""
+
+
 def walk_loop(
     machine: GhostMachine, op: Op, operands: Sequence[RuntimeValue], active: Active, together: int
 ) -> list[RuntimeValue]:
-    """The results of an `scf.for`. Raises `Crooked` when its iterations cannot be walked at once."""
+    """The results of an `scf.for`.
+
+    Raises `Crooked` when its iterations cannot be walked at once, `Vanished` when carried values must be `ABSENT` from
+    the start for that.
+    """
     low, high, step = (value.to(torch.int64) for value in operands[:3])
     trips = (high - low + step - 1).div(step, rounding_mode="floor").clamp(min=0).expand(active.size)
     if int(trips.max()) < _WORTH:
@@ -53,6 +66,13 @@ def walk_loop(
     begun = (trips > 0).nonzero().flatten()
     start = [take_rows(value, begun) for value in carried]
     second = iterate(begun, torch.zeros(begun.numel(), dtype=torch.int64), start)
+    gone = tuple(
+        place
+        for place, (a, b) in enumerate(zip(start, second, strict=True))
+        if isinstance(b, Absent) and not isinstance(a, Absent)
+    )
+    if gone:
+        raise Vanished(gone)
     paths = [None if isinstance(a, Absent) else _Path(a, b) for a, b in zip(start, second, strict=True)]
     place = torch.zeros(active.size, dtype=torch.int64)
     place[begun] = torch.arange(begun.numel())
