@@ -74,12 +74,13 @@ def _known(schedule: str) -> str:
 
 
 def _derived(source: FileFacts, schedules: tuple[str, ...]) -> Derived:
-    from kernel_agent.compiler.derive import derive as derive_pair
-    from kernel_agent.oracle import describe
     from kernel_agent.sandbox import Sandbox
 
     name = source.path.name
     with Sandbox() as sandbox, err().status(f"{name}: following the stub") as status:
+        sandbox.warm()  # it imports while we do
+        from kernel_agent.compiler.derive import derive as derive_pair
+        from kernel_agent.oracle import describe
 
         def on_case(result: CaseResult, done: int, planned: int) -> None:
             status.update(f"{name}: case {done} of {planned}, {result.case}")

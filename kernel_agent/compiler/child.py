@@ -33,9 +33,11 @@ if TYPE_CHECKING:
 
 
 def derived(call: Call) -> None:
-    """Payload: `spec`, and `schedules` to try in order. Sends a message per pair that can be written, best first:
-    `forward`, `backward`, `schedules`, `remarks`, `seconds`; for one that cannot: `schedule`, `refused`, `remedy`,
-    `line`.
+    """Payload: `spec`, `schedules` to try in order, `most`, the pairs that are enough (None: all), and `known`, digests
+    of candidates that are not sent again.
+
+    Sends a message per pair that can be written, best first: `forward`, `backward`, `schedules`, `remarks`, `seconds`;
+    for one that cannot: `schedule`, `refused`, `remedy`, `line`.
     """
     with answered(call), standin():
         stub = _loaded(call)
@@ -45,8 +47,11 @@ def derived(call: Call) -> None:
         except KernelAgentError as error:
             call.send(_refusal("", error))
             return
-        sent: set[str] = set()
+        known: set[str] = set(call.payload["known"])
+        enough = call.payload["most"] and len(known) + call.payload["most"]
         for schedule in call.payload["schedules"] or SCHEDULES:
+            if len(known) == enough:
+                return
             start = time.perf_counter()
             try:
                 sections = _sections(stub, source, found, schedule)
@@ -56,9 +61,9 @@ def derived(call: Call) -> None:
             except Exception as error:  # a defect of a pass costs its schedule, not those behind it
                 call.send(_refusal(schedule, InternalError.of(error)))
                 continue
-            if sections.candidate.digest in sent:
+            if sections.candidate.digest in known:
                 continue
-            sent.add(sections.candidate.digest)
+            known.add(sections.candidate.digest)
             call.send(
                 {
                     "schedule": schedule,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 
 from kernel_agent.compiler.derived import Derived, Draft
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.errors import InputError, KernelAgentError
-from kernel_agent.gate import check
+from kernel_agent.gate.check import check, foresee
 from kernel_agent.gate.options import STANDARD, GateOptions
 from kernel_agent.gate.verdict import CaseResult, Verdict
 from kernel_agent.oracle import Truths
@@ -24,10 +25,18 @@ OnCase = Callable[[CaseResult, int, int], None]
 """See `gate.check`."""
 
 
-def drafts(spec: KernelSpec, sandbox: Sandbox, schedules: Sequence[str] = ()) -> tuple[list[Draft], list[str]]:
+def drafts(
+    spec: KernelSpec,
+    sandbox: Sandbox,
+    schedules: Sequence[str] = (),
+    *,
+    most: int | None = None,
+    known: Sequence[str] = (),
+) -> tuple[list[Draft], list[str]]:
     """The pairs that can be written, the best first, and why schedules that are not among them are not.
 
-    `schedules`: those to try, in order; all by default. Raises `CannotDerive` where there is none.
+    `schedules`: those to try, in order; all by default. `most`: the pairs that are enough, behind which no schedule is
+    tried. `known`: digests of candidates that are not written again. Raises `CannotDerive` where there is none at all.
     """
     if spec.custom_gradient:
         raise CannotDerive(
@@ -35,7 +44,7 @@ def drafts(spec: KernelSpec, sandbox: Sandbox, schedules: Sequence[str] = ()) ->
             remedy="Remove `surrogate`, or have a model write the backward.",
             path=spec.facts.path,
         )
-    payload = {"spec": spec.model_dump(mode="json"), "schedules": list(schedules)}
+    payload = {"spec": spec.model_dump(mode="json"), "schedules": list(schedules), "most": most, "known": list(known)}
     written: list[Draft] = []
     refused: list[str] = []
     first: CannotDerive | None = None
@@ -56,7 +65,7 @@ def drafts(spec: KernelSpec, sandbox: Sandbox, schedules: Sequence[str] = ()) ->
                 record["seconds"],
             )
         )
-    if not written:
+    if not written and not known:
         raise first or CannotDerive("nothing was derived of this forward", path=spec.facts.path)
     return written, refused
 
@@ -76,13 +85,25 @@ def derive(
     green: an unproven backward is never given out.
     """
     start = time.perf_counter()
-    written, refused = drafts(spec, sandbox, schedules)
     truths = truths or Truths(spec, sandbox)
-    for draft in written:
-        verdict = _judged(spec, draft, sandbox, options, truths, on_case)
-        if verdict.green:
-            return Derived(draft, verdict, tuple(refused), time.perf_counter() - start)
-        refused.append(f"{draft.schedule}: the gate says {verdict.status.value}: {verdict.message}")
+    beside = ThreadPoolExecutor(1)
+    foreseen = beside.submit(foresee, truths, options)  # what it raises, the gate raises again
+    refused: dict[str, None] = {}
+    red: list[str] = []
+    try:
+        while True:
+            written, why_not = drafts(spec, sandbox, schedules, most=1, known=red)
+            refused |= dict.fromkeys(why_not)
+            if not written:
+                break
+            wait([foreseen])
+            verdict = _judged(spec, written[0], sandbox, options, truths, on_case)
+            if verdict.green:
+                return Derived(written[0], verdict, tuple(refused), time.perf_counter() - start)
+            refused[f"{written[0].schedule}: the gate says {verdict.status.value}: {verdict.message}"] = None
+            red.append(written[0].candidate.digest)
+    finally:
+        beside.shutdown(wait=False, cancel_futures=True)  # closing the sandbox ends what still runs
     raise CannotDerive(
         "no derived backward is proven: " + "; ".join(refused),
         remedy="Please report this forward; until then have a model write the backward.",

@@ -5,7 +5,8 @@ The plan comes from the spec alone, so that every candidate of a run, and a repl
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from kernel_agent.errors import InputError
@@ -85,7 +86,6 @@ def make_plan(truths: Truths, options: GateOptions, *, accepts_needs: bool) -> P
     """
     notes: list[str] = []
     swept = _swept(truths, options, notes)
-    notes += [part.words for part in at_full_size(truths, _required_fits(truths, options), options.seeds[0])]
     wanted = list(swept.values())
     odd = [entry for entry in _odd_entries([shape.entry for shape in wanted]) if entry.label not in swept]
     likely = odd[: options.odd_sizes]
@@ -109,6 +109,18 @@ def _forwards(truths: Truths, entries: list[ShapeEntry], options: GateOptions) -
     """The forward at entries and the first seed. The other seeds will be asked for: one child answers all."""
     points = [Point(entry=entry, seed=seed) for seed in options.seeds for entry in entries]
     return truths.forwards(points)[: len(entries)]
+
+
+def looks(truths: Truths, options: GateOptions) -> Callable[[], tuple[str, ...]]:
+    """Begin to look at shapes that had to be shrunk, at the size that was asked for; the result waits for the words.
+
+    Verdicts quote them and no case depends on them, so they are found beside the cases.
+    """
+    fits = _required_fits(truths, options)
+    beside = ThreadPoolExecutor(1)
+    found = beside.submit(at_full_size, truths, fits, options.seeds[0])
+    beside.shutdown(wait=False)
+    return lambda: tuple(part.words for part in found.result())
 
 
 def forward_findings(truths: Truths, options: GateOptions) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from kernel_agent.errors import InputError
 from kernel_agent.gate import words
 from kernel_agent.gate.batch import Asked, Outcome, Question, ask, run_batch
 from kernel_agent.gate.candidate import CandidateText, read_candidate
-from kernel_agent.gate.cases import Plan, make_plan
+from kernel_agent.gate.cases import Plan, looks, make_plan
 from kernel_agent.gate.diagnosis.diagnose import make_diagnosis, with_headline
 from kernel_agent.gate.diagnosis.evidence import Evidence
 from kernel_agent.gate.judge import Problem
@@ -79,6 +79,7 @@ def check(
         return Verdict(status=Status.BAD_FORMAT, message=error.message, line=error.line, details=error.remedy)
     if text.problem is not None:
         return _red(text.problem, None, None, start)
+    seen = looks(truths, options)
     plan = make_plan(truths, options, accepts_needs=text.accepts_needs)
     asked = ask(truths, plan.shapes)
     progress = _Progress(_without_skipped(plan, asked), on_case)
@@ -86,11 +87,22 @@ def check(
         _run(questions, progress, spec, sandbox, text, options)
         if progress.first_red is not None and options.stop_at_red:
             break
+    progress.plan = replace(progress.plan, notes=(*progress.plan.notes, *seen()))
     change = _forward_change(spec, text, progress)
     if progress.first_red is not None and progress.first_red.problem is not None:
         verdict = _red(_with_pattern(progress.first_red.problem, progress), progress, change, start)
         return _diagnosed(verdict, progress, truths, text) if diagnose else verdict
     return _accepted(progress, change, start)
+
+
+def foresee(truths: Truths, options: GateOptions = STANDARD, *, accepts_needs: bool = False) -> None:
+    """Compute the truth of every case before there is a candidate; `check` with these `truths` then finds it known.
+
+    `accepts_needs`: whether the candidate's `backward` will take `needs`. Raises as `check` does.
+    """
+    seen = looks(truths, options)
+    ask(truths, make_plan(truths, options, accepts_needs=accepts_needs).shapes)
+    seen()
 
 
 def _diagnosed(verdict: Verdict, progress: _Progress, truths: Truths, text: CandidateText) -> Verdict:

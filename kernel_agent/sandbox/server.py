@@ -77,8 +77,10 @@ class Server:
 def main(socket_number: int, preload: list[str]) -> None:
     """Import, say that it is ready, serve. An import error goes to stderr and ends the process."""
     requests = socket.socket(fileno=socket_number)
+    sys.dont_write_bytecode = False  # the environment says otherwise for the children's sake
     for name in preload:
         importlib.import_module(name)
+    sys.dont_write_bytecode = True
     gc.collect()
     gc.freeze()  # keeps the collector from touching, and thereby copying, the pages that children share
     threads = len(os.listdir("/proc/self/task"))

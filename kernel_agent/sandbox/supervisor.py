@@ -17,9 +17,11 @@ PRELOAD = (
     "torch.fx.experimental.symbolic_shapes",
     "triton.compiler.code_generator",
     "kernel_agent.ir",
+    "kernel_agent.oracle.child",
+    "kernel_agent.gate.child",
 )
 """torch loads the third, and with it sympy, at the first `empty_like` without contents, Triton the fourth when it first
-compiles: in every child, for half a second of processor time."""
+compiles: in every child, for half a second of processor time. The last two are what most children run."""
 _NOT_YET_BUILT = ("seccomp",)
 _CLOSE_S = 60.0
 _LAUNCHES = 2

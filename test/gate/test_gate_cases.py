@@ -8,7 +8,7 @@ import pytest
 
 from kernel_agent.errors import InputError
 from kernel_agent.gate import GateOptions
-from kernel_agent.gate.cases import make_plan
+from kernel_agent.gate.cases import looks, make_plan
 from kernel_agent.oracle import CotangentKind, Truths, describe
 from kernel_agent.pairs.userfile import read_file
 
@@ -61,14 +61,16 @@ def test_a_small_budget_still_runs_every_required_entry_once(judge):
 
 def test_large_required_entries_are_shrunk_and_large_others_left_out_and_both_are_said(truths_of):
     sweep = "SWEEP = (dict(M=2048, N=2048), dict(M=8192, N=8192, required=False), "
-    plan = plan_of(truths_of("layernorm", ("SWEEP = (", sweep)))
+    truths = truths_of("layernorm", ("SWEEP = (", sweep))
+    there, plan = looks(truths, GateOptions()), plan_of(truths)
     assert any("M=2048 N=2048 to M=512 N=512" in note for note in plan.notes), plan.notes
     assert any("M=8192 N=8192" in note and "left out" in note for note in plan.notes), plan.notes
     assert max(shape.elements for shape in plan.shapes) < 2 * GateOptions().max_elements
-    (there,) = [note for note in plan.notes if note.startswith("at M=2048 N=2048 itself")]
-    assert "4 of 2048 programs" in there
-    assert "agree with the reference on sampled rows" in there
-    assert "the candidate was compared at M=512 N=512 only" in there
+    (said,) = there()
+    assert said.startswith("at M=2048 N=2048 itself")
+    assert "4 of 2048 programs" in said
+    assert "agree with the reference on sampled rows" in said
+    assert "the candidate was compared at M=512 N=512 only" in said
 
 
 def test_odd_sizes_that_the_forward_refuses_are_dropped_with_a_note(truths_of):

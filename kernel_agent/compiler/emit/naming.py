@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import builtins
+import itertools
 import keyword
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 from kernel_agent.compiler.emit.places import Places, inherited
 from kernel_agent.compiler.emit.variables import Variable, Variables
@@ -231,5 +232,6 @@ def _of_arguments(value: Value) -> bool:
     return True
 
 
-def _numbered(wanted: list[str]) -> list[str]:
-    return [*wanted, *(f"{wanted[0]}_{n}" for n in range(1, 10000))]
+def _numbered(wanted: list[str]) -> Iterator[str]:
+    yield from wanted
+    yield from (f"{wanted[0]}_{n}" for n in itertools.count(1))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel_agent.compiler.derive import derive
+from kernel_agent.compiler.derive import derive, drafts
 from kernel_agent.compiler.derived import Derived
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.gate.options import GateOptions
@@ -215,3 +215,18 @@ def test_the_forward_is_the_stub_with_another_return(tmp_path: Path, sandbox: Sa
     assert forward[0] == "def forward(x, b=None):"
     assert forward[1:-1] == stub[1:-1], "comments and spacing stay"
     assert forward[-1].startswith("    return (y.view(-1), squares), (")
+
+
+def test_schedules_behind_one_that_is_enough_are_not_tried_and_known_pairs_are_not_written_again(
+    tmp_path: Path, sandbox: Sandbox
+) -> None:
+    # A search that writes all plans, or comes back with the one that the gate found red, costs seconds a kernel.
+    path = tmp_path / "two_launches.py"
+    path.write_text(TWO_LAUNCHES)
+    spec = describe(read_file(path), sandbox)
+    every, _ = drafts(spec, sandbox)
+    (first,), _ = drafts(spec, sandbox, most=1)
+    behind, _ = drafts(spec, sandbox, most=1, known=[first.candidate.digest])
+    assert [first.candidate, *(draft.candidate for draft in behind)] == [draft.candidate for draft in every[:2]]
+    assert len(every) > 1
+    assert drafts(spec, sandbox, known=[draft.candidate.digest for draft in every])[0] == []
