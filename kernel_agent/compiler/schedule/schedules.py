@@ -27,6 +27,7 @@ from kernel_agent.compiler.schedule.owner import Owner, Turn, Turns, owner, with
 from kernel_agent.compiler.schedule.ownership import WRITES, Ownership, owned, proof
 from kernel_agent.compiler.schedule.pace import WARPS
 from kernel_agent.compiler.schedule.rows import persistent, summed_axis, width_of
+from kernel_agent.compiler.schedule.share import loading, shared, storing
 from kernel_agent.compiler.schedule.sites import Site, sites
 from kernel_agent.compiler.schedule.square import squared
 from kernel_agent.compiler.schedule.swizzle import unswizzled
@@ -193,7 +194,8 @@ def _split(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft 
     if cut is not None:
         tidy, launch = cut.kernel, cut.launch
         draft.facts.append(Fact(cut.fact, "each tile has one program"))
-    wide = squared(tidy, launch)
+    kept = shared(tidy, launch)
+    wide = squared(loading(tidy, kept), launch)
     draft.facts += [Fact(text, "loops of all programs step through the same indices") for text in wide.facts]
     forms, turns = Forms(wide.kernel, wide.launch), Turns(Forms(wide.kernel, wide.launch))
     found: dict[Turn, list[Site]] = {}
@@ -221,7 +223,12 @@ def _split(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft 
     if not owners:
         return None
     done = {name for _, names in owners for name in names}
-    main = without(tidy, done)
+    owners = [(replace(made, kernel=prune(made.kernel)), names) for made, names in owners]
+    loaded = {op.base for made, _ in owners for op in made.kernel.ops if op.code is Code.LOAD}
+    kept = [one for one in kept if one.pointer in loaded]
+    draft.partials += [one.buffer for one in kept]
+    draft.facts += [one.fact(text) for one in kept for text in one.facts]
+    main = without(storing(tidy, kept), done)
     if main is not None:
         rest = {tensor: name for tensor, name in gradients.items() if name not in done}
         draft.add(owned(unwrapped(accumulated(main), launch), rest, launch), launch, {})

@@ -22,7 +22,7 @@ _MOVES = frozenset((Code.EXPAND, Code.TRANS, Code.BROADCAST, Code.FULL))
 _KEEPS_FINITE = _MOVES | {
     Code.ADD, Code.SUB, Code.MUL, Code.NEG, Code.CAST, Code.ABS, Code.SUM, Code.DOT, Code.TANH, Code.SIGMOID, Code.ERF,
 }  # fmt: skip
-_KEEPS_ZERO = _MOVES | {Code.NEG, Code.CAST, Code.ABS}
+_KEEPS_ZERO = _MOVES | {Code.NEG, Code.CAST, Code.ABS, Code.SUM}
 
 
 def unmasked(kernel: Kernel) -> Kernel:
@@ -37,7 +37,7 @@ def unmasked(kernel: Kernel) -> Kernel:
         own = _labels(op.result)
         found = set()
         for place, (part, at) in enumerate(conjuncts(condition, own if condition.shape else ())):
-            zero = is_constant(_bare(other), 0) and _vanishes(chosen, own, form(part, at))
+            zero = is_constant(_bare(other), 0) and vanishes(chosen, own, form(part, at))
             if zero or (part not in changing and _unseen(lanes, op, place)):
                 found.add(place)
         if found:
@@ -67,7 +67,7 @@ def _unseen(lanes: Lanes, op: Op, place: int) -> bool:
     return True
 
 
-def _vanishes(value: Value, labels: Labels, condition: Hashable) -> bool:
+def vanishes(value: Value, labels: Labels, condition: Hashable) -> bool:
     """Whether a value is zero wherever a condition on its lanes fails."""
     if is_constant(value, 0):
         return True
@@ -75,15 +75,18 @@ def _vanishes(value: Value, labels: Labels, condition: Hashable) -> bool:
     inner = None if op is None else through(op, labels if value.shape else ())
     if op is None or inner is None:
         return False
+    if op.code is Code.LOAD:
+        padded = op.mask is not None and op.other is not None and is_constant(_bare(op.other), 0)
+        return padded and op.mask is not None and condition in conditions(op.mask, labels)
     if op.code in _KEEPS_ZERO:
-        return _vanishes(*inner[0], condition)
+        return vanishes(*inner[0], condition)
     if op.code is Code.MUL:
         sides = (inner, inner[::-1])
-        return any(_vanishes(*side, condition) and _finite(other) for side, (other, _) in sides)
+        return any(vanishes(*side, condition) and _finite(other) for side, (other, _) in sides)
     if op.code in (Code.ADD, Code.SUB):
-        return all(_vanishes(*side, condition) for side in inner)
+        return all(vanishes(*side, condition) for side in inner)
     if op.code is Code.SELECT:
-        return _chooses(inner, condition, _vanishes)
+        return _chooses(inner, condition, vanishes)
     if op.code in (Code.EXP, Code.EXP2):
         return _sinks(*inner[0], condition)
     return False

@@ -53,6 +53,8 @@ class Buffers:
         `CannotDerive`."""
         if not buffer.like:
             return self._shaped(buffer)
+        if buffer.like in self.wording.plan.cotangents.values():
+            return self._like_cotangent(buffer)
         tensor = self.wording.launched.seen.tensors[buffer.like]
         if self.flow.is_slice(tensor):
             return self._slice(tensor, self.wording.launched.text.arguments[buffer.like])
@@ -90,6 +92,15 @@ class Buffers:
         shape = f"({shape},)" if len(buffer.shape) == 1 else f"({shape})"
         options = [text for text in (dtype.removeprefix(", "), f"device={self.references.device()}") if text]
         self.body.write(Line(f"{name} = {make}(", (shape, *options), ")"))
+        return name
+
+    def _like_cotangent(self, buffer: Buffer) -> str:
+        """Laid out as a cotangent is when it reaches the launch. Raises `CannotDerive` for one of a slice."""
+        like = self.wording.variables[buffer.like]
+        if not like.isidentifier():
+            raise CannotDerive(f"{buffer.name} would lie as a part of a tensor does", remedy="Write to a whole tensor.")
+        name = self.body.fresh(buffer.name)
+        self.body.write(Line(f"{name} = {self._make(buffer, '_like')}({like}{self._dtype(buffer)})"))
         return name
 
     def _like(self, buffer: Buffer, tensor: Tensor) -> str:

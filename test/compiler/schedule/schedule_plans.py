@@ -69,7 +69,8 @@ def run(
         empty = buffer.fill is Fill.EMPTY or (buffer.empty_if and eval(buffer.empty_if, scope))
         start = float("nan") if empty else 0.0
         if buffer.like:
-            memory[buffer.name] = torch.full_like(given[buffer.like], start)
+            laid = {**given, **{argument: cotangents[tensor] for tensor, argument in plan.cotangents.items()}}
+            memory[buffer.name] = torch.full_like(laid[buffer.like], start)
         else:
             shape = [eval(text, scope) for text in buffer.shape]
             memory[buffer.name] = torch.full(shape, start, dtype=torch.float64)

@@ -89,6 +89,15 @@ def test_rows_ask_once_which_keys_there_are() -> None:
 
 
 @BOTH
+def test_sums_of_rows_are_computed_once(causal: bool) -> None:
+    # By the kernel of the queries, which stores them: an owner of keys would sum each row for every block of keys.
+    plan = attention(causal)["split"]
+    queries, keys = (step.kernel for step in plan.steps)
+    assert [sum(op.code is Code.SUM for op in kernel.ops) for kernel in (queries, keys)] == [1, 0]
+    assert "o_ptr" not in {value.name for value in keys.arguments}
+
+
+@BOTH
 def test_every_plan_of_attention_agrees(causal: bool) -> None:
     given, do, _ = inputs(causal, 40, 40)
     found = {name: plan for name, plan in attention(causal).items() if name != "owned"}

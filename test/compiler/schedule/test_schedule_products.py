@@ -7,6 +7,7 @@ import torch
 import triton
 from schedule_plans import agree, atomics, from_source, plans_of, run
 
+from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.value import Kernel
 
 POINTERS = dict.fromkeys(("a_ptr", "b_ptr", "c_ptr"), "*fp32")
@@ -73,4 +74,18 @@ def test_a_bias_does_not_make_partial_sums_of_rows_the_best_plan() -> None:
     given, dc = matrices(40, 50, 40)
     given = {name: given[name] for name in ("a_ptr", "b_ptr", "M", "N", "K")}
     given["bias_ptr"] = torch.randn(50, dtype=torch.float64)
+    agree(found, given, {"c_ptr": dc}, (3, 2))
+
+
+def test_the_derivative_of_an_activation_is_computed_once_per_tile() -> None:
+    # Without it each owner would do the forward's product again, for every tile that it visits: that is refused.
+    kernel = from_source(schedule_forwards.product_and_tanh, {**POINTERS, **SIZES}, **TILES)
+    found = plans_of(kernel, "a_ptr b_ptr", "c_ptr", 2)
+    assert atomics(found["split"]) == []
+    once, *owners = (step.kernel for step in found["split"].steps)
+    assert any(op.code is Code.EXP for op in once.ops)
+    assert len(owners) == 2
+    assert not any(op.code is Code.EXP for owner in owners for op in owner.ops)
+    given, dc = matrices(40, 50, 40)
+    given = {name: given[name] for name in ("a_ptr", "b_ptr", "M", "N", "K")}
     agree(found, given, {"c_ptr": dc}, (3, 2))

@@ -1,0 +1,194 @@
+"""`Shared`: what every program of the forward's grid computes once, kept in memory for kernels that would do so again.
+
+A kernel that owns keys visits all rows, and would compute the rows' sum of dO * O again for every block of keys; one
+that owns a matrix would take the derivative of an activation for every block of columns. The forward's grid has one
+program for each of these values: it stores them, at an address that it knows from a load of the same lanes, and the
+owners load them there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from kernel_agent.compiler.plan import Buffer, Fact, Fill
+from kernel_agent.compiler.saved.lanes import form
+from kernel_agent.compiler.schedule.coverage import domain
+from kernel_agent.compiler.schedule.forms import Forms, Launch
+from kernel_agent.compiler.schedule.injective import injective
+from kernel_agent.compiler.schedule.linear import Kind
+from kernel_agent.compiler.schedule.sites import Site, bounds, sites
+from kernel_agent.compiler.schedule.unmask import conjuncts, vanishes
+from kernel_agent.compiler.ssa.builder import Builder
+from kernel_agent.compiler.ssa.code import CONTROL, Code
+from kernel_agent.compiler.ssa.rebuild import Copier, emptied
+from kernel_agent.compiler.ssa.uses import captured
+from kernel_agent.compiler.ssa.value import Kernel, Op, Value
+
+WORK = CONTROL | {
+    Code.SUM, Code.REDUCE_MAX, Code.REDUCE_MIN, Code.CUMSUM, Code.DOT, Code.EXP, Code.EXP2, Code.LOG, Code.LOG2,
+    Code.TANH, Code.ERF, Code.SIGMOID, Code.SIN, Code.COS,
+}  # fmt: skip
+"""What is not done again for every tile where the result can be kept."""
+
+
+_SPREADS = frozenset((Code.EXPAND, Code.BROADCAST, Code.FULL, Code.TRANS))
+
+
+@dataclass(frozen=True)
+class Shared:
+    """One value, and where it is kept."""
+
+    value: Value
+    place: Op
+    """A load at whose address, and under whose mask, it is stored."""
+    pointer: Value
+    """The argument of the kernels that points there."""
+    facts: tuple[str, ...]
+    """What must hold for no two programs to store to one address."""
+
+    @property
+    def buffer(self) -> Buffer:
+        """The memory."""
+        return Buffer(self.pointer.name, self.pointer.pointee, Fill.EMPTY, like=self.place.base.name)
+
+    def fact(self, text: str) -> Fact:
+        """One of the facts."""
+        return Fact(text, f"no two programs store to one element of {self.pointer.name}", self.place.base.name)
+
+
+def shared(kernel: Kernel, launch: Launch) -> list[Shared]:
+    """What loops of a kernel take from before them that is dear, and has a place."""
+    forms = Forms(kernel, launch)
+    loads = [site for site in sites(kernel.body, frozenset((Code.LOAD,))) if site.block is kernel.body]
+    top = frozenset(kernel.body.ops)
+    found: list[Shared] = []
+    for value in _taken(kernel):
+        op = value.producer
+        if op is None or op not in top or not value.is_float or not value.shape or not _dear(value):
+            continue
+        for site in sorted(loads, key=lambda site: site.op.result.name != value.name):
+            facts = _home(forms, value, site)
+            if facts is not None:
+                name = "delta" if op.code is Code.SUM or _bare(op).code is Code.SUM else f"saved_{value.name or 'tile'}"
+                names = {one.pointer.name for one in found}
+                while name in names or kernel.free_name(name) != name:
+                    name += "_"
+                found.append(Shared(value, site.op, Value(f"*{value.element}", (), name), facts))
+                break
+    return found
+
+
+def _taken(kernel: Kernel) -> list[Value]:
+    """Values that loops of the kernel's own block read from before them, as they were before they were spread."""
+    found: dict[Value, None] = {}
+    for loop in kernel.body.ops:
+        if loop.code is not Code.FOR:
+            continue
+        for value in captured(loop.blocks):
+            while value.producer is not None and value.producer.code in _SPREADS:
+                value = value.producer.operands[0]
+            found[value] = None
+    return list(found)
+
+
+def _bare(op: Op) -> Op:
+    """The operation behind changes of sign."""
+    while op.code is Code.NEG and op.operands[0].producer is not None:
+        op = op.operands[0].producer
+    return op
+
+
+def _dear(value: Value) -> bool:
+    """Whether computing it takes more than one load and arithmetic on that."""
+    ops = {part.producer for part in _slice(value)}
+    tiles = [op for op in ops if op is not None and op.code is Code.LOAD and len(op.result.shape) >= len(value.shape)]
+    return len(tiles) > 1 or any(op is not None and op.code in WORK for op in ops)
+
+
+def _slice(value: Value) -> Iterator[Value]:
+    """What a value is computed of, down to loads."""
+    seen: set[Value] = set()
+    stack = [value]
+    while stack:
+        part = stack.pop()
+        if part in seen:
+            continue
+        seen.add(part)
+        yield part
+        op = part.producer
+        if op is not None and op.code is not Code.LOAD:
+            stack.extend((*op.operands, *captured(op.blocks)))
+
+
+def _home(forms: Forms, value: Value, site: Site) -> tuple[str, ...] | None:
+    """Facts under which a value can be kept at the address of a load; None where it cannot.
+
+    The address must tell programs and lanes apart, and where its mask fails the value must be zero, as it comes back.
+    """
+    op = site.op
+    if op.offset.shape != value.shape or op.base in forms.written:
+        return None
+    labels = tuple(range(len(value.shape)))
+    if op.mask is not None:
+        parts = conjuncts(op.mask, labels)
+        if not all(vanishes(value, labels, form(part, at)) for part, at in parts):
+            return None
+    address = forms.of(op.offset)
+    if any(atom.kind is Kind.OPAQUE for atom, _ in address.terms):
+        return None
+    found = injective(address, bounds(forms, site), domain(forms, site))
+    return None if found is None else tuple(found.facts())
+
+
+def storing(kernel: Kernel, kept: Sequence[Shared]) -> Kernel:
+    """The kernel that stores the values as well."""
+    return _Storing(kernel, kept).copy()
+
+
+def loading(kernel: Kernel, kept: Sequence[Shared]) -> Kernel:
+    """The kernel that loads the values instead of computing them."""
+    return _Loading(kernel, kept).copy()
+
+
+class _Sharing(Copier):
+    def __init__(self, source: Kernel, kept: Sequence[Shared], written: Sequence[Value] = ()) -> None:
+        made = emptied(source, arguments=[*source.arguments, *(one.pointer for one in kept)])
+        super().__init__(source, Builder(made))
+        self.b.written = self.written | frozenset(written)
+        self.homes = {one.value: one for one in kept}
+
+    def address(self, one: Shared) -> tuple[Value, Value | None]:
+        """Where a value is kept, and the mask."""
+        mask = one.place.mask
+        return self.whole(one.place.offset), None if mask is None else self[mask]
+
+
+class _Storing(_Sharing):
+    """Stores what is shared where it is computed."""
+
+    def __init__(self, source: Kernel, kept: Sequence[Shared]) -> None:
+        super().__init__(source, kept, [one.pointer for one in kept])
+
+    def op(self, op: Op) -> None:
+        super().op(op)
+        for result in op.results:
+            one = self.homes.get(result)
+            if one is not None and not self.slicing:
+                offset, mask = self.address(one)
+                self.b.store(one.pointer, offset, self.whole(result), mask)
+
+
+class _Loading(_Sharing):
+    """Loads what is shared."""
+
+    def op(self, op: Op) -> None:
+        found = [result for result in op.results if result in self.homes]
+        if not found:
+            super().op(op)
+            return
+        (result,) = found
+        one = self.homes[result]
+        offset, mask = self.address(one)
+        padding = None if mask is None else self.b.const(0.0, one.pointer.pointee)
+        self[result] = self.b.load(one.pointer, offset, mask, padding, result.name)
