@@ -43,6 +43,7 @@ class Lanes:
         self.trusted: set[Value] = set()
         """Carries and results of loops whose values were settled before they were yielded."""
         self._finite: dict[Value, bool] = {}
+        self._infinite: dict[Value, Support] = {}
         self._signs = Signs()
         self._depth = 0
 
@@ -116,7 +117,8 @@ class Lanes:
         if code is Code.SELECT:
             return self._of_select(op, of(operands[1]), of(operands[2]))
         if code is Code.MUL:
-            return of(operands[0]) | of(operands[1])
+            off = of(operands[0]) | of(operands[1])
+            return off | self._unbounded(operands[0]) | self._unbounded(operands[1])
         if code in (Code.NEG, Code.CAST, Code.DIV, Code.FULL, Code.BROADCAST):
             return of(operands[0])
         if code in (Code.ADD, Code.SUB):
@@ -139,6 +141,34 @@ class Lanes:
             rows = (atom for atom in of(operands[0]) if not atom[0].shape or atom[0].shape[-1] == 1)
             columns = (atom for atom in of(operands[1]) if not atom[0].shape or atom[0].shape[-2] == 1)
             return frozenset((*rows, *columns))
+        return NOWHERE
+
+    def _unbounded(self, value: Value) -> Support:
+        """Masks outside of which a value was made infinite: no multiple of it counts there, however small."""
+        if value not in self._infinite:
+            self._infinite[value] = NOWHERE  # for what depends on itself
+            op = value.producer
+            self._depth += 1
+            if op is not None and value.shape and self._depth <= DEEP and not self.finite(value):
+                self._infinite[value] = self._made_infinite(op)
+            self._depth -= 1
+        return self._infinite[value]
+
+    def _made_infinite(self, op: Op) -> Support:
+        code, operands = op.code, op.operands
+        if code is Code.LOAD:
+            infinite = op.other is not None and _is_infinite(op.other)
+            return self.conditions(op.mask) if infinite and op.mask is not None else NOWHERE
+        if code is Code.SELECT:
+            own = self.conditions(operands[0]) if _is_infinite(operands[2]) else NOWHERE
+            return own | self._unbounded(operands[1])
+        if code in (Code.NEG, Code.CAST, Code.DIV, Code.FULL, Code.BROADCAST):
+            return self._unbounded(operands[0])
+        if code in (Code.ADD, Code.SUB, Code.MUL):
+            return self._unbounded(operands[0]) | self._unbounded(operands[1])
+        if code is Code.EXPAND:
+            axis = op.attributes["axis"]
+            return frozenset((self.b.expand(mask, axis), wanted) for mask, wanted in self._unbounded(operands[0]))
         return NOWHERE
 
     def _of_select(self, op: Op, first: Support, second: Support) -> Support:
@@ -238,6 +268,11 @@ class Lanes:
 def _is_number(value: Value) -> bool:
     found = constant(value)
     return found is not None and math.isfinite(found)
+
+
+def _is_infinite(value: Value) -> bool:
+    found = constant(value)
+    return found is not None and math.isinf(found)
 
 
 def _squeezed(before: tuple[int, ...], after: tuple[int, ...]) -> int | None:

@@ -158,3 +158,16 @@ def test_long_chains_of_operations_neither_take_long_nor_nest_too_deep() -> None
     b.store(k.Y, lanes, b.div(k.s, scale), mask)
     inputs = {"X": numbers(N), "s": torch.tensor(1.3, dtype=torch.float64)}
     compare(k.kernel, inputs, {"Y": (N,)}, lambda x, s: s / (x * x + 1), integers={"n": N})
+
+
+def test_infinite_padding_does_not_reach_the_gradient_of_what_it_is_multiplied_with() -> None:
+    # the probabilities of padded lanes are zero, but zero times -inf is NaN, and is summed into the temperature's
+    k = Forward(X="*f32", B="*f32", T="*f32", Y="*f32", n="i32")
+    b, lanes = k.b, k.b.arange(0, WIDE)
+    mask = b.compare("lt", lanes, k.n)
+    x = b.load(k.X, lanes, mask, b.const(-math.inf, "f32"))
+    biased = b.add(x, b.load(k.B, lanes, mask, b.const(0.0, "f32")))
+    powers = b.unary(Code.EXP, b.mul(biased, b.load(k.T, b.const(0))))
+    b.store(k.Y, lanes, b.div(powers, b.sum(powers, 0)), mask)
+    inputs = {"X": numbers(N), "B": numbers(N, seed=1), "T": numbers(1, seed=2)}
+    compare(k.kernel, inputs, {"Y": (N,)}, lambda x, bias, t: ((x + bias) * t).softmax(0), integers={"n": N})
