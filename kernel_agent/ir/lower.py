@@ -31,8 +31,9 @@ TARGET = GPUTarget("cuda", 90, 32)
 
 _BACKEND = CUDABackend(TARGET)
 _MODULES: dict[str, Module] = {}
-_LOWERING = threading.Lock()
-"""Triton's code generator and Python's warning filters know one thread at a time."""
+_LOWERING = threading.RLock()
+"""Triton's code generator and Python's warning filters know one thread at a time. A function that is derived when it is
+compiled is lowered while its kernel is."""
 
 Path = tuple[int, ...]
 """Place of an argument: its position, then positions within nested tuples."""

@@ -24,6 +24,13 @@ class Printer(Statements):
         """Print the whole body."""
         self._block(self.kernel.body)
 
+    def yielded(self) -> list[Expression]:
+        """What the body yields, which a function returns."""
+        found = [self.at(value) for value in self.kernel.body.yields]
+        for value in found:
+            self._used(value)
+        return found
+
     def _block(self, block: Block) -> None:
         for op in block.ops:
             if op in self.places.needed and not (len(op.results) == 1 and op.result in self.places.inlined):

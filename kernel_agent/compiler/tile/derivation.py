@@ -1,0 +1,88 @@
+"""`derived`: from a tile function and its signature to the source of its adjoint."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from kernel_agent.compiler.errors import CannotDerive
+from kernel_agent.compiler.tile.program import adjoint_program
+from kernel_agent.compiler.tile.signature import Signature
+from kernel_agent.compiler.tile.sizes import sizes_of
+from kernel_agent.compiler.tile.source import AdjointSource, adjoint_source
+from kernel_agent.compiler.tile.wrapper import default_sizes, other_sizes, wrapped
+from kernel_agent.errors import InputError
+from kernel_agent.ir.errors import IRError
+
+Wanted = Sequence[int | str] | int | str | None
+"""Parameters by position or name; None: all tiles and scalars of floats."""
+
+
+def derived(function: Any, signature: Signature, wrt: Wanted, name: str) -> AdjointSource:
+    """The adjoint of a `triton.JITFunction`.
+
+    Raises InputError for parameters that have no adjoint, CannotDerive for what has no derivative rule.
+    """
+    names = chosen(function, signature, wrt)
+    try:
+        around = wrapped(function, signature, result_names(function))
+    except IRError as error:
+        raise CannotDerive(error.message, remedy=error.remedy, line=error.line) from error
+    sizes = sizes_of(around)
+    found = []
+    for numbers in (default_sizes(signature), other_sizes(signature)) if sizes else ({},):
+        at = replace(around, sizes=numbers)
+        program = adjoint_program(at.read(), signature, around.results, names)
+        found.append(adjoint_source(name, function, signature, program, sizes))
+    if found[0] != found[-1]:
+        raise CannotDerive(
+            f"the adjoint of {function.fn.__name__} is another one where its extents are other numbers",
+            remedy="Write numbers for extents in shapes, and derive it once for each.",
+        )
+    return found[0]
+
+
+def chosen(function: Any, signature: Signature, wrt: Wanted) -> tuple[str, ...]:
+    """Names of the parameters that adjoints are wanted of, in the order asked for. Raises InputError."""
+    floats = [name for name, tile in signature.tiles.items() if tile.is_float]
+    if wrt is None:
+        asked = floats
+    else:
+        own = [parameter.name for parameter in function.params]
+        listed = [wrt] if isinstance(wrt, (int, str)) else list(wrt)
+        asked = [own[item] if isinstance(item, int) and -len(own) <= item < len(own) else str(item) for item in listed]
+    for name in asked:
+        if name not in floats:
+            raise InputError(
+                f"wrt: `{name}` of {function.fn.__name__} has no adjoint",
+                remedy=f"Choose from {', '.join(floats) or 'nothing: no parameter is a float'}.",
+            )
+    if not asked or len(set(asked)) < len(asked):
+        raise InputError("wrt names no parameter, or one twice", remedy=f"Choose from {', '.join(floats)}.")
+    return tuple(asked)
+
+
+def result_names(function: Any) -> list[str]:
+    """What a function calls its results; none where it returns what is no variable, or at several places."""
+    values = _returned(function)
+    named = [value.id for value in values if isinstance(value, ast.Name)]
+    return named if len(named) == len(values) else []
+
+
+def result_count(function: Any) -> int:
+    """How many tiles a function returns, as far as its text says so; 0 where it does not."""
+    values = _returned(function)
+    return len(values) if len(values) > 1 or not any(isinstance(value, ast.Starred) for value in values) else 0
+
+
+def _returned(function: Any) -> list[ast.expr]:
+    """The parts of the one value that a function returns; none where it returns at several places."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function.fn)))
+    returned = [node.value for node in ast.walk(tree) if isinstance(node, ast.Return) and node.value is not None]
+    if len(returned) != 1:
+        return []
+    return list(returned[0].elts) if isinstance(returned[0], ast.Tuple) else [returned[0]]

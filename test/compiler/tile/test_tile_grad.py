@@ -1,0 +1,182 @@
+"""Adjoints of tile functions: right for every family, readable, and refused where they would not be right."""
+
+from __future__ import annotations
+
+import pytest
+import triton
+import triton.language as tl
+from tile_functions import PAIRS, Pair, rmsnorm, root, swiglu, torch_rmsnorm
+
+from kernel_agent import check_tile, grad
+from kernel_agent.compiler.errors import CannotDerive
+from kernel_agent.errors import InputError
+
+SHAPES = "x=[M, N] fp16, w=[N], eps=fp32"
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
+def test_adjoint_is_that_of_torch(pair: Pair) -> None:
+    # the truth is another program's autograd: a wrong rule, a lost branch or a tape of the wrong trip differs from it
+    derived = grad(pair.function, shapes=pair.shapes)
+    verdict = check_tile(
+        pair.function, derived, pair.reference, shapes=pair.shapes, seeds=(0,), inputs=pair.inputs or None
+    )
+    assert verdict.green, f"{verdict}\n{derived.source}"
+
+
+def test_one_adjoint_is_right_at_all_sizes_of_named_extents() -> None:
+    # compared at 16 x 32 and at 64 x 32: a number in the text that should have been a name is wrong at one of them
+    derived = grad(rmsnorm, ("w", "x"), SHAPES)
+    verdict = check_tile(rmsnorm, derived, torch_rmsnorm, shapes=SHAPES, wrt=("w", "x"), seeds=(0,))
+    assert verdict.green, verdict
+
+
+def test_source_reads_as_a_person_would_write_it() -> None:
+    derived = grad(rmsnorm, ("x", "w"), SHAPES, name="rmsnorm_bwd")
+    assert (
+        derived.source
+        == '''\
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def rmsnorm_bwd(x, w, eps, d_y, d_rstd):
+    """Adjoints of `rmsnorm` by x and w.
+
+    x [M, N] fp16, w [N] fp32, eps fp32; d_y [M, N] and d_rstd [M]: cotangents of what `rmsnorm` returns.
+    Returns [M, N] fp32, [N] fp32.
+    """
+    M: tl.constexpr = x.shape[0]
+    N: tl.constexpr = x.shape[1]
+    tl.static_assert(len(x.shape) == 2 and x.dtype == tl.float16, "x must be [M, N] fp16")
+    tl.static_assert(len(w.shape) == 1 and w.shape[0] == N and w.dtype == tl.float32, "w must be [N] fp32")
+    tl.static_assert(M >= 2 and M <= 4096, "M must be 2 to 4096: name its number in shapes")
+    tl.static_assert(N >= 2 and N <= 4096, "N must be 2 to 4096: name its number in shapes")
+    tl.static_assert(len(d_y.shape) == 2 and d_y.shape[0] == M and d_y.shape[1] == N, "d_y must be [M, N]")
+    tl.static_assert(len(d_rstd.shape) == 1 and d_rstd.shape[0] == M, "d_rstd must be [M]")
+    total = tl.sum(x * x, axis=1).to(tl.float32) / N + eps
+    rstd = tl.rsqrt(total)
+    x_tile = x.to(tl.float32)
+    d_y_tile = d_y * w[None, :]
+    d_rstd_tile = (d_rstd + tl.sum(d_y_tile * x_tile, axis=1)) * -0.5 * (rstd * rstd * rstd)
+    return (
+        d_y_tile * rstd[:, None] + (d_rstd_tile / N)[:, None] * (x_tile * 2.0),
+        tl.sum(d_y * (x_tile * rstd[:, None]), axis=0),
+    )
+'''
+    )
+
+
+def test_adjoints_of_narrow_floats_are_float32() -> None:
+    # a cotangent of bfloat16 is widened first: the sums of the adjoint would lose it otherwise
+    text = grad(swiglu, "up", "gate=[8, 16], up=[8, 16] bf16").source
+    assert "Returns [8, 16] fp32." in text
+    assert "d_out = tl.cast(d_out, tl.float32)" in grad(narrow, shapes="x=[16] fp16").source
+
+
+@triton.jit
+def narrow(x):
+    return x * x
+
+
+def test_state_of_a_loop_is_computed_again() -> None:
+    # a tile function has no memory for a tape: the way back goes through earlier trips, and says so
+    text = grad(root, shapes="x=[16]").source
+    assert "Every trip of the way back runs the loop again" in text
+    assert "for before in range(0, trip):" in text
+
+
+def test_state_that_the_adjoint_does_not_need_is_not_computed_again() -> None:
+    text = grad(PAIRS_BY_NAME["summed"].function, shapes="x=[16] fp16").source
+    assert "before" not in text
+
+
+PAIRS_BY_NAME = {pair.name: pair for pair in PAIRS}
+
+
+@triton.jit
+def long_recurrence(x):
+    y = x
+    for _ in range(1000):
+        y = y - 0.01 * y * y
+    return y
+
+
+@triton.jit
+def by_size(x):
+    if x.shape[0] > 64:
+        y = x * 2
+    else:
+        y = x * x
+    return y
+
+
+@triton.jit
+def by_width(x):
+    return tl.sum(tl.flip(x, 0))
+
+
+@triton.jit
+def by_program(x):
+    return x * tl.program_id(0)
+
+
+@triton.jit
+def nothing(x):
+    pass
+
+
+@triton.jit
+def from_bits(x):
+    return (x.to(tl.int32, bitcast=True) + 1).to(tl.float32, bitcast=True)
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "message"),
+    [
+        (long_recurrence, "x=[16]", "a loop of 1000 trips"),
+        (by_program, "x=[16]", "which program it runs in"),
+        (from_bits, "x=[16]", "made of bits"),
+        (by_width, "x=[N]", "changes with the extent N"),
+        (rmsnorm, "x=[8, 16], w=[8], eps=fp32", "incompatible dimensions"),
+    ],
+)
+def test_what_cannot_be_derived_is_refused_with_a_remedy(function, shapes: str, message: str) -> None:
+    with pytest.raises(CannotDerive, match=message) as caught:
+        grad(function, shapes=shapes)
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "message"),
+    [
+        (torch_rmsnorm, {"shapes": "x=[8]"}, "no @triton.jit function"),
+        (rmsnorm, {"shapes": "x=[8, 16], w=[16]"}, "says nothing of `eps`"),
+        (rmsnorm, {"shapes": f"{SHAPES}, z=[3]"}, "extent 3"),
+        (rmsnorm, {"shapes": f"{SHAPES}, z=[4]"}, "names `z`, which is no parameter"),
+        (rmsnorm, {"shapes": SHAPES, "wrt": ("x", "y")}, "`y` of rmsnorm has no adjoint"),
+        (rmsnorm, {"shapes": "x=[M, N] fp12, w=[N], eps=fp32"}, "no tile and no scalar"),
+        (nothing, {"shapes": "x=[8]"}, "returns"),
+        (nothing, {}, "how many tiles nothing returns"),
+    ],
+)
+def test_wrong_arguments_are_said(function, options: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        grad(function, **options)
+    assert caught.value.remedy
+
+
+def test_sizes_at_which_a_function_does_something_else_are_asserted() -> None:
+    # up to 64 it squares x: called at 128 without the assertion, the adjoint would be another function's
+    assert "tl.static_assert(N >= 2 and N <= 64" in grad(by_size, shapes="x=[N]").source
+
+
+def test_adjoint_by_what_has_no_influence_is_zero_and_has_its_extents() -> None:
+    derived = grad(detached, shapes="x=[4], y=[8]")
+    assert check_tile(detached, derived, lambda x, y: x * 2, shapes="x=[4], y=[8]", seeds=(0,)).green
+
+
+@triton.jit
+def detached(x, y):
+    return x * 2
