@@ -31,7 +31,7 @@ def covered_if(forms: Forms, written: Sequence[Site], tensor: str) -> str:
 
     `written`: all writes to its gradient, proved to meet no element twice.
     """
-    counter = _Counter(forms)
+    counter = Counter(forms)
     counts = [counter.count(site) for site in written]
     whole = Polynomial()
     for count in counts:
@@ -46,7 +46,7 @@ def covered_if(forms: Forms, written: Sequence[Site], tensor: str) -> str:
 
 
 @dataclass
-class _Counter:
+class Counter:
     """Counts what is written, and notes on what that relies."""
 
     forms: Forms

@@ -21,6 +21,7 @@ from kernel_agent.compiler.schedule.accumulate import accumulated
 from kernel_agent.compiler.schedule.factor import factored
 from kernel_agent.compiler.schedule.forms import Forms, Launch
 from kernel_agent.compiler.schedule.fuse import fused
+from kernel_agent.compiler.schedule.gather import Gathered, gathered
 from kernel_agent.compiler.schedule.merge import merged
 from kernel_agent.compiler.schedule.orient import oriented
 from kernel_agent.compiler.schedule.owner import Owner, Turn, Turns, owner, without
@@ -71,9 +72,13 @@ def plans(
     found: list[BackwardPlan] = []
     if base is not None:
         (step,) = base.steps
+        whole = _tried("gathered", functools.partial(gathered, step.kernel, launch), defect) or Gathered(step.kernel)
+        facts = [Fact(claim.text(), "every element of a row has a lane") for claim in whole.claims]
         for name in better:
-            draft = _tried(name, functools.partial(_MAKERS[name], step.kernel, adjoint.gradients, launch), defect)
-            found += [] if draft is None else [_plan(name, base, draft)]
+            draft = _tried(name, functools.partial(_MAKERS[name], whole.kernel, adjoint.gradients, launch), defect)
+            if draft is not None:
+                draft.facts += facts
+                found.append(_plan(name, base, draft))
         found.sort(key=_atomics)
     if "plain" in schedules:
         try:
