@@ -1,11 +1,14 @@
 """Time backwards that the compiler derived, at large shapes on this machine's GPU, beside eager and compiled PyTorch.
 
     python bench/backward_speed.py derive --pairs FOLDER            # on any machine: derive, prove, write the pairs
-    python bench/backward_speed.py measure --pairs FOLDER --out bench/backward_speed.json      # on a GPU
+    python bench/backward_speed.py tune --pairs FOLDER --tuned OTHER --seconds 60              # on a GPU
+    python bench/backward_speed.py measure --pairs OTHER --out bench/backward_speed.json       # on a GPU
+    python bench/backward_speed.py prove --pairs OTHER              # on any machine: the gate judges what was tuned
     python bench/backward_speed.py show --out bench/backward_speed.json
 
-`measure` judges the real kernels by the native tier first and prints no time without a green verdict. `--part 0/4`
-takes every fourth case, so that several GPUs can share the work.
+`tune` writes every pair with the numbers that were fastest, or as it was. `measure` judges the real kernels by the
+native tier first and prints no time without a green verdict. `--part 0/4` takes every fourth case, so that several GPUs
+can share the work: one process for each, told apart by CUDA_VISIBLE_DEVICES. `--seconds` is the search of one case.
 """
 
 from __future__ import annotations
@@ -81,6 +84,7 @@ CASES = (
 def derive_all(folder: Path, names: list[str]) -> None:
     """Write the derived pair of every case; one that cannot be derived is told and left out."""
     from kernel_agent.compiler.derive import derive
+    from kernel_agent.compiler.tuning.tune import fixed_tiles
 
     folder.mkdir(parents=True, exist_ok=True)
     with Sandbox() as sandbox:
@@ -89,13 +93,64 @@ def derive_all(folder: Path, names: list[str]) -> None:
                 continue
             start = time.monotonic()
             try:
-                found = derive(describe(read_file(ROOT / case.forward), sandbox), sandbox)
+                spec = describe(read_file(ROOT / case.forward), sandbox)
+                found = derive(spec, sandbox)
             except KernelAgentError as error:
                 print(f"{case.name}: {error.message}", flush=True)
                 continue
             (folder / f"{case.name}.py").write_text(found.draft.pair, encoding="utf-8")
+            fixed = fixed_tiles(spec, found.draft.pair, sandbox)
+            (folder / f"{case.name}.fixed.json").write_text(json.dumps(sorted(fixed)), encoding="utf-8")
             schedules = ", ".join(found.draft.schedules)
             print(f"{case.name}: {schedules}; proven after {time.monotonic() - start:.0f} s", flush=True)
+
+
+def tune_all(folder: Path, tuned: Path, part: str, names: list[str], seconds: float) -> None:
+    """Tune the pairs of a folder for the shapes of their cases, and write them to another one."""
+    from kernel_agent.compiler.tuning.tune import tune
+
+    tuned.mkdir(parents=True, exist_ok=True)
+    with Sandbox() as sandbox:
+        for case in chosen(folder, part, names):
+            start, path = time.monotonic(), folder / f"{case.name}.py"
+            pair, fixed = path.read_text(encoding="utf-8"), path.with_suffix(".fixed.json")
+            try:
+                found = tune(
+                    describe(read_file(ROOT / case.forward), sandbox),
+                    pair,
+                    sandbox,
+                    seconds=seconds,
+                    entries=read_sweep(case.entries, path),
+                    fixed=frozenset(json.loads(fixed.read_text())) if fixed.is_file() else None,
+                    exact=False,
+                    on_line=lambda line, name=case.name: print(f"  {name}: {line}", flush=True),
+                )
+            except KernelAgentError as error:
+                print(f"{case.name}: {error.message}", flush=True)
+                (tuned / path.name).write_text(pair, encoding="utf-8")
+                continue
+            (tuned / path.name).write_text(found.pair, encoding="utf-8")
+            print(f"{case.name}: {found.line}; {time.monotonic() - start:.0f} s", flush=True)
+            for problem in found.problems[:4]:
+                print(f"  {case.name}: not timed: {problem}", flush=True)
+
+
+def prove_all(folder: Path, names: list[str]) -> None:
+    """Have the gate judge the pairs of a folder."""
+    from kernel_agent.gate import check
+
+    with Sandbox() as sandbox:
+        for case in chosen(folder, "0/1", names):
+            spec = describe(read_file(ROOT / case.forward), sandbox)
+            verdict = check(spec, (folder / f"{case.name}.py").read_text(encoding="utf-8"), sandbox, diagnose=False)
+            print(f"{case.name}: {verdict.status.value} {verdict.message}", flush=True)
+
+
+def chosen(folder: Path, part: str, names: list[str]) -> list[Case]:
+    """Cases whose pairs are in a folder."""
+    first, parts = map(int, part.split("/"))
+    there = [case for case in CASES if (folder / f"{case.name}.py").is_file() and (not names or case.name in names)]
+    return there[first::parts]
 
 
 def measured(case: Case, path: Path, sandbox: Sandbox) -> list[dict[str, Any]]:
@@ -143,12 +198,11 @@ def copy_gb_s() -> float:
     return 2 * source.numel() / times[len(times) // 2] * 1e-3
 
 
-def measure_all(folder: Path, part: str, out: Path) -> None:
+def measure_all(folder: Path, part: str, names: list[str], out: Path) -> None:
     """Measure the cases whose pairs are in the folder and write the rows."""
-    first, parts = map(int, part.split("/"))
     rows: list[dict[str, Any]] = []
     with Sandbox() as sandbox:
-        for case in [case for case in CASES if (folder / f"{case.name}.py").is_file()][first::parts]:
+        for case in chosen(folder, part, names):
             try:
                 found = measured(case, folder / f"{case.name}.py", sandbox)
             except KernelAgentError as error:
@@ -180,16 +234,22 @@ def show(out: Path) -> None:
 def main() -> None:
     """Derive, measure or show."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("derive", "measure", "show"))
+    parser.add_argument("what", choices=("derive", "tune", "measure", "prove", "show"))
     parser.add_argument("--pairs", type=Path, default=Path("generated/derived"))
     parser.add_argument("--part", default="0/1")
-    parser.add_argument("--only", nargs="*", default=[], help="names of cases to derive")
+    parser.add_argument("--tuned", type=Path, default=Path("generated/tuned"))
+    parser.add_argument("--seconds", type=float, default=60.0, help="of the search for the numbers of one case")
+    parser.add_argument("--only", nargs="*", default=[], help="names of cases")
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "backward_speed.json")
     options = parser.parse_args()
     if options.what == "derive":
         derive_all(options.pairs, options.only)
+    elif options.what == "tune":
+        tune_all(options.pairs, options.tuned, options.part, options.only, options.seconds)
+    elif options.what == "prove":
+        prove_all(options.pairs, options.only)
     elif options.what == "measure":
-        measure_all(options.pairs, options.part, options.out)
+        measure_all(options.pairs, options.part, options.only, options.out)
     else:
         show(options.out)
 

@@ -23,6 +23,10 @@ DEFAULT_WARPS, DEFAULT_STAGES = 4, 3
 _Function = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
+FACTOR = "*"
+"""A factor is inserted in front of something."""
+
+
 class TunableKind(str, enum.Enum):
     """What a number stands for."""
 
@@ -76,7 +80,7 @@ class Tunable:
     sites: tuple[Site, ...]
     """Where it stands."""
     insert: str = ""
-    """Keyword to insert where it does not stand anywhere yet."""
+    """Keyword to insert where it does not stand anywhere yet, or FACTOR."""
     texts: tuple[str, ...] = ()
     """For configurations, the text of each."""
     kernels: tuple[str, ...] = ()
@@ -86,9 +90,13 @@ class Tunable:
         """What is written for a value."""
         if self.texts:
             return f"[{self.texts[value]}]"
-        if self.kind is TunableKind.PROGRAMS:
-            return f"{value} * "
-        return f", {self.insert}={value}" if self.insert else str(value)
+        return self.placed(str(value))
+
+    def placed(self, what: str) -> str:
+        """What is written for a number or the name of one."""
+        if self.insert == FACTOR:
+            return f"{what} * "
+        return f", {self.insert}={what}" if self.insert else what
 
     def beside(self, value: int, step: int) -> int | None:
         """The next value in a direction; None at the end."""
@@ -220,7 +228,7 @@ class _Finder:
                 1,
                 _LADDERS[TunableKind.PROGRAMS],
                 (start,),
-                insert="*",
+                insert=FACTOR,
             )
         yield from self._of_literals(
             subscript.slice, {key: value for key, value in given.items() if key in constexprs}, name

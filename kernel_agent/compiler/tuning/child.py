@@ -1,0 +1,234 @@
+"""What runs in the child that tries variants of a backward on the GPU: many are compiled at once, then each is timed.
+
+Workers compile in processes of their own, which launch nothing of a variant, into the one cache of the child; so the
+clock runs while nothing else does. What is sent chooses among variants and accepts none.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+from triton.runtime.jit import JITFunction
+
+from kernel_agent.bench.clock import Clock, Pace
+from kernel_agent.bench.launches import time_launches
+from kernel_agent.bench.realdevice import begin, import_file, on_gpu, outputs_of
+from kernel_agent.pairs.arguments import Arguments, build_arguments
+from kernel_agent.pairs.spec import ShapeEntry
+
+if TYPE_CHECKING:
+    from kernel_agent.sandbox import Call
+
+FOOTPRINT = 8
+"""Memory of one worker in units of its arguments: copies, saved tensors, gradients in float32."""
+SHARE = 0.6
+"""Of the GPU's memory, for all workers together."""
+CONTEXT_BYTES = 1 << 30
+"""What a process takes before it has any tensor."""
+
+
+def trials(call: Call) -> None:
+    """Payload: `device`, `memory_bytes` of the GPU, `flush_bytes`, `variants` (pair files), `entries`, `seed`,
+    `workers`, and the seconds `compile_s` and `time_s`.
+
+    Sends per entry and variant `entry`, `variant` and either `kernels` and `us` or `problem`, and `sizes` with the
+    first variant of each entry.
+    """
+    paths = []
+    for number, text in enumerate(call.payload["variants"]):
+        paths.append(call.scratch / f"variant_{number}.py")
+        paths[-1].write_text(text, encoding="utf-8")
+    entries = [ShapeEntry.model_validate(form) for form in call.payload["entries"]]
+    maker = import_file(paths[0], "variants_make_args")
+    arguments = [build_arguments(maker, entry, device="cpu", seed=call.payload["seed"]) for entry in entries]
+    _compile(call, paths, arguments)
+    begin(call)
+    clock = Clock(call.payload["flush_bytes"])
+    modules = [_imported(path, number) for number, path in enumerate(paths)]
+    for place, given in enumerate(arguments):
+        until = time.monotonic() + call.payload["time_s"] / len(arguments)
+        calls = _Calls(maker, given)
+        for number, module in enumerate(modules):
+            told = _told(call.scratch, number, place)
+            record: dict[str, Any] = {"entry": place, "variant": number}
+            if "problem" in told:
+                record |= told
+            elif time.monotonic() > until and number:
+                record["problem"] = "there was no time left"
+            elif isinstance(module, str):
+                record["problem"] = module
+            else:
+                record |= _timed(clock, calls, module)
+            if number == 0:
+                record["sizes"] = told.get("sizes", {})
+            call.send(record)
+        del calls
+        torch.cuda.empty_cache()
+
+
+@dataclass
+class _Calls:
+    """The forward of one entry, run, and its backward."""
+
+    module: ModuleType
+    given: Arguments
+
+    def __post_init__(self) -> None:
+        args, kwargs = tree_map(
+            lambda leaf: on_gpu(leaf) if isinstance(leaf, Tensor) else leaf, (self.given.args, self.given.kwargs)
+        )
+        with torch.no_grad():
+            made = self.module.forward(*args, **kwargs)
+        outputs = outputs_of(made[0])
+        self.saved = tuple(made[1])
+        self.cotangents = [
+            torch.randn_like(one) if isinstance(one, Tensor) and one.is_floating_point() else None for one in outputs
+        ]
+
+    def backward(self, module: ModuleType) -> Callable[[], object]:
+        """That of a variant."""
+
+        def call() -> object:
+            with torch.no_grad():
+                return module.backward(self.saved, *self.cotangents)
+
+        return call
+
+
+def _timed(clock: Clock, calls: _Calls, module: ModuleType) -> dict[str, Any]:
+    backward = calls.backward(module)
+    try:
+        pace = clock.pace(backward, 0.05)
+        whole = sorted(clock.times(backward, Pace(min(pace.repeats, 15), pace.flushes, pace.host_us)))
+        kernels = time_launches(clock, backward, pace)
+    except Exception as error:  # whatever a variant does
+        torch.cuda.synchronize()  # raises, and ends this child, when the context is lost
+        return {"problem": f"{type(error).__name__}: {error}"[:300]}
+    return {"us": whole[len(whole) // 2], "kernels": [kernel.model_dump(mode="json") for kernel in kernels]}
+
+
+# --- compiling
+
+
+def _compile(call: Call, paths: list[Path], arguments: list[Arguments]) -> None:
+    """Compile all variants at all entries, or as many as the time allows, and leave what came of it in files."""
+    payload = call.payload
+    largest = max(_bytes(given) for given in arguments)
+    room = int(SHARE * payload["memory_bytes"] / (FOOTPRINT * largest + CONTEXT_BYTES))
+    count = max(1, min(payload["workers"], len(paths), room))
+    until = time.monotonic() + payload["compile_s"]
+    fork = multiprocessing.get_context("fork")
+    workers = [fork.Process(target=_work, args=(call, paths, arguments, k, count, until)) for k in range(count)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(max(0.0, until - time.monotonic()) + 30.0)
+        if worker.is_alive():
+            worker.kill()
+            worker.join()
+
+
+def _work(call: Call, paths: list[Path], arguments: list[Arguments], first: int, step: int, until: float) -> None:
+    """One worker: every `step`-th variant."""
+    begin(call)
+    for place, given in enumerate(arguments):
+        calls = None
+        for number in range(first, len(paths), step):
+            if time.monotonic() > until:
+                return
+            module = _imported(paths[number], number)
+            if isinstance(module, str):
+                _tell(call.scratch, number, place, {"problem": module})
+                continue
+            calls = calls or _Calls(module, given)
+            _tell(call.scratch, number, place, _compiled(calls, module))
+        del calls
+        torch.cuda.empty_cache()
+
+
+def _compiled(calls: _Calls, module: ModuleType) -> dict[str, Any]:
+    sizes: dict[str, int] = {}
+    try:
+        with _compiling(sizes):
+            calls.backward(module)()
+    except Exception as error:  # Triton and ptxas fail in many ways
+        return {"problem": f"{type(error).__name__}: {error}"[:300]}
+    return {"sizes": sizes}
+
+
+@contextmanager
+def _compiling(sizes: dict[str, int]) -> Iterator[None]:
+    """Launches compile and load their kernel, and leave it at that; `sizes` gets the caller's whole numbers."""
+    real = JITFunction.run
+
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        sizes.update(sizes_in(_backward_frame()))
+        kernel = real(self, *args, **{**kwargs, "warmup": True})
+        kernel._init_handles()  # raises where it takes more than the GPU has
+        return kernel
+
+    JITFunction.run = run
+    try:
+        yield
+    finally:
+        JITFunction.run = real
+
+
+def _backward_frame() -> Mapping[str, Any]:
+    """Locals of the `backward` that launches."""
+    import sys
+
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_name != "backward":
+        frame = frame.f_back
+    return {} if frame is None else dict(frame.f_locals)
+
+
+def sizes_in(found: Mapping[str, Any]) -> dict[str, int]:
+    """Whole numbers among the locals of a backward, and how wide the elements of its tensors are, by expression."""
+    sizes = {name: value for name, value in found.items() if type(value) is int}
+    wide = {
+        f"{name}.element_size()": value.element_size() for name, value in found.items() if isinstance(value, Tensor)
+    }
+    return sizes | wide
+
+
+def _tell(folder: Path, variant: int, entry: int, record: dict[str, Any]) -> None:
+    place = folder / f"compiled_{variant}_{entry}.json"
+    part = place.with_suffix(f".{os.getpid()}")
+    part.write_text(json.dumps(record))
+    part.rename(place)
+
+
+def _told(folder: Path, variant: int, entry: int) -> dict[str, Any]:
+    place = folder / f"compiled_{variant}_{entry}.json"
+    if not place.is_file():
+        return {"problem": "it was not compiled in time"}
+    found: dict[str, Any] = json.loads(place.read_text())
+    return found
+
+
+def _imported(path: Path, number: int) -> ModuleType | str:
+    """A variant, or why it cannot be imported."""
+    try:
+        return import_file(path, f"variant_{number}")
+    except Exception as error:  # whatever a file does
+        return f"{type(error).__name__}: {error}"[:300]
+
+
+def _bytes(given: Arguments) -> int:
+    tensors: list[Tensor] = []
+    tree_map(lambda leaf: tensors.append(leaf) if isinstance(leaf, Tensor) else None, (given.args, given.kwargs))
+    return sum(tensor.untyped_storage().nbytes() for tensor in tensors)

@@ -1,0 +1,88 @@
+"""`OnGpu`: variants of a backward, timed on this machine's GPU in a child."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Sequence
+
+from kernel_agent.bench.launches import KernelSeen
+from kernel_agent.bench.rig import Rig
+from kernel_agent.compiler.tuning.trial import KernelTrial, Trial, Tried
+from kernel_agent.pairs.sections import split_sections
+from kernel_agent.pairs.spec import Candidate, ShapeEntry
+from kernel_agent.sandbox import Job, Message
+
+
+class OnGpu:
+    """Times batches of variants that share a forward."""
+
+    def __init__(self, pair: str, entries: Sequence[ShapeEntry], rig: Rig, seconds: float) -> None:
+        """`pair`: the whole file of the backward as it is; `seconds`: of one batch, compiling and timing together."""
+        self.sections = split_sections(pair)
+        self.entries = tuple(entries)
+        self.rig = rig
+        self.seconds = seconds
+
+    def __call__(self, variants: Sequence[Candidate]) -> Tried:
+        """See `trial.Judge`. A child that dies leaves what it has not told without times."""
+        from dataclasses import replace
+
+        texts = [replace(self.sections, backward=variant.backward).join() for variant in variants]
+        payload = {
+            "device": self.rig.options.device,
+            "memory_bytes": self.rig.gpu.memory_bytes,
+            "flush_bytes": self.rig.flush_bytes,
+            "variants": texts,
+            "entries": [entry.model_dump(mode="json") for entry in self.entries],
+            "seed": self.rig.options.seed,
+            "workers": max(1, len(os.sched_getaffinity(0)) - 1),
+            "compile_s": 0.6 * self.seconds,
+            "time_s": 0.4 * self.seconds,
+        }
+        job = Job(
+            "kernel_agent.compiler.tuning.child:trials", payload, {}, self.rig.options.limits, "variants on the GPU"
+        )
+        report = self.rig.sandbox.run(job)
+        return heard(report.messages, len(texts), [entry.label for entry in self.entries], report.message)
+
+
+def heard(messages: Sequence[Message], count: int, labels: Sequence[str], ending: str) -> Tried:
+    """What the child told, by variant; `ending`: what became of the child, for variants that it told nothing of."""
+    kernels: dict[int, dict[str, tuple[KernelTrial, ...]]] = defaultdict(dict)
+    totals: dict[int, dict[str, float]] = defaultdict(dict)
+    problems: dict[int, str] = {}
+    sizes: dict[str, dict[str, int]] = {}
+    for message in messages:
+        record = message.record
+        number, label = record["variant"], labels[record["entry"]]
+        if "sizes" in record:
+            sizes[label] = record["sizes"]
+        if "problem" in record:
+            problems.setdefault(number, record["problem"])
+            continue
+        totals[number][label] = record["us"]
+        kernels[number][label] = _together([KernelSeen.model_validate(form) for form in record["kernels"]])
+    trials = []
+    for number in range(count):
+        missing = len(totals[number]) < len(labels)
+        problem = problems.get(number, f"the child ended: {ending}" if missing else "")
+        trials.append(Trial(kernels[number], totals[number], problem))
+    return Tried(trials, sizes)
+
+
+def _together(seen: Sequence[KernelSeen]) -> tuple[KernelTrial, ...]:
+    """One row per kernel."""
+    rows = []
+    for name in dict.fromkeys(one.name for one in seen):
+        mine = [one for one in seen if one.name == name]
+        rows.append(
+            KernelTrial(
+                name,
+                sum(one.microseconds for one in mine),
+                max(one.spills or 0 for one in mine),
+                max(one.shared_bytes or 0 for one in mine),
+                max(one.registers or 0 for one in mine),
+            )
+        )
+    return tuple(rows)

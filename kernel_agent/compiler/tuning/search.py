@@ -1,0 +1,189 @@
+"""`Search`: a bounded search over what a derived backward chooses, kernel by kernel and in batches.
+
+Kernels of one backward do not share their numbers, so that one variant tries another value of each at a time, and each
+is chosen by its own times. The first batch lies around the values as they are, those after it around the best so far.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kernel_agent.bench.variants import Space, Tunable, TunableKind
+from kernel_agent.compiler.tuning.trial import Judge, Trial
+
+Values = frozenset[tuple[int, int]]
+"""Places of tunables with their values; what is absent is as it was."""
+
+FIRST, LATER = 24, 12
+"""Variants of a batch."""
+NEAR = 3.0
+"""Distance from the values as they are within which the first batch lies."""
+_STEPS = {TunableKind.BLOCK: 1.0, TunableKind.WARPS: 0.7, TunableKind.STAGES: 0.6, TunableKind.PROGRAMS: 0.8}
+"""What one step along a ladder counts as. A larger tile counts a little more than a smaller one: a backward holds more
+than the forward, whose tile it starts with."""
+_FORMULAS = {TunableKind.WARPS: (8, 16, 4, 32), TunableKind.STAGES: (2, 3, 1, 4), TunableKind.PROGRAMS: (1, 2, 4, 8)}
+"""Values in place of a formula, the likeliest first."""
+
+
+@dataclass
+class Part:
+    """Kernels that share numbers, and what was tried of these."""
+
+    places: tuple[int, ...]
+    """Of their tunables."""
+    kernels: frozenset[str]
+    tried: dict[Values, dict[str, float]] = field(default_factory=dict)
+    """Values -> microseconds by label of the entry; only what fits, and spills no more than the start."""
+    asked: set[Values] = field(default_factory=set)
+
+    @property
+    def labels(self) -> list[str]:
+        """Entries at which the kernels are launched."""
+        return list(self.tried.get(frozenset(), {}))
+
+    def mean(self, values: Values, labels: Sequence[str]) -> float:
+        """Geometric mean of the times at some entries; infinite where one is missing."""
+        times = self.tried.get(values, {})
+        if not labels or any(label not in times for label in labels):
+            return math.inf
+        return math.exp(sum(math.log(max(times[label], 1e-3)) for label in labels) / len(labels))
+
+    def best(self, labels: Sequence[str]) -> Values:
+        """The fastest values at some entries; the start where nothing is faster."""
+        return min(self.tried, key=lambda values: (self.mean(values, labels), len(values)), default=frozenset())
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search came to."""
+
+    parts: tuple[Part, ...]
+    sizes: Mapping[str, Mapping[str, int]]
+    tried: int
+    problems: tuple[str, ...]
+    """Why variants have no times, each once."""
+
+
+def parts_of(space: Space, dropped: frozenset[int] = frozenset()) -> tuple[Part, ...]:
+    """Tunables by the kernels that take them. `dropped`: places that stay as they are."""
+    groups: list[tuple[set[int], set[str]]] = []
+    for place, tunable in enumerate(space.tunables):
+        if not tunable.kernels or tunable.kind not in _STEPS or place in dropped:
+            continue
+        joined = [group for group in groups if group[1] & set(tunable.kernels)]
+        places, kernels = {place}, set(tunable.kernels)
+        for group in joined:
+            places |= group[0]
+            kernels |= group[1]
+            groups.remove(group)
+        groups.append((places, kernels))
+    return tuple(Part(tuple(sorted(places)), frozenset(kernels)) for places, kernels in groups)
+
+
+def search(
+    space: Space,
+    judge: Judge,
+    *,
+    seconds: float,
+    rounds: int = 4,
+    dropped: frozenset[int] = frozenset(),
+    first: int = FIRST,
+) -> Found:
+    """Try batches of variants until a batch brings nothing or the time is over. The start is among the first."""
+    parts = parts_of(space, dropped)
+    until = time.monotonic() + seconds
+    sizes: Mapping[str, Mapping[str, int]] = {}
+    count, problems, spills = 0, dict[str, None](), dict[frozenset[str], int]()
+    for number in range(rounds):
+        wanted = [list(_first(space, part, first)) if number == 0 else _later(space, part) for part in parts]
+        batch: list[Values] = [frozenset()] if number == 0 else []
+        batch += [frozenset().union(*some) for some in itertools.zip_longest(*wanted, fillvalue=frozenset())]
+        if not batch or time.monotonic() > until:
+            break
+        tried = judge([space.variant(dict(values)) for values in batch])
+        count += len(batch)
+        sizes = {**sizes, **tried.sizes}
+        before = [part.mean(part.best(part.labels), part.labels) for part in parts]
+        for values, trial in zip(batch, tried.trials, strict=True):
+            if trial.problem:
+                problems[trial.problem.splitlines()[0]] = None
+            for part in parts:
+                _note(part, values, trial, spills, single=len(parts) == 1)
+        after = [part.mean(part.best(part.labels), part.labels) for part in parts]
+        if number and all(new > 0.99 * old for new, old in zip(after, before, strict=True)):
+            break
+    return Found(parts, sizes, count, tuple(problems))
+
+
+def _note(
+    part: Part,
+    values: Values,
+    trial: Trial,
+    spills: dict[frozenset[str], int],
+    *,
+    single: bool,
+) -> None:
+    """Keep the times of one part of a variant."""
+    own = frozenset((place, value) for place, value in values if place in part.places)
+    times = {}
+    for label, seen in trial.entries.items():
+        mine = [kernel for kernel in seen if kernel.name in part.kernels]
+        if mine:
+            times[label] = trial.totals[label] if single else sum(kernel.microseconds for kernel in mine)
+    spilled = trial.spills(part.kernels)
+    if not own and part.kernels not in spills:
+        spills[part.kernels] = spilled
+    if own and spilled > spills.get(part.kernels, 0):
+        return
+    if times and (own not in part.tried or sum(times.values()) < sum(part.tried[own].values())):
+        part.tried[own] = times
+
+
+def _first(space: Space, part: Part, limit: int) -> Iterator[Values]:
+    """Values around the start, the nearest first."""
+    ladders = [_near(space.tunables[place]) for place in part.places]
+    found = []
+    for some in itertools.product(*ladders):
+        distance = sum(far for _, far in some)
+        if 0 < distance <= NEAR:
+            values = {place: value for place, (value, far) in zip(part.places, some, strict=True) if far}
+            found.append((distance, sorted(values.items())))
+    for _, items in sorted(found)[:limit]:
+        part.asked.add(frozenset(items))
+        yield frozenset(items)
+
+
+def _near(tunable: Tunable) -> list[tuple[int, float]]:
+    """Values of a tunable and how far each is from the present one, which is 0 away."""
+    step = _STEPS[tunable.kind]
+    if tunable.value not in tunable.values:
+        return [(tunable.value, 0.0), *((v, step * (1 + k)) for k, v in enumerate(_FORMULAS[tunable.kind]))]
+    here = tunable.values.index(tunable.value)
+    return [
+        (value, step * abs(place - here) * (1.3 if place > here and tunable.kind is TunableKind.BLOCK else 1.0))
+        for place, value in enumerate(tunable.values)
+    ]
+
+
+def _later(space: Space, part: Part) -> list[Values]:
+    """Values one step from the best, at all entries together and at each."""
+    centres = dict.fromkeys([part.best(part.labels), *(part.best([label]) for label in part.labels)])
+    found: dict[Values, None] = {}
+    for centre in centres:
+        values = dict(centre)
+        for place in part.places:
+            tunable = space.tunables[place]
+            now = values.get(place, tunable.value)
+            for step in (1, -1):
+                other = tunable.beside(now, step)
+                if other is not None:
+                    changed = {**values, place: other}
+                    kept = {p: v for p, v in changed.items() if space.tunables[p].value != v}
+                    found[frozenset(kept.items())] = None
+    fresh = [values for values in found if values and values not in part.asked][:LATER]
+    part.asked |= set(fresh)
+    return fresh

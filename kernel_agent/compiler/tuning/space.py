@@ -1,0 +1,93 @@
+"""`space`: the numbers of a derived backward that any value is right for and speed depends on.
+
+Those of `kernel_agent.bench.variants`, and formulas besides: `num_warps = max(4, min(32, BLOCK // 512))` as a whole may
+become a number.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from kernel_agent.bench.bindings import Bindings, bindings
+from kernel_agent.bench.variants import Site, Space, Tunable, TunableKind
+from kernel_agent.pairs.spec import Candidate
+
+WARPS, STAGES, PROGRAMS = (4, 8, 16, 32), (1, 2, 3, 4), (1, 2, 4, 8)
+LEAST_TILE, LEAST_DOT_TILE = 2, 16
+"""Of a tile, and of one that a product takes."""
+
+
+def space(candidate: Candidate) -> Space:
+    """What can be tuned in a derived backward; formulas have the value 0, since it differs from call to call."""
+    tree = ast.parse(candidate.backward)
+    formulas: dict[Site, Tunable] = {}
+    for tunable in _formulas(tree):
+        known = formulas.get(tunable.sites[0])
+        kernels = tunable.kernels if known is None else tuple(dict.fromkeys((*known.kernels, *tunable.kernels)))
+        formulas[tunable.sites[0]] = Tunable(
+            tunable.name, tunable.kind, 0, tunable.values, tunable.sites, kernels=kernels
+        )
+    asked = {name for tunable in formulas.values() if tunable.kind is TunableKind.PROGRAMS for name in tunable.kernels}
+    numbers = [
+        tunable
+        for tunable in Space.of(candidate).tunables
+        if not any(_inside(site, whole) for site in tunable.sites for whole in formulas)
+        and not (tunable.kind is TunableKind.PROGRAMS and asked & set(tunable.kernels))
+        and "divisor" not in tunable.name
+    ]
+    return Space(candidate, (*numbers, *formulas.values()))
+
+
+def _formulas(tree: ast.Module) -> Iterator[Tunable]:
+    kernels = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef) and node.decorator_list}
+    for function in tree.body:
+        if not isinstance(function, ast.FunctionDef) or function.name in kernels:
+            continue
+        for call in ast.walk(function):
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Subscript):
+                name = ast.unparse(call.func.value)
+                known = {**bindings(tree), **bindings(function, call)}
+                for kind, key, values in _asked(kernels.get(name)):
+                    for keyword in call.keywords:
+                        formula = _formula(keyword.value, known) if keyword.arg == key else None
+                        if formula is not None:
+                            yield Tunable(f"{key} of {name}", kind, 0, values, (Site.of(formula),), kernels=(name,))
+                for factor in _factors(call.func.slice, known):
+                    formula = _formula(factor, known)
+                    if formula is not None:
+                        label = f"programs of {name} per multiprocessor"
+                        yield Tunable(label, TunableKind.PROGRAMS, 0, PROGRAMS, (Site.of(formula),), kernels=(name,))
+
+
+def _asked(kernel: ast.FunctionDef | None) -> Iterator[tuple[TunableKind, str, tuple[int, ...]]]:
+    """Keywords of a launch that options and the stages of the kernel's own loops go by."""
+    yield TunableKind.WARPS, "num_warps", WARPS
+    yield TunableKind.STAGES, "num_stages", STAGES
+    for node in ast.walk(kernel) if kernel is not None else ():
+        if isinstance(node, ast.keyword) and node.arg == "num_stages" and isinstance(node.value, ast.Name):
+            yield TunableKind.STAGES, node.value.id, STAGES
+
+
+def _formula(value: ast.expr, known: Bindings) -> ast.expr | None:
+    """The formula that gives a name its value; None for a number."""
+    if isinstance(value, ast.Name):
+        made_of = known.get(value.id, ())
+        value = made_of[0] if len(made_of) == 1 else ast.Constant(0)
+    return None if isinstance(value, ast.Constant) else value
+
+
+def _factors(value: ast.expr, known: Bindings, depth: int = 3) -> Iterator[ast.expr]:
+    """What the number of multiprocessors is multiplied by in an extent of a grid."""
+    for node in ast.walk(value):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) and isinstance(node.left, ast.Name):
+            if isinstance(node.right, ast.Attribute) and node.right.attr == "multi_processor_count":
+                yield node.left
+        elif isinstance(node, ast.Name) and depth:
+            for made_of in known.get(node.id, ()):
+                yield from _factors(made_of, known, depth - 1)
+
+
+def _inside(site: Site, whole: Site) -> bool:
+    start, end = (whole.line, whole.start), (whole.end_line, whole.end)
+    return start <= (site.line, site.start) and (site.end_line, site.end) <= end
