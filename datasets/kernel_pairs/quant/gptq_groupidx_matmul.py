@@ -3,6 +3,8 @@
 Ordering rows by importance leaves neighbours in different groups. The word of a row is found by its number, its scale
 and zero point through the group index; zero points are packed, too, eight columns to a word. The backward owns a tile
 of dx, so that its K rows and their groups stay the same for the whole walk along N, and only scale rows are gathered.
+Where dx has many tiles of rows, each would gather the same weights: they are then written out once, rounded as the
+product takes them, before it.
 """
 
 import torch
@@ -70,9 +72,18 @@ def forward(x, words, scales, zeros, group):
 
 # --- backward ---
 @triton.jit
+def _ordered_unpack(Words, Scales, Zeros, Group, W, N, K, N8, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr):
+    k = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
+    n = (tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
+    group = tl.load(Group + k, mask=k < K, other=0)[:, None]
+    weight = _ordered_weight(Words, Scales, Zeros, k[:, None], group, n, K, N, N8)
+    tl.store(W + k.to(tl.int64)[:, None] * N + n, weight, mask=(k[:, None] < K) & (n < N))
+
+
+@triton.jit
 def _ordered_dx(
-    DY, Words, Scales, Zeros, Group, DX, M, N, K, N8, dy_m, dy_n,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    DY, Words, Scales, Zeros, Group, W, DX, M, N, K, N8, dy_m, dy_n,
+    UNPACKED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     m = (tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]
     k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
@@ -81,9 +92,12 @@ def _ordered_dx(
     for start in range(0, N, BLOCK_N):
         n = (start + tl.arange(0, BLOCK_N))[None, :]
         dy = tl.load(DY + m * dy_m + n.to(tl.int64) * dy_n, mask=(m < M) & (n < N), other=0.0)
-        # Built as the forward builds it, (K, N) with columns along memory, and transposed in registers.
-        weight = _ordered_weight(Words, Scales, Zeros, k[:, None], group, n, K, N, N8)
-        acc = tl.dot(dy, tl.trans(weight.to(dy.dtype)), acc)
+        # (K, N) with columns along memory, as the forward builds it, and transposed in registers or shared memory.
+        if UNPACKED:
+            weight = tl.load(W + k.to(tl.int64)[:, None] * N + n, mask=(k[:, None] < K) & (n < N), other=0.0)
+        else:
+            weight = _ordered_weight(Words, Scales, Zeros, k[:, None], group, n, K, N, N8).to(dy.dtype)
+        acc = tl.dot(dy, tl.trans(weight), acc)
     tl.store(DX + m * K + k[None, :], acc, mask=(m < M) & (k[None, :] < K))
 
 
@@ -92,9 +106,16 @@ def backward(saved, grad_y, needs=None):
     (M, N), K, N8 = grad_y.shape, group.shape[0], zeros.shape[1]
     dx = torch.empty(M, K, device=grad_y.device, dtype=grad_y.dtype)
     BLOCK_M = _rows(M)
+    unpacked = M > 4 * BLOCK_M
+    weight = dx
+    if unpacked:
+        weight = torch.empty(K, N, device=grad_y.device, dtype=grad_y.dtype)
+        _ordered_unpack[(triton.cdiv(K, 16), triton.cdiv(N, 256))](
+            words, scales, zeros, group, weight, N, K, N8, BLOCK_K=16, BLOCK_N=256, num_warps=4
+        )
     _ordered_dx[(triton.cdiv(M, BLOCK_M), triton.cdiv(K, 128))](
-        grad_y, words, scales, zeros, group, dx, M, N, K, N8, *grad_y.stride(),
-        BLOCK_M=BLOCK_M, BLOCK_N=32, BLOCK_K=128, num_warps=8, num_stages=3,
+        grad_y, words, scales, zeros, group, weight, dx, M, N, K, N8, *grad_y.stride(),
+        UNPACKED=unpacked, BLOCK_M=BLOCK_M, BLOCK_N=64 if unpacked else 32, BLOCK_K=128, num_warps=8, num_stages=3,
     )  # fmt: skip
     return dx
 
@@ -104,6 +125,7 @@ SWEEP = (
     {"M": 32, "N8": 8, "K8": 16, "groups": 4, "dtype": "float16"},
     {"M": 19, "N8": 11, "K8": 13, "groups": 3, "dtype": "float16"},
     {"M": 16, "N8": 6, "K8": 8, "groups": 2, "dtype": "bfloat16"},
+    {"M": 520, "N8": 3, "K8": 4, "groups": 2, "dtype": "float16"},
 )
 BENCH = ({"M": 2048, "N8": 512, "K8": 512, "groups": 32, "dtype": "float16"},)
 

@@ -1,8 +1,10 @@
-"""Linear layer with frozen 4-bit codebook weights: dX = dY W looks each weight tile up again, in the layout it has.
+"""Linear layer with frozen 4-bit codebook weights: dX = dY W looks the weights up again, in the layout they have.
 
 A byte holds two codes of one output row, the first in its high half; a code names one of sixteen levels, which a scale
 per block of inputs stretches. y = x W^T takes the looked-up tile transposed, dX takes it as it lies: the walk changes
-from inputs to outputs and the store of W stays the same. Codes, levels and scales get no gradient.
+from inputs to outputs and the store of W stays the same. Few rows of dY look tiles up inside the product; many rows
+would look each tile up once per tile of rows, so the weights are then written out once, rounded as the product takes
+them. Codes, levels and scales get no gradient.
 """
 
 import torch
@@ -76,30 +78,52 @@ def forward(x, codes, levels, scales, block):
 
 # --- backward ---
 @triton.jit
+def _nf4_unpack(
+    Codes, Levels, Scales, W, N, K2, blocks, BLOCK2: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr
+):
+    n = (tl.program_id(0).to(tl.int64) * TILE_N + tl.arange(0, TILE_N))[:, None]
+    half = tl.program_id(1) * (TILE_K // 2)
+    byte = (half + tl.arange(0, TILE_K // 2))[None, :]
+    w = _lookup(Codes, Levels, Scales, n, byte, N, K2, blocks, BLOCK2, TILE_N, TILE_K)
+    k = (2 * half + tl.arange(0, TILE_K))[None, :]
+    tl.store(W + n * (2 * K2) + k, w, mask=(n < N) & (k < 2 * K2))
+
+
+@triton.jit
 def _nf4_dx(
-    DY, Codes, Levels, Scales, DX, M, N, K2, blocks, dy_m, dy_n,
-    BLOCK2: tl.constexpr, TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr,
+    DY, Codes, Levels, Scales, W, DX, M, N, K2, blocks, dy_m, dy_n,
+    UNPACKED: tl.constexpr, BLOCK2: tl.constexpr, TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr,
 ):  # fmt: skip
     m = (tl.program_id(0).to(tl.int64) * TILE_M + tl.arange(0, TILE_M))[:, None]
     byte = (tl.program_id(1) * (TILE_K // 2) + tl.arange(0, TILE_K // 2))[None, :]
+    k = (tl.program_id(1) * TILE_K + tl.arange(0, TILE_K))[None, :]
     acc = tl.zeros((TILE_M, TILE_K), tl.float32)
     for start in range(0, N, TILE_N):
         n = (start + tl.arange(0, TILE_N)).to(tl.int64)
         dy = tl.load(DY + m * dy_m + n[None, :] * dy_n, mask=(m < M) & (n[None, :] < N), other=0.0)
-        w = _lookup(Codes, Levels, Scales, n[:, None], byte, N, K2, blocks, BLOCK2, TILE_N, TILE_K)
-        acc = tl.dot(dy, w.to(dy.dtype), acc)
-    k = (tl.program_id(1) * TILE_K + tl.arange(0, TILE_K))[None, :]
+        if UNPACKED:
+            w = tl.load(W + n[:, None] * (2 * K2) + k, mask=(n[:, None] < N) & (k < 2 * K2), other=0.0)
+        else:
+            w = _lookup(Codes, Levels, Scales, n[:, None], byte, N, K2, blocks, BLOCK2, TILE_N, TILE_K).to(dy.dtype)
+        acc = tl.dot(dy, w, acc)
     tl.store(DX + m * (2 * K2) + k, acc, mask=(m < M) & (k < 2 * K2))
 
 
 def backward(saved, grad_y, needs=None):
     codes, levels, scales, block = saved
-    M, (N, K2) = grad_y.shape[0], codes.shape
+    M, (N, K2), blocks = grad_y.shape[0], codes.shape, scales.shape[1]
     dx = torch.empty(M, 2 * K2, device=grad_y.device, dtype=grad_y.dtype)
-    TILE_M = _rows(M)
-    _nf4_dx[(triton.cdiv(M, TILE_M), triton.cdiv(K2, 64))](
-        grad_y, codes, levels, scales, dx, M, N, K2, scales.shape[1], *grad_y.stride(),
-        BLOCK2=block // 2, TILE_M=TILE_M, TILE_N=64, TILE_K=128, num_warps=8, num_stages=3,
+    TILE_M, TILE_N, TILE_K = _rows(M), 64, 128
+    unpacked = M > 4 * TILE_M
+    weight = dx
+    if unpacked:
+        weight = torch.empty(N, 2 * K2, device=grad_y.device, dtype=grad_y.dtype)
+        _nf4_unpack[(triton.cdiv(N, 16), triton.cdiv(2 * K2, TILE_K))](
+            codes, levels, scales, weight, N, K2, blocks, BLOCK2=block // 2, TILE_N=16, TILE_K=TILE_K, num_warps=4
+        )
+    _nf4_dx[(triton.cdiv(M, TILE_M), triton.cdiv(2 * K2, TILE_K))](
+        grad_y, codes, levels, scales, weight, dx, M, N, K2, blocks, *grad_y.stride(),
+        UNPACKED=unpacked, BLOCK2=block // 2, TILE_M=TILE_M, TILE_N=TILE_N, TILE_K=TILE_K, num_warps=8, num_stages=3,
     )  # fmt: skip
     return dx
 
@@ -109,6 +133,7 @@ SWEEP = (
     {"M": 32, "N": 48, "K2": 64, "block": 32, "dtype": "float16"},
     {"M": 19, "N": 51, "K2": 37, "block": 16, "dtype": "float16"},
     {"M": 16, "N": 32, "K2": 32, "block": 64, "dtype": "bfloat16"},
+    {"M": 520, "N": 21, "K2": 18, "block": 16, "dtype": "float16"},
 )
 BENCH = ({"M": 4096, "N": 4096, "K2": 2048, "block": 64, "dtype": "bfloat16"},)
 
