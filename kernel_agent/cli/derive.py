@@ -25,6 +25,15 @@ def derive(
     explain: Annotated[
         bool, typer.Option("--explain", help="Say on stderr which schedule was taken, and why no better one.")
     ] = False,
+    tune: Annotated[
+        bool | None,
+        typer.Option(
+            "--tune/--no-tune",
+            help="Choose tiles, warps and stages by times on the GPU, or without one by a compile for sm_90. "
+            "By default where there is a GPU.",
+        ),
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="Of the search for these numbers.", min=1.0)] = 60.0,
     cache: Annotated[
         bool, typer.Option("--cache/--no-cache", help="Take what was derived of this very file before.")
     ] = True,
@@ -55,6 +64,8 @@ def derive(
         with kept.deriving(key):
             found = (kept.get(key) if cache else None) or _derived(source, schedules)
             kept.put(key, found)
+    if tune or (tune is None and _gpu()):
+        found = _tuned(source, found, schedules, seconds, cache=cache)
     if explain:
         _explain(found)
     if output is None:
@@ -86,6 +97,52 @@ def _derived(source: FileFacts, schedules: tuple[str, ...]) -> Derived:
             status.update(f"{name}: case {done} of {planned}, {result.case}")
 
         return derive_pair(describe(source, sandbox), sandbox, schedules=schedules, on_case=on_case)
+
+
+def _gpu() -> str:
+    """The model of the GPU that is here, as the driver tells it; empty where there is none."""
+    for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            if line.startswith("Model:"):
+                return line.partition(":")[2].strip()
+    return "GPU" if next(Path("/dev").glob("nvidia[0-9]*"), None) is not None else ""
+
+
+def _tuned(source: FileFacts, found: Derived, schedules: tuple[str, ...], seconds: float, *, cache: bool) -> Derived:
+    """The derived pair with the numbers that are best here, kept as the pair itself is."""
+    from dataclasses import replace
+
+    from kernel_agent.compiler.kept import derivation_key, user_pairs
+
+    gpu = _gpu()
+    kept = user_pairs()
+    key = derivation_key(source.source, f"numbers for {gpu or 'sm_90'}, {seconds:g} s", schedules=schedules)
+    known = kept.get(key) if cache else None
+    if known is not None:
+        return known
+    from kernel_agent.compiler.tuning.settle import settle
+    from kernel_agent.compiler.tuning.tune import tune
+    from kernel_agent.oracle import describe
+    from kernel_agent.pairs.assemble import candidate_from_pair
+    from kernel_agent.sandbox import Sandbox
+
+    name = source.path.name
+    with Sandbox() as sandbox, err().status(f"{name}: choosing tiles, warps and stages") as status:
+        chosen = (tune if gpu else settle)(
+            describe(source, sandbox),
+            found.draft.pair,
+            sandbox,
+            seconds=seconds,
+            on_line=lambda line: status.update(f"{name}: {line}"),
+        )
+    draft = replace(found.draft, remarks=(*found.draft.remarks, f"tiles, warps and stages: {chosen.line}"))
+    if chosen.changed and chosen.verdict is not None:
+        candidate = candidate_from_pair(chosen.pair).model_copy(update={"forward": draft.candidate.forward})
+        draft = replace(draft, pair=chosen.pair, candidate=candidate)
+        found = replace(found, verdict=chosen.verdict)
+    found = replace(found, draft=draft, seconds=found.seconds + chosen.seconds)
+    kept.put(key, found)
+    return found
 
 
 def _explain(found: Derived) -> None:

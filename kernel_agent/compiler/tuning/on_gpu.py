@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 
 from kernel_agent.bench.launches import KernelSeen
 from kernel_agent.bench.rig import Rig
@@ -26,8 +27,6 @@ class OnGpu:
 
     def __call__(self, variants: Sequence[Candidate]) -> Tried:
         """See `trial.Judge`. A child that dies leaves what it has not told without times."""
-        from dataclasses import replace
-
         texts = [replace(self.sections, backward=variant.backward).join() for variant in variants]
         payload = {
             "device": self.rig.options.device,

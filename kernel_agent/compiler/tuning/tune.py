@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kernel_agent.bench.measure import measure_source
 from kernel_agent.bench.native import check_native
@@ -60,6 +60,11 @@ class Tuned:
     seconds: float = 0.0
 
 
+def tuning_entries(spec: KernelSpec) -> tuple[ShapeEntry, ...]:
+    """BENCH, where the file has one, else the required entries of SWEEP, else all."""
+    return spec.facts.bench or tuple(one for one in spec.sweep if one.required) or spec.sweep
+
+
 def at_entries(spec: KernelSpec, pair: str, entries: tuple[ShapeEntry, ...]) -> KernelSpec:
     """The spec of a pair with another text of the same functions, and other entries of SWEEP."""
     source = f"{pair.rstrip()}\n\n\nSWEEP = {[entry.dims for entry in entries]!r}\n"
@@ -86,7 +91,7 @@ def tune(
     gate judge what was chosen. Raises `EnvironmentProblem` where there is no GPU or the forward does not run on it.
     """
     start = time.perf_counter()
-    entries = entries or spec.facts.bench or tuple(one for one in spec.sweep if one.required) or spec.sweep
+    entries = entries or tuning_entries(spec)
     inside = space(candidate_from_pair(pair))
     if not inside.tunables:
         return Tuned(pair, False, "nothing in it can be tuned")
@@ -107,7 +112,7 @@ def tune(
     chosen = chosen_of(inside, found)
     if all(not one.values for some in chosen for one in some):
         return Tuned(pair, False, f"none of {found.tried} variants is faster", found.tried, problems=found.problems)
-    text = _with(pair, pinned(inside, chosen, f"The fastest on {_article(rig.gpu.name)}.").backward)
+    text = with_backward(pair, pinned(inside, chosen, f"The fastest on {_article(rig.gpu.name)}.").backward)
     on_line("proving what was chosen")
     verdict = check(spec, text, sandbox, truths=truths, diagnose=False) if exact else None
     if verdict is not None and not verdict.green:
@@ -143,7 +148,7 @@ def fixed_tiles(spec: KernelSpec, pair: str, sandbox: Sandbox, truths: Truths | 
     }
 
     def right(places: dict[int, int]) -> bool:
-        text = _with(pair, inside.variant(places).backward)
+        text = with_backward(pair, inside.variant(places).backward)
         return check(spec, text, sandbox, SMALL, truths=truths, diagnose=False).green
 
     rest = frozenset(
@@ -158,9 +163,8 @@ def fixed_tiles(spec: KernelSpec, pair: str, sandbox: Sandbox, truths: Truths | 
     return rest | frozenset(place for place, least in smaller.items() if not right({place: least}))
 
 
-def _with(pair: str, backward: str) -> str:
-    from dataclasses import replace
-
+def with_backward(pair: str, backward: str) -> str:
+    """A pair file with another backward section."""
     return replace(split_sections(pair), backward=backward).join()
 
 
