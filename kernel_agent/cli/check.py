@@ -73,7 +73,7 @@ def truths_of(pair: Path, sandbox: Sandbox) -> Truths:
 
 def gate_file(truths: Truths, on_case: OnCase | None = None) -> Verdict:
     """Gate the pair file that these are the truths of."""
-    from kernel_agent.gate import check as gate_check
+    from kernel_agent.gate.check import check as gate_check
 
     return gate_check(truths.spec, truths.spec.facts.source, truths.sandbox, on_case=on_case, truths=truths)
 

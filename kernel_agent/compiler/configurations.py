@@ -83,7 +83,11 @@ def _divided(traces: Sequence[Trace]) -> list[Configuration]:
     found: list[Configuration] = []
     left = sorted(traces, key=_narrowness)
     while left:
-        programs = {place: read_launch(seen) for place, seen in launch_places(left[0])}
+        others = [dict(launch_places(other)) for other in left[1:]]
+        programs = {
+            place: read_launch(seen, others=[places[place].values for places in others if place in places])
+            for place, seen in launch_places(left[0])
+        }
         fixed = [programs[place].fixed for place, _ in launch_places(left[0])]
         conditions = _conditions(left[0], fixed)
         found.append(Configuration(left[0], programs, conditions))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from kernel_agent.compiler.errors import CannotDerive
@@ -34,8 +34,9 @@ class Built(Protocol):
         ...
 
 
-def read_launch(launch: Built, *, distinct: bool = True) -> Kernel:
-    """The kernel of a launch.
+def read_launch(launch: Built, *, distinct: bool = True, others: Sequence[Mapping[str, Any]] = ()) -> Kernel:
+    """The kernel of a launch. `others`: what the same kernel's parameters were at other launches that it should hold
+    for; whole numbers for which it is another kernel are `fixed`.
 
     With `distinct`, tiles may have other sizes than at the launch, so that extents of two names are two numbers:
     `Kernel.constants` holds the constexprs that it was read at. Whole numbers that Triton made constants because they
@@ -57,7 +58,7 @@ def read_launch(launch: Built, *, distinct: bool = True) -> Kernel:
         return lower_whole(build.kernel, types, chosen, _WHOLE)
 
     try:
-        lifted = lift(lower, values, distinct=distinct)
+        lifted = lift(lower, values, distinct=distinct, others=[_numbers(one) for one in others])
     except IRError as error:
         raise CannotDerive(error.message, remedy=error.remedy) from error
     known = {names[path[0]]: value for path, value in sorted(constants.items()) if len(path) == 1}
@@ -71,6 +72,10 @@ def read_launch(launch: Built, *, distinct: bool = True) -> Kernel:
     kernel.extents = lifted.extents
     kernel.fixed = lifted.fixed
     return kernel
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, int]:
+    return {name: value for name, value in values.items() if type(value) is int}
 
 
 def argument_names(parameter: str, type_: Any) -> list[str]:

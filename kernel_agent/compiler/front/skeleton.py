@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,10 @@ Site = tuple[int, int]
 """(ordinal of an operation, place). Places from 0: a constant operand; -1: the extent of a range; from -2 down: extents
 of the tile that an access moves; from `RESULTS` down: extents of results, which nothing but the kernel's table asks."""
 RESULTS = -1000
+_LOOPS = frozenset(("scf.for", "scf.while"))
+_KEPT = frozenset(
+    ("tt.load", "tt.store", "tt.dot", "tt.reduce", "tt.scan", "tt.atomic_rmw", "tt.descriptor_load", "math.exp")
+)
 _RANGES = frozenset(("start", "end"))
 
 
@@ -29,6 +34,20 @@ class Skeleton:
     numbers: dict[Site, Number]
     ops: tuple[Op, ...]
     """By ordinal: every operation but constants."""
+
+    def like(self, other: Skeleton) -> bool:
+        """Whether two modules differ in numbers alone."""
+        return self.form == other.form and self.numbers.keys() == other.numbers.keys()
+
+    @property
+    def loops(self) -> int:
+        """How many loops there are."""
+        return sum(op.name in _LOOPS for op in self.ops)
+
+    @property
+    def moves(self) -> Counter[str]:
+        """Operations that no simplification drops or adds, by kind."""
+        return Counter(op.name for op in self.ops if op.name in _KEPT)
 
 
 def skeleton(module: Module) -> Skeleton:

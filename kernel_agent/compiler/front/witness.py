@@ -7,8 +7,9 @@ explain by an expression gets that as its symbol.
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kernel_agent.compiler.front.expressions import explain, value_of
@@ -39,29 +40,113 @@ class Lifted:
     """Constexprs that the module holds for by no expression: with other values it may be another one."""
 
 
-def lift(lower: Lower, values: Mapping[str, int], *, distinct: bool = True) -> Lifted:
+def lift(
+    lower: Lower, values: Mapping[str, int], *, distinct: bool = True, others: Sequence[Mapping[str, int]] = ()
+) -> Lifted:
     """Lower a kernel and find its symbols. `values`: the whole numbers among its constexprs at the launch.
 
-    With `distinct`, tiles may get other sizes than the launch had, so that extents of two names are two numbers. Raises
-    IRError where the kernel cannot be lowered at `values`.
+    With `distinct`, tiles may get other sizes than the launch had, so that extents of two names are two numbers.
+    `others`: values of other launches, which the symbols hold for too, or the constexprs that tell them apart are
+    fixed; one whose loops make several trips is taken for the general case. Raises IRError where the kernel cannot be
+    lowered at `values`.
     """
-    base = skeleton(lower(values))
-    rows: dict[str, Row] = {}
-    for name, value in values.items():
-        for other in _others(value):
-            changed = {**values, name: other}
-            found = _lowered(lower, changed, base)
-            if found is not None:
-                rows[name] = changed, found
-                break
-    symbols = _symbols(lower, (dict(values), base), rows)
-    chosen, final = (dict(values), base), None
-    if distinct:
-        final = _apart(lower, chosen, symbols, tuple(rows))
-    chosen = final or chosen
+    first = dict(values), skeleton(lower(values))
+    known = [first, *_seen(lower, first, others)] if distinct else [first]
+    base = max(known, key=lambda row: row[1].loops)  # the first of equals
+    symbols, free = _general(lower, base, known)
+    if any(base[0][name] != value for name, value in values.items() if name not in free):
+        base = first
+        symbols, free = _general(lower, base, known)
+    chosen = base
+    while distinct:
+        chosen = _apart(lower, base, symbols, free) or base
+        unclear = _unclear(chosen[1].numbers, symbols)
+        if not unclear:
+            break
+        free = tuple(name for name in free if name not in unclear)
+        symbols = {site: text for site, text in symbols.items() if _reads(text) <= frozenset(free)}
+        if base is not first and any(base[0][name] != value for name, value in values.items() if name not in free):
+            base = first
+            symbols, free = _general(lower, base, known, without=unclear)
     numbered = {(id(chosen[1].ops[at]), place): text for (at, place), text in symbols.items() if place > RESULTS}
-    fixed = frozenset(values) - frozenset(rows)
+    fixed = frozenset(values) - frozenset(free)
     return Lifted(chosen[1].module, chosen[0], numbered, _extents(chosen[1].numbers, symbols), fixed)
+
+
+def _general(
+    lower: Lower, base: Row, known: Sequence[Row], without: frozenset[str] = frozenset()
+) -> tuple[dict[Site, str], tuple[str, ...]]:
+    """The symbols of a kernel, and the constexprs that may have other values than in `base`."""
+    changes = ((name, _changed(lower, name, *base)) for name in base[0] if name not in without)
+    rows = {name: row for name, row in changes if row is not None}
+    symbols = _symbols(lower, base, rows)
+    apart = {name for row in known for name in _told_apart(lower, base, row, symbols)}
+    free = tuple(name for name in rows if name not in apart)
+    return {site: text for site, text in symbols.items() if _reads(text) <= frozenset(free)}, free
+
+
+def _seen(lower: Lower, first: Row, others: Sequence[Mapping[str, int]]) -> list[Row]:
+    """The kernel at other launches' values, each once."""
+    found: list[Row] = []
+    for values in others:
+        other = {name: values.get(name, value) for name, value in first[0].items()}
+        if other != first[0] and other not in [row[0] for row in found]:
+            try:
+                found.append((other, skeleton(lower(other))))
+            except IRError:
+                continue
+    return found
+
+
+def _changed(lower: Lower, name: str, values: Mapping[str, int], base: Skeleton) -> Row | None:
+    """The same operations where one constexpr is another; None where there are none, or where those that it does not
+    change are no others for some values only: `-(SIDE // 2)` to `SIDE // 2` are as many for 2 as for 3."""
+    idle, changes = None, False
+    for other in _others(values[name]):
+        changed = {**values, name: other}
+        try:
+            found = skeleton(lower(changed))
+        except IRError:
+            continue
+        if not found.like(base):
+            changes = True
+        elif found.numbers != base.numbers:
+            return changed, found
+        else:
+            idle = idle or (changed, found)
+    return None if changes else idle
+
+
+def _told_apart(lower: Lower, base: Row, row: Row, symbols: Mapping[Site, str]) -> list[str]:
+    """The constexprs that make a kernel at other values another one than the general kernel is there."""
+    if _covers(base[1], symbols, row):
+        return []
+    names = [name for name, value in row[0].items() if value != base[0][name]]
+    alone = []
+    for name in names:
+        values = {**base[0], name: row[0][name]}
+        try:
+            alone += [] if _covers(base[1], symbols, (values, skeleton(lower(values)))) else [name]
+        except IRError:
+            continue
+    return alone or names
+
+
+def _covers(general: Skeleton, symbols: Mapping[Site, str], row: Row) -> bool:
+    """Whether a kernel is the general one with other numbers, or one of whose loops some make a single trip: Triton
+    writes those out, and drops what became of their indices."""
+    values, found = row
+    if found.like(general):
+        return all(
+            value_of(symbols[site], values) == number if site in symbols else general.numbers[site] == number
+            for site, number in found.numbers.items()
+            if not isinstance(number, float)
+        )
+    return found.loops < general.loops and found.moves <= general.moves
+
+
+def _reads(text: str) -> frozenset[str]:
+    return frozenset(re.findall(r"[A-Za-z_]\w*", text)) - {"bit_length"}
 
 
 def _others(value: int) -> tuple[int, ...]:
@@ -77,7 +162,7 @@ def _lowered(lower: Lower, values: Mapping[str, int], base: Skeleton) -> Skeleto
         found = skeleton(lower(values))
     except IRError:
         return None
-    return found if found.form == base.form and found.numbers.keys() == base.numbers.keys() else None
+    return found if found.like(base) else None
 
 
 def _symbols(lower: Lower, base: Row, rows: dict[str, Row]) -> dict[Site, str]:
@@ -119,6 +204,12 @@ def _names_of_extents(numbers: Mapping[Site, Number], symbols: Mapping[Site, str
     return found
 
 
+def _unclear(numbers: Mapping[Site, Number], symbols: Mapping[Site, str]) -> frozenset[str]:
+    """Constexprs in one of several names of an extent: tiles of that extent are printed as the number."""
+    several = [texts for texts in _names_of_extents(numbers, symbols).values() if len(texts) > 1]
+    return frozenset(name for texts in several for text in texts if text is not None for name in _reads(text))
+
+
 def _apart(lower: Lower, base: Row, symbols: Mapping[Site, str], names: tuple[str, ...]) -> Row | None:
     """Other values at which extents of several names are several numbers, as far as that is possible."""
     sites = {site: number for site, number in base[1].numbers.items() if site[1] < 0}
@@ -130,6 +221,12 @@ def _apart(lower: Lower, base: Row, symbols: Mapping[Site, str], names: tuple[st
     now = clashes(base[0])
     if not now:
         return None
+    spread = dict(base[0])
+    for name in names:
+        choices = ({**spread, name: base[0][name] * factor} for factor in (1, 2, 4, 8, 16, 32))
+        spread = min(choices, key=clashes)  # the first of equals
+    if clashes(spread) == 0 and (found := _lowered(lower, spread, base[1])) is not None:
+        return spread, found
     trials = []
     for count in (1, 2, 3):
         for some in itertools.combinations(names, count):

@@ -151,3 +151,86 @@ def test_results_bear_the_variables_of_the_source():
     assert "input" not in text(kernel), "variables of Triton's library are no names"
     (exp,) = [op for op in kernel.ops if op.code is Code.EXP]
     assert "tl.exp" in Path(k.__file__).read_text().split("\n")[exp.result.source_line - 1]
+
+
+@triton.jit
+def windowed(x_ptr, y_ptr, n, SIDE: tl.constexpr, BLOCK: tl.constexpr):
+    offs = tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for j in tl.static_range(-(SIDE // 2), SIDE // 2 + 1):
+        total += tl.load(x_ptr + offs + j, mask=(offs + j >= 0) & (offs + j < n), other=0.0)
+    tl.store(y_ptr + offs, total, mask=offs < n)
+
+
+def test_a_constexpr_that_only_some_changes_of_leave_alone_is_fixed():
+    """2 // 2 is 3 // 2, so that the kernel for 3 looked as if it were that for every side."""
+
+    def stub(x, y):
+        windowed[(1,)](x, y, 16, SIDE=3, BLOCK=16)
+
+    kernel = read(stub, torch.randn(16), torch.zeros(16))
+    assert "SIDE" in kernel.fixed
+    assert "BLOCK" not in kernel.fixed
+
+
+@triton.jit
+def summed(x_ptr, y_ptr, LEN: tl.constexpr, BLOCK: tl.constexpr):
+    total = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, LEN, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        total += tl.load(x_ptr + at, mask=at < LEN, other=0.0)
+    tl.store(y_ptr + tl.program_id(0), tl.sum(total, 0))
+
+
+def summed_at(length, others):
+    launches = []
+
+    def note(launch):
+        launches.append(launch)
+        return read_launch(launch, distinct=False)
+
+    compare(lambda x, y: summed[(1,)](x, y, LEN=length, BLOCK=16), torch.randn(40), torch.zeros(1), read=note)
+    return read_launch(launches[0], others=others)
+
+
+def test_a_loop_that_makes_one_trip_at_the_launch_is_a_loop_where_others_make_several():
+    """Triton writes a single trip out: what was derived of it gave longer rows the gradient of their first tile."""
+    kernel = summed_at(12, [{"LEN": 40, "BLOCK": 16}])
+    assert [op.code for op in kernel.ops].count(Code.FOR) == 1
+    assert kernel.fixed == frozenset()
+
+
+def test_sizes_for_which_a_kernel_is_another_one_are_fixed():
+    kernel = summed_at(40, [{"LEN": 40, "BLOCK": 64}])
+    assert kernel.fixed == frozenset(), "a single trip is a case of several"
+
+    def other(x, y):
+        windowed[(1,)](x, y, 16, SIDE=4, BLOCK=16)
+
+    launches = []
+    compare(other, torch.randn(16), torch.zeros(16), read=lambda one: launches.append(one) or read_launch(one))
+    assert "SIDE" in read_launch(launches[0], others=[{"SIDE": 5}]).fixed
+
+
+@triton.jit
+def five_tiles(
+    x_ptr, y_ptr, n, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, D: tl.constexpr, E: tl.constexpr
+):  # fmt: skip
+    a, b, c = tl.arange(0, A), tl.arange(0, B), tl.arange(0, C)
+    d, e = tl.arange(0, D), tl.arange(0, E)
+    x = tl.load(x_ptr + a[:, None] * n + b[None, :])
+    y = tl.load(x_ptr + b[:, None] * n + c[None, :])
+    z = tl.load(x_ptr + c[:, None] * n + d[None, :])
+    w = tl.load(x_ptr + d[:, None] * n + e[None, :])
+    product = tl.dot(tl.dot(tl.dot(x, y), z), w)
+    tl.store(y_ptr + a[:, None] * n + e[None, :], product)
+
+
+def test_five_tiles_of_one_size_get_five_sizes():
+    """With three changed at most, two extents stayed one number and were printed as such."""
+
+    def stub(x, y):
+        five_tiles[(1,)](x, y, 16, A=16, B=16, C=16, D=16, E=16)
+
+    kernel = read(stub, torch.randn(16, 16), torch.zeros(16, 16))
+    assert sorted(kernel.extents.values()) == ["A", "B", "C", "D", "E"]
