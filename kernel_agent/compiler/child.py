@@ -36,8 +36,8 @@ def derived(call: Call) -> None:
     """Payload: `spec`, `schedules` to try in order, `most`, the pairs that are enough (None: all), and `known`, digests
     of candidates that are not sent again.
 
-    Sends a message per pair that can be written, best first: `forward`, `backward`, `schedules`, `remarks`, `seconds`;
-    for one that cannot: `schedule`, `refused`, `remedy`, `line`.
+    Sends a message per pair that can be written, best first: the sections of `Candidate`, `schedules`, `remarks`,
+    `seconds`; for one that cannot: `schedule`, `refused`, `remedy`, `line`.
     """
     with answered(call), standin():
         stub = _loaded(call)
@@ -69,6 +69,7 @@ def derived(call: Call) -> None:
                     "schedule": schedule,
                     "forward": sections.candidate.forward,
                     "backward": sections.candidate.backward,
+                    "torch_ops": list(sections.candidate.torch_ops),
                     "schedules": [plan.schedule for plan in sections.plans],
                     "remarks": [*remarks, *dict.fromkeys(text for plan in sections.plans for text in plan.remarks)],
                     "seconds": time.perf_counter() - start,

@@ -54,7 +54,9 @@ def drafts(
             refused.append(f"{record['schedule']}: {record['refused']}".removeprefix(": "))
             first = CannotDerive(record["refused"], remedy=record["remedy"], path=spec.facts.path, line=record["line"])
             continue
-        candidate = Candidate(forward=record["forward"], backward=record["backward"])
+        candidate = Candidate(
+            forward=record["forward"], backward=record["backward"], torch_ops=tuple(record["torch_ops"])
+        )
         written.append(
             Draft(
                 record["schedule"],

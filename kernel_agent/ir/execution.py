@@ -17,7 +17,7 @@ from kernel_agent.ir.capture.capture import Capture, Launch
 from kernel_agent.ir.capture.configurations import Configs, try_others
 from kernel_agent.ir.capture.device import standin, start_cuda
 from kernel_agent.ir.capture.inputs import Inputs
-from kernel_agent.ir.capture.torch_calls import CallClass, TorchCall
+from kernel_agent.ir.capture.torch_calls import TorchCall
 from kernel_agent.ir.launch import LaunchOptions, Runner, launch
 from kernel_agent.ir.memory import CPU
 from kernel_agent.ir.numerics import Numerics
@@ -76,8 +76,8 @@ class Execution:
 
     @property
     def torch_ops(self) -> tuple[str, ...]:
-        """Names of torch functions that compute, sorted."""
-        return tuple(sorted({call.name for call in self.torch_calls if call.kind is CallClass.COMPUTE}))
+        """Names of torch functions that compute, or whose adjoint does, sorted."""
+        return tuple(sorted({call.name for call in self.torch_calls if call.computes}))
 
 
 def execute(

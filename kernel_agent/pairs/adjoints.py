@@ -78,6 +78,7 @@ _ADJOINTS = {
     "leaky_relu": f"{_COMPARED} leaky_relu_backward",
     "elu": f"{_COMPARED} add exp elu_backward",
     # functions of a whole row
+    "mean": "div mul",
     "softmax": "mul sub neg _softmax_backward_data",
     "log_softmax": "mul sub neg exp softmax _log_softmax_backward_data",
     "logsumexp": "mul sub exp softmax",

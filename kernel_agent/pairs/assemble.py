@@ -11,7 +11,7 @@ from kernel_agent.errors import InputError
 from kernel_agent.pairs.adjoints import declarable
 from kernel_agent.pairs.generated import generated_forward, saved_layout
 from kernel_agent.pairs.mark import find_mark
-from kernel_agent.pairs.meta import SCHEMA
+from kernel_agent.pairs.meta import SCHEMA, declaring
 from kernel_agent.pairs.sections import (
     SECTION_MARKERS,
     has_marker,
@@ -55,7 +55,8 @@ def assemble(spec: KernelSpec, candidate: Candidate) -> str:
     if spec.facts.is_pair:
         sections = split_sections(spec.facts.source)
         forward = sections.forward if candidate.forward is None else _spaced(candidate.forward)
-        return replace(sections, forward=forward, backward=_spaced(candidate.backward)).join()
+        head = declaring(sections.head, candidate.torch_ops)
+        return replace(sections, head=head, forward=forward, backward=_spaced(candidate.backward)).join()
     arranged = _arrange(spec)
     own = generated_forward(spec) if candidate.forward is None else candidate.forward
     forward = "\n\n\n".join([arranged.forward, own.strip("\n")]) if arranged.forward else own

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import enum
+import json
+from collections.abc import Collection
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -89,6 +91,36 @@ def read_meta(source: str) -> PairMeta:
             'META["grads"] is empty', remedy="Name the inputs whose gradients `backward` returns.", line=node.lineno
         )
     return meta
+
+
+def declaring(head: str, names: Collection[str]) -> str:
+    """The head of a pair file whose META declares computing torch functions too, beside those that it has.
+
+    Raises `InputError` as `read_meta` does.
+    """
+    declared = read_meta(head).torch_ops
+    if not set(names) - set(declared):
+        return head
+    listed = sorted({*declared, *names})
+    shown = f"({', '.join(map(json.dumps, listed))}{',' if len(listed) == 1 else ''})"
+    node = meta_node(parse(head))
+    assert node is not None
+    lines = [line.encode() for line in head.split("\n")]
+    if isinstance(node, ast.Call):
+        old = next((one.value for one in node.keywords if one.arg == "torch_ops"), None)
+        opening, entry = (node.func.end_col_offset or 0) + 1, f"\n    torch_ops={shown},"
+    else:
+        assert isinstance(node, ast.Dict)
+        pairs = zip(node.keys, node.values, strict=True)
+        old = next((v for k, v in pairs if isinstance(k, ast.Constant) and k.value == "torch_ops"), None)
+        opening, entry = node.col_offset + 1, f'\n    "torch_ops": {shown},'
+    if old is None:
+        row = last = node.lineno - 1
+        changed = lines[row][:opening] + entry.encode() + lines[row][opening:]
+    else:
+        row, last = old.lineno - 1, (old.end_lineno or old.lineno) - 1
+        changed = lines[row][: old.col_offset] + shown.encode() + lines[last][old.end_col_offset :]
+    return b"\n".join([*lines[:row], changed, *lines[last + 1 :]]).decode()
 
 
 def meta_node(tree: ast.Module) -> ast.expr | None:

@@ -109,6 +109,9 @@ class Candidate(Record):
     forward: str | None = Field(
         default=None, description="text of its own `# --- forward ---` section, if it saves more"
     )
+    torch_ops: tuple[str, ...] = Field(
+        default=(), description="computing torch functions that the backward calls and META of a pair file may lack"
+    )
 
     @property
     def digest(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kernel_agent.errors import InputError
-from kernel_agent.pairs.meta import Gradient, read_meta
+from kernel_agent.pairs.meta import Gradient, declaring, read_meta
 
 
 @pytest.mark.parametrize(
@@ -63,3 +63,21 @@ def test_empty_grads_are_refused() -> None:
 def test_a_newer_format_says_so() -> None:
     with pytest.raises(InputError, match="schema 2"):
         read_meta('META = dict(grads=("x",), schema=2)')
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'META = dict(slug="a", grads=("x",))\n',
+        'META = dict(\n    slug="é",\n    grads=("x",), torch_ops=("mul",),\n)\n',
+        'META = {"slug": "a", "grads": ("x",), "torch_ops": (\n    "mul",\n)}\n',
+        'META = {"slug": "a", "grads": ("x",)}\n',
+    ],
+)
+def test_functions_are_declared_beside_those_that_are_declared_already(text: str) -> None:
+    head = f'"""One sentence."""\n\nimport torch\n\n{text}\nONE = 1\n'
+    changed = declaring(head, ["neg", "mul"])
+    assert read_meta(changed).torch_ops == ("mul", "neg")
+    assert read_meta(changed).slug == read_meta(head).slug
+    assert changed.endswith("\nONE = 1\n")
+    assert declaring(changed, ["neg"]) == changed

@@ -16,14 +16,18 @@ class Accesses:
     """Of floats: those that derivatives may go to."""
     written: frozenset[str]
     """Of any element."""
+    stored: frozenset[str]
+    """Those among them that are written in another way than by additions."""
 
     @classmethod
     def of(cls, kernel: Kernel) -> Accesses:
         """What the operations of a kernel touch."""
-        read, written = set(), set()
+        read, written, stored = set(), set(), set()
         for op in kernel.ops:
             if op.code is Code.LOAD and op.base.pointee in FLOATS:
                 read.add(op.base.name)
             elif op.code in (Code.STORE, Code.ATOMIC_ADD, Code.ATOMIC):
                 written.add(op.base.name)
-        return cls(frozenset(read), frozenset(written))
+                if op.code is not Code.ATOMIC_ADD:
+                    stored.add(op.base.name)
+        return cls(frozenset(read), frozenset(written), frozenset(stored))

@@ -50,6 +50,8 @@ class Written:
     helpers: tuple[str, ...] = ()
     """Functions that the statements call, as text."""
     plans: list[BackwardPlan] = field(default_factory=list)
+    torch_ops: tuple[str, ...] = ()
+    """Computing functions of the stub that the backward has the adjoints of."""
 
 
 class BackwardWriter:
@@ -79,6 +81,10 @@ class BackwardWriter:
             for place, seen in launch_places(trace)
         }
         self.flow = Flow(trace, source, grads)
+        self.flow.writes |= {
+            place: [tensor for name, tensor in one.seen.tensors.items() if name in one.accesses.written]
+            for place, one in self.launches.items()
+        }
         self.references = References(self.flow, names, source)
         self.body = Body(names)
         self.cotangents = Cotangents(self.flow, self.references, self.body)
@@ -102,7 +108,14 @@ class BackwardWriter:
             else:
                 self.cotangents.back_through(place, event)
         results = [self._result(name) for name in self.grads]
-        return Written(self.body.lines, self.kernels, results, tuple(self.body.helpers), self.plans)
+        return Written(
+            self.body.lines,
+            self.kernels,
+            results,
+            tuple(self.body.helpers),
+            self.plans,
+            tuple(self.cotangents.torch_ops),
+        )
 
     def _propagate(self) -> None:
         """Which memory depends on differentiable inputs."""
@@ -119,9 +132,10 @@ class BackwardWriter:
                         if name in tensors and is_float(tensors[name])
                     }
             elif event.name != "detach" and any(
-                storage_of(part) in active and is_float(part) for part in tensors_in(event.args)
+                storage_of(part) in active and is_float(part) for part in tensors_in((event.args, event.kwargs))
             ):
-                active |= {storage_of(part) for part in tensors_in((event.result,)) if is_float(part)}
+                made = (event.args[0],) if event.name == "__setitem__" else (event.result,)
+                active |= {storage_of(part) for part in tensors_in(made) if is_float(part)}
 
     def _instead_of_none(self, name: str, output: Tensor) -> None:
         """Zeros for a cotangent that is None. Their shape may be another one where what follows reshapes them."""
@@ -167,7 +181,7 @@ class BackwardWriter:
             if id(root) in held:
                 cotangents[name] = self._laid_out(held[id(root)], root, tensors[name], launched.text.arguments[name])
         for key, root in roots.items():
-            if key in held and self._writers(root) > 1:
+            if key in held and self._leaves_some(launched, root):
                 self.cotangents.add(root, held[key])
         read = frozenset(
             name
@@ -188,12 +202,8 @@ class BackwardWriter:
         """Raise `CannotDerive` where the plan reads what a later launch or torch function changes."""
         tensors = launched.seen.tensors
         used = {argument.name for step in plan.steps for argument in step.kernel.arguments}
-        writes = {
-            place: [t for name, t in other.seen.tensors.items() if name in other.accesses.written]
-            for place, other in self.launches.items()
-        }
         for name in (*launched.accesses.read, *plan.saved):
-            if name in tensors and name in used and self.flow.written_after(launched.place, tensors[name], writes):
+            if name in tensors and name in used and self.flow.written_after(launched.place, tensors[name]):
                 raise CannotDerive(
                     f"`{self.references.hint(tensors[name])}`, which kernel `{launched.seen.name}` reads, is "
                     "overwritten later",
@@ -210,21 +220,24 @@ class BackwardWriter:
             return tensor
         return self.flow.root(tensor)
 
-    def _writers(self, root: Tensor) -> int:
-        """How many launches write to a memory. Raises `CannotDerive` where they write to the same elements."""
-        found = []
-        for launched in self.launches.values():
-            tensors = launched.seen.tensors
-            parts = {
-                id(t): t for n, t in tensors.items() if n in launched.accesses.written and self.flow.shares(t, root)
-            }
-            found += list(parts.values())
-        if len(found) > 1 and not disjoint(found):
+    def _leaves_some(self, launched: Launched, root: Tensor) -> bool:
+        """Whether what was in a memory before a launch has a part in what is there after it: where the launch only
+        adds, or where another one wrote other elements. Raises `CannotDerive` where that cannot be told."""
+        place, tensors, accesses = launched.place, launched.seen.tensors, launched.accesses
+        held, earlier = self.flow.held_before(place, root), self.flow.written_before(place, root)
+        stored = [tensors[name] for name in accesses.stored if name in tensors]
+        stored = list({id(one): one for one in stored if self.flow.shares(one, root)}.values())
+        if not (held or earlier) or not stored:
+            return held or bool(earlier)
+        if held or any(not disjoint([one, other]) for one in stored for other in earlier):
+            what = "what was there before" if held else "what another launch wrote"
             raise CannotDerive(
-                f"several launches write to the memory of `{self.references.hint(root)}`",
+                f"kernel `{launched.seen.name}` stores to `{self.references.hint(root)}` over {what}, and how much of "
+                "that is left cannot be told",
                 remedy="Give every launch an output of its own.",
+                line=launched.seen.site.line,
             )
-        return len(found)
+        return True
 
     def _laid_out(self, grad: Grad, root: Tensor, tensor: Tensor, node: ast.expr) -> Grad:
         """A cotangent that lies in memory as what the launch wrote."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,10 +10,12 @@ from torch import Tensor
 
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.stub.body import Body
-from kernel_agent.compiler.stub.flow import Flow, is_float, storage_of, tensors_in
+from kernel_agent.compiler.stub.flow import SLICED, Flow, is_float, replaced, storage_of, tensors_in
 from kernel_agent.compiler.stub.lines import Line
 from kernel_agent.compiler.stub.references import References
-from kernel_agent.compiler.stub.torchops import Undo, undone
+from kernel_agent.compiler.stub.torchcall import SUMMED, SUMMED_TO, TorchCall
+from kernel_agent.compiler.stub.torchops import undone
+from kernel_agent.compiler.stub.torchrules import adjoint
 from kernel_agent.compiler.stub.trace import TorchSeen
 
 
@@ -33,6 +36,8 @@ class Cotangents:
         self.flow = flow
         self.references = references
         self.body = body
+        self.torch_ops: dict[str, None] = {}
+        """Functions of the stub that compute, and whose adjoints were written."""
         self._held: dict[int, tuple[Tensor, list[Grad]]] = {}
 
     def add(self, tensor: Tensor, grad: Grad) -> None:
@@ -69,37 +74,116 @@ class Cotangents:
 
     def back_through(self, place: int, event: TorchSeen) -> None:
         """Go back over the torch function at a place of the trace. Raises `CannotDerive`."""
-        for at, changed in self.flow.changes:
-            if at == place and self.sharing(changed):
-                if event.name in ("zero_", "fill_"):
-                    self.settled(self.flow.root(changed))
-                    continue
-                raise _refused(event, "changes a tensor in place that gradients go through")
-        if any(id(part) in self._held for part in tensors_in((event.result,))):
+        changed = next((part for at, part in self.flow.changes if at == place and self.sharing(part)), None)
+        if changed is not None:
+            self._changed(event, changed)
+        elif any(id(part) in self._held for part in tensors_in((event.result,))):
             self._undo(event)
+
+    def _changed(self, event: TorchSeen, changed: Tensor) -> None:
+        """Go back over a function that wrote into a tensor that was there before. Raises `CannotDerive`."""
+        name, root = event.name, self.flow.root(changed)
+        filling = name in ("zero_", "fill_") or (name == "__setitem__" and not tensors_in(event.args[2:]))
+        if not filling and name not in ("copy_", "add_", "__iadd__", "__setitem__"):
+            raise _refused(event, "changes a tensor in place that gradients go through")
+        grad = self.settled(root)
+        if grad is None:
+            return
+        target = self.references.source.expression(event.site)
+        if name != "__setitem__":
+            target = (
+                target.func.value if isinstance(target, ast.Call) and isinstance(target.func, ast.Attribute) else None
+            )
+        whole = name != "__setitem__" and (changed is root or not self.flow.is_slice(changed))
+        adding = name in ("add_", "__iadd__")
+        source = event.args[-1] if tensors_in(event.args[-1:]) and not filling else None
+        if event.kwargs.get("alpha", 1) != 1 or event.kwargs.get("non_blocking"):
+            raise _refused(event, "changes a tensor in place that gradients go through")
+        part = grad.text if whole and changed is root else self._part(event, changed, target, grad.text)
+        if source is not None and storage_of(source) in self.flow.active and is_float(source):
+            self.body.helpers[SUMMED_TO] = None
+            self.add(source, Grad(f"{SUMMED}({part}, {self.references.shape(source)})", "f32"))
+        if adding:
+            self.add(root, grad)
+        elif not whole:
+            left = self.body.bind(f"d{self.references.hint(root)}", f"{grad.text}.clone()")
+            self.body.write(Line(f"{self._part(event, changed, target, left)}.zero_()"))
+            self.add(root, Grad(left, grad.element))
+
+    def _part(self, event: TorchSeen, changed: Tensor, target: ast.expr | None, grad: str) -> str:
+        """What of a cotangent of a memory's root belongs to the part of it that a function wrote to."""
+        known = None
+        if target is not None and not (isinstance(target, ast.Name) and event.name == "__setitem__"):
+            known = self.references.part(changed, target)
+        if known is None:
+            raise _refused(event, "writes to a part of a tensor that cannot be told from the stub's text")
+        return replaced(known[0], known[1], grad)
 
     def _undo(self, event: TorchSeen) -> None:
         """Bring the cotangents of a torch function's results to its arguments."""
         results = [part for part in tensors_in((event.result,)) if id(part) in self._held]
-        active = [part for part in tensors_in(event.args) if storage_of(part) in self.flow.active and is_float(part)]
-        for result in results:
-            if any(part is result for part in active):
-                continue
-            if not active or event.name in ("detach",):
+        given = tensors_in((event.args, event.kwargs))
+        active = [part for part in given if storage_of(part) in self.flow.active and is_float(part)]
+        results = [result for result in results if not any(part is result for part in given)]
+        if not active or event.name == "detach":
+            for result in results:
                 self._held.pop(id(result))
-                continue
-            grad = self._taken(result)
-            assert grad is not None
-            for undo in self._undone(event, result, active, grad):
-                self.add(undo.tensor, Grad(undo.text, grad.element))
+        elif event.name in SLICED and results:
+            self._whole(event, results)
+        else:
+            for result in results:
+                grad = self._taken(result)
+                assert grad is not None
+                self._undone(event, result, active, grad)
 
-    def _undone(self, event: TorchSeen, result: Tensor, active: Sequence[Tensor], grad: Grad) -> list[Undo]:
+    def _undone(self, event: TorchSeen, result: Tensor, active: Sequence[Tensor], grad: Grad) -> None:
         found = undone(event, result, active, grad.text, self.references.shape)
-        if found is None:
+        if found is not None:
+            for undo in found:
+                self.add(undo.tensor, Grad(undo.text, grad.element))
+            return
+        call = TorchCall.of(event, self.references, self.body.helpers.setdefault)
+        if call is None or not all(
+            isinstance(operand.value, Tensor) or not tensors_in((operand.value,)) for operand in call.operands
+        ):
             raise _refused(event, "has no derivative that is written here")
-        for undo in found:
-            self.body.write(*(Line(text) for text in undo.before))
-        return found
+        name = self._atom(grad.text, result)
+        for place, operand in enumerate(call.operands):
+            if any(operand.value is part for part in active):
+                text = adjoint(call, name, place)
+                if text is None:
+                    raise _refused(event, "has no derivative that is written here")
+                self.add(operand.value, Grad(self._atom(text, operand.value), "f32"))
+                self.torch_ops[call.name] = None
+        if any(part is value.value for value in call.keywords.values() for part in active):
+            raise _refused(event, "has no derivative that is written here")
+
+    def _atom(self, text: str, tensor: Tensor) -> str:
+        """An expression that attributes can be asked of and that costs nothing to repeat."""
+        return text if text.isidentifier() else self.body.bind(f"d{self.references.hint(tensor)}", text)
+
+    def _whole(self, event: TorchSeen, results: Sequence[Tensor]) -> None:
+        """Put cotangents of parts of a tensor into one of the whole."""
+        call = TorchCall.of(event, self.references, self.body.helpers.setdefault)
+        if call is None or tensors_in([operand.value for operand in call.operands[1:]]):
+            raise _refused(event, "has no derivative that is written here")
+        base = event.args[0]
+        taken = {id(result): self._taken(result) for result in results}
+        grads = [self._atom(grad.text, part) for part in results if (grad := taken[id(part)]) is not None]
+        first = grads[0]
+        shape = self.references.shape(base)
+        whole = self.body.bind(
+            f"d{self.references.hint(base)}", f"torch.zeros({shape}, dtype={first}.dtype, device={first}.device)"
+        )
+        for result, text in zip(results, grads, strict=True):
+            part = call.over(whole)
+            if isinstance(event.result, (tuple, list)):
+                part += f"[{next(place for place, one in enumerate(event.result) if one is result)}]"
+            if isinstance(call.node, ast.Subscript) and part == call.over(whole):
+                self.body.write(Line(f"{part} = {text}"))
+            else:
+                self.body.write(Line(f"{part}.copy_({text})"))
+        self.add(base, Grad(whole, "f32"))
 
 
 def _refused(event: TorchSeen, why: str) -> CannotDerive:

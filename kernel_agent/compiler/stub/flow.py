@@ -28,6 +28,8 @@ SLICED = frozenset(
 _NEW = frozenset({"empty", "zeros", "ones", "full", "new_empty", "new_zeros", "new_ones", "new_full", "contiguous"})
 """Their results lie in row-major order whatever they are given."""
 _LIKE = frozenset({"empty_like", "zeros_like", "ones_like", "full_like", "clone"})
+_EMPTY = (_NEW | _LIKE | {"rand_like", "randn_like"}) - {"contiguous", "clone"}
+"""Their results have no values of what they are given."""
 
 
 class Flow:
@@ -41,10 +43,14 @@ class Flow:
         self.maker: dict[int, TorchSeen] = {}
         self.changes: list[tuple[int, Tensor]] = []
         """Events that write into a tensor that was there before, by their position."""
+        self.writes: dict[int, list[Tensor]] = {}
+        """What launches write to, by their position."""
         for place, event in enumerate(trace.events):
             if isinstance(event, TorchSeen):
                 self._note(place, event)
-        self.active = {_storage(trace.inputs[name]) for name in grads if name in trace.inputs}
+        self.given = frozenset(_storage(trace.inputs[name]) for name in grads if name in trace.inputs)
+        """Storages of differentiable inputs."""
+        self.active = set(self.given)
         """Storages that depend on differentiable inputs."""
 
     def _note(self, place: int, event: TorchSeen) -> None:
@@ -141,11 +147,37 @@ class Flow:
             return bool(parts) and self.always_dense(parts[0])
         return False
 
-    def written_after(self, place: int, tensor: Tensor, written: Mapping[int, Sequence[Tensor]]) -> bool:
-        """Whether something writes into a tensor's memory after an event. `written`: by launches, by their position."""
+    def written_after(self, place: int, tensor: Tensor) -> bool:
+        """Whether something writes into a tensor's memory after the event at a place."""
         later = [part for at, part in self.changes if at > place]
-        later += [part for at, parts in written.items() if at > place for part in parts]
+        later += [part for at, parts in self.writes.items() if at > place for part in parts]
         return any(self.shares(part, tensor) for part in later)
+
+    def written_before(self, place: int, tensor: Tensor) -> list[Tensor]:
+        """What launches before a place write to in the memory of a tensor."""
+        earlier = [part for at, parts in self.writes.items() if at < place for part in parts]
+        return [part for part in earlier if self.shares(part, tensor)]
+
+    def held_before(self, place: int, root: Tensor) -> bool:
+        """Whether the memory of a root has values that depend on differentiable inputs, and that no launch put there,
+        before the event at a place."""
+        if id(root) in self.inputs:
+            return storage_of(root) in self.given
+        event = self.maker.get(id(root))
+        filled = [event] if event is not None and event.name not in _EMPTY else []
+        filled += [self.event(at) for at, part in self.changes if at < place and self.shares(part, root)]
+        parts = [part for one in filled for part in tensors_in((one.args, one.kwargs)) if not self.shares(part, root)]
+        return any(storage_of(part) in self.active and is_float(part) for part in parts)
+
+    def event(self, place: int) -> TorchSeen:
+        """The torch function at a place."""
+        found = self.trace.events[place]
+        assert isinstance(found, TorchSeen)
+        return found
+
+    def place_of(self, event: TorchSeen) -> int:
+        """Where an event stands."""
+        return next(place for place, one in enumerate(self.trace.events) if one is event)
 
     # --- names
 
@@ -251,6 +283,8 @@ def _tensors(values: Any) -> list[Tensor]:
             found.append(value)
         elif isinstance(value, (tuple, list)):
             found += _tensors(value)
+        elif isinstance(value, dict):
+            found += _tensors(value.values())
     return found
 
 

@@ -7,9 +7,21 @@ import ast
 from torch import Tensor
 
 from kernel_agent.compiler.errors import CannotDerive
-from kernel_agent.compiler.stub.flow import Flow
+from kernel_agent.compiler.stub.flow import PERMUTED, RESHAPED, SAME, SLICED, Flow, tensors_in
 from kernel_agent.compiler.stub.names import Names
-from kernel_agent.compiler.stub.source import StubSource
+from kernel_agent.compiler.stub.source import StubSource, free_names
+from kernel_agent.compiler.stub.trace import TorchSeen
+from kernel_agent.pairs.adjoints import plain_name
+
+VIEWS = PERMUTED | RESHAPED | SLICED
+_ONE_BY_ONE = frozenset(
+    [
+        *("add", "sub", "rsub", "mul", "div", "neg", "pow", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p"),
+        *("sqrt", "rsqrt", "reciprocal", "square", "sigmoid", "tanh", "sin", "cos", "erf", "silu", "relu", "abs"),
+        *("clamp", "maximum", "minimum", "where"),
+    ]
+)
+"""Functions whose results have the shape that their arguments are broadcast to."""
 
 
 class References:
@@ -34,8 +46,32 @@ class References:
         return self.names.tensor(name)
 
     def shape(self, tensor: Tensor) -> str:
-        """Its shape. Raises `CannotDerive`."""
+        """Its shape; of one without a name, what follows from how it was made. Raises `CannotDerive`."""
+        event = self.flow.maker_of(tensor)
+        if event is None or self.flow.same_form(tensor) is not None:
+            return self.asked(tensor, "shape")
+        given, name = tensors_in(event.args), plain_name(event.name)
+        if name in _ONE_BY_ONE | SAME and given:
+            known = list(dict.fromkeys(map(self.shape, given)))
+            return known[0] if len(known) == 1 else f"torch.broadcast_shapes({', '.join(known)})"
+        axis = event.kwargs.get("dim", event.args[1] if len(event.args) > 1 else None)
+        if name in ("sum", "mean", "logsumexp") and isinstance(axis, int) and tensor.dim() < given[0].dim():
+            whole, axis = self.shape(given[0]), axis % given[0].dim()
+            return f"({whole}[:{axis}] + {whole}[{axis + 1}:])" if axis else f"{whole}[1:]"
+        node = self.source.expression(event.site)
+        if node is not None:
+            self.refuse_changed(node, event)
+            text = self.names.expression(node, event.site.line, "part")
+            text = text if event.name in VIEWS else f"({text})"
+            if isinstance(event.result, (tuple, list)):
+                text += f"[{next(place for place, one in enumerate(event.result) if one is tensor)}]"
+            return f"{text}.shape"
         return self.asked(tensor, "shape")
+
+    def count(self, tensor: Tensor) -> str:
+        """How many elements it has. Raises `CannotDerive`."""
+        known = self.flow.same_form(tensor) is not None or self.flow.maker_of(tensor) is None
+        return self.asked(tensor, "numel()") if known else f"torch.Size({self.shape(tensor)}).numel()"
 
     def asked(self, tensor: Tensor, attribute: str) -> str:
         """Its shape or dtype. Raises `CannotDerive` where no name of the stub has that form."""
@@ -56,6 +92,21 @@ class References:
         if found is None or self.names.final.get(found[1]) is not self.flow.root(tensor):
             return None
         return found
+
+    def refuse_changed(self, node: ast.expr, event: TorchSeen) -> None:
+        """Raise `CannotDerive` where a tensor in an argument of a torch function has other values at the end."""
+        place = self.flow.place_of(event)
+        for name in free_names(node):
+            tensor = event.site.names.get(name)
+            if isinstance(tensor, Tensor) and (
+                self.names.final.get(name) is not tensor or self.flow.written_after(place, tensor)
+            ):
+                call = f"torch's `{event.name.strip('_')}` (line {event.site.line})"
+                raise CannotDerive(
+                    f"`{name}`, which {call} needs, is changed later",
+                    remedy="Give the later value a name of its own.",
+                    line=event.site.line or None,
+                )
 
     def device(self) -> str:
         """Where the stub's tensors are."""

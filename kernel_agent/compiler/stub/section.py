@@ -18,6 +18,7 @@ from kernel_agent.compiler.stub.lines import Line
 from kernel_agent.compiler.stub.names import Names
 from kernel_agent.compiler.stub.source import StubSource
 from kernel_agent.compiler.stub.trace import Trace
+from kernel_agent.pairs.adjoints import declarable
 from kernel_agent.pairs.sections import split_sections
 from kernel_agent.pairs.spec import Candidate, KernelSpec
 
@@ -70,8 +71,11 @@ def write_sections(spec: KernelSpec, source: StubSource, ways: Sequence[Way], pr
     function = "\n".join([*head, *(row for line in body for row in line.shown(names.filled, 1))])
     helpers = dict.fromkeys(helper for one in written for helper in one.helpers)
     kernels = [sources[id(kernel)] for one in written for kernel in one.kernels]
+    ops = {name for one in written for name in one.torch_ops}
     candidate = Candidate(
-        forward=_forward_section(spec, source, forward), backward=_backward_section(kernels, list(helpers), function)
+        forward=_forward_section(spec, source, forward),
+        backward=_backward_section(kernels, list(helpers), function),
+        torch_ops=tuple(sorted(declarable(ops))) if ops else (),
     )
     return Sections(candidate, tuple(plan for one in written for plan in one.plans))
 

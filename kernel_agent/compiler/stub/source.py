@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from kernel_agent.compiler.errors import CannotDerive
-from kernel_agent.compiler.stub.trace import LaunchSeen
+from kernel_agent.compiler.stub.trace import LaunchSeen, Site
 
 Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
@@ -155,6 +155,18 @@ class StubSource:
         if isinstance(value, (tuple, list)):
             return tuple(_element(node, place) for place in range(len(value)))
         return (node,)
+
+    def expression(self, site: Site) -> ast.expr | None:
+        """The expression of the stub that called; None where that is not known, or stands in another function."""
+        if site.span is None or site.function != self.function.name:
+            return None
+        for node in ast.walk(self.function):
+            if (
+                isinstance(node, ast.expr)
+                and (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset) == site.span
+            ):
+                return node
+        return None
 
     # --- names
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kernel_agent.compiler.stub.flow import PERMUTED, RESHAPED, SAME
+from kernel_agent.compiler.stub.torchrules import spread
 from kernel_agent.compiler.stub.trace import TorchSeen
 
 
@@ -18,8 +19,6 @@ class Undo:
 
     tensor: Tensor
     text: str
-    before: tuple[str, ...] = ()
-    """Statements that it needs."""
 
 
 def undone(
@@ -29,6 +28,8 @@ def undone(
 
     `shape` gives an expression for the shape of a tensor.
     """
+    if event.name in ("cat", "concat", "concatenate", "stack"):
+        return _parted(event, active, grad, shape)
     if len(active) != 1:
         return None
     (given,) = active
@@ -63,14 +64,24 @@ def _inverse(event: TorchSeen) -> tuple[int, ...]:
     return tuple(turned.shape.index(extent) for extent in extents)
 
 
+def _parted(event: TorchSeen, active: Sequence[Tensor], grad: str, shape: Callable[[Tensor], str]) -> list[Undo]:
+    """The parts of the cotangent of tensors that were put together."""
+    axis = event.kwargs.get("dim", event.args[1] if len(event.args) > 1 else 0)
+    parts = event.args[0]
+    if event.name == "stack":
+        split = f"{grad}.unbind({axis})"
+    else:
+        split = f"{grad}.split(({', '.join(f'{shape(part)}[{axis}]' for part in parts)},), {axis})"
+    return [
+        Undo(part, f"{split}[{place}]") for place, part in enumerate(parts) if any(part is other for other in active)
+    ]
+
+
 def _spread(event: TorchSeen, given: Tensor, grad: str) -> str:
     """The cotangent of a sum with the axes that it summed as extents of 1."""
     arguments = event.args[1:]
     axes = event.kwargs.get("dim", arguments[0] if arguments else None)
     keep = event.kwargs.get("keepdim", arguments[1] if len(arguments) > 1 else False)
-    if keep or axes is None:
+    if axes is None:
         return grad
-    listed = [axes] if isinstance(axes, int) else list(axes)
-    for axis in sorted(axis % given.dim() for axis in listed):
-        grad = f"{grad}.unsqueeze({axis})"
-    return grad
+    return spread(grad, [axes] if isinstance(axes, int) else list(axes), given.dim(), keep=keep)

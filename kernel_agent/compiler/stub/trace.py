@@ -6,6 +6,7 @@ Nothing is executed but torch code on small arguments: kernels are bound and low
 from __future__ import annotations
 
 import inspect
+import itertools
 import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -60,6 +61,9 @@ class Site:
     line: int
     names: Mapping[str, Any]
     """What the function's locals were then."""
+    span: tuple[int, int, int, int] | None = None
+    """Line, end line, column and end column (in bytes) of the expression that called; None where Python does not tell,
+    as before 3.11."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +186,7 @@ class _Tracing(Capture):
         frame = sys._getframe(1)
         while frame is not None:
             if frame.f_code.co_filename == self.path:
-                return Site(frame.f_code.co_name, frame.f_lineno, dict(frame.f_locals))
+                return Site(frame.f_code.co_name, frame.f_lineno, dict(frame.f_locals), _span(frame))
             if frame.f_back is None:
                 break
             frame = frame.f_back
@@ -202,6 +206,15 @@ class _Tracing(Capture):
         options = {key: value for key, value in kwargs.items() if key not in kernel.arg_names and value is not None}
         self.events.append(LaunchSeen(kernel, values, build, listed, options, self.site()))
         return Compiled(kernel, values)
+
+
+def _span(frame: FrameType) -> tuple[int, int, int, int] | None:
+    """See `Site.span`."""
+    positions = getattr(frame.f_code, "co_positions", None)
+    if positions is None:
+        return None
+    line, end_line, column, end_column = next(itertools.islice(positions(), frame.f_lasti // 2, None))
+    return None if None in (line, end_line, column, end_column) else (line, end_line, column, end_column)
 
 
 class _Noting(ImageMode):

@@ -26,6 +26,11 @@ class TorchCall:
     kind: CallClass
     """COMPUTE is everything that is not known to be harmless; INDEX is arithmetic on integers alone."""
 
+    @property
+    def computes(self) -> bool:
+        """Whether a backward may have to compute with floats because of it: a mean is divided by its count."""
+        return self.kind is CallClass.COMPUTE or self.name == "mean"
+
 
 _ALLOCATION = (
     "empty empty_like empty_strided empty_permuted new_empty new_empty_strided zeros zeros_like new_zeros ones "

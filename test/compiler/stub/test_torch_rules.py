@@ -1,0 +1,96 @@
+"""Torch functions around launches are taken back as autograd takes them back, in torch code that the gate allows."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from compiler.stub.torch_only import candidate, gradients
+
+from kernel_agent.compiler.errors import CannotDerive
+
+X, ROW = (4, 6), (6,)
+ONE = (
+    "-x", "torch.exp(x)", "torch.exp2(x)", "torch.expm1(x)", "x.abs().add(0.5).log()", "(x.abs() + 0.5).log2()",
+    "torch.log1p(x.abs())", "(x * x + 1.0).sqrt()", "torch.rsqrt(x.square() + 1.0)", "1.0 / (x.abs() + 1.0)",
+    "(x.abs() + 1.0).reciprocal()", "x.square()", "x.sigmoid()", "torch.tanh(x)", "x.sin()", "x.cos()", "torch.erf(x)",
+    "torch.nn.functional.silu(x)", "torch.relu(x)", "x.clamp(-0.5, 0.5)", "x.clamp(min=0.1)", "x ** 3", "2.0 - x",
+    "x * 3.0", "x / 7", "torch.where(x > 0.0, x * 2.0, x)", "x.masked_fill(x > 0.0, 5.0)", "x.tril()", "x.flip(1)",
+    "x.mean()", "x.mean(1)", "x.mean(0, keepdim=True)", "x.sum(1)", "x.logsumexp(0)", "x.softmax(-1)",
+    "torch.log_softmax(x, 1)", "x[1:, ::2]", "x[:, 2]", "x.narrow(1, 1, 3)", "x.select(0, 2)", "x.t().reshape(-1)[3:9]",
+    "torch.cat((x, x * 2.0), 1)", "torch.stack((x, x.exp()), -1)", "x.unbind(1)[2] + x.unbind(1)[0]",
+    "x.chunk(2, 1)[1].exp()", "x.float().double().exp().float()", "(x - x.mean(1, keepdim=True)) / 2.0",
+)  # fmt: skip
+TWO = (
+    "x + w", "x - w", "w - x", "x * w", "x / (w.abs() + 1.0)", "torch.maximum(x, w)", "torch.minimum(w, x)",
+    "x @ w.expand(6, 6)", "x @ x.mT * w[:4]", "torch.nn.functional.linear(x, w.unsqueeze(0))",
+    "(x * w).sum(1) * x[:, 0]", "torch.where(x > 0.0, x, w)", "x.exp() * w + x * w.exp()",
+)  # fmt: skip
+
+
+def stub(expression: str, names: str) -> str:
+    return f"def stub({names}):\n    y = {expression}\n    return y"
+
+
+def agree(text: str, arguments: list[torch.Tensor], folder: Path) -> str:
+    found = candidate(text, arguments, folder)
+    returned, true = gradients(found, arguments, folder)
+    for got, want in zip(returned, true, strict=True):
+        assert got.shape == want.shape
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    return found.backward
+
+
+@pytest.mark.parametrize("expression", ONE)
+def test_functions_of_one_tensor_have_their_derivative(expression: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    agree(stub(expression, "x"), [torch.randn(X)], tmp_path)
+
+
+@pytest.mark.parametrize("expression", TWO)
+def test_functions_of_two_tensors_have_the_derivative_of_each_summed_to_its_shape(
+    expression: str, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    agree(stub(expression, "x, w"), [torch.randn(X), torch.randn(ROW)], tmp_path)
+
+
+def test_a_broadcast_that_other_shapes_would_not_have_is_summed_where_it_occurs(tmp_path: Path) -> None:
+    # The call that is followed has equal shapes, so that nothing is summed in it; the one that is made broadcasts.
+    torch.manual_seed(0)
+    found = candidate(stub("x * w", "x, w"), [torch.randn(4, 6), torch.randn(4, 6)], tmp_path)
+    returned, true = gradients(found, [torch.randn(4, 6), torch.randn(1, 6)], tmp_path)
+    for got, want in zip(returned, true, strict=True):
+        torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "y = torch.empty_like(x)\n    y.copy_(w)\n    y.add_(x)",
+        "y = x.clone()\n    y += w",
+        "y = x * 2.0\n    y[:, 1:3] = w[:2].expand(4, 2)",
+        "y = x * 2.0\n    y[1:].zero_()",
+        "y = x * 2.0\n    y[0] = 3.0",
+    ],
+)
+def test_what_is_written_over_has_no_gradient_and_what_is_written_has(body: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    agree(f"def stub(x, w):\n    {body}\n    return y", [torch.randn(X), torch.randn(ROW)], tmp_path)
+
+
+def test_a_value_that_is_changed_before_the_end_is_not_used_by_the_backward(tmp_path: Path) -> None:
+    # d exp(x) needs exp(x), which is y before it is doubled in place: what y holds at the end is wrong by two
+    text = "def stub(x):\n    y = x.exp()\n    z = y * y\n    y.zero_()\n    return z"
+    with pytest.raises(CannotDerive, match=r"`y`.*is changed later"):
+        candidate(text, [torch.randn(X)], tmp_path)
+
+
+def test_functions_without_a_rule_are_refused_with_their_line(tmp_path: Path) -> None:
+    with pytest.raises(CannotDerive, match=r"torch's `cummax` \(line 10\)"):
+        candidate(stub("torch.cummax(x, 0)[0]", "x"), [torch.randn(X)], tmp_path)
+
+
+def test_several_outputs_add_up_in_what_they_share(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    text = "def stub(x):\n    y = x.exp()\n    z = y.sum(0)\n    return y, z"
+    assert "torch.stack((" in agree(text, [torch.randn(X)], tmp_path)
