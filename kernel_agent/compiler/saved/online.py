@@ -174,7 +174,7 @@ def _as_turn(op: Op, place: int, maker: Op, maxima: frozenset[Value], differenti
         if n in plain:
             rates[n] = STAYS
             continue
-        decay, rest = _decayed(block.yields[n], carry)
+        decay, rest = decayed(block.yields[n], carry)
         called = f"`{carry.name}`" if carry.name else "another carry"
         if decay is None:
             raise NotOneError(f"{called} does not become {called} * exp(old - new) + something")
@@ -265,7 +265,7 @@ def depends(value: Value, on: set[Value]) -> bool:
     return False
 
 
-def _decayed(value: Value, carry: Value) -> tuple[Value | None, list[Value]]:
+def decayed(value: Value, carry: Value) -> tuple[Value | None, list[Value]]:
     """The factor of a carry in a sum, and the other terms of the sum; None where there is not one such factor."""
     terms: list[Value] = []
     decays: list[Value] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kernel_agent.compiler.saved.gauge import use_gauge
 from kernel_agent.compiler.saved.outputs import Saved, use_saved
+from kernel_agent.compiler.saved.quotients import use_quotients
 from kernel_agent.compiler.saved.softmax import settle_maxima
 from kernel_agent.compiler.ssa.value import Kernel
 
@@ -14,9 +15,10 @@ def prepared(kernel: Kernel, written: frozenset[str]) -> Saved:
     `written`: arguments whose cotangents are given, as for `differentiate`. Reads of what the forward wrote are right
     only if nobody writes there before the backward.
     """
-    turned = use_gauge(kernel, written)
+    divided = use_quotients(kernel, written)
+    turned = use_gauge(divided.kernel, written)
     settled = settle_maxima(turned.kernel, written)
     found = use_saved(settled.kernel)
-    steps = (turned, settled, found)
+    steps = (divided, turned, settled, found)
     read = frozenset().union(*(step.read for step in steps))
     return Saved(found.kernel, read, tuple(dict.fromkeys(remark for step in steps for remark in step.remarks)))

@@ -89,7 +89,7 @@ def _settled(block: Block, op: Op, degrees: Degrees, differentiated: frozenset[s
 
 def _use_result(plan: _Plan, uses: Uses, degrees: Degrees, maxima: set[Value], place: Place) -> bool:
     """Take y = e / s for e where e is all that the maximum is for; whether that is so."""
-    top, under = _quotient(place.value)
+    top, under = quotient(place.value)
     if top is None or under is None or top.producer is None or top.shape != place.value.shape:
         return False
     if top.producer.code not in (Code.EXP, Code.EXP2) or degrees.stays(top) or degrees.stays(under):
@@ -104,14 +104,14 @@ def _use_result(plan: _Plan, uses: Uses, degrees: Degrees, maxima: set[Value], p
     allowed = {difference, *maxima}
     if any(not _only_for(uses, value, allowed) for value in maxima):
         return False
-    if not _vanishes_outside(maker.operands[0], place):
+    if not vanishes_outside(maker.operands[0], place):
         return False
     plan.numbers[top] = place
     plan.ones.add(under)
     return True
 
 
-def _quotient(value: Value) -> tuple[Value | None, Value | None]:
+def quotient(value: Value) -> tuple[Value | None, Value | None]:
     """e and s of e / s, or of e times 1 / s."""
     op = value.producer
     if op is None:
@@ -140,7 +140,7 @@ def _only_for(uses: Uses, value: Value, readers: set[Value]) -> bool:
     return True
 
 
-def _vanishes_outside(x: Value, place: Place) -> bool:
+def vanishes_outside(x: Value, place: Place) -> bool:
     """Whether x is -inf, so that its exponential is zero, wherever the result was not stored."""
     if place.store.mask is None:
         return True
@@ -154,7 +154,10 @@ def _vanishes_outside(x: Value, place: Place) -> bool:
     if op.code is Code.SELECT and constant(bare(op.operands[2])) == -math.inf:
         return wanted <= conditions(op.operands[0], labels)
     if op.code is Code.CAST:
-        return _vanishes_outside(op.operands[0], place)
+        return vanishes_outside(op.operands[0], place)
+    if op.code is Code.MUL:
+        # By a scalar that is not positive, -inf becomes inf or NaN, and so is the whole row of the forward.
+        return any(not other.shape and vanishes_outside(one, place) for one, other in (op.operands, op.operands[::-1]))
     return False
 
 

@@ -69,6 +69,14 @@ def cross_entropy(*, store_lse: bool, differentiated: Sequence[str] = ("loss_ptr
     return ran(kernel, (ROWS,), given, ["x_ptr"], differentiated)
 
 
+def softmax_by_lanes(kind: str = "softmax", *, n: int = N) -> Forward:
+    """A running maximum and sum for each lane; some kinds divide by another sum than that of what they divide."""
+    types = {"x_ptr": F32, "y_ptr": F32, "stride": "i32", "n": "i32", "scale": "fp32"}
+    given = {"x_ptr": 3 * seeded(ROWS, n), "y_ptr": empty(ROWS, n), "stride": n, "n": n, "scale": 0.5}
+    kernel = kernel_from(kernels.softmax_by_lanes, types, BLOCK=16, KIND=kind)
+    return ran(kernel, (ROWS,), given, ["x_ptr"], ["y_ptr"])
+
+
 def softmax_looped() -> Forward:
     """In two passes over a row."""
     kernel = kernel_from(kernels.softmax_looped, {"x_ptr": F32, "y_ptr": F32, "stride": "i32", "n": "i32"}, BLOCK=16)

@@ -143,6 +143,28 @@ def softmax_looped(x_ptr, y_ptr, stride, n, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def softmax_by_lanes(x_ptr, y_ptr, stride, n, scale, BLOCK: tl.constexpr, KIND: tl.constexpr):
+    row = tl.program_id(0)
+    m = tl.full((BLOCK,), -float("inf"), tl.float32)
+    d = tl.full((BLOCK,), 1.0 if KIND == "one more" else 0.0, tl.float32)
+    for off in range(0, n - 1 if KIND == "fewer" else n, BLOCK):
+        cols = off + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + row * stride + cols, mask=cols < n, other=-float("inf")) * scale
+        if KIND == "squares":
+            x = x * x
+        m_new = tl.maximum(m, x)
+        shift = tl.where(m_new == -float("inf"), 0.0, m_new)
+        d = d * tl.exp(m - shift) + tl.exp(x - shift)
+        m = m_new
+    largest = tl.max(m, axis=0)
+    total = tl.sum(d * tl.exp(m - largest), axis=0)
+    for off in range(0, n, BLOCK):
+        cols = off + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + row * stride + cols, mask=cols < n, other=-float("inf")) * scale
+        tl.store(y_ptr + row * stride + cols, tl.exp(x - largest) / total, mask=cols < n)
+
+
+@triton.jit
 def _trips(
     acc, mass, m, q, k_ptr, v_ptr, base, rows, low, high, n, scale,
     D: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, GUARD: tl.constexpr,

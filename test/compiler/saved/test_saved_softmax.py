@@ -8,6 +8,7 @@ import torch
 from saved_checks import Forward, close, same_gradients, tensor
 
 from kernel_agent.compiler.saved.prepare import prepared
+from kernel_agent.compiler.saved.quotients import use_quotients
 from kernel_agent.compiler.saved.softmax import settle_maxima
 from kernel_agent.compiler.ssa.code import Code
 
@@ -71,3 +72,20 @@ def test_a_maximum_found_by_a_loop_of_its_own_needs_no_search() -> None:
     assert _searches(forward) == 0
     assert plain.tapes > 0
     assert backward.tapes == 0
+
+
+@pytest.mark.parametrize("name", ["softmax_by_lanes", "softmax_looped", "softmax_in_three_passes"])
+def test_a_softmax_in_several_loops_is_taken_from_its_result(name: str) -> None:
+    forward = getattr(forwards, name)()
+    backward = forward.backward(prepared(forward.kernel, frozenset(forward.written)).kernel)
+    same_gradients(backward, forward.backward(forward.kernel))
+    assert (backward.loads("x_ptr"), backward.tapes, backward.count(Code.EXP)) == (0, 0, 0)
+    assert backward.loads("y_ptr") > 0
+
+
+@pytest.mark.parametrize("kind", ["one more", "fewer", "squares"])
+def test_a_quotient_by_another_sum_is_no_softmax(kind: str) -> None:
+    # A sum that starts at one, leaves the last column out or is of other exponentials: none is that of what is divided.
+    forward = forwards.softmax_by_lanes(kind, n=33)
+    settled = use_quotients(forward.kernel, frozenset(forward.written))
+    assert settled.kernel is forward.kernel
