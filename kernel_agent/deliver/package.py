@@ -110,10 +110,21 @@ def render_operator(spec: KernelSpec, candidate: Candidate) -> str:
         reference=reference,
         tf32=tf32,
         takes_needs=_takes_needs(candidate.backward),
+        forward_call=_forward_call(pair),
         argument_call=_argument_call(pair, {name for entry in spec.sweep for name in entry.dims}),
     )
     imports = (*OPERATOR_IMPORTS, *([DISPATCH_IMPORT] if reference and tf32 else []))
     return _with_imports(pair, imports).rstrip() + "\n\n\n" + section
+
+
+def _forward_call(pair: str) -> str:
+    """The call of `forward` with the values of all parameters in a row: some of them it takes by keyword alone."""
+    function = next(n for n in ast.parse(pair).body if isinstance(n, ast.FunctionDef) and n.name == "forward")
+    keyword = [argument.arg for argument in function.args.kwonlyargs]
+    if not keyword:
+        return "forward(*arguments)"
+    first = [f"{name}=arguments[{place - len(keyword)}]" for place, name in enumerate(keyword)]
+    return f"forward(*arguments[:{-len(keyword)}], {', '.join(first)})"
 
 
 def _takes_needs(backward: str) -> bool:

@@ -85,7 +85,7 @@ def load_truth(
         )
     stub = getattr(module, facts.stub)
     mark = getattr(stub, MARK, None)
-    if isinstance(mark, AutodiffMark) and mark.backward is not None:
-        # `@autodiff(backward=...)` put a delivered operator in front of the stub; the truth is the stub itself.
+    if isinstance(mark, AutodiffMark) and (mark.backward is not None or mark.jit):
+        # An operator that trains stands in front of the stub; the truth is the stub itself.
         setattr(module, facts.stub, stub.__wrapped__)
     return module

@@ -11,7 +11,7 @@ from kernel_agent.pairs.modulework import launching_functions
 from kernel_agent.pairs.syntax import Function, ImportedNames, defined_functions, parameter_names
 
 _PATHS = frozenset({"kernel_agent.autodiff", "kernel_agent.autodiff.autodiff"})
-_KEYWORDS = ("inputs_require_grad", "nondiff_outputs", "backward")
+_KEYWORDS = ("inputs_require_grad", "nondiff_outputs", "backward", "jit")
 _JIT_PATHS = ("triton.jit", "triton.runtime.jit.jit", "triton.runtime.jit")
 _IMPORT_REMEDY = (
     "Write `from kernel_agent import autodiff` and put `@autodiff` on the function that launches the kernel."
@@ -158,8 +158,8 @@ def _keyword(keyword: ast.keyword, path: Path) -> str:
 
 
 def _literal(keyword: ast.keyword, path: Path) -> object:
-    if keyword.arg == "backward":
-        return None  # a path to train with, which may be computed; it says nothing of the forward
+    if keyword.arg in ("backward", "jit"):
+        return None  # how to train, which may be computed; it says nothing of the forward
     try:
         return ast.literal_eval(keyword.value)
     except (ValueError, TypeError):

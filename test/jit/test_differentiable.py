@@ -1,0 +1,205 @@
+"""`differentiable` from the first call to the gradient, without a GPU: kernels run in the executor, exactly."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.utils.checkpoint
+import trainable
+
+import kernel_agent
+from kernel_agent import autodiff, differentiable
+from kernel_agent.compiler.kept import KeptPairs
+from kernel_agent.gate.options import GateOptions
+from kernel_agent.jit.errors import CannotTrain
+from kernel_agent.jit.operator import Differentiable, ExactOnCPU
+
+pytestmark = pytest.mark.filterwarnings("ignore::kernel_agent.jit.operator.ExactOnCPU")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick_proofs() -> Iterator[None]:
+    """Fewer cases than a user's first call gets: what is asked here is not what the gate finds."""
+    quick = GateOptions(seeds=(0,), max_elements=1 << 12, odd_sizes=1, max_cases=5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kernel_agent.jit.deriving.PROOF", quick)
+        patch.setattr("kernel_agent.jit.operator.PROOF", quick)
+        yield
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> KeptPairs:
+    return KeptPairs(tmp_path_factory.mktemp("derived"))
+
+
+@pytest.fixture(scope="module")
+def scaled(kept: KeptPairs) -> Differentiable:
+    return Differentiable(trainable.scaled, kept=kept)
+
+
+def leaf(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape))).requires_grad_()
+
+
+def no_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Derive and prove nothing from here on."""
+    monkeypatch.setattr("kernel_agent.sandbox.Sandbox.run", None)
+
+
+def gradients(op, *arguments: torch.Tensor, **options: object) -> tuple[torch.Tensor, ...]:
+    y = op(*arguments, **options)
+    leaves = [argument for argument in arguments if argument.requires_grad]
+    return torch.autograd.grad(y, leaves, torch.linspace(-1, 1, y.numel()).view_as(y))
+
+
+def formula(x: torch.Tensor, w: torch.Tensor, *, cube: bool = False) -> torch.Tensor:
+    return (x * x * x if cube else x * x * 0.5) * w
+
+
+def test_a_stub_trains_with_nothing_written_beside_it(scaled):
+    # A gradient of another formula, or one that belongs to another argument, would differ.
+    x, w = leaf(5, 24), leaf(24)
+    torch.testing.assert_close(scaled(x, w), formula(x, w))
+    torch.testing.assert_close(gradients(scaled, x, w), gradients(formula, x, w))
+    assert scaled.verdict.green
+    assert "def backward(saved" in scaled.source()
+    assert "schedule: " in scaled.explain()
+
+
+def test_other_sizes_of_a_configuration_are_not_derived_again(scaled, monkeypatch):
+    gradients(scaled, leaf(5, 24), leaf(24))
+    no_children(monkeypatch)
+    x, w = leaf(70, 33), leaf(33)
+    torch.testing.assert_close(gradients(scaled, x, w), gradients(formula, x, w))
+
+
+def test_another_process_finds_the_pair_on_disk(scaled, kept, monkeypatch):
+    x, w = leaf(5, 24), leaf(24)
+    gradients(scaled, x, w)
+    no_children(monkeypatch)
+    fresh = Differentiable(trainable.scaled, kept=kept)
+    torch.testing.assert_close(gradients(fresh, x, w), gradients(formula, x, w))
+
+
+def test_a_flag_is_a_configuration_of_its_own(scaled):
+    # The pair for squares must not serve cubes: it would be silently wrong.
+    x, w = leaf(5, 24), leaf(24)
+    torch.testing.assert_close(gradients(scaled, x, w, cube=True), gradients(lambda *a: formula(*a, cube=True), x, w))
+
+
+def test_only_the_gradients_that_are_asked_for_are_derived(scaled):
+    x, w = leaf(5, 24).detach(), leaf(24)
+    torch.testing.assert_close(gradients(scaled, x, w), gradients(lambda w: formula(x, w), w))
+    assert 'grads=("w",)' in scaled.source()
+
+
+def test_a_layout_that_the_schedule_cannot_take_is_made_contiguous(scaled, monkeypatch):
+    # All rows share memory: storing their gradients would keep the last one alone, where their sum is wanted.
+    gradients(scaled, leaf(5, 24), leaf(24))
+    no_children(monkeypatch)
+    row, w = leaf(24), leaf(24)
+    mine = gradients(lambda row, w: scaled(row.expand(5, 24), w), row, w)
+    torch.testing.assert_close(mine, gradients(lambda row, w: formula(row.expand(5, 24), w), row, w))
+
+
+def test_without_gradients_the_stub_runs_as_it_is(scaled, monkeypatch):
+    no_children(monkeypatch)
+    x, w = leaf(5, 24), leaf(24)
+    with torch.no_grad():
+        torch.testing.assert_close(scaled(x, w), formula(x, w))
+    assert not scaled(x.detach(), w.detach()).requires_grad
+
+
+def test_a_second_derivative_is_refused(scaled):
+    x, w = leaf(5, 24), leaf(24)
+    (dx,) = torch.autograd.grad(scaled(x, w).sum(), x, create_graph=True)
+    # Without a refusal the penalty would count as a constant, and the sum would train on half of itself.
+    with pytest.raises(CannotTrain, match="gradients of gradients are not derived"):
+        (x.sum() + dx.square().sum()).backward()
+
+
+def test_checkpointing_runs_the_forward_again(scaled):
+    x, w = leaf(5, 24), leaf(24)
+    mine = gradients(lambda x, w: torch.utils.checkpoint.checkpoint(scaled, x, w, use_reentrant=False), x, w)
+    torch.testing.assert_close(mine, gradients(formula, x, w))
+
+
+def test_a_call_that_takes_another_branch_gets_a_pair_of_its_own(kept):
+    # The first pair is of the squares' kernel; cubes with it would be silently wrong.
+    op = Differentiable(trainable.by_size, kept=kept)
+    few, many = leaf(50), leaf(200)
+    torch.testing.assert_close(gradients(op, few), (2 * few * torch.linspace(-1, 1, 50),))
+    torch.testing.assert_close(gradients(op, many), (3 * many * many * torch.linspace(-1, 1, 200),))
+    assert len(op.derived) == 2
+
+
+def test_where_no_layout_helps_the_plain_schedule_is_derived(kept):
+    # Windows that overlap add to the same elements: stores, which are right for windows apart, would lose sums.
+    op = Differentiable(trainable.windows, kept=kept)
+    x = leaf(40)
+    apart = gradients(op, x, step=8)
+    torch.testing.assert_close(apart, gradients(lambda x: x.unfold(0, 8, 8).square().sum(1), x))
+    over = gradients(op, x, step=4)
+    torch.testing.assert_close(over, gradients(lambda x: x.unfold(0, 8, 4).square().sum(1), x))
+    assert "schedule: plain" in op.explain()
+
+
+def test_what_cannot_be_derived_is_refused_with_the_line_of_the_users_file(kept):
+    op = Differentiable(trainable.cut, kept=kept)
+    with pytest.raises(CannotTrain, match=r"trainable\.py:\d+: no backward of `cut` can be derived") as caught:
+        op(leaf(40))
+    line = Path(trainable.__file__).read_text().splitlines()[caught.value.line - 1]
+    assert "bitcast=True" in line
+
+
+def test_the_decorator_trains_as_the_function_does(kept, scaled, monkeypatch):
+    gradients(scaled, leaf(5, 24), leaf(24))
+    no_children(monkeypatch)
+    monkeypatch.setattr("kernel_agent.jit.operator.user_pairs", lambda: kept)
+    x, w = leaf(5, 24), leaf(24)
+    decorated = autodiff(jit=True)(trainable.scaled)
+    torch.testing.assert_close(gradients(decorated, x, w), gradients(formula, x, w))
+
+
+def test_exact_gradients_of_an_operator_are_those_of_its_stub(monkeypatch):
+    no_children(monkeypatch)
+    x, w = leaf(5, 24), leaf(24)
+    found = kernel_agent.gradients(differentiable(trainable.scaled), x, w, cotangents=torch.ones(5, 24))
+    torch.testing.assert_close(found["x"], (x * w).double().detach())
+
+
+def test_tensors_on_the_cpu_are_told_once(monkeypatch):
+    no_children(monkeypatch)
+    op = differentiable(trainable.scaled)
+    x = leaf(5, 24).detach()
+    with pytest.warns(ExactOnCPU, match="Move the tensors to a GPU"):
+        op(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        op(x)
+
+
+def test_a_kernel_is_told_from_a_stub():
+    with pytest.raises(TypeError, match=r"not the @triton\.jit kernel"):
+        differentiable(trainable.scaled_kernel)
+
+
+def test_a_stub_with_starred_arguments_is_refused_at_once():
+    with pytest.raises(CannotTrain, match="Name every argument"):
+        differentiable(lambda *tensors: tensors)
+
+
+def test_a_cache_that_cannot_be_written_costs_a_line_and_no_call(scaled, tmp_path, caplog, monkeypatch):
+    gradients(scaled, leaf(5, 24), leaf(24))
+    known = scaled.derived[0]
+    (tmp_path / "file").write_text("no folder")
+    op = Differentiable(trainable.scaled, kept=KeptPairs(tmp_path / "file"))
+    monkeypatch.setattr("kernel_agent.jit.operator.derived_for", lambda *_: known)
+    with caplog.at_level(logging.WARNING):
+        gradients(op, leaf(5, 24), leaf(24))
+    assert "cannot read the derived pairs" in caplog.text
