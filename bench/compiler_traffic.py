@@ -1,0 +1,190 @@
+"""Bytes that derived backwards move, beside those of the pairs' hand-written ones, by the cost counter.
+
+    python bench/compiler_traffic.py [--jobs 2] [--every 5] [--limit N] [--only TEXT] [--again]
+
+Of every pair with a true gradient, the first entry of BENCH (where that cannot be counted in time: the largest required
+entry of SWEEP). Traffic is what the launches read, write and update, each different byte once per launch, and what
+torch moves between them. The derived backward is the first one written; `compiler_coverage.py` asks the
+gate about those. Rows are kept in `bench/compiler_traffic.jsonl` as they come, and pairs that have one are not
+counted again without `--again`; the summary goes to `bench/compiler_traffic.txt`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import time
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from kernel_agent.compiler.derive import drafts
+from kernel_agent.errors import KernelAgentError
+from kernel_agent.ir.cost.cost_report import CostReport
+from kernel_agent.oracle import describe
+from kernel_agent.oracle.costs import costs
+from kernel_agent.pairs.meta import Gradient, read_meta
+from kernel_agent.pairs.spec import FileFacts
+from kernel_agent.pairs.sweep import largest_required
+from kernel_agent.pairs.userfile import read_file, read_source
+from kernel_agent.sandbox import Limits, Sandbox
+
+ROOT = Path(__file__).parents[1]
+PAIRS = ROOT / "datasets" / "kernel_pairs"
+DEVICE = "H100 SXM"
+LIMITS = Limits(wall_s=90.0)
+"""Of counting one backward at one entry."""
+MEDIAN, TAIL = 1.05, 1.5
+"""What the median of the ratios, and 95 % of them, should not pass."""
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What one backward moves at one entry."""
+
+    label: str
+    launch_bytes: float
+    """Different bytes per launch, all launches together."""
+    torch_bytes: float
+    issued_bytes: float
+    """By the launches, each access counted."""
+    atomics: float
+    """Elements that are added to atomically."""
+
+    @property
+    def traffic(self) -> float:
+        """Bytes."""
+        return self.launch_bytes + self.torch_bytes
+
+
+@dataclass(frozen=True)
+class Row:
+    """One pair."""
+
+    name: str
+    schedules: tuple[str, ...] = ()
+    derived: Moved | None = None
+    written: Moved | None = None
+    why: str = ""
+    """Why a figure is missing."""
+    seconds: float = 0.0
+
+    @property
+    def ratio(self) -> float | None:
+        """Derived over hand-written."""
+        if self.derived is None or self.written is None or not self.written.traffic:
+            return None
+        return self.derived.traffic / self.written.traffic
+
+
+def row(path: Path) -> Row:
+    """Derive one pair's forward and count both backwards."""
+    name, start = f"{path.parent.name}/{path.stem}", time.perf_counter()
+    found = Row(name)
+    try:
+        with Sandbox() as sandbox:
+            facts = read_file(path)
+            (draft, *_), _ = drafts(describe(facts, sandbox), sandbox, most=1)
+            derived, written = both(facts, read_source(draft.pair, path), sandbox)
+            found = Row(name, draft.schedules, derived, written)
+    except KernelAgentError as error:
+        found = Row(name, why=error.message.splitlines()[0])
+    return Row(**{**found.__dict__, "seconds": round(time.perf_counter() - start, 1)})
+
+
+def both(written: FileFacts, derived: FileFacts, sandbox: Sandbox) -> tuple[Moved, Moved]:
+    """The two backwards at one entry. Raises what the counter raises where neither entry can be counted."""
+    try:
+        if written.bench:
+            return moved(at_bench(derived), sandbox, 0), moved(at_bench(written), sandbox, 0)
+    except KernelAgentError:
+        pass  # the smaller entry will do
+    place = largest_required(describe(written, sandbox).sweep)
+    return moved(derived, sandbox, place), moved(written, sandbox, place)
+
+
+def at_bench(facts: FileFacts) -> FileFacts:
+    """The pair with its BENCH for its SWEEP."""
+    return facts.model_copy(update={"source": f"{facts.source.rstrip()}\n\n\nSWEEP = BENCH\n"})
+
+
+def moved(facts: FileFacts, sandbox: Sandbox, place: int) -> Moved:
+    """Count a pair's backward at one entry of its SWEEP."""
+    (cost,) = costs(facts, sandbox, DEVICE, [place], LIMITS)
+    report: CostReport = cost.parts["backward"]
+    return Moved(
+        cost.label,
+        float(report.unique_bytes),
+        float(sum(call.read_bytes + call.written_bytes for call in report.torch)),
+        float(sum(launch.issued_bytes for launch in report.launches)),
+        float(sum(launch.atomics for launch in report.launches)),
+    )
+
+
+def read_rows(path: Path) -> dict[str, Row]:
+    """Rows by name, the last of each."""
+    rows: dict[str, Row] = {}
+    for line in path.read_text().splitlines() if path.is_file() else ():
+        form = json.loads(line)
+        for key in ("derived", "written"):
+            form[key] = None if form[key] is None else Moved(**form[key])
+        rows[form["name"]] = Row(**{**form, "schedules": tuple(form["schedules"])})
+    return rows
+
+
+def told(rows: list[Row]) -> str:
+    """The summary."""
+    ratios = sorted((one.ratio, one) for one in rows if one.ratio is not None and math.isfinite(one.ratio))
+    lines = [f"{len(rows)} pairs, {len(ratios)} counted"]
+    if len(ratios) > 1:
+        values = [ratio for ratio, _ in ratios]
+        tail = values[math.ceil(0.95 * len(values)) - 1]
+        spared = sum(one.derived.atomics <= one.written.atomics for _, one in ratios if one.derived and one.written)
+        lines += [
+            f"traffic over the hand-written backward's: median {statistics.median(values):.3f} (bar {MEDIAN}), "
+            f"95th percentile {tail:.3f} (bar {TAIL}), most {values[-1]:.2f}",
+            f"no more atomic updates than the hand-written backward: {spared} of {len(ratios)} "
+            f"({spared / len(ratios):.1%})",
+            "",
+            "most traffic:",
+        ]
+        lines += [f"  {ratio:7.2f}  {one.name}  {', '.join(one.schedules)}" for ratio, one in ratios[::-1][:30]]
+    missing = [one for one in rows if one.ratio is None]
+    lines += ["", "not counted:"] if missing else []
+    lines += [f"  {one.name}: {one.why}" for one in missing]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--every", type=int, default=1, help="take one of so many")
+    parser.add_argument("--limit", type=int, default=None)
+    parser.add_argument("--only", default="", help="take those whose path holds this")
+    parser.add_argument("--again", action="store_true", help="count pairs that have a row, too")
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(""))
+    given = parser.parse_args()
+    lines = given.out.with_suffix(".jsonl")
+    known = {} if given.again else read_rows(lines)
+    pairs = [path for path in sorted(PAIRS.glob("*/*.py")) if read_meta(path.read_text()).gradient is Gradient.TRUE]
+    chosen = [path for path in pairs if given.only in str(path)][:: given.every][: given.limit]
+    left = [path for path in chosen if f"{path.parent.name}/{path.stem}" not in known]
+    with ProcessPoolExecutor(given.jobs) as pool, lines.open("a" if known else "w") as out:
+        running = {pool.submit(row, path): path for path in left}
+        for number, future in enumerate(as_completed(running), 1):
+            one = future.result()
+            known[one.name] = one
+            out.write(json.dumps(asdict(one)) + "\n")
+            out.flush()
+            ratio = "-" if one.ratio is None else f"{one.ratio:.3f}"
+            print(f"{number}/{len(left)} {one.name} {ratio} {one.why[:120]} {one.seconds:.0f} s", flush=True)
+    text = told([known[name] for name in sorted(known)])
+    given.out.with_suffix(".txt").write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
