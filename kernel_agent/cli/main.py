@@ -22,6 +22,7 @@ from kernel_agent.cli.dataset import dataset
 from kernel_agent.cli.derive import derive
 from kernel_agent.cli.doctor import doctor
 from kernel_agent.cli.explain import explain
+from kernel_agent.cli.grad import grad
 from kernel_agent.cli.new import new
 from kernel_agent.cli.parcel import pack, unpack
 from kernel_agent.cli.rag import rag
@@ -49,7 +50,7 @@ app = typer.Typer(
     add_completion=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (check, bench, sanitize, cost, explain, derive, resume, runs, trace, pack, unpack, doctor, new):
+for command in (check, bench, sanitize, cost, explain, derive, grad, resume, runs, trace, pack, unpack, doctor, new):
     app.command()(command)
 app.add_typer(dataset)
 app.add_typer(rag)

@@ -17,6 +17,7 @@ from kernel_agent.compiler.tile.source import AdjointSource, adjoint_source
 from kernel_agent.compiler.tile.wrapper import default_sizes, other_sizes, wrapped
 from kernel_agent.errors import InputError
 from kernel_agent.ir.errors import IRError
+from kernel_agent.pairs.blame import essence
 
 Wanted = Sequence[int | str] | int | str | None
 """Parameters by position or name; None: all tiles and scalars of floats."""
@@ -31,7 +32,7 @@ def derived(function: Any, signature: Signature, wrt: Wanted, name: str) -> Adjo
     try:
         around = wrapped(function, signature, result_names(function))
     except IRError as error:
-        raise CannotDerive(error.message, remedy=error.remedy, line=error.line) from error
+        raise CannotDerive(essence(error.message), remedy=error.remedy) from error
     sizes = sizes_of(around)
     found = []
     for numbers in (default_sizes(signature), other_sizes(signature)) if sizes else ({},):
@@ -49,12 +50,7 @@ def derived(function: Any, signature: Signature, wrt: Wanted, name: str) -> Adjo
 def chosen(function: Any, signature: Signature, wrt: Wanted) -> tuple[str, ...]:
     """Names of the parameters that adjoints are wanted of, in the order asked for. Raises InputError."""
     floats = [name for name, tile in signature.tiles.items() if tile.is_float]
-    if wrt is None:
-        asked = floats
-    else:
-        own = [parameter.name for parameter in function.params]
-        listed = [wrt] if isinstance(wrt, (int, str)) else list(wrt)
-        asked = [own[item] if isinstance(item, int) and -len(own) <= item < len(own) else str(item) for item in listed]
+    asked = floats if wrt is None else named(function, wrt)
     for name in asked:
         if name not in floats:
             raise InputError(
@@ -64,6 +60,13 @@ def chosen(function: Any, signature: Signature, wrt: Wanted) -> tuple[str, ...]:
     if not asked or len(set(asked)) < len(asked):
         raise InputError("wrt names no parameter, or one twice", remedy=f"Choose from {', '.join(floats)}.")
     return tuple(asked)
+
+
+def named(function: Any, wrt: Sequence[int | str] | int | str) -> list[str]:
+    """Positions and names of parameters as names."""
+    own = [parameter.name for parameter in function.params]
+    listed = [wrt] if isinstance(wrt, (int, str)) else list(wrt)
+    return [own[item] if isinstance(item, int) and -len(own) <= item < len(own) else str(item) for item in listed]
 
 
 def result_names(function: Any) -> list[str]:

@@ -11,7 +11,7 @@ from triton import JITFunction
 from kernel_agent import __version__
 from kernel_agent.compiler.emit.layout import bracketed
 from kernel_agent.compiler.free_names import free_name
-from kernel_agent.compiler.tile.derivation import Wanted, derived, result_count, result_names
+from kernel_agent.compiler.tile.derivation import Wanted, derived, named, result_count, result_names
 from kernel_agent.compiler.tile.modules import defined
 from kernel_agent.compiler.tile.signature import ELEMENTS, Constant, Signature, Tile, signature_of
 from kernel_agent.errors import InputError
@@ -69,7 +69,7 @@ def _lazy(fn: Any, wrt: Wanted, name: str) -> Any:
     lines = ["@triton.jit", *bracketed(f"def {name}", head, ":", 0)]
     said = f"Adjoints of `{fn.fn.__name__}`, derived by kernel-agent {__version__} for what a call gives it."
     lines.append(f'    """{said}"""')
-    asked = repr(wrt if wrt is None or isinstance(wrt, (int, str)) else tuple(wrt)).replace("'", '"')
+    asked = "None" if wrt is None else f'"{", ".join(named(fn, wrt))}"'
     function = free_name(fn.fn.__name__, taken)
     lines += bracketed("return derived_adjoints", [function, asked, *own, *cotangents], "", 1)
     sources: dict[str, str] = {}
@@ -96,11 +96,11 @@ def _deriving(name: str, sources: dict[str, str]) -> Any:
                 values[place] = _semantic.to_tensor(values[place])
                 given[parameter.name] = _tile(function, parameter.name, values[place])
         asked = tl.core._unwrap_if_constexpr(wrt)
-        wanted = [tl.core._unwrap_if_constexpr(item) for item in asked] if hasattr(asked, "__iter__") else asked
+        wanted = None if asked is None else asked.split(", ")
         signature = Signature(given)
         key = f"{signature}|{wanted}"
         if key not in known:
-            known[key] = _function(function, signature, asked if isinstance(asked, str) else wanted, name)
+            known[key] = _function(function, signature, wanted, name)
             sources[str(signature)] = known[key].source
         return _generator.call_JitFunction(known[key], values, {})
 

@@ -15,6 +15,7 @@ from kernel_agent.compiler.front.skeleton import RESULTS, Skeleton, skeleton
 from kernel_agent.compiler.front.witness import Lifted, lift
 from kernel_agent.compiler.tile.wrapper import Wrapped, default_sizes
 from kernel_agent.ir.errors import IRError
+from kernel_agent.pairs.blame import essence
 
 LARGEST = 4096
 """Extents beyond this are not looked at."""
@@ -44,7 +45,7 @@ def sizes_of(around: Wrapped) -> dict[str, Sizes]:
     try:
         found = lift(around.lower, values)
     except IRError as error:
-        raise CannotDerive(error.message, remedy=error.remedy) from error
+        raise CannotDerive(essence(error.message), remedy=error.remedy) from error
     for name in sorted(found.fixed):
         raise CannotDerive(
             f"what the function does changes with the extent {name}",

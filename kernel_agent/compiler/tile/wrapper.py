@@ -132,7 +132,7 @@ def _looking(noted: list[Tile]) -> Callable[..., Any]:
     def look(value: Any, _semantic: Any = None) -> Any:
         values = _flat(value)
         noted[:] = [_tile_of(one) for one in values]
-        return tuple(values)
+        return tuple(value for value in values if isinstance(value, tl.tensor))
 
     return tl.core.builtin(look)  # type: ignore[no-any-return]
 
@@ -154,7 +154,7 @@ def _flat(value: Any) -> list[Any]:
 def _kernel(
     function: Any, signature: Signature, results: Mapping[str, Tile], look: Callable[..., Any], loads_scalars: bool
 ) -> Any:
-    kernel = f"{function.fn.__name__}_alone"
+    kernel = function.fn.__name__  # which errors name
     own = [parameter.name for parameter in function.params]
     pointers = [f"{result}_ptr" for result in results]
     symbols = [f"{symbol}: tl.constexpr" for symbol in signature.symbols if symbol not in own]
