@@ -149,6 +149,14 @@ def _cost(kernel: Kernel, groups: Groups, turned: frozenset[Value]) -> int:
     return cost
 
 
+def _is_loaded(value: Value) -> bool:
+    """Whether a tile is made of one from memory: it is turned as a whole rather than made twice."""
+    op = value.producer
+    if op is None or not value.is_float or 1 in value.shape:
+        return False
+    return op.code is Code.LOAD or (op.code in ELEMENTWISE and any(_is_loaded(operand) for operand in op.operands))
+
+
 def _weighed(block: Block, weight: int) -> Iterator[tuple[Op, int]]:
     """All operations, with how often they are done."""
     for op in block.ops:
@@ -167,7 +175,7 @@ class _Turner(Copier):
     def over(self, old: Value) -> Value:
         """The transposed copy of a value. Rows and columns, masks and addresses are made the other way at once."""
         b, op = self.b, old.producer
-        if op is None or old in self.turned or op.code not in ELEMENTWISE | _SPREADS:
+        if op is None or old in self.turned or op.code not in ELEMENTWISE | _SPREADS or _is_loaded(old):
             return b.trans(self[old], SWAP)
         return self._turned(op)
 

@@ -23,11 +23,13 @@ from kernel_agent.compiler.schedule.forms import Forms, Launch
 from kernel_agent.compiler.schedule.fuse import fused
 from kernel_agent.compiler.schedule.gather import Gathered, gathered
 from kernel_agent.compiler.schedule.merge import merged
+from kernel_agent.compiler.schedule.mirror import mirrored, reversed_axes
 from kernel_agent.compiler.schedule.orient import oriented
 from kernel_agent.compiler.schedule.owner import Owner, Turn, Turns, owner, without
 from kernel_agent.compiler.schedule.ownership import WRITES, Ownership, owned, proof
 from kernel_agent.compiler.schedule.pace import WARPS
 from kernel_agent.compiler.schedule.rows import persistent, summed_axis, width_of
+from kernel_agent.compiler.schedule.settle import settled
 from kernel_agent.compiler.schedule.share import loading, shared, storing
 from kernel_agent.compiler.schedule.sites import Site, sites
 from kernel_agent.compiler.schedule.square import squared
@@ -199,8 +201,11 @@ def _split(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft 
     if cut is not None:
         tidy, launch = cut.kernel, cut.launch
         draft.facts.append(Fact(cut.fact, "each tile has one program"))
+    backwards = reversed_axes(tidy)
+    tidy = mirrored(tidy, backwards)
     kept = shared(tidy, launch)
     wide = squared(loading(tidy, kept), launch)
+    wide = replace(wide, kernel=settled(wide.kernel, wide.launch))
     draft.facts += [Fact(text, "loops of all programs step through the same indices") for text in wide.facts]
     forms, turns = Forms(wide.kernel, wide.launch), Turns(Forms(wide.kernel, wide.launch))
     found: dict[Turn, list[Site]] = {}
@@ -228,7 +233,7 @@ def _split(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft 
     if not owners:
         return None
     done = {name for _, names in owners for name in names}
-    owners = [(replace(made, kernel=prune(made.kernel)), names) for made, names in owners]
+    owners = [(replace(made, kernel=prune(settled(made.kernel, made.launch))), names) for made, names in owners]
     loaded = {op.base for made, _ in owners for op in made.kernel.ops if op.code is Code.LOAD}
     kept = [one for one in kept if one.pointer in loaded]
     draft.partials += [one.buffer for one in kept]
@@ -236,7 +241,8 @@ def _split(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft 
     main = without(storing(tidy, kept), done)
     if main is not None:
         rest = {tensor: name for tensor, name in gradients.items() if name not in done}
-        draft.add(owned(unwrapped(accumulated(main), launch), rest, launch), launch, {})
+        same = owned(unwrapped(accumulated(main), launch), rest, launch)
+        draft.add(replace(same, kernel=mirrored(same.kernel, backwards)), launch, {})
     for made, theirs in owners:
         own = {tensor: name for tensor, name in gradients.items() if name in theirs}
         draft.add(owned(unwrapped(made.kernel, made.launch), own, made.launch), made.launch, made.scalars)

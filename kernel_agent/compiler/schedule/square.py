@@ -7,11 +7,13 @@ to be cut from: it would be slow itself.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from kernel_agent.compiler.schedule.forms import Forms, Launch
 from kernel_agent.compiler.schedule.linear import Kind
 from kernel_agent.compiler.schedule.polynomial import ONE, Polynomial
+from kernel_agent.compiler.schedule.sites import sites
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.rebuild import Copier, emptied
@@ -43,7 +45,8 @@ def squared(kernel: Kernel, launch: Launch) -> Squared:
     """The kernel with every loop squared that can be."""
     forms = Forms(kernel, launch)
     tapes = (Code.TAPE_LOAD, Code.TAPE_STORE)
-    loops = [op for op in kernel.ops if op.code is Code.FOR and forms.trip(op).extent is None]
+    shared = _sharing(forms)
+    loops = [op for op in kernel.ops if op.code is Code.FOR and (forms.trip(op).extent is None or op in shared)]
     plans = {op: plan for op in loops if (plan := _plan(forms, op)) is not None}
     if not plans or any(op.code in tapes for op in kernel.ops):
         return Squared(kernel, launch)
@@ -66,20 +69,38 @@ def squared(kernel: Kernel, launch: Launch) -> Squared:
     return Squared(made, Launch(launch.grid, {**launch.scalars, **scalars}), tuple(facts))
 
 
+def _sharing(forms: Forms) -> frozenset[Op]:
+    """Loops that add to what another loop, over another range, adds to as well: whole tiles, and what is left."""
+    adding: dict[Value, dict[Op, None]] = {}
+    for site in sites(forms.kernel.body, frozenset((Code.ATOMIC_ADD,))):
+        for loop in site.loops:
+            if loop.code is Code.FOR and forms.trip(loop) in forms.of(site.op.offset).sources:
+                adding.setdefault(site.op.base, {})[loop] = None
+    ranges = {base: {tuple(map(forms.of, loop.operands[:3])) for loop in loops} for base, loops in adding.items()}
+    return frozenset(loop for base, loops in adding.items() if len(ranges[base]) > 1 for loop in loops)
+
+
 def _plan(forms: Forms, loop: Op) -> _Plan | None:
     """How to square a loop; None where its start is no multiple of the step, or its end has no limit."""
     start, stop, step = loop.operands[:3]
     by = forms.of(step).invariant
     end = _limit(forms, stop)
-    if by is None or end is None or not by.surely(1) or not forms.of(start).not_negative or not end.printable:
+    if by is None or end is None or not by.surely(1) or not end.printable:
         return None
     facts = []
-    for number in (*(number for _, number in forms.of(start).terms), forms.of(start).base):
-        if number.quotient(by) is not None:
-            continue
-        if not number.printable or (number.number is not None and by.number is not None):
+    for first in map(forms.of, _smallest(start)):
+        if not first.rises:
             return None
-        facts.append(f"({number.text()}) % ({by.text()}) == 0")
+        if not first.base.surely(0):
+            facts.append(f"{first.base.text()} >= 0")
+        for number in (*(number for _, number in first.terms), first.base):
+            if not number.printable:
+                return None
+            if number.quotient(by) is not None:
+                continue
+            if number.number is not None and by.number is not None:
+                return None
+            facts.append(f"({number.text()}) % ({by.text()}) == 0")
     return _Plan(by, end, tuple(facts))
 
 
@@ -119,7 +140,10 @@ class _Squarer(Copier):
         carries = [self.whole(value) for value in op.operands[3:]]
 
         def body(index: Value, inner: list[Value]) -> list[Value]:
-            takes_part = b.const(True, "i1") if is_constant(start, 0) else b.compare("le", start, index)
+            takes_part = b.const(True, "i1")
+            if not is_constant(start, 0):
+                began = [b.compare("le", first, index) for first in _smallest(start)]
+                takes_part = functools.reduce(lambda one, other: b.elementwise(Code.OR, (one, other)), began)
             for limit in _smallest(stop):
                 takes_part = b.logical_and(takes_part, b.compare("lt", index, limit))
 

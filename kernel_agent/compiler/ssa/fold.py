@@ -35,6 +35,11 @@ def add(b: Builder, x: Value, y: Value) -> Value:
     known = _integers(b, Code.ADD, x, y)
     if known is not None:
         return known
+    if not x.is_float:
+        for one, other in ((x, y), (y, x)):
+            op = other.producer
+            if op is not None and op.code is Code.SUB and op.operands[1] is one and op.operands[0].shape == other.shape:
+                return op.operands[0]  # x + (z - x), which wraps back
     if constant(x) is not None and constant(y) is None:
         x, y = y, x
     if x.is_float and (inner := _operand_of(Code.NEG, y)) is not None:

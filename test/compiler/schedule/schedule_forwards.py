@@ -133,10 +133,12 @@ def causal_sum(
 @triton.jit
 def attention(
     q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, n, m, scale,
-    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr, LAST_FIRST: tl.constexpr,
 ):  # fmt: skip
     """n rows that see m keys, with the log-sum-exp of each row; causal ones end together."""
     block = tl.program_id(0)
+    if LAST_FIRST:
+        block = tl.num_programs(0) - 1 - block
     head = tl.program_id(1)
     rows = block * BM + tl.arange(0, BM)
     dims = tl.arange(0, D)
@@ -166,3 +168,28 @@ def attention(
         top = new
     tl.store(o_ptr + at, acc / mass[:, None], mask=rows[:, None] < n)
     tl.store(lse_ptr + head * n + rows, top / 1.44269504 + tl.log(mass), mask=rows < n)
+
+
+@triton.jit
+def whole_tiles_and_rest(q_ptr, k_ptr, v_ptr, o_ptr, n, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    """exp(q k') v over whole tiles of keys, then over the last one, whose scores are masked."""
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    dims = tl.arange(0, D)
+    at = rows[:, None] * D + dims[None, :]
+    q = tl.load(q_ptr + at, mask=rows[:, None] < n, other=0.0)
+    acc = tl.zeros([BM, D], tl.float32)
+    whole = n // BN * BN
+    for start in range(0, whole, BN):
+        cols = start + tl.arange(0, BN)
+        kv_at = cols[:, None] * D + dims[None, :]
+        k = tl.load(k_ptr + kv_at, mask=cols[:, None] < n, other=0.0)
+        p = tl.exp(tl.dot(q, tl.trans(k), input_precision="ieee"))
+        acc += tl.dot(p, tl.load(v_ptr + kv_at, mask=cols[:, None] < n, other=0.0), input_precision="ieee")
+    for start in range(whole, n, BN):
+        cols = start + tl.arange(0, BN)
+        kv_at = cols[:, None] * D + dims[None, :]
+        k = tl.load(k_ptr + kv_at, mask=cols[:, None] < n, other=0.0)
+        p = tl.exp(tl.dot(q, tl.trans(k), input_precision="ieee"))
+        p = tl.where((cols < n)[None, :], p, 0.0)
+        acc += tl.dot(p, tl.load(v_ptr + kv_at, mask=cols[:, None] < n, other=0.0), input_precision="ieee")
+    tl.store(o_ptr + at, acc, mask=rows[:, None] < n)

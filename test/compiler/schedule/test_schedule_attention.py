@@ -19,9 +19,9 @@ BOTH = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 
 
 @functools.cache
-def attention(causal: bool, bm: int = BM) -> Made:
+def attention(causal: bool, last_first: bool = False) -> Made:
     types = {**POINTERS, "n": "i32", "m": "i32", "scale": "fp32"}
-    kernel = from_source(schedule_forwards.attention, types, D=D, BM=bm, BN=BN, CAUSAL=causal)
+    kernel = from_source(schedule_forwards.attention, types, D=D, BM=BM, BN=BN, CAUSAL=causal, LAST_FIRST=last_first)
     return plans_of(kernel, "q_ptr k_ptr v_ptr", "o_ptr", 2, spare=True)
 
 
@@ -102,3 +102,27 @@ def test_every_plan_of_attention_agrees(causal: bool) -> None:
     given, do, _ = inputs(causal, 40, 40)
     found = {name: plan for name, plan in attention(causal).items() if name != "owned"}
     agree(found, given, {"o_ptr": do}, (2, 2))
+
+
+@BOTH
+def test_rows_that_are_numbered_from_the_last_one_are_no_obstacle(causal: bool) -> None:
+    # The kernel of the queries keeps their order: the longest rows of a causal mask start first.
+    plan = attention(causal, last_first=True)["split"]
+    assert atomics(plan) == []
+    queries = plan.steps[0].kernel
+    assert any(op.code is Code.NUM_PROGRAMS for op in queries.ops)
+    given, do, expected = inputs(causal, 40, 72)
+    found, _ = run(plan, given, {"o_ptr": do}, (2, 2))
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("n", [64, 40, 8])
+def test_whole_tiles_and_the_rest_have_one_owner_of_their_keys(n: int) -> None:
+    pointers = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "o_ptr"), "*fp32")
+    kernel = from_source(schedule_forwards.whole_tiles_and_rest, {**pointers, "n": "i32"}, D=D, BM=BM, BN=BN)
+    found = plans_of(kernel, "q_ptr k_ptr v_ptr", "o_ptr", 1)
+    assert atomics(found["split"]) == []
+    torch.manual_seed(0)
+    given: dict[str, Any] = {name: torch.randn(n, D, dtype=torch.float64) for name in ("q_ptr", "k_ptr", "v_ptr")}
+    agree(found, {**given, "n": n}, {"o_ptr": torch.randn(n, D, dtype=torch.float64)}, (-(-n // BM),), BN=BN, BM=BM)
