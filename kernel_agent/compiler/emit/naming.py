@@ -53,6 +53,10 @@ class Names:
         self.places = places
         self.variables = variables
         self.parameters = frozenset(reserved)
+        self.trip = next(name for name in _numbered(["step"]) if name not in self.parameters)
+        """Of the number of a trip, in loops whose index is computed from it."""
+        if any(counts_trips(op) for op in kernel.ops):
+            self.parameters |= {self.trip}
         self._block(kernel.body, {})
 
     # --- scopes
@@ -67,8 +71,9 @@ class Names:
             place = self.places.at[op] - (op.code in CONTROL)
             for value in op.results if op.code is not Code.FOR else (*op.results, *op.blocks[0].arguments[:1]):
                 if value in self.variables.of:
-                    # what branches set may have no other type before them, read or not
-                    self._name(self.variables.of[value], block, place, taken, again=op.code is not Code.IF)
+                    # what branches set, or trips compute, may have no other type before them, read or not
+                    again = op.code is not Code.IF and not counts_trips(op)
+                    self._name(self.variables.of[value], block, place, taken, again=again)
             if op.code not in CONTROL:
                 continue
             inside = dict(taken)
@@ -214,6 +219,11 @@ class Names:
         """The pointer arguments that a value alone is an offset to."""
         ops = [use.op for use in self.places.readers(value) if use.op is not None]
         return [op.base.name for op in ops if op.code in MEMORY and op.offset is value]
+
+
+def counts_trips(op: Op) -> bool:
+    """Whether a loop is printed as one over the numbers of its trips: it runs backwards, by a step that is computed."""
+    return op.code is Code.FOR and bool(op.attributes.get("reverse")) and constant(op.operands[2]) is None
 
 
 def _of_arguments(value: Value) -> bool:

@@ -200,7 +200,7 @@ class Printer(Statements):
         for value in bounds:
             self._used(value)
         texts = [*(value.text for value in bounds), *(f"{key}={text}" for key, text in hints.items())]
-        target = "step" if head else index
+        target = self.names.trip if head else index
         self._out(bracketed(f"for {target} in {'tl.range' if hints else 'range'}", texts, ":", self.depth))
         self.depth += 1
         for line in head:
@@ -222,7 +222,7 @@ class Printer(Statements):
             last = ex.binary(ex.binary(trips, "-", one, "i32"), "*", step, "i32")
             last = last if zero else ex.binary(start, "+", last, "i32")
             return [last, _less(start, one), ex.unary("-", step, "int")], []
-        back = ex.binary(ex.binary(trips, "-", one, "i32"), "-", ex.name("step", "i32"), "i32")
+        back = ex.binary(ex.binary(trips, "-", one, "i32"), "-", ex.name(self.names.trip, "i32"), "i32")
         at = ex.binary(back, "*", step, "i32")
         at = at if zero else ex.binary(start, "+", at, "i32")
         return [replace(one, text="0"), trips], [f"{index} = {at.text}"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kernel_agent.compiler.ssa.code import Code
@@ -78,6 +78,7 @@ class Degrees:
         `masses`: whether a value is a sum of exponentials which, where it is zero, makes all else vanish there too.
         """
         self._known: dict[Value, Degree | None] = dict(given)
+        self._given = frozenset(given)
         self._masses = masses or (lambda _: False)
 
     def __getitem__(self, value: Value) -> Degree | None:
@@ -114,8 +115,7 @@ class Degrees:
                 answer = self._known[op.operands[0]]
         else:
             answer = self._elementary(op)
-        for result in op.results:
-            self._known[result] = answer
+        self._found(op, [answer for _ in op.results])
 
     @staticmethod
     def _constant(op: Op) -> Degree:
@@ -148,7 +148,13 @@ class Degrees:
             guess = [None for _ in guess]
             for value in inside:
                 self._known[value] = None
-        self._known.update(zip(op.results, guess, strict=True))
+        self._found(op, guess)
+
+    def _found(self, op: Op, answers: Sequence[Degree | None]) -> None:
+        """Of an operation's results, but for those where the shift comes in."""
+        for result, answer in zip(op.results, answers, strict=True):
+            if result not in self._given:
+                self._known[result] = answer
 
     def _elementary(self, op: Op) -> Degree | None:
         known = [self._known[value] for value in op.operands]

@@ -147,6 +147,25 @@ def test_reversed_loops_visit_the_last_index_first(tmp_path: Path, start: int, s
         torch.testing.assert_close(found, wanted.double(), msg=name)
 
 
+def test_an_index_that_is_computed_from_the_trip_takes_no_name_of_another_type(tmp_path: Path) -> None:
+    # Triton carries a variable that is set before a loop and in it, and refuses i32 before and i64 within
+    made, b, (out, n, s, step) = kernel("wide", "*f32 Out, i32 n, i32 s, i32 step", {})
+    b.hint = "i"
+    narrow = b.add(n, s)
+    b.hint = ""
+    b.store(out, b.const(15), b.cast(narrow, "f32"))
+    stop, stride = b.cast(n, "i64"), b.cast(s, "i64")
+
+    def visit(index: Value, _: list[Value]) -> list[Value]:
+        b.store(out, index, b.cast(b.add(b.cast(index, "i32"), step), "f32"))
+        return []
+
+    b.loop((b.const(0, "i64"), stop, stride), [], visit, index_name="i", reverse=True)
+    given = {"Out": torch.full((16,), -9.0), "n": 5, "s": 2, "step": 10}
+    found = run(made, tmp_path, (1,), given)["Out"]
+    assert found.tolist() == [10.0, -9.0, 12.0, -9.0, 14.0, *[-9.0] * 10, 7.0]
+
+
 def test_a_loop_hint_is_kept() -> None:
     made, b, (out, n) = kernel("hinted", "*f32 Out, i32 n", {})
     b.loop(

@@ -104,3 +104,10 @@ def segment_logsumexp() -> Forward:
     bounds = torch.tensor([0, 5, 25, 37], dtype=torch.int32)
     given = {"x_ptr": 3 * seeded(N), "bounds_ptr": bounds, "y_ptr": empty(3)}
     return ran(kernel_from(kernels.segment_logsumexp, types, BLOCK=8), (3,), given, ["x_ptr"], ["y_ptr"])
+
+
+def spread_of_a_row() -> Forward:
+    """The largest less the smallest, of one loop."""
+    given = {"x_ptr": seeded(ROWS, N), "y_ptr": empty(ROWS), "stride": N, "n": N}
+    kernel = kernel_from(kernels.spread_of_a_row, {"x_ptr": F32, "y_ptr": F32, "stride": "i32", "n": "i32"}, BLOCK=16)
+    return ran(kernel, (ROWS,), given, ["x_ptr"], ["y_ptr"])

@@ -234,3 +234,15 @@ def segment_logsumexp(x_ptr, bounds_ptr, y_ptr, BLOCK: tl.constexpr):
         total = total * tl.exp(top - higher) + tl.sum(tl.exp(x - higher), 0)
         top = higher
     tl.store(y_ptr + segment, top + tl.log(total))
+
+
+@triton.jit
+def spread_of_a_row(x_ptr, y_ptr, stride, n, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    highest, lowest = -float("inf"), float("inf")
+    for off in range(0, n, BLOCK):
+        cols = off + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + row * stride + cols, mask=cols < n, other=0.0)
+        highest = tl.maximum(highest, tl.max(x, axis=0))
+        lowest = tl.minimum(lowest, tl.min(x, axis=0))
+    tl.store(y_ptr + row, highest - lowest)

@@ -89,3 +89,15 @@ def test_a_quotient_by_another_sum_is_no_softmax(kind: str) -> None:
     forward = forwards.softmax_by_lanes(kind, n=33)
     settled = use_quotients(forward.kernel, frozenset(forward.written))
     assert settled.kernel is forward.kernel
+
+
+def test_a_largest_value_that_is_not_the_only_result_of_its_loop_keeps_its_derivative() -> None:
+    # asking for the smallest overwrote that the largest shifts, and the gradient lacked all of the largest's part
+    forward = forwards.spread_of_a_row()
+    assert settle_maxima(forward.kernel).kernel is forward.kernel
+    x = tensor(forward.arguments["x_ptr"]).clone().requires_grad_()
+    backward = forward.backward(prepared(forward.kernel, frozenset(forward.written)).kernel)
+    torch.manual_seed(11)
+    cotangent = torch.randn(3, dtype=torch.float64)
+    (expected,) = torch.autograd.grad(x.amax(1) - x.amin(1), x, cotangent)
+    close(backward.gradients["x_ptr"], expected, "gradient of x")
