@@ -102,13 +102,18 @@ def _deriving(name: str, sources: dict[str, str]) -> Any:
         if key not in known:
             known[key] = _function(function, signature, wanted, name)
             sources[str(signature)] = known[key].source
+        if len(known[key].params) != len(values):
+            raise InputError(
+                f"{function.fn.__name__} returns {len(values) - len(given)} values, not all of them floats",
+                remedy=f"Give shapes, as in grad(fn, shapes='{signature}'): there are cotangents of floats alone then.",
+            )
         return _generator.call_JitFunction(known[key], values, {})
 
     return tl.core.builtin(derived_adjoints)
 
 
 def _tile(function: Any, name: str, value: Any) -> Tile:
-    element = ELEMENTS.get(str(value.type.scalar))
+    element = ELEMENTS.get(str(value.type.scalar)) if isinstance(value, tl.tensor) else None
     if element is None:
         raise InputError(
             f"{function.fn.__name__} is given {value.type} for `{name}`",

@@ -109,6 +109,9 @@ def signature_of(function: Any, shapes: str | Mapping[str, Any]) -> Signature:
     constexprs = {parameter.name for parameter in function.params if parameter.is_constexpr}
     found = {name: _read(name, value, name in constexprs) for name, value in given.items()}
     symbols = Signature(found).symbols
+    for name in symbols:
+        if isinstance(found.get(name), Tile):
+            raise InputError(f"shapes: `{name}` is an extent and a parameter", remedy="Call the extent otherwise.")
     ordered: dict[str, Tile | Constant] = {}
     for parameter in function.params:
         name = parameter.name

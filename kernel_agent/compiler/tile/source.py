@@ -16,7 +16,7 @@ from kernel_agent.compiler.emit.source import LIBDEVICE
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.reverse.elements import adjoint_element
 from kernel_agent.compiler.tile.program import TileProgram
-from kernel_agent.compiler.tile.signature import Constant, Signature, Tile
+from kernel_agent.compiler.tile.signature import Constant, Extent, Signature, Tile
 from kernel_agent.compiler.tile.sizes import Sizes
 
 
@@ -86,23 +86,26 @@ def _listed(parts: Sequence[str]) -> str:
 
 
 def _assertions(own: Sequence[str], signature: Signature, sizes: Mapping[str, Sizes]) -> list[str]:
-    """Names for extents, and that arguments are what the adjoint was derived for."""
+    """That arguments are what the adjoint was derived for, and names for extents."""
     lines: list[str] = []
     known = set(own)
     for name, tile in signature.tiles.items():
         if not tile.extents:
             continue
+        new: dict[Extent, str] = {}  # names that this tile gives -> where they are
         checked = [f"len({name}.shape) == {len(tile.extents)}"]
         for axis, extent in enumerate(tile.extents):
-            if isinstance(extent, str) and extent not in known:
-                lines.append(f"    {extent}: tl.constexpr = {name}.shape[{axis}]")
-                known.add(extent)
+            place = f"{name}.shape[{axis}]"
+            if isinstance(extent, str) and extent not in known and extent not in new:
+                new[extent] = place
             else:
-                checked.append(f"{name}.shape[{axis}] == {extent}")
+                checked.append(f"{place} == {new.get(extent, extent)}")
         condition = " and ".join([*checked, f"{name}.dtype == {tile.dtype}"])
         lines += _asserted(condition, f"{name} must be {tile}")
+        lines += [f"    {extent}: tl.constexpr = {place}" for extent, place in new.items()]
+        known.update(str(extent) for extent in new)
     for symbol, size in sizes.items():
-        lines += _asserted(size.condition(symbol), f"{symbol} must be {size}: name its number in shapes")
+        lines += _asserted(size.condition(symbol), f"{symbol} must be {size}, which this was derived for")
     for name, given in signature.parameters.items():
         if isinstance(given, Constant):
             lines += _asserted(f"{name} {_is(name, given.value)}", f"{name} must be {given}")

@@ -47,12 +47,12 @@ def rmsnorm_bwd(x, w, eps, d_y, d_rstd):
     x [M, N] fp16, w [N] fp32, eps fp32; d_y [M, N] and d_rstd [M]: cotangents of what `rmsnorm` returns.
     Returns [M, N] fp32, [N] fp32.
     """
+    tl.static_assert(len(x.shape) == 2 and x.dtype == tl.float16, "x must be [M, N] fp16")
     M: tl.constexpr = x.shape[0]
     N: tl.constexpr = x.shape[1]
-    tl.static_assert(len(x.shape) == 2 and x.dtype == tl.float16, "x must be [M, N] fp16")
     tl.static_assert(len(w.shape) == 1 and w.shape[0] == N and w.dtype == tl.float32, "w must be [N] fp32")
-    tl.static_assert(M >= 2 and M <= 4096, "M must be 2 to 4096: name its number in shapes")
-    tl.static_assert(N >= 2 and N <= 4096, "N must be 2 to 4096: name its number in shapes")
+    tl.static_assert(M >= 2 and M <= 4096, "M must be 2 to 4096, which this was derived for")
+    tl.static_assert(N >= 2 and N <= 4096, "N must be 2 to 4096, which this was derived for")
     tl.static_assert(len(d_y.shape) == 2 and d_y.shape[0] == M and d_y.shape[1] == N, "d_y must be [M, N]")
     tl.static_assert(len(d_rstd.shape) == 1 and d_rstd.shape[0] == M, "d_rstd must be [M]")
     total = tl.sum(x * x, axis=1).to(tl.float32) / N + eps
@@ -159,6 +159,7 @@ def test_what_cannot_be_derived_is_refused_with_a_remedy(function, shapes: str, 
         (rmsnorm, {"shapes": "x=[M, N] fp12, w=[N], eps=fp32"}, "no tile and no scalar"),
         (nothing, {"shapes": "x=[8]"}, "returns"),
         (nothing, {}, "how many tiles nothing returns"),
+        (rmsnorm, {"shapes": "x=[eps, N], w=[N], eps=fp32"}, "`eps` is an extent and a parameter"),
     ],
 )
 def test_wrong_arguments_are_said(function, options: dict[str, object], message: str) -> None:

@@ -57,11 +57,14 @@ NAMED = ', shapes="x=[M, N], w=[N], eps=fp32"'
 NUMBERS = ', shapes="x=[8, 32], w=[32], eps=fp32"'
 
 
-def module_of(folder: Path, shapes: str, old: str = "", new: str = "") -> ModuleType:
-    """A user's file, imported, with one change of its text."""
-    assert old in FILE
+def module_of(folder: Path, shapes: str, *changes: tuple[str, str]) -> ModuleType:
+    """A user's file, imported, with changes of its text."""
+    text = FILE.format(shapes=shapes)
+    for old, new in changes:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
     path = folder / f"user_{len(list(folder.iterdir()))}.py"
-    path.write_text(FILE.format(shapes=shapes).replace(old, new, 1 if old else 0))
+    path.write_text(text)
     sys.path.insert(0, str(folder))
     try:
         return importlib.import_module(path.stem)
@@ -107,6 +110,13 @@ def test_adjoint_derived_by_call_serves_several_shapes(tmp_path: Path) -> None:
     assert list(module.rmsnorm_grad.sources) == [f"x=[8, {n}] fp32, w=[{n}] fp32, eps=fp32" for n in (32, 64)]
 
 
+def test_results_that_are_no_floats_need_shapes(tmp_path: Path) -> None:
+    # how many cotangents there are is not seen from the text then: a shifted one would go to another result
+    changes = ("return x * rstd", "return tl.argmax(x, 1), x * rstd"), ("eps, tl.load(DY", "eps, 0.0, tl.load(DY")
+    with pytest.raises(IRError, match="2 values, not all of them floats"):
+        outputs(module_of(tmp_path, "", *changes).backward, *case(8, 32))
+
+
 @pytest.mark.parametrize(
     ("rows", "shapes", "message"),
     [(16, NUMBERS, r"x must be \[8, 32\] fp32"), (1, NAMED, "M must be 2 to 4096")],
@@ -120,7 +130,7 @@ def test_call_at_a_shape_that_was_not_assumed_does_not_compile(
 
 
 def test_cotangent_of_another_shape_does_not_compile(tmp_path: Path) -> None:
-    module = module_of(tmp_path, NUMBERS, "tl.load(DY + offsets))", "tl.load(DY + cols))")
+    module = module_of(tmp_path, NUMBERS, ("tl.load(DY + offsets))", "tl.load(DY + cols))"))
     with pytest.raises(IRError, match=r"d_out must be \[8, 32\]"):
         outputs(module.backward, *case(8, 32))
 
@@ -130,4 +140,4 @@ def test_kernel_has_another_key_when_the_function_changes(tmp_path: Path, shapes
     # Triton keeps compiled kernels by this key: an equal one would run the adjoint of the older function
     key = module_of(tmp_path, shapes).rmsnorm_backward.cache_key
     assert key == module_of(tmp_path, shapes).rmsnorm_backward.cache_key
-    assert key != module_of(tmp_path, shapes, "return x *", "return 2 * x *").rmsnorm_backward.cache_key
+    assert key != module_of(tmp_path, shapes, ("return x *", "return 2 * x *")).rmsnorm_backward.cache_key

@@ -186,6 +186,57 @@ def torch_picked(x, places, keep, scale):
     return torch.where(keep, torch.gather(x, 1, places.long()) * scale, 0.0).sum()
 
 
+@triton.jit
+def nested(x, n):
+    y = x
+    for i in range(2):
+        z = y
+        for k in range(n):
+            if k % 2 == 0:
+                z = z * tl.sin(x + k)
+            else:
+                z = z * y
+        y = y + z * i
+    return y
+
+
+def torch_nested(x, n):
+    y = x
+    for i in range(2):
+        z = y
+        for k in range(int(n)):
+            z = z * (torch.sin(x + k) if k % 2 == 0 else y)
+        y = y + z * i
+    return y
+
+
+@triton.jit
+def converged(x):
+    y = x * 0 + 1.0
+    error = 1.0
+    while error > 1e-3:
+        y = 0.5 * (y + x / y)
+        error = tl.max(tl.abs(y * y - x))
+    return y
+
+
+def torch_converged(x):
+    y = torch.ones_like(x)
+    while (y * y - x).abs().max() > 1e-3:
+        y = 0.5 * (y + x / y)
+    return y
+
+
+@triton.jit
+def outer(row, column, cube):
+    return row * column, tl.permute(cube, (2, 0, 1)) * 2
+
+
+@triton.jit
+def largest(x):
+    return tl.max(x, 1, return_indices=True)
+
+
 POSITIVE: dict[str, Callable[[Tensor], Tensor]] = {"x": lambda x: x.abs() + 0.5}
 PAIRS = (
     Pair(swiglu, lambda gate, up: gate * torch.sigmoid(gate) * up, "gate=[8, 16] bf16, up=[8, 16] bf16"),
@@ -201,6 +252,10 @@ PAIRS = (
     Pair(root, torch_root, "x=[16]", POSITIVE),
     Pair(unrolled, lambda x: x * torch.sin(x) ** 3, "x=[16]"),
     Pair(powers, torch_powers, "x=[16], n=i32"),
+    Pair(nested, torch_nested, "x=[16], n=i32"),
+    Pair(converged, torch_converged, "x=[16]", POSITIVE),
+    Pair(outer, lambda r, c, x: (r * c, x.permute(2, 0, 1) * 2), "row=[1, 16], column=[8, 1], cube=[2, 4, 8] fp64"),
+    Pair(largest, lambda x: (x.amax(1), x.argmax(1)), "x=[4, 8]"),
     Pair(branches, torch_branches, "x=[16, 16], n=i32, CAUSAL=True"),
     Pair(picked, torch_picked, "x=[4, 8], places=[4, 8] i32, keep=[4, 8] i1, scale=fp32"),
 )
