@@ -18,6 +18,7 @@ from kernel_agent.compiler.plan import BackwardPlan, Buffer, Fact, Fill, Step, T
 from kernel_agent.compiler.reverse.adjoint import Adjoint
 from kernel_agent.compiler.reverse.plain import plain
 from kernel_agent.compiler.schedule.accumulate import accumulated
+from kernel_agent.compiler.schedule.clear import cleared
 from kernel_agent.compiler.schedule.factor import factored
 from kernel_agent.compiler.schedule.forms import Forms, Launch
 from kernel_agent.compiler.schedule.fuse import fused
@@ -133,9 +134,10 @@ def joined(kernel: Kernel) -> Kernel:
     return prune(fused(merged(prune(factored(forwards(kernel))))))
 
 
-def finished(kernel: Kernel) -> Kernel:
+def finished(kernel: Kernel, launch: Launch) -> Kernel:
     """The same launch with less to do in its loops: factors behind them, no needless masks, no tiles to turn."""
-    return prune(oriented(prune(unmasked(prune(factored(prune(kernel)))))))
+    plain_sums = prune(unmasked(prune(factored(prune(kernel)))))
+    return prune(oriented(prune(cleared(plain_sums, launch))))
 
 
 @dataclass
@@ -154,7 +156,7 @@ class Draft:
 
     def add(self, found: Ownership, launch: Launch, scalars: Mapping[str, str]) -> None:
         """A launch."""
-        kernel = trimmed(finished(found.kernel))
+        kernel = trimmed(finished(found.kernel, launch))
         self.steps.append((kernel, launch, dict(scalars)))
         for name, empty_if in found.empty_if.items():
             self.elements[name] = (kernel.argument(name).pointee, empty_if)

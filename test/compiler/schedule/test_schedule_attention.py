@@ -53,10 +53,14 @@ def test_keys_and_values_have_a_kernel_that_adds_to_nothing(causal: bool, n: int
     assert all(counts[-1].owned(name) for name in ("dk", "dv"))
 
 
-def loop_of(kernel: Kernel) -> list[Op]:
-    """The operations that a kernel repeats."""
-    (loop,) = [op for op in kernel.ops if op.code is Code.FOR]
-    return list(walk(loop.blocks[0]))
+def loops_of(kernel: Kernel) -> list[list[Op]]:
+    """The operations of each loop of a kernel."""
+    return [list(walk(op.blocks[0])) for op in kernel.ops if op.code is Code.FOR]
+
+
+def choices(kernel: Kernel) -> list[int]:
+    """Of each loop."""
+    return [sum(op.code is Code.SELECT for op in ops) for ops in loops_of(kernel)]
 
 
 @BOTH
@@ -70,22 +74,27 @@ def test_no_computed_tile_is_turned(causal: bool) -> None:
 def test_scores_are_computed_as_the_products_behind_them_want_them(causal: bool) -> None:
     # Rows of keys where keys own the sum: tiles of the scores are left operands as they are.
     keys = attention(causal)["split"].steps[-1].kernel
-    shapes = [op.result.shape for op in loop_of(keys) if op.code is Code.DOT]
-    assert sorted(shapes) == sorted([(BN, BM), (BN, BM), (BN, D), (BN, D)])
+    for ops in loops_of(keys):
+        shapes = [op.result.shape for op in ops if op.code is Code.DOT]
+        assert sorted(shapes) == sorted([(BN, BM), (BN, BM), (BN, D), (BN, D)])
 
 
 @BOTH
-def test_owners_of_keys_choose_by_the_diagonal_alone(causal: bool) -> None:
+def test_only_trips_on_the_diagonal_choose(causal: bool) -> None:
     # Keys beyond the last one are rows of their own, and rows beyond the last have infinity for their sum.
-    choices = [op for op in loop_of(attention(causal)["split"].steps[-1].kernel) if op.code is Code.SELECT]
-    assert len(choices) == causal
+    queries, keys = (step.kernel for step in attention(causal)["split"].steps)
+    assert choices(keys) == ([1, 0] if causal else [0])
+    assert choices(queries) == [0, 1]
 
 
-def test_rows_ask_once_which_keys_there_are() -> None:
-    # Without it the exponential of a key that is not there may be infinite, and meets zeros of the key.
-    queries = attention(False)["split"].steps[0].kernel
-    choices = [op for op in loop_of(queries) if op.code is Code.SELECT]
-    assert len(choices) == 1
+@BOTH
+@pytest.mark.parametrize(("n", "m"), [(96, 128), (16, 80), (1, 1)])
+def test_trips_that_choose_and_those_that_do_not_meet(causal: bool, n: int, m: int) -> None:
+    # Diagonals within a tile, at its edge and before the first key.
+    given, do, expected = inputs(causal, n, m)
+    found, _ = run(attention(causal)["split"], given, {"o_ptr": do}, (-(-n // BM), 2))
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-6, atol=1e-6)
 
 
 @BOTH
