@@ -142,15 +142,12 @@ class BackwardWriter:
         while self.flow.local(output) is None:
             event = self.flow.maker_of(output)
             if event is None or event.name not in RESHAPED | SAME:
-                raise CannotDerive(
-                    "an output whose cotangent may be None has no name in the stub",
-                    remedy="Assign it to a name of its own before the return.",
-                    line=event.site.line or None if event is not None else None,
-                )
+                break
             output = tensors_in(event.args)[0]
-        like = self.flow.like(output)
-        if like is None:
-            known = self.flow.local(output) or ""
+        like, known = self.flow.like(output), self.flow.local(output)
+        if known is None:
+            zeros = f"torch.zeros({self.references.shape(output)}, device={self.references.device()})"
+        elif like is None:
             shape, dtype, device = (self.names.ask(known, what) for what in ("shape", "dtype", "device"))
             zeros = f"torch.zeros({shape}, dtype={dtype}, device={device})"
         else:

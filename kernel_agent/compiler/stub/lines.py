@@ -42,6 +42,8 @@ class Line:
     """Blocks around it."""
     bare: bool = False
     """In several rows the items need parentheses."""
+    writes: tuple[str, ...] = ()
+    """Of a launch: the variables whose memory it writes to."""
 
     def shown(self, filled: Callable[[str], str], depth: int) -> list[str]:
         """Rows of text, `depth` blocks deeper."""

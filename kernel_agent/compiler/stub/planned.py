@@ -11,10 +11,12 @@ from torch import Tensor
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.plan import NESTED, BackwardPlan, Step
 from kernel_agent.compiler.ssa.value import Kernel
+from kernel_agent.compiler.stub.accesses import Accesses
 from kernel_agent.compiler.stub.buffers import Buffers
 from kernel_agent.compiler.stub.cotangents import Cotangents, Grad
 from kernel_agent.compiler.stub.flow import tensors_in
 from kernel_agent.compiler.stub.lines import APART, Line, backward_name, quoted
+from kernel_agent.compiler.stub.needs import variable_of
 from kernel_agent.compiler.stub.tiles import Tiles, mentions, retiled, steps_by
 from kernel_agent.compiler.stub.wording import Wording
 
@@ -200,7 +202,9 @@ class Planned:
             shown_option = one.options.get(option) or self._option(step, option)
             if shown_option is not None:
                 items.append(f"{option}={shown_option}")
-        self.body.write(Line(f"{kernel.name}[{shown}](", tuple(items), ")"))
+        written = Accesses.of(kernel).written
+        buffers = tuple(self.wording.variables[name] for name in sorted(written) if name in self.wording.variables)
+        self.body.write(Line(f"{kernel.name}[{shown}](", tuple(items), ")", writes=tuple(map(variable_of, buffers))))
 
     def _contribute(self, made: Buffers) -> None:
         """Hand the gradients on to the tensors that they belong to."""

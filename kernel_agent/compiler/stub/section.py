@@ -16,6 +16,7 @@ from kernel_agent.compiler.stub.dtypes import for_every_dtype
 from kernel_agent.compiler.stub.forward import forward_function
 from kernel_agent.compiler.stub.lines import Line
 from kernel_agent.compiler.stub.names import Names
+from kernel_agent.compiler.stub.needs import sparing
 from kernel_agent.compiler.stub.source import StubSource
 from kernel_agent.compiler.stub.trace import Trace
 from kernel_agent.pairs.adjoints import declarable
@@ -64,10 +65,19 @@ def write_sections(spec: KernelSpec, source: StubSource, ways: Sequence[Way], pr
     tests = [_tests(way, writer, names, optional) for way, writer in zip(ways, writers, strict=True)]
     unpacked = names.unpacked()
     forward = forward_function(source, unpacked.saved, unpacked.first, returns_saved=spec.facts.is_pair)
+    flags = [names.fresh(f"need_{name}") for name in spec.grads]
+    spared = [sparing(one.body, one.results, flags) for one in written]
+    written = [
+        one if less is None else replace(one, body=less.body, results=less.results)
+        for one, less in zip(written, spared, strict=True)
+    ]
     body = [_unpacking([kept.name for kept in unpacked.saved]), *(Line(text) for text in unpacked.lines)]
+    parameters = ["saved", *(name for name, _ in _outputs(spec, ways[0].trace))]
+    if any(less is not None for less in spared):
+        parameters.append("needs=None")
+        body.append(Line("", tuple(flags), f" = needs or (True,) * {len(flags)}", bare=True))
     body += _branched(tests, written)
-    cotangents = [name for name, _ in _outputs(spec, ways[0].trace)]
-    head = Line("def backward(", ("saved", *cotangents), "):").shown(names.filled, 0)
+    head = Line("def backward(", tuple(parameters), "):").shown(names.filled, 0)
     function = "\n".join([*head, *(row for line in body for row in line.shown(names.filled, 1))])
     helpers = dict.fromkeys(helper for one in written for helper in one.helpers)
     kernels = [sources[id(kernel)] for one in written for kernel in one.kernels]

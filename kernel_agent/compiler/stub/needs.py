@@ -1,0 +1,154 @@
+"""What of a backward serves which gradients: statements that only gradients need which nobody asks for are skipped."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from kernel_agent.compiler.stub.lines import Line
+
+
+@dataclass(frozen=True)
+class Sparing:
+    """A backward that leaves gradients out."""
+
+    body: list[Line]
+    results: list[str]
+
+
+@dataclass(frozen=True)
+class _Statement:
+    """One statement with what stands in it."""
+
+    lines: tuple[Line, ...]
+    binds: frozenset[str]
+    """Variables that it gives a value, or whose contents it changes."""
+    reads: frozenset[str]
+    launches: bool
+    checks: bool
+    effects: bool
+    """It does more than to name a value."""
+
+
+def sparing(body: Sequence[Line], results: Sequence[str], flags: Sequence[str]) -> Sparing | None:
+    """The statements, with those that some gradients alone need under `if`; None where every launch serves all.
+
+    `flags`: per result, the variable that tells whether it is needed.
+    """
+    everything = frozenset(range(len(results)))
+    serves: dict[str, frozenset[int]] = {}
+
+    def add(names: Collection[str], wanted: frozenset[int]) -> None:
+        serves.update({name: serves.get(name, frozenset()) | wanted for name in names})
+
+    for place, text in enumerate(results):
+        add(_read(ast.parse(text, mode="eval")), frozenset({place}))
+    found: list[tuple[_Statement, frozenset[int]]] = []
+    for statement in reversed(_statements(body)):
+        wanted = frozenset().union(*(serves.get(name, frozenset()) for name in statement.binds))
+        wanted = everything if statement.checks or not wanted else wanted
+        add(statement.reads, wanted)
+        found.insert(0, (statement, wanted))
+    if not any(statement.launches and wanted != everything for statement, wanted in found):
+        return None
+    lines: list[Line] = []
+    for wanted, group in _grouped(found):
+        under = wanted != everything
+        if under:
+            lines.append(Line(f"if {' or '.join(flags[place] for place in sorted(wanted))}:"))
+        lines += [replace(line, depth=line.depth + under) for statement in group for line in statement.lines]
+    shown = []
+    for place, text in enumerate(results):
+        partial = any(serves[name] != everything for name in _read(ast.parse(text, mode="eval")))
+        shown.append(f"{text} if {flags[place]} else None" if partial else text)
+    return Sparing(lines, shown)
+
+
+def _grouped(
+    found: Sequence[tuple[_Statement, frozenset[int]]],
+) -> Iterator[tuple[frozenset[int], list[_Statement]]]:
+    """Runs of statements that serve the same gradients. One without effects waits for the next of its run, if none
+    between them has to do with it."""
+    waiting: dict[frozenset[int], list[_Statement]] = {}
+    run: tuple[frozenset[int], list[_Statement]] | None = None
+    for statement, wanted in found:
+        met = [
+            one
+            for one, others in waiting.items()
+            if (statement.effects and one == wanted)
+            or (one != wanted and any(_meet(statement, other) for other in others))
+        ]
+        for one in met:
+            if run is not None and run[0] == one:
+                run[1].extend(waiting.pop(one))
+            else:
+                if run is not None:
+                    yield run
+                run = one, waiting.pop(one)
+        if not statement.effects:
+            waiting.setdefault(wanted, []).append(statement)
+        elif run is not None and run[0] == wanted:
+            run[1].append(statement)
+        else:
+            if run is not None:
+                yield run
+            run = wanted, [statement]
+    if run is not None:
+        yield run[0], [*run[1], *waiting.pop(run[0], [])]
+    yield from waiting.items()
+
+
+def _meet(one: _Statement, other: _Statement) -> bool:
+    """Whether two statements may not change places."""
+    return bool(one.binds & (other.binds | other.reads) or one.reads & other.binds)
+
+
+def variable_of(text: str) -> str:
+    """The variable that an expression starts with: `dx` of `dx[1:]`; empty where it starts with none."""
+    return _base(ast.parse(text, mode="eval").body)
+
+
+def _statements(body: Sequence[Line]) -> list[_Statement]:
+    groups: list[list[Line]] = []
+    for line in body:
+        if line.depth == 0:
+            groups.append([])
+        groups[-1].append(line)
+    return [_statement(tuple(group)) for group in groups]
+
+
+def _statement(lines: tuple[Line, ...]) -> _Statement:
+    rows = [row for line in lines for row in line.shown(str, 0)]
+    (node,) = ast.parse("\n".join(rows)).body
+    launches = any(line.writes for line in lines)
+    binds = {name for line in lines for name in line.writes}
+    binds |= {one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
+    for one in ast.walk(node):
+        if isinstance(one, ast.Assign):
+            binds |= {_base(target) for target in one.targets if isinstance(target, (ast.Subscript, ast.Attribute))}
+        elif isinstance(one, ast.Expr) and not launches:
+            binds.add(_base(one.value))
+    checks = any(isinstance(one, ast.Raise) for one in ast.walk(node))
+    effects = not isinstance(node, ast.Assign) or any(
+        not isinstance(one, (ast.Name, ast.Tuple)) for one in node.targets
+    )
+    return _Statement(lines, frozenset(binds), _read(node), launches, checks, effects)
+
+
+def _base(node: ast.expr) -> str:
+    """See `variable_of`."""
+    while not isinstance(node, ast.Name):
+        if isinstance(node, ast.Call):
+            node = node.func
+        elif isinstance(node, (ast.Attribute, ast.Subscript)):
+            node = node.value
+        else:
+            return ""
+    return node.id
+
+
+def _read(node: ast.AST) -> frozenset[str]:
+    return frozenset(
+        one.id for one in ast.walk(node) if isinstance(one, ast.Name) and not isinstance(one.ctx, ast.Store)
+    )
