@@ -55,18 +55,24 @@ def chosen(function: Any, signature: Signature, wrt: Wanted) -> tuple[str, ...]:
         if name not in floats:
             raise InputError(
                 f"wrt: `{name}` of {function.fn.__name__} has no adjoint",
-                remedy=f"Choose from {', '.join(floats) or 'nothing: no parameter is a float'}.",
+                remedy=f"Choose from {', '.join(floats) or 'none: no parameter is a float'}.",
             )
-    if not asked or len(set(asked)) < len(asked):
-        raise InputError("wrt names no parameter, or one twice", remedy=f"Choose from {', '.join(floats)}.")
+    if not asked:
+        raise InputError(f"no parameter of {function.fn.__name__} is a float", remedy="Name a float in shapes.")
     return tuple(asked)
 
 
 def named(function: Any, wrt: Sequence[int | str] | int | str) -> list[str]:
-    """Positions and names of parameters as names."""
+    """Positions and names of parameters as names. Raises InputError for what is none, and for one named twice."""
     own = [parameter.name for parameter in function.params]
     listed = [wrt] if isinstance(wrt, (int, str)) else list(wrt)
-    return [own[item] if isinstance(item, int) and -len(own) <= item < len(own) else str(item) for item in listed]
+    found = [own[item] if isinstance(item, int) and -len(own) <= item < len(own) else str(item) for item in listed]
+    if not found or len(set(found)) < len(found) or not set(found) <= set(own):
+        raise InputError(
+            f"wrt names {', '.join(found) or 'no parameter'} of {function.fn.__name__}",
+            remedy=f"Name some of {', '.join(own)}, each once.",
+        )
+    return found
 
 
 def result_names(function: Any) -> list[str]:

@@ -14,6 +14,7 @@ from kernel_agent.compiler.free_names import free_name
 from kernel_agent.compiler.tile.derivation import Wanted, derived, named, result_count, result_names
 from kernel_agent.compiler.tile.modules import defined
 from kernel_agent.compiler.tile.signature import ELEMENTS, Constant, Signature, Tile, signature_of
+from kernel_agent.compiler.tile.wrapper import flat
 from kernel_agent.errors import InputError
 
 
@@ -95,6 +96,7 @@ def _deriving(name: str, sources: dict[str, str]) -> Any:
             else:
                 values[place] = _semantic.to_tensor(values[place])
                 given[parameter.name] = _tile(function, parameter.name, values[place])
+        values[len(given) :] = flat(tuple(values[len(given) :]))
         asked = tl.core._unwrap_if_constexpr(wrt)
         wanted = None if asked is None else asked.split(", ")
         signature = Signature(given)

@@ -130,7 +130,7 @@ def _looking(noted: list[Tile]) -> Callable[..., Any]:
     """For kernels: what a function returns, as one tuple; when it is compiled, `noted` holds what they are."""
 
     def look(value: Any, _semantic: Any = None) -> Any:
-        values = _flat(value)
+        values = flat(value)
         noted[:] = [_tile_of(one) for one in values]
         return tuple(value for value in values if isinstance(value, tl.tensor))
 
@@ -145,9 +145,10 @@ def _tile_of(value: Any) -> Tile:
     return Tile(tuple(int(extent) for extent in shape), ELEMENTS.get(name.removeprefix("u"), name))
 
 
-def _flat(value: Any) -> list[Any]:
+def flat(value: Any) -> list[Any]:
+    """What a value of Triton's language holds, tuples within tuples taken apart."""
     if isinstance(value, (tl.tuple, tuple)):
-        return [inner for part in value for inner in _flat(part)]
+        return [inner for part in value for inner in flat(part)]
     return [value]
 
 

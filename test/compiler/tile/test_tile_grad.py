@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 import triton
 import triton.language as tl
-from tile_functions import PAIRS, Pair, rmsnorm, root, swiglu, torch_rmsnorm
+from tile_functions import PAIRS, POSITIVE, Pair, rmsnorm, root, swiglu, torch_rmsnorm, torch_root
+from torch import Tensor
 
 from kernel_agent import check_tile, grad
 from kernel_agent.compiler.errors import CannotDerive
@@ -155,7 +157,9 @@ def test_what_cannot_be_derived_is_refused_with_a_remedy(function, shapes: str, 
         (rmsnorm, {"shapes": "x=[8, 16], w=[16]"}, "says nothing of `eps`"),
         (rmsnorm, {"shapes": f"{SHAPES}, z=[3]"}, "extent 3"),
         (rmsnorm, {"shapes": f"{SHAPES}, z=[4]"}, "names `z`, which is no parameter"),
-        (rmsnorm, {"shapes": SHAPES, "wrt": ("x", "y")}, "`y` of rmsnorm has no adjoint"),
+        (rmsnorm, {"shapes": SHAPES, "wrt": ("x", "y")}, "wrt names x, y of rmsnorm"),
+        (rmsnorm, {"wrt": 3}, "wrt names 3 of rmsnorm"),
+        (rmsnorm, {"shapes": "x=[8, 16], w=[16], eps=i32", "wrt": "eps"}, "`eps` of rmsnorm has no adjoint"),
         (rmsnorm, {"shapes": "x=[M, N] fp12, w=[N], eps=fp32"}, "no tile and no scalar"),
         (nothing, {"shapes": "x=[8]"}, "returns"),
         (nothing, {}, "how many tiles nothing returns"),
@@ -171,6 +175,16 @@ def test_wrong_arguments_are_said(function, options: dict[str, object], message:
 def test_sizes_at_which_a_function_does_something_else_are_asserted() -> None:
     # up to 64 it squares x: called at 128 without the assertion, the adjoint would be another function's
     assert "tl.static_assert(N >= 2 and N <= 64" in grad(by_size, shapes="x=[N]").source
+
+
+def test_adjoint_of_an_adjoint_is_the_second_derivative() -> None:
+    def gradient(x: Tensor, d_y: Tensor) -> Tensor:
+        x = x if x.requires_grad else x.clone().requires_grad_()
+        return torch.autograd.grad(torch_root(x), x, d_y, create_graph=True)[0]
+
+    first = grad(root, shapes="x=[4]")
+    shapes = "x=[4], d_y=[4]"
+    assert check_tile(first, grad(first, shapes=shapes), gradient, shapes=shapes, inputs=POSITIVE, seeds=(0,)).green
 
 
 def test_adjoint_by_what_has_no_influence_is_zero_and_has_its_extents() -> None:

@@ -110,6 +110,20 @@ def test_adjoint_derived_by_call_serves_several_shapes(tmp_path: Path) -> None:
     assert list(module.rmsnorm_grad.sources) == [f"x=[8, {n}] fp32, w=[{n}] fp32, eps=fp32" for n in (32, 64)]
 
 
+def test_several_results_of_one_expression_take_their_cotangents_as_a_tuple(tmp_path: Path) -> None:
+    # `return both(...)` does not say that it returns two: their cotangents come as one argument then
+    module = module_of(
+        tmp_path,
+        "",
+        ("@triton.jit\ndef rmsnorm(", "@triton.jit\ndef both(y):\n    return y, y * 2\n\n\n@triton.jit\ndef rmsnorm("),
+        ("return x * rstd[:, None] * w[None, :]", "return both(x * rstd[:, None] * w[None, :])"),
+        ("eps, tl.load(DY + offsets)", "eps, (tl.load(DY + offsets), tl.load(DY + offsets))"),
+    )
+    given = case(8, 32)
+    for mine, theirs in zip(outputs(module.backward, *given), truth(*given), strict=True):
+        torch.testing.assert_close(mine, 3 * theirs, rtol=1e-6, atol=1e-6)
+
+
 def test_results_that_are_no_floats_need_shapes(tmp_path: Path) -> None:
     # how many cotangents there are is not seen from the text then: a shifted one would go to another result
     changes = ("return x * rstd", "return tl.argmax(x, 1), x * rstd"), ("eps, tl.load(DY", "eps, 0.0, tl.load(DY")
