@@ -66,14 +66,14 @@ def compiled_kernels(call: Callable[[], object]) -> list[tuple[str, Any]]:
     return found
 
 
-def time_launches(clock: Clock, call: Callable[[], object], pace: Pace) -> list[KernelSeen]:
+def time_launches(clock: Clock, call: Callable[[], object], pace: Pace, repeats: int = REPEATS) -> list[KernelSeen]:
     """Median time of every launch of a call, with a cold cache before the first one.
 
     A call of more than `_PAIRS` launches is timed up to there.
     """
     kernels = compiled_kernels(call)[:_PAIRS]
     times: list[list[float]] = [[] for _ in kernels]
-    for _ in range(REPEATS):
+    for _ in range(repeats):
         bells = _Bells(clock, len(kernels))
         clock.flush(2 * pace.flushes)  # twice: recording takes the host time, too
         with watched(_Watch(bells.before, bells.after)):

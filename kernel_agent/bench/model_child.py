@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
 from types import ModuleType
@@ -33,11 +34,13 @@ from kernel_agent.pairs.load import load_truth
 from kernel_agent.pairs.spec import FileFacts, ShapeEntry
 
 if TYPE_CHECKING:
+    from kernel_agent.ir.capture.build import Build
     from kernel_agent.sandbox import Call
 
 
 def entries(call: Call) -> None:
-    """Payload: `facts` of a pair file, `entries` of its SWEEP, `device`. Sends one `EntryFacts` per entry."""
+    """Payload: `facts` of a pair file, `entries` of its SWEEP, `device`, and whether to `compile`. Sends one
+    `EntryFacts` per entry; of kernels that are not compiled it holds the names."""
     with answered(call):
         facts = FileFacts.model_validate(call.payload["facts"])
         device = device_table().find(call.payload["device"])
@@ -46,7 +49,8 @@ def entries(call: Call) -> None:
         for form in call.payload["entries"]:
             entry = ShapeEntry.model_validate(form)
             counts = backward_counts(module, facts, entry)
-            call.send({"entry": entry_facts(entry.label, counts, device, compiled).model_dump(mode="json")})
+            make = compile_build if call.payload["compile"] else _uncompiled
+            call.send({"entry": entry_facts(entry.label, counts, device, compiled, make).model_dump(mode="json")})
 
 
 def backward_counts(module: ModuleType, facts: FileFacts, entry: ShapeEntry) -> Counts:
@@ -64,14 +68,24 @@ def backward_counts(module: ModuleType, facts: FileFacts, entry: ShapeEntry) -> 
         return replace(counts, notes=(f"executed in full: {reason.message}",))
 
 
-def entry_facts(label: str, counts: Counts, device: Device, compiled: dict[str, CompiledKernel]) -> EntryFacts:
+def _uncompiled(build: Build) -> CompiledKernel:
+    return CompiledKernel(name=build.kernel.fn.__name__)
+
+
+def entry_facts(
+    label: str,
+    counts: Counts,
+    device: Device,
+    compiled: dict[str, CompiledKernel],
+    make: Callable[[Build], CompiledKernel] = compile_build,
+) -> EntryFacts:
     """One entry; kernels that `compiled` lacks are compiled and added to it."""
     costs = report(counts, device).launches
     launches = []
     for (launch, counted), cost in zip(counts.launches, costs, strict=True):
         key = sha256(launch.build.key.encode()).hexdigest()[:16]
         if key not in compiled:
-            compiled[key] = compile_build(launch.build)
+            compiled[key] = make(launch.build)
         launches.append(launch_facts(launch, counted, cost, key))
     return EntryFacts(
         label=label,

@@ -66,13 +66,18 @@ def entry_facts(
     device: str,
     entries: Iterable[ShapeEntry],
     limits: Limits = LIMITS,
+    *,
+    compiled: bool = True,
 ) -> tuple[EntryFacts, ...]:
-    """What a pair file's backward does at entries of SWEEP, told by a child, once per text. Raises `NotModelled`."""
+    """What a pair file's backward does at entries of SWEEP, told by a child, once per text. Raises `NotModelled`.
+
+    Without `compiled` it is only counted: the times of such kernels leave out what registers and code decide.
+    """
     entries = tuple(entries)
-    key = f"{device}|{[entry.label for entry in entries]}|{content_hash(pair_source)}"
+    key = f"{device}|{[entry.label for entry in entries]}|{content_hash(pair_source)}|{compiled}"
     found = _KNOWN.get(key)
     if found is None:
-        found = _ask(spec, pair_source, sandbox, device, entries, limits)
+        found = _ask(spec, pair_source, sandbox, device, entries, limits, compiled=compiled)
         if len(_KNOWN) >= _KEPT:
             _KNOWN.clear()
         _KNOWN[key] = found
@@ -86,6 +91,8 @@ def _ask(
     device: str,
     entries: tuple[ShapeEntry, ...],
     limits: Limits,
+    *,
+    compiled: bool,
 ) -> tuple[EntryFacts, ...]:
     try:
         facts = read_source(pair_source, Path(f"{spec.facts.stem}.py"))
@@ -94,6 +101,7 @@ def _ask(
     payload = {
         "facts": facts.model_dump(mode="json"),
         "device": device,
+        "compile": compiled,
         "entries": [entry.model_dump(mode="json") for entry in entries],
     }
     job = Job("kernel_agent.bench.model_child:entries", payload, limits=limits, label=f"model of {spec.facts.stem}")

@@ -11,7 +11,9 @@ from kernel_agent.cli.streams import err
 from kernel_agent.errors import ExitCode, InputError
 
 if TYPE_CHECKING:
-    from kernel_agent.compiler.derived import Derived
+    from rich.table import Table
+
+    from kernel_agent.compiler.derived import Derived, DraftCost
     from kernel_agent.gate.verdict import CaseResult
     from kernel_agent.pairs.spec import FileFacts
 
@@ -62,7 +64,7 @@ def derive(
         err().print(f"{file.name}: derived and proven before; --no-cache derives it again")
     else:
         with kept.deriving(key):
-            found = (kept.get(key) if cache else None) or _derived(source, schedules)
+            found = (kept.get(key) if cache else None) or _derived(source, schedules, compare=explain)
             kept.put(key, found)
     if tune or (tune is None and _gpu()):
         found = _tuned(source, found, schedules, seconds, cache=cache)
@@ -84,7 +86,7 @@ def _known(schedule: str) -> str:
     return schedule
 
 
-def _derived(source: FileFacts, schedules: tuple[str, ...]) -> Derived:
+def _derived(source: FileFacts, schedules: tuple[str, ...], *, compare: bool) -> Derived:
     from kernel_agent.sandbox import Sandbox
 
     name = source.path.name
@@ -96,7 +98,7 @@ def _derived(source: FileFacts, schedules: tuple[str, ...]) -> Derived:
         def on_case(result: CaseResult, done: int, planned: int) -> None:
             status.update(f"{name}: case {done} of {planned}, {result.case}")
 
-        return derive_pair(describe(source, sandbox), sandbox, schedules=schedules, on_case=on_case)
+        return derive_pair(describe(source, sandbox), sandbox, schedules=schedules, on_case=on_case, compare=compare)
 
 
 def _gpu() -> str:
@@ -150,8 +152,26 @@ def _explain(found: Derived) -> None:
 
     taken = ", ".join(dict.fromkeys(found.draft.schedules)) or found.draft.schedule
     err().print(Text(f"schedule: {taken}", style="bold"), soft_wrap=True)
+    if found.costs:
+        err().print(_costs(found.costs))
     for line in found.refused:
         err().print(Text(f"not taken: {line}", style="dim"), soft_wrap=True)
     for line in found.draft.remarks:
         err().print(Text(f"remark: {line}", style="dim"), soft_wrap=True)
     err().print(Text(f"{found.verdict.message}, in {found.seconds:.1f} s", style="dim"), soft_wrap=True)
+
+
+def _costs(costs: tuple[DraftCost, ...]) -> Table:
+    """The candidates in the order in which they are tried, with what they cost."""
+    from rich.table import Table
+
+    table = Table(title=f"counted and modelled at {costs[0].label}, not measured", title_justify="left")
+    for name in ("schedules", "bytes", "flops", "atomics", "programs", "modelled us"):
+        table.add_column(name, justify="left" if name == "schedules" else "right")
+    table.add_column("")  # over the first
+    for cost in costs:
+        counts = (f"{count:.3g}" for count in (cost.bytes, cost.flops, cost.atomics))
+        known = cost.microseconds is not None
+        figures = (*counts, str(cost.programs), f"{cost.microseconds:.1f}") if known else ("-",) * 5
+        table.add_row(", ".join(dict.fromkeys(cost.schedules)), *figures, cost.why)
+    return table

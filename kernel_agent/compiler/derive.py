@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 
-from kernel_agent.compiler.derived import Derived, Draft
+from kernel_agent.compiler.comparison import compared, has_real_sizes
+from kernel_agent.compiler.derived import Derived, Draft, DraftCost
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.errors import InputError, KernelAgentError
 from kernel_agent.gate.check import check, foresee
@@ -80,11 +81,13 @@ def derive(
     options: GateOptions = STANDARD,
     truths: Truths | None = None,
     on_case: OnCase | None = None,
+    compare: bool = False,
 ) -> Derived:
     """Derive a backward and prove it; where the gate finds a schedule's pair red, the next one is taken.
 
-    `schedules`: those to try, in order; all by default. Raises `CannotDerive` where no pair can be written or none is
-    green: an unproven backward is never given out.
+    `schedules`: those to try, in order; all by default. `compare`: write and count every pair even where the file has
+    no sizes of real work; the order stays as it is then, and the costs are told. Raises `CannotDerive` where no pair
+    can be written or none is green: an unproven backward is never given out.
     """
     start = time.perf_counter()
     truths = truths or Truths(spec, sandbox)
@@ -92,18 +95,23 @@ def derive(
     foreseen = beside.submit(foresee, truths, options)  # what it raises, the gate raises again
     refused: dict[str, None] = {}
     red: list[str] = []
+    costs: tuple[DraftCost, ...] = ()
+    compare = compare or has_real_sizes(spec)
     try:
         while True:
-            written, why_not = drafts(spec, sandbox, schedules, most=1, known=red)
+            written, why_not = drafts(spec, sandbox, schedules, most=None if compare else 1, known=red)
             refused |= dict.fromkeys(why_not)
+            if compare and not red and len(written) > 1:
+                written, costs = compared(spec, written, sandbox)
             if not written:
                 break
             wait([foreseen])
-            verdict = _judged(spec, written[0], sandbox, options, truths, on_case)
-            if verdict.green:
-                return Derived(written[0], verdict, tuple(refused), time.perf_counter() - start)
-            refused[f"{written[0].schedule}: the gate says {verdict.status.value}: {verdict.message}"] = None
-            red.append(written[0].candidate.digest)
+            for draft in written:
+                verdict = _judged(spec, draft, sandbox, options, truths, on_case)
+                if verdict.green:
+                    return Derived(draft, verdict, tuple(refused), time.perf_counter() - start, costs)
+                refused[f"{draft.schedule}: the gate says {verdict.status.value}: {verdict.message}"] = None
+                red.append(draft.candidate.digest)
     finally:
         beside.shutdown(wait=False, cancel_futures=True)  # closing the sandbox ends what still runs
     raise CannotDerive(

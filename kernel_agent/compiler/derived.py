@@ -26,6 +26,28 @@ class Draft:
 
 
 @dataclass(frozen=True)
+class DraftCost:
+    """What one pair's backward costs at one entry, counted and modelled, not measured."""
+
+    schedules: tuple[str, ...]
+    """See `Draft`."""
+    label: str
+    """Of the entry."""
+    bytes: float = 0.0
+    """Different bytes per launch, all launches and torch functions together."""
+    flops: float = 0.0
+    """Operations on floats."""
+    atomics: float = 0.0
+    """Elements that are added to atomically."""
+    programs: int = 0
+    """Of the launch with the fewest."""
+    microseconds: float | None = None
+    """Modelled; None where it cannot be counted."""
+    why: str = ""
+    """Why not, or how it compares: why it is not the first."""
+
+
+@dataclass(frozen=True)
 class Derived:
     """A pair that the gate accepts."""
 
@@ -36,3 +58,5 @@ class Derived:
     """Why better schedules were not taken: not derivable, or red in the gate."""
     seconds: float
     """From the spec to the verdict."""
+    costs: tuple[DraftCost, ...] = ()
+    """Of all pairs that could be written, in the order in which they are tried; empty where they were not compared."""

@@ -21,14 +21,14 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from kernel_agent.compiler.derived import Derived, Draft
+from kernel_agent.compiler.derived import Derived, Draft, DraftCost
 from kernel_agent.errors import EnvironmentProblem
 from kernel_agent.gate.options import STANDARD, GateOptions
 from kernel_agent.gate.verdict import Verdict
 from kernel_agent.pairs.spec import Candidate, content_hash
 from kernel_agent.usercache import user_cache
 
-FORMAT = 1
+FORMAT = 2
 MOST = 2000
 """Entries of a folder; beyond them those that were not used longest are deleted."""
 _ROOMS = ("compiler", "deliver", "gate", "ir", "oracle", "pairs")
@@ -125,6 +125,7 @@ def _written(derived: Derived) -> str:
         "verdict": derived.verdict.model_dump(mode="json"),
         "refused": list(derived.refused),
         "seconds": derived.seconds,
+        "costs": [dataclasses.asdict(cost) for cost in derived.costs],
     }
     return json.dumps({"format": FORMAT, "sha256": _digest(_canonical(record)), "derived": record})
 
@@ -139,7 +140,8 @@ def _read(text: str) -> Derived | None:
         fields["candidate"] = Candidate.model_validate(fields["candidate"])
         draft = Draft(**{**fields, "schedules": tuple(fields["schedules"]), "remarks": tuple(fields["remarks"])})
         verdict = Verdict.model_validate(record["verdict"])
-        found = Derived(draft, verdict, tuple(record["refused"]), record["seconds"])
+        costs = tuple(DraftCost(**{**cost, "schedules": tuple(cost["schedules"])}) for cost in record["costs"])
+        found = Derived(draft, verdict, tuple(record["refused"]), record["seconds"], costs)
     except (ValueError, KeyError, TypeError, ValidationError):  # cut short or overwritten: derived again
         return None
     return found if found.verdict.green else None

@@ -6,6 +6,7 @@ clock runs while nothing else does. What is sent chooses among variants and acce
 
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing
 import os
@@ -31,21 +32,26 @@ from kernel_agent.pairs.spec import ShapeEntry
 if TYPE_CHECKING:
     from kernel_agent.sandbox import Call
 
+QUICK = Pace(repeats=7, flushes=3, host_us=200.0)
+"""How each variant is timed: enough to tell 2 % apart, and what is chosen is measured again."""
 FOOTPRINT = 8
 """Memory of one worker in units of its arguments: copies, saved tensors, gradients in float32."""
 SHARE = 0.6
 """Of the GPU's memory, for all workers together."""
+STARTING_S = 60.0
+"""For all workers to start CUDA and to run the forward for the first time; over that they are ended."""
 CONTEXT_BYTES = 1 << 30
 """What a process takes before it has any tensor."""
 
 
 def trials(call: Call) -> None:
     """Payload: `device`, `memory_bytes` of the GPU, `flush_bytes`, `variants` (pair files), `entries`, `seed`,
-    `workers`, and the seconds `compile_s` and `time_s`.
+    `workers`, and the seconds `compile_s` and `time_s`, which count from when the first variant is under way.
 
     Sends per entry and variant `entry`, `variant` and either `kernels` and `us` or `problem`, and `sizes` with the
-    first variant of each entry.
+    first variant of each entry; and how many `seconds` each phase took.
     """
+    phases = _Phases()
     paths = []
     for number, text in enumerate(call.payload["variants"]):
         paths.append(call.scratch / f"variant_{number}.py")
@@ -53,10 +59,13 @@ def trials(call: Call) -> None:
     entries = [ShapeEntry.model_validate(form) for form in call.payload["entries"]]
     maker = import_file(paths[0], "variants_make_args")
     arguments = [build_arguments(maker, entry, device="cpu", seed=call.payload["seed"]) for entry in entries]
+    phases.end("arguments")
     _compile(call, paths, arguments)
+    phases.end("compiling")
     begin(call)
     clock = Clock(call.payload["flush_bytes"])
     modules = [_imported(path, number) for number, path in enumerate(paths)]
+    phases.end("start")
     for place, given in enumerate(arguments):
         until = time.monotonic() + call.payload["time_s"] / len(arguments)
         calls = _Calls(maker, given)
@@ -76,6 +85,21 @@ def trials(call: Call) -> None:
             call.send(record)
         del calls
         torch.cuda.empty_cache()
+    phases.end("timing")
+    call.send({"seconds": phases.seconds})
+
+
+class _Phases:
+    """Seconds by phase."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.monotonic()
+
+    def end(self, name: str) -> None:
+        """A phase is over."""
+        now = time.monotonic()
+        self.seconds[name], self._last = round(now - self._last, 1), now
 
 
 @dataclass
@@ -110,9 +134,9 @@ class _Calls:
 def _timed(clock: Clock, calls: _Calls, module: ModuleType) -> dict[str, Any]:
     backward = calls.backward(module)
     try:
-        pace = clock.pace(backward, 0.05)
-        whole = sorted(clock.times(backward, Pace(min(pace.repeats, 15), pace.flushes, pace.host_us)))
-        kernels = time_launches(clock, backward, pace)
+        backward()  # what is loaded at the first call
+        whole = sorted(clock.times(backward, QUICK))
+        kernels = time_launches(clock, backward, QUICK, QUICK.repeats)
     except Exception as error:  # whatever a variant does
         torch.cuda.synchronize()  # raises, and ends this child, when the context is lost
         return {"problem": f"{type(error).__name__}: {error}"[:300]}
@@ -128,34 +152,43 @@ def _compile(call: Call, paths: list[Path], arguments: list[Arguments]) -> None:
     largest = max(_bytes(given) for given in arguments)
     room = int(SHARE * payload["memory_bytes"] / (FOOTPRINT * largest + CONTEXT_BYTES))
     count = max(1, min(payload["workers"], len(paths), room))
-    until = time.monotonic() + payload["compile_s"]
     fork = multiprocessing.get_context("fork")
-    workers = [fork.Process(target=_work, args=(call, paths, arguments, k, count, until)) for k in range(count)]
+    workers = [fork.Process(target=_work, args=(call, paths, arguments, k, count)) for k in range(count)]
     for worker in workers:
         worker.start()
+    until = time.monotonic() + STARTING_S + payload["compile_s"]
     for worker in workers:
-        worker.join(max(0.0, until - time.monotonic()) + 30.0)
+        worker.join(max(0.0, until - time.monotonic()))
         if worker.is_alive():
             worker.kill()
             worker.join()
 
 
-def _work(call: Call, paths: list[Path], arguments: list[Arguments], first: int, step: int, until: float) -> None:
-    """One worker: every `step`-th variant."""
-    begin(call)
-    for place, given in enumerate(arguments):
-        calls = None
-        for number in range(first, len(paths), step):
-            if time.monotonic() > until:
-                return
-            module = _imported(paths[number], number)
-            if isinstance(module, str):
-                _tell(call.scratch, number, place, {"problem": module})
-                continue
-            calls = calls or _Calls(module, given)
-            _tell(call.scratch, number, place, _compiled(calls, module))
-        del calls
-        torch.cuda.empty_cache()
+def _work(call: Call, paths: list[Path], arguments: list[Arguments], first: int, step: int) -> None:
+    """One worker: every `step`-th variant, until its time is over."""
+    mine = range(first, len(paths), step)
+    try:
+        begin(call)
+        until: float | None = None
+        for place, given in enumerate(arguments):
+            calls: _Calls | None = None
+            for number in mine:
+                if until is not None and time.monotonic() > until:
+                    return
+                module = _imported(paths[number], number)
+                if isinstance(module, str):
+                    _tell(call.scratch, number, place, {"problem": module})
+                    continue
+                calls = calls or _Calls(module, given)
+                until = until or time.monotonic() + call.payload["compile_s"]
+                _tell(call.scratch, number, place, _compiled(calls, module))
+            del calls
+            torch.cuda.empty_cache()
+    except Exception as error:  # told, since nobody sees where this process writes
+        problem = {"problem": f"the compiling process failed: {type(error).__name__}: {error}"[:300]}
+        for number, place in itertools.product(mine, range(len(arguments))):
+            if "problem" in _told(call.scratch, number, place):
+                _tell(call.scratch, number, place, problem)
 
 
 def _compiled(calls: _Calls, module: ModuleType) -> dict[str, Any]:

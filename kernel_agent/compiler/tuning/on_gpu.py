@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from kernel_agent.bench.launches import KernelSeen
@@ -14,12 +14,24 @@ from kernel_agent.pairs.sections import split_sections
 from kernel_agent.pairs.spec import Candidate, ShapeEntry
 from kernel_agent.sandbox import Job, Message
 
+MOST_WORKERS = 12
+"""Processes that compile: each starts CUDA, which they do one after the other."""
+COMPILING = 0.6
+"""Share of a batch's seconds for compiling."""
+
+OnLine = Callable[[str], None]
+"""Told what a batch took."""
+
 
 class OnGpu:
     """Times batches of variants that share a forward."""
 
-    def __init__(self, pair: str, entries: Sequence[ShapeEntry], rig: Rig, seconds: float) -> None:
-        """`pair`: the whole file of the backward as it is; `seconds`: of one batch, compiling and timing together."""
+    def __init__(
+        self, pair: str, entries: Sequence[ShapeEntry], rig: Rig, seconds: float, on_line: OnLine = lambda _: None
+    ) -> None:
+        """`pair`: the whole file of the backward as it is; `seconds`: of one batch, compiling and timing together, from
+        when the first variant is under way."""
+        self.on_line = on_line
         self.sections = split_sections(pair)
         self.entries = tuple(entries)
         self.rig = rig
@@ -35,14 +47,18 @@ class OnGpu:
             "variants": texts,
             "entries": [entry.model_dump(mode="json") for entry in self.entries],
             "seed": self.rig.options.seed,
-            "workers": max(1, len(os.sched_getaffinity(0)) - 1),
-            "compile_s": 0.6 * self.seconds,
-            "time_s": 0.4 * self.seconds,
+            "workers": min(MOST_WORKERS, max(1, len(os.sched_getaffinity(0)) - 1)),
+            "compile_s": COMPILING * self.seconds,
+            "time_s": (1 - COMPILING) * self.seconds,
         }
         job = Job(
             "kernel_agent.compiler.tuning.child:trials", payload, {}, self.rig.options.limits, "variants on the GPU"
         )
         report = self.rig.sandbox.run(job)
+        for message in report.messages:
+            if "seconds" in message.record:
+                took = ", ".join(f"{phase} {seconds:.0f} s" for phase, seconds in message.record["seconds"].items())
+                self.on_line(f"{len(texts)} variants: {took}")
         return heard(report.messages, len(texts), [entry.label for entry in self.entries], report.message)
 
 
@@ -54,6 +70,8 @@ def heard(messages: Sequence[Message], count: int, labels: Sequence[str], ending
     sizes: dict[str, dict[str, int]] = {}
     for message in messages:
         record = message.record
+        if "variant" not in record:
+            continue
         number, label = record["variant"], labels[record["entry"]]
         if "sizes" in record:
             sizes[label] = record["sizes"]

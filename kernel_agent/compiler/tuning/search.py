@@ -93,18 +93,21 @@ def search(
     dropped: frozenset[int] = frozenset(),
     first: int = FIRST,
 ) -> Found:
-    """Try batches of variants until a batch brings nothing or the time is over. The start is among the first."""
+    """Try batches of variants until one brings nothing, or less than half a batch's time is left. The start is among
+    the first."""
     parts = parts_of(space, dropped)
-    until = time.monotonic() + seconds
+    until, took = time.monotonic() + seconds, 0.0
     sizes: Mapping[str, Mapping[str, int]] = {}
     count, problems, spills = 0, dict[str, None](), dict[frozenset[str], int]()
     for number in range(rounds):
         wanted = [list(_first(space, part, first)) if number == 0 else _later(space, part) for part in parts]
         batch: list[Values] = [frozenset()] if number == 0 else []
         batch += [frozenset().union(*some) for some in itertools.zip_longest(*wanted, fillvalue=frozenset())]
-        if not batch or time.monotonic() > until:
+        began = time.monotonic()
+        if not batch or began + took / 2 > until:
             break
         tried = judge([space.variant(dict(values)) for values in batch])
+        took = time.monotonic() - began
         count += len(batch)
         sizes = {**sizes, **tried.sizes}
         before = [part.mean(part.best(part.labels), part.labels) for part in parts]

@@ -20,7 +20,7 @@ from kernel_agent.bench.variants import Space, TunableKind
 from kernel_agent.compiler.tuning.classes import Class, classes
 from kernel_agent.compiler.tuning.on_gpu import OnGpu
 from kernel_agent.compiler.tuning.pins import names_before, pinned
-from kernel_agent.compiler.tuning.search import Found, search
+from kernel_agent.compiler.tuning.search import FIRST, Found, search
 from kernel_agent.compiler.tuning.space import LEAST_DOT_TILE, space
 from kernel_agent.gate.check import check
 from kernel_agent.gate.options import GateOptions
@@ -35,8 +35,10 @@ from kernel_agent.sandbox import Sandbox
 SMALL = GateOptions(seeds=(0,), max_elements=1 << 14, max_volume=1 << 20, odd_sizes=1, max_cases=4)
 """Of the check that tells whether tiles may change: every required entry once, in tiles of its own size or less."""
 TIMING = BenchOptions(budget_s=0.1, baselines=False, bounds=False, proof_elements=1 << 24)
-BATCHES = 2.5
-"""Batches that the seconds of a search are divided among."""
+BATCH = 0.5
+"""Share of the seconds of a search for compiling and timing one batch."""
+WORK = 96
+"""Variants times entries of a first batch, about."""
 LEAST_GAIN = 0.01
 
 OnLine = Callable[[str], None]
@@ -106,9 +108,9 @@ def tune(
     if fixed is None:
         on_line("which tiles may have another size")
         fixed = fixed_tiles(spec, pair, sandbox, truths)
-    judge = OnGpu(at_sizes.facts.source, [one.entry for one in rig.inputs], rig, seconds / BATCHES)
+    judge = OnGpu(at_sizes.facts.source, [one.entry for one in rig.inputs], rig, BATCH * seconds, on_line)
     on_line(f"timing variants for {seconds:.0f} s at most")
-    found = search(inside, judge, seconds=seconds, dropped=fixed)
+    found = search(inside, judge, seconds=seconds, dropped=fixed, first=max(8, min(FIRST, WORK // len(entries))))
     chosen = chosen_of(inside, found)
     if all(not one.values for some in chosen for one in some):
         return Tuned(pair, False, f"none of {found.tried} variants is faster", found.tried, problems=found.problems)
