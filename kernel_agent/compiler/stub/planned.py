@@ -10,7 +10,9 @@ from torch import Tensor
 
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.plan import NESTED, BackwardPlan, Step
-from kernel_agent.compiler.ssa.value import Kernel
+from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.uses import Uses
+from kernel_agent.compiler.ssa.value import NARROW, Kernel
 from kernel_agent.compiler.stub.accesses import Accesses
 from kernel_agent.compiler.stub.buffers import Buffers
 from kernel_agent.compiler.stub.cotangents import Cotangents, Grad
@@ -83,6 +85,9 @@ class Planned:
         plan, tensors = self.plan, self.launched.seen.tensors
         held = {plan.cotangents[name]: grad.text for name, grad in given.items() if name in plan.cotangents}
         for name, argument in plan.cotangents.items():
+            if argument in held and given[name].element == "f32" and _takes_as_it_is(plan, argument):
+                narrow = f"{held[argument]}.to({self.references.asked(tensors[name], 'dtype')})"
+                held[argument] = self.body.bind(f"d{self.references.hint(tensors[name])}", narrow)
             if argument in plan.consumed and argument in held:
                 held[argument] = self._copied(held[argument], tensors[name])
         return held
@@ -231,3 +236,14 @@ class Planned:
 def _is_one(node: ast.expr) -> bool:
     """Whether a tile is a single element: what is computed one by one has no tile."""
     return isinstance(node, ast.Constant) and node.value == 1
+
+
+def _takes_as_it_is(plan: BackwardPlan, argument: str) -> bool:
+    """Whether a kernel computes with what it loads of a narrow cotangent before it is converted, as products do."""
+    for step in plan.steps:
+        uses = Uses.of(step.kernel)
+        for op in step.kernel.ops:
+            narrow = op.code is Code.LOAD and op.base.name == argument and op.result.element in NARROW
+            if narrow and (op.result in uses.yielded or any(one.code is not Code.CAST for one in uses[op.result])):
+                return True
+    return False
