@@ -205,3 +205,14 @@ def reduced(b: Builder, x: Value) -> Value:
     with b.inside(block):
         block.yields = [b.mul(left, right)]
     return b.add_op(Op(Code.REDUCE, (x,), (Value("f32", (M,)),), {"axis": 1}, [block])).result
+
+
+def test_cotangents_meet_operands_of_eight_bits_in_sixteen() -> None:
+    # rounded to 8 bits they were lost, and Triton refuses products of 8 bits over fewer than 32 terms
+    k = Forward(X="*f8E4M3FN", W="*f8E4M3FN", Y="*f32")
+    b = k.b
+    product = b.dot(b.load(k.X, tile(b, M, N)), b.load(k.W, tile(b, N, M)))
+    b.store(k.Y, tile(b, M, M), product)
+    adjoint = differentiate(k.kernel, read=frozenset(["X", "W"]), written=frozenset(["Y"]))
+    dots = [op for op in adjoint.kernel.ops if op.code is Code.DOT]
+    assert [value.element for op in dots for value in op.operands] == ["bf16"] * 4
