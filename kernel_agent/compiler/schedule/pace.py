@@ -1,7 +1,8 @@
 """`Pace`: how fast a kernel goes through its rows: its warps, loads ahead of their use, programs per processor.
 
-Every number is right; these are good for rows that memory is the limit of. A thread keeps a few elements of each tile,
-a processor is full of warps, and while one row is worked on the next ones are on their way to shared memory.
+Every number is right; these were good on an H200, where memory is the limit of rows. While one row is worked on the
+next ones are on their way to shared memory, so that some 64 KiB are under way for each processor. A row that fills the
+registers of a processor is loaded as it is needed, by more warps: what is ahead of its use would have no room.
 """
 
 from __future__ import annotations
@@ -14,18 +15,21 @@ from kernel_agent.compiler.schedule.forms import Forms
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.value import Kernel
 
-WARPS = "num_warps"
-PER_PROCESSOR = "per_sm"
-ELEMENTS = 512
-"""Of a tile that a warp takes: 16 a thread."""
+WARPS, PER_PROCESSOR, BYTES = "num_warps", "per_sm", "row_bytes"
 FEWEST, MOST = 4, 32
 """Warps of a program."""
-PROCESSOR = 16
-"""Warps that keep a processor busy."""
+SHORT, LONG = 1024, 512
+"""Elements of a tile that a warp takes; fewer of a long one in kernels that also keep several sums of its size."""
+LONGEST = 8192
+"""Elements of a tile that fits the registers of a processor with all that is computed of it."""
 STAGES = 3
-"""Rows in flight."""
+"""Rows in flight, the one that is worked on included."""
 SHARED = "192 * 1024"
 """Bytes of shared memory for them."""
+AHEAD = "32 * 1024"
+"""Bytes of rows that are to arrive next, for the programs of a processor together."""
+PROGRAMS = 16
+"""Programs per processor: as many as have four warps."""
 
 
 @dataclass(frozen=True)
@@ -48,16 +52,17 @@ def pace(forms: Forms, axis: int) -> Pace | None:
     if not largest or any(op.code is Code.DOT for op in kernel.ops):
         return None
     extent = _extent(kernel, largest)
-    settings = {
-        WARPS: f"max({FEWEST}, min({MOST}, {extent} // {ELEMENTS}))",
-        PER_PROCESSOR: f"max(1, {PROCESSOR} // {WARPS})",
-    }
+    added = [op for op in kernel.ops if op.code is Code.ATOMIC_ADD and op.offset.shape]
+    sums = sum(row not in forms.reads(op.offset) for op in added)
+    share = str(SHORT) if sums < 2 else f"({SHORT} if {extent} <= {LONGEST} else {LONG})"
+    settings = {WARPS: f"max({FEWEST}, min({MOST}, {extent} // {share}))"}
     if any(op.code in (Code.FOR, Code.WHILE) for op in kernel.ops):
-        return Pace(settings)
+        return Pace({**settings, PER_PROCESSOR: f"max(1, {PROGRAMS} // {WARPS})"})
     stages = kernel.free_name("STAGES")
     sizes = [f"{op.base.name}.element_size()" for op in loads if op.result.shape == largest]
-    size = sizes[0] if len(sizes) == 1 else f"({' + '.join(sizes)})"
-    settings[stages] = f"max(1, min({STAGES}, 1 + {SHARED} // ({extent} * {size})))"
+    settings[BYTES] = f"{extent} * {sizes[0]}" if len(sizes) == 1 else f"{extent} * ({' + '.join(sizes)})"
+    settings[PER_PROCESSOR] = f"max(1, min({PROGRAMS}, {AHEAD} // {BYTES}))"
+    settings[stages] = f"max(1, min({STAGES}, 1 + {SHARED} // {BYTES})) if {extent} <= {LONGEST} else 1"
     return Pace(settings, stages)
 
 

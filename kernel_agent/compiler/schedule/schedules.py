@@ -19,6 +19,7 @@ from kernel_agent.compiler.reverse.adjoint import Adjoint
 from kernel_agent.compiler.reverse.plain import plain
 from kernel_agent.compiler.schedule.accumulate import accumulated
 from kernel_agent.compiler.schedule.clear import cleared
+from kernel_agent.compiler.schedule.collect import collected
 from kernel_agent.compiler.schedule.factor import factored
 from kernel_agent.compiler.schedule.forms import Forms, Launch
 from kernel_agent.compiler.schedule.fuse import fused
@@ -135,8 +136,9 @@ def joined(kernel: Kernel) -> Kernel:
 
 
 def finished(kernel: Kernel, launch: Launch) -> Kernel:
-    """The same launch with less to do in its loops: factors behind them, no needless masks, no tiles to turn."""
-    plain_sums = prune(unmasked(prune(factored(prune(kernel)))))
+    """The same launch with less to do in its loops: factors behind them or used once, no needless masks, no tiles to
+    turn."""
+    plain_sums = prune(unmasked(prune(factored(collected(prune(kernel))))))
     return prune(oriented(prune(cleared(plain_sums, launch))))
 
 

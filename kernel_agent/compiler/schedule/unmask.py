@@ -4,8 +4,9 @@ Reverse mode puts a `where` before lanes meet, and takes each of the forward bac
 sums most of them are of no use: keys beyond the last one are rows that no store writes, and a probability is zero
 where the score was minus infinity. Each costs as much as a part of the exponential does.
 
-That p * g is zero where p is takes g to be finite there: it must come of numbers in memory by products and sums. A row
-of which nothing is seen has no finite maximum: its forward is NaN already, or guards the maximum.
+That p * g is zero where p is takes g to be finite there: it must come of numbers in memory by products and sums, or be
+one number for the whole row, since the lanes that count would not be finite either. A row of which nothing is seen has
+no finite maximum: its forward is NaN already, or guards the maximum.
 """
 
 from __future__ import annotations
@@ -82,7 +83,10 @@ def vanishes(value: Value, labels: Labels, condition: Hashable) -> bool:
         return vanishes(*inner[0], condition)
     if op.code is Code.MUL:
         sides = (inner, inner[::-1])
-        return any(vanishes(*side, condition) and _finite(other) for side, (other, _) in sides)
+        row = len(value.shape) == 1 and isinstance(condition, tuple) and condition[0] != "scalar"
+        return any(
+            vanishes(*side, condition) and ((row and not other.shape) or _finite(other)) for side, (other, _) in sides
+        )
     if op.code in (Code.ADD, Code.SUB):
         return all(vanishes(*side, condition) for side in inner)
     if op.code is Code.SELECT:

@@ -66,6 +66,16 @@ def test_a_zero_that_meets_an_infinity_keeps_its_choice() -> None:
     assert agrees(kernel, 5)
 
 
+def test_a_number_of_the_whole_row_meets_the_lanes_that_count_as_well() -> None:
+    # rstd comes of a division: were it infinite, the sum of the lanes that are seen would not be finite either.
+    def scaled(b: Builder, x: Value, _: Value) -> Value:
+        return b.mul(x, b.div(b.const(1.0, "f32"), b.sum(b.mul(x, x), 0)))
+
+    kernel = summed(scaled)
+    assert choices(unmasked(kernel)) == 0
+    assert agrees(kernel, 5)
+
+
 def test_lanes_that_are_summed_with_others_are_seen() -> None:
     kernel = summed(lambda b, x, _: b.add(x, b.const(1.0, "f32")))
     assert choices(unmasked(kernel)) == 1
