@@ -154,6 +154,10 @@ def _explain(found: Derived) -> None:
     err().print(Text(f"schedule: {taken}", style="bold"), soft_wrap=True)
     if found.costs:
         err().print(_costs(found.costs))
+    else:
+        err().print(
+            Text("costs: not compared; --no-cache --explain does, where several pairs can be written", style="dim")
+        )
     for line in found.refused:
         err().print(Text(f"not taken: {line}", style="dim"), soft_wrap=True)
     for line in found.draft.remarks:
