@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -118,12 +120,14 @@ def _is(name: str, value: Any) -> str:
         return "is None"
     if isinstance(value, tl.dtype) and f"tl.{value}" in DTYPES.values():
         return f"== tl.{value}"
-    if not isinstance(value, (bool, int, float, str)):
+    if isinstance(value, float) and math.isinf(value):
+        return f'== float("{value}")'
+    if not isinstance(value, (bool, int, float, str)) or value != value:
         raise CannotDerive(
             f"the constexpr {name} is {value!r:.60}, which cannot be asserted",
             remedy="Write a function of your own that calls this one with it, and differentiate that.",
         )
-    return f"== {value!r}".replace("'", '"')
+    return f"== {json.dumps(value) if isinstance(value, str) else repr(value)}"
 
 
 def _asserted(condition: str, message: str) -> list[str]:
@@ -132,16 +136,14 @@ def _asserted(condition: str, message: str) -> list[str]:
 
 
 def _cotangent(name: str, tile: Tile) -> list[str]:
-    """What is said of a cotangent before it is used: sums of narrow floats are made in float32."""
-    wide = adjoint_element(tile.element)
-    lines = []
-    if tile.extents:
-        parts = [f"len({name}.shape) == {len(tile.extents)}"]
-        parts += [f"{name}.shape[{axis}] == {extent}" for axis, extent in enumerate(tile.extents)]
-        lines += _asserted(" and ".join(parts), f"{name} must be {_shape(tile)}")
-    if wide != tile.element:
-        lines.append(f"    {name} = tl.cast({name}, {dtype(wide)})")
-    return lines
+    """What is said of a cotangent before it is used: sums of narrow floats are made in float32, whoever gives them."""
+    wide = dtype(adjoint_element(tile.element))
+    if not tile.extents:
+        return [f"    {name} = tl.cast({name}, {wide})"]  # it may be a Python number
+    parts = [f"len({name}.shape) == {len(tile.extents)}"]
+    parts += [f"{name}.shape[{axis}] == {extent}" for axis, extent in enumerate(tile.extents)]
+    lines = _asserted(" and ".join(parts), f"{name} must be {_shape(tile)}")
+    return [*lines, f"    {name} = {name}.to({wide})"]
 
 
 def _returned(values: Sequence[str]) -> list[str]:

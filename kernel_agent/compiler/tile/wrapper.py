@@ -39,10 +39,8 @@ class Wrapped:
     """What the named extents are when it is read."""
     results: Mapping[str, Tile] = field(default_factory=dict)
     """What it returns, by names, with numbers for extents."""
-
     loads_scalars: bool = False
     """Scalars lie in memory too: a launch with tensors alone can be differentiated."""
-
     shared: tuple[frozenset[str], ...] = ()
     """No two pointers point into one tensor."""
 
@@ -56,8 +54,8 @@ class Wrapped:
         """Triton's type of every parameter."""
         found: dict[str, str] = {}
         for parameter in self.kernel.params:
-            name = parameter.name.removesuffix("_ptr")
-            tile = self.signature.tiles.get(name)
+            name = parameter.name
+            tile = self.signature.tiles.get(name) or self.signature.tiles.get(name.removesuffix("_ptr"))
             if parameter.is_constexpr:
                 found[parameter.name] = "constexpr"
             elif tile is not None:

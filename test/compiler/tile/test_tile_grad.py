@@ -6,7 +6,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from tile_functions import PAIRS, POSITIVE, Pair, rmsnorm, root, swiglu, torch_rmsnorm, torch_root
+from tile_functions import PAIRS, POSITIVE, Pair, rmsnorm, root, torch_rmsnorm, torch_root
 from torch import Tensor
 
 from kernel_agent import check_tile, grad
@@ -56,7 +56,9 @@ def rmsnorm_bwd(x, w, eps, d_y, d_rstd):
     tl.static_assert(M >= 2 and M <= 4096, "M must be 2 to 4096, which this was derived for")
     tl.static_assert(N >= 2 and N <= 4096, "N must be 2 to 4096, which this was derived for")
     tl.static_assert(len(d_y.shape) == 2 and d_y.shape[0] == M and d_y.shape[1] == N, "d_y must be [M, N]")
+    d_y = d_y.to(tl.float32)
     tl.static_assert(len(d_rstd.shape) == 1 and d_rstd.shape[0] == M, "d_rstd must be [M]")
+    d_rstd = d_rstd.to(tl.float32)
     total = tl.sum(x * x, axis=1).to(tl.float32) / N + eps
     rstd = tl.rsqrt(total)
     x_tile = x.to(tl.float32)
@@ -71,10 +73,10 @@ def rmsnorm_bwd(x, w, eps, d_y, d_rstd):
 
 
 def test_adjoints_of_narrow_floats_are_float32() -> None:
-    # a cotangent of bfloat16 is widened first: the sums of the adjoint would lose it otherwise
-    text = grad(swiglu, "up", "gate=[8, 16], up=[8, 16] bf16").source
-    assert "Returns [8, 16] fp32." in text
-    assert "d_out = tl.cast(d_out, tl.float32)" in grad(narrow, shapes="x=[16] fp16").source
+    # a cotangent of float16 is widened before anything is made of it: sums in the adjoint would lose it otherwise
+    text = grad(narrow, shapes="x=[16] fp16").source
+    assert "Returns [16] fp32." in text
+    assert "    d_out = d_out.to(tl.float32)\n" in text
 
 
 @triton.jit
@@ -195,3 +197,19 @@ def test_adjoint_by_what_has_no_influence_is_zero_and_has_its_extents() -> None:
 @triton.jit
 def detached(x, y):
     return x * 2
+
+
+@triton.jit
+def chosen(x, MODE: tl.constexpr, LOW: tl.constexpr, SIZE: tl.constexpr = None):
+    if MODE == "square":
+        x = x * x
+    return tl.maximum(x, LOW)
+
+
+def test_constexprs_are_asserted_whatever_they_are() -> None:
+    # the branch that was derived is that of MODE: with another one, another function would be called
+    shapes = {"x": (8,), "MODE": "'square'", "LOW": float("-inf")}
+    derived = grad(chosen, shapes=shapes)
+    for assertion in ('MODE == "square"', 'LOW == float("-inf")', "SIZE is None"):
+        assert f"tl.static_assert({assertion}," in derived.source
+    assert check_tile(chosen, derived, torch.square, shapes=shapes, seeds=(0,)).green
