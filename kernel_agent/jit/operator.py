@@ -14,6 +14,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
+from triton import knobs
 
 from kernel_agent.autodiff import MARK, AutodiffMark
 from kernel_agent.compiler.derived import Derived
@@ -92,8 +93,11 @@ class Differentiable:
         self._lock = threading.RLock()
         self._slice: Slice | None = None
         self._variants: dict[tuple[CallForm, bool], list[Variant]] = {}
+        self._operators: list[Callable[..., Any]] = []
         self._last: Variant | None = None
         self._said_exact = False
+        self._interpreted = bool(knobs.runtime.interpret)
+        """Whether kernels are made for Triton's interpreter, which takes tensors of the CPU."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As the stub. Raises `CannotTrain`, and whatever the stub raises."""
@@ -110,7 +114,11 @@ class Differentiable:
                 check_arguments(self._stub, arguments)
             return self._exactly(bound) if exact else self._stub(*args, **kwargs)
         check_arguments(self._stub, arguments)
-        return self._trained(arguments, call_form(arguments, grads), exact=exact)
+        form = call_form(arguments, grads)
+        place = self._traceable(form.parts, form.grads) if torch.compiler.is_compiling() else -1
+        if place >= 0:
+            return self._traced(place, arguments, form)
+        return self._trained(arguments, form, exact=exact)
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         """By its name where it took the stub's place, as functions are."""
@@ -158,6 +166,7 @@ class Differentiable:
         names = [name for name in self._signature.parameters if name != "ctx"]
         return None if wanted is None else tuple(names[one] if isinstance(one, int) else one for one in wanted)
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _trained(self, arguments: Mapping[str, Any], form: CallForm, *, exact: bool) -> Any:
         objection: NotThisPair | None = None
         for number in range(MOST):
@@ -172,6 +181,26 @@ class Differentiable:
             f"{MOST} pairs of `{self._stub.__name__}` were derived, and none is for this call: {objection}",
             remedy="Split the stub where it branches on sizes or numbers.",
         )
+
+    def _traced(self, place: int, arguments: Mapping[str, Any], form: CallForm) -> Any:
+        """What `torch.compile` traces. A call that the pair is not for breaks the graph, and runs as any other."""
+        if torch.compiler.is_compiling():
+            try:
+                return self._operators[place](**arguments)
+            except NotThisPair:
+                pass
+        return self._trained(arguments, form, exact=False)
+
+    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+    def _traceable(self, parts: tuple[tuple[str, str], ...], grads: tuple[str, ...]) -> int:
+        """Place among the operators that `torch.compile` can trace of that for a form; -1 where nothing was derived
+        for it yet, which cannot be done while tracing."""
+        known = self._variants.get((CallForm(parts, grads), False))
+        if not known:
+            return -1
+        if known[-1].traceable not in self._operators:
+            self._operators.append(known[-1].traceable)
+        return self._operators.index(known[-1].traceable)
 
     def _without_facts(self, form: CallForm, exact: bool, arguments: Mapping[str, Any], error: NotThisPair) -> Any:
         """A call whose layout a schedule does not take: with its tensors contiguous, or by the plain schedule."""
@@ -267,7 +296,7 @@ class Differentiable:
     def _executes(self, arguments: Mapping[str, Any]) -> bool:
         """Whether the kernels have to be executed: all tensors are on the CPU, where Triton runs nothing."""
         tensors = [value for value in arguments.values() if isinstance(value, Tensor)]
-        if any(tensor.device.type != "cpu" for tensor in tensors) or _interpreted():
+        if any(tensor.device.type != "cpu" for tensor in tensors) or self._interpreted:
             return False
         if not self._said_exact:
             self._said_exact = True
@@ -297,12 +326,6 @@ def _plain(form: CallForm) -> CallForm:
 
 def _contiguous(value: Any) -> Any:
     return value.contiguous() if isinstance(value, Tensor) else value
-
-
-def _interpreted() -> bool:
-    from triton import knobs
-
-    return bool(knobs.runtime.interpret)
 
 
 @contextmanager

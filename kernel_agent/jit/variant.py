@@ -23,7 +23,7 @@ from kernel_agent.ir import ExecOptions, declared_dtype, execute, standin
 from kernel_agent.jit.conditions import Objection, conditions_of
 from kernel_agent.jit.deriving import PROVEN_WAYS
 from kernel_agent.jit.errors import CannotTrain
-from kernel_agent.jit.ways import Way, noted, watch, way_of
+from kernel_agent.jit.ways import Way, noted, tests_of, watch, way_of
 
 _EXACT = ExecOptions(sanitize=False)
 
@@ -47,6 +47,7 @@ class Variant:
         self.derived = derived
         self.module = _loaded(derived.draft.pair, stub)
         self.proven = frozenset(tuple(way) for way in getattr(self.module, PROVEN_WAYS))
+        self._traced = frozenset(tests_of(way) for way in self.proven)
         self.mutates = "increment_version(" in derived.draft.pair
         self._forward: Callable[..., Any] = getattr(self.module, "forward")  # noqa: B009
         self._backward: Callable[..., Any] = getattr(self.module, "backward")  # noqa: B009
@@ -54,6 +55,12 @@ class Variant:
         self._operator = getattr(self.module, f"{stub}_autograd")
         asked = {"forward": self._asked_exactly, "backward": self._back_exactly} if exact else {"forward": self._asked}
         vars(self.module).update(asked)
+
+    @property
+    def traceable(self) -> Callable[..., Any]:
+        """The operator as `torch.compile` traces it. What a call is asked is asked while it is traced, and what it was
+        answered by is guarded."""
+        return self._operator  # type: ignore[no-any-return]
 
     def __call__(self, arguments: Mapping[str, Any]) -> Any:
         """The outputs, with the pair's backward behind them. Raises `NotThisPair`."""
@@ -77,7 +84,7 @@ class Variant:
         return self._admitted(outputs, saved, way_of(notes))
 
     def _admitted(self, outputs: Any, saved: tuple[Any, ...], way: Way) -> tuple[Any, tuple[Any, ...]]:
-        if way not in self.proven:
+        if way not in (self._traced if torch.compiler.is_compiling() else self.proven):
             raise NotThisPair(Objection.CONFIGURATION, _other_way(way, self.proven), way, mutates=self.mutates)
         objected = self._conditions(saved)
         if objected is not None:

@@ -23,6 +23,9 @@ Way = tuple[str, ...]
 _ASKED, _COUNTED = "_kernel_agent_asked", "_kernel_agent_counted"
 
 
+_LAUNCH = "launch "
+
+
 class _Notes(threading.local):
     """What is being noted on this thread."""
 
@@ -47,6 +50,11 @@ def noted() -> Iterator[set[str]]:
 def way_of(notes: Iterable[str]) -> Way:
     """Notes as a way that compares."""
     return tuple(sorted(notes))
+
+
+def tests_of(way: Way) -> Way:
+    """A way without its launches: `torch.compile` makes those itself, and no kernel of ours hears of them."""
+    return tuple(note for note in way if not note.startswith(_LAUNCH))
 
 
 def _note(text: str) -> None:
@@ -97,7 +105,7 @@ def watch(module: ModuleType, source: str) -> None:
 
 def _launched(name: str) -> Callable[..., None]:
     def hook(*_: Any, **__: Any) -> None:
-        _note(f"launch {name}")
+        _note(_LAUNCH + name)
 
     return hook
 

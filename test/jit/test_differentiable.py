@@ -129,6 +129,14 @@ def test_checkpointing_runs_the_forward_again(scaled):
     torch.testing.assert_close(mine, gradients(formula, x, w))
 
 
+@pytest.mark.filterwarnings(r"ignore:The \.grad attribute of a Tensor:UserWarning")  # torch's tracer asks for it
+def test_code_around_it_compiles(scaled):
+    # On the CPU the operator itself cannot be traced: the graph breaks around it, and nothing else changes.
+    x, w = leaf(5, 24), leaf(24)
+    compiled = torch.compile(lambda x, w: scaled(2 * x, w) + 1, backend="eager")
+    torch.testing.assert_close(gradients(compiled, x, w), gradients(lambda x, w: formula(2 * x, w), x, w))
+
+
 def test_a_call_that_takes_another_branch_gets_a_pair_of_its_own(kept):
     # The first pair is of the squares' kernel; cubes with it would be silently wrong.
     op = Differentiable(trainable.by_size, kept=kept)
