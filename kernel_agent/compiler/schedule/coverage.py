@@ -29,7 +29,8 @@ def domain(forms: Forms, site: Site) -> frozenset[Atom]:
 def covered_if(forms: Forms, written: Sequence[Site], tensor: str) -> str:
     """The expression under which writes to different addresses cover a tensor; empty where none is known.
 
-    `written`: all writes to its gradient, proved to meet no element twice.
+    `written`: all writes to its gradient, proved to meet no element twice. The gradient's elements must lie in memory
+    without gaps, in whatever order.
     """
     counter = Counter(forms)
     counts = [counter.count(site) for site in written]
@@ -41,7 +42,7 @@ def covered_if(forms: Forms, written: Sequence[Site], tensor: str) -> str:
     claims = open_claims(counter.claims)
     if claims is None or not whole.printable:
         return ""
-    same = f"{tensor}.is_contiguous() and {tensor}.numel() == {whole.text()}"
+    same = f"{tensor}.numel() == {whole.text()}"
     return " and ".join(text for text in (same, conjunction(claims)) if text)
 
 

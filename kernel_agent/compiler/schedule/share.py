@@ -32,7 +32,7 @@ WORK = CONTROL | {
 """What is not done again for every tile where the result can be kept."""
 
 
-_SPREADS = frozenset((Code.EXPAND, Code.BROADCAST, Code.FULL, Code.TRANS))
+_SPREADS = frozenset((Code.EXPAND, Code.BROADCAST, Code.FULL, Code.TRANS, Code.NEG))
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def shared(kernel: Kernel, launch: Launch) -> list[Shared]:
         for site in sorted(loads, key=lambda site: site.op.result.name != value.name):
             facts = _home(forms, value, site)
             if facts is not None:
-                name = "delta" if op.code is Code.SUM or _bare(op).code is Code.SUM else f"saved_{value.name or 'tile'}"
+                name = "delta" if op.code is Code.SUM else f"saved_{value.name or 'tile'}"
                 names = {one.pointer.name for one in found}
                 while name in names or kernel.free_name(name) != name:
                     name += "_"
@@ -80,7 +80,7 @@ def shared(kernel: Kernel, launch: Launch) -> list[Shared]:
 
 
 def _taken(kernel: Kernel) -> list[Value]:
-    """Values that loops of the kernel's own block read from before them, as they were before they were spread."""
+    """Values that loops of the kernel's own block read from before them, before these were spread or negated."""
     found: dict[Value, None] = {}
     for loop in kernel.body.ops:
         if loop.code is not Code.FOR:
@@ -90,13 +90,6 @@ def _taken(kernel: Kernel) -> list[Value]:
                 value = value.producer.operands[0]
             found[value] = None
     return list(found)
-
-
-def _bare(op: Op) -> Op:
-    """The operation behind changes of sign."""
-    while op.code is Code.NEG and op.operands[0].producer is not None:
-        op = op.operands[0].producer
-    return op
 
 
 def _dear(value: Value) -> bool:

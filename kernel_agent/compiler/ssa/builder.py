@@ -197,6 +197,8 @@ class Builder:
         """Insert an extent of 1; a scalar stays one, since it broadcasts."""
         if a.shape == ():
             return a
+        if a.producer is not None and a.producer.code is Code.NEG and a.is_float:
+            return fold.neg(self, self.expand(a.producer.operands[0], axis))
         shape = (*a.shape[:axis], 1, *a.shape[axis:])
         return self.pure(Code.EXPAND, (a,), a.element, shape, {"axis": axis}, a.name)
 
