@@ -3,13 +3,14 @@
 A combine is associative, so a reduction is f(f(before, x[i]), after) for every i, with what the elements before and
 after x[i] come to: two scans. A running total is t[i] = f(t[i-1], x[i]); its adjoint is the linear recurrence
 d[i] = g[i] + c[i+1] d[i+1] with the derivative c of f by its first argument, and x[i] gets d[i] times that by the
-second. Of several tiles that holds for each where its total does not depend on those of the others.
+second. Of several tiles that holds for each where its total does not depend on those of the others; where it does, c is
+a matrix.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.reverse.cotangents import Cotangents
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def reverse_combine(r: Reversal, op: Op, cotangents: Cotangents) -> None:
-    """The adjoint of a REDUCE or SCAN. Raises CannotDerive for a SCAN whose totals depend on each other."""
+    """The adjoint of a REDUCE or SCAN. Raises CannotDerive for a combine that does more than compute."""
     incoming = [cotangents.get(result) for result in op.results]
     if all(g is None for g in incoming) or all(value not in r.activity for value in op.operands):
         return
@@ -64,10 +65,7 @@ def _of_scan(r: Reversal, op: Op, xs: list[Value], incoming: list[Value | None])
         one = b.number(1.0, g)
         slopes = combine.adjoint([*before, *xs], [one if k == place else None for k in range(count)])
         if any(slope is not None for k, slope in enumerate(slopes[:count]) if k != place):
-            raise CannotDerive(
-                f"a scan of {count} tiles whose totals depend on each other has no derivative rule",
-                remedy="write it as a loop, or as h[i] = a[i] * h[i - 1] + x[i]",
-            )
+            return _of_coupled(combine, op, xs, before, incoming)
         total = _recurrence(b, b.whole(g, shape), slopes[place], {"axis": axis, "reverse": not back})
         for k, slope in enumerate(slopes[count:]):
             own = _either(b, start, one if k == place else None, slope)
@@ -76,6 +74,54 @@ def _of_scan(r: Reversal, op: Op, xs: list[Value], incoming: list[Value | None])
                 known = parts[k]
                 parts[k] = part if known is None else b.add(known, part)
     return parts
+
+
+def _of_coupled(
+    combine: _Combine, op: Op, xs: list[Value], before: list[Value], incoming: list[Value | None]
+) -> list[Value | None]:
+    """Of a SCAN whose totals depend on each other: d[i] = g[i] + C[i+1]' d[i+1] with a matrix C, by a scan of maps
+    d -> M d + v, of which a later one is applied first: (M, v) after (N, w) is (M N, M w + v)."""
+    b, axis, back = combine.r.b, op.attributes["axis"], bool(op.attributes.get("reverse"))
+    shape, places = xs[0].shape, [k for k, x in enumerate(xs) if x.is_float]
+    ends = _ends(b, shape, axis)
+    first, last = ends[::-1] if back else ends
+    element = adjoint_element(xs[places[0]].element)
+    one, zero = b.const(1.0, element), b.const(0.0, element)
+
+    def moved(slope: Value | None) -> Value:
+        if slope is None:
+            return b.whole(zero, shape)
+        return b.whole(b.select(last, zero, _moved(b, b.whole(slope, shape), axis, -1 if back else 1)), shape)
+
+    slopes = {p: combine.adjoint([*before, *xs], [one if k == p else None for k in range(len(xs))]) for p in places}
+    tiles = [moved(slopes[p][k]) for k in places for p in places]
+    tiles += [b.whole(zero if g is None else g, shape) for k in places for g in [incoming[k]]]
+    found = b.add_op(_maps(b, tiles, len(places), {"axis": axis, "reverse": not back})).results
+    total: list[Value | None] = [None] * len(xs)
+    for k, value in zip(places, found[-len(places) :], strict=True):
+        total[k] = value
+    parts = combine.adjoint([*before, *xs], [_unless(b, first, g) for g in total])[len(xs) :]
+    return [_either(b, first, end, part) for end, part in zip(total, parts, strict=True)]
+
+
+def _maps(b: Builder, tiles: list[Value], size: int, along: dict[str, Any]) -> Op:
+    """The SCAN that composes maps of vectors of a size: matrices by rows, then vectors."""
+    arguments = [Value(tile.element) for tile in (*tiles, *tiles)]
+    block = Block(arguments)
+    inner, outer = arguments[: len(tiles)], arguments[len(tiles) :]
+
+    def row_by(row: int, column: list[Value]) -> Value:
+        terms = [b.mul(outer[row * size + k], value) for k, value in enumerate(column)]
+        total = terms[0]
+        for term in terms[1:]:
+            total = b.add(total, term)
+        return total
+
+    with b.inside(block):
+        columns = [[inner[k * size + column] for k in range(size)] for column in range(size)]
+        block.yields = [row_by(row, column) for row in range(size) for column in columns]
+        block.yields += [b.add(row_by(row, inner[size * size :]), outer[size * size + row]) for row in range(size)]
+    return Op(Code.SCAN, tiles, [Value(tile.element, tile.shape) for tile in tiles], along, [block])
 
 
 def _recurrence(b: Builder, g: Value, slope: Value | None, along: dict[str, int]) -> Value:

@@ -216,3 +216,36 @@ def test_cotangents_meet_operands_of_eight_bits_in_sixteen() -> None:
     adjoint = differentiate(k.kernel, read=frozenset(["X", "W"]), written=frozenset(["Y"]))
     dots = [op for op in adjoint.kernel.ops if op.code is Code.DOT]
     assert [value.element for op in dots for value in op.operands] == ["bf16"] * 4
+
+
+@pytest.mark.parametrize("back", [False, True], ids=["forwards", "backwards"])
+def test_totals_of_a_scan_that_depend_on_each_other_have_a_matrix_for_their_slope(back: bool) -> None:
+    # h[i] = a[i] h[i-1] + x[i] of complex numbers: refused before, as the real part moves the imaginary one
+    k = Forward(AR="*f32", AI="*f32", XR="*f32", XI="*f32", R="*f32", S="*f32")
+    b, lanes = k.b, k.b.arange(0, N)
+    given = [b.load(pointer, lanes) for pointer in (k.AR, k.AI, k.XR, k.XI)]
+    block = Block([Value("f32") for _ in range(8)])
+    with b.inside(block):
+        ar, ai, xr, xi, br, bi, yr, yi = block.arguments
+        block.yields = [
+            b.sub(b.mul(ar, br), b.mul(ai, bi)),
+            b.add(b.mul(ar, bi), b.mul(ai, br)),
+            b.add(b.sub(b.mul(br, xr), b.mul(bi, xi)), yr),
+            b.add(b.add(b.mul(br, xi), b.mul(bi, xr)), yi),
+        ]
+    results = [Value("f32", (N,)) for _ in range(4)]
+    b.add_op(Op(Code.SCAN, given, results, {"axis": 0, "reverse": back}, [block]))
+    b.store(k.R, lanes, results[2])
+    b.store(k.S, lanes, results[3])
+
+    def reference(ar: Tensor, ai: Tensor, xr: Tensor, xi: Tensor) -> tuple[Tensor, Tensor]:
+        a, x = torch.complex(ar, ai), torch.complex(xr, xi)
+        order = range(N - 1, -1, -1) if back else range(N)
+        state, states = torch.zeros((), dtype=torch.complex128), {}
+        for i in order:
+            state = states[i] = a[i] * state + x[i]
+        found = torch.stack([states[i] for i in range(N)])
+        return found.real, found.imag
+
+    inputs = {name: numbers(N, seed=seed) for seed, name in enumerate(("AR", "AI", "XR", "XI"))}
+    compare(k.kernel, inputs, {"R": (N,), "S": (N,)}, reference)
