@@ -8,7 +8,8 @@
 
 `tune` writes every pair with the numbers that were fastest, or as it was. `measure` judges the real kernels by the
 native tier first and prints no time without a green verdict. `--part 0/4` takes every fourth case, so that several GPUs
-can share the work: one process for each, told apart by CUDA_VISIBLE_DEVICES. `--seconds` is the search of one case.
+can share the work: one process for each, told apart by CUDA_VISIBLE_DEVICES. `--seconds` is the search of one case;
+kernels of attention compile for seconds each, so that it takes twice those of the others.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import torch
 from kernel_agent.bench.clock import Clock
 from kernel_agent.bench.measure import measure_source
 from kernel_agent.bench.native import check_native
+from kernel_agent.bench.records import Basis, Measurement, ShapeTime
 from kernel_agent.bench.rig import BenchOptions, Rig
 from kernel_agent.errors import KernelAgentError
 from kernel_agent.oracle import describe
@@ -122,7 +124,7 @@ def tune_all(folder: Path, tuned: Path, part: str, names: list[str], seconds: fl
                     seconds=seconds,
                     entries=read_sweep(case.entries, path),
                     fixed=frozenset(json.loads(fixed.read_text())) if fixed.is_file() else None,
-                    exact=False,
+                    prove=False,
                     on_line=lambda line, name=case.name: print(f"  {name}: {line}", flush=True),
                 )
             except KernelAgentError as error:
@@ -153,8 +155,8 @@ def chosen(folder: Path, part: str, names: list[str]) -> list[Case]:
     return there[first::parts]
 
 
-def measured(case: Case, path: Path, sandbox: Sandbox) -> list[dict[str, Any]]:
-    """One row per entry; one for all where it is not proven."""
+def measured(case: Case, path: Path, sandbox: Sandbox, known: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row per entry; one for all where it is not proven. `known`: rows measured before, for their baselines."""
     facts = read_file(path)
     spec = describe(facts, sandbox)
     source = f"{facts.source.rstrip()}\n\n\nSWEEP = {list(case.entries)!r}\n"
@@ -168,6 +170,11 @@ def measured(case: Case, path: Path, sandbox: Sandbox) -> list[dict[str, Any]]:
     verdict = check_native(spec, source, sandbox, rig)
     if not verdict.green:
         return [{"case": case.name, "status": verdict.status.value, "message": verdict.message[:400]}]
+    mine = [row for row in known if row["case"] == case.name and row.get("device") == rig.gpu.name]
+    if {row["entry"] for row in mine} == {inputs.entry.label for inputs in rig.inputs}:
+        keys = ("eager_us", "compiled_us")
+        shapes = (ShapeTime(label=row["entry"], median_us=row["us"], **{key: row[key] for key in keys}) for row in mine)
+        rig.learn(Measurement(basis=Basis.MEASURED, device=rig.gpu.name, shapes=tuple(shapes)))
     found = measure_source(spec, source, sandbox, rig)
     return [
         {
@@ -198,13 +205,14 @@ def copy_gb_s() -> float:
     return 2 * source.numel() / times[len(times) // 2] * 1e-3
 
 
-def measure_all(folder: Path, part: str, names: list[str], out: Path) -> None:
+def measure_all(folder: Path, part: str, names: list[str], out: Path, learn: Path | None) -> None:
     """Measure the cases whose pairs are in the folder and write the rows."""
+    known = json.loads(learn.read_text(encoding="utf-8"))["rows"] if learn is not None else []
     rows: list[dict[str, Any]] = []
     with Sandbox() as sandbox:
         for case in chosen(folder, part, names):
             try:
-                found = measured(case, folder / f"{case.name}.py", sandbox)
+                found = measured(case, folder / f"{case.name}.py", sandbox, known)
             except KernelAgentError as error:
                 found = [{"case": case.name, "status": type(error).__name__, "message": error.message[:400]}]
             rows += found
@@ -240,6 +248,9 @@ def main() -> None:
     parser.add_argument("--tuned", type=Path, default=Path("generated/tuned"))
     parser.add_argument("--seconds", type=float, default=60.0, help="of the search for the numbers of one case")
     parser.add_argument("--only", nargs="*", default=[], help="names of cases")
+    parser.add_argument(
+        "--learn", type=Path, help="rows measured before: their times of eager and compiled PyTorch are taken"
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "backward_speed.json")
     options = parser.parse_args()
     if options.what == "derive":
@@ -249,7 +260,7 @@ def main() -> None:
     elif options.what == "prove":
         prove_all(options.pairs, options.only)
     elif options.what == "measure":
-        measure_all(options.pairs, options.part, options.only, options.out)
+        measure_all(options.pairs, options.part, options.only, options.out, options.learn)
     else:
         show(options.out)
 

@@ -46,7 +46,7 @@ def test_each_variant_has_the_times_of_its_kernels_or_a_reason(rig: Rig):
 def test_a_tuned_pair_is_green_and_no_slower(rig: Rig, sandbox: Sandbox, tmp_path: Path):
     spec = silu_pair.spec_of(tmp_path, sandbox)
     slow = silu_pair.pair(silu_pair.HONEST.replace("1024", "64"))  # tiles that waste most of a program
-    found = tune(spec, slow, sandbox, seconds=30.0, exact=False, fixed=frozenset())
+    found = tune(spec, slow, sandbox, seconds=30.0, prove=False, fixed=frozenset())
     assert found.changed, found.line
     whole = at_entries(spec, found.pair, spec.sweep)
     assert check_native(whole, whole.facts.source, sandbox, rig).green

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 QUICK = Pace(repeats=7, flushes=3, host_us=200.0)
 """How each variant is timed: enough to tell 2 % apart, and what is chosen is measured again."""
-FOOTPRINT = 8
-"""Memory of one worker in units of its arguments: copies, saved tensors, gradients in float32."""
+FOOTPRINT = 5
+"""Memory of one worker in units of all its arguments: those, outputs, cotangents, gradients of one entry in float32."""
 SHARE = 0.6
 """Of the GPU's memory, for all workers together."""
 STARTING_S = 60.0
@@ -66,8 +66,9 @@ def trials(call: Call) -> None:
     clock = Clock(call.payload["flush_bytes"])
     modules = [_imported(path, number) for number, path in enumerate(paths)]
     phases.end("start")
+    end = time.monotonic() + call.payload["time_s"]
     for place, given in enumerate(arguments):
-        until = time.monotonic() + call.payload["time_s"] / len(arguments)
+        until = time.monotonic() + (end - time.monotonic()) / (len(arguments) - place)
         calls = _Calls(maker, given)
         for number, module in enumerate(modules):
             told = _told(call.scratch, number, place)
@@ -149,8 +150,8 @@ def _timed(clock: Clock, calls: _Calls, module: ModuleType) -> dict[str, Any]:
 def _compile(call: Call, paths: list[Path], arguments: list[Arguments]) -> None:
     """Compile all variants at all entries, or as many as the time allows, and leave what came of it in files."""
     payload = call.payload
-    largest = max(_bytes(given) for given in arguments)
-    room = int(SHARE * payload["memory_bytes"] / (FOOTPRINT * largest + CONTEXT_BYTES))
+    held = sum(_bytes(given) for given in arguments)
+    room = int(SHARE * payload["memory_bytes"] / (FOOTPRINT * held + CONTEXT_BYTES))
     count = max(1, min(payload["workers"], len(paths), room))
     fork = multiprocessing.get_context("fork")
     workers = [fork.Process(target=_work, args=(call, paths, arguments, k, count)) for k in range(count)]
@@ -167,23 +168,22 @@ def _compile(call: Call, paths: list[Path], arguments: list[Arguments]) -> None:
 def _work(call: Call, paths: list[Path], arguments: list[Arguments], first: int, step: int) -> None:
     """One worker: every `step`-th variant, until its time is over."""
     mine = range(first, len(paths), step)
+    calls: dict[int, _Calls] = {}
+    until: float | None = None
     try:
         begin(call)
-        until: float | None = None
-        for place, given in enumerate(arguments):
-            calls: _Calls | None = None
-            for number in mine:
+        for number in mine:
+            module = _imported(paths[number], number)
+            for place, given in enumerate(arguments):
                 if until is not None and time.monotonic() > until:
                     return
-                module = _imported(paths[number], number)
                 if isinstance(module, str):
                     _tell(call.scratch, number, place, {"problem": module})
                     continue
-                calls = calls or _Calls(module, given)
+                if place not in calls:
+                    calls[place] = _Calls(module, given)
                 until = until or time.monotonic() + call.payload["compile_s"]
-                _tell(call.scratch, number, place, _compiled(calls, module))
-            del calls
-            torch.cuda.empty_cache()
+                _tell(call.scratch, number, place, _compiled(calls[place], module))
     except Exception as error:  # told, since nobody sees where this process writes
         problem = {"problem": f"the compiling process failed: {type(error).__name__}: {error}"[:300]}
         for number, place in itertools.product(mine, range(len(arguments))):

@@ -22,9 +22,14 @@ FIRST, LATER = 24, 12
 """Variants of a batch."""
 NEAR = 3.0
 """Distance from the values as they are within which the first batch lies."""
-_STEPS = {TunableKind.BLOCK: 1.0, TunableKind.WARPS: 0.7, TunableKind.STAGES: 0.6, TunableKind.PROGRAMS: 0.8}
-"""What one step along a ladder counts as. A larger tile counts a little more than a smaller one: a backward holds more
-than the forward, whose tile it starts with."""
+_STEPS = {TunableKind.BLOCK: 0.5, TunableKind.WARPS: 0.0, TunableKind.STAGES: 0.4, TunableKind.PROGRAMS: 0.8}
+"""What one step along a ladder counts as."""
+WORK_STEP = 0.7
+"""What twice or half the elements of a tile per warp count as: a smaller tile goes with fewer warps."""
+LARGER = 1.3
+"""Times this, where they are more: a backward holds more than the forward whose numbers it starts with."""
+_LONE = 0.7
+"""What one step of a number of warps counts as in place of a formula, which tells nothing of tiles."""
 _FORMULAS = {TunableKind.WARPS: (8, 16, 4, 32), TunableKind.STAGES: (2, 3, 1, 4), TunableKind.PROGRAMS: (1, 2, 4, 8)}
 """Values in place of a formula, the likeliest first."""
 
@@ -148,28 +153,35 @@ def _note(
 
 def _first(space: Space, part: Part, limit: int) -> Iterator[Values]:
     """Values around the start, the nearest first."""
-    ladders = [_near(space.tunables[place]) for place in part.places]
+    tunables = [space.tunables[place] for place in part.places]
     found = []
-    for some in itertools.product(*ladders):
-        distance = sum(far for _, far in some)
-        if 0 < distance <= NEAR:
-            values = {place: value for place, (value, far) in zip(part.places, some, strict=True) if far}
-            found.append((distance, sorted(values.items())))
-    for _, items in sorted(found)[:limit]:
-        part.asked.add(frozenset(items))
-        yield frozenset(items)
+    for some in itertools.product(*((tunable.value, *tunable.values) for tunable in tunables)):
+        items = {
+            (place, value) for place, value, t in zip(part.places, some, tunables, strict=True) if value != t.value
+        }
+        distance = _distance(tunables, some)
+        if items and distance <= NEAR:
+            found.append((distance, sorted(items)))
+    ordered = dict.fromkeys(frozenset(items) for _, items in sorted(found))
+    for values in list(ordered)[:limit]:
+        part.asked.add(values)
+        yield values
 
 
-def _near(tunable: Tunable) -> list[tuple[int, float]]:
-    """Values of a tunable and how far each is from the present one, which is 0 away."""
-    step = _STEPS[tunable.kind]
-    if tunable.value not in tunable.values:
-        return [(tunable.value, 0.0), *((v, step * (1 + k)) for k, v in enumerate(_FORMULAS[tunable.kind]))]
-    here = tunable.values.index(tunable.value)
-    return [
-        (value, step * abs(place - here) * (1.3 if place > here and tunable.kind is TunableKind.BLOCK else 1.0))
-        for place, value in enumerate(tunable.values)
-    ]
+def _distance(tunables: Sequence[Tunable], values: Sequence[int]) -> float:
+    """How far values are from the present ones."""
+    total, per_warp = 0.0, 0.0
+    for tunable, value in zip(tunables, values, strict=True):
+        if value == tunable.value:
+            continue
+        if tunable.value not in tunable.values:  # in place of a formula
+            step = _STEPS[tunable.kind] or _LONE
+            total += step * (1 + _FORMULAS[tunable.kind].index(value))
+            continue
+        steps = tunable.values.index(value) - tunable.values.index(tunable.value)
+        total += abs(steps) * _STEPS[tunable.kind]
+        per_warp += steps * {TunableKind.BLOCK: 1, TunableKind.WARPS: -1}.get(tunable.kind, 0)
+    return total + WORK_STEP * abs(per_warp) * (LARGER if per_warp > 0 else 1.0)
 
 
 def _later(space: Space, part: Part) -> list[Values]:

@@ -8,14 +8,22 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import replace
 
 from kernel_agent.bench.bindings import Bindings, bindings
 from kernel_agent.bench.variants import Site, Space, Tunable, TunableKind
 from kernel_agent.pairs.spec import Candidate
 
 WARPS, STAGES, PROGRAMS = (4, 8, 16, 32), (1, 2, 3, 4), (1, 2, 4, 8)
-LEAST_TILE, LEAST_DOT_TILE = 2, 16
-"""Of a tile, and of one that a product takes."""
+LEAST_DOT_TILE = 16
+"""Of a tile that a product takes."""
+WITH_PRODUCTS = {
+    TunableKind.BLOCK: (16, 32, 64, 128),
+    TunableKind.WARPS: (4, 8),
+    TunableKind.STAGES: (2, 3, 4),
+}
+"""What kernels with products are tried with: sm_90 multiplies by groups of four warps, and their accumulators, which
+stay in registers, allow no larger tiles."""
 
 
 def space(candidate: Candidate) -> Space:
@@ -36,7 +44,21 @@ def space(candidate: Candidate) -> Space:
         and not (tunable.kind is TunableKind.PROGRAMS and asked & set(tunable.kernels))
         and "divisor" not in tunable.name
     ]
-    return Space(candidate, (*numbers, *formulas.values()))
+    products = {node.name for node in tree.body if isinstance(node, ast.FunctionDef) and _has_product(node)}
+    return Space(candidate, tuple(_bounded(tunable, products) for tunable in (*numbers, *formulas.values())))
+
+
+def _has_product(function: ast.FunctionDef) -> bool:
+    return any(isinstance(node, ast.Attribute) and node.attr == "dot" for node in ast.walk(function))
+
+
+def _bounded(tunable: Tunable, products: set[str]) -> Tunable:
+    """The tunable with values that are worth a try; the present one is among them if it was."""
+    values = WITH_PRODUCTS.get(tunable.kind)
+    if values is None or not products & set(tunable.kernels):
+        return tunable
+    here = {tunable.value} & set(tunable.values)
+    return replace(tunable, values=tuple(sorted({*values, *here})))
 
 
 def _formulas(tree: ast.Module) -> Iterator[Tunable]:

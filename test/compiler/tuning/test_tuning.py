@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from kernel_agent.bench.variants import TunableKind
 from kernel_agent.compiler.tuning.classes import Class, classes
 from kernel_agent.compiler.tuning.pins import names_before, pinned
-from kernel_agent.compiler.tuning.search import Part, parts_of, search
+from kernel_agent.compiler.tuning.search import Part, _first, parts_of, search
 from kernel_agent.compiler.tuning.space import space
 from kernel_agent.compiler.tuning.trial import KernelTrial, Trial, Tried
 from kernel_agent.pairs.spec import Candidate
@@ -67,6 +67,25 @@ def test_formulas_of_warps_stages_and_programs_are_tuned_as_a_whole():
     text = inside.variant({place: 2}).backward
     ast.parse(text)
     assert "    per_sm = 2\n" in text
+
+
+def test_kernels_with_products_are_not_tried_with_fewer_warps_than_a_group():
+    # sm_90 multiplies by groups of four warps: with two, nothing of that speed is left, and tiles of 256 spill.
+    text = TWO.replace("    tl.store(Q, 0.0)\n", "    tl.store(Q, tl.sum(tl.dot(a, b)))\n")
+    values = {
+        tunable.kernels[0]: tunable.values
+        for tunable in space(Candidate(backward=text)).tunables
+        if tunable.kind is TunableKind.WARPS
+    }
+    assert values["dq_kernel"] == (4, 8)
+    assert 2 in values["dk_kernel"]
+
+
+def test_smaller_tiles_come_with_fewer_warps_first():
+    inside = space(Candidate(backward=TWO))
+    part = next(part for part in parts_of(inside) if part.kernels == {"dk_kernel"})
+    nearest = dict(next(iter(_first(inside, part, 1))))
+    assert sorted(nearest.values()) == [4, 64], "128 by 8 warps becomes 64 by 4"
 
 
 def test_a_name_that_two_branches_bind_is_tuned_in_each_for_the_launch_of_its_own():
