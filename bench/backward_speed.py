@@ -1,4 +1,5 @@
-"""Time backwards that the compiler derived, at large shapes on this machine's GPU, beside eager and compiled PyTorch.
+"""Time backwards that the compiler derived, at large shapes on this machine's GPU, beside eager and compiled PyTorch,
+and attention beside FlashAttention-2 and cuDNN.
 
     python bench/backward_speed.py derive --pairs FOLDER            # on any machine: derive, prove, write the pairs
     python bench/backward_speed.py tune --pairs FOLDER --tuned OTHER --seconds 60              # on a GPU
@@ -18,11 +19,12 @@ import argparse
 import json
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from flash import flash
 
 from kernel_agent.bench.clock import Clock
 from kernel_agent.bench.measure import measure_source
@@ -47,6 +49,9 @@ class Case:
     """File below the repository."""
     entries: tuple[dict[str, Any], ...]
     """Entries of its SWEEP."""
+
+    flash: bool = False
+    """PyTorch has the forward as fused attention, which is timed beside it."""
 
     @property
     def name(self) -> str:
@@ -78,6 +83,7 @@ CASES = (
             for h, d in ((32, 64), (16, 128))
             for causal in (False, True)
         ),
+        flash=True,
     ),
     Case("datasets/kernel_pairs/matmul/matmul_bias_gelu.py", ({"M": 4096, "N": 4096, "K": 1024, "dtype": "bfloat16"},)),
 )
@@ -176,6 +182,9 @@ def measured(case: Case, path: Path, sandbox: Sandbox, known: list[dict[str, Any
         shapes = (ShapeTime(label=row["entry"], median_us=row["us"], **{key: row[key] for key in keys}) for row in mine)
         rig.learn(Measurement(basis=Basis.MEASURED, device=rig.gpu.name, shapes=tuple(shapes)))
     found = measure_source(spec, source, sandbox, rig)
+    fused = {
+        entry.label: asdict(flash(values)) for entry, values in zip(spec.sweep, case.entries, strict=True) if case.flash
+    }
     return [
         {
             "case": case.name,
@@ -187,6 +196,7 @@ def measured(case: Case, path: Path, sandbox: Sandbox, known: list[dict[str, Any
             "eager_us": shape.eager_us,
             "compiled_us": shape.compiled_us,
             "bound_us": shape.bound_us,
+            **fused.get(shape.label, {}),
         }
         for shape in found.shapes
     ]
@@ -236,7 +246,9 @@ def show(out: Path) -> None:
         shape = re.sub(r"\s+", " ", row["entry"])
         ratios = [row[key] / row["us"] if row[key] else None for key in ("bound_us", "eager_us", "compiled_us")]
         bound, eager, compiled = ("-" if ratio is None else f"{ratio:.2f}" for ratio in ratios)
-        print(f"{row['case']:18} {shape:58} {row['us']:9.1f} {bound:>8} {eager:>8} {compiled:>9}")
+        line = f"{row['case']:18} {shape:58} {row['us']:9.1f} {bound:>8} {eager:>8} {compiled:>9}"
+        fused = [(name, row.get(f"{name}_us")) for name in ("flash", "cudnn")]
+        print(line, *(f"  x {name} {us / row['us']:.2f}" for name, us in fused if us), sep="")
 
 
 def main() -> None:
