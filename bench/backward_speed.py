@@ -70,7 +70,11 @@ CASES = (
     ),
     Case(
         "examples/layernorm.py",
-        tuple({"M": m, "N": n, "dtype": "bfloat16"} for m, n in ((32768, 4096), (16384, 8192), (8192, 15872))),
+        tuple(
+            {"M": m, "N": n, "dtype": dtype}
+            for m, n in ((32768, 4096), (16384, 8192), (8192, 15872))
+            for dtype in ("bfloat16", "float32")
+        ),
     ),
     Case("examples/softmax.py", tuple({"M": m, "N": n} for m, n in ((16384, 4096), (4096, 32768)))),
     Case("examples/swiglu.py", ({"tokens": 16384, "hidden": 11008, "dtype": "bfloat16"},)),

@@ -1,20 +1,23 @@
 """`collected`: a sum of products with factors in common as a product with a sum: a c + b c = (a + b) c.
 
 Adjoints are sums of such products, since every use of a value adds one. Written as one product they take fewer
-multiplications, and where they nearly cancel the difference is exact: a softmax's gradient is y (dy - sum) then.
+multiplications, and where they nearly cancel the difference is exact: a softmax's gradient is y (dy - sum) then. And
+constants are multiplied with what has fewer elements: s (2 x) = (2 s) x.
 """
 
 from __future__ import annotations
+
+from math import prod
 
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.prune import prune
 from kernel_agent.compiler.ssa.rebuild import Copier
 from kernel_agent.compiler.ssa.uses import Uses
-from kernel_agent.compiler.ssa.value import Kernel, Op, Value
+from kernel_agent.compiler.ssa.value import Kernel, Op, Value, constant
 
 
 def collected(kernel: Kernel) -> Kernel:
-    """A kernel that multiplies with common factors once."""
+    """A kernel that multiplies with common factors once, and with constants where that is least work."""
     return prune(_Collector(kernel).copy())
 
 
@@ -26,7 +29,9 @@ class _Collector(Copier):
         self.uses = Uses.of(source)
 
     def pure(self, op: Op) -> None:
-        """Sums of two products."""
+        """Sums of two products, and products with a constant in one factor."""
+        if op.code is Code.MUL and op.result.is_float and self.lighter(op):
+            return
         if op.code not in (Code.ADD, Code.SUB) or not op.result.is_float or not op.result.shape:
             super().pure(op)
             return
@@ -42,6 +47,21 @@ class _Collector(Copier):
         for factor in common:
             total = b.mul(total, self[factor])
         self[op.result] = total
+
+    def lighter(self, op: Op) -> bool:
+        """Copy s (k x) as (k s) x where s has fewer elements; whether that is so."""
+        b = self.b
+        for few, many in (op.operands, op.operands[::-1]):
+            inner = many.producer
+            if inner is None or inner.code is not Code.MUL or self.uses.count(many) != 1:
+                continue
+            if prod(few.shape) >= prod(many.shape) or constant(few) is not None:
+                continue
+            for number, rest in (inner.operands, inner.operands[::-1]):
+                if constant(number) is not None and rest.element == few.element:
+                    self[op.result] = b.mul(self[rest], b.mul(self[few], self[number]))
+                    return True
+        return False
 
     def factors(self, value: Value) -> list[Value]:
         """What a value is the product of, where nobody else reads the parts of that."""

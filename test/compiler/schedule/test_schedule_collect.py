@@ -66,3 +66,15 @@ def test_a_value_added_to_a_multiple_of_itself_is_one_product() -> None:
     dx = torch.zeros(BLOCK, dtype=torch.float64)
     evaluate(collected(kernel), (1,), {"X": x, "dX": dx})
     torch.testing.assert_close(dx, x[:BLOCK] * (1 + x[BLOCK:]))
+
+
+def test_a_constant_is_multiplied_with_the_number_of_the_row() -> None:
+    def build(b: Builder, x: Value, dx: Value, scale: Value) -> None:
+        lane = b.arange(0, BLOCK, "BLOCK")
+        b.store(dx, lane, b.mul(scale, b.mul(b.load(x, lane), b.const(2.0, "f32"))))
+
+    found = collected(made("X:*f32 dX:*f32 scale:f32", build, BLOCK=BLOCK))
+    assert [op.result.shape for op in found.ops if op.code is Code.MUL] == [(), (BLOCK,)]
+    x, dx = torch.randn(BLOCK, dtype=torch.float64), torch.zeros(BLOCK, dtype=torch.float64)
+    evaluate(found, (1,), {"X": x, "dX": dx, "scale": 0.75})
+    torch.testing.assert_close(dx, 1.5 * x)
