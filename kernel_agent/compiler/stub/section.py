@@ -12,6 +12,7 @@ from kernel_agent.compiler.emit.source import KernelSource
 from kernel_agent.compiler.plan import BackwardPlan
 from kernel_agent.compiler.ssa.value import Kernel
 from kernel_agent.compiler.stub.backward import BackwardWriter, Planner, Written
+from kernel_agent.compiler.stub.branches import branches_taken
 from kernel_agent.compiler.stub.dtypes import for_every_dtype
 from kernel_agent.compiler.stub.forward import forward_function
 from kernel_agent.compiler.stub.lines import Line
@@ -124,6 +125,10 @@ def _tests(way: Way, writer: BackwardWriter, names: Names, optional: set[tuple[i
         text = names.expression(node, launches[place].text.line, parameter)
         if not writer.source.is_constant(text):
             found[text] = value
+    for taken in branches_taken(writer.source.function, {seen.site.line for seen in way.trace.launches}):
+        text = names.expression(taken.test, taken.line, "taken")
+        if not writer.source.is_constant(text):
+            found[text] = taken.holds
     return found
 
 
@@ -134,7 +139,7 @@ def _branched(tests: Sequence[dict[str, object]], written: Sequence[Written]) ->
     common = [text for text in texts if len({one.get(text, "") for one in shown}) == 1]
     refusal = 'raise NotImplementedError("this backward was derived for other configurations of the forward")'
     lines: list[Line] = []
-    asked = [shown[0][text] for text in common]
+    asked = list(dict.fromkeys(shown[0][text] for text in common))
     if asked:
         lines += [Line(f"if not ({' and '.join(asked)}):"), Line(refusal, depth=1)]
     own = [" and ".join(test for text, test in one.items() if text not in common) for one in shown]
@@ -157,6 +162,8 @@ def _test(text: str, value: object) -> str:
     if value is None or isinstance(value, Tensor):
         return f"{text} is {'' if value is None else 'not '}None"
     if isinstance(value, bool):
+        simple = isinstance(ast.parse(text, mode="eval").body, (ast.Name, ast.Attribute, ast.Call, ast.Compare))
+        text = text if simple else f"({text})"
         return text if value else f"not {text}"
     if isinstance(value, (int, float, str)):
         return f"{text} == {value!r}"
