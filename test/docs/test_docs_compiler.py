@@ -13,7 +13,7 @@ from kernel_agent.sandbox import Sandbox
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "compiler.md").read_text()
-FORWARD, BACKWARD = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+FORWARD, BACKWARD, *ATTENTION = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
 def test_the_forward_of_the_worked_example_is_that_of_the_file():
@@ -27,6 +27,18 @@ def test_the_backward_of_the_worked_example_is_what_is_derived():
         written, _ = drafts(describe(read_file(ROOT / "examples" / "rmsnorm.py"), sandbox), sandbox, ("rows",))
     assert written[0].schedules == ("rows",)
     assert written[0].candidate.backward.strip() == BACKWARD.strip()
+
+
+def test_what_the_page_shows_of_attention_is_what_is_derived():
+    # Loops without masks, bounds solved for the diagonal, products the right way round: each by a pass of its own.
+    with Sandbox() as sandbox:
+        written, _ = drafts(describe(read_file(ROOT / "examples" / "attention.py"), sandbox), sandbox, ("split",))
+    assert written[0].schedules == ("split", "split")
+    backward = written[0].candidate.backward
+    assert "atomic" not in backward
+    for shown in ATTENTION:
+        for part in re.split(r"(?<=\n)(?=    \S)", shown):
+            assert part in backward
 
 
 def test_every_schedule_has_a_row_in_the_order_in_which_they_are_tried():
