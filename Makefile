@@ -12,10 +12,17 @@ NEWEST_TRITON := 3.9.0
 NEWER_PYTHON ?= $(shell for p in $(PYTHON) python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: demo test lint types licences pytest tritons oldest newest clean
+.PHONY: demo demo-model test lint types licences pytest tritons oldest newest clean
 
+# Offline: the compiler derives, the gate proves. A key in the environment changes nothing.
 demo: $(INSTALLED)
-	$(BIN)/kernel-agent --file-path examples/layernorm.py --topk 4
+	$(BIN)/kernel-agent --file-path examples/layernorm.py --backend compiler --topk 4
+	$(BIN)/kernel-agent --file-path examples/attention.py --backend compiler --topk 4
+
+# The same forwards as a model wrote their backwards: recorded replies through the real gate.
+demo-model: $(INSTALLED)
+	$(BIN)/kernel-agent --file-path examples/layernorm.py --backend replay
+	$(BIN)/kernel-agent --file-path examples/attention.py --backend replay
 
 test: lint types licences pytest tritons
 

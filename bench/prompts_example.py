@@ -21,6 +21,7 @@ from kernel_agent.agent.attempts import change_of
 from kernel_agent.agent.brief import Brief, make_brief
 from kernel_agent.agent.events import TechniqueHit
 from kernel_agent.agent.explain import headline
+from kernel_agent.agent.observer import Unwatched
 from kernel_agent.agent.plan import Difference, GradientPlan, GradientPrice, PairReading, Plan, Reduction
 from kernel_agent.agent.prompts import Progressing, Prompt
 from kernel_agent.agent.reply import extract
@@ -55,9 +56,10 @@ SLIP = ("(b_wdy - along_one - b_xhat * along_xhat) * rstd", "(b_wdy - along_one)
 HEAD = """\
 # What a model is shown
 
-For `examples/layernorm.py` with four pairs, retrieved from twelve, ask by ask, as a run would make it. The replies
-between them (a plan, a candidate in which a term of dx is missing, the repaired one) were written for this page;
-verdicts, prices and times are those of the tool, the verdicts at the smallest call alone. The page is printed by
+For `examples/layernorm.py` with four pairs, retrieved from twelve, ask by ask, as a run with `--draft rag` makes it (by
+default its first ask shows the derived backward, to be beaten). The replies between them (a plan, a candidate in which
+a term of dx is missing, the repaired one) were written for this page; verdicts, prices and times are those of the tool,
+the verdicts at the smallest call alone. The page is printed by
 `python bench/prompts_example.py`; a test keeps it fresh.
 
 Printed with torch {torch} and triton {triton}.
@@ -129,7 +131,8 @@ def brief_of(tools: Tools, spec: KernelSpec) -> Brief:
     """The opening's contents."""
     facts = tools.analyse(spec) if tools.analyse is not None else None
     pairs = tuple(pair for pair in tools.retrieve(spec).pairs if pair.chosen)
-    return make_brief(spec, pairs, freeze_forward=False, max_asks=10, facts=facts)
+    derived = None if tools.derive is None else tools.derive(spec, False, Unwatched().on_case).event
+    return make_brief(spec, pairs, freeze_forward=False, max_asks=10, facts=facts, derived=derived)
 
 
 def plan_of(brief: Brief) -> Plan:

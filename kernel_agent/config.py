@@ -18,6 +18,17 @@ class Backend(str, enum.Enum):
     COMPILER = "compiler"
 
 
+class Draft(str, enum.Enum):
+    """What a model's first code starts from."""
+
+    COMPILER = "compiler"
+    """The derived backward, which it is to beat; pairs where nothing can be derived."""
+    RAG = "rag"
+    """The pair that its plan chooses."""
+    NONE = "none"
+    """The mathematics alone: no derived adjoint is shown, and no pair is followed."""
+
+
 class Effort(str, enum.Enum):
     """Reasoning effort, mapped to each provider's own scale (`docs/models.md`)."""
 
@@ -55,6 +66,9 @@ class RunConfig(BaseModel):
     patience: int = Field(default=3, ge=1, description="asks without progress before rolling back to the best snapshot")
     min_rel_impr: float = Field(
         default=0.02, ge=0.0, description="relative speed-up an optimised candidate must show to be kept"
+    )
+    draft: Draft | None = Field(
+        default=None, description="None: as in runs before there was a choice, pairs and no derived adjoint"
     )
     candidates: int = Field(
         default=1, ge=1, le=16, description="first drafts asked for at once, each from another anchor"

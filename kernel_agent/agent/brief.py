@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kernel_agent.agent.derived import Derived
 from kernel_agent.agent.events import RetrievedPair
 from kernel_agent.agent.forwardtext import forward_text, function_text
 from kernel_agent.agent.planform import plan_form
 from kernel_agent.agent.shapewords import dim_lines, told
 from kernel_agent.agent.skeleton import cotangent_names, gradient_name, saved_names, signature, skeleton
+from kernel_agent.models.tokens import estimate_tokens
 from kernel_agent.pairs.axes import UNKNOWN
 from kernel_agent.pairs.forward_facts import ForwardFacts
 from kernel_agent.pairs.generated import generated_forward
 from kernel_agent.pairs.spec import ArgumentFacts, KernelSpec
+
+MOST_ADJOINT = 2000
+"""Estimated tokens of an adjoint that is shown: beyond them it says less than it costs."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,10 @@ class Brief:
     outputs: tuple[ArgumentFacts, ...]
     facts: ForwardFacts | None
     """What the forward does with memory; None where it was not analysed."""
+    adjoint: str
+    """What the compiler reads off the kernels as their adjoint; empty where it is unknown, unwanted or too long."""
+    underived: str
+    """Why the compiler cannot derive the forward; empty where it can, or was not asked."""
     source_lines: tuple[str, ...]
     """Lines of the user's file, which facts and findings count from 1."""
     cotangents: tuple[str, ...]
@@ -81,8 +90,10 @@ def make_brief(
     freeze_forward: bool,
     max_asks: int,
     facts: ForwardFacts | None = None,
+    derived: Derived | None = None,
 ) -> Brief:
-    """What the model is told of a spec, the facts of its forward and its retrieved pairs."""
+    """What the model is told of a spec, the facts of its forward, what was derived of it and its retrieved pairs."""
+    adjoint = "" if derived is None else derived.adjoint
     spec = told(spec)
     return Brief(
         stub=spec.facts.stub,
@@ -94,6 +105,8 @@ def make_brief(
         inputs=spec.inputs,
         outputs=spec.outputs,
         facts=facts,
+        adjoint=adjoint if estimate_tokens(adjoint) <= MOST_ADJOINT else "",
+        underived="" if derived is None else derived.reason,
         source_lines=tuple(spec.facts.source.splitlines()),
         cotangents=cotangent_names(spec),
         signature=signature(spec),

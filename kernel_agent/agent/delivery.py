@@ -5,6 +5,7 @@ from __future__ import annotations
 from kernel_agent.agent import events as ev
 from kernel_agent.agent.desk import Desk
 from kernel_agent.agent.explain import headline
+from kernel_agent.config import Backend
 from kernel_agent.deliver.certificate import Provenance
 
 
@@ -27,9 +28,10 @@ def finish(desk: Desk) -> None:
 
 def _provenance(desk: Desk) -> Provenance:
     state, started = desk.state, desk.started
+    derived = state.best is not None and state.best.number == 0
     return Provenance(
-        backend=started.backend.value,
-        model=started.model,
+        backend=Backend.COMPILER.value if derived else started.backend.value,
+        model=Backend.COMPILER.value if derived else started.model,
         asks=state.asks,
         input_tokens=state.usage.input,
         output_tokens=state.usage.output,

@@ -100,4 +100,5 @@ class Desk:
             freeze_forward=self.config.freeze_forward,
             max_asks=self.config.max_iters,
             facts=self.state.facts,
+            derived=self.state.derived,
         )

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from kernel_agent.agent.derived import Derived as Derived
 from kernel_agent.agent.machine import Machine
 from kernel_agent.agent.plan import GradientPrice, Plan
 from kernel_agent.bench.records import Measurement, Tuned
@@ -354,6 +355,7 @@ Event = Annotated[
     | TruthCrossChecked
     | ForwardAnalysed
     | PairsRetrieved
+    | Derived
     | Planned
     | TechniquesRetrieved
     | DraftsPlanned

@@ -11,7 +11,8 @@ from kernel_agent.agent.phases import OPTIMIZE
 from kernel_agent.agent.rounds import finish_open, roll_back_if_stuck
 from kernel_agent.agent.standing import measured
 from kernel_agent.agent.tools import NotTimed
-from kernel_agent.bench.records import Measurement
+from kernel_agent.bench.records import Basis, Measurement
+from kernel_agent.config import Backend
 
 
 def optimize(desk: Desk) -> None:
@@ -36,6 +37,8 @@ def _why_not(desk: Desk) -> str:
         return "there is no proven backward to make faster"
     if desk.tools.measure is None:
         return desk.tools.unmeasured
+    if desk.config.backend is Backend.COMPILER and desk.tools.basis is Basis.MODELLED:
+        return "no GPU here, so schedules and launch parameters cannot be timed: the compiler's own choice stands"
     try:
         measured(desk, best.digest)
     except NotTimed as error:

@@ -16,6 +16,7 @@ from kernel_agent.agent.desk import Desk
 from kernel_agent.agent.optimize import optimize
 from kernel_agent.agent.reference import TruthDoubted, described, reference, retrieve
 from kernel_agent.agent.runfolder import RunFolder
+from kernel_agent.agent.start import derive_draft
 from kernel_agent.agent.state import RunState
 
 __all__ = ["FinishedRun", "TruthDoubted", "described", "run_to_end"]
@@ -39,6 +40,7 @@ def run_to_end(desk: Desk) -> FinishedRun:
     if desk.state.finished is None:
         reference(desk)
         retrieve(desk)
+        derive_draft(desk)
         backward(desk)
         while not confirmed(desk):  # red on this GPU: phase 2 is open again
             backward(desk)

@@ -16,6 +16,7 @@ from functools import cache
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from kernel_agent.agent.brief import Brief, listed
+from kernel_agent.agent.derived import Derived
 from kernel_agent.agent.diagnosiswords import matrix_lines, other_details, what_lines, where_lines
 from kernel_agent.agent.events import PromptName, TechniqueHit
 from kernel_agent.agent.explain import cases_in_words, excerpt, gradients_in_words, headline, ratio_words
@@ -129,6 +130,22 @@ def draft(
         )
 
     return _prompt(PromptName.DRAFT, brief, answer, _within(brief, answer, request, technique_hits))
+
+
+def beat(
+    brief: Brief, code: str, derived: Derived, measurement: Measurement | None, min_rel_impr: float, remaining: int
+) -> Prompt:
+    """Ask for a backward that is better than the derived `code`, which is proven."""
+    request = _render(
+        "beat.md.j2",
+        derived=derived,
+        measurement=measurement,
+        shapes="" if measurement is None else shape_table(measurement.shapes),
+        kernels="" if measurement is None or not measurement.kernels else kernel_table(measurement.kernels),
+        min_rel_impr=min_rel_impr,
+        remaining=remaining,
+    )
+    return _prompt(PromptName.DRAFT, brief, fenced(code), request)
 
 
 def repair(

@@ -12,6 +12,7 @@ from kernel_agent.bench.records import Basis
 from kernel_agent.config import RunConfig
 
 DECISIVE: dict[str, Any] = {
+    "draft": None,
     "reflect": False,
     "candidates": 1,
     "tune_variants": 0,

@@ -12,7 +12,7 @@ from typing import Protocol
 from kernel_agent.agent import events as ev
 from kernel_agent.agent import prompts
 from kernel_agent.agent.asks import input_tokens
-from kernel_agent.agent.brief import make_brief
+from kernel_agent.agent.brief import Brief, make_brief
 from kernel_agent.agent.budget import EXPECTED_OUTPUT, Budget
 from kernel_agent.agent.desk import Desk
 from kernel_agent.agent.device import require_device
@@ -22,13 +22,14 @@ from kernel_agent.agent.observer import Observer, Unwatched
 from kernel_agent.agent.orchestrator import FinishedRun, described, run_to_end
 from kernel_agent.agent.recorded import as_recorded
 from kernel_agent.agent.runfolder import RunFolder
+from kernel_agent.agent.snapshots import render
 from kernel_agent.agent.state import RunState, fold
-from kernel_agent.agent.tools import Tools
+from kernel_agent.agent.tools import DerivedDraft, Tools
 from kernel_agent.agent.workshop import open_tools
-from kernel_agent.config import Backend, RunConfig
+from kernel_agent.config import Backend, Draft, RunConfig
 from kernel_agent.errors import InputError, InternalError, InterruptedRun, KernelAgentError, file_problem
 from kernel_agent.models.choice import BackendChoice, choose_backend
-from kernel_agent.models.defaults import model_name
+from kernel_agent.models.defaults import DEFAULT_DRAFT, model_name
 from kernel_agent.models.factory import make_model
 from kernel_agent.models.keys import KEY_VARIABLES
 from kernel_agent.models.protocol import Conversation, Model, OnNotice, Usage
@@ -173,10 +174,19 @@ def first_prompt(config: RunConfig, *, tools: OpenTools = open_tools) -> FirstPr
         spec = opened.describe(facts)
         found = opened.retrieve(spec)
         analysed = None if opened.analyse is None else opened.analyse(spec)
+        derived = None
+        if opened.derive is not None and config.draft not in (None, Draft.NONE):
+            derived = opened.derive(spec, config.draft is Draft.COMPILER, Unwatched().on_case)
     pairs = tuple(pair for pair in found.pairs if pair.chosen)
-    brief = make_brief(spec, pairs, freeze_forward=config.freeze_forward, max_asks=config.max_iters, facts=analysed)
-    planned = config.reflect and config.max_iters > 1
-    conversation = (prompts.plan(brief) if planned else prompts.draft(brief)).conversation
+    brief = make_brief(
+        spec,
+        pairs,
+        freeze_forward=config.freeze_forward,
+        max_asks=config.max_iters,
+        facts=analysed,
+        derived=None if derived is None else derived.event,
+    )
+    conversation = _first(brief, derived, config).conversation
     tokens = input_tokens(conversation)
     cost = None if price is None else price.cost(Usage(input=tokens, output=EXPECTED_OUTPUT))
     unmatched = tuple(f"no pair matches the excluded term {term!r}" for term in found.unmatched_excludes)
@@ -184,12 +194,23 @@ def first_prompt(config: RunConfig, *, tools: OpenTools = open_tools) -> FirstPr
     return FirstPrompt(choice, name, conversation, tokens, EXPECTED_OUTPUT, cost, notices)
 
 
+def _first(brief: Brief, derived: DerivedDraft | None, config: RunConfig) -> prompts.Prompt:
+    if derived is not None and derived.candidate is not None:
+        code = render(derived.candidate)
+        return prompts.beat(brief, code, derived.event, None, config.min_rel_impr, config.max_iters)
+    if config.reflect and config.max_iters > 1:
+        return prompts.plan(brief)
+    return prompts.draft(brief)
+
+
 def _chosen(config: RunConfig, choice: BackendChoice) -> RunConfig:
     """The configuration with its source of backwards; a replay takes its steps as the recorded run did."""
     if choice.replay is not None:
         config = as_recorded(config, choice.replay)
     if choice.backend is Backend.COMPILER:  # it plans by itself, and has one best draft
-        config = config.model_copy(update={"reflect": False, "candidates": 1})
+        config = config.model_copy(update={"reflect": False, "candidates": 1, "draft": Draft.COMPILER})
+    elif config.draft is None and choice.replay is None:
+        config = config.model_copy(update={"draft": DEFAULT_DRAFT})
     return config.model_copy(update={"backend": choice.backend, "replay": choice.replay or config.replay})
 
 

@@ -11,6 +11,7 @@ from kernel_agent.wholefile import write_once
 
 FORWARD = "# --- forward ---\n"
 BACKWARD = "# --- backward ---\n"
+TORCH = "# torch: "
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,8 @@ class Snapshots:
 
     def put(self, candidate: Candidate) -> str:
         """Store a candidate and return its digest, blank lines around its sections aside. It is stored once."""
-        candidate = Candidate(backward=_trimmed(candidate.backward), forward=_trimmed(candidate.forward or "") or None)
+        forward = _trimmed(candidate.forward or "") or None
+        candidate = candidate.model_copy(update={"backward": _trimmed(candidate.backward), "forward": forward})
         write_once(self.path(candidate.digest), render(candidate))
         return candidate.digest
 
@@ -43,15 +45,20 @@ class Snapshots:
 
 
 def render(candidate: Candidate) -> str:
-    """A candidate as text: its sections under their markers."""
+    """A candidate as text: its sections under their markers, and above them the torch functions that it declares."""
+    declared = f"{TORCH}{', '.join(candidate.torch_ops)}\n" if candidate.torch_ops else ""
     forward = "" if candidate.forward is None else f"{FORWARD}{candidate.forward}"
-    return f"{forward}{BACKWARD}{candidate.backward}"
+    return f"{declared}{forward}{BACKWARD}{candidate.backward}"
 
 
 def parse(text: str) -> Candidate:
     """Inverse of `render`."""
     forward, _, backward = text.partition(BACKWARD)
-    return Candidate(backward=backward, forward=forward.removeprefix(FORWARD) or None)
+    declared: tuple[str, ...] = ()
+    if forward.startswith(TORCH):
+        line, _, forward = forward.partition("\n")
+        declared = tuple(line.removeprefix(TORCH).split(", "))
+    return Candidate(backward=backward, forward=forward.removeprefix(FORWARD) or None, torch_ops=declared)
 
 
 def _trimmed(text: str) -> str:

@@ -27,10 +27,11 @@ def compare(desk: Desk, work: Work, asked: Round) -> Standing:
     if best is None:
         return Standing(True, "the first candidate")
     if asked.same_as is not None and work.digest == asked.candidate:
-        return Standing(False, f"the same code as in reply {asked.same_as}")
+        known = f"in reply {asked.same_as}" if asked.same_as else "was derived"
+        return Standing(False, f"the same code as {known}")
     if not (work.verdict.green and best.verdict.green):
         better = work.verdict.rank > best.verdict.rank
-        return Standing(better, f"{'' if better else 'no '}better than that of ask {best.number}")
+        return Standing(better, f"{'' if better else 'no '}better than {best.source}")
     if asked.phase is PhaseName.OPTIMIZE:
         return _faster(desk, work, best)
     return _cheaper(desk, work, best)
@@ -53,8 +54,8 @@ def _cheaper(desk: Desk, work: Work, best: Work) -> Standing:
     """Of several proven drafts the one whose modelled time is least goes on; only that one is measured."""
     after, before = _modelled(desk, work.digest), _modelled(desk, best.digest)
     if after is None or before is None or not _comparable(before, after):
-        return Standing(False, f"proven like that of ask {best.number}")
-    line = f"modelled at {after.geomean_us:.1f} us, that of ask {best.number} at {before.geomean_us:.1f} us"
+        return Standing(False, f"proven like {best.source}")
+    line = f"modelled at {after.geomean_us:.1f} us, {best.source} at {before.geomean_us:.1f} us"
     return Standing(after.geomean_us < before.geomean_us, line)
 
 

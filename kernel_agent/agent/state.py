@@ -28,10 +28,15 @@ class Work:
     digest: str
     """Its snapshot."""
     number: int
-    """The ask it answers."""
+    """The ask it answers; 0 for the derived one."""
     verdict: Verdict
     measurement: Measurement | None = None
     """Its time, where one was taken."""
+
+    @property
+    def source(self) -> str:
+        """Whose it is, in words."""
+        return f"that of ask {self.number}" if self.number else "the derived one"
 
 
 @dataclass(frozen=True)
@@ -100,6 +105,7 @@ class RunState:
     facts: ForwardFacts | None = None
     """What the forward does with memory."""
     retrieval: ev.PairsRetrieved | None = None
+    derived: ev.Derived | None = None
     plan: ev.Planned | None = None
     """The last answer to an ask for a plan, valid or not."""
     techniques: tuple[ev.TechniquesRetrieved, ...] = ()
@@ -153,6 +159,14 @@ class RunState:
         """True when the best candidate is accepted."""
         return self.best is not None and self.best.verdict.green
 
+    @property
+    def draft(self) -> Work | None:
+        """The derived candidate, where it is proven."""
+        found = self.derived
+        if found is None or found.digest is None or found.verdict is None or not found.verdict.green:
+            return None
+        return Work(found.digest, 0, found.verdict)
+
     def round(self, number: int) -> Round:
         """The round with this number."""
         return self.rounds[number - 1]
@@ -164,6 +178,8 @@ class RunState:
 
     def judged(self, digest: str, fingerprint: str | None = None) -> Work | None:
         """The first candidate with this digest, or with this fingerprint, whose verdict is known."""
+        if self.draft is not None and self.draft.digest == digest:
+            return self.draft
         for known in self.rounds:
             for work in known.works:
                 same = fingerprint is not None and work.digest == known.candidate and fingerprint == known.fingerprint
@@ -196,6 +212,9 @@ def advance(state: RunState, event: Event) -> RunState:
             return replace(state, facts=event.facts)
         case ev.PairsRetrieved():
             return replace(state, retrieval=event)
+        case ev.Derived():
+            state = replace(state, derived=event)
+            return state if state.draft is None else replace(state, best=state.draft, base=state.draft)
         case ev.PhaseStarted():
             return replace(state, begun=state.begun | {event.phase}, stale=0, idle=0)
         case ev.PhaseEnded() | ev.PhaseSkipped():
@@ -357,6 +376,8 @@ def _after_confirming(state: RunState, event: ev.Confirmed) -> RunState:
             state = _in_round(state, known.number, verdict=event.verdict)
         if known.spliced is not None and known.spliced.digest == event.digest:
             state = _in_round(state, known.number, spliced_verdict=event.verdict)
+    if state.derived is not None and state.derived.digest == event.digest:
+        state = replace(state, derived=state.derived.model_copy(update={"verdict": event.verdict}))
     over = state.over if event.verdict.green else state.over - {PhaseName.BACKWARD}
     best, base = judged(state.best), judged(state.base)
     return replace(state, best=best, base=base, over=over, confirmed=state.confirmed | {event.digest})

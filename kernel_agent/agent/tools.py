@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from kernel_agent.agent.derived import Derived
 from kernel_agent.agent.events import PairsRetrieved, TechniqueHit, TruthCrossChecked
 from kernel_agent.agent.plan import GradientPrice, Plan, Wanted
 from kernel_agent.bench.records import Basis, Measurement, Tuned
@@ -45,6 +46,16 @@ class TunedCandidate:
 
 
 @dataclass(frozen=True)
+class DerivedDraft:
+    """What the compiler makes of a forward."""
+
+    event: Derived
+    """`event.digest` is that of `candidate`, blank lines around its sections aside."""
+    candidate: Candidate | None = None
+    """Proven; None where none was wanted or had."""
+
+
+@dataclass(frozen=True)
 class Tools:
     """The rooms of the house as the loop sees them. What is None is not at hand: its step is left out."""
 
@@ -64,6 +75,8 @@ class Tools:
     """Begin, beside what comes first, what the first asks will want: the search for pairs, the count of the forward."""
     retrieve_techniques: TechniqueSearch | None = None
     """Find pairs that compute a gradient in a wanted technique."""
+    derive: Callable[[KernelSpec, bool, OnCase], DerivedDraft] | None = None
+    """Have the compiler read the forward; with True, prove the best backward that it derives as well."""
     price: Callable[[KernelSpec, Plan, ForwardFacts | None], tuple[GradientPrice, ...]] | None = None
     """Say what a plan costs in memory traffic."""
     fingerprint: Callable[[KernelSpec, str, bool], str | None] | None = None

@@ -24,10 +24,11 @@ from kernel_agent.agent.pricing import price_plan
 from kernel_agent.agent.queryvectors import QueryVectors
 from kernel_agent.agent.retrieval import retrieve, retrieve_techniques
 from kernel_agent.agent.runcache import RunCache
-from kernel_agent.agent.tools import OnCase, OnVariant, Tools, TunedCandidate
+from kernel_agent.agent.tools import DerivedDraft, OnCase, OnVariant, Tools, TunedCandidate
 from kernel_agent.bench.records import Basis, Measurement
 from kernel_agent.config import RunConfig
 from kernel_agent.deliver.certificate import Provenance
+from kernel_agent.gate.options import GateOptions
 from kernel_agent.gate.verdict import CaseResult, Verdict
 from kernel_agent.pairs.assemble import assemble
 from kernel_agent.pairs.forward_facts import ForwardFacts
@@ -93,6 +94,7 @@ class Workshop:
             confirm=(lambda *given: self._stopwatch.confirm(*given)) if measured else None,
             basis=Basis.MEASURED if measured else Basis.MODELLED,
             tune=self.tune,
+            derive=self.derive,
         )
 
     @functools.cached_property
@@ -203,6 +205,14 @@ class Workshop:
     @property
     def _seeds(self) -> tuple[int, int]:
         return self._config.seed, self._config.seed + 1
+
+    def derive(self, spec: KernelSpec, prove: bool, on_case: OnCase) -> DerivedDraft:
+        """See `Tools.derive`."""
+        self._sandbox.warm()  # it imports while we do
+        from kernel_agent.agent.derivation import derivation
+
+        options = GateOptions(seeds=self._seeds)
+        return derivation(spec, self._sandbox, self._truths(spec) if prove else None, options, on_case)
 
     def tune(self, spec: KernelSpec, candidate: Candidate, start: Measurement, on_variant: OnVariant) -> TunedCandidate:
         """See `Tools.tune`."""

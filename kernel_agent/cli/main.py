@@ -127,6 +127,13 @@ def root(
         ),
     ] = False,
     no_rag: Annotated[bool, typer.Option("--no-rag", help="Show no pairs.", rich_help_panel=RETRIEVAL)] = False,
+    draft: Annotated[
+        str | None,
+        typer.Option(
+            help="What a model starts from: compiler (the derived backward, to beat), rag (a pair), none.",
+            rich_help_panel=SEARCH,
+        ),
+    ] = None,
     candidates: Annotated[
         int,
         typer.Option(help="First drafts asked for at once, each after another pair.", rich_help_panel=SEARCH),
@@ -218,6 +225,7 @@ def root(
     from kernel_agent.cli.options import make_config
 
     decisive = {
+        "draft": draft,
         "candidates": candidates,
         "reflect": reflect,
         "tune_variants": tune_variants,

@@ -18,6 +18,7 @@ ALLOWED = {
     "effort": "minimal, low, medium or high",
     "topk": "a whole number from 0 to 32",
     "min_sim": "a number from 0 to 1",
+    "draft": "compiler, rag or none",
     "candidates": "a whole number from 1 to 16",
     "tune_variants": "a whole number of at least 0",
     "max_iters": "a whole number of at least 1",

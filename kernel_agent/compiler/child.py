@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from kernel_agent.compiler.adjoint import adjoint_text
 from kernel_agent.compiler.configurations import Configuration, configurations
 from kernel_agent.compiler.emit import triton_source
 from kernel_agent.compiler.errors import CannotDerive
@@ -37,7 +38,7 @@ def derived(call: Call) -> None:
     of candidates that are not sent again.
 
     Sends a message per pair that can be written, best first: the sections of `Candidate`, `schedules`, `remarks`,
-    `seconds`; for one that cannot: `schedule`, `refused`, `remedy`, `line`.
+    `adjoint`, `seconds`; for one that cannot: `schedule`, `refused`, `remedy`, `line`.
     """
     with answered(call), standin():
         stub = _loaded(call)
@@ -49,12 +50,13 @@ def derived(call: Call) -> None:
             return
         known: set[str] = set(call.payload["known"])
         enough = call.payload["most"] and len(known) + call.payload["most"]
+        adjoints: dict[str, str] = {}
         for schedule in call.payload["schedules"] or SCHEDULES:
             if len(known) == enough:
                 return
             start = time.perf_counter()
             try:
-                sections = _sections(stub, source, found, schedule)
+                sections = _sections(stub, source, found, schedule, adjoints)
             except KernelAgentError as error:
                 call.send(_refusal(schedule, error))
                 continue
@@ -72,6 +74,7 @@ def derived(call: Call) -> None:
                     "torch_ops": list(sections.candidate.torch_ops),
                     "schedules": [plan.schedule for plan in sections.plans],
                     "remarks": [*remarks, *dict.fromkeys(text for plan in sections.plans for text in plan.remarks)],
+                    "adjoint": "\n".join(text for text in adjoints.values() if text),
                     "seconds": time.perf_counter() - start,
                 }
             )
@@ -92,7 +95,9 @@ def _sections(
     source: StubSource,
     found: list[Configuration],
     schedule: str,
+    adjoints: dict[str, str],
 ) -> Sections:
+    """`adjoints`: where each kernel's is put, by its name."""
     ways = []
     for one in found:
         known = {id(seen): one.programs[place] for place, seen in launch_places(one.trace)}
@@ -100,7 +105,10 @@ def _sections(
         def planner(
             seen: LaunchSeen, read: frozenset[str], written: frozenset[str], known: dict[int, Kernel] = known
         ) -> BackwardPlan:
-            return _plan(schedule, known[id(seen)], len(seen.grid), read, written)
+            kernel = known[id(seen)]
+            if kernel.name not in adjoints:
+                adjoints[kernel.name] = adjoint_text(kernel, len(seen.grid), read, written)
+            return _plan(schedule, kernel, len(seen.grid), read, written)
 
         ways.append(Way(one.trace, one.programs, planner, one.conditions))
     return write_sections(stub.spec, source, ways, triton_source)

@@ -10,7 +10,7 @@ from kernel_agent.compiler.comparison import compared, has_real_sizes
 from kernel_agent.compiler.derived import Derived, Draft, DraftCost
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.errors import InputError, KernelAgentError
-from kernel_agent.gate.check import check, foresee
+from kernel_agent.gate import check, foresee
 from kernel_agent.gate.options import STANDARD, GateOptions
 from kernel_agent.gate.verdict import CaseResult, Verdict
 from kernel_agent.oracle import Truths
@@ -66,6 +66,7 @@ def drafts(
                 tuple(record["schedules"]),
                 tuple(record["remarks"]),
                 record["seconds"],
+                record["adjoint"],
             )
         )
     if not written and not known:

@@ -23,6 +23,8 @@ class Draft:
     """Why something was left as it is."""
     seconds: float
     """What writing it took."""
+    adjoint: str = ""
+    """What the backwards of the launches compute, before any schedule; empty where that cannot be written."""
 
 
 @dataclass(frozen=True)

@@ -26,10 +26,10 @@ class BackendChoice:
 
 
 def choose_backend(config: RunConfig, environ: Mapping[str, str], *, recordings: Path | None = None) -> BackendChoice:
-    """What `--backend` says, else what is at hand: a key, a server, a recorded run of the same forward, the compiler.
+    """What `--backend` says, else what is at hand: a key, a server, the compiler.
 
-    `recordings`: folder of recorded runs; None: those shipped with the tool. Raises `BadRecording` (`--backend replay`
-    without a run to replay), `InputError` (the file cannot be read).
+    `recordings`: folder of recorded runs for `--backend replay`; None: those shipped with the tool. Raises
+    `BadRecording` (`--backend replay` without a run to replay), `InputError` (the file cannot be read).
     """
     if config.backend is Backend.REPLAY or (config.backend is None and config.replay is not None):
         return _replay(config, recordings)
@@ -40,9 +40,6 @@ def choose_backend(config: RunConfig, environ: Mapping[str, str], *, recordings:
             return BackendChoice(backend, f"{variable} is set")
     if config.base_url is not None:
         return BackendChoice(Backend.OPENAI, f"--base-url names a server and no key is set: {config.base_url}")
-    run = find_recording(_source(config.file), recordings or logs_root())
-    if run is not None:
-        return BackendChoice(Backend.REPLAY, f"no key is set; {run.name} is a recorded run of this forward", run)
     return BackendChoice(Backend.COMPILER, "no key is set; the compiler needs none")
 
 

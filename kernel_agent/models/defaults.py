@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from kernel_agent.config import Backend, RunConfig
+from kernel_agent.config import Backend, Draft, RunConfig
 from kernel_agent.errors import InputError
 from kernel_agent.models.servers import is_official
 
 DEFAULT_MODELS = {Backend.OPENAI: "gpt-6.1-sol", Backend.ANTHROPIC: "claude-opus-5-5"}
+
+DEFAULT_DRAFT = Draft.COMPILER
+"""What a model's first code starts from when `--draft` does not say (docs/architecture.md has the reason)."""
 
 
 def model_name(backend: Backend, config: RunConfig) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from kernel_agent.agent import events as ev
 from kernel_agent.agent.diagnosiswords import matrix_lines, what_lines, where_lines
+from kernel_agent.agent.explain import headline
 from kernel_agent.agent.skeleton import gradient_name
 from kernel_agent.agent.speedwords import headline_time, kernel_table, shape_table
 from kernel_agent.bench.records import Measurement
+from kernel_agent.config import Backend
 from kernel_agent.gate.verdict import Verdict
 from kernel_agent.pairs.forward_facts import ForwardFacts
 
@@ -15,6 +17,31 @@ def forward_paragraphs(facts: ForwardFacts) -> list[str]:
     """The launches, and which gradients sum over programs. Accesses stand in the first ask."""
     launches = "; ".join(f"`{launch.kernel}`, grid {launch.grid}" for launch in facts.launches)
     return [f"The forward's launches were read: {launches}.", bullets(facts.crossing)]
+
+
+def source_words(event: ev.RunStarted) -> str:
+    """Who writes the backwards: `openai (gpt-...)`, and the compiler, which is no model, by its name."""
+    return event.backend.value if event.backend is Backend.COMPILER else f"{event.backend.value} ({event.model})"
+
+
+def derived_line(event: ev.Derived) -> str:
+    """What the compiler made of the forward."""
+    if event.reason:
+        return f"nothing is derived: {event.reason}"
+    if event.digest is None or event.verdict is None:
+        return "the compiler has read the adjoint of the forward"
+    return f"derived, schedule {', '.join(event.schedules)}: {headline(event.verdict)}"
+
+
+def derived_paragraphs(event: ev.Derived) -> list[str]:
+    """The derived backward: its schedule, what was left as it is, why better schedules were not taken, its verdict."""
+    line = derived_line(event)
+    head = f"## Derivation\n\n{line[0].upper()}{line[1:].rstrip('.')}, in {event.seconds:.1f} s."
+    rows = [f"candidate `{event.digest[:16]}`"] if event.digest else []
+    rows += [*event.remarks, *(f"not taken: {text}" for text in event.refused)]
+    if event.verdict is not None:
+        rows += event.verdict.notes
+    return [head, bullets(rows)]
 
 
 def plan_paragraphs(event: ev.Planned) -> list[str]:

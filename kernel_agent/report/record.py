@@ -33,6 +33,7 @@ class FinalRecord(BaseModel):
         default=None, description="the same of the first proven candidate: what phase 3 began with"
     )
     files: tuple[str, ...] = Field(description="delivered files")
+    schedules: tuple[str, ...] = Field(default=(), description="of the best candidate, where the compiler derived it")
     backend: str
     model: str
     asks: int
@@ -65,6 +66,7 @@ def stopped_run_record(run: FinishedRun, error: KernelAgentError, *, resume: str
 
 def _record(run: FinishedRun, *, reason: str, exit_code: ExitCode) -> FinalRecord:
     state, started = run.state, run.state.started
+    derived = state.derived is not None and state.best is not None and state.best.number == 0
     return FinalRecord(
         run=str(run.folder.path),
         outcome=None,
@@ -75,6 +77,7 @@ def _record(run: FinishedRun, *, reason: str, exit_code: ExitCode) -> FinalRecor
         speed=state.best.measurement if state.best else None,
         first_us=state.measurements[0][1].geomean_us if state.measurements else None,
         files=tuple(str(run.folder.product / name) for name in (state.delivered.files if state.delivered else ())),
+        schedules=state.derived.schedules if derived and state.derived is not None else (),
         backend=started.backend.value if started else "",
         model=started.model if started else "",
         asks=len(state.rounds),

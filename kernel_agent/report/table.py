@@ -27,6 +27,8 @@ def final_table(run: FinishedRun) -> RenderableType:
     if state.best is not None and state.best.measurement is not None:
         time = state.best.measurement
         parts += [_fact("time", headline_time(time)), *(_fact("", words) for words in baseline_words(time))]
+    if state.derived is not None and state.best is not None and state.best.number == 0:
+        parts.append(_fact("by", f"the compiler, schedule {', '.join(state.derived.schedules)}"))
     parts += [_fact("asks", str(len(state.rounds))), _fact("tokens", tokens(run)), _fact("cost", cost(run))]
     parts += [
         _fact("file", str(run.folder.product / name)) for name in (state.delivered.files if state.delivered else ())

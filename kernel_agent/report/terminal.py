@@ -17,7 +17,7 @@ from kernel_agent.agent.speedwords import headline_time
 from kernel_agent.gate.verdict import CaseResult, Status, Verdict
 from kernel_agent.models.protocol import Notice, UsageKind
 from kernel_agent.models.tokens import estimate_tokens
-from kernel_agent.report.paragraphs import drafts_line
+from kernel_agent.report.paragraphs import derived_line, drafts_line, source_words
 from kernel_agent.report.trace import NUMBER
 
 
@@ -81,7 +81,7 @@ def event_line(event: ev.Event) -> Text | None:
     """One line for an event, or None for one that needs no line."""
     match event:
         case ev.RunStarted():
-            return Text(f"run {event.run_id}: {event.backend.value} ({event.model}), because {event.backend_why}")
+            return Text(f"run {event.run_id}: {source_words(event)}, because {event.backend_why}")
         case ev.SpecDescribed():
             return Text(f"forward {event.spec.facts.stub}: gradients of {', '.join(event.spec.grads)} are wanted")
         case ev.PhaseStarted():
@@ -94,6 +94,8 @@ def event_line(event: ev.Event) -> Text | None:
             return Text(f"  {event.line}", style="" if event.passed else "red")
         case ev.PairsRetrieved():
             return _pairs_line(event)
+        case ev.Derived():
+            return Text(f"  {derived_line(event)}", style="yellow" if event.reason else "")
         case ev.Asked():
             after = f" after {event.anchor}" if event.anchor else ""
             free = ", not counted" if event.free else ""
@@ -174,6 +176,8 @@ def _next(event: ev.Event) -> str:
             return "computing exact gradients"
         case ev.PhaseEnded(phase=ev.PhaseName.REFERENCE):
             return "looking for similar pairs"
+        case ev.PairsRetrieved():
+            return "deriving"
         case ev.Asked():
             return "waiting for the reply"
         case ev.CandidateExtracted():

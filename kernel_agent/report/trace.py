@@ -18,11 +18,13 @@ from kernel_agent.gate.verdict import Verdict
 from kernel_agent.models.protocol import Reply, Role, Turn
 from kernel_agent.models.usage import usage_words
 from kernel_agent.report.paragraphs import (
+    derived_paragraphs,
     diagnosis_paragraphs,
     drafts_line,
     forward_paragraphs,
     locked_line,
     plan_paragraphs,
+    source_words,
     spliced_line,
     technique_paragraphs,
     time_paragraphs,
@@ -74,6 +76,8 @@ def _event(event: ev.Event, when: str, shown: set[str]) -> list[str]:
             return [f"Cross-check of the exact gradients {result}: {_sentence(event.line)}"]
         case ev.PairsRetrieved():
             return _pairs(event)
+        case ev.Derived():
+            return derived_paragraphs(event)
         case ev.Asked():
             return _ask(event, when, shown)
         case ev.ForwardAnalysed():
@@ -132,7 +136,7 @@ def _started(event: ev.RunStarted) -> list[str]:
     used = event.versions
     return [
         f"# {event.stem}: run {event.run_id}",
-        f"Backwards are written by {event.backend.value} ({event.model}): {event.backend_why}.",
+        f"Backwards are written by {source_words(event)}: {event.backend_why}.",
         f"kernel-agent {used.kernel_agent}, Python {used.python}, torch {used.torch}, triton {used.triton}"
         + (f", {event.gpu}." if event.gpu else "."),
     ]
@@ -205,7 +209,8 @@ def _verdict(event: ev.Judged, when: str) -> list[str]:
     verdict = event.verdict
     parts = [f"### Check {event.number} {when}: {headline(verdict)}"]
     if event.same_as is not None:
-        parts.append(f"The same candidate as in reply {event.same_as}; its verdict holds.")
+        known = f"as in reply {event.same_as}" if event.same_as else "that was derived"
+        parts.append(f"The same candidate {known}; its verdict holds.")
         return parts
     return parts + verdict_lines(verdict, said=headline(verdict))
 

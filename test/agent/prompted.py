@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from scripted import PAIR
 
+from kernel_agent.agent.derived import Derived
 from kernel_agent.agent.events import TechniqueHit
 from kernel_agent.agent.plan import Difference, GradientPlan, GradientPrice, PairReading, Plan, Reduction
 from kernel_agent.bench.records import Basis, KernelTime, Measurement, ShapeTime
 from kernel_agent.gate.diagnosis.records import Diagnosis, Fault, Hypothesis, MatrixRow, Region, Suspect
+from kernel_agent.gate.verdict import Status, Verdict
 from kernel_agent.pairs.forward_facts import (
     AccessFacts,
     AccessMode,
@@ -37,6 +39,14 @@ FACTS = ForwardFacts(
     crossing=("dx: every element by one program",),
     derivative=Derivative(source=DerivativeSource.REFERENCE, lines=("dx = grad_y * w", "dw = grad_y * x")),
     notes=("the stub itself calls torch.softmax",),
+)
+
+DERIVED = Derived(
+    digest="0" * 64,
+    schedules=("split", "owned"),
+    remarks=("`rstd` is read from RSTD",),
+    refused=("rows: no gradient adds up along an axis",),
+    verdict=Verdict(status=Status.GREEN),
 )
 
 PLAN = Plan(

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import jinja2
 import pytest
-from prompted import DIAGNOSED, FACTS, HITS, MEASURED, MODELLED, PLAN, PRICES
+from prompted import DERIVED, DIAGNOSED, FACTS, HITS, MEASURED, MODELLED, PLAN, PRICES
 from scripted import BACKWARD, CRASHING, FORWARD, PAIR, SWAPPED, spec_of, verdict_of
 
 from kernel_agent.agent import prompts
 from kernel_agent.agent.attempts import change_of
-from kernel_agent.agent.brief import Brief, make_brief
+from kernel_agent.agent.brief import MOST_ADJOINT, Brief, make_brief
+from kernel_agent.agent.derived import Derived
 from kernel_agent.agent.hits import shown_hits
 from kernel_agent.agent.plan import Difference, ExtraSaved, GradientPlan, PairReading, Plan, Reduction
 from kernel_agent.agent.planform import MEANINGS
@@ -70,6 +71,29 @@ def test_the_opening_shows_what_the_forward_does_and_what_is_forbidden() -> None
     same_as_golden("opening_with_facts", prompts.draft(full).conversation.turns[0].text)
 
 
+def test_the_opening_shows_the_adjoint_or_why_there_is_none() -> None:
+    adjoint = "def product_kernel_adjoint(X, W, dY, dX, dW):\n    ...\n"
+    known = prompts.draft(brief(derived=Derived(adjoint=adjoint))).conversation.turns[0].text
+    assert adjoint in known
+    refused = (
+        prompts.draft(brief(derived=Derived(reason="a launch stands in a loop (line 7)"))).conversation.turns[0].text
+    )
+    assert "The compiler cannot derive this forward: a launch stands in a loop (line 7)" in refused
+    assert "# The adjoint" not in refused
+
+
+def test_an_adjoint_that_is_too_long_is_left_out() -> None:
+    # A tape and twelve loops say less of the mathematics than they cost in every ask.
+    long = "def k():\n" + "    d_x += tl.load(dY + offs)\n" * MOST_ADJOINT
+    assert "# The adjoint" not in prompts.draft(brief(derived=Derived(adjoint=long))).conversation.turns[0].text
+
+
+def test_a_derived_backward_is_shown_to_be_beaten_with_its_schedule_and_its_times() -> None:
+    prompt = prompts.beat(brief(), BACKWARD, DERIVED, MEASURED, 0.02, 9)
+    same_as_golden("beat", last(prompt))
+    assert BACKWARD.strip() in prompt.conversation.turns[1].text, "edits apply to it"
+
+
 def test_the_opening_of_a_pair_file_lists_the_arguments_of_its_forward() -> None:
     own = make_brief(observe(read_file(PAIR_FILE)), (), freeze_forward=False, max_asks=3)
     same_as_golden("opening_of_a_pair", prompts.draft(own).conversation.turns[0].text)
@@ -83,6 +107,7 @@ def test_every_ask_of_a_run_begins_with_the_same_text() -> None:
         prompts.plan_refused(brief(), "{}", "no gradients"),
         prompts.draft(brief(), PLAN, PRICES, HITS),
         prompts.draft(brief(), anchor="scaled_copy", several=True),
+        prompts.beat(brief(), BACKWARD, DERIVED, MEASURED, 0.02, 9),
         repaired(SWAPPED, run),
         prompts.edit_failed(brief(), BACKWARD, "edits", "no such line", run),
         prompts.no_code(brief(), "Shall I?", "No block.", None, run),

@@ -43,3 +43,10 @@ def test_an_edited_snapshot_is_refused(tmp_path: Path) -> None:
 def test_a_missing_snapshot_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="missing"):
         Snapshots(tmp_path).get("0" * 64)
+
+
+def test_what_a_candidate_declares_comes_back_with_it(tmp_path: Path) -> None:
+    # A derived backward may call torch functions that the pair does not; without their names the gate refuses them.
+    snapshots = Snapshots(tmp_path)
+    declaring = Candidate(forward="def forward(): ...\n", backward="def backward(): ...\n", torch_ops=("a", "b"))
+    assert snapshots.get(snapshots.put(declaring)) == declaring

@@ -132,7 +132,7 @@ UNREACHABLE = ("--backend", "openai", "--base-url", "http://127.0.0.1:9/v1", "--
 
 
 def test_a_provider_out_of_reach_leaves_a_record_a_reason_and_the_resume_line(home):
-    ended = kernel_agent("--file-path", "square.py", *UNREACHABLE, "--json", cwd=home)
+    ended = kernel_agent("--file-path", "square.py", *UNREACHABLE, "--draft", "none", "--json", cwd=home)
     assert ended.code == ExitCode.ENVIRONMENT
     record = json.loads(ended.out)
     assert record["verdict"] is None
@@ -145,7 +145,8 @@ def test_a_provider_out_of_reach_leaves_a_record_a_reason_and_the_resume_line(ho
 
 
 def test_a_budget_below_the_first_ask_is_the_reason_in_record_and_table(home):
-    ended = kernel_agent("--file-path", "square.py", "--backend", "manual", "--no-rag", "--max-tokens", "9", cwd=home)
+    words = ("--backend", "manual", "--no-rag", "--max-tokens", "9", "--draft", "none")
+    ended = kernel_agent("--file-path", "square.py", *words, cwd=home)
     assert ended.code == ExitCode.RED
     assert "no reply held code" not in ended.out + ended.err, "nothing was asked"
     assert "nothing was asked: the next ask needs" in ended.err

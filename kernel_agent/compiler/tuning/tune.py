@@ -22,7 +22,7 @@ from kernel_agent.compiler.tuning.on_gpu import OnGpu
 from kernel_agent.compiler.tuning.pins import names_before, pinned
 from kernel_agent.compiler.tuning.search import Found, search
 from kernel_agent.compiler.tuning.space import LEAST_DOT_TILE, space
-from kernel_agent.gate.check import check
+from kernel_agent.gate import check
 from kernel_agent.gate.options import GateOptions
 from kernel_agent.gate.verdict import Verdict
 from kernel_agent.oracle import Truths, describe
