@@ -14,7 +14,7 @@ from kernel_agent.compiler.tuning.search import search
 from kernel_agent.compiler.tuning.space import space
 from kernel_agent.compiler.tuning.trial import Trial
 from kernel_agent.compiler.tuning.tune import OnLine, Tuned, chosen_of, fixed_tiles, tuning_entries, with_backward
-from kernel_agent.gate import check
+from kernel_agent.gate.check import check
 from kernel_agent.oracle import Truths
 from kernel_agent.pairs.assemble import candidate_from_pair
 from kernel_agent.pairs.spec import KernelSpec
