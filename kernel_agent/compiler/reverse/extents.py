@@ -31,7 +31,8 @@ class Range:
 class Extents:
     """Ranges of the integers of a kernel.
 
-    Expressions name scalar arguments, constexprs, and `grid0`, `grid1`, `grid2`.
+    Expressions name scalar arguments, constexprs, `grid0`, `grid1`, `grid2`, and tensors of integers: what is loaded
+    lies between the least and the largest that they hold, which costs the launch a look at the device.
     """
 
     def __init__(self, loops: Mapping[Value, Op]) -> None:
@@ -70,6 +71,10 @@ class Extents:
                 found = self._beyond(kept, start)
                 if found is not None:
                     return _plus(found, self.of(added).high)
+        if op is not None and op.code is Code.LOAD and _follows(op, start):
+            name, far = op.base.name, self._apart(stop, start)
+            near = f"{name}.is_contiguous() and {name}.numel() > 1"
+            return f"(int({name}.flatten().diff().max()) if {near} else {far})"
         if op is not None and op.code is Code.MIN:
             either = [found for value in op.operands if (found := self._beyond(value, start)) is not None]
             if either:
@@ -97,6 +102,9 @@ class Extents:
             return _one(f"grid{op.attributes['axis']}", True)
         if op.code in _KEPT:
             return self.of(op.operands[0])
+        if op.code is Code.LOAD and op.mask is None and not value.is_float:
+            name = op.base.name
+            return Range(*(f"(int({name}.{end}()) if {name}.numel() else 0)" for end in ("min", "max")))
         rule = _RULES.get(op.code)
         if rule is None:
             raise _unknown(value)
@@ -118,6 +126,20 @@ def _bare(value: Value) -> Value:
     while value.producer is not None and value.producer.code in _KEPT:
         (value,) = value.producer.operands
     return value
+
+
+def _follows(load: Op, start: Value) -> bool:
+    """Whether a load without a mask is of what lies behind that which another value was loaded from."""
+    before = start.producer
+    if before is None or before.code is not Code.LOAD or before.base is not load.base:
+        return False
+    step = _bare(load.offset).producer
+    if load.mask is not None or before.mask is not None or step is None or step.code is not Code.ADD:
+        return False
+    return any(
+        _bare(one) is _bare(before.offset) and constant(_bare(other)) == 1
+        for one, other in (step.operands, step.operands[::-1])
+    )
 
 
 def _counter(loop: Op) -> tuple[Value, ...] | None:

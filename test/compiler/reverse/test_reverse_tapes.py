@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import pytest
 import torch
@@ -37,6 +38,10 @@ def recurrence(bound: str) -> Kernel:
         start, stop, step = pid, b.mul(k.n, k.block), k.block
     elif bound == "loaded":
         stop = b.load(k.L, pid)
+    elif bound == "between":
+        start, stop = b.load(k.L, pid), b.load(k.L, b.add(pid, b.const(1)))
+    elif bound == "of a float":
+        stop = b.cast(b.load(k.X, pid), "i32")
     elif bound in ("clusters", "segments"):
         tiles = b.elementwise(Code.FLOORDIV, (b.add(k.n, b.sub(k.block, b.const(1))), k.block))
         start = b.mul(b.elementwise(Code.FLOORDIV, (pid, tiles)), k.n) if bound == "clusters" else b.load(k.L, pid)
@@ -56,7 +61,7 @@ def recurrence(bound: str) -> Kernel:
     return k.kernel
 
 
-def bindings(grid: tuple[int, ...], integers: dict[str, int]) -> dict[str, int]:
+def bindings(grid: tuple[int, ...], integers: Mapping[str, Tensor | int]) -> dict[str, Tensor | int]:
     return {**{f"grid{axis}": extent for axis, extent in enumerate((*grid, 1, 1)[:3])}, **integers}
 
 
@@ -90,7 +95,9 @@ def test_a_while_loop_that_counts_has_tapes_as_long_as_it_can_count() -> None:
     assert list(scalars.values()) == [3], "1, 3 and 5 are less than 6"
 
 
-def same_in_memory(kernel: Kernel, arguments: dict[str, Tensor | int], integers: dict[str, int]) -> dict[str, int]:
+def same_in_memory(
+    kernel: Kernel, arguments: dict[str, Tensor | int], integers: Mapping[str, Tensor | int]
+) -> dict[str, int]:
     """Assert that tapes in memory change no gradient. Returns the trips that they have room for."""
     grid = (3,)
     evaluate(kernel, grid, arguments)
@@ -105,11 +112,11 @@ def same_in_memory(kernel: Kernel, arguments: dict[str, Tensor | int], integers:
     known = bindings(grid, integers)
     buffers = {}
     for buffer in lowered.buffers:
-        shape = [eval(text, {"max": max, "min": min}, known) for text in buffer.shape]
+        shape = [eval(text, {"max": max, "min": min, "int": int}, known) for text in buffer.shape]
         dtype = torch.int8 if buffer.element == "i8" else torch.float64
         buffers[buffer.name] = torch.full((math.prod(shape),), 99, dtype=dtype)
         assert buffer.fill is Fill.EMPTY
-    counts = {name: eval(text, {"max": max, "min": min}, known) for name, text in lowered.scalars.items()}
+    counts = {name: eval(text, {"max": max, "min": min, "int": int}, known) for name, text in lowered.scalars.items()}
     found = torch.zeros_like(x)
     evaluate(lowered.kernel, grid, {**arguments, **buffers, **counts, "dY": cotangent["Y"], "dX": found})
     torch.testing.assert_close(found, truth, msg="dX")
@@ -157,8 +164,19 @@ def test_tapes_that_two_trips_of_a_loop_around_may_share_are_as_long_as_one() ->
     assert (tape.element, tape.shape) == ("f32", (N,))
 
 
-def test_a_bound_that_is_loaded_is_refused_and_the_line_says_what_to_do() -> None:
-    adjoint = differentiate(recurrence("loaded"), read=frozenset({"X"}), written=frozenset({"Y"}))
+@pytest.mark.parametrize("bound", ["loaded", "between"])
+def test_a_bound_that_is_loaded_is_at_most_the_largest_that_its_tensor_holds(bound: str) -> None:
+    # refused before; between offsets that follow each other a tape is as long as the longest segment, not as all
+    kernel, integers = recurrence(bound), {"n": 4, "block": 2}
+    bounds = [1, 3, 2] if bound == "loaded" else [0, 1, 4, 6]
+    x, y = numbers(3, 4, N), torch.full((3, N), torch.nan, dtype=torch.float64)
+    loaded = torch.tensor(bounds, dtype=torch.int32)
+    arguments = {"X": x, "Y": y, "L": loaded, **integers}
+    assert set(same_in_memory(kernel, arguments, {**integers, "L": loaded}).values()) == {3}
+
+
+def test_a_bound_that_is_computed_of_a_float_is_refused_and_the_line_says_what_to_do() -> None:
+    adjoint = differentiate(recurrence("of a float"), read=frozenset({"X"}), written=frozenset({"Y"}))
     with pytest.raises(CannotDerive, match="bound the loop by arguments"):
         lower_tapes(adjoint.kernel)
 

@@ -99,9 +99,9 @@ def attention(*, causal: bool = False, guard: bool = False, element: str = "fp32
 
 
 def segment_logsumexp() -> Forward:
-    """Of segments between bounds in memory."""
-    types = {"x_ptr": F32, "bounds_ptr": "*i32", "y_ptr": F32}
-    bounds = torch.tensor([0, 5, 25, 37], dtype=torch.int32)
+    """Of segments between bounds that are floats, of which a launch knows nothing."""
+    types = {"x_ptr": F32, "bounds_ptr": F32, "y_ptr": F32}
+    bounds = torch.tensor([0, 5, 25, 37], dtype=torch.float64)
     given = {"x_ptr": 3 * seeded(N), "bounds_ptr": bounds, "y_ptr": empty(3)}
     return ran(kernel_from(kernels.segment_logsumexp, types, BLOCK=8), (3,), given, ["x_ptr"], ["y_ptr"])
 

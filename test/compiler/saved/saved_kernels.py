@@ -223,9 +223,9 @@ def attention(
 
 @triton.jit
 def segment_logsumexp(x_ptr, bounds_ptr, y_ptr, BLOCK: tl.constexpr):
-    # how many trips a program makes is known from memory alone
+    # how many trips a program makes is known in the kernel alone
     segment = tl.program_id(0)
-    begin, end = tl.load(bounds_ptr + segment), tl.load(bounds_ptr + segment + 1)
+    begin, end = tl.load(bounds_ptr + segment).to(tl.int32), tl.load(bounds_ptr + segment + 1).to(tl.int32)
     top, total = -float("inf"), 0.0
     for start in range(begin, end, BLOCK):
         at = start + tl.arange(0, BLOCK)
