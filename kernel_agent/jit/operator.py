@@ -28,7 +28,7 @@ from kernel_agent.jit.conditions import Objection
 from kernel_agent.jit.deriving import PROOF, Progress, Wanted, derived_for
 from kernel_agent.jit.errors import CannotTrain
 from kernel_agent.jit.slices import Slice, slice_of
-from kernel_agent.jit.variant import NotThisPair, Variant, real
+from kernel_agent.jit.variant import NotThisPair, Variant, real, refuse_written
 from kernel_agent.sandbox import Sandbox
 
 LOG = logging.getLogger("kernel_agent.jit")
@@ -281,7 +281,10 @@ class Differentiable:
                 LOG.debug("%s: the backward for %s is kept", name, wanted.form)
                 return found
             found = self._new(wanted)
-            kept.put(key, found)
+            try:
+                kept.put(key, found)
+            except EnvironmentProblem as error:  # proven all the same
+                LOG.warning("%s", error)
             return found
 
     def _new(self, wanted: Wanted) -> Derived:
@@ -311,11 +314,7 @@ class Differentiable:
     def _exactly(self, bound: inspect.BoundArguments) -> Any:
         with torch.no_grad():
             execution = execute(self._stub, bound.args, bound.kwargs, options=ExecOptions(sanitize=False))
-        if execution.mutated:
-            raise CannotTrain(
-                f"`{self._stub.__name__}` writes into `{execution.mutated[0]}`, which is on the CPU",
-                remedy="Move the tensors to a GPU.",
-            )
+        refuse_written(execution, self._stub.__name__)
         return tree_map(real, execution.result)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from kernel_agent.compiler.derived import Derived
-from kernel_agent.ir import ExecOptions, declared_dtype, execute, standin
+from kernel_agent.ir import ExecOptions, Execution, declared_dtype, execute, standin
 from kernel_agent.jit.conditions import Objection, conditions_of
 from kernel_agent.jit.deriving import PROVEN_WAYS
 from kernel_agent.jit.errors import CannotTrain
@@ -80,6 +80,7 @@ class Variant:
     def _asked_exactly(self, *values: Any, **named: Any) -> tuple[Any, tuple[Any, ...]]:
         with noted() as notes:
             execution = execute(self._forward, values, named, options=_EXACT)
+        refuse_written(execution, self._operator.__name__.removesuffix("_autograd"))
         outputs, saved = tree_map(real, execution.result)
         return self._admitted(outputs, saved, way_of(notes))
 
@@ -119,6 +120,14 @@ def _once(gradients: tuple[Tensor | None, ...], _: Any) -> tuple[Tensor | None, 
     return tuple(
         None if one is None else SecondDerivative.apply(one, torch.zeros((), requires_grad=True)) for one in gradients
     )
+
+
+def refuse_written(execution: Execution, stub: str) -> None:
+    """Raise `CannotTrain` where arguments were written into: what is executed are their images."""
+    if execution.mutated:
+        raise CannotTrain(
+            f"`{stub}` writes into `{execution.mutated[0]}`, which is on the CPU", remedy="Move the tensors to a GPU."
+        )
 
 
 def real(value: Any) -> Any:

@@ -192,6 +192,13 @@ def test_tensors_on_the_cpu_are_told_once(monkeypatch):
         op(x)
 
 
+def test_what_is_written_in_place_on_the_cpu_is_refused(monkeypatch):
+    # The executor computes on images: the argument would silently keep its old content.
+    no_children(monkeypatch)
+    with pytest.raises(CannotTrain, match="writes into `x`, which is on the CPU"):
+        differentiable(trainable.squared_in_place)(leaf(40).detach())
+
+
 def test_a_kernel_is_told_from_a_stub():
     with pytest.raises(TypeError, match=r"not the @triton\.jit kernel"):
         differentiable(trainable.scaled_kernel)
