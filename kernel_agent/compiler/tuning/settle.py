@@ -42,7 +42,7 @@ def settle(
     judge = ByModel(spec, tuning_entries(spec), sandbox)
     on_line("compiling for sm_90")
     first = judge([inside.candidate]).trials[0]
-    why = _unfit(first)
+    why = unfit(first)
     if not why:
         return Tuned(pair, False, "every kernel fits sm_90 without spills", 1, seconds=time.perf_counter() - start)
     if not inside.tunables:
@@ -55,7 +55,7 @@ def settle(
     if all(not one.values for some in chosen for one in some):
         return Tuned(pair, False, f"{why}, and none of {found.tried} variants does better", found.tried)
     text = with_backward(pair, pinned(inside, chosen).backward)
-    after = _unfit(judge([candidate_from_pair(text)]).trials[0])
+    after = unfit(judge([candidate_from_pair(text)]).trials[0])
     verdict = check(spec, text, sandbox, truths=truths, diagnose=False)
     if not verdict.green or (after and not first.problem and after == why):
         return Tuned(pair, False, f"{why}, and none of {found.tried} variants does better", found.tried)
@@ -63,7 +63,7 @@ def settle(
     return Tuned(text, True, line, found.tried, verdict, found.problems, time.perf_counter() - start)
 
 
-def _unfit(trial: Trial) -> str:
+def unfit(trial: Trial) -> str:
     """Why a variant should not stay as it is; empty where it may."""
     if trial.problem:
         return trial.problem

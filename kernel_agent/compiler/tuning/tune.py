@@ -177,7 +177,9 @@ def fixed_tiles(spec: KernelSpec, pair: str, sandbox: Sandbox, truths: Truths | 
 
 def with_backward(pair: str, backward: str) -> str:
     """A pair file with another backward section."""
-    return replace(split_sections(pair), backward=backward).join()
+    sections = split_sections(pair)
+    space_below = sections.backward[len(sections.backward.rstrip()) :]
+    return replace(sections, backward=backward.rstrip() + space_below).join()
 
 
 def _article(name: str) -> str:
