@@ -8,7 +8,7 @@ import logging
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any, overload
 
 import torch
@@ -95,6 +95,8 @@ class Differentiable:
         self._variants: dict[tuple[CallForm, bool], list[Variant]] = {}
         self._operators: list[Callable[..., Any]] = []
         self._last: Variant | None = None
+        self._made = 0
+        """Pairs that were derived in this process."""
         self._said_exact = False
         self._interpreted = bool(knobs.runtime.interpret)
         """Whether kernels are made for Triton's interpreter, which takes tensors of the CPU."""
@@ -170,15 +172,18 @@ class Differentiable:
     def _trained(self, arguments: Mapping[str, Any], form: CallForm, *, exact: bool) -> Any:
         objection: NotThisPair | None = None
         for number in range(MOST):
+            before = self._made
             variant = self._variant(form, exact, number, arguments, objection)
             try:
                 return self._run(variant, arguments)
             except NotThisPair as error:
+                if self._made > before and objection is not None and error.why is Objection.CONFIGURATION:
+                    break  # it was derived for this very call
                 objection = self._refused(error)
                 if error.why is Objection.FACT:
                     return self._without_facts(form, exact, arguments, error)
         raise CannotTrain(
-            f"{MOST} pairs of `{self._stub.__name__}` were derived, and none is for this call: {objection}",
+            f"no pair that was derived of `{self._stub.__name__}` is for this call: {objection}",
             remedy="Split the stub where it branches on sizes or numbers.",
         )
 
@@ -269,14 +274,15 @@ class Differentiable:
         name = self._stub.__name__
         kept = self._kept or user_pairs()
         key = derivation_key(wanted.forward, str(wanted.form), str(number), schedules=wanted.schedules, options=PROOF)
-        try:
-            found = kept.get(key)
-            lock = kept.deriving(key) if found is None else nullcontext()
-        except EnvironmentProblem as error:
-            LOG.warning("%s", error)
-            return self._new(wanted)
-        with lock:
-            found = found or kept.get(key)
+        with ExitStack() as stack:
+            try:
+                found = kept.get(key)
+                if found is None:
+                    stack.enter_context(kept.deriving(key))
+                    found = kept.get(key)
+            except EnvironmentProblem as error:
+                LOG.warning("%s", error)
+                return self._new(wanted)
             if found is not None:
                 LOG.debug("%s: the backward for %s is kept", name, wanted.form)
                 return found
@@ -291,6 +297,7 @@ class Differentiable:
         LOG.info("deriving a backward of %s for %s", self._stub.__name__, wanted.form)
         with _slow(self._stub.__name__), Sandbox() as sandbox:
             found = derived_for(wanted, sandbox, self._progress or LOG.debug)
+        self._made += 1
         LOG.info("%s: %s, in %.1f s", self._stub.__name__, found.verdict.message, found.seconds)
         return found
 

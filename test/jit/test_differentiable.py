@@ -209,12 +209,15 @@ def test_a_stub_with_starred_arguments_is_refused_at_once():
         differentiable(lambda *tensors: tensors)
 
 
-def test_a_cache_that_cannot_be_written_costs_a_line_and_no_call(scaled, tmp_path, caplog, monkeypatch):
+@pytest.mark.parametrize("folder", ["a file", "nowhere"])
+def test_a_cache_that_cannot_be_used_costs_a_line_and_no_call(scaled, tmp_path, caplog, monkeypatch, folder):
     gradients(scaled, leaf(5, 24), leaf(24))
     known = scaled.derived[0]
     (tmp_path / "file").write_text("no folder")
-    op = Differentiable(trainable.scaled, kept=KeptPairs(tmp_path / "file"))
+    op = Differentiable(
+        trainable.scaled, kept=KeptPairs(tmp_path / "file" if folder == "a file" else Path("/proc/none"))
+    )
     monkeypatch.setattr("kernel_agent.jit.operator.derived_for", lambda *_: known)
     with caplog.at_level(logging.WARNING):
         gradients(op, leaf(5, 24), leaf(24))
-    assert "cannot read the derived pairs" in caplog.text
+    assert "the derived pairs kept in" in caplog.text
