@@ -40,8 +40,6 @@ class Start:
     """Of the derived backward; empty where none is proven."""
     reason: str
     """Why none is."""
-    seconds: float
-    """To derive and prove it."""
     compiler: int
     """Estimated tokens of the first ask: it shows the derived backward, or is that of `rag` where there is none."""
     rag: int
@@ -77,7 +75,6 @@ def start(folder: Path) -> Start:
         folder.name,
         ", ".join(event.schedules),
         event.reason,
-        event.seconds,
         first.tokens,
         plan.tokens,
         plan.tokens - prompts.plan(bare).tokens,
@@ -89,7 +86,7 @@ def line(one: Start) -> str:
     """A forward."""
     known, asks, tokens = bool(one.schedules), one.recorded.asks_to_green, one.recorded.tokens_to_green
     return (
-        f"{one.forward:<20} {one.schedules or '-':<14} {one.seconds:>5.0f} {one.compiler:>14,} {one.rag:>8,} "
+        f"{one.forward:<20} {one.schedules or '-':<14} {one.compiler:>14,} {one.rag:>8,} "
         f"{one.adjoint:>8,} {0 if known else asks or '-':>14} {asks or '-':>4} "
         f"{0 if known else tokens:>16,} {tokens:>8,}"
     )
@@ -115,9 +112,9 @@ def totals(starts: list[Start]) -> str:
 def main(names: list[str]) -> None:
     """Print a line as each forward is done."""
     folders = sorted(path.parent for path in (ROOT / ARM).glob("*/trace.jsonl"))
-    print(f"{'':<41} {'first ask':>23} {'':>8} {'asks to proven':>19} {'tokens to proven':>25}")
+    print(f"{'':<35} {'first ask':>23} {'':>8} {'asks to proven':>19} {'tokens to proven':>25}")
     print(
-        f"{'forward':<20} {'derived':<14} {'s':>5} {'compiler':>14} {'rag':>8} {'adjoint':>8} {'compiler':>14} "
+        f"{'forward':<20} {'derived':<14} {'compiler':>14} {'rag':>8} {'adjoint':>8} {'compiler':>14} "
         f"{'rag':>4} {'compiler':>16} {'rag':>8}"
     )
     starts = []
