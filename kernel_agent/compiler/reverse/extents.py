@@ -103,8 +103,8 @@ class Extents:
         if op.code in _KEPT:
             return self.of(op.operands[0])
         if op.code is Code.LOAD and op.mask is None and not value.is_float:
-            name = op.base.name
-            return Range(*(f"(int({name}.{end}()) if {name}.numel() else 0)" for end in ("min", "max")))
+            low, high = (f"(int({op.base.name}.{end}()) if {op.base.name}.numel() else 0)" for end in ("min", "max"))
+            return Range(low, high)
         rule = _RULES.get(op.code)
         if rule is None:
             raise _unknown(value)
