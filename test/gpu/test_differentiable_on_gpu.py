@@ -13,6 +13,7 @@ from kernel_agent.compiler.kept import KeptPairs
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="trains on a GPU: needs a CUDA device"),
+    pytest.mark.filterwarnings("default"),  # torch.compile warns of what it does itself
 ]
 
 
