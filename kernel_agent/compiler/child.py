@@ -23,6 +23,7 @@ from kernel_agent.compiler.stub.inline import without_helpers
 from kernel_agent.compiler.stub.section import Sections, Way, write_sections
 from kernel_agent.compiler.stub.source import StubSource
 from kernel_agent.compiler.stub.trace import LaunchSeen
+from kernel_agent.compiler.stub.unroll import unrolled
 from kernel_agent.errors import InternalError, KernelAgentError
 from kernel_agent.ir import standin
 from kernel_agent.oracle.child import Stub, answered
@@ -81,10 +82,11 @@ def derived(call: Call) -> None:
 
 
 def _loaded(call: Call) -> Stub:
-    """The stub with the helpers that launch for it written out, its lines counted in that text."""
+    """The stub with loops and helpers that launch for it written out, its lines counted in that text."""
     spec = KernelSpec.model_validate(call.payload["spec"])
     facts = spec.facts
-    text = without_helpers(facts.source, facts.stub)
+    text = unrolled(without_helpers(unrolled(facts.source, facts.stub), facts.stub), facts.stub)
+    text = without_helpers(text, facts.stub)
     facts = facts.model_copy(update={"source": text})
     module = load_truth(facts, call.scratch)
     return Stub(spec.model_copy(update={"facts": facts}), module, getattr(module, facts.stub))
@@ -110,7 +112,7 @@ def _sections(
                 adjoints[kernel.name] = adjoint_text(kernel, len(seen.grid), read, written)
             return _plan(schedule, kernel, len(seen.grid), read, written)
 
-        ways.append(Way(one.trace, one.programs, planner, one.conditions))
+        ways.append(Way(one.trace, one.programs, planner, one.conditions, one.decisions))
     return write_sections(stub.spec, source, ways, triton_source)
 
 

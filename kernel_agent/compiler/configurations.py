@@ -5,8 +5,9 @@ Runs in a child: the stub is called, though none of its kernels runs.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from torch import Tensor
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.front import read_launch
 from kernel_agent.compiler.ssa.value import Kernel
+from kernel_agent.compiler.stub.decisions import Decision, apart, decisions, shared, torch_path
 from kernel_agent.compiler.stub.flow import launch_places
+from kernel_agent.compiler.stub.source import StubSource
 from kernel_agent.compiler.stub.trace import LaunchSeen, Trace, trace
 from kernel_agent.errors import InputError
 from kernel_agent.ir import IRError
@@ -29,8 +32,8 @@ from kernel_agent.pairs.spec import ShapeEntry
 ELEMENTS, VOLUME = 1 << 16, 1 << 22
 """Sizes of the entries that are looked at: their numbers do not matter, what is launched does."""
 
-Key = tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
-"""Per launch: the kernel, and parameters with what they are compiled for."""
+Key = tuple[tuple[tuple[str, tuple[tuple[str, str], ...]], ...], tuple[tuple[str, int], ...]]
+"""Per launch: the kernel, and parameters with what they are compiled for; and the torch functions on the way."""
 Condition = tuple[int, str, object]
 """A launch, a parameter, and what it is given."""
 
@@ -45,12 +48,14 @@ class Configuration:
     """Of its launches, by their position among the trace's events."""
     conditions: tuple[Condition, ...] = ()
     """What it was compiled for, sizes that are only numbers in it aside."""
+    decisions: tuple[Decision, ...] = ()
+    """How conditions of the stub fell, where other calls go another way through its torch code or launches."""
 
 
 def configurations(stub: Stub) -> tuple[list[Configuration], list[str]]:
     """One configuration per way that the stub goes at its SWEEP entries, and remarks on entries that were not seen.
 
-    Raises `CannotDerive` where no entry can be followed, a kernel cannot be read, or entries launch other kernels.
+    Raises `CannotDerive` where no entry can be followed, a kernel cannot be read, or ways cannot be told apart.
     """
     groups: dict[Key, list[Trace]] = {}
     remarks: list[str] = []
@@ -67,15 +72,38 @@ def configurations(stub: Stub) -> tuple[list[Configuration], list[str]]:
         groups.setdefault(_key(seen), []).append(seen)
     if not groups:
         raise CannotDerive(remarks[0] if remarks else "SWEEP has no entry", remedy="Give SWEEP a small required entry.")
-    names = [[launch.name for launch in traces[0].launches] for traces in groups.values()]
-    if any(other != names[0] for other in names):
-        shown = dict.fromkeys(", ".join(some) for some in names)
-        raise CannotDerive(
-            f"the stub launches other kernels at other entries of SWEEP: {' or '.join(list(shown)[:2])}",
-            remedy="Give each way a stub and a file of its own.",
-        )
-    found = [configuration for traces in groups.values() for configuration in _divided(traces)]
+    fallen = _told_apart(StubSource(stub.spec.facts.source, stub.spec.facts.stub, stub.module), groups)
+    found = [
+        replace(configuration, decisions=fallen[key])
+        for key, traces in groups.items()
+        for configuration in _divided(traces)
+    ]
     return found, remarks
+
+
+def _told_apart(source: StubSource, groups: Mapping[Key, Sequence[Trace]]) -> dict[Key, tuple[Decision, ...]]:
+    """What conditions of the stub tell of each group that launches or calls other things than another one.
+
+    Raises `CannotDerive` where no condition tells two of them apart.
+    """
+    fallen = {key: shared([decisions(source, seen) for seen in traces]) for key, traces in groups.items()}
+    asked: dict[Key, set[tuple[int, int]]] = {key: set() for key in groups}
+    for one, other in itertools.combinations(groups, 2):
+        launched = [[name for name, _ in key[0]] for key in (one, other)]
+        if launched[0] == launched[1] and one[1] == other[1]:
+            continue
+        places = apart(fallen[one], fallen[other])
+        if not places:
+            what = " or ".join(dict.fromkeys(", ".join(names) for names in launched))
+            same = launched[0] == launched[1]
+            raise CannotDerive(
+                f"the stub {'calls other torch functions' if same else f'launches {what}'} at entries of SWEEP that "
+                "no condition of its text tells apart",
+                remedy="Give each way a stub and a file of its own.",
+            )
+        asked[one].update(places)
+        asked[other].update(places)
+    return {key: tuple(fallen[key][place] for place in sorted(places)) for key, places in asked.items()}
 
 
 def _divided(traces: Sequence[Trace]) -> list[Configuration]:
@@ -83,10 +111,9 @@ def _divided(traces: Sequence[Trace]) -> list[Configuration]:
     found: list[Configuration] = []
     left = sorted(traces, key=_narrowness)
     while left:
-        others = [dict(launch_places(other)) for other in left[1:]]
         programs = {
-            place: read_launch(seen, others=[places[place].values for places in others if place in places])
-            for place, seen in launch_places(left[0])
+            place: read_launch(seen, others=[other.launches[number].values for other in left[1:]])
+            for number, (place, seen) in enumerate(launch_places(left[0]))
         }
         fixed = [programs[place].fixed for place, _ in launch_places(left[0])]
         conditions = _conditions(left[0], fixed)
@@ -123,7 +150,7 @@ def _seen(stub: Stub, entry: ShapeEntry, path: Path) -> Trace:
 
 
 def _key(seen: Trace) -> Key:
-    return tuple((launch.name, tuple(_forms(launch).items())) for launch in seen.launches)
+    return tuple((launch.name, tuple(_forms(launch).items())) for launch in seen.launches), torch_path(seen)
 
 
 def _forms(launch: LaunchSeen) -> Mapping[str, str]:

@@ -28,7 +28,7 @@ SLICED = frozenset(
 _NEW = frozenset({"empty", "zeros", "ones", "full", "new_empty", "new_zeros", "new_ones", "new_full", "contiguous"})
 """Their results lie in row-major order whatever they are given."""
 _LIKE = frozenset({"empty_like", "zeros_like", "ones_like", "full_like", "clone"})
-_EMPTY = (_NEW | _LIKE | {"rand_like", "randn_like"}) - {"contiguous", "clone"}
+EMPTY = (_NEW | _LIKE | {"rand_like", "randn_like"}) - {"contiguous", "clone"}
 """Their results have no values of what they are given."""
 
 
@@ -164,7 +164,7 @@ class Flow:
         if id(root) in self.inputs:
             return storage_of(root) in self.given
         event = self.maker.get(id(root))
-        filled = [event] if event is not None and event.name not in _EMPTY else []
+        filled = [event] if event is not None and event.name not in EMPTY else []
         filled += [self.event(at) for at, part in self.changes if at < place and self.shares(part, root)]
         parts = [part for one in filled for part in tensors_in((one.args, one.kwargs)) if not self.shares(part, root)]
         return any(storage_of(part) in self.active and is_float(part) for part in parts)

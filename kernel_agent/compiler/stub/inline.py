@@ -67,13 +67,13 @@ def _inlined_once(source: str, stub: ast.FunctionDef, helpers: Mapping[str, ast.
             if written is not None:
                 lines = source.split("\n")
                 pad = " " * statement.col_offset
-                rows = [row for part in written for row in _rows(part, pad)]
+                rows = [row for part in written for row in rows(part, pad)]
                 end = statement.end_lineno or statement.lineno
                 return "\n".join([*lines[: statement.lineno - 1], *rows, *lines[end:]])
     return None
 
 
-def _rows(statement: ast.stmt, pad: str) -> list[str]:
+def rows(statement: ast.stmt, pad: str) -> list[str]:
     """A statement as text; of a long launch, one argument a row."""
     text = ast.unparse(statement)
     call = statement.value if isinstance(statement, ast.Expr) else None

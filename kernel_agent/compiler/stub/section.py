@@ -13,6 +13,7 @@ from kernel_agent.compiler.plan import BackwardPlan
 from kernel_agent.compiler.ssa.value import Kernel
 from kernel_agent.compiler.stub.backward import BackwardWriter, Planner, Written
 from kernel_agent.compiler.stub.branches import branches_taken
+from kernel_agent.compiler.stub.decisions import Decision
 from kernel_agent.compiler.stub.dtypes import for_every_dtype
 from kernel_agent.compiler.stub.forward import forward_function
 from kernel_agent.compiler.stub.lines import Line
@@ -38,6 +39,8 @@ class Way:
     planner: Planner
     conditions: tuple[tuple[int, str, object], ...] = ()
     """What must hold for it: launch, parameter, value."""
+    decisions: tuple[Decision, ...] = ()
+    """And how conditions of the stub must fall."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,7 @@ def _tests(way: Way, writer: BackwardWriter, names: Names, optional: set[tuple[i
     `optional`: parameters that are None in some configuration.
     """
     launches = list(writer.launches.values())
-    found: dict[str, object] = {}
+    found: dict[str, object] = {names.expression(one.node, one.line, "way"): one.value for one in way.decisions}
     for place, parameter, value in way.conditions:
         node = launches[place].text.arguments[parameter]
         if isinstance(value, Tensor) and (place, parameter) not in optional:

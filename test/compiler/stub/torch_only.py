@@ -41,7 +41,7 @@ def candidate(stub: str, arguments: Sequence[Any], folder: Path) -> Candidate:
     path = folder / "file.py"
     path.write_text(_FILE.format(stub=stub.strip()))
     facts = read_source(path.read_text(), path)
-    module = _imported(path, "traced")
+    module = imported(path, "traced")
     seen = trace(getattr(module, facts.stub), tuple(arguments), {}, path)
     result = seen.result if isinstance(seen.result, tuple) else (seen.result,)
     outputs = tuple(
@@ -60,7 +60,7 @@ def gradients(found: Candidate, arguments: Sequence[Any], folder: Path, **given:
     """What the derived backward returns for normal cotangents, and what autograd does through the derived forward."""
     path = folder / "pair.py"
     path.write_text("import torch\nimport triton\n\n\n" + (found.forward or "") + "\n\n" + found.backward)
-    module = _imported(path, "pair")
+    module = imported(path, "pair")
     leaves = [one.requires_grad_() if isinstance(one, Tensor) and one.is_floating_point() else one for one in arguments]
     outputs, saved = module.forward(*leaves)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
@@ -72,7 +72,8 @@ def gradients(found: Candidate, arguments: Sequence[Any], folder: Path, **given:
     return list(returned if isinstance(returned, tuple) else (returned,)), list(true)
 
 
-def _imported(path: Path, name: str) -> ModuleType:
+def imported(path: Path, name: str) -> ModuleType:
+    """The module of a file."""
     described = importlib.util.spec_from_file_location(name, path)
     assert described is not None
     assert described.loader is not None
