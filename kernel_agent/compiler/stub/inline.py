@@ -63,13 +63,13 @@ def _inlined_once(source: str, stub: ast.FunctionDef, helpers: Mapping[str, ast.
         ]
         for call in calls:
             assert isinstance(call.func, ast.Name)
-            written = _written_out(statement, call, helpers[call.func.id], _names(stub))
+            written = _written_out(statement, _spelt(call, stub), helpers[call.func.id], _names(stub))
             if written is not None:
                 lines = source.split("\n")
                 pad = " " * statement.col_offset
-                rows = [row for part in written for row in rows(part, pad)]
+                shown = [row for part in written for row in rows(part, pad)]
                 end = statement.end_lineno or statement.lineno
-                return "\n".join([*lines[: statement.lineno - 1], *rows, *lines[end:]])
+                return "\n".join([*lines[: statement.lineno - 1], *shown, *lines[end:]])
     return None
 
 
@@ -123,10 +123,34 @@ def _written_out(
     return [ast.fix_missing_locations(one) for one in (*first, *rest, last)]
 
 
+def _spelt(call: ast.Call, stub: ast.FunctionDef) -> ast.Call:
+    """A call with the elements of starred tuples that the stub binds once, as a display, in their place."""
+    bound = [node.id for node in ast.walk(stub) if isinstance(node, ast.Name) and _stores(node)]
+    tuples = {
+        target.id: node.value
+        for node in stub.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple)
+        for target in node.targets
+        if isinstance(target, ast.Name) and bound.count(target.id) == 1
+    }
+    arguments: list[ast.expr] = []
+    for one in call.args:
+        name = one.value.id if isinstance(one, ast.Starred) and isinstance(one.value, ast.Name) else ""
+        known = tuples.get(name)
+        if known is None or any(isinstance(part, ast.Starred) for part in known.elts):
+            arguments.append(one)
+        else:
+            arguments += [
+                ast.Subscript(ast.Name(name, ast.Load()), ast.Constant(place), ast.Load())
+                for place in range(len(known.elts))
+            ]
+    return ast.copy_location(ast.Call(call.func, arguments, call.keywords), call)
+
+
 def _given(call: ast.Call, helper: ast.FunctionDef) -> dict[str, ast.expr] | None:
     """The expression of every parameter; None where stars are about."""
     arguments = helper.args
-    if arguments.vararg or arguments.kwarg or any(isinstance(one, ast.Starred) for one in call.args):
+    if arguments.kwarg or any(isinstance(one, ast.Starred) for one in call.args):
         return None
     if any(keyword.arg is None for keyword in call.keywords):
         return None
@@ -135,8 +159,14 @@ def _given(call: ast.Call, helper: ast.FunctionDef) -> dict[str, ast.expr] | Non
     found = {argument.arg: value for argument, value in zip(defaults, arguments.defaults, strict=True)}
     found |= {a.arg: value for a, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if value}
     found |= {argument.arg: value for argument, value in zip(positional, call.args, strict=False)}
+    rest = call.args[len(positional) :]
+    if arguments.vararg is not None:
+        found[arguments.vararg.arg] = ast.Tuple(rest, ast.Load())
+    elif rest:
+        return None
     found |= {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg is not None}
     wanted = [argument.arg for argument in (*positional, *arguments.kwonlyargs)]
+    wanted += [arguments.vararg.arg] if arguments.vararg is not None else []
     return {name: found[name] for name in wanted} if all(name in found for name in wanted) else None
 
 
