@@ -122,6 +122,11 @@ def _told_apart(lower: Lower, base: Row, row: Row, symbols: Mapping[Site, str]) 
     if _covers(base[1], symbols, row):
         return []
     names = [name for name, value in row[0].items() if value != base[0][name]]
+    if 1 in (row[0][name] for name in names):
+        # A tile of one lane is folded away. The general kernel may be right for it all the same: the gate finds out.
+        wider = {name: base[0][name] if value == 1 else value for name, value in row[0].items()}
+        found = _lowered(lower, wider, base[1])
+        return names if found is None else _told_apart(lower, base, (wider, found), symbols)
     alone = []
     for name in names:
         values = {**base[0], name: row[0][name]}

@@ -226,6 +226,24 @@ def five_tiles(
     tl.store(y_ptr + a[:, None] * n + e[None, :], product)
 
 
+@triton.jit
+def headed(x_ptr, y_ptr, HEADS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
+    heads, lanes = tl.arange(0, BLOCK), tl.arange(0, WIDTH)
+    at = heads[:, None] * WIDTH + lanes[None, :]
+    tl.store(y_ptr + at, tl.load(x_ptr + at, mask=(heads < HEADS)[:, None]), mask=(heads < HEADS)[:, None])
+
+
+def test_a_launch_with_tiles_of_one_lane_fixes_no_size_of_the_others():
+    """Triton folds one head away: the kernel of several heads was then held to be for as many as it was read at."""
+    launches = []
+
+    def several(x, y):
+        headed[(1,)](x, y, HEADS=3, BLOCK=4, WIDTH=16)
+
+    compare(several, torch.randn(48), torch.zeros(48), read=lambda one: launches.append(one) or read_launch(one))
+    assert read_launch(launches[0], others=[{"HEADS": 1, "BLOCK": 1, "WIDTH": 32}]).fixed == frozenset()
+
+
 def test_five_tiles_of_one_size_get_five_sizes():
     """With three changed at most, two extents stayed one number and were printed as such."""
 
