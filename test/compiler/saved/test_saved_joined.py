@@ -71,11 +71,11 @@ def test_kernels_that_own_what_they_sum_multiply_by_the_scale_once() -> None:
     found = plans(forward.kernel, forward.adjoint(forward.kernel), 2, spared=forward.adjoint(_prepared(forward)))
     split = next(plan for plan in found if plan.schedule == "split")
     for step in split.steps:
-        loops = [op for op in step.kernel.ops if op.code is Code.FOR]
-        products = [op for loop in loops for op in walk(loop.blocks[0]) if op.code is Code.MUL and op.result.is_float]
-        scaled = [op for op in products if len(op.result.shape) == 2 and any(v.shape == () for v in op.operands)]
-        # The one that is left makes the scores; those of dq and dk are out of the loops.
-        assert len(scaled) == 1, step.kernel.name
+        for loop in (op for op in step.kernel.ops if op.code is Code.FOR):  # of whole tiles, and of the last one
+            products = [op for op in walk(loop.blocks[0]) if op.code is Code.MUL and op.result.is_float]
+            scaled = [op for op in products if len(op.result.shape) == 2 and any(v.shape == () for v in op.operands)]
+            # The one that is left makes the scores; those of dq and dk are out of the loops.
+            assert len(scaled) == 1, step.kernel.name
 
 
 def test_where_tapes_have_no_bound_a_forward_with_its_gauge_is_planned_all_the_same() -> None:
