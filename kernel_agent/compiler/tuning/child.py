@@ -1,7 +1,8 @@
 """What runs in the child that tries variants of a backward on the GPU: many are compiled at once, then each is timed.
 
-Workers compile in processes of their own, which launch nothing of a variant, into the one cache of the child; so the
-clock runs while nothing else does. What is sent chooses among variants and accepts none.
+Workers compile in processes of their own, without a GPU (a process that another one of the sandbox started may not use
+it), into the one cache of the child; the clock runs when they are done. What is sent chooses among variants and accepts
+none.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ import itertools
 import json
 import multiprocessing
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
@@ -26,6 +28,7 @@ from triton.runtime.jit import JITFunction
 from kernel_agent.bench.clock import Clock, Pace
 from kernel_agent.bench.launches import time_launches
 from kernel_agent.bench.realdevice import begin, import_file, on_gpu, outputs_of
+from kernel_agent.ir import standin
 from kernel_agent.pairs.arguments import Arguments, build_arguments
 from kernel_agent.pairs.spec import ShapeEntry
 
@@ -35,18 +38,18 @@ if TYPE_CHECKING:
 QUICK = Pace(repeats=7, flushes=3, host_us=200.0)
 """How each variant is timed: enough to tell 2 % apart, and what is chosen is measured again."""
 FOOTPRINT = 5
-"""Memory of one worker in units of all its arguments: those, outputs, cotangents, gradients of one entry in float32."""
+"""Memory of one worker in units of the largest arguments: what torch makes between launches is real."""
 SHARE = 0.6
-"""Of the GPU's memory, for all workers together."""
-STARTING_S = 60.0
-"""For all workers to start CUDA and to run the forward for the first time; over that they are ended."""
-CONTEXT_BYTES = 1 << 30
+"""Of the memory that the child may have, for all workers together."""
+STARTING_S = 20.0
+"""For workers to end what they are compiling; over that they are ended."""
+IMPORTED_BYTES = 1 << 29
 """What a process takes before it has any tensor."""
 
 
 def trials(call: Call) -> None:
-    """Payload: `device`, `memory_bytes` of the GPU, `flush_bytes`, `variants` (pair files), `entries`, `seed`,
-    `workers`, and the seconds `compile_s` and `time_s`, which count from when the first variant is under way.
+    """Payload: `device`, `host_bytes` that the child may have, `flush_bytes`, `variants` (pair files), `entries`,
+    `seed`, `workers`, and the seconds `compile_s` and `time_s`, for all workers and for all times.
 
     Sends per entry and variant `entry`, `variant` and either `kernels` and `us` or `problem`, and `sizes` with the
     first variant of each entry; and how many `seconds` each phase took.
@@ -74,15 +77,17 @@ def trials(call: Call) -> None:
             told = _told(call.scratch, number, place)
             record: dict[str, Any] = {"entry": place, "variant": number}
             if "problem" in told:
-                record |= told
+                record["problem"] = told["problem"]
             elif time.monotonic() > until and number:
                 record["problem"] = "there was no time left"
             elif isinstance(module, str):
                 record["problem"] = module
             else:
                 record |= _timed(clock, calls, module)
+            if "late" in told and number == 0:
+                record["note"] = told["late"]
             if number == 0:
-                record["sizes"] = told.get("sizes", {})
+                record["sizes"] = calls.sizes
             call.send(record)
         del calls
         torch.cuda.empty_cache()
@@ -109,17 +114,21 @@ class _Calls:
 
     module: ModuleType
     given: Arguments
+    on_gpu: bool = True
+    sizes: dict[str, int] = field(default_factory=dict)
+    """See `sizes_in`."""
 
     def __post_init__(self) -> None:
-        args, kwargs = tree_map(
-            lambda leaf: on_gpu(leaf) if isinstance(leaf, Tensor) else leaf, (self.given.args, self.given.kwargs)
-        )
+        args, kwargs = self.given.args, self.given.kwargs
+        if self.on_gpu:
+            args, kwargs = tree_map(lambda leaf: on_gpu(leaf) if isinstance(leaf, Tensor) else leaf, (args, kwargs))
         with torch.no_grad():
             made = self.module.forward(*args, **kwargs)
         outputs = outputs_of(made[0])
         self.saved = tuple(made[1])
+        like = torch.randn_like if self.on_gpu else torch.empty_like
         self.cotangents = [
-            torch.randn_like(one) if isinstance(one, Tensor) and one.is_floating_point() else None for one in outputs
+            like(one) if isinstance(one, Tensor) and one.is_floating_point() else None for one in outputs
         ]
 
     def backward(self, module: ModuleType) -> Callable[[], object]:
@@ -135,7 +144,8 @@ class _Calls:
 def _timed(clock: Clock, calls: _Calls, module: ModuleType) -> dict[str, Any]:
     backward = calls.backward(module)
     try:
-        backward()  # what is loaded at the first call
+        with _launching(lambda launch: launch(), calls.sizes):
+            backward()  # what is loaded at the first call
         whole = sorted(clock.times(backward, QUICK))
         kernels = time_launches(clock, backward, QUICK, QUICK.repeats)
     except Exception as error:  # whatever a variant does
@@ -150,8 +160,7 @@ def _timed(clock: Clock, calls: _Calls, module: ModuleType) -> dict[str, Any]:
 def _compile(call: Call, paths: list[Path], arguments: list[Arguments]) -> None:
     """Compile all variants at all entries, or as many as the time allows, and leave what came of it in files."""
     payload = call.payload
-    held = sum(_bytes(given) for given in arguments)
-    room = int(SHARE * payload["memory_bytes"] / (FOOTPRINT * held + CONTEXT_BYTES))
+    room = int(SHARE * payload["host_bytes"] / (FOOTPRINT * max(_bytes(given) for given in arguments) + IMPORTED_BYTES))
     count = max(1, min(payload["workers"], len(paths), room))
     fork = multiprocessing.get_context("fork")
     workers = [fork.Process(target=_work, args=(call, paths, arguments, k, count)) for k in range(count)]
@@ -168,49 +177,46 @@ def _compile(call: Call, paths: list[Path], arguments: list[Arguments]) -> None:
 def _work(call: Call, paths: list[Path], arguments: list[Arguments], first: int, step: int) -> None:
     """One worker: every `step`-th variant, until its time is over."""
     mine = range(first, len(paths), step)
-    calls: dict[int, _Calls] = {}
-    until: float | None = None
+    until = time.monotonic() + call.payload["compile_s"]
     try:
-        begin(call)
-        for number in mine:
-            module = _imported(paths[number], number)
-            for place, given in enumerate(arguments):
-                if until is not None and time.monotonic() > until:
-                    return
-                if isinstance(module, str):
-                    _tell(call.scratch, number, place, {"problem": module})
-                    continue
-                if place not in calls:
-                    calls[place] = _Calls(module, given)
-                until = until or time.monotonic() + call.payload["compile_s"]
-                _tell(call.scratch, number, place, _compiled(calls[place], module))
+        with standin():
+            for number in mine:
+                module = _imported(paths[number], number)
+                for place, given in enumerate(arguments):
+                    if time.monotonic() > until:
+                        return
+                    problem = module if isinstance(module, str) else compiled(module, given)
+                    _tell(call.scratch, number, place, {"problem": problem} if problem else {})
     except Exception as error:  # told, since nobody sees where this process writes
-        problem = {"problem": f"the compiling process failed: {type(error).__name__}: {error}"[:300]}
+        late = {"late": f"the compiling process failed: {type(error).__name__}: {error}"[:300]}
         for number, place in itertools.product(mine, range(len(arguments))):
-            if "problem" in _told(call.scratch, number, place):
-                _tell(call.scratch, number, place, problem)
+            if "late" in _told(call.scratch, number, place):
+                _tell(call.scratch, number, place, late)
 
 
-def _compiled(calls: _Calls, module: ModuleType) -> dict[str, Any]:
-    sizes: dict[str, int] = {}
+def compiled(module: ModuleType, given: Arguments) -> str:
+    """Compile the launches of a pair's backward, inside a stand-in: no kernel runs, and tensors hold anything.
+
+    Why that cannot be; empty where it was done.
+    """
+    with _launching(lambda _: None, {}):
+        calls = _Calls(module, given, on_gpu=False)
     try:
-        with _compiling(sizes):
+        with _launching(lambda launch: launch(warmup=True), {}):
             calls.backward(module)()
     except Exception as error:  # Triton and ptxas fail in many ways
-        return {"problem": f"{type(error).__name__}: {error}"[:300]}
-    return {"sizes": sizes}
+        return f"{type(error).__name__}: {error}"[:300]
+    return ""
 
 
 @contextmanager
-def _compiling(sizes: dict[str, int]) -> Iterator[None]:
-    """Launches compile and load their kernel, and leave it at that; `sizes` gets the caller's whole numbers."""
+def _launching(how: Callable[[Callable[..., Any]], Any], sizes: dict[str, int]) -> Iterator[None]:
+    """Launches are done by `how`, which is given what launches; `sizes` gets whole numbers of the `backward` around."""
     real = JITFunction.run
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         sizes.update(sizes_in(_backward_frame()))
-        kernel = real(self, *args, **{**kwargs, "warmup": True})
-        kernel._init_handles()  # raises where it takes more than the GPU has
-        return kernel
+        return how(lambda **more: real(self, *args, **{**kwargs, **more}))
 
     JITFunction.run = run
     try:
@@ -221,8 +227,6 @@ def _compiling(sizes: dict[str, int]) -> Iterator[None]:
 
 def _backward_frame() -> Mapping[str, Any]:
     """Locals of the `backward` that launches."""
-    import sys
-
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code.co_name != "backward":
         frame = frame.f_back
@@ -248,7 +252,7 @@ def _tell(folder: Path, variant: int, entry: int, record: dict[str, Any]) -> Non
 def _told(folder: Path, variant: int, entry: int) -> dict[str, Any]:
     place = folder / f"compiled_{variant}_{entry}.json"
     if not place.is_file():
-        return {"problem": "it was not compiled in time"}
+        return {"late": "it was not compiled in time"}
     found: dict[str, Any] = json.loads(place.read_text())
     return found
 

@@ -14,8 +14,8 @@ from kernel_agent.pairs.sections import split_sections
 from kernel_agent.pairs.spec import Candidate, ShapeEntry
 from kernel_agent.sandbox import Job, Message
 
-MOST_WORKERS = 12
-"""Processes that compile: each starts CUDA, which they do one after the other."""
+MOST_WORKERS = 24
+"""Processes that compile."""
 COMPILING = 0.6
 """Share of a batch's seconds for compiling."""
 
@@ -42,7 +42,7 @@ class OnGpu:
         texts = [replace(self.sections, backward=variant.backward).join() for variant in variants]
         payload = {
             "device": self.rig.options.device,
-            "memory_bytes": self.rig.gpu.memory_bytes,
+            "host_bytes": self.rig.options.limits.memory_bytes,
             "flush_bytes": self.rig.flush_bytes,
             "variants": texts,
             "entries": [entry.model_dump(mode="json") for entry in self.entries],
@@ -56,6 +56,8 @@ class OnGpu:
         )
         report = self.rig.sandbox.run(job)
         for message in report.messages:
+            if "note" in message.record:
+                self.on_line(message.record["note"])
             if "seconds" in message.record:
                 took = ", ".join(f"{phase} {seconds:.0f} s" for phase, seconds in message.record["seconds"].items())
                 self.on_line(f"{len(texts)} variants: {took}")
