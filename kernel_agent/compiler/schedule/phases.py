@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.schedule.forms import UNKNOWN, Forms
-from kernel_agent.compiler.schedule.linear import Atom
+from kernel_agent.compiler.schedule.linear import Atom, Kind
 from kernel_agent.compiler.schedule.peel import Peeled, peel
-from kernel_agent.compiler.schedule.sites import Site
+from kernel_agent.compiler.schedule.sites import Site, mask_bounds
 from kernel_agent.compiler.schedule.visited import split_conditions, visited
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import Code
@@ -163,13 +163,18 @@ class Job:
     """What is done to the sum rather than to what is summed."""
     mask_moves: bool
     """The mask changes from trip to trip."""
+    placed: bool
+    """The mask alone says which indices of the new grid have a place in the tensor."""
 
     @classmethod
     def of(cls, forms: Forms, op: Op, moving: frozenset[Atom]) -> Job:
         """`moving`: indices of the loops that sum."""
         moves = op.mask is not None and not forms.reads(op.mask).isdisjoint(moving)
         still = Peeled(op.stored) if moves else peel(forms, op.stored, moving)
-        return cls(op, still, moves)
+        limits = [] if op.mask is None or moves else mask_bounds(forms, op.mask)
+        trips = [atom for atom in forms.of(op.offset).sources if atom.kind is Kind.TRIP]
+        placed = all(any(atom in bound.form.sources for bound in limits) for atom in trips)
+        return cls(op, still, moves, bool(trips) and placed)
 
     def key(self, copier: Copier) -> Hashable:
         """Equal of jobs whose sums can be one."""
@@ -206,13 +211,13 @@ class Job:
         return [b.add(carries[0], kept), b.elementwise(Code.OR, (carries[1], mask))]
 
     def finish(self, copier: Copier, total: Total) -> None:
-        """Write the sum, where a trip took part: else its place may be no place of the tensor."""
+        """Write the sum; where no trip took part and the mask does not bound its place, that may be none."""
         op, b = self.op, copier.b
         value = self.peeled.rebuilt(copier, total.carries[0])
         mask = total.carries[1] if self.mask_moves else None if op.mask is None else copier[op.mask]
         ran: Value | None = None
         for one in total.ran:
-            if one is None:
+            if one is None or self.placed:
                 ran = None
                 break
             ran = one if ran is None else b.elementwise(Code.OR, (ran, one))
