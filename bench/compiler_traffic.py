@@ -136,7 +136,8 @@ def read_rows(path: Path) -> dict[str, Row]:
 
 def told(rows: list[Row]) -> str:
     """The summary."""
-    ratios = sorted((one.ratio, one) for one in rows if one.ratio is not None and math.isfinite(one.ratio))
+    found = [(one.ratio, one) for one in rows if one.ratio is not None and math.isfinite(one.ratio)]
+    ratios = sorted(found, key=lambda pair: pair[0])
     lines = [f"{len(rows)} pairs, {len(ratios)} counted"]
     if len(ratios) > 1:
         values = [ratio for ratio, _ in ratios]
