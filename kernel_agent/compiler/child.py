@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kernel_agent.compiler.adjoint import adjoint_text
 from kernel_agent.compiler.configurations import Configuration, configurations
-from kernel_agent.compiler.emit import triton_source
+from kernel_agent.compiler.emit import comments_above, triton_source
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.plan import BackwardPlan
 from kernel_agent.compiler.reverse import Adjoint, differentiate
@@ -113,7 +114,8 @@ def _sections(
             return _plan(schedule, kernel, len(seen.grid), read, written)
 
         ways.append(Way(one.trace, one.programs, planner, one.conditions, one.decisions))
-    return write_sections(stub.spec, source, ways, triton_source)
+    printer = partial(triton_source, comments=comments_above(source.text))
+    return write_sections(stub.spec, source, ways, printer)
 
 
 def _plan(schedule: str, kernel: Kernel, axes: int, read: frozenset[str], written: frozenset[str]) -> BackwardPlan:

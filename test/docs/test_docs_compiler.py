@@ -36,6 +36,7 @@ def test_what_the_page_shows_of_attention_is_what_is_derived():
     assert written[0].schedules == ("split", "split")
     backward = written[0].candidate.backward
     assert "atomic" not in backward
+    assert max(map(len, backward.splitlines())) <= 120
     for shown in ATTENTION:
         for part in re.split(r"(?<=\n)(?=    \S)", shown):
             assert part in backward

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 
 _FOR_TOOLS = re.compile(r"#\s*(fmt|noqa|type|pylint|ruff|mypy|pragma|isort)\b", re.IGNORECASE)
@@ -11,12 +12,15 @@ _FOR_TOOLS = re.compile(r"#\s*(fmt|noqa|type|pylint|ruff|mypy|pragma|isort)\b", 
 def comments_above(source: str) -> dict[int, str]:
     """Line -> comment lines above the statement of that line, without indentation, from the text of a file.
 
-    Every line of a simple statement has its comment, of one with a body the lines of its head. Comments for tools are
-    left out. Raises SyntaxError for what is not Python.
+    Every line of a simple statement has its comment, of one with a body the lines of its head. `end = n` computes
+    nothing: what is said above it is said of the statement below as well. Comments for tools are left out. Raises
+    SyntaxError for what is not Python.
     """
     lines = source.split("\n")
     found: dict[int, str] = {}
-    for node in ast.walk(ast.parse(source)):
+    tree = ast.parse(source)
+    below = _statements_below(tree)
+    for node in ast.walk(tree):
         if not isinstance(node, ast.stmt) or isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             continue
         above: list[str] = []
@@ -28,5 +32,21 @@ def comments_above(source: str) -> dict[int, str]:
         if above:
             body = getattr(node, "body", None)
             end = body[0].lineno - 1 if body else node.end_lineno or node.lineno
-            found.update({place: "\n".join(above) for place in range(node.lineno, end + 1)})
+            places = [*range(node.lineno, end + 1)]
+            plain = isinstance(node, ast.Assign) and isinstance(node.value, (ast.Name, ast.Constant))
+            if plain and node in below:
+                places += range(below[node].lineno, (below[node].end_lineno or 0) + 1)
+            found = {place: "\n".join(above) for place in places} | found
     return found
+
+
+def _statements_below(tree: ast.AST) -> dict[ast.stmt, ast.stmt]:
+    """Statement -> the next one of its block, where no line is between them."""
+    bodies = [getattr(node, field, None) for node in ast.walk(tree) for field in ("body", "orelse")]
+    return {
+        one: other
+        for body in bodies
+        if isinstance(body, list)
+        for one, other in itertools.pairwise(body)
+        if other.lineno == (one.end_lineno or 0) + 1
+    }

@@ -60,7 +60,7 @@ def owned(kernel: Kernel, gradients: Mapping[str, str], launch: Launch) -> Owner
             remarks.append(f"{name} stays atomic: {found}")
             continue
         stored[name] = source.pointee
-        reason = f"no two programs store to one element of {name}"
+        reason = f"each element of {name} is stored once"
         facts.update(dict.fromkeys(Fact(text, reason, tensor) for text in found.facts()))
         facts.update(dict.fromkeys(unread_axes(kernel, launch)))
         empty_if[name] = covered_if(forms, written[name], tensor)

@@ -54,7 +54,7 @@ class Shared:
 
     def fact(self, text: str) -> Fact:
         """One of the facts."""
-        return Fact(text, f"no two programs store to one element of {self.pointer.name}", self.place.base.name)
+        return Fact(text, f"each element of {self.pointer.name} is stored once", self.place.base.name)
 
 
 def shared(kernel: Kernel, launch: Launch) -> list[Shared]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -44,14 +45,20 @@ class Line:
     """In several rows the items need parentheses."""
     writes: tuple[str, ...] = ()
     """Of a launch: the variables whose memory it writes to."""
+    joint: str = ""
+    """`and` or `or` of conditions; items of anything else have commas between them."""
 
     def shown(self, filled: Callable[[str], str], depth: int) -> list[str]:
         """Rows of text, `depth` blocks deeper."""
         pad = "    " * (self.depth + depth)
         items = [filled(item) for item in self.items]
         opening = pad + filled(self.opening)
-        if len(opening) + len(", ".join(items)) + len(self.closing) <= WIDTH or not items:
-            return [opening + ", ".join(items) + self.closing]
+        between = f" {self.joint} " if self.joint else ", "
+        if len(opening) + len(between.join(items)) + len(self.closing) <= WIDTH or not items:
+            return [opening + between.join(items) + self.closing]
+        if self.joint:
+            rows = [f"{pad}    {self.joint} {item}" for item in items]
+            return [opening, f"{pad}    {items[0]}", *rows[1:], pad + self.closing]
         opening, closing = (f"{opening}(", f"){self.closing}") if self.bare else (opening, self.closing)
         inner = f"{pad}    " + ", ".join(items)
         if len(inner) <= WIDTH:
@@ -63,6 +70,17 @@ class Line:
                 row = f"{pad}    "
             row += f"{item}, "
         return [opening, *rows, row.rstrip(), f"{pad}{closing}  # fmt: skip"]
+
+
+def asked_unless(condition: str) -> Line:
+    """`if not condition:`, which may take several rows."""
+    node = ast.parse(condition, mode="eval").body
+    if isinstance(node, ast.Call):
+        return Line(f"if not {ast.unparse(node.func)}(", tuple(map(ast.unparse, node.args)), "):")
+    if not isinstance(node, ast.BoolOp):
+        return Line(f"if not ({condition}):")
+    texts = (f"({ast.unparse(part)})" if isinstance(part, ast.BoolOp) else ast.unparse(part) for part in node.values)
+    return Line("if not (", tuple(texts), "):", joint="and" if isinstance(node.op, ast.And) else "or")
 
 
 def backward_name(name: str) -> str:

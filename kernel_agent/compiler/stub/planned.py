@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from kernel_agent.compiler.errors import CannotDerive
-from kernel_agent.compiler.plan import NESTED, BackwardPlan, Step
+from kernel_agent.compiler.plan import NESTED, BackwardPlan, Fact, Step
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.uses import Uses
 from kernel_agent.compiler.ssa.value import NARROW, Kernel
@@ -17,13 +17,15 @@ from kernel_agent.compiler.stub.accesses import Accesses
 from kernel_agent.compiler.stub.buffers import Buffers
 from kernel_agent.compiler.stub.cotangents import Cotangents, Grad
 from kernel_agent.compiler.stub.flow import tensors_in
-from kernel_agent.compiler.stub.lines import APART, Line, backward_name, quoted
+from kernel_agent.compiler.stub.lines import APART, Line, asked_unless, backward_name, quoted
 from kernel_agent.compiler.stub.needs import variable_of
 from kernel_agent.compiler.stub.tiles import Tiles, mentions, retiled, steps_by
 from kernel_agent.compiler.stub.wording import Wording
 
 Signature = Callable[[Kernel], Sequence[str]]
 """Parameters of a kernel as it is printed."""
+_ROOM = 80
+"""Characters of a message on one line."""
 
 
 @dataclass(frozen=True)
@@ -174,9 +176,19 @@ class Planned:
                 continue
             if f"{NESTED}(" in fact.expression:
                 self.body.helpers[APART] = None
-            reason = f"{fact.reason} only if {shown}"
-            asked = shown if isinstance(ast.parse(shown, mode="eval").body, ast.Call) else f"({shown})"
-            self.body.write(Line(f"if not {asked}:"), Line(f"raise ValueError({quoted(reason)})", depth=1))
+            self.body.write(
+                asked_unless(shown), Line(f"raise ValueError({quoted(self._objection(fact, shown))})", depth=1)
+            )
+
+    def _objection(self, fact: Fact, shown: str) -> str:
+        """What the backward says where a fact does not hold: the fact itself if a line has room for it."""
+        reason = f"{fact.reason} only if {shown}"
+        if len(reason) <= _ROOM:
+            return reason
+        if fact.tensor:
+            tensor = self.references.hint(self.launched.seen.tensors[fact.tensor])
+            return f"strides of {tensor} do not show that {fact.reason}: pass {tensor}.contiguous()"
+        return f"{fact.reason}, but not for these sizes"
 
     def _bind(self, step: Step) -> None:
         """Variables for long expressions that the launches share."""

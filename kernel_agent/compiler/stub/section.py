@@ -13,6 +13,7 @@ from kernel_agent.compiler.plan import BackwardPlan
 from kernel_agent.compiler.ssa.value import Kernel
 from kernel_agent.compiler.stub.backward import BackwardWriter, Planner, Written
 from kernel_agent.compiler.stub.branches import branches_taken
+from kernel_agent.compiler.stub.checks import shared_checks
 from kernel_agent.compiler.stub.decisions import Decision
 from kernel_agent.compiler.stub.dtypes import for_every_dtype
 from kernel_agent.compiler.stub.forward import forward_function
@@ -146,8 +147,12 @@ def _branched(tests: Sequence[dict[str, object]], written: Sequence[Written]) ->
     if asked:
         lines += [Line(f"if not ({' and '.join(asked)}):"), Line(refusal, depth=1)]
     own = [" and ".join(test for text, test in one.items() if text not in common) for one in shown]
+    bodies: list[list[Line]] = [one.body for one in written]
+    if len(own) > 1 and (not own[-1] or (len(own) == 2 and _opposite(*own))):  # every call goes one of these ways
+        checks, bodies = shared_checks(bodies)
+        lines += checks
     for place, (condition, one) in enumerate(zip(own, written, strict=True)):
-        body = [*one.body, Line("return ", tuple(one.results), bare=True)]
+        body = [*bodies[place], Line("return ", tuple(one.results), bare=True)]
         if not condition or (place == 1 == len(own) - 1 and _opposite(*own)):
             return [*lines, *body]
         lines += [Line(f"if {condition}:"), *(replace(line, depth=line.depth + 1) for line in body)]

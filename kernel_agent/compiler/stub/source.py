@@ -221,6 +221,26 @@ class StubSource:
         node = ast.parse(text, mode="eval").body
         return all(self.is_known(name) or isinstance(self.definition(name), ast.Constant) for name in free_names(node))
 
+    def is_size(self, node: ast.expr) -> bool:
+        """Whether an expression is an extent of a tensor: `x.shape[0]`, `x.size(0)`, a local that is bound to one."""
+        if isinstance(node, ast.Name):
+            bound = self.bindings(node.id)
+            if len(bound) != 1 or node.id in self.parameters:
+                return False
+            value = self.definition(node.id)
+            if value is not None:
+                return isinstance(value, ast.expr) and self.is_size(value)
+            unpacked = (
+                one.value
+                for one in own_nodes(self.function)
+                if isinstance(one, ast.Assign)
+                and any(isinstance(target, (ast.Tuple, ast.List)) and bound[0] in target.elts for target in one.targets)
+            )
+            return any(isinstance(value, ast.Attribute) and value.attr == "shape" for value in unpacked)
+        if isinstance(node, ast.Subscript):
+            return isinstance(node.value, ast.Attribute) and node.value.attr == "shape"
+        return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "size"
+
     def definition(self, name: str) -> ast.AST | None:
         """The only thing that a local is bound to: an expression or a function."""
         bound = self.bindings(name)

@@ -72,15 +72,21 @@ class Wording:
         found: dict[str, None] = {}
         for tiles in self._tiles:
             with self.under([tiles]):
-                tree = ast.parse(self.text(expression), mode="eval").body
+                tree = _Blocks().visit(ast.parse(self.text(expression), mode="eval").body)
             parts = tree.values if isinstance(tree, ast.BoolOp) and isinstance(tree.op, ast.And) else [tree]
-            found |= {ast.unparse(part): None for part in parts if not _always(part)}
+            found |= {ast.unparse(part): None for part in parts if not (_always(part) or self._is_size(part))}
         texts = list(found)
         if len(texts) > 1:
             texts = [
                 f"({text})" if isinstance(ast.parse(text, mode="eval").body, ast.BoolOp) else text for text in texts
             ]
         return " and ".join(texts) or "True"
+
+    def _is_size(self, part: ast.expr) -> bool:
+        """Whether a condition only says that a tensor is not empty: nothing is stored to elements of one that is."""
+        if not isinstance(part, ast.Compare) or not isinstance(part.ops[0], ast.GtE):
+            return False
+        return ast.unparse(part.comparators[0]) == "1" and self.references.source.is_size(part.left)
 
     def short(self, expression: str) -> str:
         """The same, or the variable that holds it."""
@@ -135,16 +141,35 @@ class Wording:
 
 
 def _always(part: ast.expr) -> bool:
-    """Whether a condition is `n * triton.cdiv(m, n) >= m` or `triton.next_power_of_2(m) >= m`."""
-    if not isinstance(part, ast.Compare) or not isinstance(part.ops[0], ast.GtE):
+    """Whether a condition holds for any numbers: `a == a`, `n * triton.cdiv(m, n) >= m`,
+    `triton.next_power_of_2(m) >= m`, or that of the larger of it and another number."""
+    if not isinstance(part, ast.Compare):
         return False
-    product, (least,) = part.left, part.comparators
-    if ast.unparse(product) == f"triton.next_power_of_2({ast.unparse(least)})":
+    left, (right,) = part.left, part.comparators
+    if isinstance(part.ops[0], ast.Eq):
+        return ast.unparse(left) == ast.unparse(right)
+    if not isinstance(part.ops[0], ast.GtE):
+        return False
+    powers = left.args if isinstance(left, ast.Call) and ast.unparse(left.func) == "max" else [left]
+    if any(ast.unparse(power) == f"triton.next_power_of_2({ast.unparse(right)})" for power in powers):
         return True
-    if not isinstance(product, ast.BinOp) or not isinstance(product.op, ast.Mult):
+    if not isinstance(left, ast.BinOp) or not isinstance(left.op, ast.Mult):
         return False
-    blocks = (f"triton.cdiv({ast.unparse(least)}, {ast.unparse(block)})" for block in (product.left, product.right))
-    return any(ast.unparse(side) == text for side, text in zip((product.right, product.left), blocks, strict=True))
+    blocks = (f"triton.cdiv({ast.unparse(right)}, {ast.unparse(block)})" for block in (left.left, left.right))
+    return any(ast.unparse(side) == text for side, text in zip((left.right, left.left), blocks, strict=True))
+
+
+class _Blocks(ast.NodeTransformer):
+    """`a` for `triton.cdiv(a * b, b)`."""
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        """A call."""
+        self.generic_visit(node)
+        if ast.unparse(node.func) != "triton.cdiv" or not isinstance(node.args[0], ast.BinOp):
+            return node
+        product = node.args[0]
+        exact = isinstance(product.op, ast.Mult) and ast.unparse(product.right) == ast.unparse(node.args[1])
+        return product.left if exact else node
 
 
 class _Filling(ast.NodeTransformer):

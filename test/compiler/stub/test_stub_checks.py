@@ -1,0 +1,35 @@
+"""Checks of a backward: on lines that a person would write, and asked once."""
+
+from __future__ import annotations
+
+from kernel_agent.compiler.stub.checks import shared_checks
+from kernel_agent.compiler.stub.lines import WIDTH, Line, asked_unless
+
+
+def check(condition: str) -> tuple[Line, Line]:
+    return asked_unless(condition), Line('raise ValueError("no")', depth=1)
+
+
+def test_a_long_condition_stands_in_a_row_for_each_alternative():
+    # On one line it would be longer than any formatter leaves it, and a wrong joint would ask something else.
+    first, second = (
+        "(a.stride(1) >= 1 and a.stride(0) >= K * a.stride(1) + 1)",
+        "(a.stride(0) >= 1 and a.stride(1) >= M)",
+    )
+    third = "K == 1"
+    rows = asked_unless(f"{first} or {second} or {third}").shown(str, 0)
+    assert rows == ["if not (", f"    {first}", f"    or {second}", f"    or {third}", "):"]
+    assert max(map(len, rows)) <= WIDTH
+
+
+def test_a_check_that_all_ways_have_is_asked_before_they_part():
+    both, own = check("x.stride(0) >= N"), check("y.stride(0) >= N")
+    shared, bodies = shared_checks([[*both, *own, Line("dx = f(x)")], [*both, Line("dx = g(x)")]])
+    assert shared == [*both]
+    assert bodies == [[*own, Line("dx = f(x)")], [Line("dx = g(x)")]]
+
+
+def test_a_check_of_what_a_way_binds_stays_in_it():
+    # Before the ways part, BLOCK has no value yet.
+    body = [Line("BLOCK = 16"), *check("BLOCK >= N")]
+    assert shared_checks([body, body]) == ([], [body, body])
