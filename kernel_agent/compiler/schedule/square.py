@@ -98,8 +98,8 @@ def _plan(forms: Forms, loop: Op) -> _Plan | None:
                 return None
             if number.quotient(by) is not None:
                 continue
-            if number.number is not None and by.number is not None:
-                return None
+            if by.quotient(number) is not None or (number.number is not None and by.number is not None):
+                return None  # of programs that take turns: a multiple only if there is one of them
             facts.append(f"({number.text()}) % ({by.text()}) == 0")
     return _Plan(by, end, tuple(facts))
 

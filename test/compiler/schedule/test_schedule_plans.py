@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from schedule_kernels import block_of, made, matrix
@@ -191,3 +193,26 @@ def test_loops_over_different_ranges_both_add() -> None:
     found = plans_of(forward("X:*f32 Y:*f32 n other", two_passes, BLOCK=8), "X", "Y", 1)
     assert list(found) == ["plain"]
     agree(found, {"X": randn(3, 20), "n": 20, "other": 8}, {"Y": randn(3, 20)}, (3,), BLOCK=8)
+
+
+def in_turns(b: Builder, x: Value, bias: Value, y: Value, rows: Value, cols: Value) -> None:
+    at, columns = b.arange(0, BLOCK, "BLOCK"), b.arange(0, BLOCK, "BLOCK")
+    step = b.mul(b.num_programs(0), b.const(BLOCK, "i32", "BLOCK"))
+
+    def body(start: Value, carries: Sequence[Value]) -> Sequence[Value]:
+        row = b.add(start, at)
+        place, mask = matrix(b, row, cols, columns, b.const(1)), b.expand(b.compare("lt", row, rows), 1)
+        shift = b.expand(b.load(bias, columns), 0)
+        b.store(y, place, b.unary(Code.SIN, b.add(b.load(x, place, mask), shift)), mask)
+        return []
+
+    b.loop((b.mul(b.program_id(0), b.const(BLOCK, "i32", "BLOCK")), rows, step), [], body)
+
+
+@pytest.mark.parametrize("programs", [1, 2, 3])
+def test_plans_of_rows_that_programs_take_in_turn_do_not_ask_for_one_program(programs: int) -> None:
+    # Loops that start at different rows and step by all of them were taken for loops over the same rows, which is so
+    # for one program: with two of them the fact raised.
+    found = plans_of(forward("X:*f32 B:*f32 Y:*f32 rows cols", in_turns, BLOCK=BLOCK), "X B", "Y", 1)
+    given = {"X": randn(44, BLOCK), "B": randn(BLOCK), "rows": 44, "cols": BLOCK}
+    agree(found, given, {"Y": randn(44, BLOCK)}, (programs,), BLOCK=BLOCK)
