@@ -110,6 +110,8 @@ class Names:
         names = [value.name for value in variable.values if value.name.isidentifier()]
         carries = [value.name for value in variable.values if value.producer is None and value.name in names]
         value = variable.values[-1] if variable.values[-1].producer is not None else variable.values[0]
+        if value.producer is not None and value.producer.code is Code.IF:
+            value = variable.values[0]
         wanted = next(iter([*carries, *names]), "")
         load = value.producer
         if load is not None and load.code is Code.CAST:

@@ -23,6 +23,7 @@ _DEAR = {
     Code.CUMSUM: 3,
     Code.CALL: 2,
 }
+_TOTALS = frozenset((Code.SUM, Code.REDUCE_MAX, Code.REDUCE_MIN))
 _STATEMENTS = frozenset((Code.SPLIT, Code.REDUCE, Code.SCAN, Code.LINEAR_SCAN, Code.LINEAR_SCAN_BEFORE))
 """Never inside an expression."""
 
@@ -127,6 +128,7 @@ class Places:
         count: dict[Value, int] = defaultdict(int)
         repeated: set[Value] = set()
         spots: dict[Value, list[Block]] = defaultdict(list)
+        totals: set[Value] = set()
         for op in reversed(self.order):
             for value in op.results:
                 for use in self.readers(value):
@@ -142,13 +144,16 @@ class Places:
         for op in self.order:
             weight = _DEAR.get(op.code, 0 if op.code in (Code.CONST, Code.EXPAND, Code.TRANS) else 1)
             weight += sum(self.weights[value] for value in op.operands if value in self.inlined)
+            total = op.code in _TOTALS or any(value in totals & self.inlined for value in op.operands)
             for value in op.results:
                 self.weights[value] = weight
+                if total:
+                    totals.add(value)
                 if self.free(value):
                     self.inlined.add(value)
                 elif op in self.needed and value not in forced and count[value] == 1:
                     once = value not in repeated or self._index_work(value, weight)
-                    if once and self._fits(op, value, weight):
+                    if once and self._fits(op, value, weight) and not (total and self._waits(op, value)):
                         self.inlined.add(value)
 
     def _fits(self, op: Op, value: Value, weight: int) -> bool:
@@ -170,6 +175,12 @@ class Places:
             return False
         between = self.order[self.order.index(load) + 1 : self.order.index(reader.op)]
         return not any(op.code in EFFECTS or op.code in CONTROL for op in between)
+
+    def _waits(self, op: Op, value: Value) -> bool:
+        """Whether a value is read behind a loop or a branch that follows it: a sum there would keep its tile for it."""
+        block = self.block_of[value]
+        last = max((use.place for use in self.readers(value) if use.block is block), default=-1)
+        return any(other.code in CONTROL and self.at[op] < self.at[other] < last for other in block.ops)
 
     def _small(self, value: Value, weight: int) -> bool:
         """Whether a value that is read once may do without a name."""

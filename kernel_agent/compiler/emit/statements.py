@@ -123,7 +123,7 @@ class Statements(abc.ABC):
             self._out([whole])
             return
         part = self._largest_part(roots)
-        if part is not None:
+        if part is not None and not (len(whole) <= WIDTH and _is_load(part)):
             raise TooLong(part)
         if len(whole) > WIDTH and value.call is not None:
             function, arguments = value.call
@@ -259,6 +259,11 @@ class Statements(abc.ABC):
     @abc.abstractmethod
     def _several(self, op: Op) -> Expression:
         """Source of an operation that may have several results, or a function of its own."""
+
+
+def _is_load(value: Value) -> bool:
+    """Whether a value is loaded: a name for it would only take its conversion away."""
+    return value.producer is not None and value.producer.code is Code.LOAD
 
 
 def quoted(value: object) -> str:

@@ -2,7 +2,8 @@
 
 Every number is right; these were good on an H200, where memory is the limit of rows. While one row is worked on the
 next ones are on their way to shared memory, so that some 64 KiB are under way for each processor. A row that fills the
-registers of a processor is loaded as it is needed, by more warps: what is ahead of its use would have no room.
+registers of a processor is loaded as it is needed, and again behind its sums (see `reload`): what is ahead of its use
+would have no room. Of such rows the widest have the fewest warps, each with more registers.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from kernel_agent.compiler.ssa.value import Kernel
 WARPS, PER_PROCESSOR, BYTES = "num_warps", "per_sm", "row_bytes"
 FEWEST, MOST = 4, 32
 """Warps of a program."""
-SHORT, LONG = 1024, 512
-"""Elements of a tile that a warp takes; fewer of a long one in kernels that also keep several sums of its size."""
+LANES = 1024
+"""Elements of a tile that a warp takes."""
+LONG_WARPS = "16 if row_bytes <= 64 * 1024 else 8"
+"""Of a program whose tile is longer than the next says."""
 LONGEST = 8192
 """Elements of a tile that fits the registers of a processor with all that is computed of it."""
 STAGES = 3
@@ -40,6 +43,8 @@ class Pace:
     """As in a plan."""
     stages: str = ""
     """The constexpr that says how many rows are in flight; empty where the loop over rows holds loops."""
+    is_long: str = ""
+    """Whether a row fills the registers of a processor; empty as `stages` is."""
 
 
 def pace(forms: Forms, axis: int) -> Pace | None:
@@ -52,18 +57,19 @@ def pace(forms: Forms, axis: int) -> Pace | None:
     if not largest or any(op.code is Code.DOT for op in kernel.ops):
         return None
     extent = _extent(kernel, largest)
-    added = [op for op in kernel.ops if op.code is Code.ATOMIC_ADD and op.offset.shape]
-    sums = sum(row not in forms.reads(op.offset) for op in added)
-    share = str(SHORT) if sums < 2 else f"({SHORT} if {extent} <= {LONGEST} else {LONG})"
-    settings = {WARPS: f"max({FEWEST}, min({MOST}, {extent} // {share}))"}
     if any(op.code in (Code.FOR, Code.WHILE) for op in kernel.ops):
-        return Pace({**settings, PER_PROCESSOR: f"max(1, {PROGRAMS} // {WARPS})"})
-    stages = kernel.free_name("STAGES")
+        warps = f"max({FEWEST}, min({MOST}, {extent} // {LANES}))"
+        return Pace({WARPS: warps, PER_PROCESSOR: f"max(1, {PROGRAMS} // {WARPS})"})
+    stages, is_long = kernel.free_name("STAGES"), f"{extent} > {LONGEST}"
     sizes = [f"{op.base.name}.element_size()" for op in loads if op.result.shape == largest]
-    settings[BYTES] = f"{extent} * {sizes[0]}" if len(sizes) == 1 else f"{extent} * ({' + '.join(sizes)})"
-    settings[PER_PROCESSOR] = f"max(1, min({PROGRAMS}, {AHEAD} // {BYTES}))"
-    settings[stages] = f"max(1, min({STAGES}, 1 + {SHARED} // {BYTES})) if {extent} <= {LONGEST} else 1"
-    return Pace(settings, stages)
+    width = sizes[0] if len(sizes) == 1 else f"({' + '.join(sizes)})"
+    settings = {
+        BYTES: f"{extent} * {width}",
+        WARPS: f"max({FEWEST}, {extent} // {LANES}) if {extent} <= {LONGEST} else {LONG_WARPS}",
+        PER_PROCESSOR: f"max(1, min({PROGRAMS}, {AHEAD} // {BYTES}))",
+        stages: f"max(1, min({STAGES}, 1 + {SHARED} // {BYTES})) if {extent} <= {LONGEST} else 1",
+    }
+    return Pace(settings, stages, is_long)
 
 
 def _extent(kernel: Kernel, shape: tuple[int, ...]) -> str:

@@ -30,6 +30,7 @@ from kernel_agent.compiler.schedule.orient import oriented
 from kernel_agent.compiler.schedule.owner import Owner, Turn, Turns, owner, without
 from kernel_agent.compiler.schedule.ownership import WRITES, Ownership, owned, proof
 from kernel_agent.compiler.schedule.pace import WARPS
+from kernel_agent.compiler.schedule.reload import reloaded
 from kernel_agent.compiler.schedule.rows import persistent, summed_axis, width_of
 from kernel_agent.compiler.schedule.settle import settled
 from kernel_agent.compiler.schedule.share import loading, shared, storing
@@ -195,6 +196,13 @@ def _rows(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft |
         draft.facts += [Fact(text, reason, partial.tensor) for text in texts]
     rest = {tensor: name for tensor, name in gradients.items() if name not in looped.partials}
     draft.add(owned(looped.kernel, rest, looped.launch), looped.launch, scalars)
+    if looped.pace is not None and looped.pace.stages:
+        kernel, launch, scalars = draft.steps.pop()
+        name = kernel.free_name("RELOAD")
+        again = reloaded(kernel, looped.pace.stages, name)
+        draft.steps.append((again or kernel, launch, scalars))
+        if again is not None:
+            draft.settings[name] = looped.pace.is_long
     return draft
 
 

@@ -99,6 +99,10 @@ class Builder:
             value = 0.0  # zeros of both signs are one
         return self.pure(Code.CONST, (), element, (), {"value": value, "symbol": symbol})
 
+    def setting(self, name: str) -> Value:
+        """A constexpr of the kernel, i1, that every launch sets as it likes: code for both values stays."""
+        return self.pure(Code.CONST, (), "i1", (), {"value": True, "symbol": name, "open": True})
+
     def extent(self, size: int) -> Value:
         """An extent of a tile as a number, i32, by the name that the source has for it."""
         return self.const(size, symbol=self.kernel.extents.get(size))
@@ -256,7 +260,7 @@ class Builder:
     ) -> Value:
         """A tile from memory. Unless the kernel writes there it is shared, and moved out of loops that are sure to run.
 
-        `hints`: attributes that do not change what is loaded, and `saved`.
+        `hints`: attributes that do not change what is loaded, `saved`, and `again`.
         """
         operands = [offset, *([] if mask is None else [mask]), *([] if other is None else [other])]
         shape = broadcast_shape([value.shape for value in operands[:2]])
@@ -265,7 +269,7 @@ class Builder:
         operands[0] = offset if offset.shape == shape else self._spread(offset, shape)
         attributes = {"base": base, "masked": mask is not None, "padded": other is not None, **hints}
         value = Value(base.pointee, shape, name or self.hint)
-        if base in self.written and not hints.get("saved"):
+        if hints.get("again") or (base in self.written and not hints.get("saved")):
             self.add_op(Op(Code.LOAD, operands, [value], attributes))
             return value
         key = (Code.LOAD, base.id, tuple(operand.id for operand in operands))

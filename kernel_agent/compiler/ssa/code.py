@@ -13,7 +13,8 @@ class Code(str, enum.Enum):
 
     # --- sources
     CONST = "const"
-    """A scalar. `value`: bool, int or float; `symbol`: what the source calls it (`BLOCK`, `BLOCK // 2`), or None."""
+    """A scalar. `value`: bool, int or float; `symbol`: what the source calls it (`BLOCK`, `BLOCK // 2`), or None;
+    `open`: launches may give the symbol another value, so that nobody may rely on this one."""
     PROGRAM_ID = "program_id"
     """`axis`."""
     NUM_PROGRAMS = "num_programs"
@@ -119,7 +120,7 @@ class Code(str, enum.Enum):
     # --- memory: `base` is a pointer argument of the kernel, offsets count elements
     LOAD = "load"
     """offset [, mask [, other]]; `masked`, `padded` say which of the two are there. `saved`: in a forward that is to be
-    differentiated, what will be there after it has run."""
+    differentiated, what will be there after it has run. `again`: it was loaded before and is on purpose once more."""
     STORE = "store"
     """offset, value [, mask]; `masked`."""
     ATOMIC_ADD = "atomic_add"

@@ -151,7 +151,8 @@ class Copier:
         b = self.b
         hint, line = b.hint, b.line
         if op.results:
-            b.hint, b.line = op.results[0].name, op.results[0].source_line or b.line
+            several = op.code is Code.IF and len(op.results) > 1
+            b.hint, b.line = "" if several else op.results[0].name, op.results[0].source_line or b.line
         try:
             if op.code in EFFECTS:
                 self.effect(op)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kernel_agent.compiler.ssa.code import MEMORY, Code
-from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value, constant
+from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value
 
 
 def text(kernel: Kernel) -> str:
@@ -30,10 +30,9 @@ class _Writer:
 
     def name(self, value: Value) -> str:
         """What a value is called; constants are what they are."""
-        found = constant(value)
-        if found is not None:
-            assert value.producer is not None
-            return str(value.producer.attributes.get("symbol") or found)
+        op = value.producer
+        if op is not None and op.code is Code.CONST:
+            return str(op.attributes.get("symbol") or op.attributes["value"])
         if value not in self.names:
             hint = value.name or "v"
             name, number = hint, 0

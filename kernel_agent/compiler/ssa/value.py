@@ -174,9 +174,9 @@ def walk(block: Block) -> Iterator[Op]:
 
 
 def constant(value: Value) -> bool | int | float | None:
-    """What a CONST is; None for anything else."""
+    """What a CONST is; None for anything else, and for one that launches set."""
     op = value.producer
-    if op is None or op.code is not Code.CONST:
+    if op is None or op.code is not Code.CONST or op.attributes.get("open"):
         return None
     found: bool | int | float = op.attributes["value"]
     return found

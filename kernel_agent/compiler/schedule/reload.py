@@ -1,0 +1,156 @@
+"""`reloaded`: a loop over rows that loads a row again behind its sums, instead of keeping it in registers meanwhile.
+
+A sum over a row is known only when all of the row was read, and what is computed from both the row and the sum comes
+after it: the row waits in registers, with all that was made of it. Where it is longer than those, it is spilled to
+memory; the row itself still lies in the caches. A constexpr says whether it is loaded again, so that one kernel serves
+rows of every length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from math import prod
+
+from kernel_agent.compiler.ssa.code import CONTROL, EFFECTS, ELEMENTWISE, Code
+from kernel_agent.compiler.ssa.rebuild import Copier
+from kernel_agent.compiler.ssa.uses import captured
+from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value
+
+REDUCTIONS = frozenset((Code.SUM, Code.REDUCE_MAX, Code.REDUCE_MIN))
+CHEAP = ELEMENTWISE | {Code.EXPAND, Code.BROADCAST, Code.FULL}
+"""What is computed again from what was loaded again."""
+
+
+def reloaded(kernel: Kernel, stages: str, name: str) -> Kernel | None:
+    """The kernel with a new constexpr `name`: whether rows are loaded again behind their sums. None where no tile is
+    kept for what comes after the sums, or one is that cannot be had again from loads.
+
+    `stages`: the constexpr of the loop over the rows, which holds no loops or branches.
+    """
+    for op in kernel.body.ops:
+        if op.code is Code.FOR and op.attributes.get("num_stages") == stages:
+            (block,) = op.blocks
+            halves = _Halves(kernel, block)
+            return _Reloaded(kernel, block, halves, name).copy() if halves.kept else None
+    return None
+
+
+class _Halves:
+    """A loop's body in two: what the sums over a row need, and what comes after them."""
+
+    def __init__(self, kernel: Kernel, block: Block) -> None:
+        self.early: list[Op] = []
+        self.late: list[Op] = []
+        self.kept: list[Value] = []
+        """Tiles of the first half that the second reads, in order; none where they cannot be had again."""
+        self.again: list[Op] = []
+        """The operations of the first half that make them from what is loaded, in order."""
+        if any(op.code in CONTROL for op in block.ops):
+            return
+        written = {op.base for op in kernel.ops if op.code in (Code.STORE, Code.ATOMIC_ADD, Code.ATOMIC)}
+        loads = [op for op in block.ops if op.code is Code.LOAD and op.base not in written]
+        self.tile: tuple[int, ...] = max((op.result.shape for op in loads), key=prod, default=())
+        sums = [op for op in block.ops if op.code in REDUCTIONS and self._is_of_row(op, block)]
+        needed = _needed_by(sums)
+        needed |= self._beside(sums, needed, block, written)
+        self.early = [op for op in block.ops if op in needed]
+        self.late = [op for op in block.ops if op not in needed]
+        if any(op.code in EFFECTS or (op.code is Code.LOAD and op.base in written) for op in self.early):
+            return
+        of_loads: set[Value] = set()
+        for op in self.early:
+            if op.code is Code.LOAD or of_loads & set(op.operands):
+                of_loads.update(value for value in op.results if value.shape == self.tile)
+        read = {value for op in self.late for value in op.operands} | set(block.yields)
+        kept = [value for op in self.early for value in op.results if value in read & of_loads]
+        again = {value.producer for value in _made_of(kept, of_loads)}
+        if all(op is not None and (op.code is Code.LOAD or op.code in CHEAP) for op in again):
+            self.kept = kept
+            self.again = [op for op in self.early if op in again]
+
+    def _beside(self, sums: Sequence[Op], needed: set[Op], block: Block, written: Collection[Value]) -> set[Op]:
+        """What is no larger than the sums and made of them, of loads and of what they need: it need not wait."""
+        largest = max((prod(op.result.shape) for op in sums), default=0)
+        waiting = {value for op in block.ops if op not in needed for value in op.results}
+        found = set()
+        for op in block.ops:
+            plain = op.code in CHEAP or (op.code is Code.LOAD and op.base not in written)
+            small = plain and prod(op.result.shape) <= largest
+            if small and not any(value in waiting or value.shape == self.tile for value in op.operands):
+                found.add(op)
+                waiting.discard(op.result)
+        return found
+
+    def _is_of_row(self, total: Op, block: Block) -> bool:
+        """Whether a sum of a tile goes into a tile again: others sum over rows."""
+        if total.operands[0].shape != self.tile:
+            return False
+        changed = {total.result}
+        for op in block.ops:
+            if changed & set(op.operands):
+                changed.update(op.results)
+        return any(value.shape == self.tile for value in changed)
+
+
+def _made_of(values: Iterable[Value], among: Collection[Value]) -> set[Value]:
+    """Values and what they are made of, as far as it is `among` some."""
+    found: set[Value] = set()
+    pending = list(values)
+    while pending:
+        value = pending.pop()
+        if value in among and value not in found:
+            found.add(value)
+            pending += value.producer.operands if value.producer is not None else ()
+    return found
+
+
+def _needed_by(ops: Iterable[Op]) -> set[Op]:
+    """Operations and all that they depend on."""
+    found: set[Op] = set()
+    pending = list(ops)
+    while pending:
+        op = pending.pop()
+        if op not in found:
+            found.add(op)
+            read = (*op.operands, *captured(op.blocks))
+            pending += [value.producer for value in read if value.producer is not None]
+    return found
+
+
+class _Reloaded(Copier):
+    """Copies a kernel, with a branch between the halves of its loop."""
+
+    def __init__(self, source: Kernel, body: Block, halves: _Halves, name: str) -> None:
+        super().__init__(source)
+        self.body = body
+        self.halves = halves
+        self.name = name
+        self.b.kernel.constants[name] = True
+
+    def block(self, block: Block, kept: Iterable[int] | None = None) -> list[Value]:
+        """The loop's body by halves."""
+        if block is not self.body:
+            return super().block(block, kept)
+        for op in self.halves.early:
+            self.op(op)
+        held = self.halves.kept
+        self.b.hint = ""
+        found = self.b.branch(self.b.setting(self.name), self._anew, lambda: self.all(held))
+        for old, new in zip(held, found, strict=True):
+            self[old] = new
+        for op in self.halves.late:
+            self.op(op)
+        return self.all(block.yields if kept is None else [block.yields[place] for place in kept])
+
+    def _anew(self) -> Sequence[Value]:
+        """What is kept, once more from memory, which nobody reads after that."""
+        for op in self.halves.again:
+            if op.code is Code.LOAD:
+                rest = [self[value] for value in op.operands[1:]]
+                mask = rest[0] if op.mask is not None else None
+                other = rest[1] if op.other is not None else None
+                hints = {"again": True, "eviction_policy": "evict_first"}
+                self[op.result] = self.b.load(op.base, self[op.offset], mask, other, op.result.name, **hints)
+            else:
+                super().op(op)
+        return self.all(self.halves.kept)

@@ -1,0 +1,100 @@
+"""Long rows are loaded again behind their sums, if a constexpr says so."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from schedule_kernels import made
+
+from kernel_agent.compiler.emit import triton_source
+from kernel_agent.compiler.schedule.reload import reloaded
+from kernel_agent.compiler.ssa.builder import Builder
+from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.evaluate import evaluate
+from kernel_agent.compiler.ssa.prune import prune
+from kernel_agent.compiler.ssa.value import Kernel, Value
+from kernel_agent.compiler.ssa.verify import verify
+
+ARGUMENTS = "X:*f32 W:*f32 dX:*f32 rows N"
+
+
+def scaled_by_its_sum(b: Builder, x: Value, w: Value, dx: Value, rows: Value, n: Value) -> None:
+    """dx = x * w * (the sum of x * w), row by row."""
+    cols = b.arange(0, 8, "BLOCK", name="cols")
+    mask, zero = b.compare("lt", cols, n), b.const(0.0, "f32")
+
+    def body(row: Value, _: list[Value]) -> list[Value]:
+        at = b.add(b.mul(row, n), cols)
+        product = b.mul(b.load(x, at, mask, zero), b.load(w, cols, mask, zero))
+        b.store(dx, at, b.mul(product, b.sum(product, 0)), mask)
+        return []
+
+    b.loop((b.const(0), rows, b.const(1)), [], body, index_name="row", certain=True, num_stages="STAGES")
+
+
+def kernel() -> Kernel:
+    return made(ARGUMENTS, scaled_by_its_sum, BLOCK=8, STAGES=1)
+
+
+def gradient(made_kernel: Kernel) -> torch.Tensor:
+    torch.manual_seed(0)
+    x, w = torch.randn(5, 7, dtype=torch.float64), torch.randn(7, dtype=torch.float64)
+    dx = torch.full_like(x, torch.nan)
+    evaluate(made_kernel, (1,), {"X": x, "W": w, "dX": dx, "rows": 5, "N": 7}, open_lanes=float("nan"))
+    return dx
+
+
+def test_rows_that_are_loaded_again_give_the_same_gradient() -> None:
+    again = reloaded(kernel(), "STAGES", "RELOAD")
+    assert again is not None
+    verify(again)
+    # The constexpr is true here: what is loaded again is what is stored.
+    torch.testing.assert_close(gradient(again), gradient(kernel()))
+
+
+def test_what_is_read_behind_the_sums_is_computed_from_new_loads() -> None:
+    again = reloaded(kernel(), "STAGES", "RELOAD")
+    assert again is not None
+    text = triton_source(again).text
+    assert "        sum_product = tl.sum(product, axis=0)\n        if RELOAD:\n" in text
+    branch = text.split("if RELOAD:\n")[1]
+    assert branch.lstrip().startswith("x_1 = tl.load(X + x_offs, mask=col_mask, other=0.0, eviction_policy=")
+    assert "            product = x_1 * w\n" in branch
+
+
+def test_the_choice_stays_open_in_later_passes() -> None:
+    # A constant that is folded, or loads that are shared, would leave one side of the branch, or none.
+    again = reloaded(kernel(), "STAGES", "RELOAD")
+    assert again is not None
+    later = prune(again)
+    loads = [op.base.name for op in later.ops if op.code is Code.LOAD]
+    assert sorted(loads) == ["W", "X", "X"]
+    assert [op.code for op in later.ops].count(Code.IF) == 1
+
+
+def test_the_weights_that_all_rows_share_are_not_loaded_again() -> None:
+    again = reloaded(kernel(), "STAGES", "RELOAD")
+    assert again is not None
+    (branch,) = [op for op in again.ops if op.code is Code.IF]
+    assert [op.base.name for op in branch.blocks[0].ops if op.code is Code.LOAD] == ["X"]
+
+
+@pytest.mark.parametrize("kept", ["nothing", "a running sum"])
+def test_loops_that_keep_no_loads_for_later_stay_as_they_are(kept: str) -> None:
+    def build(b: Builder, x: Value, w: Value, dx: Value, rows: Value, n: Value) -> None:
+        cols = b.arange(0, 8, "BLOCK", name="cols")
+
+        def body(row: Value, _: list[Value]) -> list[Value]:
+            at = b.add(b.mul(row, n), cols)
+            value = b.load(x, at)
+            if kept == "nothing":
+                b.store(dx, at, b.mul(b.load(w, at), b.sum(value, 0)))
+            else:  # which is dear to have again
+                running = b.reduce(Code.SUM, b.expand(value, 0), 0)
+                running = b.pure(Code.CUMSUM, (running,), "f32", (8,), {"axis": 0, "reverse": False})
+                b.store(dx, at, b.mul(running, b.sum(running, 0)))
+            return []
+
+        b.loop((b.const(0), rows, b.const(1)), [], body, index_name="row", certain=True, num_stages="STAGES")
+
+    assert reloaded(made(ARGUMENTS, build, BLOCK=8, STAGES=1), "STAGES", "RELOAD") is None
