@@ -19,6 +19,7 @@ from kernel_agent.compiler.stub.cotangents import Cotangents, Grad
 from kernel_agent.compiler.stub.flow import tensors_in
 from kernel_agent.compiler.stub.lines import APART, Line, asked_unless, backward_name, quoted
 from kernel_agent.compiler.stub.needs import variable_of
+from kernel_agent.compiler.stub.products import LARGE, WIDTHS, ProductTiles, product_tiles
 from kernel_agent.compiler.stub.tiles import Tiles, mentions, retiled, steps_by
 from kernel_agent.compiler.stub.wording import Wording
 
@@ -159,8 +160,27 @@ class Planned:
             if text is not None and text.isdecimal():
                 options[option] = self.body.fresh(option)
                 values[options[option]] = text
-        self.body.write(Line(f"{', '.join(values)} = {', '.join(values.values())}"))
+        large = any(text.isdecimal() and int(text) > LARGE for text in values.values())
+        tensors = self.launched.seen.tensors
+        readable = [name for name, tensor in tensors.items() if self.flow.same_form(tensor) is not None]
+        better = product_tiles(one.step.kernel, one.tiles, readable) if large and len(options) == 2 else None
+        found = self._by_width(better, {**one.tiles, **options}, values) if better else ", ".join(values.values())
+        self.body.write(Line(f"{', '.join(values)} = {found}"))
         return replace(one, options=options)
+
+    def _by_width(self, better: ProductTiles, variables: Mapping[str, str], values: Mapping[str, str]) -> str:
+        """Sizes for a kernel that sums products, in the order of `values`, one of several where its width decides."""
+        size = self.references.asked(self.launched.seen.tensors[better.operand], "element_size()")
+        names = {variable: name for name, variable in variables.items()}
+        shown = []
+        for sizes in better.choices:
+            texts = [f"128 // {size}" if names[one] == better.per_row else str(sizes[names[one]]) for one in values]
+            shown.append(", ".join(texts))
+        if not better.width:
+            return shown[0]
+        row = self.body.bind("row_bytes", f"{self.wording.argument(better.width)} * {size}")
+        tests = [f"({found}) if {row} <= {most} else" for found, most in zip(shown, WIDTHS, strict=False)]
+        return " ".join((*tests, f"({shown[-1]})"))
 
     def _option(self, step: Step, option: str) -> str | None:
         """`num_warps` or `num_stages` of a launch: what the plan says, else as the forward was launched."""

@@ -1,0 +1,48 @@
+"""Launches that sum products start with tiles that registers and shared memory have room for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kernel_agent.compiler.derive import drafts
+from kernel_agent.compiler.stub.products import SHARED, fitting
+from kernel_agent.oracle import describe
+from kernel_agent.pairs.userfile import read_file
+from kernel_agent.sandbox import Sandbox
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.mark.parametrize("width", [16, 32, 64, 128, 256])
+@pytest.mark.parametrize("accumulators", [1, 2])
+def test_accumulators_and_scores_of_attention_leave_registers_for_addresses(accumulators: int, width: int) -> None:
+    # two accumulators of 128 by 64 and scores of 128 by 128 would be 512 registers of each of 128 threads
+    found = fitting(width, accumulators, 2, 2)
+    assert found is not None
+    held = accumulators * found.owned * width + 2 * found.owned * found.walked
+    assert held // (32 * found.warps) <= 200
+    assert 2 * width * (2 * found.owned + 2 * found.stages * found.walked) <= SHARED
+
+
+def test_two_accumulators_take_a_shorter_walk_than_one() -> None:
+    # one size for both would spill in the kernel of dk and dv, or leave registers of that of dq idle
+    one, two = fitting(64, 1, 2, 2), fitting(64, 2, 2, 2)
+    assert one is not None
+    assert two is not None
+    assert (one.owned, one.warps) == (two.owned, two.warps)
+    assert one.walked > two.walked
+
+
+def test_rows_that_no_tile_has_room_for_are_refused() -> None:
+    assert fitting(4096, 1, 2, 2) is None
+
+
+def test_gradients_of_a_matrix_product_are_summed_in_square_tiles(sandbox: Sandbox) -> None:
+    # the forward's walk, 128 // element_size, is an extent of both gradients: taken over, dW had tiles of 64 by 128
+    spec = describe(read_file(ROOT / "datasets/kernel_pairs/matmul/matmul_bias_gelu.py"), sandbox)
+    (first, *_), _ = drafts(spec, sandbox, most=1)
+    text = first.candidate.backward
+    assert "= 128 // x.element_size(), 128, 128, 8, 3" in text, "dW walks over rows"
+    assert "= 128, 128 // weight.element_size(), 128, 8, 3" in text, "dX walks over columns"
