@@ -83,7 +83,7 @@ def _pairs(kernel: Kernel, launch: Launch, refused: set[str]) -> Iterator[Pair]:
 
 
 def _pair(forms: Forms, single: Site, row: Site) -> Pair | None:
-    if row.branches or single.branches > 1 or single.loops or single.op.mask is not None:
+    if row.branches or single.branches > 1 or single.loops:
         return None
     mine, theirs = _parts(single.op.offset), _parts(row.op.offset)
     for part in list(mine):
@@ -127,11 +127,26 @@ def _limit(forms: Forms, mask: Value | None, form: Form) -> Value | None:
     op = None if mask is None else mask.producer
     if op is None:
         return None
-    if op.code is Code.CMP and op.attributes["predicate"] == "lt" and not op.operands[1].shape:
-        return op.operands[1] if forms.of(op.operands[0]) == form else None
+    if op.code is Code.CMP and op.attributes["predicate"] == "lt":
+        left, right = op.operands
+        known, limit = forms.of(left), right
+        less = _difference(limit)
+        while less is not None:  # lane < N - start
+            limit, start = less.operands
+            known = known + forms.of(start)
+            less = _difference(limit)
+        return limit if not limit.shape and known == form else None
     if op.code in (Code.AND, Code.FULL, Code.BROADCAST, Code.EXPAND):
         return next(filter(None, (_limit(forms, operand, form) for operand in op.operands)), None)
     return None
+
+
+def _difference(value: Value) -> Op | None:
+    """The subtraction of scalars that a limit comes from."""
+    op = value.producer
+    while op is not None and op.code in (Code.FULL, Code.BROADCAST):
+        op = op.operands[0].producer
+    return op if op is not None and op.code is Code.SUB and not op.result.shape else None
 
 
 class _Gatherer(Copier):
@@ -170,6 +185,10 @@ class _Gatherer(Copier):
         at, length = _alike(self, [place, self[pair.length]])
         inside = b.logical_and(b.compare("ge", place, zero), b.compare("lt", at, length))
         value = self[pair.single.op.stored]
+        if pair.single.op.mask is not None:
+            made = self[pair.single.op.mask]
+            value = b.select(made, value, b.zero(value))
+            inside = b.elementwise(Code.OR, (inside, b.elementwise(Code.XOR, (made, b.const(True, "i1")))))
         others = b.select(inside, b.zero(value), b.const(math.nan, value.element))
         return [value, others, *([place] if self.inner else [])]
 

@@ -35,6 +35,7 @@ from kernel_agent.compiler.schedule.rows import persistent, summed_axis, width_o
 from kernel_agent.compiler.schedule.settle import settled
 from kernel_agent.compiler.schedule.share import loading, shared, storing
 from kernel_agent.compiler.schedule.sites import Site, sites
+from kernel_agent.compiler.schedule.slots import slotted
 from kernel_agent.compiler.schedule.square import squared
 from kernel_agent.compiler.schedule.swizzle import unswizzled
 from kernel_agent.compiler.schedule.unmask import unmasked
@@ -157,22 +158,29 @@ class Draft:
     facts: list[Fact] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
 
-    def add(self, found: Ownership, launch: Launch, scalars: Mapping[str, str]) -> None:
-        """A launch."""
-        kernel = trimmed(finished(found.kernel, launch))
-        self.steps.append((kernel, launch, dict(scalars)))
+    def add(self, found: Ownership, gradients: Mapping[str, str], launch: Launch, scalars: Mapping[str, str]) -> None:
+        """A launch. `gradients`: those that it adds or stores to."""
+        atomic = {tensor: name for tensor, name in gradients.items() if name not in found.empty_if}
+        spread = slotted(found.kernel, atomic, launch)
+        kernel = trimmed(finished(spread.kernel, launch))
+        self.steps.append((kernel, launch, {**scalars, **spread.scalars}))
+        for one in spread.slots:
+            self.partials.append(one.buffer)
+            self.totals.append(one.total)
+            self.facts += one.facts
         for name, empty_if in found.empty_if.items():
             self.elements[name] = (kernel.argument(name).pointee, empty_if)
         self.facts += found.facts
-        self.remarks += found.remarks
+        spared = tuple(f"{one.name} stays atomic: " for one in spread.slots)
+        self.remarks += [remark for remark in found.remarks if not remark.startswith(spared)]
 
 
 def _owned(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft | None:
     """One launch on the forward's grid, with stores; None where there are none."""
     found = owned(unwrapped(accumulated(tidy), launch), gradients, launch)
     draft = Draft()
-    draft.add(found, launch, {})
-    return draft if found.empty_if else None
+    draft.add(found, gradients, launch, {})
+    return draft if found.empty_if or draft.totals else None
 
 
 def _rows(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft | None:
@@ -195,7 +203,7 @@ def _rows(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft |
         texts = (f"{partial.tensor}.is_contiguous()", *partial.facts)
         draft.facts += [Fact(text, reason, partial.tensor) for text in texts]
     rest = {tensor: name for tensor, name in gradients.items() if name not in looped.partials}
-    draft.add(owned(looped.kernel, rest, looped.launch), looped.launch, scalars)
+    draft.add(owned(looped.kernel, rest, looped.launch), rest, looped.launch, scalars)
     if looped.pace is not None and looped.pace.stages:
         kernel, launch, scalars = draft.steps.pop()
         name = kernel.free_name("RELOAD")
@@ -254,10 +262,10 @@ def _split(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft 
     if main is not None:
         rest = {tensor: name for tensor, name in gradients.items() if name not in done}
         same = owned(unwrapped(accumulated(main), launch), rest, launch)
-        draft.add(replace(same, kernel=mirrored(same.kernel, backwards)), launch, {})
+        draft.add(replace(same, kernel=mirrored(same.kernel, backwards)), rest, launch, {})
     for made, theirs in owners:
         own = {tensor: name for tensor, name in gradients.items() if name in theirs}
-        draft.add(owned(unwrapped(made.kernel, made.launch), own, made.launch), made.launch, made.scalars)
+        draft.add(owned(unwrapped(made.kernel, made.launch), own, made.launch), own, made.launch, made.scalars)
     return draft
 
 

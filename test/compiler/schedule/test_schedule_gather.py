@@ -98,6 +98,43 @@ def test_an_element_outside_of_its_row_makes_the_row_nan(label: int) -> None:
     assert not dx[[0, 2]].isnan().any()
 
 
+def test_a_row_may_be_bounded_by_what_is_left_of_it() -> None:
+    # The mask `cols < N - off` names N by a difference only; the row's length is N all the same.
+    def build(b: Builder, x: Value, labels: Value, dx: Value, n: Value, fewer: Value, none: Value) -> None:
+        row, lanes = b.program_id(0, "row"), b.arange(0, BLOCK, "BLOCK")
+        start = b.mul(row, n)
+        add_to(b, dx, b.add(start, b.load(labels, row)), b.const(5.0, "f32"))
+
+        def body(off: Value, _: Sequence[Value]) -> Sequence[Value]:
+            left = b.compare("lt", lanes, b.sub(n, off))
+            add_to(b, dx, b.add(b.add(start, off), lanes), b.const(1.0, "f32"), left)
+            return []
+
+        b.loop((b.const(0), n, b.const(BLOCK, "i32", "BLOCK")), [], body)
+
+    plain = made("X:*f32 LABELS:*i32 dX:*f32 N fewer none", build, BLOCK=BLOCK)
+    found = gather(plain).kernel
+    assert additions(found) == 1
+    labels = [0, 12, 7]
+    torch.testing.assert_close(gradient(found, labels), gradient(plain, labels))
+
+
+def test_a_masked_element_may_lie_outside_of_its_row() -> None:
+    # Labels of words that another program has are masked; NaN for these would spoil rows that are right.
+    def build(b: Builder, x: Value, labels: Value, dx: Value, n: Value, fewer: Value, none: Value) -> None:
+        row, lanes = b.program_id(0, "row"), b.arange(0, 2 * BLOCK, "WIDE")
+        start, label = b.mul(row, n), b.load(labels, row)
+        own = b.logical_and(b.compare("ge", label, b.const(0)), b.compare("lt", label, fewer))
+        add_to(b, dx, b.add(start, label), b.const(5.0, "f32"), own)
+        add_to(b, dx, b.add(start, lanes), b.const(1.0, "f32"), b.compare("lt", lanes, n))
+
+    plain = made("X:*f32 LABELS:*i32 dX:*f32 N fewer none", build, WIDE=2 * BLOCK)
+    found = gather(plain).kernel
+    assert additions(found) == 1
+    labels = [-1, 10, 7]
+    torch.testing.assert_close(gradient(found, labels), gradient(plain, labels))
+
+
 def test_a_branch_behind_the_row_is_left_as_it_is() -> None:
     assert additions(gather(element_and_row("row first", branch=True)).kernel) == 2
 

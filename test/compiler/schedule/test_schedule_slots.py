@@ -1,0 +1,102 @@
+"""What programs add to the same few elements is stored to rows of their own, which torch sums."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from schedule_kernels import add_to, made
+
+from kernel_agent.compiler.schedule.forms import Launch
+from kernel_agent.compiler.schedule.slots import Slotted, slotted
+from kernel_agent.compiler.ssa.builder import Builder
+from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.evaluate import evaluate
+from kernel_agent.compiler.ssa.value import Kernel, Value
+
+WIDE, CHANNELS, ROWS, GROUPS = 32, 5, 3, 2
+
+
+def channel_sums(b: Builder, x: Value, w: Value, dw: Value, channels: Value) -> None:
+    """Programs (channel, row, group) add the sum of their part of X to their channel's element of dW."""
+    channel, row, group = (b.program_id(axis) for axis in range(3))
+    part = b.add(b.mul(b.add(b.mul(group, b.num_programs(1)), row), channels), channel)
+    at = b.add(b.mul(part, b.const(WIDE, "i32", "WIDE")), b.arange(0, WIDE, "WIDE"))
+    add_to(b, dw, channel, b.sum(b.load(x, at), 0))
+
+
+def kernel(build: object = channel_sums) -> Kernel:
+    return made("X:*f32 W:*f32 dW:*f32 channels", build, WIDE=WIDE)  # type: ignore[arg-type]
+
+
+def slot(source: Kernel) -> Slotted:
+    return slotted(source, {"W": "dW"}, Launch.like_forward(3))
+
+
+def writes(source: Kernel) -> list[Code]:
+    return [op.code for op in source.ops if op.code in (Code.STORE, Code.ATOMIC_ADD)]
+
+
+def test_rows_of_all_programs_add_up_to_the_gradient() -> None:
+    # Rows that two programs share, or a stride that is not the width, would lose sums.
+    found = slot(kernel())
+    assert writes(found.kernel) == [Code.STORE]
+    (one,) = found.slots
+    assert one.axes == (1, 2)
+    assert one.buffer.shape == ("grid1 * grid2", "W.numel()")
+    assert [fact.expression for fact in one.facts] == ["W.is_contiguous()"]
+    x = torch.randn(GROUPS, ROWS, CHANNELS, WIDE, dtype=torch.float64)
+    rows = torch.full((ROWS * GROUPS, CHANNELS), torch.nan, dtype=torch.float64)
+    given = {"X": x, one.buffer.name: rows, "channels": CHANNELS, one.width: CHANNELS, "W": rows[0]}
+    evaluate(
+        found.kernel, (CHANNELS, ROWS, GROUPS), {value.name: given[value.name] for value in found.kernel.arguments}
+    )
+    torch.testing.assert_close(rows.sum(0), x.sum((0, 1, 3)))
+
+
+def test_rows_that_are_stored_as_a_whole_may_start_empty() -> None:
+    (one,) = slot(kernel()).slots
+    assert one.buffer.empty_if == "W.numel() == grid0"
+
+
+def test_a_condition_that_differs_between_programs_leaves_the_zeros() -> None:
+    # Programs that a mask keeps from storing leave their rows as they were: empty memory would be summed.
+    def build(b: Builder, x: Value, w: Value, dw: Value, channels: Value) -> None:
+        channel, row = b.program_id(0), b.program_id(1)
+        value = b.sum(b.load(x, b.arange(0, WIDE, "WIDE")), 0)
+        add_to(b, dw, channel, value, b.compare("lt", row, channels))
+
+    (one,) = slot(kernel(build)).slots
+    assert one.buffer.empty_if == ""
+
+
+@pytest.mark.parametrize("lanes", [4, 32])
+def test_rows_as_large_as_what_is_read_stay_atomic(lanes: int) -> None:
+    # Such a buffer would be as large as the input in float32.
+    def build(b: Builder, x: Value, w: Value, dw: Value, channels: Value) -> None:
+        at = b.add(b.mul(b.program_id(0), b.const(lanes)), b.arange(0, lanes))
+        add_to(b, dw, b.arange(0, lanes), b.load(x, at))
+
+    assert slot(kernel(build)).slots == ()
+
+
+def test_elements_that_lanes_share_stay_atomic() -> None:
+    # Only programs have rows of their own: lanes that meet in one would overwrite each other.
+    def build(b: Builder, x: Value, w: Value, dw: Value, channels: Value) -> None:
+        value = b.load(x, b.arange(0, WIDE * WIDE))
+        cols = b.elementwise(Code.FLOORDIV, (b.arange(0, 2), b.const(2)))
+        add_to(b, dw, cols, b.sum(value, 0))
+
+    assert slot(kernel(build)).slots == ()
+
+
+def test_additions_in_a_loop_stay_atomic() -> None:
+    def build(b: Builder, x: Value, w: Value, dw: Value, channels: Value) -> None:
+        value = b.sum(b.load(x, b.arange(0, WIDE, "WIDE")), 0)
+
+        def body(off: Value, _: object) -> list[Value]:
+            add_to(b, dw, off, value)
+            return []
+
+        b.loop((b.const(0), channels, b.const(1)), [], body)
+
+    assert slot(kernel(build)).slots == ()
