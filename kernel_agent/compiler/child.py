@@ -17,8 +17,10 @@ from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.plan import BackwardPlan
 from kernel_agent.compiler.reverse import Adjoint, differentiate
 from kernel_agent.compiler.saved.prepare import prepared
+from kernel_agent.compiler.schedule.calls import Calls
 from kernel_agent.compiler.schedule.schedules import SCHEDULES, Defect, plans
 from kernel_agent.compiler.ssa.value import Kernel
+from kernel_agent.compiler.stub.calls import calls_of
 from kernel_agent.compiler.stub.flow import launch_places
 from kernel_agent.compiler.stub.inline import without_helpers
 from kernel_agent.compiler.stub.section import Sections, Way, write_sections
@@ -104,21 +106,31 @@ def _sections(
     ways = []
     for one in found:
         known = {id(seen): one.programs[place] for place, seen in launch_places(one.trace)}
+        calls = {
+            id(seen): calls_of(call.launches[number] for call in one.calls)
+            for number, seen in enumerate(one.trace.launches)
+        }
 
         def planner(
-            seen: LaunchSeen, read: frozenset[str], written: frozenset[str], known: dict[int, Kernel] = known
+            seen: LaunchSeen,
+            read: frozenset[str],
+            written: frozenset[str],
+            known: dict[int, Kernel] = known,
+            calls: dict[int, Calls] = calls,
         ) -> BackwardPlan:
             kernel = known[id(seen)]
             if kernel.name not in adjoints:
                 adjoints[kernel.name] = adjoint_text(kernel, len(seen.grid), read, written)
-            return _plan(schedule, kernel, len(seen.grid), read, written)
+            return _plan(schedule, kernel, len(seen.grid), calls[id(seen)], read, written)
 
         ways.append(Way(one.trace, one.programs, planner, one.conditions, one.decisions))
     printer = partial(triton_source, comments=comments_above(source.text))
     return write_sections(stub.spec, source, ways, printer)
 
 
-def _plan(schedule: str, kernel: Kernel, axes: int, read: frozenset[str], written: frozenset[str]) -> BackwardPlan:
+def _plan(
+    schedule: str, kernel: Kernel, axes: int, calls: Calls, read: frozenset[str], written: frozenset[str]
+) -> BackwardPlan:
     """The plan of a launch by a schedule or, where that does not apply, the best one behind it. A pass with a defect
     costs what is made by it, and a remark says so."""
     defects: list[str] = []
@@ -128,7 +140,7 @@ def _plan(schedule: str, kernel: Kernel, axes: int, read: frozenset[str], writte
 
     adjoint, spared = _adjoints(schedule, kernel, read, written, defect)
     behind = SCHEDULES[SCHEDULES.index(schedule) :]
-    found = plans(kernel, adjoint, axes, spared=spared, schedules=behind, defect=defect)[0]
+    found = plans(kernel, adjoint, axes, spared=spared, calls=calls, schedules=behind, defect=defect)[0]
     return replace(found, remarks=(*found.remarks, *defects))
 
 

@@ -50,6 +50,8 @@ class Configuration:
     """What it was compiled for, sizes that are only numbers in it aside."""
     decisions: tuple[Decision, ...] = ()
     """How conditions of the stub fell, where other calls go another way through its torch code or launches."""
+    calls: tuple[Trace, ...] = ()
+    """All that were followed, those at sizes of real work too."""
 
 
 def configurations(stub: Stub) -> tuple[list[Configuration], list[str]]:
@@ -59,24 +61,20 @@ def configurations(stub: Stub) -> tuple[list[Configuration], list[str]]:
     """
     groups: dict[Key, list[Trace]] = {}
     remarks: list[str] = []
-    path = Path(stub.module.__file__ or "")
     for entry in stub.spec.sweep:
-        try:
-            seen = _seen(stub, entry, path)
-        except (InputError, IRError) as error:
-            remarks.append(f"{entry.label} was not looked at: {error.message}")
-            continue
-        except Exception as error:  # the user's code, at a size of ours
-            remarks.append(f"{entry.label} was not looked at: {first_line(error)}")
-            continue
-        groups.setdefault(_key(seen), []).append(seen)
+        seen = _seen(stub, entry)
+        if isinstance(seen, str):
+            remarks.append(f"{entry.label} was not looked at: {seen}")
+        else:
+            groups.setdefault(_key(seen), []).append(seen)
     if not groups:
         raise CannotDerive(remarks[0] if remarks else "SWEEP has no entry", remedy="Give SWEEP a small required entry.")
     fallen = _told_apart(StubSource(stub.spec.facts.source, stub.spec.facts.stub, stub.module), groups)
+    real = [seen for entry in stub.spec.facts.bench if not isinstance(seen := _seen(stub, entry), str)]
     found = [
         replace(configuration, decisions=fallen[key])
         for key, traces in groups.items()
-        for configuration in _divided(traces)
+        for configuration in _divided(traces, [seen for seen in real if _key(seen) == key])
     ]
     return found, remarks
 
@@ -106,8 +104,9 @@ def _told_apart(source: StubSource, groups: Mapping[Key, Sequence[Trace]]) -> di
     return {key: tuple(fallen[key][place] for place in sorted(places)) for key, places in asked.items()}
 
 
-def _divided(traces: Sequence[Trace]) -> list[Configuration]:
-    """Configurations of calls that differ in numbers alone: some numbers make another program."""
+def _divided(traces: Sequence[Trace], real: Sequence[Trace]) -> list[Configuration]:
+    """Configurations of calls that differ in numbers alone: some numbers make another program. `real`: calls at sizes
+    of real work, which are only looked at."""
     found: list[Configuration] = []
     left = sorted(traces, key=_narrowness)
     while left:
@@ -117,9 +116,10 @@ def _divided(traces: Sequence[Trace]) -> list[Configuration]:
         }
         fixed = [programs[place].fixed for place, _ in launch_places(left[0])]
         conditions = _conditions(left[0], fixed)
-        found.append(Configuration(left[0], programs, conditions))
         values = _comparable(conditions)
-        left = [other for other in left[1:] if _comparable(_conditions(other, fixed)) != values]
+        same = [other for other in (*left, *real) if _comparable(_conditions(other, fixed)) == values]
+        found.append(Configuration(left[0], programs, conditions, calls=tuple(same)))
+        left = [other for other in left if not any(other is one for one in same)]
     return found
 
 
@@ -138,15 +138,21 @@ def _comparable(conditions: Sequence[Condition]) -> tuple[object, ...]:
     return tuple("tensor" if isinstance(value, Tensor) else repr(value) for _, _, value in conditions)
 
 
-def _seen(stub: Stub, entry: ShapeEntry, path: Path) -> Trace:
-    fit = fit_entry(
-        entry,
-        lambda other: build_arguments(stub.module, other, device="cpu", seed=0),
-        max_elements=ELEMENTS,
-        max_volume=VOLUME,
-    )
-    arguments = build_arguments(stub.module, fit.entry, device="cpu", seed=0)
-    return trace(stub.function, arguments.args, arguments.kwargs, path)
+def _seen(stub: Stub, entry: ShapeEntry) -> Trace | str:
+    """The call at an entry, or why it cannot be followed."""
+    try:
+        fit = fit_entry(
+            entry,
+            lambda other: build_arguments(stub.module, other, device="cpu", seed=0),
+            max_elements=ELEMENTS,
+            max_volume=VOLUME,
+        )
+        arguments = build_arguments(stub.module, fit.entry, device="cpu", seed=0)
+        return trace(stub.function, arguments.args, arguments.kwargs, Path(stub.module.__file__ or ""))
+    except (InputError, IRError) as error:
+        return error.message
+    except Exception as error:  # the user's code, at a size of ours
+        return first_line(error)
 
 
 def _key(seen: Trace) -> Key:

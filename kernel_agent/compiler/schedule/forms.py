@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from kernel_agent.compiler.schedule.calls import Calls
 from kernel_agent.compiler.schedule.linear import Atom, Form, Kind, lanes, moved_atom
 from kernel_agent.compiler.schedule.polynomial import ONE, ZERO, Polynomial, parsed
 from kernel_agent.compiler.ssa.code import ELEMENTWISE, Code
@@ -25,11 +26,13 @@ class Launch:
     """Programs along each axis."""
     scalars: Mapping[str, Polynomial] = field(default_factory=dict)
     """Arguments that the forward did not have."""
+    calls: Calls = field(default_factory=Calls)
+    """Of the forward."""
 
     @classmethod
-    def like_forward(cls, rank: int) -> Launch:
+    def like_forward(cls, rank: int, calls: Calls | None = None) -> Launch:
         """On the forward's grid of `rank` axes."""
-        return cls(tuple(grid_extent(axis) for axis in range(rank)))
+        return cls(tuple(grid_extent(axis) for axis in range(rank)), calls=calls or Calls())
 
 
 class Forms:

@@ -105,7 +105,7 @@ def _pair(forms: Forms, single: Site, row: Site) -> Pair | None:
         return None
     length = _limit(forms, row.op.mask, bound.form)
     claims = open_claims(counter.claims)
-    if length is None or claims is None:
+    if length is None or claims is None or forms.launch.calls.refute(claim.text() for claim in claims):
         return None
     return Pair(single, row, tuple(mine), tuple(theirs), length, claims)
 

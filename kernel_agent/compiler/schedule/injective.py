@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kernel_agent.compiler.plan import NESTED
+from kernel_agent.compiler.schedule.calls import Calls
 from kernel_agent.compiler.schedule.claims import Claim, Claims, any_of, open_claims
 from kernel_agent.compiler.schedule.linear import Atom, Form, Kind
 from kernel_agent.compiler.schedule.polynomial import ONE, ZERO, Polynomial
@@ -52,10 +53,13 @@ class Injectivity:
         return [*found, *([text] if text else [])]
 
 
-def injective(form: Form, bounds: Sequence[Bound], needed: frozenset[Atom]) -> Injectivity | None:
+def injective(
+    form: Form, bounds: Sequence[Bound], needed: frozenset[Atom], calls: Calls | None = None
+) -> Injectivity | None:
     """The proof that a value of `form` belongs to one assignment of the `needed` atoms; None where there is none.
 
-    `bounds` hold of all assignments. Atoms of the form that are not needed are allowed: they count as needed.
+    `bounds` hold of all assignments. Atoms of the form that are not needed are allowed: they count as needed. What is
+    left to check holds in all `calls`.
     """
     if any(atom.kind is Kind.OPAQUE for atom, _ in form.terms):
         return None
@@ -65,7 +69,9 @@ def injective(form: Form, bounds: Sequence[Bound], needed: frozenset[Atom]) -> I
     best: Injectivity | None = None
     for digits, inner in _groupings(form, bounds):
         found = _ordered(digits, (*claims, *inner))
-        if found is not None and (best is None or _cost(found) < _cost(best)):
+        if found is None or (calls is not None and calls.refute(found.facts())):
+            continue
+        if best is None or _cost(found) < _cost(best):
             best = found
             if _cost(best) == 0:
                 break

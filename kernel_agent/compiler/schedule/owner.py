@@ -8,7 +8,7 @@ of A each have a tile of A and loop over tiles of C. Nothing is left that two pr
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.schedule.forms import Forms, Launch
@@ -130,7 +130,7 @@ def owner(forms: Forms, turn: Turn, added: Sequence[Site], name: str) -> Owner:
         assert extent is not None
         grid[place] = extent
     scalars = {value.name: forward.grid[axis] for axis, value in counts.items()}
-    launch = Launch(tuple(grid), {**forward.scalars, **scalars})
+    launch = replace(forward, grid=tuple(grid), scalars={**forward.scalars, **scalars})
     texts = {text: extent.text() for text, extent in launch.scalars.items()}
     return Owner(made, launch, texts)
 

@@ -51,6 +51,9 @@ def owned(kernel: Kernel, gradients: Mapping[str, str], launch: Launch) -> Owner
     empty_if: dict[str, str] = {}
     facts: dict[Fact, None] = {}
     remarks: list[str] = []
+    unread = unread_axes(kernel, launch)
+    if launch.calls.refute(fact.expression for fact in unread):
+        return Ownership(kernel, remarks=("programs along an axis that the kernel does not read do the same work",))
     for tensor, name in gradients.items():
         source = kernel.argument(tensor)
         if not source.is_pointer:
@@ -62,7 +65,7 @@ def owned(kernel: Kernel, gradients: Mapping[str, str], launch: Launch) -> Owner
         stored[name] = source.pointee
         reason = f"each element of {name} is stored once"
         facts.update(dict.fromkeys(Fact(text, reason, tensor) for text in found.facts()))
-        facts.update(dict.fromkeys(unread_axes(kernel, launch)))
+        facts.update(dict.fromkeys(unread))
         empty_if[name] = covered_if(forms, written[name], tensor)
     return Ownership(_stores(kernel, stored), empty_if, tuple(facts), tuple(remarks))
 
@@ -82,7 +85,7 @@ def proof(forms: Forms, written: Sequence[Site]) -> Injectivity | str:
     missing = [atom for atom in needed if atom not in common.form.sources]
     if missing:
         return f"{_words(missing)} add to the same elements"
-    found = injective(common.form, common.bounds, needed | common.copies)
+    found = injective(common.form, common.bounds, needed | common.copies, forms.launch.calls)
     if found is None:
         return "its addresses may overlap, or are read from memory"
     return found

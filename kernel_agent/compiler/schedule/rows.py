@@ -7,7 +7,7 @@ them once, into a row of its own. Torch then sums the rows.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.schedule.accumulate import accumulated
@@ -36,7 +36,7 @@ class Partial:
     tensor: str
     """The input whose gradient it is."""
     facts: tuple[str, ...]
-    """What must hold: no two lanes store to one element of a row."""
+    """What must hold: the tensor has no gaps, and no two lanes store to one element of a row."""
     empty_if: str
     """Expression under which a row is stored to as a whole; empty: not known."""
 
@@ -82,7 +82,7 @@ def persistent(kernel: Kernel, gradients: Mapping[str, str], forward: Launch, ax
     count = Polynomial.symbol(_programs(kernel, forward.grid, axis, speed), positive=True)
     rows = kernel.free_name("num_rows")
     grid = tuple(count if place == axis else extent for place, extent in enumerate(forward.grid))
-    launch = Launch(grid, {**forward.scalars, rows: forward.grid[axis]})
+    launch = replace(forward, grid=grid, scalars={**forward.scalars, rows: forward.grid[axis]})
     looped = accumulated(_Looped(kernel, axis, rows, speed.stages if speed else "").copy())
     forms = Forms(looped, launch)
     written: dict[str, list[Site]] = {}
@@ -124,12 +124,16 @@ def _partial(forms: Forms, tensor: str, written: list[Site], axis: int) -> Parti
         return None
     if site.op.mask is not None and program in forms.reads(site.op.mask):
         return None
-    proof = injective(address, bounds(forms, site), domain(forms, site) - {program}) if not site.branches else None
-    if proof is None:
+    if site.branches:
         return None
-    row = Forms(forms.kernel, Launch(tuple(g for g in _without(forms.launch.grid, axis)), forms.launch.scalars))
+    calls = forms.launch.calls
+    proof = injective(address, bounds(forms, site), domain(forms, site) - {program}, calls)
+    laid_out = f"{tensor}.is_contiguous()"
+    if proof is None or calls.refute((laid_out,)):
+        return None
+    row = Forms(forms.kernel, replace(forms.launch, grid=_without(forms.launch.grid, axis)))
     empty_if = covered_if(row, [site], tensor)
-    return Partial(f"{site.op.base.name}_rows", tensor, tuple(proof.facts()), empty_if)
+    return Partial(f"{site.op.base.name}_rows", tensor, (laid_out, *proof.facts()), empty_if)
 
 
 def _without(grid: tuple[Polynomial, ...], axis: int) -> tuple[Polynomial, ...]:

@@ -18,6 +18,7 @@ from kernel_agent.compiler.plan import BackwardPlan, Buffer, Fact, Fill, Step, T
 from kernel_agent.compiler.reverse.adjoint import Adjoint
 from kernel_agent.compiler.reverse.plain import plain
 from kernel_agent.compiler.schedule.accumulate import accumulated
+from kernel_agent.compiler.schedule.calls import Calls
 from kernel_agent.compiler.schedule.clear import cleared
 from kernel_agent.compiler.schedule.collect import collected
 from kernel_agent.compiler.schedule.factor import factored
@@ -61,6 +62,7 @@ def plans(
     axes: int,
     *,
     spared: Adjoint | None = None,
+    calls: Calls | None = None,
     schedules: Sequence[str] = SCHEDULES,
     defect: Defect | None = None,
 ) -> list[BackwardPlan]:
@@ -68,11 +70,12 @@ def plans(
     nothing has to be proved, is the last.
 
     `spared`: an adjoint of the same names that reads back what the forward stored (see `saved`), for all but `plain`,
-    and for that where the other keeps more than memory can be had for. `defect`: a schedule whose passes raise what
+    and for that where the other keeps more than memory can be had for. `calls`: launches that were seen, for all of
+    which every fact of a plan holds. `defect`: a schedule whose passes raise what
     they should not is left out, and told of; by default the exception goes to the caller. Raises CannotDerive where no
     schedule is to be had.
     """
-    launch = Launch.like_forward(axes)
+    launch = Launch.like_forward(axes, calls)
     better = () if adjoint.consumed else tuple(name for name in schedules if name != "plain")  # else effects have order
     base = _base(kernel, spared or adjoint, launch, defect) if better else None
     found: list[BackwardPlan] = []
@@ -200,8 +203,7 @@ def _rows(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft |
         draft.partials.append(Buffer(partial.name, element, Fill.ZEROS, shape=shape, empty_if=partial.empty_if))
         draft.totals.append(Total(partial.name, name))
         reason = f"partial sums of {name} lie in rows of {partial.tensor}'s elements"
-        texts = (f"{partial.tensor}.is_contiguous()", *partial.facts)
-        draft.facts += [Fact(text, reason, partial.tensor) for text in texts]
+        draft.facts += [Fact(text, reason, partial.tensor) for text in partial.facts]
     rest = {tensor: name for tensor, name in gradients.items() if name not in looped.partials}
     draft.add(owned(looped.kernel, rest, looped.launch), rest, looped.launch, scalars)
     if looped.pace is not None and looped.pace.stages:

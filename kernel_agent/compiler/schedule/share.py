@@ -130,7 +130,7 @@ def _home(forms: Forms, value: Value, site: Site) -> tuple[str, ...] | None:
     address = forms.of(op.offset)
     if any(atom.kind is Kind.OPAQUE for atom, _ in address.terms):
         return None
-    found = injective(address, bounds(forms, site), domain(forms, site))
+    found = injective(address, bounds(forms, site), domain(forms, site), forms.launch.calls)
     return None if found is None else tuple(found.facts())
 
 

@@ -8,7 +8,7 @@ to be cut from: it would be slow itself.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kernel_agent.compiler.schedule.forms import Forms, Launch
 from kernel_agent.compiler.schedule.linear import Kind
@@ -66,7 +66,7 @@ def squared(kernel: Kernel, launch: Launch) -> Squared:
     made = _Squarer(kernel, {op: arguments[plan.step] for op, plan in plans.items()}, list(arguments.values())).copy()
     scalars = {value.name: ends[step] for step, value in arguments.items()}
     facts = dict.fromkeys(text for plan in plans.values() for text in plan.facts)
-    return Squared(made, Launch(launch.grid, {**launch.scalars, **scalars}), tuple(facts))
+    return Squared(made, replace(launch, scalars={**launch.scalars, **scalars}), tuple(facts))
 
 
 def _sharing(forms: Forms) -> frozenset[Op]:
@@ -101,7 +101,7 @@ def _plan(forms: Forms, loop: Op) -> _Plan | None:
             if by.quotient(number) is not None or (number.number is not None and by.number is not None):
                 return None  # of programs that take turns: a multiple only if there is one of them
             facts.append(f"({number.text()}) % ({by.text()}) == 0")
-    return _Plan(by, end, tuple(facts))
+    return None if forms.launch.calls.refute(facts) else _Plan(by, end, tuple(facts))
 
 
 def _limit(forms: Forms, stop: Value) -> Polynomial | None:

@@ -8,7 +8,7 @@ the arithmetic and one equation between numbers of the launch.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kernel_agent.compiler.schedule.forms import Forms, Launch
 from kernel_agent.compiler.schedule.polynomial import ONE, Polynomial
@@ -52,12 +52,12 @@ def unswizzled(kernel: Kernel, launch: Launch) -> Unswizzled | None:
     for cut in _cuts(forms):
         copier = _Cutter(kernel, cut)
         found = prune(copier.copy())
-        if copier.number in captured([found.body]):
+        if copier.number in captured([found.body]) or launch.calls.refute((cut.fact,)):
             continue
         arguments = [value for value in found.arguments if value is not copier.number]
         whole = Kernel(found.name, arguments, found.body, dict(found.extents), dict(found.constants))
         grid = (_positive(cut.row_count), _positive(cut.col_count), *launch.grid[1:])
-        return Unswizzled(whole, Launch(grid, launch.scalars), cut.fact)
+        return Unswizzled(whole, replace(launch, grid=grid), cut.fact)
     return None
 
 

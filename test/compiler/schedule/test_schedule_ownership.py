@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 from schedule_kernels import add_to, block_of, made, matrix
 
+from kernel_agent.compiler.schedule.calls import Calls
 from kernel_agent.compiler.schedule.forms import Launch
 from kernel_agent.compiler.schedule.merge import merged
 from kernel_agent.compiler.schedule.ownership import Ownership, owned
@@ -25,8 +26,8 @@ def facts_of(found: Ownership) -> list[str]:
     return [fact.expression for fact in found.facts]
 
 
-def own(kernel: Kernel, rank: int = 1) -> Ownership:
-    return owned(kernel, {"X": "dX"}, Launch.like_forward(rank))
+def own(kernel: Kernel, rank: int = 1, *calls: dict[str, object]) -> Ownership:
+    return owned(kernel, {"X": "dX"}, Launch.like_forward(rank, Calls(calls)))
 
 
 def test_blocks_of_a_vector_are_stored_in_the_input_s_element_and_need_no_facts() -> None:
@@ -70,6 +71,21 @@ def row_kernel(b: Builder, x: Value, dx: Value, stride: Value, n: Value) -> None
 
 def test_rows_under_a_mask_need_a_stride_of_at_least_the_masked_width() -> None:
     assert facts_of(own(made("X:*f32 dX:*f32 stride N", row_kernel))) == ["stride >= N"]
+
+
+def test_rows_that_overlap_in_a_call_that_was_seen_stay_atomic() -> None:
+    # The fact alone would be printed, and raise at every call like the second one.
+    kernel = made("X:*f32 dX:*f32 stride N", row_kernel)
+    apart, overlapping = {"stride": 8, "N": 8}, {"stride": 4, "N": 8}
+    assert facts_of(own(kernel, 1, apart)) == ["stride >= N"]
+    found = own(kernel, 1, apart, overlapping)
+    assert stores_of(found.kernel) == [Code.ATOMIC_ADD]
+    assert facts_of(found) == []
+
+
+def test_facts_that_a_call_cannot_be_asked_are_kept() -> None:
+    # A plan may name what only the backward has; that is no reason to give up a store.
+    assert facts_of(own(made("X:*f32 dX:*f32 stride N", row_kernel), 1, {"N": 8})) == ["stride >= N"]
 
 
 def test_programs_of_an_axis_that_the_kernel_does_not_read_are_ruled_out_by_a_fact() -> None:

@@ -10,6 +10,7 @@ from schedule_kernels import ROWS, add_to, made, rows_adjoint
 
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.schedule.accumulate import accumulated
+from kernel_agent.compiler.schedule.calls import Calls
 from kernel_agent.compiler.schedule.forms import Launch
 from kernel_agent.compiler.schedule.ownership import owned
 from kernel_agent.compiler.schedule.rows import persistent, summed_axis
@@ -56,6 +57,15 @@ def test_partial_sums_of_few_programs_add_up_to_the_atomic_gradient(programs: in
     torch.testing.assert_close(got["dX"], truth["dX"])
     torch.testing.assert_close(got["dW_rows"].sum(0), truth["dW"])
     assert Code.ATOMIC_ADD not in [op.code for op in final.kernel.ops]
+
+
+def test_a_weight_with_gaps_in_a_call_that_was_seen_has_no_partial_sums() -> None:
+    # Rows of `numel` elements hold no gradient of a weight whose addresses go beyond: such a call would be refused.
+    plain = made(ROWS, rows_adjoint, BLOCK=8)
+    whole, gaps = torch.ones(7), torch.ones(14)[::2]
+    persistent(plain, GRADIENTS, Launch.like_forward(1, Calls(({"W": whole},))), 0)
+    with pytest.raises(CannotDerive, match="no sum over rows"):
+        persistent(plain, GRADIENTS, Launch.like_forward(1, Calls(({"W": whole}, {"W": gaps}))), 0)
 
 
 def test_weights_are_loaded_once_for_all_rows_of_a_program() -> None:

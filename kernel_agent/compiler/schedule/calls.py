@@ -1,0 +1,31 @@
+"""`Calls`: what launches of a kernel were given, so that no plan relies on what is known to be otherwise.
+
+A fact that fails in a call of the stub's own SWEEP or BENCH would make a backward that refuses work that its forward
+does. Such a fact is as good as refuted: what relies on it is done in another way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, eq=False)
+class Calls:
+    """Launches of one kernel that were seen."""
+
+    names: tuple[Mapping[str, Any], ...] = ()
+    """Of each what expressions of a plan may name: arguments, `grid0`, `triton`."""
+
+    def refute(self, facts: Iterable[str]) -> bool:
+        """Whether one of some facts, Python as in `plan`, fails in a launch that was seen."""
+        return any(not _holds(fact, names) for fact in facts for names in self.names)
+
+
+def _holds(fact: str, names: Mapping[str, Any]) -> bool:
+    """Whether it does, or cannot be asked: of numbers that the plan will choose, or of a size of nothing."""
+    try:
+        return bool(eval(fact, dict(names)))
+    except (NameError, TypeError, AttributeError, ZeroDivisionError):
+        return True

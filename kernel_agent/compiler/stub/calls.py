@@ -1,0 +1,23 @@
+"""`calls_of`: what launches of one kernel were given in the calls of a stub, as plans for it ask."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import triton
+
+from kernel_agent.compiler.schedule.calls import Calls
+from kernel_agent.compiler.stub.lines import APART
+from kernel_agent.compiler.stub.trace import LaunchSeen
+
+
+def calls_of(launches: Iterable[LaunchSeen]) -> Calls:
+    """The names that facts of a plan may ask for, with what they were in each launch."""
+    helpers: dict[str, Any] = {"triton": triton}
+    exec(APART, helpers)
+    return Calls(tuple({**helpers, **_grid(seen), **seen.values} for seen in launches))
+
+
+def _grid(seen: LaunchSeen) -> dict[str, int]:
+    return {f"grid{axis}": extent for axis, extent in enumerate((*seen.grid, 1, 1)[:3])}
