@@ -170,7 +170,8 @@ class Planned:
 
     def _by_width(self, better: ProductTiles, variables: Mapping[str, str], values: Mapping[str, str]) -> str:
         """Sizes for a kernel that sums products, in the order of `values`, one of several where its width decides."""
-        size = self.references.asked(self.launched.seen.tensors[better.operand], "element_size()")
+        tensor = self.launched.seen.tensors.get(better.operand)
+        size = "" if tensor is None else self.references.asked(tensor, "element_size()")
         names = {variable: name for name, variable in variables.items()}
         shown = []
         for sizes in better.choices:

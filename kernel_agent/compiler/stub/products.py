@@ -1,4 +1,4 @@
-"""`product_tiles`: sizes that a launch which sums matrix products starts with, where it chooses tiles of its own.
+"""`product_tiles`: sizes that a launch which sums, mostly matrix products, starts with, where it chooses its tiles.
 
 The forward's sizes suit the forward. A backward kernel holds other sums in registers: two accumulators where the
 forward had one, or a row of the output where it had a column. Two ways of working are known. Where every extent of the
@@ -25,6 +25,8 @@ SHARED = 160 << 10
 OWNED, WARPS = (128, 64), (4, 8)
 WALKED = ((128, 3), (64, 3), (32, 4), (32, 3), (16, 4))
 """Tiles that are walked by, with the stages that hide their loads."""
+NARROW, LONG = 32, 256
+"""Of a kernel that sums elements: the tile that is owned, a sector of memory or two wide, and the one walked by."""
 WARP = 32
 WIDTHS = (128, 256)
 """Bytes of a row up to which there is a choice of its own; the last choice is for anything wider, sized for the
@@ -42,7 +44,7 @@ class ProductTiles:
     width: str
     """Constexpr of the extent that the call gives; empty where there is none."""
     operand: str
-    """Argument of the kernel that the products read: the bytes of its elements matter."""
+    """Argument of the kernel that the products read: the bytes of its elements matter. Empty where they do not."""
     choices: tuple[Mapping[str, int], ...]
     """Sizes by constexpr, with `num_warps` and `num_stages`, for each of WIDTHS and for what is wider; one where no
     width is given."""
@@ -70,7 +72,9 @@ def product_tiles(kernel: Kernel, chosen: Collection[str], readable: Collection[
     `chosen`: those tiles; `readable`: arguments whose bytes per element the backward can ask for.
     """
     sums = _sums(kernel)
-    if sums is None or len(sums.extents) != 1:
+    if sums is None:
+        return _narrow(kernel, chosen)
+    if len(sums.extents) != 1:
         return None
     (extents,) = sums.extents
     names = [kernel.extents.get(extent, "") for extent in extents]
@@ -98,6 +102,29 @@ def product_tiles(kernel: Kernel, chosen: Collection[str], readable: Collection[
         {own[0]: one.owned, step: one.walked, "num_warps": one.warps, "num_stages": one.stages} for one in found if one
     )
     return ProductTiles((own[0], step), width, operand, choices)
+
+
+def _narrow(kernel: Kernel, chosen: Collection[str]) -> ProductTiles | None:
+    """Sizes for a kernel whose programs own a few sums and walk over all there is to add, without products.
+
+    A forward has programs for tiles both ways, such a kernel one way only: narrow tiles make it as many programs, and
+    a long walk at once keeps enough loads under way.
+    """
+    loops = [op for op in kernel.ops if op.code is Code.FOR]
+    if len(loops) != 1 or len(chosen) != 2 or any(op.code is Code.DOT for op in kernel.ops):
+        return None
+    added = [op for op in _carried(loops[0].blocks[0]) if op.code is Code.ADD]
+    if len(added) != len(loops[0].blocks[0].yields) or any(len(op.result.shape) != 1 for op in added):
+        return None
+    owned = {kernel.extents.get(op.result.shape[0], "") for op in added}
+    walked = set(chosen) - owned
+    loads = [op.result.shape for op in walk(loops[0].blocks[0]) if op.code is Code.LOAD and len(op.result.shape) == 2]
+    if len(owned) != 1 or len(walked) != 1 or not loads:
+        return None
+    if any({kernel.extents.get(extent) for extent in shape} != set(chosen) for shape in loads):
+        return None
+    sizes = {owned.pop(): NARROW, walked.pop(): LONG, "num_warps": 8, "num_stages": 3}
+    return ProductTiles(tuple(chosen), "", "", (sizes,))
 
 
 @dataclass(frozen=True)

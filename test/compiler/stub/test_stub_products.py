@@ -39,10 +39,12 @@ def test_rows_that_no_tile_has_room_for_are_refused() -> None:
     assert fitting(4096, 1, 2, 2) is None
 
 
-def test_gradients_of_a_matrix_product_are_summed_in_square_tiles(sandbox: Sandbox) -> None:
+def test_a_product_owns_square_tiles_and_a_bias_narrow_ones(sandbox: Sandbox) -> None:
     # the forward's walk, 128 // element_size, is an extent of both gradients: taken over, dW had tiles of 64 by 128
     spec = describe(read_file(ROOT / "datasets/kernel_pairs/matmul/matmul_bias_gelu.py"), sandbox)
     (first, *_), _ = drafts(spec, sandbox, most=1)
     text = first.candidate.backward
     assert "= 128 // x.element_size(), 128, 128, 8, 3" in text, "dW walks over rows"
     assert "= 128, 128 // weight.element_size(), 128, 8, 3" in text, "dX walks over columns"
+    # one program for every 128 columns would be 32 programs, each of which walks over all rows
+    assert "BLOCK_M_2, BLOCK_N_2, num_warps_2, num_stages_2 = 256, 32, 8, 3" in text, "dBias"
