@@ -54,16 +54,20 @@ class Injectivity:
 
 
 def injective(
-    form: Form, bounds: Sequence[Bound], needed: frozenset[Atom], calls: Calls | None = None
+    form: Form,
+    bounds: Sequence[Bound],
+    needed: frozenset[Atom],
+    calls: Calls | None = None,
+    beside: frozenset[Atom] = frozenset(),
 ) -> Injectivity | None:
     """The proof that a value of `form` belongs to one assignment of the `needed` atoms; None where there is none.
 
     `bounds` hold of all assignments. Atoms of the form that are not needed are allowed: they count as needed. What is
-    left to check holds in all `calls`.
+    left to check holds in all `calls`. `beside`: atoms that are known without the value.
     """
     if any(atom.kind is Kind.OPAQUE for atom, _ in form.terms):
         return None
-    claims = _determines(frozenset(atom for atom, _ in form.terms), bounds, needed)
+    claims = _determines(frozenset(atom for atom, _ in form.terms) | beside, bounds, needed)
     if claims is None:
         return None
     best: Injectivity | None = None

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 from kernel_agent.compiler.plan import Buffer, Fact, Fill, Total
 from kernel_agent.compiler.schedule.coverage import covered_if, domain
-from kernel_agent.compiler.schedule.forms import Forms, Launch
+from kernel_agent.compiler.schedule.forms import Forms, Launch, ceiling
 from kernel_agent.compiler.schedule.injective import injective
-from kernel_agent.compiler.schedule.linear import Atom, Kind
-from kernel_agent.compiler.schedule.ownership import WRITES, unread_axes
-from kernel_agent.compiler.schedule.polynomial import ONE
-from kernel_agent.compiler.schedule.sites import Site, bounds, sites
+from kernel_agent.compiler.schedule.linear import Atom, Form, Kind
+from kernel_agent.compiler.schedule.ownership import WRITES, Common, unread_axes
+from kernel_agent.compiler.schedule.polynomial import ONE, Polynomial
+from kernel_agent.compiler.schedule.sites import Site, sites
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.rebuild import Copier, emptied
@@ -25,6 +25,23 @@ from kernel_agent.compiler.ssa.value import Kernel, Op, Value
 
 SMALL = 16
 """How many times the elements of a row a program has to load: a row is written, and read again, in float32."""
+
+
+@dataclass(frozen=True)
+class Wrap:
+    """A remainder of a program's number in an address: programs that differ in the quotient add to the same elements,
+    as images do to the channel `pid % C`."""
+
+    op: Op
+    quotient: Atom
+    count: Polynomial
+    """The quotient is less than this."""
+
+    @property
+    def axis(self) -> int:
+        """Of the grid."""
+        assert self.quotient.whole is not None
+        return self.quotient.whole.terms[0][0].number
 
 
 @dataclass(frozen=True)
@@ -37,6 +54,8 @@ class Slots:
     """Of the gradient's argument."""
     axes: tuple[int, ...]
     """Of the grid: programs along these have rows of their own."""
+    wraps: tuple[Wrap, ...]
+    """Programs that these tell apart have rows of their own, too."""
     buffer: Buffer
     width: str
     """The argument that says how far apart rows are."""
@@ -74,48 +93,73 @@ def slotted(kernel: Kernel, gradients: Mapping[str, str], launch: Launch) -> Slo
     found = []
     for tensor, name in gradients.items():
         added = written.get(name, [])
-        if kernel.argument(tensor).is_pointer and len(added) == 1 and math.prod(added[0].op.offset.shape) <= most:
-            slots = _slots(forms, added[0], tensor)
+        if kernel.argument(tensor).is_pointer and added and sum(map(_lanes, added)) <= most:
+            slots = _slots(forms, added, tensor)
             found += [slots] if slots is not None else []
     return Slotted(_Slotter(kernel, found).copy() if found else kernel, tuple(found))
 
 
-def _slots(forms: Forms, site: Site, tensor: str) -> Slots | None:
-    """Rows of the only addition to a gradient; None where programs do not store each element of theirs once."""
-    if site.op.code is not Code.ATOMIC_ADD or site.loops:
+def _lanes(site: Site) -> int:
+    return math.prod(site.op.offset.shape)
+
+
+def _slots(forms: Forms, written: Sequence[Site], tensor: str) -> Slots | None:
+    """Rows of all additions to a gradient; None where programs do not store each element of theirs once."""
+    common = Common.of(forms, written)
+    if common is None or any(site.op.code is not Code.ATOMIC_ADD or site.loops for site in written):
         return None
-    address, needed = forms.of(site.op.offset), domain(forms, site)
-    missing = needed - address.sources
-    if not missing or any(atom.kind is not Kind.PROGRAM for atom in missing):
+    needed = domain(forms, written[0])
+    missing = needed - common.form.sources
+    wraps = _wraps(forms, common.form)
+    told = needed - missing
+    if (not missing and not wraps) or any(atom.kind is not Kind.PROGRAM for atom in missing):
         return None
-    proof = injective(address, bounds(forms, site), needed - missing)
+    beside = frozenset(wrap.quotient for wrap in wraps)
+    proof = injective(common.form, common.bounds, told | common.copies, beside=beside)
     if proof is None:
         return None
     axes = tuple(sorted(atom.number for atom in missing))
-    name = site.op.base.name
+    name = written[0].op.base.name
     rows = ONE
-    for axis in axes:
-        rows = rows * forms.launch.grid[axis]
+    for count in (*(forms.launch.grid[axis] for axis in axes), *(wrap.count for wrap in wraps)):
+        rows = rows * count
     own = forms.kernel.free_name(f"{name}_rows")
     buffer = Buffer(
-        own, site.op.base.pointee, Fill.ZEROS, shape=(rows.text(), f"{tensor}.numel()"),
-        empty_if=_empty_if(forms, site, tensor, missing),
+        own, written[0].op.base.pointee, Fill.ZEROS, shape=(rows.text(), f"{tensor}.numel()"),
+        empty_if="" if wraps else _empty_if(forms, written, tensor, missing),
     )  # fmt: skip
     reason = f"partial sums of {name} lie in rows of {tensor}'s elements"
     texts = (f"{tensor}.is_contiguous()", *proof.facts())
     facts = (*(Fact(text, reason, tensor) for text in texts), *unread_axes(forms.kernel, forms.launch))
-    return Slots(tensor, name, axes, buffer, f"{own}_width", facts)
+    return Slots(tensor, name, axes, wraps, buffer, f"{own}_width", facts)
 
 
-def _empty_if(forms: Forms, site: Site, tensor: str, missing: frozenset[Atom]) -> str:
+def _wraps(forms: Forms, address: Form) -> tuple[Wrap, ...]:
+    """Of remainders of one program number whose quotients the address does not have."""
+    found: dict[Atom, Wrap] = {}
+    atoms = address.coefficients
+    for op in forms.kernel.ops:
+        terms = forms.of(op.result).terms if op.code is Code.REM and not op.result.shape else ()
+        atom = terms[0][0] if len(terms) == 1 else None
+        if atom is None or atom not in atoms or atom.whole is None or atom.divisor is None:
+            continue
+        inner = atom.whole.terms[0][0]
+        quotient = Atom(Kind.QUOTIENT, 0, atom.whole, atom.divisor)
+        alone = inner.kind is Kind.PROGRAM and atom.whole == Form.of({inner: ONE})
+        if alone and inner.extent is not None and quotient not in atoms:
+            found.setdefault(atom, Wrap(op, quotient, ceiling(inner.extent, atom.divisor)))
+    return tuple(found.values())
+
+
+def _empty_if(forms: Forms, written: Sequence[Site], tensor: str, missing: frozenset[Atom]) -> str:
     """When each program stores to all of its row."""
-    asked = [condition for condition, _ in site.conditions]
-    asked += [] if site.op.mask is None else [site.op.mask]
+    asked = [condition for site in written for condition, _ in site.conditions]
+    asked += [site.op.mask for site in written if site.op.mask is not None]
     if any(not forms.reads(value).isdisjoint(missing) for value in asked):
         return ""
     axes = {atom.number for atom in missing}
     grid = tuple(ONE if axis in axes else extent for axis, extent in enumerate(forms.launch.grid))
-    return covered_if(Forms(forms.kernel, Launch(grid, forms.launch.scalars)), [site], tensor)
+    return covered_if(Forms(forms.kernel, Launch(grid, forms.launch.scalars)), written, tensor)
 
 
 class _Slotter(Copier):
@@ -138,10 +182,15 @@ class _Slotter(Copier):
             super().effect(op)
             return
         b = self.b
-        first, *others = self.slots[op.base.name].axes
-        row = b.cast(b.program_id(first), "i64")
-        for axis in others:
+        slots = self.slots[op.base.name]
+        row = b.const(0, "i64")
+        for axis in slots.axes:
             row = b.add(b.mul(row, b.cast(b.num_programs(axis), "i64")), b.cast(b.program_id(axis), "i64"))
+        for wrap in slots.wraps:
+            whole, divisor = (b.cast(self[value], "i64") for value in wrap.op.operands)
+            programs = b.cast(b.num_programs(wrap.axis), "i64")
+            count = b.elementwise(Code.FLOORDIV, (b.add(programs, b.sub(divisor, b.const(1, "i64"))), divisor))
+            row = b.add(b.mul(row, count), b.elementwise(Code.FLOORDIV, (whole, divisor)))
         start = b.mul(row, self.widths[op.base.name])
         mask = None if op.mask is None else self[op.mask]
         b.store(self.rows[op.base.name], b.add(start, b.cast(self.whole(op.offset), "i64")), self[op.stored], mask)

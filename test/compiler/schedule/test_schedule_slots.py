@@ -69,6 +69,27 @@ def test_a_condition_that_differs_between_programs_leaves_the_zeros() -> None:
     assert one.buffer.empty_if == ""
 
 
+def test_programs_that_come_back_to_a_channel_have_rows_by_turn() -> None:
+    # Seven programs over five channels: the second turn has two, and its other elements stay zeros.
+    def build(b: Builder, x: Value, w: Value, dw: Value, channels: Value) -> None:
+        pid = b.program_id(0)
+        at = b.add(b.mul(pid, b.const(WIDE, "i32", "WIDE")), b.arange(0, WIDE, "WIDE"))
+        add_to(b, dw, b.elementwise(Code.REM, (pid, channels)), b.sum(b.load(x, at), 0))
+
+    found = slotted(kernel(build), {"W": "dW"}, Launch.like_forward(1))
+    assert writes(found.kernel) == [Code.STORE]
+    (one,) = found.slots
+    assert one.buffer.shape[0] == "triton.cdiv(grid0, channels)"
+    assert one.buffer.empty_if == ""
+    assert "channels >= 1" in [fact.expression for fact in one.facts]
+    x = torch.randn(7, WIDE, dtype=torch.float64)
+    rows = torch.zeros(2, CHANNELS, dtype=torch.float64)
+    given = {"X": x, one.buffer.name: rows, "channels": CHANNELS, one.width: CHANNELS, "W": rows[0]}
+    evaluate(found.kernel, (7,), {value.name: given[value.name] for value in found.kernel.arguments})
+    wanted = torch.zeros(CHANNELS, dtype=torch.float64).index_add(0, torch.arange(7) % CHANNELS, x.sum(1))
+    torch.testing.assert_close(rows.sum(0), wanted)
+
+
 @pytest.mark.parametrize("lanes", [4, 32])
 def test_rows_as_large_as_what_is_read_stay_atomic(lanes: int) -> None:
     # Such a buffer would be as large as the input in float32.
