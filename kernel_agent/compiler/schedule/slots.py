@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kernel_agent.compiler.plan import Buffer, Fact, Fill, Total
 from kernel_agent.compiler.schedule.coverage import covered_if, domain
@@ -115,7 +115,7 @@ def _slots(forms: Forms, written: Sequence[Site], tensor: str) -> Slots | None:
     if (not missing and not wraps) or any(atom.kind is not Kind.PROGRAM for atom in missing):
         return None
     beside = frozenset(wrap.quotient for wrap in wraps)
-    proof = injective(common.form, common.bounds, told | common.copies, beside=beside)
+    proof = injective(common.form, common.bounds, told | common.copies, forms.launch.calls, beside)
     if proof is None:
         return None
     axes = tuple(sorted(atom.number for atom in missing))
@@ -159,7 +159,7 @@ def _empty_if(forms: Forms, written: Sequence[Site], tensor: str, missing: froze
         return ""
     axes = {atom.number for atom in missing}
     grid = tuple(ONE if axis in axes else extent for axis, extent in enumerate(forms.launch.grid))
-    return covered_if(Forms(forms.kernel, Launch(grid, forms.launch.scalars)), written, tensor)
+    return covered_if(Forms(forms.kernel, replace(forms.launch, grid=grid)), written, tensor)
 
 
 class _Slotter(Copier):
