@@ -6,6 +6,8 @@ from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.rebuild import Copier
 from kernel_agent.compiler.ssa.value import Kernel, Op, Value, constant
 
+_HALF_A_BIT = 2.0**-24
+"""Of a float32 near 1."""
 _PROMOTING = frozenset((Code.ADD, Code.SUB, Code.MUL, Code.DIV, Code.FLOORDIV, Code.REM, Code.CMP))
 
 
@@ -16,7 +18,10 @@ def implicit(kernel: Kernel) -> Kernel:
 
 class _Implicit(Copier):
     def pure(self, op: Op) -> None:
-        """An operation of two operands, one of which Triton would convert to the type of the other."""
+        """An operation of two operands, one of which Triton would convert to the type of the other; a product with what
+        undoes an earlier factor."""
+        if op.code is Code.MUL and self._undone(op):
+            return
         if op.code not in _PROMOTING or op.attributes.get("unsigned"):
             super().pure(op)
             return
@@ -30,6 +35,20 @@ class _Implicit(Copier):
                 )
                 return
         super().pure(op)
+
+    def _undone(self, op: Op) -> bool:
+        """`x * a` for `x * (a * 1.442695) * 0.6931472`: factors of scores in bits and of their derivatives."""
+        factor = constant(op.operands[1])
+        inner = op.operands[0].producer
+        if factor is None or inner is None or inner.code is not Code.MUL or op.result.element != "f32":
+            return False
+        for scaled, scale in (inner.operands, inner.operands[::-1]):
+            made = scale.producer if scale.shape == () else None
+            other = constant(made.operands[1]) if made is not None and made.code is Code.MUL else None
+            if made is not None and other is not None and abs(other * factor - 1.0) < _HALF_A_BIT:
+                self[op.result] = self.b.mul(self[scaled], self[made.operands[0]])
+                return True
+        return False
 
     def effect(self, op: Op) -> None:
         """A store, which converts floats to what its pointer points to."""

@@ -9,6 +9,7 @@ import re
 from collections.abc import Collection, Iterator
 
 from kernel_agent.compiler.emit.places import Places, inherited
+from kernel_agent.compiler.emit.roles import masked_by, offset_of, singular, stem_of, summed_for, walked_by
 from kernel_agent.compiler.emit.variables import Variable, Variables
 from kernel_agent.compiler.ssa.code import CONTROL, MEMORY, Code
 from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value, constant
@@ -34,14 +35,7 @@ _OF_ONE = {
 }  # fmt: skip
 """What is made of one variable, and of constants perhaps."""
 _PIDS = ("pid", "pid_y", "pid_z")
-
-
-def snake(pointer: str) -> str:
-    """What a tile of a pointer argument is called: `dY` -> `d_y`, `W_ptr` -> `w`, `x_ptr` -> `x`."""
-    stem = re.sub(r"_?(ptrs?|pointer)$", "", pointer) or pointer
-    stem = re.sub(r"^(ptr|p)_", "", stem)
-    stem = re.sub(r"^d(?=[A-Z])", "d_", stem)
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", stem).lower()
+_LOG2E = 1.4426950408889634
 
 
 class Names:
@@ -53,6 +47,10 @@ class Names:
         self.places = places
         self.variables = variables
         self.parameters = frozenset(reserved)
+        self.lent: dict[str, Value] = {}
+        """Names of what an IF results in, which its branches may have as well."""
+        self.floats = {v.name for op in kernel.ops if op.code is not Code.CAST for v in op.results if v.is_float}
+        """Names of floats, which passes hand on to what they compute beside them."""
         self.trip = next(name for name in _numbered(["step"]) if name not in self.parameters)
         """Of the number of a trip, in loops whose index is computed from it."""
         if any(counts_trips(op) for op in kernel.ops):
@@ -77,6 +75,8 @@ class Names:
             if op.code not in CONTROL:
                 continue
             inside = dict(taken)
+            for result in op.results if op.code is Code.IF else ():
+                self._lend(op, result, inside)
             for inner in op.blocks:
                 inside = self._block(inner, inside)  # branches share theirs: Triton merges names of both
             if op.code is Code.IF and _of_arguments(op.operands[0]):
@@ -90,39 +90,75 @@ class Names:
         if variable.name:
             return
         for candidate in _numbered(self._wanted(variable)):
-            if candidate in _RESERVED or candidate in self.parameters:
+            if candidate in _RESERVED or candidate in self.parameters or not self._fits(candidate, variable, block):
                 continue
             if candidate not in taken or (again and self._over(*taken[candidate], block, place)):
                 variable.name = candidate
                 taken[candidate] = (variable, block)
                 return
 
+    def _lend(self, op: Op, result: Value, inside: dict[str, tuple[Variable, Block]]) -> None:
+        """Let a branch have the name of a result for what it makes the result of, if nothing else is in it."""
+        variable = self.variables.of.get(result)
+        made = {value for block in op.blocks for value in block.yields if self.places.block_of.get(value) is block}
+        if variable is not None and made.issuperset(value for value in variable.values if value is not result):
+            self.lent[variable.name] = result
+            inside.pop(variable.name, None)
+
+    def _fits(self, candidate: str, variable: Variable, block: Block) -> bool:
+        """Whether a variable may have a name that is lent: it is of the result's type, belongs to a branch, and is not
+        read any more where the branch sets the result."""
+        result = self.lent.get(candidate)
+        if result is None:
+            return True
+        value, branch = variable.values[0], result.producer
+        if (
+            branch is None
+            or block not in branch.blocks
+            or (result.shape, result.element) != (value.shape, value.element)
+        ):
+            return False
+        made = [one for one in self.variables.of[result].values if self.places.block_of[one] is block]
+        end = min((self.places.at[one.producer] for one in made if one.producer), default=self.places.end[block])
+        return all(place <= end for value in variable.values for place in self.places.read_at[value])
+
     def _over(self, variable: Variable, home: Block, block: Block, place: int) -> bool:
         """Whether a variable of the same block is not read after a place, so that its name is free again."""
-        if home is not block or len(variable.values) > 1 or variable.values[0].producer is None:
+        if home is not block or len(variable.values) > 1:
             return False
+        if variable.values[0].producer is None:
+            return self._counted(variable.values[0])
         return max(self.places.read_at[variable.values[0]], default=-1) <= place
+
+    def _counted(self, value: Value) -> bool:
+        """Whether a value is the index of a loop, which is over where the next statement is."""
+        inner = self.places.block_of.get(value)
+        op, _ = self.places.owner.get(inner, (None, None)) if inner is not None else (None, None)
+        return op is not None and op.code is Code.FOR and op.blocks[0].arguments[0] is value and not counts_trips(op)
 
     # --- what a variable would best be called
 
     def _wanted(self, variable: Variable) -> list[str]:
         """Names that would do, the best one first."""
-        names = [value.name for value in variable.values if value.name.isidentifier()]
+        names = [value.name for value in variable.values if value.name.isidentifier() and self._meant(value)]
         carries = [value.name for value in variable.values if value.producer is None and value.name in names]
         value = variable.values[-1] if variable.values[-1].producer is not None else variable.values[0]
         if value.producer is not None and value.producer.code is Code.IF:
             value = variable.values[0]
         wanted = next(iter([*carries, *names]), "")
+        if not wanted or wanted.startswith("d_") or re.fullmatch(r"program_\d", wanted):
+            role = self._carried(variable)
+            wanted = role if role and role not in self.parameters else wanted
         load = value.producer
         if load is not None and load.code is Code.CAST:
             load = load.operands[0].producer
-        if load is not None and load.code is Code.LOAD and wanted.lower() == snake(load.base.name):
+        if load is not None and load.code is Code.LOAD and wanted.lower() == stem_of(load.base.name):
             wanted = wanted.lower()
         if not wanted:
             wanted, *others = self._by_role(value)
             bases = self._bases(value)
             if bases and value.shape:
-                return [wanted, *(f"{snake(base)}_offs" for base in bases)]
+                return [wanted, *(f"{stem_of(base)}_offs" for base in bases)]
             if wanted not in self.parameters and wanted not in _RESERVED:
                 return [wanted, *others]
         if wanted in self.parameters:
@@ -134,8 +170,22 @@ class Names:
         code = value.producer.code
         return [f"{wanted}_t"] if code is Code.TRANS else [wanted, f"{wanted}_{value.element}"]
 
+    def _meant(self, value: Value) -> bool:
+        """Whether a name is the value's own."""
+        return value.producer is None or value.is_float or value.name not in self.floats
+
+    def _carried(self, variable: Variable) -> str:
+        """Of what loops and branches carry: `dk` of a sum that is stored to `dK`, `row_block` of a number of rows."""
+        values = variable.values
+        if all(value.producer is not None and value.producer.code not in CONTROL for value in values):
+            return ""
+        if values[0].is_float:
+            return re.sub("^d_", "d", stem_of(summed_for(values, self.places)))
+        walked = walked_by(values[0], self.places) if self._counted(values[0]) else ""
+        return walked and f"{walked}_block"
+
     def _beside_parameter(self, wanted: str, value: Value) -> str:
-        stem = snake(wanted)
+        stem = stem_of(wanted)
         if self._bases(value):
             return f"{stem}_offs" if value.shape else f"{stem}_start"
         if stem not in self.parameters:
@@ -147,7 +197,7 @@ class Names:
         if op is None or op.code in CONTROL:
             return ["acc" if value.is_float else "start"]
         if op.code is Code.LOAD:
-            return [snake(op.base.name)]
+            return [stem_of(op.base.name)]
         if op.code is Code.PROGRAM_ID:
             return [_PIDS[op.attributes["axis"]]]
         if value.element == "i1":
@@ -159,11 +209,17 @@ class Names:
         if op.code in (Code.CAST, Code.BROADCAST, Code.RESHAPE):
             inner = op.operands[0]
             if inner.producer is not None and inner.producer.code is Code.LOAD:
-                return [inner.name or snake(inner.producer.base.name)]
+                return [inner.name or stem_of(inner.producer.base.name)]
             if inner in self.variables.of or inner.name:
                 return [inner.name or self.variables.of[inner].name or "value"]
         others = list(_BY_CODE.get(op.code, ("value",)))
         made_of = [v for v in op.operands if constant(v) is None]
+        if op.code is Code.MUL and len(made_of) == 1 and (stem := self._short(made_of[0])):
+            (factor,) = (constant(v) for v in op.operands if constant(v) is not None)
+            return [f"{stem}_log2" if abs((factor or 0.0) - _LOG2E) < 1e-6 else f"{stem}_scaled"]
+        if op.code is Code.MUL:
+            cotangents = [stem for v in made_of if (stem := self._short(v)).startswith("d_")]
+            others = [*(f"{stem}_weighted" for stem in cotangents[:1]), *others]
         if op.code in _OF_ONE and len(made_of) == 1 and (stem := self._short(made_of[0])):
             return [_OF_ONE[op.code].format(stem), *others]
         return others
@@ -173,15 +229,28 @@ class Names:
         while value in self.places.inlined and value.producer is not None and value.producer.code is Code.EXPAND:
             value = value.producer.operands[0]
         name = self.variables.of[value].name if value in self.variables.of else ""
+        name = value.name if value in self.kernel.arguments else name
         return name if len(name) <= 12 else ""
 
     def _index(self, value: Value, op: Op) -> str:
         if len(value.shape) == 1 and (suffix := self._along(value)):
             return f"offs_{suffix}"
-        bases = self._bases(value)
-        if bases:
-            stems = {snake(base).removeprefix("d_") for base in bases}
-            return "start" if not value.shape else f"{stems.pop()}_offs" if len(stems) == 1 else "offs"
+        symbol = re.fullmatch(r"BLOCK_([A-Z]+)", self.kernel.extents.get(value.shape[0], "") if value.shape else "")
+        if (
+            op.code is Code.ARANGE
+            and symbol
+            and all(u.op and u.op.code is Code.ADD for u in self.places.readers(value))
+        ):
+            return f"range_{symbol.group(1).lower()}"
+        if not value.shape and (walked := walked_by(value, self.places)):
+            return f"{walked}_start"
+        if op.code is not Code.ARANGE and (stem := offset_of(value, self.places)):
+            if not value.shape:
+                return f"{stem}_start"
+            along = len(value.shape) == 2 and 1 in value.shape
+            return f"{stem}_{('rows', 'cols')[value.shape.index(1) == 0]}" if along else f"{stem}_offs"
+        if not value.shape:
+            return self._number(value, op)
         if op.code is Code.ARANGE or len(value.shape) == 1:
             axes = {u.op.attributes["axis"] for u in self.places.readers(value) if u.op and u.op.code is Code.EXPAND}
             if axes == {1}:
@@ -189,6 +258,13 @@ class Names:
             if axes == {0}:
                 return "cols"
         return "offs" if value.shape else "start"
+
+    def _number(self, value: Value, op: Op) -> str:
+        """`first` and `end` of the bounds of loops."""
+        loops = [use.op for use in self.places.readers(value) if use.op is not None and use.op.code is Code.FOR]
+        if loops:
+            return "first" if any(loop.operands[0] is value for loop in loops) else "end"
+        return "bound" if op.code in (Code.MAX, Code.MIN) else "start"
 
     def _mask(self, op: Op) -> list[str]:
         """`mask_m` of a test of `offs_m`, `is_largest` of one of equality."""
@@ -198,11 +274,12 @@ class Names:
             tested = self.variables.of[value].name if value in self.variables.of else ""
             if tested.startswith("offs_"):
                 return [f"mask_{tested[5:]}"]
-            if tested in ("rows", "cols"):
-                return [f"{tested[:-1]}_mask"]
+            if re.fullmatch(r"(?!offs)[a-z]{3,}", tested):
+                return [f"{singular(tested) or tested}_mask"]
         if op.code is Code.CMP and op.attributes["predicate"] == "eq" and op.operands[0].is_float:
             return [f"is_{self._short(op.operands[1]) or 'equal'}"]
-        return ["mask"]
+        stem = masked_by(op.result, self.places) if len(op.result.shape) > 1 else ""
+        return [f"{stem}_mask", "mask"] if stem else ["mask"]
 
     def _along(self, value: Value) -> str:
         """`m` of a tile of positions that start at `pid_m * BLOCK_M`, `k` of one at a loop's index `k`."""

@@ -194,6 +194,8 @@ class Places:
         names = {result.name for result in reader.op.results}
         if not value.name or value.name in names or inherited(value):
             return True
+        if reader.op.code in (Code.ADD, Code.SUB) and all(use.op is None for use in self.readers(reader.op.result)):
+            return value.name.startswith("d_")  # a sum goes on by it
         return value.name.startswith("d_") and weight <= 2
 
     # --- where everything is read

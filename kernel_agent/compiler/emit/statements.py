@@ -20,7 +20,7 @@ from kernel_agent.compiler.ssa.value import Kernel, Op, Value, is_constant
 from kernel_agent.errors import InternalError
 
 _IN_PLACE = {Code.ADD: "+", Code.SUB: "-", Code.MUL: "*", Code.DIV: "/"}
-COMFORT = 104
+COMFORT = 110
 """Statements beyond this get names for parts of them."""
 
 
@@ -183,6 +183,8 @@ class Statements(abc.ABC):
         return self.variables.of[value].name if value in self.variables.of and self.places.readers(value) else "_"
 
     def _set(self, assignment: Assignment, roots: tuple[Value, ...]) -> None:
+        if assignment.value.text == assignment.target and not assignment.symbol:
+            return  # a branch has its result's name for it
         if assignment.value.static and not assignment.symbol:
             self.static.add(assignment.target)
         else:

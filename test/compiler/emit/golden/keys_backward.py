@@ -8,17 +8,17 @@ def keys_backward(Q, K, Lse, Delta, dO, dK, n, scale, BLOCK_M: tl.constexpr, BLO
     pid_n = tl.program_id(0)
     k_offs = (pid_n * BLOCK + offs_d)[:, None] * BLOCK + offs_d[None, :]
     k = tl.load(K + k_offs)
-    offs = tl.arange(0, BLOCK_M)
-    d_k = tl.zeros([BLOCK, BLOCK], dtype=tl.float32)
+    range_m = tl.arange(0, BLOCK_M)
+    dk = tl.zeros([BLOCK, BLOCK], dtype=tl.float32)
     for start_m in range(0, n, BLOCK_M):
-        offs_m = start_m + offs
-        q_offs = offs_m[:, None] * BLOCK + offs_d[None, :]
-        q = tl.load(Q + q_offs)
+        offs_m = start_m + range_m
+        offs = offs_m[:, None] * BLOCK + offs_d[None, :]
+        q = tl.load(Q + offs)
         lse = tl.load(Lse + offs_m)
         p = tl.exp(tl.dot(k, tl.trans(q), input_precision="ieee") * scale - lse[None, :])
-        d_o = tl.load(dO + q_offs)
+        d_o = tl.load(dO + offs)
         d_p = tl.dot(k, tl.trans(d_o), input_precision="ieee")
         delta = tl.load(Delta + offs_m)
         d_s = p * (d_p - delta[None, :]) * scale
-        d_k = tl.dot(d_s, q, d_k, input_precision="ieee")
-    tl.store(dK + k_offs, d_k)
+        dk = tl.dot(d_s, q, dk, input_precision="ieee")
+    tl.store(dK + k_offs, dk)

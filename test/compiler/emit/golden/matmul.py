@@ -8,15 +8,13 @@ def matmul(A, W, Out, M, N, K, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLO
     offs_m = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
     pid_n = tl.program_id(1)
     offs_n = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
-    offs = tl.arange(0, BLOCK_K)
+    range_k = tl.arange(0, BLOCK_K)
     mask_m = offs_m[:, None] < M
     mask_n = offs_n[None, :] < N
-    acc = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
+    out = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
     for k in range(0, K, BLOCK_K):
-        offs_k = k + offs
-        a_offs = offs_m[:, None] * K + offs_k[None, :]
-        a = tl.load(A + a_offs, mask=mask_m & (offs_k[None, :] < K), other=0.0)
-        w_offs = offs_k[:, None] * N + offs_n[None, :]
-        w = tl.load(W + w_offs, mask=(offs_k[:, None] < K) & mask_n, other=0.0)
-        acc = tl.dot(a, w, acc)
-    tl.store(Out + offs_m[:, None] * N + offs_n[None, :], acc, mask=mask_m & mask_n)
+        offs_k = k + range_k
+        a = tl.load(A + offs_m[:, None] * K + offs_k[None, :], mask=mask_m & (offs_k[None, :] < K), other=0.0)
+        w = tl.load(W + offs_k[:, None] * N + offs_n[None, :], mask=(offs_k[:, None] < K) & mask_n, other=0.0)
+        out = tl.dot(a, w, out)
+    tl.store(Out + offs_m[:, None] * N + offs_n[None, :], out, mask=mask_m & mask_n)

@@ -1,0 +1,80 @@
+"""Names say what a value is for, and never stand for two values at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from emit_kernels import kernel
+from emit_round_trip import run
+
+from kernel_agent.compiler.emit import triton_source
+from kernel_agent.compiler.ssa.builder import Builder
+from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.value import Kernel, Value
+
+
+def summed(b: Builder, x: Value, cols: Value, n: Value) -> Value:
+    """Rows of x, one after another."""
+    start = b.whole(b.const(0.0, "f32"), (16,))
+
+    def step(index: Value, carries: list[Value]) -> list[Value]:
+        row = b.load(x, b.add(b.mul(index, b.const(16, "i32", "BLOCK")), cols))
+        return [b.add(carries[0], row)]
+
+    (total,) = b.loop((b.const(0), n, b.const(1)), [start], step, index_name="row")
+    return total
+
+
+def kept_beside_what_is_made_of_it() -> Kernel:
+    """A branch results in a scaled sum, and stores the sum itself after that."""
+    made, b, (x, out, n, scale) = kernel("kept", "*f32 X, *f32 dX, i32 n, f32 scale", {"BLOCK": 16})
+    cols = b.arange(0, 16, "BLOCK")
+
+    def then() -> list[Value]:
+        total = summed(b, x, cols, n)
+        scaled = b.mul(total, scale)
+        b.store(out, b.add(cols, b.const(16)), scaled)
+        b.store(out, b.add(cols, b.const(32)), total)
+        return [scaled]
+
+    (chosen,) = b.branch(b.compare("gt", n, b.const(1)), then, lambda: [b.whole(b.const(0.0, "f32"), (16,))])
+    b.store(out, cols, chosen)
+    return made
+
+
+def test_a_sum_that_is_still_read_does_not_lend_its_name_to_what_is_made_of_it(tmp_path: Path) -> None:
+    # All three are stored to dX, and are best called dx: the second store would write the scaled sum twice.
+    x = torch.arange(48.0)
+    found = run(kept_beside_what_is_made_of_it(), tmp_path, (1,), {"X": x, "dX": torch.zeros(48), "n": 3, "scale": 2.0})
+    sums = x.reshape(3, 16).sum(0)
+    assert torch.equal(found["dX"], torch.cat([sums * 2, sums * 2, sums]))
+
+
+def test_a_sum_is_called_after_the_gradient_it_is_stored_to() -> None:
+    made, b, (x, out, n, scale) = kernel("scaled", "*f32 X, *f32 dX, i32 n, f32 scale", {"BLOCK": 16})
+    cols = b.arange(0, 16, "BLOCK")
+    b.store(out, cols, b.mul(summed(b, x, cols, n), scale))
+    assert "dx += x\n" in triton_source(made).text
+
+
+def test_factors_that_undo_each_other_are_not_printed(tmp_path: Path) -> None:
+    # Scores in bits, and the derivative of 2 ** x: what is left of both is the scale.
+    made, b, (x, out, scale) = kernel("undone", "*f32 X, *f32 Out, f32 scale", {"BLOCK": 16})
+    cols = b.arange(0, 16, "BLOCK")
+    bits = b.mul(scale, b.const(1.4426950216293335, "f32"))
+    b.store(out, cols, b.mul(b.mul(b.load(x, cols), bits), b.const(0.6931471824645996, "f32")))
+    text = triton_source(made).text
+    assert "1.44" not in text
+    assert "0.69" not in text
+    given = {"X": torch.arange(16.0), "Out": torch.zeros(16), "scale": 3.0}
+    assert torch.equal(run(made, tmp_path, (1,), given)["Out"], torch.arange(16.0) * 3)
+
+
+def test_loops_one_after_another_have_the_same_index() -> None:
+    made, b, (x, out, n) = kernel("twice", "*f32 X, *f32 Out, i32 n", {"BLOCK": 16})
+    cols = b.arange(0, 16, "BLOCK")
+    first = summed(b, x, cols, n)
+    b.store(out, cols, first)
+    b.store(out, cols, b.elementwise(Code.MUL, (summed(b, x, cols, b.add(n, n)), first)))
+    assert triton_source(made).text.count("for row in range(") == 2
