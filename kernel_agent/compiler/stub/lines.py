@@ -46,7 +46,7 @@ class Line:
     writes: tuple[str, ...] = ()
     """Of a launch: the variables whose memory it writes to."""
     joint: str = ""
-    """`and` or `or` of conditions; items of anything else have commas between them."""
+    """`and` or `or` of conditions, `else` of alternatives; items of anything else have commas between them."""
 
     def shown(self, filled: Callable[[str], str], depth: int) -> list[str]:
         """Rows of text, `depth` blocks deeper."""

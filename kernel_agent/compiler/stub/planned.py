@@ -165,7 +165,11 @@ class Planned:
         readable = [name for name, tensor in tensors.items() if self.flow.same_form(tensor) is not None]
         better = product_tiles(one.step.kernel, one.tiles, readable) if large and len(options) == 2 else None
         found = self._by_width(better, {**one.tiles, **options}, values) if better else ", ".join(values.values())
-        self.body.write(Line(f"{', '.join(values)} = {found}"))
+        targets, alternatives = ", ".join(values), tuple(found.split(" else "))
+        if len(alternatives) > 1:
+            self.body.write(Line(f"{targets} = (", alternatives, ")", joint="else"))
+        else:
+            self.body.write(Line(f"{targets} = {found}"))
         return replace(one, options=options)
 
     def _by_width(self, better: ProductTiles, variables: Mapping[str, str], values: Mapping[str, str]) -> str:
