@@ -97,7 +97,7 @@ def _bessel_bwd(
 def backward(saved, grad_y, needs=None):
     r, freq, cutoff, norm, p = saved
     E, K = r.numel(), freq.numel()
-    processors = torch.cuda.get_device_properties(r.device).multi_processor_count if r.is_cuda else 1
+    processors = 4 * torch.cuda.get_device_properties(r.device).multi_processor_count if r.is_cuda else 1
     BLOCK_E, BLOCK_K = _blocks(K)
     programs = min(triton.cdiv(E, BLOCK_E), 4 * processors)
     dr = torch.empty_like(r)

@@ -77,9 +77,9 @@ def _collect_rows(
 def backward(saved, grad_out, needs=None):
     slot, (T, D), K, capacity = saved
     dx = torch.empty(T, D, device=grad_out.device, dtype=grad_out.dtype)
-    BLOCK_D = max(32, min(512, triton.next_power_of_2(D)))
-    _collect_rows[(triton.cdiv(T, 4), triton.cdiv(D, BLOCK_D))](
-        grad_out, slot, dx, T, D, capacity, *grad_out.stride(), K=K, BLOCK_T=4, BLOCK_D=BLOCK_D, num_warps=4
+    BLOCK_D = max(32, min(256, triton.next_power_of_2(D)))
+    _collect_rows[(triton.cdiv(T, 8), triton.cdiv(D, BLOCK_D))](
+        grad_out, slot, dx, T, D, capacity, *grad_out.stride(), K=K, BLOCK_T=8, BLOCK_D=BLOCK_D, num_warps=4
     )
     return dx
 

@@ -20,7 +20,9 @@ WARPS, PER_PROCESSOR, BYTES = "num_warps", "per_sm", "row_bytes"
 FEWEST, MOST = 4, 32
 """Warps of a program."""
 LANES = 1024
-"""Elements of a tile that a warp takes."""
+"""Elements of a tile that a warp takes, where nothing is loaded ahead."""
+SHARE = 4096
+"""Bytes of each row that a warp takes."""
 LONG_WARPS = "16 if row_bytes <= 64 * 1024 else 8"
 """Of a program whose tile is longer than the next says."""
 LONGEST = 8192
@@ -65,7 +67,7 @@ def pace(forms: Forms, axis: int) -> Pace | None:
     width = sizes[0] if len(sizes) == 1 else f"({' + '.join(sizes)})"
     settings = {
         BYTES: f"{extent} * {width}",
-        WARPS: f"max({FEWEST}, {extent} // {LANES}) if {extent} <= {LONGEST} else {LONG_WARPS}",
+        WARPS: f"max({FEWEST}, min({MOST}, {BYTES} // {SHARE})) if {extent} <= {LONGEST} else {LONG_WARPS}",
         PER_PROCESSOR: f"max(1, min({PROGRAMS}, {AHEAD} // {BYTES}))",
         stages: f"max(1, min({STAGES}, 1 + {SHARED} // {BYTES})) if {extent} <= {LONGEST} else 1",
     }

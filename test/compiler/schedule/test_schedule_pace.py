@@ -33,8 +33,9 @@ def numbers(settings: dict[str, str], **names: object) -> dict[str, int]:
     [
         (1024, torch.float32, (4, 4, 3)),
         (4096, torch.bfloat16, (4, 2, 3)),
-        (8192, torch.float32, (8, 1, 3)),
-        (8192, torch.float64, (8, 1, 2)),  # three rows in flight would not fit shared memory
+        (4096, torch.float32, (8, 1, 3)),
+        (8192, torch.float32, (16, 1, 3)),
+        (8192, torch.float64, (32, 1, 2)),  # three rows in flight would not fit shared memory
         (16384, torch.bfloat16, (16, 1, 1)),  # and of these one row fills the registers
         (16384, torch.float32, (8, 1, 1)),
     ],
