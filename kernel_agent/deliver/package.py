@@ -157,9 +157,9 @@ def _argument_call(pair: str, dims: set[str]) -> str:
 
 
 def _with_imports(source: str, imports: Iterable[str]) -> str:
-    """Add standard-library imports above the file's first import, leaving out what it has already."""
-    tree = ast.parse(source)
-    first = next(node.lineno for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom)))
+    """Add standard-library imports above the first import that is not of the future, leaving out what is there."""
+    imported = (node for node in ast.parse(source).body if isinstance(node, (ast.Import, ast.ImportFrom)))
+    first = next(node.lineno for node in imported if getattr(node, "module", "") != "__future__")
     lines = source.splitlines()
     missing = [text for text in imports if text not in lines]
     return "\n".join([*lines[: first - 1], *missing, *([""] if missing else []), *lines[first - 1 :]]) + "\n"

@@ -156,6 +156,17 @@ def test_all_delivered_files_compile(delivery):
         compile(path.read_text(), path.name, "exec")
 
 
+def test_future_imports_of_the_forward_stay_first(spec, tmp_path):
+    # What the operator imports was once put above them, and the delivered file was no Python.
+    (tmp_path / "scale.py").write_text(
+        FORWARD.replace("import torch\n", "from __future__ import annotations\nimport torch\n", 1)
+    )
+    modern = spec.model_copy(update={"facts": read_file(tmp_path / "scale.py")})
+    delivered = deliver(modern, Candidate(backward=BACKWARD), GREEN, SOURCE, tmp_path / "out").operator.read_text()
+    compile(delivered, "scale_backward.py", "exec")
+    assert "from __future__ import annotations" in delivered
+
+
 def test_decorated_stub_trains_through_the_delivered_file(spec, tmp_path):
     deliver(spec, Candidate(backward=BACKWARD, forward=OWN_FORWARD), GREEN, SOURCE, tmp_path)
     named = FORWARD.replace('("x",))', '("x",), backward="scale_backward.py")')
