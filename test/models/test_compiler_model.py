@@ -31,8 +31,9 @@ def test_replies_are_the_derived_pairs_and_then_no_more(tmp_path: Path) -> None:
 
 
 def test_a_forward_that_cannot_be_derived_ends_the_run_with_the_reason(tmp_path: Path) -> None:
-    # The launch stands in a loop: no reply may pretend to have taken it back.
-    text = SWIGLU.read_text().replace("    swiglu_fwd_kernel[", "    for _ in range(1):\n        swiglu_fwd_kernel[")
+    # How often the launch is made depends on the call: no reply may pretend to have taken it back.
+    loop = "    for _ in range(1 + gate.shape[0] // (1 << 40)):\n        swiglu_fwd_kernel["
+    text = SWIGLU.read_text().replace("    swiglu_fwd_kernel[", loop)
     path = tmp_path / "looped.py"
     path.write_text(text)
     with pytest.raises(NothingDerived, match="stands in a loop") as refused:
