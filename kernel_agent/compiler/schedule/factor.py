@@ -13,7 +13,7 @@ from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.order import adds_up
 from kernel_agent.compiler.ssa.rebuild import Copier
 from kernel_agent.compiler.ssa.uses import Uses
-from kernel_agent.compiler.ssa.value import Kernel, Op, Value, constant, is_constant
+from kernel_agent.compiler.ssa.value import Kernel, Op, Value, constant, is_constant, unspread
 
 _PASSES = frozenset((Code.SUM, Code.EXPAND, Code.TRANS, Code.BROADCAST, Code.FULL, Code.CAST))
 
@@ -68,9 +68,7 @@ def _sum(uses: Uses, loop: Op, place: int) -> Sum | None:
     """A carry that starts at zero and gets multiples of scalars added."""
     (block,) = loop.blocks
     carry, last = block.arguments[1 + place], block.yields[place].producer
-    start = loop.operands[3 + place]
-    while start.producer is not None and start.producer.code in (Code.FULL, Code.BROADCAST):
-        start = start.producer.operands[0]
+    start = unspread(loop.operands[3 + place])
     if not carry.is_float or not is_constant(start, 0) or last is None or last not in block.ops:
         return None
     if last.code not in (Code.ADD, Code.SUB) or carry not in last.operands or not adds_up(uses, loop, place):

@@ -20,7 +20,7 @@ from kernel_agent.compiler.schedule.sites import Site, sites
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.prune import prune
 from kernel_agent.compiler.ssa.rebuild import Copier
-from kernel_agent.compiler.ssa.value import Kernel, Op, Value
+from kernel_agent.compiler.ssa.value import Kernel, Op, Value, unspread
 
 WRITES = frozenset((Code.STORE, Code.ATOMIC_ADD, Code.ATOMIC))
 
@@ -143,9 +143,7 @@ def _limit(forms: Forms, mask: Value | None, form: Form) -> Value | None:
 
 def _difference(value: Value) -> Op | None:
     """The subtraction of scalars that a limit comes from."""
-    op = value.producer
-    while op is not None and op.code in (Code.FULL, Code.BROADCAST):
-        op = op.operands[0].producer
+    op = unspread(value).producer
     return op if op is not None and op.code is Code.SUB and not op.result.shape else None
 
 

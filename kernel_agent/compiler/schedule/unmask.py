@@ -17,7 +17,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from kernel_agent.compiler.saved.lanes import Labels, Lanes, conditions, form, through
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.rebuild import Copier
-from kernel_agent.compiler.ssa.value import Kernel, Op, Value, constant, is_constant, walk
+from kernel_agent.compiler.ssa.value import Kernel, Op, Value, constant, is_constant, unspread, walk
 
 _MOVES = frozenset((Code.EXPAND, Code.TRANS, Code.BROADCAST, Code.FULL))
 _KEEPS_FINITE = _MOVES | {
@@ -32,13 +32,13 @@ def unmasked(kernel: Kernel) -> Kernel:
     changing = {value for op in kernel.ops if op.code in (Code.FOR, Code.WHILE) for value in _defined(op)}
     needless: dict[Op, frozenset[int]] = {}
     for op in kernel.ops:
-        if op.code is not Code.SELECT or not op.result.is_float or constant(_bare(op.operands[2])) is None:
+        if op.code is not Code.SELECT or not op.result.is_float or constant(unspread(op.operands[2])) is None:
             continue
         condition, chosen, other = op.operands
         own = _labels(op.result)
         found = set()
         for place, (part, at) in enumerate(conjuncts(condition, own if condition.shape else ())):
-            zero = is_constant(_bare(other), 0) and vanishes(chosen, own, form(part, at))
+            zero = is_constant(unspread(other), 0) and vanishes(chosen, own, form(part, at))
             if zero or (part not in changing and _unseen(lanes, op, place)):
                 found.add(place)
         if found:
@@ -77,7 +77,7 @@ def vanishes(value: Value, labels: Labels, condition: Hashable) -> bool:
     if op is None or inner is None:
         return False
     if op.code is Code.LOAD:
-        padded = op.mask is not None and op.other is not None and is_constant(_bare(op.other), 0)
+        padded = op.mask is not None and op.other is not None and is_constant(unspread(op.other), 0)
         return padded and op.mask is not None and condition in conditions(op.mask, labels)
     if op.code in _KEEPS_ZERO:
         return vanishes(*inner[0], condition)
@@ -104,7 +104,7 @@ def _finite(value: Value) -> bool:
     if op is None:
         return value.shape == () and value.depth == 0
     if op.code is Code.LOAD:
-        return op.mask is None or (op.other is not None and _finite(_bare(op.other)))
+        return op.mask is None or (op.other is not None and _finite(unspread(op.other)))
     if op.code is Code.SELECT:
         return all(_finite(side) for side in op.operands[1:])
     return op.code in _KEEPS_FINITE and all(_finite(operand) for operand in op.operands)
@@ -132,7 +132,7 @@ def _sinks(value: Value, labels: Labels, condition: Hashable, sign: int = -1) ->
             for place, factor in enumerate(factors)
         )
     if op.code is Code.LOAD and op.mask is not None and op.other is not None:
-        padding = constant(_bare(op.other))
+        padding = constant(unspread(op.other))
         return padding == sign * math.inf and condition in conditions(op.mask, labels)
     return False
 
@@ -151,13 +151,6 @@ def _chooses(
 
 def _labels(value: Value) -> Labels:
     return tuple(range(len(value.shape)))
-
-
-def _bare(value: Value) -> Value:
-    """The scalar that a tile is full of."""
-    while value.producer is not None and value.producer.code in (Code.FULL, Code.BROADCAST):
-        value = value.producer.operands[0]
-    return value
 
 
 def _defined(loop: Op) -> Iterator[Value]:

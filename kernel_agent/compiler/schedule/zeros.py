@@ -8,7 +8,7 @@ from kernel_agent.compiler.schedule.forms import Forms
 from kernel_agent.compiler.schedule.linear import Kind
 from kernel_agent.compiler.schedule.sites import Bound, mask_bounds
 from kernel_agent.compiler.ssa.code import Code
-from kernel_agent.compiler.ssa.value import Op, Value, is_constant
+from kernel_agent.compiler.ssa.value import Op, Value, is_constant, unspread
 
 Known = frozenset[Bound] | None
 """Bounds outside of each of which a value is zero; None of what is zero everywhere."""
@@ -67,12 +67,12 @@ class Zeros:
     def _select(self, op: Op) -> Known:
         condition, then, other = op.operands
         chosen = self.outside(then)
-        if is_constant(_bare(other), 0):
+        if is_constant(unspread(other), 0):
             return _either(chosen, frozenset(mask_bounds(self.forms, condition)))
         return _both(chosen, self.outside(other))
 
     def _load(self, op: Op) -> Known:
-        if op.mask is None or op.other is None or not is_constant(_bare(op.other), 0):
+        if op.mask is None or op.other is None or not is_constant(unspread(op.other), 0):
             return frozenset()
         return frozenset(mask_bounds(self.forms, op.mask))
 
@@ -92,13 +92,6 @@ class Zeros:
         rank = len(op.result.shape)
         left, right = (self.outside(operand) for operand in op.operands)
         return _either(_off_axis(left, rank - 1), _off_axis(right, rank - 2))
-
-
-def _bare(value: Value) -> Value:
-    """The scalar that a tile is full of."""
-    while value.producer is not None and value.producer.code in (Code.FULL, Code.BROADCAST):
-        value = value.producer.operands[0]
-    return value
 
 
 def _both(one: Known, other: Known) -> Known:

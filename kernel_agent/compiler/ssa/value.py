@@ -182,6 +182,13 @@ def constant(value: Value) -> bool | int | float | None:
     return found
 
 
+def unspread(value: Value) -> Value:
+    """The scalar, or the smaller tile, that a tile repeats; any other value as it is."""
+    while value.producer is not None and value.producer.code in (Code.FULL, Code.BROADCAST):
+        value = value.producer.operands[0]
+    return value
+
+
 def surely_runs(start: Value, stop: Value, step: Value) -> bool:
     """Whether a loop of these bounds is known to make a trip."""
     first, end, stride = constant(start), constant(stop), constant(step)
