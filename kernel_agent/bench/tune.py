@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kernel_agent.bench.records import Basis, Measurement, Tuned, decide
-from kernel_agent.bench.variants import Space, TunableKind
+from kernel_agent.bench.tunable import TunableKind
+from kernel_agent.bench.variants import Space
 from kernel_agent.errors import KernelAgentError
 from kernel_agent.gate.verdict import Verdict
 from kernel_agent.pairs.spec import Candidate, KernelSpec
@@ -72,7 +73,7 @@ def tune(
     the candidate itself.
     """
     start = measure(candidate) if start is None else start
-    sweep = _Sweep(Space.of(candidate), start, measure, screen, limit, on_variant)
+    sweep = _Sweep(Space.of(candidate, inside_kernels=True), start, measure, screen, limit, on_variant)
     sweep.run()
     verdict = sweep.prove(check)
     if verdict is None:

@@ -9,107 +9,19 @@ the gate to say.
 from __future__ import annotations
 
 import ast
-import enum
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from kernel_agent.bench.bindings import Bindings, bindings
+from kernel_agent.bench.loops import loops
+from kernel_agent.bench.tunable import FACTOR, LADDERS, Site, Tunable, TunableKind
 from kernel_agent.pairs.spec import Candidate
 
 DEFAULT_WARPS, DEFAULT_STAGES = 4, 3
 """What Triton takes where a launch says nothing."""
 
 _Function = (ast.FunctionDef, ast.AsyncFunctionDef)
-
-
-FACTOR = "*"
-"""A factor is inserted in front of something."""
-
-
-class TunableKind(str, enum.Enum):
-    """What a number stands for."""
-
-    WARPS = "num_warps"
-    STAGES = "num_stages"
-    BLOCK = "constexpr"
-    CONFIG = "configuration"
-    PROGRAMS = "programs per multiprocessor"
-
-
-_LADDERS = {
-    TunableKind.WARPS: (1, 2, 4, 8, 16),
-    TunableKind.STAGES: (1, 2, 3, 4, 5),
-    TunableKind.BLOCK: tuple(1 << power for power in range(14)),
-    TunableKind.PROGRAMS: (1, 2, 4, 8),
-}
-
-
-@dataclass(frozen=True, order=True)
-class Site:
-    """A piece of the text, in bytes of its lines; empty where something is to be inserted."""
-
-    line: int
-    start: int
-    end_line: int
-    end: int
-
-    @classmethod
-    def of(cls, node: ast.expr | ast.keyword) -> Site:
-        """The text of a node."""
-        return cls(node.lineno, node.col_offset, node.end_lineno or node.lineno, node.end_col_offset or 0)
-
-    @classmethod
-    def behind(cls, node: ast.expr | ast.keyword) -> Site:
-        """The place behind a node."""
-        site = cls.of(node)
-        return cls(site.end_line, site.end, site.end_line, site.end)
-
-
-@dataclass(frozen=True)
-class Tunable:
-    """One number that may be another."""
-
-    name: str
-    """`num_warps of _ln_bwd`, `BLOCK_M`."""
-    kind: TunableKind
-    value: int
-    """What it is now; -1 for all configurations."""
-    values: tuple[int, ...]
-    """What it may be, in order of size."""
-    sites: tuple[Site, ...]
-    """Where it stands."""
-    insert: str = ""
-    """Keyword to insert where it does not stand anywhere yet, or FACTOR."""
-    texts: tuple[str, ...] = ()
-    """For configurations, the text of each."""
-    kernels: tuple[str, ...] = ()
-    """Whose launches take it; empty where that is not known."""
-
-    def text(self, value: int) -> str:
-        """What is written for a value."""
-        if self.texts:
-            return f"[{self.texts[value]}]"
-        return self.placed(str(value))
-
-    def placed(self, what: str) -> str:
-        """What is written for a number or the name of one."""
-        if self.insert == FACTOR:
-            return f"{what} * "
-        return f", {self.insert}={what}" if self.insert else what
-
-    def beside(self, value: int, step: int) -> int | None:
-        """The next value in a direction; None at the end."""
-        if value not in self.values:
-            return self.values[0] if step > 0 else None
-        place = self.values.index(value) + step
-        return self.values[place] if 0 <= place < len(self.values) else None
-
-    def said(self, value: int) -> str:
-        """`BLOCK_M 64 -> 128`."""
-        if self.texts:
-            return f"{self.name}: only {self.texts[value]}"
-        return f"{self.name} {self.value} -> {value}"
 
 
 Values = Mapping[int, int]
@@ -124,13 +36,14 @@ class Space:
     tunables: tuple[Tunable, ...] = field(default=())
 
     @classmethod
-    def of(cls, candidate: Candidate) -> Space:
-        """Find the tunables. A text that is no Python has none."""
+    def of(cls, candidate: Candidate, *, inside_kernels: bool = False) -> Space:
+        """Find the tunables; `inside_kernels`: how far loops are pipelined, too. A text that is no Python has none."""
         try:
             tree = ast.parse(candidate.backward)
         except (SyntaxError, ValueError, RecursionError, MemoryError):  # the gate says what is wrong with it
             return cls(candidate)
-        return cls(candidate, tuple(_Finder(tree, candidate.backward).tunables()))
+        pipelined = tuple(loops(tree, candidate.backward)) if inside_kernels else ()
+        return cls(candidate, (*pipelined, *_Finder(tree, candidate.backward).tunables()))
 
     def variant(self, values: Values) -> Candidate:
         """The candidate with other values."""
@@ -226,7 +139,7 @@ class _Finder:
                 f"programs of {name} per multiprocessor",
                 TunableKind.PROGRAMS,
                 1,
-                _LADDERS[TunableKind.PROGRAMS],
+                LADDERS[TunableKind.PROGRAMS],
                 (start,),
                 insert=FACTOR,
             )
@@ -253,7 +166,7 @@ class _Finder:
         for kind, default in wanted.items():
             if kind.value not in given:
                 option = f"{kind.value} of {name}"
-                yield Tunable(option, kind, default, _LADDERS[kind], (behind,), insert=kind.value)
+                yield Tunable(option, kind, default, LADDERS[kind], (behind,), insert=kind.value)
 
     def _of_literals(self, grid: ast.expr, given: Mapping[str, ast.expr], kernel: str) -> Iterator[Tunable]:
         """Constexprs given as numbers, with the same number in the grid if there is one: the two belong together."""
@@ -266,14 +179,14 @@ class _Finder:
             if linked:  # which of several belongs to which is not known: they change together
                 sites = tuple(sorted(Site.of(node) for node in (*linked, *(value for _, value in items))))
                 name = f"{', '.join(key for key, _ in items)} of {kernel}"
-                yield Tunable(name, TunableKind.BLOCK, number, _LADDERS[TunableKind.BLOCK], sites)
+                yield Tunable(name, TunableKind.BLOCK, number, LADDERS[TunableKind.BLOCK], sites)
                 continue
             for key, value in items:
                 yield _tunable(f"{key} of {kernel}", TunableKind.BLOCK, value)
 
 
 def _tunable(name: str, kind: TunableKind, literal: ast.expr) -> Tunable:
-    return Tunable(name, kind, _number(literal), _LADDERS[kind], (Site.of(literal),))
+    return Tunable(name, kind, _number(literal), LADDERS[kind], (Site.of(literal),))
 
 
 def _number(literal: ast.expr) -> int:
@@ -341,7 +254,7 @@ def _fits(value: object, kind: TunableKind) -> bool:
     """Whether a number is one of its kind: powers of two from 2 on for blocks, so that 0, 1 and 3 in formulas stay."""
     if type(value) is not int:
         return False
-    return value in _LADDERS[kind] and (kind is not TunableKind.BLOCK or value > 1)
+    return value in LADDERS[kind] and (kind is not TunableKind.BLOCK or value > 1)
 
 
 def _is_number(value: ast.expr, kind: TunableKind | None = None) -> bool:

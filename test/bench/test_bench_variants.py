@@ -1,10 +1,12 @@
 """What can be tuned is found where people write it, and a variant is the same text with other numbers."""
 
 import ast
+from dataclasses import replace
 
 from bench_pairs import source
 
-from kernel_agent.bench.variants import Space, TunableKind
+from kernel_agent.bench.tunable import TunableKind
+from kernel_agent.bench.variants import Space
 from kernel_agent.pairs.assemble import candidate_from_pair
 from kernel_agent.pairs.spec import Candidate
 
@@ -135,3 +137,40 @@ def test_numbers_behind_a_flag_are_none():
     text = "def backward(saved, g, needs=None):\n    needs = needs or (True,) * 2\n"
     text += "    _kernel[(7,)](g, 5, BLOCK=64, ROWS=bool(needs[0]), num_warps=2)\n"
     assert found(text) == {"BLOCK of _kernel": 64, "num_warps of _kernel": 2}
+
+
+WALK = """
+@triton.jit
+def _walk(X, M, N, BLOCK: tl.constexpr):
+    for row in range(tl.program_id(0), M, N):
+        tl.store(X + row, tl.load(X + row))
+    for block in tl.range(0, N, BLOCK, num_stages=3):
+        tl.store(X + block, tl.load(X + block))
+"""
+
+
+def loops_of(backward: str) -> Space:
+    inside = Space.of(Candidate(backward=backward), inside_kernels=True)
+    assert not [one for one in Space.of(Candidate(backward=backward)).tunables if one.kind is TunableKind.PIPELINE]
+    return replace(inside, tunables=tuple(one for one in inside.tunables if one.kind is TunableKind.PIPELINE))
+
+
+def test_a_loop_that_loads_may_be_pipelined():
+    # Without it the sweep cannot reach what a row kernel gains most from.
+    inside = loops_of(WALK)
+    assert [tunable.value for tunable in inside.tunables] == [1, 3]
+    changed = inside.variant({0: 3, 1: 1}).backward
+    assert "for row in tl.range(tl.program_id(0), M, N, num_stages=3):" in changed
+    assert "for block in range(0, N, BLOCK):" in changed
+    assert inside.said({0: 3}) == "stages of the loop over `row` of _walk 1 -> 3"
+
+
+def test_a_loop_with_a_dot_is_pipelined_by_its_launch():
+    # Two places for one number would be timed twice.
+    assert loops_of(WALK.replace("tl.load(X + block)", "tl.dot(tl.load(X + block), X)")).tunables[1:] == ()
+
+
+def test_other_words_of_a_loop_stay():
+    flat = WALK.replace("num_stages=3", "flatten=True")
+    changed = loops_of(flat).variant({1: 2}).backward
+    assert "tl.range(0, N, BLOCK, flatten=True, num_stages=2)" in changed

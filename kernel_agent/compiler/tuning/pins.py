@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kernel_agent.bench.bindings import bindings
-from kernel_agent.bench.variants import Site, Space, Tunable
+from kernel_agent.bench.tunable import Site, Tunable
+from kernel_agent.bench.variants import Space
 from kernel_agent.compiler.tuning.classes import Class
 from kernel_agent.pairs.spec import Candidate
 

@@ -12,7 +12,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kernel_agent.bench.variants import Space, Tunable, TunableKind
+from kernel_agent.bench.tunable import Tunable, TunableKind
+from kernel_agent.bench.variants import Space
 from kernel_agent.compiler.tuning.trial import Judge, Trial
 
 Values = frozenset[tuple[int, int]]

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from kernel_agent.bench.bindings import Bindings, bindings
-from kernel_agent.bench.variants import Site, Space, Tunable, TunableKind
+from kernel_agent.bench.tunable import Site, Tunable, TunableKind
+from kernel_agent.bench.variants import Space
 from kernel_agent.pairs.spec import Candidate
 
 WARPS, STAGES, PROGRAMS = (4, 8, 16, 32), (1, 2, 3, 4), (1, 2, 4, 8)

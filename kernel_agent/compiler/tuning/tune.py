@@ -16,7 +16,8 @@ from kernel_agent.bench.measure import measure_source
 from kernel_agent.bench.native import check_native
 from kernel_agent.bench.records import decide
 from kernel_agent.bench.rig import BenchOptions, Rig
-from kernel_agent.bench.variants import Space, TunableKind
+from kernel_agent.bench.tunable import TunableKind
+from kernel_agent.bench.variants import Space
 from kernel_agent.compiler.tuning.classes import Class, classes
 from kernel_agent.compiler.tuning.on_gpu import OnGpu
 from kernel_agent.compiler.tuning.pins import names_before, pinned

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from kernel_agent.bench.variants import TunableKind
+from kernel_agent.bench.tunable import TunableKind
 from kernel_agent.compiler.derive import drafts
 from kernel_agent.compiler.tuning.by_model import ByModel
 from kernel_agent.compiler.tuning.settle import unfit

@@ -4,7 +4,7 @@ import ast
 import math
 from collections.abc import Sequence
 
-from kernel_agent.bench.variants import TunableKind
+from kernel_agent.bench.tunable import TunableKind
 from kernel_agent.compiler.tuning.classes import Class, classes
 from kernel_agent.compiler.tuning.pins import names_before, pinned
 from kernel_agent.compiler.tuning.search import Part, _first, parts_of, search
