@@ -1,4 +1,4 @@
-"""Puts the walls around the process that calls it: limits, namespaces, Landlock, capabilities. There is no way back.
+"""Puts the walls around the process that calls it: limits, namespaces, Landlock, seccomp. There is no way back.
 
 Every wall that this machine cannot give is reported as a missing `Protection`; the child runs nevertheless, since some
 machines (gVisor, containers without user namespaces) have none of them. Who needs them all looks at the report.
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from kernel_agent.sandbox import landlock, linux
+from kernel_agent.sandbox import landlock, linux, seccomp
 from kernel_agent.sandbox.job import Limits, Protection
 
 _OPEN_FILES = 1024
@@ -35,7 +35,7 @@ def confine(scratch: Path, readable: Iterable[Path], limits: Limits) -> tuple[Pr
         _attempt("no new privileges", _forbid_privileges),
         _attempt("Landlock", lambda: _landlock(scratch, readable)),
         _attempt("capabilities", _drop_capabilities),
-        Protection(name="seccomp", active=False, detail="no system call filter yet"),
+        _attempt("seccomp", _filter_calls),
     )
 
 
@@ -102,6 +102,11 @@ def _drop_capabilities() -> str:
     keep = 1 << linux.CAP_DAC_OVERRIDE if os.getuid() == 0 else 0
     linux.drop_capabilities(keep)
     return "none kept" if not keep else "only CAP_DAC_OVERRIDE kept"
+
+
+def _filter_calls() -> str:
+    refused = seccomp.restrict()
+    return f"{refused} system calls refused, also sockets that are not unix streams, and connecting to any"
 
 
 def system_paths() -> tuple[Path, ...]:

@@ -22,7 +22,6 @@ PRELOAD = (
 )
 """torch loads the third, and with it sympy, at the first `empty_like` without contents, Triton the fourth when it first
 compiles: in every child, for half a second of processor time. The last two are what most children run."""
-_NOT_YET_BUILT = ("seccomp",)
 _CLOSE_S = 60.0
 _LAUNCHES = 2
 _log = logging.getLogger(__name__)
@@ -114,7 +113,7 @@ class Sandbox:
         self._server.close()
 
     def _warn_once(self, protections: tuple[Protection, ...]) -> None:
-        missing = [wall for wall in protections if not wall.active and wall.name not in _NOT_YET_BUILT]
+        missing = [wall for wall in protections if not wall.active]
         if missing and not self._warned:
             self._warned = True
             _log.warning(

@@ -152,6 +152,26 @@ def _abstract_socket(call: Call) -> object:
         return sender.connect(call.payload["address"].replace("@", "\0"))
 
 
+def _path_socket(call: Call) -> object:
+    with socket.socket(socket.AF_UNIX) as sender:
+        return sender.connect(call.payload["path"])
+
+
+def _path_datagram(call: Call) -> object:
+    """A pair needs no `socket`, and a datagram no `connect`."""
+    sender, _ = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    return sender.sendto(b"stop the machine", call.payload["path"])
+
+
+def _system_call(call: Call) -> object:
+    """One system call by number, with arguments under which the kernel itself would not say EPERM."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    arguments = [ctypes.c_long(word) for word in call.payload["arguments"]]
+    if libc.syscall(ctypes.c_long(call.payload["number"]), *arguments) < 0:
+        return os.strerror(ctypes.get_errno())
+    return "it was carried out"
+
+
 def _environments(call: Call) -> object:
     """Every environment that can be read, of this process and all others."""
     found = [" ".join(f"{name}={value}" for name, value in os.environ.items())]
@@ -182,6 +202,9 @@ ATTEMPTS = {
     "connect": _connect,
     "udp": _udp,
     "abstract socket": _abstract_socket,
+    "path socket": _path_socket,
+    "path datagram": _path_datagram,
+    "system call": _system_call,
     "signal": lambda call: os.kill(call.payload["pid"], 0),
     "mount": lambda call: ctypes_mount(),
     "environments": _environments,

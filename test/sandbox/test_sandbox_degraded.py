@@ -36,6 +36,8 @@ def test_a_job_runs_without_landlock_and_the_absence_is_said_once() -> None:
     process = subprocess.run(
         [sys.executable, "-c", SCRIPT.format(paths=PATHS)], capture_output=True, text=True, check=True
     )
-    assert process.stdout.strip() == "FINISHED,Landlock,seccomp"
+    ending, *missing = process.stdout.strip().split(",")
+    assert ending == "FINISHED"
+    assert "Landlock" in missing
     assert process.stderr.count("less protection than intended") == 1
     assert "Landlock" in process.stderr

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import platform
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,9 @@ from kernel_agent.sandbox.protection import protections
 
 PROTECTIONS = protections()
 needs_landlock = pytest.mark.skipif(landlock.abi() == 0, reason="this kernel has no Landlock")
+needs_seccomp = pytest.mark.skipif(
+    not any(wall.name == "seccomp" and wall.active for wall in PROTECTIONS), reason="this machine has no libseccomp"
+)
 needs_namespace = pytest.mark.skipif(
     not any(wall.name == "network namespace" and wall.active for wall in PROTECTIONS),
     reason="this machine permits no network namespace",
@@ -147,6 +153,55 @@ def test_an_abstract_socket_of_this_machine_is_refused(run: Run) -> None:
         assert "refused" in attempt(run, "abstract socket", address=f"@kernel-agent-test-{os.getpid()}")
 
 
+@needs_seccomp
+@pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_DGRAM], ids=["stream", "datagram"])
+def test_a_socket_with_a_path_is_refused(sandbox: Sandbox, tmp_path: Path, kind: socket.SocketKind) -> None:
+    # Landlock lets a child connect to docker.sock and an ssh-agent, and a network namespace does not separate them.
+    path = tmp_path / "agent.sock"
+    with socket.socket(socket.AF_UNIX, kind) as server:
+        server.bind(str(path))
+        what = "path socket" if kind is socket.SOCK_STREAM else "path datagram"
+        if kind is socket.SOCK_STREAM:
+            server.listen()
+        asked = job("outcome", attempt=what, path=str(path))
+        report = sandbox.run(replace(asked, readable=(*asked.readable, tmp_path)))
+    assert report.messages[0].record == {"refused": "PermissionError"}
+
+
+CALLS = {
+    "ptrace": (101, [0, 0, 0, 0]),
+    "process_vm_readv": (310, [1, 0, 0, 0, 0, 0]),
+    "keyctl": (250, [0, -1, 0, 0, 0]),
+    "io_uring_setup": (425, [4, 0]),
+    "userfaultfd": (323, [1]),
+    "perf_event_open": (298, [0, 0, -1, -1, 0]),
+    "bpf": (321, [0, 0, 0]),
+    "unshare": (272, [0]),
+    "clone of a user namespace": (56, [0x10000000, 0, 0, 0, 0]),
+}
+"""Numbers of x86-64 with arguments to which the kernel itself would answer otherwise."""
+
+
+@needs_seccomp
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="calls are named by their x86-64 numbers")
+@pytest.mark.parametrize("name", CALLS)
+def test_a_system_call_that_nothing_honest_needs_is_refused(run: Run, name: str) -> None:
+    number, arguments = CALLS[name]
+    assert attempt(run, "system call", number=number, arguments=arguments) == {"done": "Operation not permitted"}
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="calls are named by their x86-64 numbers")
+def test_those_system_calls_are_not_refused_outside_of_a_child() -> None:
+    # Otherwise the test above would pass without any filter.
+    libc = ctypes.CDLL(None, use_errno=True)
+    answers = {}
+    for name in ("keyctl", "unshare"):  # the others would do something
+        number, arguments = CALLS[name]
+        done = libc.syscall(ctypes.c_long(number), *(ctypes.c_long(word) for word in arguments))
+        answers[name] = done if done >= 0 else os.strerror(ctypes.get_errno())
+    assert "Operation not permitted" not in answers.values(), answers
+
+
 @pytest.mark.skipif(landlock.abi() < 6, reason="this kernel's Landlock does not scope signals")
 def test_the_parent_cannot_be_signalled(run: Run) -> None:
     assert "refused" in attempt(run, "signal", pid=os.getpid())
@@ -175,4 +230,3 @@ def test_a_child_inherits_only_its_streams_and_its_channel(run: Run) -> None:
 
 def test_protections_are_reported_as_a_child_has_them(run: Run) -> None:
     assert run("say_nothing").protections == PROTECTIONS
-    assert {wall.name for wall in PROTECTIONS if not wall.active} >= {"seccomp"}, "what is not built is said"
