@@ -16,7 +16,7 @@ from dataclasses import dataclass
 _ALLOW = 0x7FFF0000
 _ERRNO = 0x00050000
 _NOT_EQUAL, _MASKED_EQUAL = 1, 7
-_CLONE_NEW = 0x7E020080
+_CLONE_NEW = 0x7E020000
 """Every flag of `clone` that makes a namespace."""
 _TYPE_OF_SOCKET = 0xF
 
@@ -58,11 +58,7 @@ _RULES = (
     # A datagram needs no connection to reach a socket with a path.
     _Rule("socket", _Condition(1, _MASKED_EQUAL, _TYPE_OF_SOCKET, socket.SOCK_DGRAM)),
     _Rule("socketpair", _Condition(1, _MASKED_EQUAL, _TYPE_OF_SOCKET, socket.SOCK_DGRAM)),
-    *(
-        _Rule("clone", _Condition(0, _MASKED_EQUAL, 1 << bit, 1 << bit))
-        for bit in range(32)
-        if _CLONE_NEW >> bit & 1
-    ),
+    *(_Rule("clone", _Condition(0, _MASKED_EQUAL, 1 << bit, 1 << bit)) for bit in range(32) if _CLONE_NEW >> bit & 1),
 )
 
 
