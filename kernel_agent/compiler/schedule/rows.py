@@ -14,15 +14,15 @@ from kernel_agent.compiler.schedule.accumulate import accumulated
 from kernel_agent.compiler.schedule.coverage import covered_if, domain
 from kernel_agent.compiler.schedule.forms import Forms, Launch
 from kernel_agent.compiler.schedule.injective import injective
+from kernel_agent.compiler.schedule.ownership import WRITES, Common
 from kernel_agent.compiler.schedule.pace import PER_PROCESSOR, STAGES, Pace, pace
 from kernel_agent.compiler.schedule.polynomial import ONE, Polynomial
-from kernel_agent.compiler.schedule.sites import Site, bounds, sites
+from kernel_agent.compiler.schedule.sites import Site, sites
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.rebuild import Copier, emptied
 from kernel_agent.compiler.ssa.value import Kernel, Op, Value
 
-WRITES = frozenset((Code.STORE, Code.ATOMIC_ADD, Code.ATOMIC))
 STAYS = frozenset((Code.LEAVE_IF, Code.TAPE_STORE, Code.TAPE_LOAD, Code.BARRIER, Code.WHILE))
 """What is not repeated: programs that end early, and what is remembered for one program."""
 
@@ -114,26 +114,28 @@ def _programs(kernel: Kernel, grid: tuple[Polynomial, ...], axis: int, speed: Pa
 
 
 def _partial(forms: Forms, tensor: str, written: list[Site], axis: int) -> Partial | None:
-    """The only addition to a gradient, after all loops, to the same elements by all programs along the axis."""
-    if len(written) != 1 or not forms.kernel.argument(tensor).is_pointer:
+    """All additions to a gradient, after all loops, to the same elements by all programs along the axis."""
+    if not written or not forms.kernel.argument(tensor).is_pointer:
         return None
-    (site,) = written
     program = forms.program(axis)
-    address = forms.of(site.op.offset)
-    if site.op.code is not Code.ATOMIC_ADD or site.loops or program in forms.reads(site.op.offset):
-        return None
-    if site.op.mask is not None and program in forms.reads(site.op.mask):
-        return None
-    if site.branches:
+    for site in written:
+        asked = [site.op.offset, *([] if site.op.mask is None else [site.op.mask])]
+        if site.op.code is not Code.ATOMIC_ADD or site.loops or site.branches:
+            return None
+        if any(program in forms.reads(value) for value in asked):
+            return None
+    common = Common.of(forms, written)
+    if common is None:
         return None
     calls = forms.launch.calls
-    proof = injective(address, bounds(forms, site), domain(forms, site) - {program}, calls)
+    told = (domain(forms, written[0]) - {program}) | common.copies
+    proof = injective(common.form, common.bounds, told, calls)
     laid_out = f"{tensor}.is_contiguous()"
     if proof is None or calls.refute((laid_out,)):
         return None
     row = Forms(forms.kernel, replace(forms.launch, grid=_without(forms.launch.grid, axis)))
-    empty_if = covered_if(row, [site], tensor)
-    return Partial(f"{site.op.base.name}_rows", tensor, (laid_out, *proof.facts()), empty_if)
+    empty_if = covered_if(row, written, tensor)
+    return Partial(f"{written[0].op.base.name}_rows", tensor, (laid_out, *proof.facts()), empty_if)
 
 
 def _without(grid: tuple[Polynomial, ...], axis: int) -> tuple[Polynomial, ...]:

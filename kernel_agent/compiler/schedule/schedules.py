@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -245,8 +245,12 @@ def _split(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft 
         for turn, site in zip(mine, added, strict=True):
             assert isinstance(turn, Turn)
             found.setdefault(turn, []).append(site)
+    beside = _beside(tidy, {site.op.base.name for added in found.values() for site in added}, gradients, launch)
     owners: list[tuple[Owner, set[str]]] = []
-    for turn, added in found.items():
+    for turn, shared_by in found.items():
+        added = [site for site in shared_by if site.op.base.name not in beside]
+        if not added:
+            continue
         names = list(dict.fromkeys(site.op.base.name for site in added))
         try:
             owners.append((owner(forms, turn, added, f"{tidy.name}_{'_'.join(names)}"), set(names)))
@@ -269,6 +273,20 @@ def _split(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft 
         own = {tensor: name for tensor, name in gradients.items() if name in theirs}
         draft.add(owned(unwrapped(made.kernel, made.launch), own, made.launch), own, made.launch, made.scalars)
     return draft
+
+
+def _beside(kernel: Kernel, candidates: Set[str], gradients: Mapping[str, str], launch: Launch) -> set[str]:
+    """Of gradients that could have kernels of their own, those that the kernel of the others sums for each program:
+    it reads most of what they are made of, and their rows are small beside that."""
+    if without(kernel, candidates) is None:
+        return set()
+    found: set[str] = set()
+    for tensor, name in gradients.items():
+        if name in candidates:
+            alone = without(kernel, candidates - {name})
+            assert alone is not None
+            found |= {one.name for one in slotted(unwrapped(accumulated(alone), launch), {tensor: name}, launch).slots}
+    return found
 
 
 _MAKERS: dict[str, Callable[[Kernel, Mapping[str, str], Launch], Draft | None]] = {

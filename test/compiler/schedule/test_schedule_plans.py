@@ -116,6 +116,20 @@ def test_made_kernels_name_their_constants() -> None:
     assert made("n", lambda b, n: None, BLOCK=8).extents == {8: "BLOCK"}
 
 
+def test_a_small_sum_has_no_kernel_of_its_own_beside_one_that_reads_the_same() -> None:
+    # Such a kernel would read X and dY, which that of dX has, once more.
+    def slopes(b: Builder, x: Value, w: Value, y: Value, n: Value) -> None:
+        row, channel = b.program_id(0), b.program_id(1)
+        at = b.add(b.mul(b.add(b.mul(row, b.num_programs(1)), channel), n), b.arange(0, 32, "BLOCK"))
+        mask = b.compare("lt", b.arange(0, 32, "BLOCK"), n)
+        b.store(y, at, b.mul(b.load(x, at, mask, b.const(0.0, "f32")), b.load(w, channel)), mask)
+
+    found = plans_of(forward("X:*f32 W:*f32 Y:*f32 N", slopes, BLOCK=32), "X W", "Y", 2)
+    assert "split" not in found
+    assert atomics(found["owned"]) == []
+    agree(found, {"X": randn(4, 3, 30), "W": randn(3), "N": 30}, {"Y": randn(4, 3, 30)}, (4, 3), BLOCK=32)
+
+
 def product(b: Builder, *given: Value) -> None:
     """C = A B by tiles, in a grid of two axes."""
     a, w, c, m, n, k, sa, sw, sc = given

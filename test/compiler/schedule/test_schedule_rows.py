@@ -109,6 +109,23 @@ def test_sums_whose_place_a_loop_moves_do_not_fit_registers() -> None:
         persistent(made("X:*f32 W:*f32 dW:*f32 N", build), {"W": "dW"}, Launch.like_forward(1), 0)
 
 
+def test_both_halves_of_a_bias_have_one_row_of_partial_sums() -> None:
+    # Two additions to one gradient: a row that held one of them would lose the other.
+    def halves(b: Builder, x: Value, w: Value, dw: Value, n: Value) -> None:
+        cols = b.arange(0, 8, "BLOCK")
+        mask = b.compare("lt", cols, n)
+        value = b.load(x, b.add(b.mul(b.program_id(0), n), cols), mask, b.const(0.0, "f32"))
+        add_to(b, dw, cols, value, mask)
+        add_to(b, dw, b.add(cols, n), b.mul(value, value), mask)
+
+    found = persistent(made("X:*f32 W:*f32 dW:*f32 N", halves, BLOCK=8), {"W": "dW"}, Launch.like_forward(1), 0)
+    assert found.partials["dW"].empty_if == "W.numel() == 2 * N and BLOCK >= N"
+    x, rows = torch.randn(5, 7, dtype=torch.float64), torch.full((2, 14), torch.nan, dtype=torch.float64)
+    given = {"X": x, "W": rows[0], "dW_rows": rows, "N": 7, "num_rows": 5, "dW_rows_width": 14}
+    evaluate(found.kernel, (2,), {value.name: given[value.name] for value in found.kernel.arguments})
+    torch.testing.assert_close(rows.sum(0), torch.cat((x.sum(0), (x * x).sum(0))))
+
+
 def summing(masked: bool) -> Kernel:
     """Each program adds the rows below `count` of its own block of columns."""
 
