@@ -30,7 +30,7 @@ from kernel_agent.compiler.stub.names import Names
 from kernel_agent.compiler.stub.planned import Planned, Signature
 from kernel_agent.compiler.stub.references import References
 from kernel_agent.compiler.stub.source import StubSource
-from kernel_agent.compiler.stub.tiles import tiles_of_axes
+from kernel_agent.compiler.stub.tiles import axes_of_tiles, tiles_of_axes
 from kernel_agent.compiler.stub.trace import LaunchSeen, TorchSeen, Trace
 from kernel_agent.compiler.stub.wording import Launched, Wording
 
@@ -76,7 +76,12 @@ class BackwardWriter:
         self.grads = grads
         self.launches = {
             place: Launched(
-                place, seen, source.launch(seen), Accesses.of(kernels[place]), tiles_of_axes(kernels[place])
+                place,
+                seen,
+                source.launch(seen),
+                Accesses.of(kernels[place]),
+                tiles_of_axes(kernels[place]),
+                axes_of_tiles(kernels[place]),
             )
             for place, seen in launch_places(trace)
         }

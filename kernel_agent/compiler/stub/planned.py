@@ -128,9 +128,11 @@ class Planned:
         if node is None:
             return ""
         if not isinstance(node, ast.Name):
-            return self.wording.argument(name) if not _is_one(node) else ""
+            return self.wording.argument(name) if self._grid_follows(name, node) and not _is_one(node) else ""
         number = source.definition(node.id)
         if len(self.plan.steps) == 1 or not isinstance(number, ast.Constant) or _is_one(number):
+            return ""
+        if not self._grid_follows(name, node):
             return ""
         known = self.launched.tiles_of_axes
         for axis, extent in enumerate(self.launched.text.grid):
@@ -138,6 +140,15 @@ class Planned:
             if mentions(shown, node.id, source):
                 return ""
         return repr(number.value)
+
+    def _grid_follows(self, name: str, node: ast.expr) -> bool:
+        """Whether the forward's grid, as its text shows, has as many programs as another size of a tile takes."""
+        axes = self.launched.axes_of_tiles.get(name)
+        if axes is None:
+            return False
+        grid, known = self.launched.text.grid, self.launched.tiles_of_axes
+        shown = {axis: retiled(grid[axis], known.get(axis), {name: node}, {name: "tile"}) for axis in axes}
+        return all(ast.dump(extent) != ast.dump(grid[axis]) for axis, extent in shown.items())
 
     def _apart(self, chosen: Sequence[Chosen]) -> bool:
         """Whether no memory that several launches share has a size that depends on the tiles of one."""

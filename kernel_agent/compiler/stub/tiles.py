@@ -2,7 +2,8 @@
 
 A constexpr is such a tile where a kernel steps by it (`pid * BLOCK_M + tl.arange(0, BLOCK_M)`, `range(0, K, BLOCK_K)`)
 and the forward's launch gives it as a number or a formula. That gets a variable, under which the launch, its grid, the
-checks and the buffers that belong to it know it.
+checks and the buffers that belong to it know it. What counts tiles must follow: a grid whose text does not show the
+size keeps it.
 """
 
 from __future__ import annotations
@@ -42,6 +43,44 @@ def tiles_of_axes(kernel: Kernel) -> dict[int, str]:
                 if axis is not None and symbol in kernel.constants:
                     found.setdefault(axis, set()).add(symbol)
     return {axis: next(iter(symbols)) for axis, symbols in found.items() if len(symbols) == 1}
+
+
+def axes_of_tiles(kernel: Kernel) -> dict[str, frozenset[int]]:
+    """The axes of the grid whose programs count a tile, by constexpr. One that counts something else as well, such as
+    blocks that an argument tells the number of, is not among them: it has the size that the forward gave it."""
+    found: dict[str, set[int] | None] = {name: set() for name in steps_by(kernel)}
+    loops = {op.blocks[0].arguments[0]: op for op in kernel.ops if op.code is Code.FOR}
+    for op in kernel.ops:
+        if op.code is not Code.MUL:
+            continue
+        for one, other in (op.operands, op.operands[::-1]):
+            known = found.get(_symbol(one))
+            if known is not None and not other.shape and constant(other) is None:
+                counted = _counted(other, loops)
+                found[_symbol(one)] = None if counted is None else known | counted
+    return {name: frozenset(axes) for name, axes in found.items() if axes is not None}
+
+
+def _counted(number: Value, loops: Mapping[Value, Op]) -> frozenset[int] | None:
+    """Axes of the grid that a number is of; None where it is of more than these and of what is divided by tiles."""
+    stack, seen, axes = [number], set[Value](), set[int]()
+    while stack:
+        value = stack.pop()
+        if value in seen or value.is_pointer:
+            continue
+        seen.add(value)
+        op = value.producer
+        if op is None:
+            if value not in loops:
+                return None
+            stack += loops[value].operands[:2]
+        elif op.code in (Code.PROGRAM_ID, Code.NUM_PROGRAMS):
+            axes.add(op.attributes["axis"])
+        elif op.blocks or op.code is Code.LOAD:
+            return None
+        elif op.code is not Code.FLOORDIV or not _symbol(op.operands[1]):
+            stack += op.operands
+    return frozenset(axes)
 
 
 def retiled(grid: ast.expr, tile: str | None, given: Mapping[str, ast.expr], tiles: Tiles) -> ast.expr:
@@ -90,11 +129,20 @@ def _symbol(value: Value) -> str:
 
 
 def _axis(value: Value) -> int | None:
-    """The axis of the grid whose number a value is."""
+    """The axis of the grid whose number a value is, or that number from the end or moved by a constant."""
     op: Op | None = value.producer
-    while op is not None and op.code is Code.CAST:
-        op = op.operands[0].producer
+    while op is not None and op.code in (Code.CAST, Code.ADD, Code.SUB):
+        moved = [operand for operand in op.operands if not _is_distance(operand)]
+        op = moved[0].producer if len(moved) == 1 else None
     if op is None or op.code is not Code.PROGRAM_ID:
         return None
     axis: int = op.attributes["axis"]
     return axis
+
+
+def _is_distance(value: Value) -> bool:
+    """Whether a number is the same for all programs of the grid: a constant, and how many there are."""
+    op = value.producer
+    if op is not None and op.code in (Code.ADD, Code.SUB):
+        return all(map(_is_distance, op.operands))
+    return constant(value) is not None or (op is not None and op.code is Code.NUM_PROGRAMS)

@@ -33,6 +33,8 @@ class Launched:
     accesses: Accesses
     tiles_of_axes: Mapping[int, str] = field(default_factory=dict)
     """See `tiles.tiles_of_axes`."""
+    axes_of_tiles: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    """See `tiles.axes_of_tiles`."""
 
 
 class Wording:
