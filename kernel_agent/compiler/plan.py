@@ -2,7 +2,7 @@
 
 Expressions are Python source. They may name what the forward's launch had: its scalar arguments and constexprs by their
 parameter names, its tensors by theirs, and `grid0`, `grid1`, `grid2`, the extents of its grid. A fact may also call
-`axes_nested((stride, size), ...)`, which the stub has to define.
+`axes_nested((stride, size), ...)` and `bounds_rise(tensor)`, which the stub has to define.
 """
 
 from __future__ import annotations
@@ -15,6 +15,10 @@ from kernel_agent.compiler.ssa.value import Kernel
 NESTED = "axes_nested"
 """Whether elements (stride, size) along several axes never meet: every stride is larger than the reach of all that are
 smaller."""
+
+
+RISING = "bounds_rise"
+"""Whether no element of a tensor of bounds is less than the one before."""
 
 
 class Fill(enum.Enum):
@@ -65,6 +69,8 @@ class Total:
     """Buffer of shape (n, ...)."""
     name: str
     """What the sum is called."""
+    wide: bool = False
+    """The partial results are not small beside what is summed: where plans are compared, no better than additions."""
 
 
 @dataclass(frozen=True)

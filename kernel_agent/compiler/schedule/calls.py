@@ -22,6 +22,10 @@ class Calls:
         """Whether one of some facts, Python as in `plan`, fails in a launch that was seen."""
         return any(not _holds(fact, names) for fact in facts for names in self.names)
 
+    def show(self, facts: Iterable[str]) -> bool:
+        """Whether launches were seen, and all of some facts hold in each."""
+        return bool(self.names) and not self.refute(facts)
+
 
 def _holds(fact: str, names: Mapping[str, Any]) -> bool:
     """Whether it does, or cannot be asked: of numbers that the plan will choose, or of a size of nothing."""

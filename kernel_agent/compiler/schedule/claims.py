@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from kernel_agent.compiler.plan import RISING
 from kernel_agent.compiler.schedule.polynomial import Polynomial
 
 
@@ -35,11 +36,27 @@ class Claim:
         return f"{self.left.text()} >= {self.right.text()}"
 
 
-Claims = tuple[Claim, ...]
+@dataclass(frozen=True)
+class Rising:
+    """No element of a tensor of bounds is less than the one before: what lies between two that follow each other is
+    between no other two. Only a launch can tell."""
+
+    tensor: str
+    """Argument of the forward's launch."""
+    proved = False
+    refuted = False
+    printable = True
+
+    def text(self) -> str:
+        """Python."""
+        return f"{RISING}({self.tensor})"
+
+
+Claims = tuple[Claim | Rising, ...]
 """All of them."""
 
 
-def open_claims(claims: Iterable[Claim]) -> Claims | None:
+def open_claims(claims: Iterable[Claim | Rising]) -> Claims | None:
     """Those that are not proved, each once; None where one is refuted or cannot be printed."""
     kept = {claim: None for claim in claims if not claim.proved}
     if any(claim.refuted or not claim.printable for claim in kept):

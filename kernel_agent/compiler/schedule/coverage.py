@@ -13,7 +13,7 @@ from kernel_agent.compiler.schedule.claims import Claim, conjunction, open_claim
 from kernel_agent.compiler.schedule.forms import Forms, ceiling
 from kernel_agent.compiler.schedule.linear import Atom, Form, Kind, lanes
 from kernel_agent.compiler.schedule.polynomial import ONE, Polynomial
-from kernel_agent.compiler.schedule.sites import Bound, Site, loop_bound, mask_bounds
+from kernel_agent.compiler.schedule.sites import Bound, Site, loop_bound, whole_bounds
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.value import Value
 
@@ -98,8 +98,8 @@ class Counter:
             conditions.append((site.op.mask, True))
         found: dict[Form, Bound] = {}
         for condition, holds in conditions:
-            inner = mask_bounds(self.forms, condition, holds=holds)
-            if len(inner) != _parts(condition, holds=holds):
+            inner = whole_bounds(self.forms, condition, holds=holds)
+            if inner is None:
                 return None
             for bound in inner:
                 if found.setdefault(bound.form, bound).below != bound.below:
@@ -138,15 +138,3 @@ class Counter:
             if unit is not None and all(inside.get(inner) == number * unit for inner, number in own.form.terms):
                 return own.below * unit
         return None
-
-
-def _parts(condition: Value, *, holds: bool) -> int:
-    """Into how many conditions that must all hold one falls."""
-    op = condition.producer
-    if op is None:
-        return 1
-    if op.code is (Code.AND if holds else Code.OR):
-        return sum(_parts(operand, holds=holds) for operand in op.operands)
-    if op.code in (Code.FULL, Code.BROADCAST, Code.EXPAND, Code.TRANS):
-        return _parts(op.operands[0], holds=holds)
-    return 1

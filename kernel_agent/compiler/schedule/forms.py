@@ -47,6 +47,7 @@ class Forms:
         """Pointer arguments that the kernel writes to."""
         names = {name for op in kernel.ops if op.code is Code.ARANGE and (name := op.attributes.get("symbol"))}
         self.positive = frozenset(names | set(kernel.extents.values()))
+        self._loads: dict[int, Op] = {}
         self._forms: dict[int, Form] = {}
         self._reads: dict[int, frozenset[Atom]] = {}
         for op in kernel.ops:
@@ -54,6 +55,8 @@ class Forms:
                 self.loops.update((value.id, op) for block in op.blocks for value in block.arguments)
             elif op.code in (Code.STORE, Code.ATOMIC_ADD, Code.ATOMIC):
                 self.written.add(op.base)
+            elif op.code is Code.LOAD and op.mask is None and not op.result.shape:
+                self._loads[op.result.id] = op
 
     # --- forms
 
@@ -70,6 +73,11 @@ class Forms:
         if start is not None and stop is not None and step is not None:
             extent = ceiling(stop - start, step)
         return Atom(Kind.TRIP, loop.blocks[0].arguments[0].id, extent=extent)
+
+    def load(self, atom: Atom) -> Op | None:
+        """The load of a scalar, from memory that the kernel does not write to, that an opaque atom is."""
+        op = self._loads.get(atom.number) if atom.kind is Kind.OPAQUE else None
+        return None if op is None or op.base in self.written else op
 
     def program(self, axis: int) -> Atom:
         """The atom of an axis of the grid."""

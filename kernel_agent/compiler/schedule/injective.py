@@ -7,14 +7,15 @@ A sum of c_i * x_i with 0 <= x_i < n_i determines all x_i if, in some order from
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from kernel_agent.compiler.plan import NESTED
 from kernel_agent.compiler.schedule.calls import Calls
-from kernel_agent.compiler.schedule.claims import Claim, Claims, any_of, open_claims
+from kernel_agent.compiler.schedule.claims import Claim, Claims, Rising, any_of, open_claims
 from kernel_agent.compiler.schedule.linear import Atom, Form, Kind
 from kernel_agent.compiler.schedule.polynomial import ONE, ZERO, Polynomial
+from kernel_agent.compiler.schedule.segments import Segment
 from kernel_agent.compiler.schedule.sites import Bound
 
 MOST_DIGITS = 7
@@ -59,15 +60,23 @@ def injective(
     needed: frozenset[Atom],
     calls: Calls | None = None,
     beside: frozenset[Atom] = frozenset(),
+    within: Sequence[Segment] = (),
 ) -> Injectivity | None:
     """The proof that a value of `form` belongs to one assignment of the `needed` atoms; None where there is none.
 
     `bounds` hold of all assignments. Atoms of the form that are not needed are allowed: they count as needed. What is
-    left to check holds in all `calls`. `beside`: atoms that are known without the value.
+    left to check holds in all `calls`. `beside`: atoms that are known without the value. `within`: segments that hold
+    of all assignments.
     """
+    places = {}
+    for segment in within:
+        factor = form.coefficients.get(segment.begin)
+        if factor is not None:
+            form = form - segment.place.times(factor) + Form.of({segment.atom: factor})
+            places[segment.atom] = segment
     if any(atom.kind is Kind.OPAQUE for atom, _ in form.terms):
         return None
-    claims = _determines(frozenset(atom for atom, _ in form.terms) | beside, bounds, needed)
+    claims = _determines(frozenset(atom for atom, _ in form.terms) | beside, bounds, needed, places)
     if claims is None:
         return None
     best: Injectivity | None = None
@@ -87,13 +96,29 @@ def _cost(found: Injectivity) -> int:
     return len(found.claims) + min(len(order) for order in found.orders) + (len(found.orders) > MOST_WRITTEN)
 
 
-def _determines(known: frozenset[Atom], bounds: Sequence[Bound], needed: frozenset[Atom]) -> Claims | None:
-    """Claims by which the known atoms tell the needed ones: quotient and remainder together tell the whole."""
-    found, claims = set(known), []
+def _determines(
+    known: frozenset[Atom], bounds: Sequence[Bound], needed: frozenset[Atom], places: Mapping[Atom, Segment]
+) -> Claims | None:
+    """Claims by which the known atoms tell the needed ones: quotient and remainder together tell the whole, and a place
+    its segment and its distance from the begin of that."""
+    found: set[Atom] = set(known)
+    claims: list[Claim | Rising] = []
     grown = True
     while grown:
         grown = False
         for atom in sorted(found, key=lambda atom: atom.key):
+            if atom in places:
+                segment = places[atom]
+                told = segment.number
+                if {part for part, _ in told.terms} <= found:
+                    told = Form.of({part: c for part, c in segment.rest.terms if not _is_known(part, found)})
+                inner = {part for part, _ in told.terms}
+                proof = None if inner <= found else injective(told, bounds, frozenset(inner))
+                if proof is not None and len(proof.orders) == 1:
+                    claims += [*proof.claims, *proof.orders[0], Rising(segment.bounds)]
+                    found |= inner
+                    grown = True
+                continue
             if atom.kind is not Kind.QUOTIENT or atom.whole is None or atom.divisor is None:
                 continue
             rest = Atom(Kind.REMAINDER, 0, atom.whole, atom.divisor)
@@ -109,7 +134,12 @@ def _determines(known: frozenset[Atom], bounds: Sequence[Bound], needed: frozens
     return open_claims(claims) if needed <= found else None
 
 
-def _groupings(form: Form, bounds: Sequence[Bound]) -> Iterator[tuple[list[Digit], list[Claim]]]:
+def _is_known(part: Atom, found: Set[Atom]) -> bool:
+    """Whether an opaque atom depends on nothing but what is known."""
+    return part.kind is Kind.OPAQUE and bool(part.reads) and part.reads <= found
+
+
+def _groupings(form: Form, bounds: Sequence[Bound]) -> Iterator[tuple[list[Digit], Claims]]:
     """Ways to see the terms as digits: by the bounds of several atoms, the larger first, and without these."""
     several = [bound for bound in bounds if bound.size > 1]
     for used in range(1 << min(len(several), 4)):
@@ -119,9 +149,11 @@ def _groupings(form: Form, bounds: Sequence[Bound]) -> Iterator[tuple[list[Digit
             yield found
 
 
-def _grouped(form: Form, chosen: Sequence[Bound], bounds: Sequence[Bound]) -> tuple[list[Digit], list[Claim]] | None:
+def _grouped(form: Form, chosen: Sequence[Bound], bounds: Sequence[Bound]) -> tuple[list[Digit], Claims] | None:
     """Digits, with those that the chosen bounds make one; None where one of them does not fit."""
-    rest, digits, claims = form.coefficients, [], []
+    rest = form.coefficients
+    digits: list[Digit] = []
+    claims: list[Claim | Rising] = []
     for bound in chosen:
         scale = _scale(rest, bound.form)
         inner = [other for other in bounds if other.size < bound.size]
@@ -136,7 +168,7 @@ def _grouped(form: Form, chosen: Sequence[Bound], bounds: Sequence[Bound]) -> tu
         alone = [bound.below for bound in bounds if bound.form == Form.of({atom: ONE})]
         known = [atom.extent] if atom.extent is not None else []
         digits.append(Digit(_upward(coefficient), (*alone, *known)))
-    return digits, claims
+    return digits, tuple(claims)
 
 
 def _upward(coefficient: Polynomial) -> Polynomial:
@@ -157,7 +189,7 @@ def _scale(terms: dict[Atom, Polynomial], part: Form) -> Polynomial | None:
     return scale
 
 
-def _ordered(digits: list[Digit], claims: Sequence[Claim]) -> Injectivity | None:
+def _ordered(digits: list[Digit], claims: Claims) -> Injectivity | None:
     """The proof by the best orders of the digits."""
     known = open_claims(claims)
     if known is None or len(digits) > MOST_DIGITS:

@@ -28,7 +28,9 @@ class Kind(enum.IntEnum):
     """`whole % divisor`, neither negative."""
     COPY = 5
     """Several accesses whose addresses differ by a fixed distance, as if a loop had been unrolled."""
-    OPAQUE = 6
+    PLACE = 6
+    """A place in a segment: `whole` is where the segment begins, which is opaque, and how far from there it is."""
+    OPAQUE = 7
     """Anything else that is not the same for all programs, trips and lanes."""
 
 
@@ -40,7 +42,7 @@ class Atom:
     number: int
     """Axis of the grid or of the tile; id of the loop's index; id of the opaque value; 0 of the others."""
     whole: Form | None = None
-    """Of quotients and remainders."""
+    """Of quotients, remainders and places."""
     divisor: Polynomial | None = None
     """Of quotients and remainders."""
     reads: frozenset[Atom] = frozenset()

@@ -14,6 +14,7 @@ from kernel_agent.compiler.schedule.forms import Forms, Launch
 from kernel_agent.compiler.schedule.injective import Injectivity, injective
 from kernel_agent.compiler.schedule.linear import Atom, Form, Kind
 from kernel_agent.compiler.schedule.polynomial import ONE, Polynomial
+from kernel_agent.compiler.schedule.segments import Segment, segments
 from kernel_agent.compiler.schedule.sites import Bound, Site, bounds, sites
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import Code
@@ -85,7 +86,7 @@ def proof(forms: Forms, written: Sequence[Site]) -> Injectivity | str:
     missing = [atom for atom in needed if atom not in common.form.sources]
     if missing:
         return f"{_words(missing)} add to the same elements"
-    found = injective(common.form, common.bounds, needed | common.copies, forms.launch.calls)
+    found = injective(common.form, common.bounds, needed | common.copies, forms.launch.calls, within=common.within)
     if found is None:
         return "its addresses may overlap, or are read from memory"
     return found
@@ -108,16 +109,26 @@ class Common:
     """What holds at all of them."""
     copies: frozenset[Atom]
     """The index, if there are several."""
+    within: tuple[Segment, ...]
+    """Segments that all of them are in."""
+
+    @classmethod
+    def alone(cls, forms: Forms, site: Site) -> Common:
+        """Of one write."""
+        bounded = tuple(bounds(forms, site))
+        return cls(forms.of(site.op.offset), bounded, frozenset(), segments(forms, site))
 
     @classmethod
     def of(cls, forms: Forms, written: Sequence[Site]) -> Common | None:
         """None where the addresses differ by more than multiples of one distance."""
         first = written[0]
+        if len(written) == 1:
+            return cls.alone(forms, first)
         places = [forms.of(site.op.offset) for site in written]
         shared = [bounds(forms, site) for site in written]
         kept = tuple(bound for bound in shared[0] if all(bound in others for others in shared))
-        if len(written) == 1:
-            return cls(places[0], kept, frozenset())
+        inside = [segments(forms, site) for site in written]
+        within = tuple(one for one in inside[0] if all(one in others for others in inside))
         if any(site.loops != first.loops or site.op.offset.shape != first.op.offset.shape for site in written):
             return None
         found = None
@@ -132,7 +143,7 @@ class Common:
             whole = {number for number in steps if number is not None and number >= 0}
             if len(whole) == len(places):
                 copies = Atom(Kind.COPY, 0, extent=Polynomial.integer(max(whole) + 1))
-                found = cls(lowest + Form.of({copies: step}), kept, frozenset((copies,)))
+                found = cls(lowest + Form.of({copies: step}), kept, frozenset((copies,)), within)
                 if all(count > 0 for _, count in step.terms):  # sizes are not negative: this one counts up
                     break
         return found

@@ -88,7 +88,7 @@ def plans(
             if draft is not None:
                 draft.facts += facts
                 found.append(_plan(name, base, draft))
-        found.sort(key=_atomics)
+        found.sort(key=lambda plan: (_atomics(plan) + sum(total.wide for total in plan.totals), _atomics(plan)))
     if "plain" in schedules:
         try:
             found.append(plain(kernel, replace(adjoint, kernel=trimmed(prune(adjoint.kernel))), _grid(launch)))

@@ -16,7 +16,7 @@ from kernel_agent.compiler.saved.lanes import form
 from kernel_agent.compiler.schedule.coverage import domain
 from kernel_agent.compiler.schedule.forms import Forms, Launch
 from kernel_agent.compiler.schedule.injective import injective
-from kernel_agent.compiler.schedule.linear import Kind
+from kernel_agent.compiler.schedule.segments import segments
 from kernel_agent.compiler.schedule.sites import Site, bounds, sites
 from kernel_agent.compiler.schedule.unmask import conjuncts, vanishes
 from kernel_agent.compiler.ssa.builder import Builder
@@ -128,9 +128,8 @@ def _home(forms: Forms, value: Value, site: Site) -> tuple[str, ...] | None:
         if not all(vanishes(value, labels, form(part, at)) for part, at in parts):
             return None
     address = forms.of(op.offset)
-    if any(atom.kind is Kind.OPAQUE for atom, _ in address.terms):
-        return None
-    found = injective(address, bounds(forms, site), domain(forms, site), forms.launch.calls)
+    within = segments(forms, site)
+    found = injective(address, bounds(forms, site), domain(forms, site), forms.launch.calls, within=within)
     return None if found is None else tuple(found.facts())
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kernel_agent.compiler.schedule.forms import Forms
+from kernel_agent.compiler.schedule.forms import Forms, relabelled
 from kernel_agent.compiler.schedule.linear import Form
-from kernel_agent.compiler.schedule.polynomial import ONE, Polynomial
+from kernel_agent.compiler.schedule.polynomial import ONE, ZERO, Polynomial
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.value import Block, Op, Value
 
@@ -67,53 +67,85 @@ def _sites(block: Block, codes: frozenset[Code], around: Site) -> Iterator[Site]
 
 def bounds(forms: Forms, site: Site) -> list[Bound]:
     """What holds of indices where the operation takes part: by its mask, loops and conditions."""
-    found: list[Bound] = []
-    if site.op.attributes.get("masked") and site.op.mask is not None:
-        found += mask_bounds(forms, site.op.mask)
-    found += [bound for loop in site.loops if (bound := loop_bound(forms, loop)) is not None]
-    for condition, holds in site.conditions:
-        found += mask_bounds(forms, condition, holds=holds)
     kept: dict[Form, Bound] = {}
-    for bound in found:
-        kept.setdefault(bound.form, bound)
+    for negative in negatives(forms, site):
+        for bound in _below(negative):
+            kept.setdefault(bound.form, bound)
     return sorted(kept.values(), key=lambda bound: -bound.size)
+
+
+def negatives(forms: Forms, site: Site) -> list[Form]:
+    """Forms that are less than 0 where the operation takes part: by its mask, loops and conditions."""
+    found: list[Form] = []
+    if site.op.attributes.get("masked") and site.op.mask is not None:
+        found += _negatives(forms, site.op.mask)
+    for loop in site.loops:
+        found += _of_loop(forms, loop) if loop.code is Code.FOR else []
+    for condition, holds in site.conditions:
+        found += _negatives(forms, condition, holds=holds)
+    return found
 
 
 def loop_bound(forms: Forms, loop: Op) -> Bound | None:
     """That a loop's index is less than its end; None where that says nothing."""
     if loop.code is not Code.FOR:
         return None
-    found = _below(forms.of(loop.blocks[0].arguments[0]) - forms.of(loop.operands[1]))
+    found = [bound for negative in _of_loop(forms, loop) for bound in _below(negative)]
     return found[0] if found else None
+
+
+def _of_loop(forms: Forms, loop: Op) -> list[Form]:
+    index = forms.of(loop.blocks[0].arguments[0])
+    return [index - forms.of(end) for end in _sides(forms, loop.operands[1], Code.MIN)]
 
 
 def mask_bounds(forms: Forms, mask: Value, *, holds: bool = True) -> list[Bound]:
     """What a condition says of indices, as seen from the axes of the mask."""
+    return [bound for negative in _negatives(forms, mask, holds=holds) for bound in _below(negative)]
+
+
+def whole_bounds(forms: Forms, mask: Value, *, holds: bool = True) -> list[Bound] | None:
+    """The same, where that is all that the condition says; None where it says more."""
+    found = [[] if part is None else _below(part) for part in _parts(forms, mask, holds=holds)]
+    return [bound for one in found for bound in one] if all(found) else None
+
+
+def _negatives(forms: Forms, mask: Value, *, holds: bool = True) -> list[Form]:
+    """Forms that are less than 0 where a condition holds, as seen from the axes of the mask."""
+    return [part for part in _parts(forms, mask, holds=holds) if part is not None]
+
+
+def _parts(forms: Forms, mask: Value, *, holds: bool) -> list[Form | None]:
+    """A form that is less than 0 for everything that a condition says; None for what says something else."""
     op = mask.producer
     if op is None:
-        return []
+        return [None]
     if op.code is (Code.AND if holds else Code.OR):
-        return [bound for operand in op.operands for bound in mask_bounds(forms, operand, holds=holds)]
+        return [part for operand in op.operands for part in _parts(forms, operand, holds=holds)]
     if op.code in (Code.FULL, Code.BROADCAST):
-        return mask_bounds(forms, op.operands[0], holds=holds)
-    if op.code is Code.EXPAND:
-        axis = op.attributes["axis"]
-        inner = mask_bounds(forms, op.operands[0], holds=holds)
-        return [Bound(bound.form.moved(lambda old: old + (old >= axis)), bound.below) for bound in inner]
-    if op.code is Code.TRANS:
-        inner = mask_bounds(forms, op.operands[0], holds=holds)
-        return [Bound(bound.form.moved(op.attributes["order"].index), bound.below) for bound in inner]
+        return _parts(forms, op.operands[0], holds=holds)
+    if op.code in (Code.EXPAND, Code.TRANS):
+        inner = _parts(forms, op.operands[0], holds=holds)
+        return [None if part is None else relabelled(op, part) for part in inner]
     if op.code is not Code.CMP or op.attributes.get("unsigned") or op.operands[0].is_float:
-        return []
+        return [None]
     predicate = op.attributes["predicate"]
     if not holds:
         predicate = _NEGATED.get(predicate, "")
-    left, right = (forms.of(operand) for operand in op.operands)
-    if predicate in ("gt", "ge"):
-        left, right = right, left
-    if predicate in ("lt", "gt"):
-        return _below(left - right)
-    return _below(left - right - Form(base=ONE)) if predicate in ("le", "ge") else []
+    if predicate not in _NEGATED:
+        return [None]
+    left, right = op.operands if predicate in ("lt", "le") else op.operands[::-1]
+    equal = Form(base=ONE if predicate in ("le", "ge") else ZERO)
+    lower, upper = _sides(forms, left, Code.MAX), _sides(forms, right, Code.MIN)
+    return [forms.of(one) - forms.of(other) - equal for one in lower for other in upper]
+
+
+def _sides(forms: Forms, value: Value, code: Code) -> list[Value]:
+    """What a value is the least or the largest of: a bound by it is one by each. Numbers of a launch stay one."""
+    op = value.producer
+    if op is None or op.code is not code or op.attributes.get("unsigned") or forms.of(value).invariant is not None:
+        return [value]
+    return [side for operand in op.operands for side in _sides(forms, operand, code)]
 
 
 def _below(difference: Form) -> list[Bound]:

@@ -1,13 +1,15 @@
-"""`slotted`: sums that are small beside what a program reads, stored by each program to a row of its own.
+"""`slotted`: sums of programs, and of additions at several places, stored to rows of their own, which torch adds.
 
 Where programs that add to the same elements cannot become one program that loops (`rows`), since they end early or
-keep tapes, or where all that is left is a few numbers each, their sums lie in rows of one buffer, and torch adds these.
+keep tapes, or where all that is left is a few numbers each, their sums lie in rows of one buffer. Rows may be many
+where they are small beside what a program reads. Large ones are for few programs, as those that each have some columns
+of a recurrent state: they take as much memory traffic as additions would, but no zeros, and their sum has one order.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kernel_agent.compiler.plan import Buffer, Fact, Fill, Total
@@ -25,6 +27,8 @@ from kernel_agent.compiler.ssa.value import Kernel, Op, Value
 
 SMALL = 16
 """How many times the elements of a row a program has to load: a row is written, and read again, in float32."""
+FEW = 16
+"""Rows that are not small, in calls that were seen."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,10 @@ class Slots:
     """Of the grid: programs along these have rows of their own."""
     wraps: tuple[Wrap, ...]
     """Programs that these tell apart have rows of their own, too."""
+    places: tuple[Op, ...]
+    """Additions that have rows of their own, one behind the other; empty where one row takes all of a program's."""
+    wide: bool
+    """Rows are not small."""
     buffer: Buffer
     width: str
     """The argument that says how far apart rows are."""
@@ -64,7 +72,7 @@ class Slots:
     @property
     def total(self) -> Total:
         """What torch does."""
-        return Total(self.buffer.name, self.name)
+        return Total(self.buffer.name, self.name, self.wide)
 
 
 @dataclass(frozen=True)
@@ -89,12 +97,13 @@ def slotted(kernel: Kernel, gradients: Mapping[str, str], launch: Launch) -> Slo
     written: dict[str, list[Site]] = {}
     for site in sites(kernel.body, WRITES):
         written.setdefault(site.op.base.name, []).append(site)
-    most = sum(math.prod(op.result.shape) for op in kernel.ops if op.code is Code.LOAD) // SMALL
+    loaded = _loaded(kernel)
     found = []
     for tensor, name in gradients.items():
         added = written.get(name, [])
-        if kernel.argument(tensor).is_pointer and added and sum(map(_lanes, added)) <= most:
-            slots = _slots(forms, added, tensor)
+        if kernel.argument(tensor).is_pointer and added:
+            small = all(SMALL * _lanes(site) <= loaded.get(site.loops, 0) for site in added)
+            slots = _slots(forms, added, tensor, wide=not small)
             found += [slots] if slots is not None else []
     return Slotted(_Slotter(kernel, found).copy() if found else kernel, tuple(found))
 
@@ -103,35 +112,69 @@ def _lanes(site: Site) -> int:
     return math.prod(site.op.offset.shape)
 
 
-def _slots(forms: Forms, written: Sequence[Site], tensor: str) -> Slots | None:
+def _loaded(kernel: Kernel) -> dict[tuple[Op, ...], int]:
+    """Elements that are loaded within some loops, in a trip of each."""
+    found: dict[tuple[Op, ...], int] = {}
+    for site in sites(kernel.body, frozenset((Code.LOAD,))):
+        for depth in range(len(site.loops) + 1):
+            around = site.loops[:depth]
+            found[around] = found.get(around, 0) + math.prod(site.op.result.shape)
+    return found
+
+
+def _slots(forms: Forms, written: Sequence[Site], tensor: str, *, wide: bool) -> Slots | None:
     """Rows of all additions to a gradient; None where programs do not store each element of theirs once."""
+    if any(site.op.code is not Code.ATOMIC_ADD or _repeats(site) for site in written):
+        return None
     common = Common.of(forms, written)
-    if common is None or any(site.op.code is not Code.ATOMIC_ADD or site.loops for site in written):
+    parts = [common] if common is not None else [Common.alone(forms, site) for site in written]
+    groups = [written] if common is not None else [[site] for site in written]
+    wraps = tuple(dict.fromkeys(wrap for part in parts for wrap in _wraps(forms, part.form)))
+    missing = frozenset(
+        atom
+        for part, group in zip(parts, groups, strict=True)
+        for site in group
+        for atom in domain(forms, site) - part.form.sources
+    )
+    if len(parts) == 1 and not missing and not wraps:
         return None
-    needed = domain(forms, written[0])
-    missing = needed - common.form.sources
-    wraps = _wraps(forms, common.form)
-    told = needed - missing
-    if (not missing and not wraps) or any(atom.kind is not Kind.PROGRAM for atom in missing):
+    if (len(parts) > 1 and wraps) or any(atom.kind is not Kind.PROGRAM for atom in missing):
         return None
-    beside = frozenset(wrap.quotient for wrap in wraps)
-    proof = injective(common.form, common.bounds, told | common.copies, forms.launch.calls, beside)
-    if proof is None:
-        return None
+    beside = frozenset(wrap.quotient for wrap in wraps) | (missing if len(parts) > 1 else frozenset())
+    asked: dict[str, None] = {}
+    for part, group in zip(parts, groups, strict=True):
+        told = domain(forms, group[0]) - missing
+        proof = injective(part.form, part.bounds, told | part.copies, forms.launch.calls, beside, part.within)
+        if proof is None:
+            return None
+        asked |= dict.fromkeys(proof.facts())
     axes = tuple(sorted(atom.number for atom in missing))
     name = written[0].op.base.name
-    rows = ONE
+    rows = Polynomial.integer(len(parts))
     for count in (*(forms.launch.grid[axis] for axis in axes), *(wrap.count for wrap in wraps)):
         rows = rows * count
+    if wide and not forms.launch.calls.show((f"{rows.text()} <= {FEW}",)):
+        return None
     own = forms.kernel.free_name(f"{name}_rows")
-    buffer = Buffer(
-        own, written[0].op.base.pointee, Fill.ZEROS, shape=(rows.text(), f"{tensor}.numel()"),
-        empty_if="" if wraps else _empty_if(forms, written, tensor, missing),
-    )  # fmt: skip
+    empty_if = "" if wraps else _all_of(_empty_if(forms, group, tensor, missing) for group in groups)
+    shape = (rows.text(), f"{tensor}.numel()")
+    buffer = Buffer(own, written[0].op.base.pointee, Fill.ZEROS, shape=shape, empty_if=empty_if)
     reason = f"partial sums of {name} lie in rows of {tensor}'s elements"
-    texts = (f"{tensor}.is_contiguous()", *proof.facts())
+    texts = (f"{tensor}.is_contiguous()", *asked)
     facts = (*(Fact(text, reason, tensor) for text in texts), *unread_axes(forms.kernel, forms.launch))
-    return Slots(tensor, name, axes, wraps, buffer, f"{own}_width", facts)
+    places = tuple(site.op for site in written) if len(parts) > 1 else ()
+    return Slots(tensor, name, axes, wraps, places, wide, buffer, f"{own}_width", facts)
+
+
+def _repeats(site: Site) -> bool:
+    """Whether it is not known how often an addition is done."""
+    return any(loop.code is not Code.FOR for loop in site.loops)
+
+
+def _all_of(conditions: Iterable[str]) -> str:
+    """All of some conditions; empty where one is not known."""
+    texts = list(dict.fromkeys(conditions))
+    return "" if "" in texts else " and ".join(texts)
 
 
 def _wraps(forms: Forms, address: Form) -> tuple[Wrap, ...]:
@@ -191,6 +234,8 @@ class _Slotter(Copier):
             programs = b.cast(b.num_programs(wrap.axis), "i64")
             count = b.elementwise(Code.FLOORDIV, (b.add(programs, b.sub(divisor, b.const(1, "i64"))), divisor))
             row = b.add(b.mul(row, count), b.elementwise(Code.FLOORDIV, (whole, divisor)))
+        if slots.places:
+            row = b.add(b.mul(row, b.const(len(slots.places), "i64")), b.const(slots.places.index(op), "i64"))
         start = b.mul(row, self.widths[op.base.name])
         mask = None if op.mask is None else self[op.mask]
         b.store(self.rows[op.base.name], b.add(start, b.cast(self.whole(op.offset), "i64")), self[op.stored], mask)

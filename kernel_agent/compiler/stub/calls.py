@@ -8,14 +8,15 @@ from typing import Any
 import triton
 
 from kernel_agent.compiler.schedule.calls import Calls
-from kernel_agent.compiler.stub.lines import APART
+from kernel_agent.compiler.stub.lines import HELPERS
 from kernel_agent.compiler.stub.trace import LaunchSeen
 
 
 def calls_of(launches: Iterable[LaunchSeen]) -> Calls:
     """The names that facts of a plan may ask for, with what they were in each launch."""
     helpers: dict[str, Any] = {"triton": triton}
-    exec(APART, helpers)
+    for text in HELPERS.values():
+        exec(text, helpers)
     return Calls(tuple({**helpers, **_grid(seen), **seen.values} for seen in launches))
 
 

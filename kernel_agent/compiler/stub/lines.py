@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kernel_agent.compiler.plan import NESTED
+from kernel_agent.compiler.plan import NESTED, RISING
 
 WIDTH = 110
 
@@ -30,6 +30,13 @@ APART = f'''def {NESTED}(*axes):
         stride > sum(inner * (size - 1) for inner, size in axes if inner < stride) for stride in strides
     )
 '''
+
+RISE = f'''def {RISING}(bounds):
+    """Whether no element is less than the one before: what lies between two is between no others."""
+    return bounds.is_contiguous() and bool((bounds.flatten().diff() >= 0).all())
+'''
+HELPERS = {NESTED: APART, RISING: RISE}
+"""Functions that conditions of a plan may call, by name."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from kernel_agent.compiler.errors import CannotDerive
-from kernel_agent.compiler.plan import NESTED, BackwardPlan, Fact, Step
+from kernel_agent.compiler.plan import BackwardPlan, Fact, Step
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.uses import Uses
 from kernel_agent.compiler.ssa.value import NARROW, Kernel
@@ -17,7 +17,7 @@ from kernel_agent.compiler.stub.accesses import Accesses
 from kernel_agent.compiler.stub.buffers import Buffers
 from kernel_agent.compiler.stub.cotangents import Cotangents, Grad
 from kernel_agent.compiler.stub.flow import tensors_in
-from kernel_agent.compiler.stub.lines import APART, Line, asked_unless, backward_name, quoted
+from kernel_agent.compiler.stub.lines import HELPERS, Line, asked_unless, backward_name, quoted
 from kernel_agent.compiler.stub.needs import variable_of
 from kernel_agent.compiler.stub.products import LARGE, WIDTHS, ProductTiles, product_tiles
 from kernel_agent.compiler.stub.tiles import Tiles, mentions, retiled, steps_by
@@ -210,8 +210,7 @@ class Planned:
             shown = self.wording.condition(fact.expression)
             if shown == "True":
                 continue
-            if f"{NESTED}(" in fact.expression:
-                self.body.helpers[APART] = None
+            self.body.helpers |= {text: None for name, text in HELPERS.items() if f"{name}(" in fact.expression}
             self.body.write(
                 asked_unless(shown), Line(f"raise ValueError({quoted(self._objection(fact, shown))})", depth=1)
             )

@@ -6,6 +6,7 @@ import pytest
 import torch
 from schedule_kernels import add_to, made
 
+from kernel_agent.compiler.schedule.calls import Calls
 from kernel_agent.compiler.schedule.forms import Launch
 from kernel_agent.compiler.schedule.slots import Slotted, slotted
 from kernel_agent.compiler.ssa.builder import Builder
@@ -121,3 +122,66 @@ def test_additions_in_a_loop_stay_atomic() -> None:
         b.loop((b.const(0), channels, b.const(1)), [], body)
 
     assert slot(kernel(build)).slots == ()
+
+
+STEPS, LANES = 4, 2
+
+
+def states(b: Builder, x: Value, w: Value, dw: Value, channels: Value) -> None:
+    """Programs of one axis each add to all steps of dW, in a loop, as those of a recurrent state do."""
+    lanes = b.arange(0, LANES, "LANES")
+
+    def body(step: Value, _: list[Value]) -> list[Value]:
+        at = b.add(b.mul(step, b.const(LANES, "i32", "LANES")), lanes)
+        add_to(b, dw, at, b.add(b.load(x, at), b.cast(b.program_id(0), "f32")))
+        return []
+
+    b.loop((b.const(0), b.const(STEPS), b.const(1)), [], body)
+
+
+def state_kernel() -> Kernel:
+    return made("X:*f32 W:*f32 dW:*f32 channels", states, LANES=LANES)
+
+
+@pytest.mark.parametrize(("programs", "is_stored"), [(3, True), (300, False)])
+def test_large_rows_are_for_few_programs(programs: int, is_stored: bool) -> None:
+    # A row takes the memory of the gradient: three hundred of them would take three hundred times that.
+    calls = Calls(({"grid0": programs, "W": torch.zeros(STEPS * LANES), "channels": 1},))
+    found = slotted(state_kernel(), {"W": "dW"}, Launch.like_forward(1, calls))
+    assert (writes(found.kernel) == [Code.STORE]) is is_stored
+    assert all(one.total.wide for one in found.slots)
+
+
+def test_large_rows_are_not_had_where_no_call_shows_how_many_they_are() -> None:
+    assert not slotted(state_kernel(), {"W": "dW"}, Launch.like_forward(1)).slots
+
+
+def test_rows_of_additions_in_a_loop_add_up_to_the_gradient() -> None:
+    calls = Calls(({"grid0": 3, "W": torch.zeros(STEPS * LANES), "channels": 1},))
+    found = slotted(state_kernel(), {"W": "dW"}, Launch.like_forward(1, calls))
+    (one,) = found.slots
+    x, rows = torch.randn(STEPS * LANES, dtype=torch.float64), torch.full((3, STEPS * LANES), torch.nan).double()
+    given = {"X": x, one.buffer.name: rows, "channels": 1, one.width: STEPS * LANES, "W": rows[0]}
+    evaluate(found.kernel, (3,), {value.name: given[value.name] for value in found.kernel.arguments})
+    torch.testing.assert_close(rows.sum(0), 3 * x + sum(range(3)))
+
+
+def test_additions_at_places_that_may_meet_have_rows_of_their_own() -> None:
+    # Each place is stored to once; one row for both would lose what the first stored where the second does.
+    def build(b: Builder, x: Value, w: Value, dw: Value, channels: Value) -> None:
+        lanes = b.arange(0, WIDE, "WIDE")
+        at = b.add(b.mul(b.program_id(0), b.const(WIDE, "i32", "WIDE")), lanes)
+        value = b.load(x, at)
+        add_to(b, dw, at, value)
+        add_to(b, dw, b.add(b.mul(lanes, channels), b.program_id(0)), value)
+
+    count = 3
+    calls = Calls(({"grid0": count, "W": torch.zeros(count * WIDE), "channels": count},))
+    found = slotted(kernel(build), {"W": "dW"}, Launch.like_forward(1, calls))
+    assert writes(found.kernel) == [Code.STORE, Code.STORE]
+    (one,) = found.slots
+    x = torch.randn(count * WIDE, dtype=torch.float64)
+    rows = torch.zeros(2, count * WIDE, dtype=torch.float64)
+    given = {"X": x, one.buffer.name: rows, "channels": count, one.width: count * WIDE, "W": rows[0]}
+    evaluate(found.kernel, (count,), {value.name: given[value.name] for value in found.kernel.arguments})
+    torch.testing.assert_close(rows.sum(0), x + x.reshape(count, WIDE).T.flatten())

@@ -1,0 +1,88 @@
+"""Rows of a packed batch belong to one sequence: its programs own them where the bounds never fall."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from schedule_kernels import add_to, made, matrix
+
+from kernel_agent.compiler.schedule.calls import Calls
+from kernel_agent.compiler.schedule.forms import Launch
+from kernel_agent.compiler.schedule.ownership import Ownership, owned
+from kernel_agent.compiler.ssa.builder import Builder
+from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.value import Kernel, Value
+from kernel_agent.compiler.stub.lines import HELPERS
+
+BLOCK = 4
+
+
+def sequence(b: Builder, bounds: Value, last: int = 1) -> tuple[Value, Value]:
+    """Begin and end of what a program works on; `last`: how far behind the begin the end is loaded from."""
+    pid = b.program_id(0)
+    return b.load(bounds, pid), b.load(bounds, b.add(pid, b.const(last)))
+
+
+def rows_of_sequences(last: int = 1, masked: bool = True, back: int = 0) -> Kernel:
+    """Each program adds to the rows of its sequence, tile after tile, from `back` rows before its begin on."""
+
+    def build(b: Builder, x: Value, dx: Value, bounds: Value, width: Value) -> None:
+        begin, end = sequence(b, bounds, last)
+
+        def body(start: Value, _: list[Value]) -> list[Value]:
+            rows, cols = b.add(start, b.arange(0, BLOCK, "BLOCK")), b.arange(0, BLOCK, "BLOCK")
+            mask = b.expand(b.compare("lt", cols, width), 0)
+            if masked:
+                mask = b.logical_and(b.expand(b.compare("lt", rows, end), 1), mask)
+            add_to(b, dx, matrix(b, rows, width, cols, b.const(1)), b.const(1.0, "f32"), mask)
+            return []
+
+        b.loop((b.sub(begin, b.const(back)), end, b.const(BLOCK, "i32", "BLOCK")), [], body)
+
+    return made("X:*f32 dX:*f32 Bounds:*i32 width", build, BLOCK=BLOCK)
+
+
+def own(kernel: Kernel, *calls: dict[str, object]) -> Ownership:
+    return owned(kernel, {"X": "dX"}, Launch.like_forward(1, Calls(calls)))
+
+
+def is_stored(found: Ownership) -> bool:
+    return [op.code for op in found.kernel.ops if op.code in (Code.STORE, Code.ATOMIC_ADD)] == [Code.STORE]
+
+
+def test_rows_of_a_sequence_are_stored_if_the_bounds_rise() -> None:
+    found = own(rows_of_sequences())
+    assert is_stored(found)
+    assert "bounds_rise(Bounds)" in [fact.expression for fact in found.facts]
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        pytest.param(rows_of_sequences(masked=False), id="the last tile goes beyond the end"),
+        pytest.param(rows_of_sequences(last=2), id="the end is not the next begin"),
+        pytest.param(rows_of_sequences(back=1), id="the first tile starts before the begin"),
+    ],
+)
+def test_rows_that_another_sequence_may_have_stay_atomic(kernel: Kernel) -> None:
+    # All that is missing is one of the facts by which a place tells its sequence.
+    assert not is_stored(own(kernel))
+
+
+def test_bounds_that_fall_in_a_call_that_was_seen_leave_the_rows_atomic() -> None:
+    helpers: dict[str, object] = {}
+    exec("\n".join(HELPERS.values()), helpers)
+    rising, falling = torch.tensor([0, 3, 3, 8]), torch.tensor([0, 5, 3, 8])
+    assert is_stored(own(rows_of_sequences(), {**helpers, "Bounds": rising, "width": 4}))
+    assert not is_stored(own(rows_of_sequences(), {**helpers, "Bounds": falling, "width": 4}))
+
+
+def test_a_place_in_a_segment_bounded_by_the_smaller_of_two_numbers_is_one_all_the_same() -> None:
+    # Padded tensors cut a sequence at its longest length: `place < min(length, longest)`.
+    def build(b: Builder, x: Value, dx: Value, bounds: Value, longest: Value) -> None:
+        begin, end = sequence(b, bounds)
+        place = b.arange(0, BLOCK, "BLOCK")
+        limit = b.elementwise(Code.MIN, (b.sub(end, begin), longest))
+        add_to(b, dx, b.add(begin, place), b.const(1.0, "f32"), b.compare("lt", place, limit))
+
+    assert is_stored(own(made("X:*f32 dX:*f32 Bounds:*i32 longest", build, BLOCK=BLOCK)))
