@@ -11,7 +11,7 @@ from kernel_agent.compiler.emit.dtypes import cast, is_float, natural
 from kernel_agent.compiler.emit.expression import Expression, Level
 from kernel_agent.compiler.emit.layout import bracketed
 from kernel_agent.compiler.emit.statements import Assignment, Statements, TooLong, quoted
-from kernel_agent.compiler.errors import CannotDerive
+from kernel_agent.compiler.emit.variables import needs_statements
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value, constant
 from kernel_agent.errors import InternalError
@@ -230,11 +230,8 @@ class Printer(Statements):
     def _while(self, op: Op) -> None:
         test, body = op.blocks
         pure = all(inner.result in self.places.inlined for inner in test.ops if inner in self.places.needed)
-        if not pure or test.yields[1:] != test.arguments:
-            raise CannotDerive(
-                "a while loop whose condition needs statements of its own cannot be printed",
-                remedy="Compute the condition in the loop's body, and let the loop test a variable.",
-            )
+        if not pure:
+            raise needs_statements()
         self._begin(op, op.operands)
         self._statement_line("while ", self.at(test.yields[0]), ":")
         self._body(body, op.results)

@@ -16,7 +16,7 @@ from kernel_agent.compiler.emit.operations import Operations
 from kernel_agent.compiler.emit.places import Places
 from kernel_agent.compiler.emit.variables import Variables
 from kernel_agent.compiler.ssa.code import CONTROL, Code
-from kernel_agent.compiler.ssa.value import Kernel, Op, Value, is_constant
+from kernel_agent.compiler.ssa.value import Kernel, Op, Value, constant, is_constant
 from kernel_agent.errors import InternalError
 
 _IN_PLACE = {Code.ADD: "+", Code.SUB: "-", Code.MUL: "*", Code.DIV: "/"}
@@ -227,11 +227,17 @@ class Statements(abc.ABC):
             return self._several(op)
         return self.operations.of(op)
 
+    def _mask(self, op: Op) -> dict[str, Expression]:
+        """The mask of an access, if it has one that says anything; atomics take no Python numbers for one."""
+        if op.mask is None or constant(op.mask) is True:
+            return {}
+        mask = self.at(op.mask)
+        bare = op.code in (Code.ATOMIC_ADD, Code.ATOMIC) and (mask.weak or mask.static)
+        return {"mask": cast(mask, "i1") if bare else mask}
+
     def _load(self, op: Op) -> Expression:
-        options = {}
-        if op.mask is not None:
-            options["mask"] = self.at(op.mask)
-        if op.other is not None:
+        options = self._mask(op)
+        if op.other is not None and options:
             options["other"] = self.at(op.other)
         for hint in ("cache_modifier", "eviction_policy", "volatile"):
             if op.attributes.get(hint):
@@ -244,9 +250,7 @@ class Statements(abc.ABC):
 
     def _store(self, op: Op) -> None:
         stored = self.at(op.stored)
-        options: dict[str, Expression | str] = {}
-        if op.mask is not None:
-            options["mask"] = self.at(op.mask)
+        options: dict[str, Expression | str] = {**self._mask(op)}
         function = "tl.store"
         if op.code is Code.ATOMIC_ADD:
             function, options["sem"] = "tl.atomic_add", '"relaxed"'

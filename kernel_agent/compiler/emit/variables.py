@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kernel_agent.compiler.emit.places import Places
+from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.ssa.code import CONTROL, Code
 from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value
 
@@ -39,6 +40,8 @@ class Variables:
                 self._block(op.blocks[0])
                 self._yields(op.blocks[0], op.results)
             elif op.code is Code.WHILE:
+                if op.blocks[0].yields[1:] != op.blocks[0].arguments:
+                    raise needs_statements()
                 self._loop(op, block, op.operands, op.blocks[0].arguments)
                 for value, passed in zip(op.blocks[1].arguments, op.results, strict=True):
                     self._join(value, self.of[passed])
@@ -110,3 +113,11 @@ class Variables:
         for inner in op.blocks:
             self._block(inner)
             self._yields(inner, op.results)
+
+
+def needs_statements() -> CannotDerive:
+    """The refusal of a WHILE whose test makes more than a condition of what is carried."""
+    return CannotDerive(
+        "a while loop whose condition needs statements of its own cannot be printed",
+        remedy="Compute the condition in the loop's body, and let the loop test a variable.",
+    )

@@ -31,25 +31,26 @@ class Counted:
 def counted(r: Reversal, op: Op, taped: Taped) -> Counted:
     """Copy a WHILE with tapes of its carries, and set its results."""
     b, (test, body) = r.b, op.blocks
-    passed = len(op.results)
+    made = [value for value in test.yields[1:] if value not in test.arguments]
+    places = [(*test.arguments, None, *made).index(value) for value in test.yields[1:]]
+    count = len(test.arguments)
 
     def ask(inner: list[Value]) -> list[Value]:
         for old, new in zip(test.arguments, inner, strict=False):
             r[old] = new
         r.block(test)
-        return [*(r.whole(value) for value in test.yields), *inner]
+        return [r.whole(test.yields[0]), *inner, *(r.whole(value) for value in made)]
 
     def go_on(inner: list[Value]) -> list[Value]:
-        *carries, count = inner[passed:]
-        for name, value in zip(taped.tapes, carries, strict=True):
+        for name, value in zip(taped.tapes, inner[:count], strict=True):
             b.add_op(Op(Code.TAPE_STORE, (value,), (), {"tape": name}))
-        for old, new in zip(body.arguments, inner, strict=False):
-            r[old] = new
-        return [*r.block(body), b.add(count, b.const(1))]
+        for old, place in zip(body.arguments, places, strict=True):
+            r[old] = inner[place]
+        return [*r.block(body), b.add(inner[count], b.const(1))]
 
     found = b.repeat([*(r.whole(value) for value in op.operands), b.const(0)], ask, go_on, tape=taped.trips)
-    r.results(op, found[:passed])
-    return Counted(found[passed:-1], found[-1])
+    r.results(op, [found[place] for place in places])
+    return Counted(found[:count], found[count])
 
 
 def reverse_while(r: Reversal, op: Op, cotangents: Cotangents) -> None:

@@ -114,11 +114,11 @@ def owner(forms: Forms, turn: Turn, added: Sequence[Site], name: str) -> Owner:
     totals: dict[Hashable, Total] = {}
     depth = 0
     for phase in phases(forms, turn, added):
-        jobs = [Job.of(forms, site.op, phase.moving) for site in phase.sites]
+        jobs = [Job.of(forms, site.op, phase.moving, phase.conditions) for site in phase.sites]
         mine = [totals.setdefault(job.key(copier), Total(job, job.start(b))) for job in jobs]
         ran = phase.run(copier, jobs, mine)
-        for total in mine:
-            total.ran.append(ran)
+        for total, job in zip(mine, jobs, strict=True):
+            total.ran.append(None if job.placed else ran)
         depth += len(turn.summed) + len(phase.inner)
     for total in totals.values():
         total.job.finish(copier, total)

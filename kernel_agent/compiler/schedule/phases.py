@@ -167,14 +167,16 @@ class Job:
     """The mask alone says which indices of the new grid have a place in the tensor."""
 
     @classmethod
-    def of(cls, forms: Forms, op: Op, moving: frozenset[Atom]) -> Job:
-        """`moving`: indices of the loops that sum."""
+    def of(cls, forms: Forms, op: Op, moving: frozenset[Atom], conditions: Conditions) -> Job:
+        """`moving`: indices of the loops that sum; `conditions`: what the addition is under. One that is the same in
+        all trips may say which programs have a place there, too."""
         moves = op.mask is not None and not forms.reads(op.mask).isdisjoint(moving)
         still = Peeled(op.stored) if moves else peel(forms, op.stored, moving)
         limits = [] if op.mask is None or moves else mask_bounds(forms, op.mask)
         trips = [atom for atom in forms.of(op.offset).sources if atom.kind is Kind.TRIP]
         placed = all(any(atom in bound.form.sources for bound in limits) for atom in trips)
-        return cls(op, still, moves, bool(trips) and placed)
+        steady = any(forms.reads(condition).isdisjoint(moving) for condition, _ in split_conditions(conditions))
+        return cls(op, still, moves, bool(trips) and placed and not steady)
 
     def key(self, copier: Copier) -> Hashable:
         """Equal of jobs whose sums can be one."""
@@ -217,7 +219,7 @@ class Job:
         mask = total.carries[1] if self.mask_moves else None if op.mask is None else copier[op.mask]
         ran: Value | None = None
         for one in total.ran:
-            if one is None or self.placed:
+            if one is None:
                 ran = None
                 break
             ran = one if ran is None else b.elementwise(Code.OR, (ran, one))
@@ -233,4 +235,4 @@ class Total:
     job: Job
     carries: list[Value]
     ran: list[Value | None] = field(default_factory=list)
-    """Of each phase, whether a trip took part; None where one always does."""
+    """Of each phase, whether a trip took part; None where one always does, or none has to."""

@@ -23,16 +23,20 @@ _MOVES = frozenset((Code.EXPAND, Code.TRANS, Code.BROADCAST, Code.FULL))
 _KEEPS_FINITE = _MOVES | {
     Code.ADD, Code.SUB, Code.MUL, Code.NEG, Code.CAST, Code.ABS, Code.SUM, Code.DOT, Code.TANH, Code.SIGMOID, Code.ERF,
 }  # fmt: skip
+_COMBINING = frozenset((Code.REDUCE, Code.SCAN))
 _KEEPS_ZERO = _MOVES | {Code.NEG, Code.CAST, Code.ABS, Code.SUM}
 
 
 def unmasked(kernel: Kernel) -> Kernel:
     """The kernel whose choices of zero, or of minus infinity, ask only what matters."""
     lanes = Lanes(kernel)
+    combined = {inner for op in kernel.ops if op.code in _COMBINING for inner in walk(op.blocks[0])}
     changing = {value for op in kernel.ops if op.code in (Code.FOR, Code.WHILE) for value in _defined(op)}
     needless: dict[Op, frozenset[int]] = {}
     for op in kernel.ops:
-        if op.code is not Code.SELECT or not op.result.is_float or constant(unspread(op.operands[2])) is None:
+        if op.code is not Code.SELECT or op in combined:  # lanes of a combine are none that are stored
+            continue
+        if not op.result.is_float or constant(unspread(op.operands[2])) is None:
             continue
         condition, chosen, other = op.operands
         own = _labels(op.result)

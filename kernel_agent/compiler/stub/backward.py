@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.plan import BackwardPlan
@@ -30,7 +31,7 @@ from kernel_agent.compiler.stub.names import Names
 from kernel_agent.compiler.stub.planned import Planned, Signature
 from kernel_agent.compiler.stub.references import References
 from kernel_agent.compiler.stub.source import StubSource
-from kernel_agent.compiler.stub.tiles import axes_of_tiles, tiles_of_axes
+from kernel_agent.compiler.stub.tiles import axes_of_tiles, tiles_of_axes, tiles_of_bounds
 from kernel_agent.compiler.stub.trace import LaunchSeen, TorchSeen, Trace
 from kernel_agent.compiler.stub.wording import Launched, Wording
 
@@ -82,6 +83,7 @@ class BackwardWriter:
                 Accesses.of(kernels[place]),
                 tiles_of_axes(kernels[place]),
                 axes_of_tiles(kernels[place]),
+                tiles_of_bounds(kernels[place]),
             )
             for place, seen in launch_places(trace)
         }
@@ -128,6 +130,7 @@ class BackwardWriter:
         for place, event in enumerate(self.trace.events):
             if isinstance(event, LaunchSeen):
                 launched = self.launches[place]
+                _refuse_hidden(event)
                 tensors = event.tensors
                 self.before[place] = frozenset(active)
                 if any(storage_of(tensors[name]) in active for name in launched.accesses.read if name in tensors):
@@ -285,3 +288,17 @@ class BackwardWriter:
             and any(self.flow.shares(part, tensor) or part is tensor for part in tensors_in(event.args))
             for event in self.trace.events
         )
+
+
+def _refuse_hidden(seen: LaunchSeen) -> None:
+    """Raise `CannotDerive` where a launch is given floating tensors otherwise than one by one: what it reads and writes
+    of them has no name in the backward."""
+    for name, value in seen.values.items():
+        what = "a tensor descriptor" if isinstance(value, TensorDescriptor) else "a tuple of tensors"
+        parts = (value.base,) if isinstance(value, TensorDescriptor) else value
+        if not isinstance(parts, Tensor) and any(is_float(part) for part in tensors_in((parts,))):
+            raise CannotDerive(
+                f"the launch of `{seen.name}` (line {seen.site.line}) is given {what} for `{name}`",
+                remedy="Pass each tensor as an argument of its own; make descriptors in the kernel.",
+                line=seen.site.line or None,
+            )

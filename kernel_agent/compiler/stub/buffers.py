@@ -10,9 +10,11 @@ from torch import Tensor
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.plan import Buffer, Fill
 from kernel_agent.compiler.ssa.value import NARROW
+from kernel_agent.compiler.stub.dtypes import follows_tensors
 from kernel_agent.compiler.stub.flow import disjoint, replaced, tensors_in
 from kernel_agent.compiler.stub.lines import ROOM, Line
 from kernel_agent.compiler.stub.wording import Wording
+from kernel_agent.ir.capture.images import declared_dtype
 
 DTYPES = {
     "f64": "torch.float64", "f32": "torch.float32", "f16": "torch.float16", "bf16": "torch.bfloat16",
@@ -82,7 +84,15 @@ class Buffers:
         return text if len(text) <= _LONG else self.body.bind("whole", text)
 
     def _dtype(self, buffer: Buffer) -> str:
-        return "" if self.as_like(buffer) else f", dtype={DTYPES[buffer.element]}"
+        return "" if self.as_like(buffer) else f", dtype={self._element(buffer.element)}"
+
+    def _element(self, element: str) -> str:
+        """A dtype: that of a tensor of the launch, where kernels compute in what their tensors are made of."""
+        if follows_tensors(element, self.references.source.text):
+            for tensor in self.wording.launched.seen.tensors.values():
+                if DTYPES[element] == str(declared_dtype(tensor)) and self.flow.same_form(tensor) is not None:
+                    return self.references.asked(tensor, "dtype")
+        return DTYPES[element]
 
     def _shaped(self, buffer: Buffer) -> str:
         make, dtype = self._make(buffer, ""), self._dtype(buffer)

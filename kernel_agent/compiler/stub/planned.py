@@ -20,7 +20,7 @@ from kernel_agent.compiler.stub.flow import tensors_in
 from kernel_agent.compiler.stub.lines import HELPERS, Line, asked_unless, backward_name, quoted
 from kernel_agent.compiler.stub.needs import variable_of
 from kernel_agent.compiler.stub.products import LARGE, WIDTHS, ProductTiles, product_tiles
-from kernel_agent.compiler.stub.tiles import Tiles, mentions, retiled, steps_by
+from kernel_agent.compiler.stub.tiles import Tiles, mentions, steps_by
 from kernel_agent.compiler.stub.wording import Wording
 
 Signature = Callable[[Kernel], Sequence[str]]
@@ -134,21 +134,16 @@ class Planned:
             return ""
         if not self._grid_follows(name, node):
             return ""
-        known = self.launched.tiles_of_axes
-        for axis, extent in enumerate(self.launched.text.grid):
-            shown = retiled(extent, known.get(axis), {name: node}, {name: "tile"})
-            if mentions(shown, node.id, source):
-                return ""
-        return repr(number.value)
+        shown = [self.launched.retiled(axis, {name: "tile"}) for axis in range(len(self.launched.text.grid))]
+        return "" if any(mentions(extent, node.id, source) for extent in shown) else repr(number.value)
 
     def _grid_follows(self, name: str, node: ast.expr) -> bool:
         """Whether the forward's grid, as its text shows, has as many programs as another size of a tile takes."""
         axes = self.launched.axes_of_tiles.get(name)
         if axes is None:
             return False
-        grid, known = self.launched.text.grid, self.launched.tiles_of_axes
-        shown = {axis: retiled(grid[axis], known.get(axis), {name: node}, {name: "tile"}) for axis in axes}
-        return all(ast.dump(extent) != ast.dump(grid[axis]) for axis, extent in shown.items())
+        grid = self.launched.text.grid
+        return all(ast.dump(self.launched.retiled(axis, {name: "tile"})) != ast.dump(grid[axis]) for axis in axes)
 
     def _apart(self, chosen: Sequence[Chosen]) -> bool:
         """Whether no memory that several launches share has a size that depends on the tiles of one."""

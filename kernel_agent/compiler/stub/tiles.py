@@ -11,10 +11,13 @@ from __future__ import annotations
 import ast
 import copy
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from kernel_agent.compiler.ssa.code import Code
-from kernel_agent.compiler.ssa.value import Kernel, Op, Value, constant
+from kernel_agent.compiler.ssa.value import Kernel, Op, Value, constant, unspread
 from kernel_agent.compiler.stub.source import PARAMETER, StubSource, free_names
+
+_SUMS = frozenset((Code.ADD, Code.CAST, Code.EXPAND, Code.BROADCAST, Code.FULL))
 
 Tiles = Mapping[str, str]
 """Constexpr of a kernel -> variable of the backward."""
@@ -83,12 +86,30 @@ def _counted(number: Value, loops: Mapping[Value, Op]) -> frozenset[int] | None:
     return frozenset(axes)
 
 
-def retiled(grid: ast.expr, tile: str | None, given: Mapping[str, ast.expr], tiles: Tiles) -> ast.expr:
+def tiles_of_bounds(kernel: Kernel) -> dict[str, str]:
+    """Argument -> the constexpr that positions below it are multiples of: `row * BLOCK_M + tl.arange(...) < M`."""
+    found: dict[str, set[str]] = {}
+    for op in kernel.ops:
+        if op.code is Code.CMP and op.attributes["predicate"] == "lt":
+            bound = unspread(op.operands[1])
+            if bound in kernel.arguments:
+                found.setdefault(bound.name, set()).update(_steps(op.operands[0]) & set(kernel.constants))
+    return {name: next(iter(symbols)) for name, symbols in found.items() if len(symbols) == 1}
+
+
+def retiled(
+    grid: ast.expr,
+    tile: str | None,
+    given: Mapping[str, ast.expr],
+    tiles: Tiles,
+    bounds: Mapping[str, ast.expr] = MappingProxyType({}),
+) -> ast.expr:
     """An extent of the forward's grid with variables for its tiles.
 
-    `tile`: the tile of this axis, where it is known; `given`: what the forward's launch gives for each.
+    `tile`: the tile of this axis, where it is known; `given`: what the forward's launch gives for each; `bounds`: and
+    what it gives for the argument that positions are below.
     """
-    shown = _Retiling(tile, given, tiles).visit(copy.deepcopy(grid))
+    shown = _Retiling(tile, given, tiles, bounds).visit(copy.deepcopy(grid))
     assert isinstance(shown, ast.expr)
     return ast.fix_missing_locations(shown)
 
@@ -108,8 +129,11 @@ def mentions(node: ast.expr, name: str, source: StubSource) -> bool:
 
 
 class _Retiling(ast.NodeTransformer):
-    def __init__(self, tile: str | None, given: Mapping[str, ast.expr], tiles: Tiles) -> None:
+    def __init__(
+        self, tile: str | None, given: Mapping[str, ast.expr], tiles: Tiles, bounds: Mapping[str, ast.expr]
+    ) -> None:
         self.tile = tile
+        self.bounds = {ast.dump(node): name for name, node in bounds.items()}
         self.given = {name: ast.dump(node) for name, node in given.items()}
         self.tiles = tiles
 
@@ -118,8 +142,25 @@ class _Retiling(ast.NodeTransformer):
         asked: str | None = getattr(node, PARAMETER, None)
         if asked is None and self.tile is not None and ast.dump(node) == self.given.get(self.tile):
             asked = self.tile
+        if self.tile is None and isinstance(node, ast.Call) and ast.unparse(node.func) == "triton.cdiv":
+            count, size = node.args
+            name = self.bounds.get(ast.dump(count), "")
+            if name in self.tiles and ast.dump(size) == self.given[name]:
+                node.args[1] = ast.Name(self.tiles[name], ast.Load())
         own = self.tiles.get(asked or "")
         return self.generic_visit(node) if own is None else ast.Name(own, ast.Load())
+
+
+def _steps(value: Value) -> set[str]:
+    """What numbers that are added up are multiplied by, where the source has a name for it."""
+    found, pending = set[str](), [value]
+    while pending:
+        op = pending.pop().producer
+        if op is not None and op.code is Code.MUL:
+            found |= {_symbol(one) for one in op.operands}
+        elif op is not None and op.code in _SUMS:
+            pending += op.operands
+    return found
 
 
 def _symbol(value: Value) -> str:

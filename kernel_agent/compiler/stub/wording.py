@@ -35,6 +35,15 @@ class Launched:
     """See `tiles.tiles_of_axes`."""
     axes_of_tiles: Mapping[str, frozenset[int]] = field(default_factory=dict)
     """See `tiles.axes_of_tiles`."""
+    tiles_of_bounds: Mapping[str, str] = field(default_factory=dict)
+    """See `tiles.tiles_of_bounds`."""
+
+    def retiled(self, axis: int, tiles: Tiles) -> ast.expr:
+        """An extent of the forward's grid, with variables for tiles; see `tiles.retiled`."""
+        arguments = self.text.arguments
+        given = {name: arguments[name] for name in tiles}
+        bounds = {tile: arguments[name] for name, tile in self.tiles_of_bounds.items() if name in arguments}
+        return retiled(self.text.grid[axis], self.tiles_of_axes.get(axis), given, tiles, bounds)
 
 
 class Wording:
@@ -137,9 +146,7 @@ class Wording:
 
     def _extent(self, axis: int) -> ast.expr:
         """An extent of the forward's grid, over the tiles of the launch that is spoken of."""
-        tiles, tile = self._tiles[0], self.launched.tiles_of_axes.get(axis)
-        given = {name: self.launched.text.arguments[name] for name in tiles}
-        return retiled(self.launched.text.grid[axis], tile, given, tiles)
+        return self.launched.retiled(axis, self._tiles[0])
 
 
 def _always(part: ast.expr) -> bool:

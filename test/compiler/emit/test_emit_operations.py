@@ -269,3 +269,11 @@ def test_products_of_float32_say_their_precision() -> None:
     assert 'input_precision="tf32x3"' in printed("f32", "tf32x3")
     assert "tl.dot(x, tl.trans(x))" in printed("f32", "tf32")
     assert "tl.dot(x, tl.trans(x))" in printed("f16", None)
+
+
+def test_an_access_to_all_lanes_has_no_mask() -> None:
+    # atomics take no Python number for a mask: `mask=True` did not compile
+    made, b, (pointer,) = kernel("additions", "*f32 x_ptr", {"BLOCK": N})
+    cols = b.arange(0, N, "BLOCK")
+    b.store(pointer, cols, b.load(pointer, cols), b.const(True, "i1"), Code.ATOMIC_ADD)
+    assert 'tl.atomic_add(x_ptr + offs, x, sem="relaxed")' in triton_source(made).text

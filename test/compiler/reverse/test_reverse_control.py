@@ -6,6 +6,7 @@ import torch
 from reverse_checks import Forward, compare
 from torch import Tensor
 
+from kernel_agent.compiler.reverse import differentiate
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.value import Op, Value
@@ -231,3 +232,22 @@ def test_a_while_loop_goes_back_over_as_many_trips_as_it_made() -> None:
     x_value = torch.stack([torch.full((N,), 1.0), torch.full((N,), 3.0), torch.full((N,), 9.0)]).double()
     inputs = {"X": x_value + 0.1 * numbers(3, N), "W": numbers(N, seed=1).abs() * 0.1 + 1.2}
     compare(k.kernel, inputs, {"Y": (3, N)}, reference, grid=(3,), tolerance=1e-9)
+
+
+def test_a_while_loop_that_tests_what_it_carries_carries_nothing_twice() -> None:
+    # the copy that counts trips passed its carries on beside what the test passed on, which no source says: such
+    # forwards ended in an internal error where their adjoint was to be printed
+    k = Forward(X="*f32", Y="*f32")
+    b, at = k.b, k.rows(N)
+    x = b.load(k.X, at)
+
+    def body(passed: list[Value]) -> list[Value]:
+        return [b.mul(passed[0], b.const(2, "i32")), b.mul(passed[1], x)]
+
+    limit = b.const(5, "i32")
+    _, grown = b.repeat([b.const(1, "i32"), x], lambda carries: [b.compare("lt", carries[0], limit), *carries], body)
+    b.store(k.Y, at, grown)
+    compare(k.kernel, {"X": numbers(3, N)}, {"Y": (3, N)}, lambda x: x**4, grid=(3,))
+    adjoint = differentiate(k.kernel, read=frozenset(["X"]), written=frozenset(["Y"]))
+    (loop,) = [op for op in adjoint.kernel.ops if op.code is Code.WHILE]
+    assert len(loop.results) == len(loop.operands) == 3

@@ -193,3 +193,30 @@ def whole_tiles_and_rest(q_ptr, k_ptr, v_ptr, o_ptr, n, D: tl.constexpr, BM: tl.
         p = tl.where((cols < n)[None, :], p, 0.0)
         acc += tl.dot(p, tl.load(v_ptr + kv_at, mask=cols[:, None] < n, other=0.0), input_precision="ieee")
     tl.store(o_ptr + at, acc, mask=rows[:, None] < n)
+
+
+@triton.jit
+def two_products(x_ptr, v_ptr, w_ptr, y_ptr, z_ptr, M, K, N, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    rows = tl.program_id(1) * BM + tl.arange(0, BM)
+    column = tl.program_id(0)
+    first = tl.cdiv(N, BN)
+    if column < first:
+        _columns(x_ptr, v_ptr, y_ptr, rows, column, M, K, N, BM, BN, BK)
+    else:
+        _columns(x_ptr, w_ptr, z_ptr, rows, column - first, M, K, N, BM, BN, BK)
+
+
+@triton.jit
+def _columns(x_ptr, w_ptr, y_ptr, rows, column, M, K, N, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    cols = column * BN + tl.arange(0, BN)
+    acc = tl.zeros((BM, BN), dtype=tl.float32)
+    for start in range(0, K, BK):
+        inner = start + tl.arange(0, BK)
+        x = tl.load(
+            x_ptr + rows[:, None] * K + inner[None, :], mask=(rows[:, None] < M) & (inner[None, :] < K), other=0
+        )
+        w = tl.load(
+            w_ptr + inner[:, None] * N + cols[None, :], mask=(inner[:, None] < K) & (cols[None, :] < N), other=0
+        )
+        acc += tl.dot(x, w, input_precision="ieee")
+    tl.store(y_ptr + rows[:, None] * N + cols[None, :], acc, mask=(rows[:, None] < M) & (cols[None, :] < N))

@@ -7,6 +7,9 @@ import torch
 import triton
 from schedule_plans import agree, atomics, from_source, plans_of, run
 
+from kernel_agent.compiler.reverse import differentiate
+from kernel_agent.compiler.schedule.calls import Calls
+from kernel_agent.compiler.schedule.schedules import plans
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.value import Kernel
 
@@ -89,3 +92,18 @@ def test_the_derivative_of_an_activation_is_computed_once_per_tile() -> None:
     given, dc = matrices(40, 50, 40)
     given = {name: given[name] for name in ("a_ptr", "b_ptr", "M", "N", "K")}
     agree(found, given, {"c_ptr": dc}, (3, 2))
+
+
+def test_programs_of_one_product_write_nothing_to_the_gradient_of_another() -> None:
+    # A mask bounds columns from above alone: of programs whose columns are those of V, W's are below zero, and the
+    # zeros that they had summed for it were added in front of the tensor.
+    types = {**dict.fromkeys(("x_ptr", "v_ptr", "w_ptr", "y_ptr", "z_ptr"), "*fp32"), **SIZES}
+    kernel = from_source(schedule_forwards.two_products, types, **TILES)
+    torch.manual_seed(0)
+    x, v, w = (torch.randn(shape, dtype=torch.float64) for shape in ((20, 18), (18, 40), (18, 40)))
+    given = {"x_ptr": x, "v_ptr": v, "w_ptr": w, "M": 20, "N": 40, "K": 18}
+    adjoint = differentiate(kernel, read=frozenset(["x_ptr", "v_ptr", "w_ptr"]), written=frozenset(["y_ptr", "z_ptr"]))
+    calls = Calls(({**given, "grid0": 4, "grid1": 2, "triton": triton},))
+    found = {plan.schedule: plan for plan in plans(kernel, adjoint, 2, calls=calls)}
+    assert next(iter(found)) == "split"
+    agree(found, given, {name: torch.randn(20, 40, dtype=torch.float64) for name in ("y_ptr", "z_ptr")}, (4, 2))

@@ -12,7 +12,7 @@ from kernel_agent.compiler.schedule.unmask import unmasked
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.evaluate import evaluate
-from kernel_agent.compiler.ssa.value import Kernel, Value
+from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value
 
 LANES = 8
 
@@ -107,3 +107,23 @@ def test_a_mask_of_another_trip_is_not_taken_for_this_one() -> None:
 
     kernel = made("X:*f32 Y:*f32 n", build)
     assert choices(unmasked(kernel)) == 1
+
+
+def test_a_choice_in_a_combine_is_kept() -> None:
+    # Lanes of a combine are stored nowhere, which was taken for lanes that nobody looks at: a guarded division by zero
+    # lost its guard, and running means of rows that begin with masked lanes became NaN.
+    def build(b: Builder, x: Value, y: Value, n: Value) -> None:
+        lanes = b.arange(0, LANES)
+        mask = b.compare("lt", lanes, n)
+        tile = b.load(x, lanes, mask, b.const(0.0, "f32"))
+        one, other = Value("f32"), Value("f32")
+        block = Block([one, other])
+        with b.inside(block):
+            total = b.add(one, other)
+            guarded = b.select(b.compare("gt", total, b.const(0.0, "f32")), total, b.const(1.0, "f32"))
+            block.yields = [b.div(total, guarded)]
+        scan = Op(Code.SCAN, [tile], [Value("f32", (LANES,))], {"axis": 0, "reverse": False}, [block])
+        b.store(y, lanes, b.add_op(scan).results[0], mask)
+
+    kernel = made("X:*f32 Y:*f32 n", build)
+    assert choices(unmasked(kernel)) == choices(kernel) == 1

@@ -1,4 +1,4 @@
-"""A plan relies on nothing that fails in a call of the stub: neither of SWEEP nor of BENCH."""
+"""A derived backward suits the calls of its stub: those of SWEEP and of BENCH, in all dtypes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from kernel_agent.compiler.derive import drafts
+from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.oracle import describe
 from kernel_agent.pairs.spec import ShapeEntry
 from kernel_agent.pairs.userfile import read_file
@@ -53,3 +54,82 @@ def test_windows_that_overlap_at_sizes_of_real_work_alone_are_added(hop: int, tm
     (found,), _ = drafts(describe(facts, sandbox), sandbox, most=1)
     assert ("stored once only if hop >= BLOCK" in found.candidate.backward) == (hop == 64)
     assert ("tl.atomic_add" in found.candidate.backward) == (hop == 8)
+
+
+HIDDEN = """
+import torch
+import triton
+import triton.language as tl
+
+from kernel_agent import autodiff
+
+
+@triton.jit
+def sum_kernel(tensors, Y, BLOCK: tl.constexpr):
+    lanes = tl.arange(0, BLOCK)
+    tl.store(Y + lanes, tl.load(tensors[0] + lanes) * tl.load(tensors[1] + lanes))
+
+
+@autodiff
+def stub(x, y):
+    z = torch.empty_like(x)
+    sum_kernel[(1,)]((x, y), z, BLOCK=32)
+    return z
+
+
+SWEEP = [dict(N=32)]
+
+
+def make_args(N, device="cuda"):
+    return torch.randn(N, device=device), torch.randn(N, device=device)
+"""
+
+
+def test_tensors_in_a_tuple_are_refused_with_the_line(tmp_path: Path, sandbox: Sandbox) -> None:
+    # They were not seen: the launch had no tensors that gradients go to, and zeros were returned for all of them.
+    path = tmp_path / "hidden.py"
+    path.write_text(HIDDEN)
+    with pytest.raises(CannotDerive, match=r"`sum_kernel` \(line 18\) is given a tuple of tensors for `tensors`"):
+        drafts(describe(read_file(path), sandbox), sandbox, most=1)
+
+
+ROUNDED = """
+import torch
+import triton
+import triton.language as tl
+
+from kernel_agent import autodiff
+
+
+@triton.jit
+def recurrence_kernel(X, Y, T, BLOCK: tl.constexpr):
+    lanes = tl.arange(0, BLOCK)
+    h = tl.load(X + lanes)
+    for t in range(T):
+        h = (tl.exp(-h.to(tl.float32)) + tl.load(X + t * BLOCK + lanes)).to(h.dtype)
+    tl.store(Y + lanes, h)
+
+
+@autodiff
+def stub(x):
+    y = torch.empty_like(x[0])
+    recurrence_kernel[(1,)](x, y, x.shape[0], BLOCK=x.shape[1])
+    return y
+
+
+SWEEP = [dict(T=3, N=32, dtype="bfloat16"), dict(T=3, N=32, dtype="float16"), dict(T=3, N=32, dtype="float32")]
+
+
+def make_args(T, N, dtype, device="cuda"):
+    return (torch.randn(T, N, device=device, dtype=getattr(torch, dtype)),)
+"""
+
+
+def test_a_tape_of_rounded_values_has_the_dtype_of_the_call(tmp_path: Path, sandbox: Sandbox) -> None:
+    # The kernel was read at bfloat16 and the tape was made of that in all calls: products with tensors of float16
+    # did not compile.
+    path = tmp_path / "rounded.py"
+    path.write_text(ROUNDED)
+    (found,), _ = drafts(describe(read_file(path), sandbox), sandbox, most=1)
+    assert "dtype=x.dtype" in found.candidate.backward
+    assert "bfloat16" not in found.candidate.backward

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.value import Kernel, Value
-from kernel_agent.compiler.stub.tiles import axes_of_tiles, tiles_of_axes
+from kernel_agent.compiler.stub.tiles import axes_of_tiles, retiled, tiles_of_axes, tiles_of_bounds
 
 BLOCK = 16
 
@@ -49,3 +50,28 @@ def test_blocks_that_an_argument_counts_keep_their_size(of_tile: bool) -> None:
         return b.sub(known, b.program_id(0))
 
     assert axes_of_tiles(rows_from(number)) == ({"BLOCK": frozenset((0,))} if of_tile else {})
+
+
+def test_what_bounds_positions_tells_which_of_two_equal_numbers_is_which_tile() -> None:
+    # both tiles are 128 in the launch, and programs of both are along one axis
+    out, *sizes = (Value("*f32", (), "Out"), Value("i32", (), "M"), Value("i32", (), "N"))
+    kernel = Kernel("tiles", [out, *sizes], extents={16: "BM", 32: "BN"}, constants={"BM": 16, "BN": 32})
+    b = Builder(kernel, frozenset((out,)))
+    masks, offsets = [], []
+    codes = (Code.FLOORDIV, Code.REM)
+    for axis, (code, size, (tile, symbol)) in enumerate(zip(codes, sizes, ((16, "BM"), (32, "BN")), strict=True)):
+        number = b.elementwise(code, (b.program_id(0), b.const(3)))
+        at = b.expand(b.add(b.mul(number, b.const(tile, "i32", symbol)), b.arange(0, tile, symbol)), 1 - axis)
+        masks.append(b.compare("lt", at, size))
+        offsets.append(at)
+    place = b.add(b.mul(offsets[0], sizes[1]), offsets[1])
+    b.store(out, place, b.whole(b.const(0.0, "f32"), (16, 32)), b.logical_and(*masks))
+    assert tiles_of_bounds(kernel) == {"M": "BM", "N": "BN"}
+
+    grid, rows, cols, size = (
+        ast.parse(text, mode="eval").body
+        for text in ("triton.cdiv(rows, 128) * triton.cdiv(cols, 128)", "rows", "cols", "128")
+    )
+    given, tiles = {"BM": size, "BN": size}, {"BM": "BLOCK_M", "BN": "BLOCK_N"}
+    shown = ast.unparse(retiled(grid, None, given, tiles, {"BM": rows, "BN": cols}))
+    assert shown == "triton.cdiv(rows, BLOCK_M) * triton.cdiv(cols, BLOCK_N)"
