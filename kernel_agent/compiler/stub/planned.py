@@ -128,16 +128,16 @@ class Planned:
         if node is None:
             return ""
         if not isinstance(node, ast.Name):
-            return self.wording.argument(name) if self._grid_follows(name, node) and not _is_one(node) else ""
+            return self.wording.argument(name) if self._grid_follows(name) and not _is_one(node) else ""
         number = source.definition(node.id)
         if len(self.plan.steps) == 1 or not isinstance(number, ast.Constant) or _is_one(number):
             return ""
-        if not self._grid_follows(name, node):
+        if not self._grid_follows(name):
             return ""
         shown = [self.launched.retiled(axis, {name: "tile"}) for axis in range(len(self.launched.text.grid))]
         return "" if any(mentions(extent, node.id, source) for extent in shown) else repr(number.value)
 
-    def _grid_follows(self, name: str, node: ast.expr) -> bool:
+    def _grid_follows(self, name: str) -> bool:
         """Whether the forward's grid, as its text shows, has as many programs as another size of a tile takes."""
         axes = self.launched.axes_of_tiles.get(name)
         if axes is None:

@@ -52,7 +52,7 @@ def test_windows_that_overlap_at_sizes_of_real_work_alone_are_added(hop: int, tm
     path.write_text(WINDOWS)
     facts = read_file(path).model_copy(update={"bench": (ShapeEntry(dims={"N": 4096, "hop": hop}),)})
     (found,), _ = drafts(describe(facts, sandbox), sandbox, most=1)
-    assert ("stored once only if hop >= BLOCK" in found.candidate.backward) == (hop == 64)
+    assert ("stored once only if hop >= 32" in found.candidate.backward) == (hop == 64)
     assert ("tl.atomic_add" in found.candidate.backward) == (hop == 8)
 
 
