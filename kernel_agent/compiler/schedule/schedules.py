@@ -180,9 +180,10 @@ class Draft:
 
 def _owned(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft | None:
     """One launch on the forward's grid, with stores; None where there are none."""
-    found = owned(unwrapped(accumulated(tidy), launch), gradients, launch)
+    backwards = reversed_axes(tidy)
+    found = owned(unwrapped(accumulated(mirrored(tidy, backwards)), launch), gradients, launch)
     draft = Draft()
-    draft.add(found, gradients, launch, {})
+    draft.add(replace(found, kernel=mirrored(found.kernel, backwards)), gradients, launch, {})
     return draft if found.empty_if or draft.totals else None
 
 
@@ -226,7 +227,7 @@ def _split(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft 
     backwards = reversed_axes(tidy)
     tidy = mirrored(tidy, backwards)
     kept = shared(tidy, launch)
-    wide = squared(loading(tidy, kept), launch)
+    wide = squared(loading(tidy, kept, len(launch.grid)), launch)
     wide = replace(wide, kernel=settled(wide.kernel, wide.launch))
     draft.facts += [Fact(text, "loops of all programs step through the same indices") for text in wide.facts]
     forms, turns = Forms(wide.kernel, wide.launch), Turns(Forms(wide.kernel, wide.launch))
@@ -263,8 +264,8 @@ def _split(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft 
     loaded = {op.base for made, _ in owners for op in made.kernel.ops if op.code is Code.LOAD}
     kept = [one for one in kept if one.pointer in loaded]
     draft.partials += [one.buffer for one in kept]
-    draft.facts += [one.fact(text) for one in kept for text in one.facts]
-    main = without(storing(tidy, kept), done)
+    draft.facts += [fact for one in kept for fact in one.facts]
+    main = without(storing(tidy, kept, len(launch.grid)), done)
     if main is not None:
         rest = {tensor: name for tensor, name in gradients.items() if name not in done}
         same = owned(unwrapped(accumulated(main), launch), rest, launch)

@@ -2,8 +2,8 @@
 
 A kernel that owns keys visits all rows, and would compute the rows' sum of dO * O again for every block of keys; one
 that owns a matrix would take the derivative of an activation for every block of columns. The forward's grid has one
-program for each of these values: it stores them, at an address that it knows from a load of the same lanes, and the
-owners load them there.
+program for each of these values: it stores them, at an address that it knows from a load of the same lanes or, of
+what comes out of a loop, in a row of its own, and the owners load them there.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from kernel_agent.compiler.saved.lanes import form
 from kernel_agent.compiler.schedule.coverage import domain
 from kernel_agent.compiler.schedule.forms import Forms, Launch
 from kernel_agent.compiler.schedule.injective import injective
+from kernel_agent.compiler.schedule.polynomial import ONE
 from kernel_agent.compiler.schedule.segments import segments
 from kernel_agent.compiler.schedule.sites import Site, bounds, sites
 from kernel_agent.compiler.schedule.unmask import conjuncts, vanishes
@@ -23,7 +24,7 @@ from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import CONTROL, Code
 from kernel_agent.compiler.ssa.rebuild import Copier, emptied
 from kernel_agent.compiler.ssa.uses import captured
-from kernel_agent.compiler.ssa.value import Kernel, Op, Value
+from kernel_agent.compiler.ssa.value import NARROW, Kernel, Op, Value
 
 WORK = CONTROL | {
     Code.SUM, Code.REDUCE_MAX, Code.REDUCE_MIN, Code.CUMSUM, Code.DOT, Code.EXP, Code.EXP2, Code.LOG, Code.LOG2,
@@ -40,21 +41,20 @@ class Shared:
     """One value, and where it is kept."""
 
     value: Value
-    place: Op
-    """A load at whose address, and under whose mask, it is stored."""
+    place: Op | None
+    """A load at whose address, and under whose mask, it is stored; None: every program has a row."""
     pointer: Value
     """The argument of the kernels that points there."""
-    facts: tuple[str, ...]
+    shape: tuple[str, ...] = ()
+    """Of rows."""
+    facts: tuple[Fact, ...] = ()
     """What must hold for no two programs to store to one address."""
 
     @property
     def buffer(self) -> Buffer:
         """The memory."""
-        return Buffer(self.pointer.name, self.pointer.pointee, Fill.EMPTY, like=self.place.base.name)
-
-    def fact(self, text: str) -> Fact:
-        """One of the facts."""
-        return Fact(text, f"each element of {self.pointer.name} is stored once", self.place.base.name)
+        like = "" if self.place is None else self.place.base.name
+        return Buffer(self.pointer.name, self.pointer.pointee, Fill.EMPTY, like=like, shape=self.shape)
 
 
 def shared(kernel: Kernel, launch: Launch) -> list[Shared]:
@@ -67,16 +67,38 @@ def shared(kernel: Kernel, launch: Launch) -> list[Shared]:
         op = value.producer
         if op is None or op not in top or not value.is_float or not value.shape or not _dear(value):
             continue
+        name = "delta" if op.code is Code.SUM else f"saved_{value.name or 'tile'}"
+        names = {one.pointer.name for one in found}
+        while name in names or kernel.free_name(name) != name:
+            name += "_"
         for site in sorted(loads, key=lambda site: site.op.result.name != value.name):
             facts = _home(forms, value, site)
             if facts is not None:
-                name = "delta" if op.code is Code.SUM else f"saved_{value.name or 'tile'}"
-                names = {one.pointer.name for one in found}
-                while name in names or kernel.free_name(name) != name:
-                    name += "_"
-                found.append(Shared(value, site.op, Value(f"*{value.element}", (), name), facts))
+                place, reason = site.op.base.name, f"each element of {name} is stored once"
+                stated = tuple(Fact(text, reason, place) for text in facts)
+                found.append(Shared(value, site.op, Value(f"*{value.element}", (), name), facts=stated))
                 break
-    return found
+        else:
+            value = _wide(value)
+            if any(part.producer is not None and part.producer.code in CONTROL for part in _slice(value)):
+                found.append(Shared(value, None, Value(f"*{value.element}", (), name), _rows(forms, value)))
+    return list({one.value: one for one in reversed(found)}.values())[::-1]
+
+
+def _wide(value: Value) -> Value:
+    """The value before it was rounded: rows have one element in all calls."""
+    op = value.producer
+    narrowed = op is not None and op.code is Code.CAST and value.element in NARROW and op.operands[0].is_float
+    return op.operands[0] if op is not None and narrowed and op.operands[0].shape == value.shape else value
+
+
+def _rows(forms: Forms, value: Value) -> tuple[str, ...]:
+    """The shape of memory where every program has a row for a value."""
+    programs = ONE
+    for count in forms.launch.grid:
+        programs = programs * count
+    names = forms.kernel.extents
+    return (programs.text(), " * ".join(names.get(extent) or str(extent) for extent in value.shape))
 
 
 def _taken(kernel: Kernel) -> list[Value]:
@@ -133,34 +155,50 @@ def _home(forms: Forms, value: Value, site: Site) -> tuple[str, ...] | None:
     return None if found is None else tuple(found.facts())
 
 
-def storing(kernel: Kernel, kept: Sequence[Shared]) -> Kernel:
-    """The kernel that stores the values as well."""
-    return _Storing(kernel, kept).copy()
+def storing(kernel: Kernel, kept: Sequence[Shared], axes: int) -> Kernel:
+    """The kernel, on a grid of `axes` axes, that stores the values as well."""
+    return _Storing(kernel, kept, axes).copy()
 
 
-def loading(kernel: Kernel, kept: Sequence[Shared]) -> Kernel:
-    """The kernel that loads the values instead of computing them."""
-    return _Loading(kernel, kept).copy()
+def loading(kernel: Kernel, kept: Sequence[Shared], axes: int) -> Kernel:
+    """The kernel, on a grid of `axes` axes, that loads the values instead of computing them."""
+    return _Loading(kernel, kept, axes).copy()
 
 
 class _Sharing(Copier):
-    def __init__(self, source: Kernel, kept: Sequence[Shared], written: Sequence[Value] = ()) -> None:
+    def __init__(self, source: Kernel, kept: Sequence[Shared], axes: int, written: Sequence[Value] = ()) -> None:
         made = emptied(source, arguments=[*source.arguments, *(one.pointer for one in kept)])
         super().__init__(source, Builder(made))
         self.b.written = self.written | frozenset(written)
         self.homes = {one.value: one for one in kept}
+        self.axes = axes
 
     def address(self, one: Shared) -> tuple[Value, Value | None]:
         """Where a value is kept, and the mask."""
+        if one.place is None:
+            return self.row(one.value.shape), None
         mask = one.place.mask
         return self.whole(one.place.offset), None if mask is None else self[mask]
+
+    def row(self, shape: tuple[int, ...]) -> Value:
+        """Offsets of a tile in the row of this program."""
+        b = self.b
+        place = b.const(0, "i64")
+        for axis in reversed(range(self.axes)):
+            place = b.add(b.mul(place, b.cast(b.num_programs(axis), "i64")), b.cast(b.program_id(axis), "i64"))
+        for axis, extent in enumerate(shape):
+            lanes = b.arange(0, extent, self.source.extents.get(extent))
+            for other in range(len(shape)):
+                lanes = lanes if other == axis else b.expand(lanes, other)
+            place = b.add(b.mul(place, b.cast(b.extent(extent), "i64")), b.cast(lanes, "i64"))
+        return place
 
 
 class _Storing(_Sharing):
     """Stores what is shared where it is computed."""
 
-    def __init__(self, source: Kernel, kept: Sequence[Shared]) -> None:
-        super().__init__(source, kept, [one.pointer for one in kept])
+    def __init__(self, source: Kernel, kept: Sequence[Shared], axes: int) -> None:
+        super().__init__(source, kept, axes, [one.pointer for one in kept])
 
     def op(self, op: Op) -> None:
         super().op(op)
@@ -176,11 +214,10 @@ class _Loading(_Sharing):
 
     def op(self, op: Op) -> None:
         found = [result for result in op.results if result in self.homes]
-        if not found:
+        if len(found) < len(op.results) or not found:
             super().op(op)
-            return
-        (result,) = found
-        one = self.homes[result]
-        offset, mask = self.address(one)
-        padding = None if mask is None else self.b.const(0.0, one.pointer.pointee)
-        self[result] = self.b.load(one.pointer, offset, mask, padding, result.name)
+        for result in found:
+            one = self.homes[result]
+            offset, mask = self.address(one)
+            padding = None if mask is None else self.b.const(0.0, one.pointer.pointee)
+            self[result] = self.b.load(one.pointer, offset, mask, padding, result.name)

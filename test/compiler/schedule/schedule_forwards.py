@@ -220,3 +220,24 @@ def _columns(x_ptr, w_ptr, y_ptr, rows, column, M, K, N, BM: tl.constexpr, BN: t
         )
         acc += tl.dot(x, w, input_precision="ieee")
     tl.store(y_ptr + rows[:, None] * N + cols[None, :], acc, mask=(rows[:, None] < M) & (cols[None, :] < N))
+
+
+@triton.jit
+def weighted_means(q_ptr, k_ptr, v_ptr, o_ptr, n, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    head = tl.program_id(1)
+    rows = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM + tl.arange(0, BM)
+    dims = tl.arange(0, D)
+    own = (head * n + rows[:, None]) * D + dims[None, :]
+    q = tl.load(q_ptr + own, mask=rows[:, None] < n, other=0.0)
+    norm = tl.zeros([BM], dtype=tl.float32)
+    acc = tl.zeros([BM, D], dtype=tl.float32)
+    for start in range(0, n, BN):
+        keys = start + tl.arange(0, BN)
+        inside = keys[:, None] < n
+        there = (head * n + keys[:, None]) * D + dims[None, :]
+        k = tl.load(k_ptr + there, mask=inside, other=0.0)
+        s = tl.dot(q, tl.trans(k), input_precision="ieee")
+        p = tl.where(keys[None, :] < n, 1.0 / (s * s + 1.0), 0.0)
+        norm += tl.sum(p, axis=1)
+        acc += tl.dot(p, tl.load(v_ptr + there, mask=inside, other=0.0), input_precision="ieee")
+    tl.store(o_ptr + own, acc / norm[:, None], mask=rows[:, None] < n)

@@ -1,0 +1,56 @@
+"""What programs compute once in a loop lies in memory for the owners that need it."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import schedule_forwards
+import torch
+from schedule_plans import Made, agree, atomics, from_source, plans_of, run
+
+from kernel_agent.compiler.ssa.code import Code
+
+D, BM, BN = 16, 32, 16
+
+
+@functools.cache
+def weighted_means() -> Made:
+    pointers = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "o_ptr"), "*fp32")
+    kernel = from_source(schedule_forwards.weighted_means, {**pointers, "n": "i32"}, D=D, BM=BM, BN=BN)
+    return plans_of(kernel, "q_ptr k_ptr v_ptr", "o_ptr", 2, spare=True)
+
+
+@pytest.mark.parametrize("n", [64, 40])
+def test_sums_that_nothing_stores_reach_owners_in_rows_of_their_programs(n: int) -> None:
+    # No address of the forward has the rows of `norm`: without memory of their own, keys and values had no owner.
+    torch.manual_seed(0)
+    q, k, v = leaves = [torch.randn(2, n, D, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    weights = 1.0 / ((q @ k.mT) ** 2 + 1.0)
+    o, do = weights / weights.sum(-1, keepdim=True) @ v, torch.randn(2, n, D, dtype=torch.float64)
+    names = ("q_ptr", "k_ptr", "v_ptr")
+    expected = dict(zip(names, torch.autograd.grad(o, leaves, do), strict=True))
+    given = dict(zip(names, (leaf.detach() for leaf in leaves), strict=True))
+    given |= {"o_ptr": o.detach(), "n": n}
+    found, counts = run(weighted_means()["split"], given, {"o_ptr": do}, (-(-n // BM), 2))
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-6, atol=1e-6)
+    assert all(counts[-1].owned(name) for name in ("dk", "dv"))
+
+
+def test_owners_load_sums_rather_than_loop_for_them() -> None:
+    plan = weighted_means()["split"]
+    assert atomics(plan) == []
+    owner = plan.steps[-1].kernel
+    assert {op.blocks[0].arguments[0].name for op in owner.ops if op.code is Code.FOR} == {"program_0"}
+
+
+def test_programs_counted_from_the_end_own_their_rows_on_the_grid_of_the_forward() -> None:
+    # Their addresses fall where numbers of programs rise, which no proof of strides takes.
+    plan = weighted_means()["owned"]
+    assert set(atomics(plan)) == {"dk", "dv"}
+    torch.manual_seed(0)
+    q, k, v, do = (torch.randn(2, 40, D, dtype=torch.float64) for _ in range(4))
+    weights = 1.0 / ((q @ k.mT) ** 2 + 1.0)
+    given = {"q_ptr": q, "k_ptr": k, "v_ptr": v, "n": 40, "o_ptr": weights / weights.sum(-1, keepdim=True) @ v}
+    agree(weighted_means(), given, {"o_ptr": do}, (2, 2))
