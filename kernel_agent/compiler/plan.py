@@ -97,7 +97,8 @@ class BackwardPlan:
     buffers: tuple[Buffer, ...]
     steps: tuple[Step, ...]
     gradients: dict[str, str]
-    """Tensor argument the forward read -> buffer or total that holds its gradient, in whatever dtype."""
+    """Tensor argument the forward read -> buffer, total or cotangent that holds its gradient, in whatever dtype. What
+    several have in common lies in memory as the gradient of each would."""
     totals: tuple[Total, ...] = ()
     consumed: tuple[str, ...] = ()
     """Kernel arguments with cotangents that a launch overwrites: it is given copies, of the same strides."""

@@ -39,6 +39,7 @@ from kernel_agent.compiler.schedule.sites import Site, sites
 from kernel_agent.compiler.schedule.slots import slotted
 from kernel_agent.compiler.schedule.square import squared
 from kernel_agent.compiler.schedule.swizzle import unswizzled
+from kernel_agent.compiler.schedule.twins import without_twins
 from kernel_agent.compiler.schedule.unmask import unmasked
 from kernel_agent.compiler.schedule.wraps import unwrapped
 from kernel_agent.compiler.ssa.code import Code
@@ -177,6 +178,24 @@ class Draft:
         spared = tuple(f"{one.name} stays atomic: " for one in spread.slots)
         self.remarks += [remark for remark in found.remarks if not remark.startswith(spared)]
 
+    def spare(self, base: BackwardPlan) -> dict[str, str]:
+        """Leave out stores of what is elsewhere: gradient -> the cotangent or gradient that it is."""
+        calls = self.steps[0][1].calls
+        covered = {name for name, (_, empty_if) in self.elements.items() if empty_if and not calls.refute((empty_if,))}
+        order = [value.name for value in base.steps[0].kernel.arguments]
+        stored = [base.gradients[tensor] for tensor in order if base.gradients.get(tensor) in self.elements]
+        kernels = [kernel for kernel, _, _ in self.steps]
+        found = without_twins(kernels, stored, covered, set(base.cotangents.values()))
+        given, self.steps = self.steps, []
+        for kernel, (_, launch, scalars) in zip(found.kernels, given, strict=True):
+            if kernel is not None:
+                self.steps.append((trimmed(kernel), launch, scalars))
+        tensors = {name: tensor for tensor, name in base.gradients.items()}
+        for name, source in found.same.items():
+            same_type = f"{tensors[name]}.dtype == {tensors[source]}.dtype" if source in tensors else ""
+            self.facts.append(Fact(same_type or self.elements[name][1], f"{name} is {source}"))
+        return found.same
+
 
 def _owned(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft | None:
     """One launch on the forward's grid, with stores; None where there are none."""
@@ -286,7 +305,8 @@ def _beside(kernel: Kernel, candidates: Set[str], gradients: Mapping[str, str], 
         if name in candidates:
             alone = without(kernel, candidates - {name})
             assert alone is not None
-            found |= {one.name for one in slotted(unwrapped(accumulated(alone), launch), {tensor: name}, launch).slots}
+            slots = slotted(unwrapped(accumulated(alone), launch), {tensor: name}, launch).slots
+            found |= {one.name for one in slots if not one.wide}
     return found
 
 
@@ -299,11 +319,12 @@ _MAKERS: dict[str, Callable[[Kernel, Mapping[str, str], Launch], Draft | None]] 
 
 def _plan(schedule: str, base: BackwardPlan, draft: Draft) -> BackwardPlan:
     """The plan with what a draft changes."""
-    needed = {value.name for kernel, _, _ in draft.steps for value in kernel.arguments}
-    summed = {total.name for total in draft.totals}
+    same = draft.spare(base)
+    needed = {value.name for kernel, _, _ in draft.steps for value in kernel.arguments} | set(same.values())
+    summed = {total.name for total in draft.totals} | set(same)
     buffers = []
     for buffer in base.buffers:
-        if buffer.name in draft.elements:
+        if buffer.name in draft.elements and buffer.name not in same:
             element, empty_if = draft.elements[buffer.name]
             buffers.append(replace(buffer, element=element, empty_if=empty_if))
         elif buffer.name in needed or buffer.name in set(base.gradients.values()) - summed:
@@ -320,6 +341,9 @@ def _plan(schedule: str, base: BackwardPlan, draft: Draft) -> BackwardPlan:
         cotangents={tensor: name for tensor, name in base.cotangents.items() if name in needed},
         buffers=(*buffers, *draft.partials),
         steps=tuple(steps),
+        gradients={
+            tensor: same.get(name, name) for tensor, name in sorted(base.gradients.items(), key=lambda g: g[1] in same)
+        },
         totals=tuple(draft.totals),
         settings=draft.settings,
         facts=tuple(dict.fromkeys(draft.facts)),

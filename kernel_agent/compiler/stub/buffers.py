@@ -22,8 +22,16 @@ DTYPES = {
 }  # fmt: skip
 """Elements of buffers as torch names them."""
 
+_FLOATS = {"fp64": "f64", "fp32": "f32", "fp16": "f16"}
+"""Elements whose types in a launch are called otherwise."""
 _LONG = 64
 """Characters from which a condition gets a name."""
+
+
+def element_of(kind: str) -> str:
+    """What a tensor is made of that a launch has as an argument of a type: `f32` for `*fp32`."""
+    element = kind.removeprefix("*")
+    return _FLOATS.get(element, element)
 
 
 @dataclass
@@ -64,9 +72,8 @@ class Buffers:
 
     def as_like(self, buffer: Buffer) -> bool:
         """Whether a buffer has the dtype of the tensor it is like, in every call: what is added to stays float32."""
-        kinds = {"f32": "fp32", "f64": "fp64", "f16": "fp16", "bf16": "bf16"}
         types = self.wording.launched.seen.build.types
-        if not buffer.like or types.get(buffer.like) != f"*{kinds.get(buffer.element, buffer.element)}":
+        if not buffer.like or element_of(types.get(buffer.like, "")) != buffer.element:
             return False
         return buffer.fill is Fill.EMPTY or bool(buffer.empty_if) or buffer.element in NARROW
 

@@ -28,6 +28,7 @@ SLICED = frozenset(
 _NEW = frozenset({"empty", "zeros", "ones", "full", "new_empty", "new_zeros", "new_ones", "new_full", "contiguous"})
 """Their results lie in row-major order whatever they are given."""
 _LIKE = frozenset({"empty_like", "zeros_like", "ones_like", "full_like", "clone"})
+_ALIKE = frozenset({"clone", "alias", "empty_like", "zeros_like"})
 EMPTY = (_NEW | _LIKE | {"rand_like", "randn_like"}) - {"contiguous", "clone"}
 """Their results have no values of what they are given."""
 
@@ -203,10 +204,14 @@ class Flow:
                 return name
         return None
 
-    def _identical(self, one: Tensor, other: Tensor) -> bool:
+    def alike(self, one: Tensor, other: Tensor) -> bool:
+        """Whether two tensors always have the same shape and dtype, and strides if neither is part of a larger one."""
+        return self._identical(one, other, _ALIKE) or self._identical(other, one, _ALIKE)
+
+    def _identical(self, one: Tensor, other: Tensor, by: frozenset[str] = _ALIKE | {"contiguous"}) -> bool:
         while one is not other:
             event = self.maker_of(one)
-            if event is None or event.name not in ("contiguous", "clone", "alias", "empty_like", "zeros_like"):
+            if event is None or event.name not in by:
                 return False
             if event.kwargs.get("dtype") is not None or not _tensors(event.args):
                 return False

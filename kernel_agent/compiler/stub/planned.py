@@ -14,7 +14,7 @@ from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.uses import Uses
 from kernel_agent.compiler.ssa.value import NARROW, Kernel
 from kernel_agent.compiler.stub.accesses import Accesses
-from kernel_agent.compiler.stub.buffers import Buffers
+from kernel_agent.compiler.stub.buffers import Buffers, element_of
 from kernel_agent.compiler.stub.cotangents import Cotangents, Grad
 from kernel_agent.compiler.stub.flow import tensors_in
 from kernel_agent.compiler.stub.lines import HELPERS, Line, asked_unless, backward_name, quoted
@@ -81,7 +81,7 @@ class Planned:
         for total in plan.totals:
             name = self.wording.gradient(total.name)
             variables[total.name] = self.body.bind(name, f"{variables[total.partials]}.sum(0)")
-        self._contribute(buffers)
+        self._contribute(buffers, given)
 
     def _held(self, given: Mapping[str, Grad]) -> dict[str, str]:
         """Cotangents by argument of the kernels; copies of those that a launch overwrites."""
@@ -253,26 +253,49 @@ class Planned:
         buffers = tuple(self.wording.variables[name] for name in sorted(written) if name in self.wording.variables)
         self.body.write(Line(f"{kernel.name}[{shown}](", tuple(items), ")", writes=tuple(map(variable_of, buffers))))
 
-    def _contribute(self, made: Buffers) -> None:
+    def _contribute(self, made: Buffers, given: Mapping[str, Grad]) -> None:
         """Hand the gradients on to the tensors that they belong to."""
         plan, variables = self.plan, self.wording.variables
         buffers = {buffer.name: buffer for buffer in plan.buffers}
         partials = {total.name: total.partials for total in plan.totals}
+        cotangents = {plan.cotangents[name]: name for name in given if name in plan.cotangents}
         for name, result in plan.gradients.items():
-            tensor = self.launched.seen.tensors[name]
+            tensor, text = self.launched.seen.tensors[name], variables[result]
+            if result in cotangents:
+                like = cotangents[result]
+                alike = self.flow.alike(tensor, self.launched.seen.tensors[like])
+                own = "" if alike else element_of(self.launched.seen.build.types[like])
+                self._shared(tensor, like, Grad(text, given[like].element or own))
+                continue
             buffer = buffers[partials.get(result, result)]
+            element = "" if made.as_like(buffer) else buffer.element
+            if buffer.like != name and plan.gradients.get(buffer.like) == result:
+                part = self.flow.is_slice(self.launched.seen.tensors[buffer.like])
+                self._shared(tensor, buffer.like, Grad(text, "f32" if part else element))
+                continue
             if result in buffers and self.flow.is_slice(tensor) and buffer.like == name:
                 continue
-            text = variables[result]
             if self.flow.is_expanded(tensor) and buffer.like == name:
                 whole = tensors_in(self.flow.maker[id(tensor)].args)[0]
                 self.cotangents.add(whole, Grad(text, buffer.element))
                 continue
             if result not in buffers or buffer.like != name:
                 text += f".reshape({self.references.shape(tensor)})"
-            self.cotangents.add(tensor, Grad(text, "" if made.as_like(buffer) else buffer.element))
+            self.cotangents.add(tensor, Grad(text, element))
         for one in made.sliced:
             self.cotangents.add(one.root, Grad(one.variable, "f32"))
+
+    def _shared(self, tensor: Tensor, like: str, grad: Grad) -> None:
+        """Hand a tensor what lies in memory as its gradient would, in the shape of another argument."""
+        other, text = self.launched.seen.tensors[like], grad.text
+        if self.flow.alike(tensor, other):
+            pass
+        elif self.flow.always_contiguous(tensor) and self.flow.always_contiguous(other):
+            text += f".reshape({self.references.shape(tensor)})"
+        else:
+            shape, stride = self.references.shape(tensor), self.references.asked(tensor, "stride()")
+            text += f".as_strided({shape}, {stride})"
+        self.cotangents.add(tensor, Grad(text, grad.element))
 
 
 def _is_one(node: ast.expr) -> bool:
