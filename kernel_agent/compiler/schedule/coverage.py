@@ -6,7 +6,7 @@ forward's loads were, reach all its elements exactly if they are as many: so the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
 from kernel_agent.compiler.schedule.claims import Claim, conjunction, open_claims
@@ -15,7 +15,7 @@ from kernel_agent.compiler.schedule.linear import Atom, Form, Kind, lanes
 from kernel_agent.compiler.schedule.polynomial import ONE, Polynomial
 from kernel_agent.compiler.schedule.sites import Bound, Site, loop_bound, whole_bounds
 from kernel_agent.compiler.ssa.code import Code
-from kernel_agent.compiler.ssa.value import Value
+from kernel_agent.compiler.ssa.value import Op, Value
 
 
 def domain(forms: Forms, site: Site) -> frozenset[Atom]:
@@ -66,10 +66,8 @@ class Counter:
             for atom, _ in bound.form.terms:
                 del rest[atom]
             count = count * bound.below
-        for loop in site.loops:
-            own = loop_bound(self.forms, loop)
-            trip = self.forms.trip(loop)
-            if trip not in rest or own is None or own.size == 1:
+        for loop, own in self._ends(site):
+            if self.forms.trip(loop) not in rest:
                 continue
             if not all(atom in rest for atom, _ in own.form.terms) or not self.dense(site, own, rest):
                 return None
@@ -82,6 +80,12 @@ class Counter:
                 return None
             count = count * extent
         return count
+
+    def _ends(self, site: Site) -> list[tuple[Op, Bound]]:
+        """Loops that start or step by what tells programs or other trips apart, with the bounds of their indices; first
+        those whose index has most of the others in it."""
+        found = [(loop, own) for loop in site.loops if (own := loop_bound(self.forms, loop)) is not None]
+        return sorted(((loop, own) for loop, own in found if own.size > 1), key=lambda one: -one[1].size)
 
     def extent(self, site: Site, atom: Atom) -> Polynomial | None:
         """How many values an index takes where no mask bounds it. Of lanes as the source calls it."""
@@ -114,8 +118,8 @@ class Counter:
             if atom is None:
                 return False
             del rest[atom]
-            reach = None if rest else self.reach(site, atom, bound)
-            if reach == bound.below:
+            reach = self.reach(site, atom, bound, rest)
+            if not rest and reach == bound.below:
                 return True
             extent = extents[atom]
             if extent is None and reach is None:
@@ -126,13 +130,15 @@ class Counter:
         self.claims.append(Claim(width, bound.below))
         return True
 
-    def reach(self, site: Site, atom: Atom, bound: Bound) -> Polynomial | None:
-        """What the bounded sum takes every value below of, where its largest index is the trip of a loop: as far as
-        the loop goes, in units of what the other indices fill. None where no loop says."""
+    def reach(self, site: Site, atom: Atom, bound: Bound, larger: Container[Atom]) -> Polynomial | None:
+        """What the sum of a trip and of all smaller indices takes every value below of: as far as the loop goes, in
+        units of what the other indices fill. None where no loop says. `larger`: indices that are no part of it."""
         inside = bound.form.coefficients
         for loop in site.loops:
             own = loop_bound(self.forms, loop)
             if loop.code is not Code.FOR or self.forms.trip(loop) != atom or own is None:
+                continue
+            if any(inner in larger for inner, _ in own.form.terms):
                 continue
             unit = inside[atom].quotient(own.form.coefficients[atom])
             if unit is not None and all(inside.get(inner) == number * unit for inner, number in own.form.terms):

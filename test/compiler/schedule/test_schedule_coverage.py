@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 import triton
@@ -10,6 +11,7 @@ from schedule_kernels import add_to, block_of, made, matrix
 
 from kernel_agent.compiler.schedule.forms import Launch
 from kernel_agent.compiler.schedule.ownership import owned
+from kernel_agent.compiler.schedule.polynomial import Polynomial
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.value import Kernel, Value
 
@@ -130,6 +132,27 @@ def test_rows_in_steps_that_leave_some_out_prove_nothing() -> None:
         b.loop((b.program_id(0), count, b.mul(b.num_programs(0), b.const(2))), [], body)
 
     assert empty_if(made("X:*f32 dX:*f32 stride rows", build, BLOCK=BLOCK)) == ""
+
+
+def test_rows_that_programs_in_turn_take_in_turn_cover_all_rows() -> None:
+    # What a grid of `count` programs did, each every count-th row, a smaller grid does in a loop.
+    def build(b: Builder, x: Value, dx: Value, rows: Value, count: Value) -> None:
+        def outer(program: Value, _: Sequence[Value]) -> Sequence[Value]:
+            def inner(row: Value, _: Sequence[Value]) -> Sequence[Value]:
+                at = b.add(b.mul(row, b.const(BLOCK)), b.arange(0, BLOCK, "BLOCK"))
+                add_to(b, dx, at, b.const(1.0, "f32"))
+                return []
+
+            b.loop((program, rows, count), [], inner)
+            return []
+
+        b.loop((b.program_id(0), count, b.num_programs(0)), [], outer)
+
+    kernel = made("X:*f32 dX:*f32 rows count", build, BLOCK=BLOCK)
+    launch = replace(Launch.like_forward(1), scalars={"count": Polynomial.symbol("programs", positive=True)})
+    found = owned(kernel, {"X": "dX"}, launch).empty_if["dX"]
+    assert holds(found, X=torch.empty(5, BLOCK), rows=5, programs=3, grid0=2, BLOCK=BLOCK)
+    assert not holds(found, X=torch.empty(6, BLOCK), rows=5, programs=3, grid0=2, BLOCK=BLOCK)
 
 
 def test_tiles_of_a_matrix_cover_it_by_both_axes() -> None:
