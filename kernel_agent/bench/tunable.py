@@ -1,4 +1,4 @@
-"""`Tunable`: one number of a backward's text that may be another, and where it stands."""
+"""`Tunable`: one number, or condition, of a backward's text that may be another, and where it stands."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ class TunableKind(str, enum.Enum):
     CONFIG = "configuration"
     PROGRAMS = "programs per multiprocessor"
     PIPELINE = "stages of a loop"
+    SWITCH = "condition"
 
 
 LADDERS = {
@@ -27,6 +28,7 @@ LADDERS = {
     TunableKind.BLOCK: tuple(1 << power for power in range(14)),
     TunableKind.PROGRAMS: (1, 2, 4, 8),
     TunableKind.PIPELINE: (1, 2, 3, 4),
+    TunableKind.SWITCH: (0, 1),
 }
 """Values by kind, in order of size."""
 
@@ -60,7 +62,7 @@ class Tunable:
     """`num_warps of _ln_bwd`, `BLOCK_M`."""
     kind: TunableKind
     value: int
-    """What it is now; -1 for all configurations."""
+    """What it is now; -1 for all configurations, and for a condition that is asked."""
     values: tuple[int, ...]
     """What it may be, in order of size."""
     sites: tuple[Site, ...]
@@ -76,6 +78,8 @@ class Tunable:
         """What is written for a value."""
         if self.kind is TunableKind.PIPELINE:
             return self.texts[self.values.index(value)]
+        if self.kind is TunableKind.SWITCH:
+            return str(bool(value))
         if self.texts:
             return f"[{self.texts[value]}]"
         return self.placed(str(value))
@@ -97,4 +101,6 @@ class Tunable:
         """`BLOCK_M 64 -> 128`."""
         if self.kind is TunableKind.CONFIG:
             return f"{self.name}: only {self.texts[value]}"
+        if self.kind is TunableKind.SWITCH:
+            return f"{self.name}: {self.text(value)}"
         return f"{self.name} {self.value} -> {value}"

@@ -3,7 +3,7 @@
 Every number is right; these were good on an H200, where memory is the limit of rows. While one row is worked on the
 next ones are on their way to shared memory, so that some 64 KiB are under way for each processor. A row that fills the
 registers of a processor is loaded as it is needed, and again behind its sums (see `reload`): what is ahead of its use
-would have no room. Of such rows the widest have the fewest warps, each with more registers.
+would have no room.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ FEWEST, MOST = 4, 32
 """Warps of a program."""
 LANES = 1024
 """Elements of a tile that a warp takes, where nothing is loaded ahead."""
-SHARE = 4096
-"""Bytes of each row that a warp takes."""
-LONG_WARPS = "16 if row_bytes <= 64 * 1024 else 8"
-"""Of a program whose tile is longer than the next says."""
+BY_BYTES = ((32, 4), (64, 8), (128, 16))
+"""KiB of a row, and warps of a program where it has less; Triton takes powers of two alone."""
+WIDEST = 8
+"""Warps of a program where it has more than that: each has more registers."""
 LONGEST = 8192
 """Elements of a tile that fits the registers of a processor with all that is computed of it."""
 STAGES = 3
@@ -67,7 +67,7 @@ def pace(forms: Forms, axis: int) -> Pace | None:
     width = sizes[0] if len(sizes) == 1 else f"({' + '.join(sizes)})"
     settings = {
         BYTES: f"{extent} * {width}",
-        WARPS: f"max({FEWEST}, min({MOST}, {BYTES} // {SHARE})) if {extent} <= {LONGEST} else {LONG_WARPS}",
+        WARPS: "".join(f"{warps} if {BYTES} < {size} * 1024 else " for size, warps in BY_BYTES) + str(WIDEST),
         PER_PROCESSOR: f"max(1, min({PROGRAMS}, {AHEAD} // {BYTES}))",
         stages: f"max(1, min({STAGES}, 1 + {SHARED} // {BYTES})) if {extent} <= {LONGEST} else 1",
     }

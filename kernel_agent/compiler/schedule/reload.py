@@ -2,8 +2,8 @@
 
 A sum over a row is known only when all of the row was read, and what is computed from both the row and the sum comes
 after it: the row waits in registers, with all that was made of it. Where it is longer than those, it is spilled to
-memory; the row itself still lies in the caches. A constexpr says whether it is loaded again, so that one kernel serves
-rows of every length.
+memory; the row itself still lies in the caches. A constexpr says whether it is loaded again, and whether sums wait for
+each other (see `apart`), so that one kernel serves rows of every length.
 """
 
 from __future__ import annotations
@@ -11,19 +11,20 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from math import prod
 
-from kernel_agent.compiler.ssa.code import CONTROL, EFFECTS, ELEMENTWISE, Code
+from kernel_agent.compiler.schedule.apart import sum_of, waiting_sums
+from kernel_agent.compiler.ssa.code import CONTROL, EFFECTS, ELEMENTWISE, REDUCTIONS, Code
 from kernel_agent.compiler.ssa.rebuild import Copier
 from kernel_agent.compiler.ssa.uses import captured
 from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value
 
-REDUCTIONS = frozenset((Code.SUM, Code.REDUCE_MAX, Code.REDUCE_MIN))
 CHEAP = ELEMENTWISE | {Code.EXPAND, Code.BROADCAST, Code.FULL}
 """What is computed again from what was loaded again."""
 
 
 def reloaded(kernel: Kernel, stages: str, name: str) -> Kernel | None:
-    """The kernel with a new constexpr `name`: whether rows are loaded again behind their sums. None where no tile is
-    kept for what comes after the sums, or one is that cannot be had again from loads.
+    """The kernel with a new constexpr `name`: whether rows are loaded again behind their sums; the first time they are
+    all loaded before the first sum. None where no tile is kept for what comes after the sums, or one is that cannot be
+    had again from loads.
 
     `stages`: the constexpr of the loop over the rows, which holds no loops or branches.
     """
@@ -53,8 +54,20 @@ class _Halves:
         sums = [op for op in block.ops if op.code in REDUCTIONS and self._is_of_row(op, block)]
         needed = _needed_by(sums)
         needed |= self._beside(sums, needed, block, written)
-        self.early = [op for op in block.ops if op in needed]
-        self.late = [op for op in block.ops if op not in needed]
+        self.apart = {op: terms for op, terms in waiting_sums(block).items() if op in sums}
+        """Sums that the first half ends with, and that need not wait for its others."""
+        made = _made_from(block, self.apart)
+        if made & (set(sums) - set(self.apart)):
+            self.apart, made = {}, set()
+        self.last = [op for op in block.ops if op in needed & made]
+        """Those, and what is as small and made of them."""
+        needed -= made
+        # Rows that are on their way together take the time of one.
+        at_once = _needed_by(op for op in loads if op in needed and not _needed_by((op,)) & set(sums))
+        loaded = {value for op in at_once if op.code is Code.LOAD for value in op.results}
+        at_once |= {op for op in block.ops if op.code is Code.CAST and op.operands[0] in loaded}
+        self.early = sorted((op for op in block.ops if op in needed), key=lambda op: op not in at_once)
+        self.late = [op for op in block.ops if op not in needed and op not in self.last]
         if any(op.code in EFFECTS or (op.code is Code.LOAD and op.base in written) for op in self.early):
             return
         of_loads: set[Value] = set()
@@ -62,6 +75,7 @@ class _Halves:
             if op.code is Code.LOAD or of_loads & set(op.operands):
                 of_loads.update(value for value in op.results if value.shape == self.tile)
         read = {value for op in self.late for value in op.operands} | set(block.yields)
+        self.small = [value for op in self.last for value in op.results if value in read]
         kept = [value for op in self.early for value in op.results if value in read & of_loads]
         again = {value.producer for value in _made_of(kept, of_loads)}
         if all(op is not None and (op.code is Code.LOAD or op.code in CHEAP) for op in again):
@@ -104,6 +118,15 @@ def _made_of(values: Iterable[Value], among: Collection[Value]) -> set[Value]:
     return found
 
 
+def _made_from(block: Block, ops: Collection[Op]) -> set[Op]:
+    """Operations of a block that some are, or depend on."""
+    found = set(ops)
+    for op in block.ops:
+        if any(value.producer in found for value in op.operands):
+            found.add(op)
+    return found
+
+
 def _needed_by(ops: Iterable[Op]) -> set[Op]:
     """Operations and all that they depend on."""
     found: set[Op] = set()
@@ -133,17 +156,28 @@ class _Reloaded(Copier):
             return super().block(block, kept)
         for op in self.halves.early:
             self.op(op)
-        held = self.halves.kept
+        held = [*self.halves.small, *self.halves.kept]
         self.b.hint = ""
-        found = self.b.branch(self.b.setting(self.name), self._anew, lambda: self.all(held))
+        found = self.b.branch(self.b.setting(self.name), self._anew, self._held)
         for old, new in zip(held, found, strict=True):
             self[old] = new
         for op in self.halves.late:
             self.op(op)
         return self.all(block.yields if kept is None else [block.yields[place] for place in kept])
 
+    def _held(self) -> Sequence[Value]:
+        """The sums that wait, and what is kept."""
+        for op in self.halves.last:
+            super().op(op)
+        return self.all([*self.halves.small, *self.halves.kept])
+
     def _anew(self) -> Sequence[Value]:
-        """What is kept, once more from memory, which nobody reads after that."""
+        """Those sums without waiting; and what is kept once more from memory, which nobody reads after that."""
+        for op in self.halves.last:
+            if op in self.halves.apart:
+                self[op.result] = sum_of(self, op, self.halves.apart[op])
+            else:
+                super().op(op)
         for op in self.halves.again:
             if op.code is Code.LOAD:
                 rest = [self[value] for value in op.operands[1:]]
@@ -153,4 +187,4 @@ class _Reloaded(Copier):
                 self[op.result] = self.b.load(op.base, self[op.offset], mask, other, op.result.name, **hints)
             else:
                 super().op(op)
-        return self.all(self.halves.kept)
+        return self.all([*self.halves.small, *self.halves.kept])

@@ -154,6 +154,7 @@ ELEMENTWISE = frozenset(
 )  # fmt: skip
 """One result element per element of the operands, at the same place."""
 CONTROL = frozenset((C.FOR, C.WHILE, C.IF))
+REDUCTIONS = frozenset((C.SUM, C.REDUCE_MAX, C.REDUCE_MIN))
 EFFECTS = frozenset((C.STORE, C.ATOMIC_ADD, C.ATOMIC, C.TAPE_STORE, C.BARRIER, C.LEAVE_IF))
 """What stays where it is, in its order, and is never dropped for want of a reader (a tape nobody loads is)."""
 MEMORY = frozenset((C.LOAD, C.STORE, C.ATOMIC_ADD, C.ATOMIC))

@@ -23,7 +23,13 @@ FIRST, LATER = 24, 12
 """Variants of a batch."""
 NEAR = 3.0
 """Distance from the values as they are within which the first batch lies."""
-_STEPS = {TunableKind.BLOCK: 0.5, TunableKind.WARPS: 0.0, TunableKind.STAGES: 0.4, TunableKind.PROGRAMS: 0.8}
+_STEPS = {
+    TunableKind.BLOCK: 0.5,
+    TunableKind.WARPS: 0.0,
+    TunableKind.STAGES: 0.4,
+    TunableKind.PROGRAMS: 0.8,
+    TunableKind.SWITCH: 0.8,
+}
 """What one step along a ladder counts as."""
 WORK_STEP = 0.7
 """What twice or half the elements of a tile per warp count as: a smaller tile goes with fewer warps."""
@@ -31,7 +37,12 @@ LARGER = 1.3
 """Times this, where they are more: a backward holds more than the forward whose numbers it starts with."""
 _LONE = 0.7
 """What one step of a number of warps counts as in place of a formula, which tells nothing of tiles."""
-_FORMULAS = {TunableKind.WARPS: (8, 16, 4, 32), TunableKind.STAGES: (2, 3, 1, 4), TunableKind.PROGRAMS: (1, 2, 4, 8)}
+_FORMULAS = {
+    TunableKind.WARPS: (8, 16, 4, 32),
+    TunableKind.STAGES: (2, 3, 1, 4),
+    TunableKind.PROGRAMS: (1, 2, 4, 8),
+    TunableKind.SWITCH: (1, 0),
+}
 """Values in place of a formula, the likeliest first."""
 
 

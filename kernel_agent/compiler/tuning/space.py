@@ -1,7 +1,7 @@
 """`space`: the numbers of a derived backward that any value is right for and speed depends on.
 
 Those of `kernel_agent.bench.variants`, and formulas besides: `num_warps = max(4, min(32, BLOCK // 512))` as a whole may
-become a number.
+become a number, and `RELOAD = BLOCK > 8192`, which says whether a long row is loaded again, True or False.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from kernel_agent.bench.bindings import Bindings, bindings
-from kernel_agent.bench.tunable import Site, Tunable, TunableKind
+from kernel_agent.bench.tunable import LADDERS, Site, Tunable, TunableKind
 from kernel_agent.bench.variants import Space
 from kernel_agent.pairs.spec import Candidate
 
@@ -28,15 +28,14 @@ stay in registers, allow no larger tiles."""
 
 
 def space(candidate: Candidate) -> Space:
-    """What can be tuned in a derived backward; formulas have the value 0, since it differs from call to call."""
+    """What can be tuned in a derived backward; formulas have the value 0, and conditions -1, since what they come to
+    differs from call to call."""
     tree = ast.parse(candidate.backward)
     formulas: dict[Site, Tunable] = {}
     for tunable in _formulas(tree):
         known = formulas.get(tunable.sites[0])
         kernels = tunable.kernels if known is None else tuple(dict.fromkeys((*known.kernels, *tunable.kernels)))
-        formulas[tunable.sites[0]] = Tunable(
-            tunable.name, tunable.kind, 0, tunable.values, tunable.sites, kernels=kernels
-        )
+        formulas[tunable.sites[0]] = replace(tunable, kernels=kernels)
     asked = {name for tunable in formulas.values() if tunable.kind is TunableKind.PROGRAMS for name in tunable.kernels}
     numbers = [
         tunable
@@ -75,7 +74,8 @@ def _formulas(tree: ast.Module) -> Iterator[Tunable]:
                     for keyword in call.keywords:
                         formula = _formula(keyword.value, known) if keyword.arg == key else None
                         if formula is not None:
-                            yield Tunable(f"{key} of {name}", kind, 0, values, (Site.of(formula),), kernels=(name,))
+                            value = -1 if kind is TunableKind.SWITCH else 0
+                            yield Tunable(f"{key} of {name}", kind, value, values, (Site.of(formula),), kernels=(name,))
                 for factor in _factors(call.func.slice, known):
                     formula = _formula(factor, known)
                     if formula is not None:
@@ -84,12 +84,21 @@ def _formulas(tree: ast.Module) -> Iterator[Tunable]:
 
 
 def _asked(kernel: ast.FunctionDef | None) -> Iterator[tuple[TunableKind, str, tuple[int, ...]]]:
-    """Keywords of a launch that options and the stages of the kernel's own loops go by."""
+    """Keywords of a launch that options, the stages of the kernel's own loops and what it loads again go by."""
     yield TunableKind.WARPS, "num_warps", WARPS
     yield TunableKind.STAGES, "num_stages", STAGES
     for node in ast.walk(kernel) if kernel is not None else ():
         if isinstance(node, ast.keyword) and node.arg == "num_stages" and isinstance(node.value, ast.Name):
             yield TunableKind.STAGES, node.value.id, STAGES
+        elif isinstance(node, ast.If) and isinstance(node.test, ast.Name) and _loads_again(node):
+            yield TunableKind.SWITCH, node.test.id, LADDERS[TunableKind.SWITCH]
+
+
+def _loads_again(branch: ast.If) -> bool:
+    """Whether a branch only computes what is there already from what it reads once more, for the last time."""
+    loads = [node for node in ast.walk(branch) if isinstance(node, ast.Call) and ast.unparse(node.func) == "tl.load"]
+    last = all(any(ast.unparse(key) == "eviction_policy='evict_first'" for key in load.keywords) for load in loads)
+    return bool(loads) and last and not branch.orelse and all(isinstance(node, ast.Assign) for node in branch.body)
 
 
 def _formula(value: ast.expr, known: Bindings) -> ast.expr | None:

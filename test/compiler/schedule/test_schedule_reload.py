@@ -98,3 +98,24 @@ def test_loops_that_keep_no_loads_for_later_stay_as_they_are(kept: str) -> None:
         b.loop((b.const(0), rows, b.const(1)), [], body, index_name="row", certain=True, num_stages="STAGES")
 
     assert reloaded(made(ARGUMENTS, build, BLOCK=8, STAGES=1), "STAGES", "RELOAD") is None
+
+
+def test_all_rows_are_on_their_way_before_the_first_sum() -> None:
+    # A load behind a sum starts when all warps have met for it: the time of two trips to memory instead of one.
+    def build(b: Builder, x: Value, w: Value, dx: Value, rows: Value, n: Value) -> None:
+        cols = b.arange(0, 8, "BLOCK", name="cols")
+
+        def body(row: Value, _: list[Value]) -> list[Value]:
+            at = b.add(b.mul(row, n), cols)
+            one = b.cast(b.load(x, at), "f32")
+            length = b.sum(b.mul(one, one), 0)
+            other = b.cast(b.load(w, at), "f32")
+            b.store(dx, at, b.mul(one, b.mul(length, b.sum(b.mul(one, other), 0))))
+            return []
+
+        b.loop((b.const(0), rows, b.const(1)), [], body, index_name="row", certain=True, num_stages="STAGES")
+
+    again = reloaded(made("X:*bf16 W:*bf16 dX:*f32 rows N", build, BLOCK=8, STAGES=1), "STAGES", "RELOAD")
+    assert again is not None
+    text = triton_source(again).text
+    assert text.index("tl.load(W") < text.index("tl.sum(")

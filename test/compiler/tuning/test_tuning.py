@@ -210,3 +210,40 @@ def test_what_constexprs_come_from_is_asked_before_the_extents_of_grids():
     names = names_before(inside, range(len(inside.tunables)))
     assert names.index("N") < names.index("M")
     assert "num_warps" not in names, "what is tuned itself says nothing of a call"
+
+
+AGAIN = ROWS.replace("STAGES: tl.constexpr)", "STAGES: tl.constexpr, RELOAD: tl.constexpr)").replace(
+    "        tl.store(dX + row, tl.load(X + row))\n",
+    "        x = tl.load(X + row)\n"
+    "        if RELOAD:\n"
+    '            x = tl.load(X + row, eviction_policy="evict_first")\n'
+    "        tl.store(dX + row, x)\n",
+)
+AGAIN = AGAIN.replace("    programs =", "    RELOAD = BLOCK_N > 8192\n    programs =").replace(
+    "STAGES=STAGES, num", "STAGES=STAGES, RELOAD=RELOAD, num"
+)
+
+
+def test_whether_a_row_is_loaded_again_is_tried_both_ways():
+    # The formula for it was found on one GPU; registers and caches of another may say otherwise.
+    inside = space(Candidate(backward=AGAIN))
+    place = next(k for k, tunable in enumerate(inside.tunables) if tunable.kind is TunableKind.SWITCH)
+    assert "    RELOAD = True\n" in inside.variant({place: 1}).backward
+    assert "    RELOAD = False\n" in inside.variant({place: 0}).backward
+    part = parts_of(inside)[0]
+    assert {(place, 0), (place, 1)} <= {item for values in _first(inside, part, 24) for item in values}
+
+
+def test_rows_are_loaded_again_by_their_length_where_classes_differ():
+    inside = space(Candidate(backward=AGAIN))
+    place = next(k for k, tunable in enumerate(inside.tunables) if tunable.kind is TunableKind.SWITCH)
+    found = pinned(inside, [[Class(("N <= 4096",), {place: 0}, ()), Class((), {}, ())]]).backward
+    ast.parse(found)
+    assert "    if N <= 4096:\n        RELOAD = False\n    else:\n        RELOAD = BLOCK_N > 8192\n" in found
+
+
+def test_a_branch_of_the_forwards_own_is_no_choice():
+    # What a causal kernel masks is no question of speed.
+    text = AGAIN.replace('            x = tl.load(X + row, eviction_policy="evict_first")\n', "            x = x * 2\n")
+    kinds = [tunable.kind for tunable in space(Candidate(backward=text)).tunables]
+    assert TunableKind.SWITCH not in kinds
