@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kernel_agent.compiler.plan import Fact
+from kernel_agent.compiler.schedule.alone import programs_apart
 from kernel_agent.compiler.schedule.coverage import covered_if, domain
 from kernel_agent.compiler.schedule.forms import Forms, Launch
 from kernel_agent.compiler.schedule.injective import Injectivity, injective
@@ -36,6 +37,8 @@ class Ownership:
     """What must hold for that."""
     remarks: tuple[str, ...] = ()
     """Why others are left atomic."""
+    alone: frozenset[str] = frozenset()
+    """Gradient arguments that are left atomic, though each element is added to by one program: see `alone`."""
 
 
 def owned(kernel: Kernel, gradients: Mapping[str, str], launch: Launch) -> Ownership:
@@ -52,6 +55,7 @@ def owned(kernel: Kernel, gradients: Mapping[str, str], launch: Launch) -> Owner
     empty_if: dict[str, str] = {}
     facts: dict[Fact, None] = {}
     remarks: list[str] = []
+    alone: set[str] = set()
     unread = unread_axes(kernel, launch)
     if launch.calls.refute(fact.expression for fact in unread):
         return Ownership(kernel, remarks=("programs along an axis that the kernel does not read do the same work",))
@@ -60,6 +64,13 @@ def owned(kernel: Kernel, gradients: Mapping[str, str], launch: Launch) -> Owner
         if not source.is_pointer:
             continue  # of a scalar, which all programs add to
         found = proof(forms, written.get(name, []))
+        apart = programs_apart(forms, written.get(name, [])) if isinstance(found, str) else None
+        if apart is not None:
+            alone.add(name)
+            reason = f"each element of {name} has one program"
+            facts.update(dict.fromkeys(Fact(text, reason, tensor) for text in apart.facts()))
+            facts.update(dict.fromkeys(unread))
+            continue
         if isinstance(found, str):
             remarks.append(f"{name} stays atomic: {found}")
             continue
@@ -68,7 +79,7 @@ def owned(kernel: Kernel, gradients: Mapping[str, str], launch: Launch) -> Owner
         facts.update(dict.fromkeys(Fact(text, reason, tensor) for text in found.facts()))
         facts.update(dict.fromkeys(unread))
         empty_if[name] = covered_if(forms, written[name], tensor)
-    return Ownership(_stores(kernel, stored), empty_if, tuple(facts), tuple(remarks))
+    return Ownership(_stores(kernel, stored), empty_if, tuple(facts), tuple(remarks), frozenset(alone))
 
 
 def proof(forms: Forms, written: Sequence[Site]) -> Injectivity | str:

@@ -18,6 +18,7 @@ from kernel_agent.compiler.plan import BackwardPlan, Buffer, Fact, Fill, Step, T
 from kernel_agent.compiler.reverse.adjoint import Adjoint
 from kernel_agent.compiler.reverse.plain import plain
 from kernel_agent.compiler.schedule.accumulate import accumulated
+from kernel_agent.compiler.schedule.alone import summed_in_memory
 from kernel_agent.compiler.schedule.calls import Calls
 from kernel_agent.compiler.schedule.clear import cleared
 from kernel_agent.compiler.schedule.collect import collected
@@ -45,7 +46,7 @@ from kernel_agent.compiler.schedule.wraps import unwrapped
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.order import forwards
 from kernel_agent.compiler.ssa.prune import prune
-from kernel_agent.compiler.ssa.uses import captured
+from kernel_agent.compiler.ssa.uses import captured, written_to
 from kernel_agent.compiler.ssa.value import Kernel
 
 SCHEDULES = ("rows", "split", "owned", "plain")
@@ -89,7 +90,7 @@ def plans(
             if draft is not None:
                 draft.facts += facts
                 found.append(_plan(name, base, draft))
-        found.sort(key=lambda plan: (_atomics(plan) + sum(total.wide for total in plan.totals), _atomics(plan)))
+        found.sort(key=lambda plan: (_atomics(plan) + _additions(plan), _atomics(plan)))
     if "plain" in schedules:
         try:
             found.append(plain(kernel, replace(adjoint, kernel=trimmed(prune(adjoint.kernel))), _grid(launch)))
@@ -131,6 +132,16 @@ def _atomics(plan: BackwardPlan) -> int:
     return sum(op.code is Code.ATOMIC_ADD for step in plan.steps for op in step.kernel.ops)
 
 
+def _additions(plan: BackwardPlan) -> int:
+    """What takes the place of additions, and about as long."""
+    sums = sum(
+        op.code is Code.LOAD and op.base in written_to(step.kernel.body)
+        for step in plan.steps
+        for op in step.kernel.ops
+    )
+    return sums + sum(total.wide for total in plan.totals)
+
+
 def joined(kernel: Kernel) -> Kernel:
     """The same gradients, but for rounding, of fewer loops that add to memory less often.
 
@@ -161,12 +172,15 @@ class Draft:
     totals: list[Total] = field(default_factory=list)
     facts: list[Fact] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
+    alone: set[str] = field(default_factory=set)
+    """Gradients that are sums in memory."""
 
     def add(self, found: Ownership, gradients: Mapping[str, str], launch: Launch, scalars: Mapping[str, str]) -> None:
         """A launch. `gradients`: those that it adds or stores to."""
-        atomic = {tensor: name for tensor, name in gradients.items() if name not in found.empty_if}
-        spread = slotted(found.kernel, atomic, launch)
-        kernel = trimmed(finished(spread.kernel, launch))
+        done = {*found.empty_if, *found.alone}
+        spread = slotted(found.kernel, {t: name for t, name in gradients.items() if name not in done}, launch)
+        kernel = summed_in_memory(trimmed(finished(spread.kernel, launch)), found.alone)
+        self.alone |= found.alone
         self.steps.append((kernel, launch, {**scalars, **spread.scalars}))
         for one in spread.slots:
             self.partials.append(one.buffer)
@@ -175,8 +189,8 @@ class Draft:
         for name, empty_if in found.empty_if.items():
             self.elements[name] = (kernel.argument(name).pointee, empty_if)
         self.facts += found.facts
-        spared = tuple(f"{one.name} stays atomic: " for one in spread.slots)
-        self.remarks += [remark for remark in found.remarks if not remark.startswith(spared)]
+        spared = tuple(f"{name} stays atomic: " for name in (*found.alone, *(one.name for one in spread.slots)))
+        self.remarks = [remark for remark in (*self.remarks, *found.remarks) if not remark.startswith(spared)]
 
     def spare(self, base: BackwardPlan) -> dict[str, str]:
         """Leave out stores of what is elsewhere: gradient -> the cotangent or gradient that it is."""
@@ -203,7 +217,7 @@ def _owned(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft 
     found = owned(unwrapped(accumulated(mirrored(tidy, backwards)), launch), gradients, launch)
     draft = Draft()
     draft.add(replace(found, kernel=mirrored(found.kernel, backwards)), gradients, launch, {})
-    return draft if found.empty_if or draft.totals else None
+    return draft if found.empty_if or found.alone or draft.totals else None
 
 
 def _rows(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft | None:
@@ -226,7 +240,9 @@ def _rows(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft |
         draft.facts += [Fact(text, reason, partial.tensor) for text in partial.facts]
     rest = {tensor: name for tensor, name in gradients.items() if name not in looped.partials}
     draft.add(owned(looped.kernel, rest, looped.launch), rest, looped.launch, scalars)
-    if looped.pace is not None and looped.pace.stages:
+    if looped.pace is not None and looped.pace.stages and draft.alone:
+        draft.settings[looped.pace.stages] = "1"  # a row loaded ahead of its turn would miss what is stored before
+    elif looped.pace is not None and looped.pace.stages:
         kernel, launch, scalars = draft.steps.pop()
         name = kernel.free_name("RELOAD")
         again = reloaded(kernel, looped.pace.stages, name)
