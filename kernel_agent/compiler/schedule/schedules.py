@@ -134,11 +134,10 @@ def _atomics(plan: BackwardPlan) -> int:
 
 def _additions(plan: BackwardPlan) -> int:
     """What takes the place of additions, and about as long."""
-    sums = sum(
-        op.code is Code.LOAD and op.base in written_to(step.kernel.body)
-        for step in plan.steps
-        for op in step.kernel.ops
-    )
+    sums = 0
+    for step in plan.steps:
+        written = written_to(step.kernel.body)
+        sums += sum(op.code is Code.LOAD and op.base in written for op in step.kernel.ops)
     return sums + sum(total.wide for total in plan.totals)
 
 
