@@ -29,6 +29,7 @@ class FailureKind(str, enum.Enum):
     LAUNCH = "launch"
     PYTHON = "python"
     FORM = "form"
+    UNEXPLAINED = "unexplained"
 
 
 class Frame(Said):
@@ -85,3 +86,4 @@ class Answer(Said):
     findings: tuple[Found, ...] = Field(default=(), max_length=2000)
     mutated: tuple[str, ...] = Field(default=(), max_length=1000)
     extra_saved_bytes: int = 0
+    program: str = Field(default="", max_length=8 << 20, description="the steps of the call, see `ir.recorded.program`")

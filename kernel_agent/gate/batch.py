@@ -69,7 +69,9 @@ class BatchRun:
 
     outcomes: tuple[Outcome, ...]
     extra_saved_bytes: int
-    """As the candidate child reports it, at the seed that saved most."""
+    """As the child reports it, at the seed that saved most."""
+    script: Script
+    """All that the child said."""
 
 
 @dataclass(frozen=True)
@@ -134,15 +136,21 @@ def run_batch(
     questions: list[Question], spec: KernelSpec, sandbox: Sandbox, text: CandidateText, options: GateOptions
 ) -> BatchRun:
     """Ask the candidate a batch of cases in one fresh process and judge its answers."""
-    report = sandbox.run(candidate_job(questions, text, options.limits))
-    script = _Script(report, questions)
+    return judged_batch(sandbox.run(candidate_job(questions, text, options.limits)), questions, spec, text, options)
+
+
+def judged_batch(
+    report: Report, questions: list[Question], spec: KernelSpec, text: CandidateText, options: GateOptions
+) -> BatchRun:
+    """Judge what a process answered to a batch of cases."""
+    script = Script(report, questions)
     outcomes: list[Outcome] = []
     for number, question in enumerate(questions):
         judged = _judge(script, question, number, text, spec, options)
         outcomes.append(_outcome(question, judged, script.given(number, spec.grads)))
         if script.ended(number):
             break
-    return BatchRun(tuple(outcomes), script.extra_saved_bytes)
+    return BatchRun(tuple(outcomes), script.extra_saved_bytes, script)
 
 
 def candidate_job(
@@ -184,7 +192,7 @@ def _points(questions: list[Question]) -> list[tuple[Point, ForwardTruth]]:
     return found
 
 
-class _Script:
+class Script:
     """What the child should say and what it said: anything out of turn is not the gate's own child speaking."""
 
     def __init__(self, report: Report, questions: list[Question]) -> None:
@@ -217,6 +225,11 @@ class _Script:
         else:
             self.answers[expected] = (answer, message)
 
+    def programs(self, stage: Stage) -> list[str]:
+        """What the child wrote down of each point's forward, or of each case's backward, in order."""
+        count = len(self.point_of) if stage is Stage.BACKWARD else len(set(self.point_of))
+        return [self.answers[stage, number][0].program for number in range(count)]
+
     @property
     def extra_saved_bytes(self) -> int:
         """See `BatchRun`."""
@@ -235,7 +248,7 @@ class _Script:
 
 
 def _judge(
-    script: _Script, question: Question, number: int, text: CandidateText, spec: KernelSpec, options: GateOptions
+    script: Script, question: Question, number: int, text: CandidateText, spec: KernelSpec, options: GateOptions
 ) -> Judged:
     if script.out_of_turn:
         return Judged(Problem(Status.CRASHED, f"the candidate wrote to the result channel: {script.out_of_turn}"))
@@ -266,7 +279,7 @@ def _judge(
     return Judged(problem or judged.problem, judged.scores)
 
 
-def _unanswered(script: _Script, text: CandidateText, limits: Limits) -> Problem:
+def _unanswered(script: Script, text: CandidateText, limits: Limits) -> Problem:
     """Why a case has no answer: an exception of the candidate's, or an ending of its process."""
     if script.failure is not None:
         answer, _ = script.failure

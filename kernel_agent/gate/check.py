@@ -9,18 +9,18 @@ from dataclasses import dataclass, field, replace
 
 from kernel_agent.errors import InputError
 from kernel_agent.gate import words
-from kernel_agent.gate.batch import Asked, Outcome, Question, ask, run_batch
+from kernel_agent.gate.batch import Asked, BatchRun, Outcome, Question, ask, run_batch
 from kernel_agent.gate.candidate import CandidateText, read_candidate
 from kernel_agent.gate.cases import Plan, looks, make_plan
 from kernel_agent.gate.diagnosis.diagnose import make_diagnosis, with_headline
 from kernel_agent.gate.diagnosis.evidence import Evidence
 from kernel_agent.gate.judge import Problem
 from kernel_agent.gate.options import STANDARD, GateOptions
+from kernel_agent.gate.recomputed import default_pair, recompute
 from kernel_agent.gate.verdict import CaseResult, ForwardChange, Status, Verdict
 from kernel_agent.oracle import Truths
-from kernel_agent.pairs.assemble import assemble
 from kernel_agent.pairs.sections import split_sections
-from kernel_agent.pairs.spec import Candidate, KernelSpec
+from kernel_agent.pairs.spec import KernelSpec
 from kernel_agent.sandbox import Sandbox
 
 OnCase = Callable[[CaseResult, int, int], None]
@@ -48,6 +48,10 @@ class _Progress:
         self.outcomes.append(outcome)
         if self.on_case is not None:
             self.on_case(outcome.result, len(self.outcomes), self.plan.size)
+
+    def begin_again(self) -> None:
+        """Forget outcomes that all were green and that nobody needs to be told of once more."""
+        self.outcomes, self.on_case, self.extra_saved_bytes = [], None, 0
 
     def at_red_shape(self, outcome: Outcome) -> bool:
         """Whether an outcome belongs to the shape of the first red one."""
@@ -83,15 +87,20 @@ def check(
     plan = make_plan(truths, options, accepts_needs=text.accepts_needs)
     asked = ask(truths, plan.shapes)
     progress = _Progress(_without_skipped(plan, asked), on_case)
+    runs: list[BatchRun] = []
     for questions in _batches(asked.questions):
-        _run(questions, progress, spec, sandbox, text, options)
+        runs.append(_run(questions, progress, spec, sandbox, text, options))
         if progress.first_red is not None and options.stop_at_red:
             break
+    believed = progress.first_red is not None or not runs
+    if not believed:
+        progress.begin_again()
+        _add(recompute(runs, spec, sandbox, text, options), progress, options)
     progress.plan = replace(progress.plan, notes=(*progress.plan.notes, *seen()))
     change = _forward_change(spec, text, progress)
     if progress.first_red is not None and progress.first_red.problem is not None:
         verdict = _red(_with_pattern(progress.first_red.problem, progress), progress, change, start)
-        return _diagnosed(verdict, progress, truths, text) if diagnose else verdict
+        return _diagnosed(verdict, progress, truths, text) if diagnose and believed else verdict
     return _accepted(progress, change, start)
 
 
@@ -142,8 +151,13 @@ def _run(
     sandbox: Sandbox,
     text: CandidateText,
     options: GateOptions,
-) -> None:
+) -> BatchRun:
     run = run_batch(questions, spec, sandbox, text, options)
+    _add(run, progress, options)
+    return run
+
+
+def _add(run: BatchRun, progress: _Progress, options: GateOptions) -> None:
     progress.extra_saved_bytes = max(progress.extra_saved_bytes, run.extra_saved_bytes)
     for outcome in run.outcomes:
         if options.stop_at_red and progress.first_red is not None and not progress.at_red_shape(outcome):
@@ -205,7 +219,7 @@ def _with_pattern(problem: Problem, progress: _Progress) -> Problem:
 
 
 def _forward_change(spec: KernelSpec, text: CandidateText, progress: _Progress) -> ForwardChange:
-    default = spec.facts.source if spec.facts.is_pair else assemble(spec, Candidate(backward=""))
-    old, new = (split_sections(source).forward.strip().splitlines() for source in (default, text.source))
+    both = (default_pair(spec), text.source)
+    old, new = (split_sections(source).forward.strip().splitlines() for source in both)
     changed = [row for row in difflib.ndiff(old, new) if row[:2] in ("+ ", "- ")]
     return ForwardChange(extra_saved_bytes=progress.extra_saved_bytes, lines_changed=len(changed))

@@ -1,11 +1,13 @@
 """What runs in the candidate child: the candidate without its check section, inputs and cotangents. No truth is near.
 
-The parent imports nothing from here; it knows the entry by name. One message per forward and per case goes back.
+The parent imports nothing from here; it knows the entry by name. One message per forward and per case goes back,
+with what was done as a program. None of it is believed where it speaks for the candidate: see `replay_child`.
 """
 
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -15,16 +17,20 @@ from torch import Tensor
 
 from kernel_agent.gate.answer import Answer, Called, Failure, FailureKind, Found, Frame, Returned, Stage
 from kernel_agent.ir import (
+    ExecOptions,
     Execution,
     Finding,
     IRError,
     LoweringError,
     UnsupportedOp,
     declared_dtype,
-    execute,
     import_module,
     standin,
 )
+from kernel_agent.ir.execution import run_once
+from kernel_agent.ir.recorded.forms import CannotRecord
+from kernel_agent.ir.recorded.program import Program
+from kernel_agent.ir.recorded.recorder import Recorder
 from kernel_agent.oracle.plainform import plain_form
 from kernel_agent.oracle.wire import unpack
 
@@ -33,6 +39,9 @@ if TYPE_CHECKING:
 
 FILE = "candidate.py"
 MODULE = "kernel_agent_candidate"
+_OPTIONS = ExecOptions()
+_MOST_BYTES = 1 << 20
+"""Of one program: those of all cases together must pass the channel."""
 
 
 class Ended(Exception):
@@ -50,8 +59,8 @@ def answered(call: Call) -> None:
             saved: dict[int, tuple[Any, ...]] = {}
             for number, case in enumerate(call.payload["cases"]):
                 if case["point"] not in saved:
-                    saved[case["point"]] = _forward(call, module, path, case["point"])
-                _backward(call, module, path, number, saved[case["point"]])
+                    saved[case["point"]] = run_forward(call, module.forward, path, case["point"], Recorder())
+                run_backward(call, module.backward, path, number, saved[case["point"]], Recorder())
     except Ended:
         return
 
@@ -60,22 +69,25 @@ def _imported(call: Call, path: Path) -> ModuleType:
     try:
         module = import_module(path, MODULE)
     except (Exception, SystemExit) as error:
-        raise _told(call, Stage.IMPORT, 0, _failure(error, path)) from error
+        raise tell_failure(call, Stage.IMPORT, 0, error, path) from error
     for name in ("forward", "backward"):
         if not callable(getattr(module, name, None)):
             message = f"the file defines no function `{name}`"
             raise _told(call, Stage.IMPORT, 0, Failure(kind=FailureKind.FORM, type="", message=message))
-    _say(call, Answer(stage=Stage.IMPORT))
+    say(call, Answer(stage=Stage.IMPORT))
     return module
 
 
-def _forward(call: Call, module: ModuleType, path: Path, number: int) -> tuple[Any, ...]:
+def run_forward(
+    call: Call, forward: Callable[..., Any], path: Path, number: int, recorder: Recorder | None = None
+) -> tuple[Any, ...]:
+    """Run a forward at one point and tell the parent; the result are its saved values. Raises `Ended`."""
     form = call.payload["points"][number]
     args, kwargs = unpack(form["args"], call.tensors), unpack(form["kwargs"], call.tensors)
     try:
-        execution = execute(module.forward, tuple(args), kwargs)
+        execution, _ = run_once(forward, tuple(args), kwargs, (), _OPTIONS, safe=False, recorder=recorder)
     except (Exception, SystemExit) as error:
-        raise _told(call, Stage.FORWARD, number, _failure(error, path)) from error
+        raise tell_failure(call, Stage.FORWARD, number, error, path) from error
     result = execution.result
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], (tuple, list))):
         message = "`forward` does not return (outputs, saved) with a flat tuple of saved values"
@@ -84,27 +96,44 @@ def _forward(call: Call, module: ModuleType, path: Path, number: int) -> tuple[A
     values = tuple(outputs) if isinstance(outputs, (tuple, list)) else (outputs,)
     known = {v.untyped_storage()._cdata for v in values if isinstance(v, Tensor)}
     shapes = [(v.shape, declared_dtype(v)) for v in (*args, *kwargs.values()) if isinstance(v, Tensor)]
-    _say(
+    say(
         call,
         _answer(Stage.FORWARD, number, execution, values, isinstance(outputs, (tuple, list))).model_copy(
-            update={"extra_saved_bytes": _extra_bytes(saved, known, shapes)}
+            update={"extra_saved_bytes": _extra_bytes(saved, known, shapes), "program": _written(recorder)}
         ),
         values,
     )
     return saved
 
 
-def _backward(call: Call, module: ModuleType, path: Path, number: int, saved: tuple[Any, ...]) -> None:
+def run_backward(
+    call: Call,
+    backward: Callable[..., Any],
+    path: Path,
+    number: int,
+    saved: tuple[Any, ...],
+    recorder: Recorder | None = None,
+) -> None:
+    """Run a backward on one case and tell the parent. Raises `Ended`."""
     case = call.payload["cases"][number]
     cotangents = [None if key is None else call.tensors[key] for key in case["cotangents"]]
     kwargs = {} if case["needs"] is None else {"needs": tuple(case["needs"])}
     try:
-        execution = execute(module.backward, (saved, *cotangents), kwargs)
+        execution, _ = run_once(backward, (saved, *cotangents), kwargs, (), _OPTIONS, safe=False, recorder=recorder)
     except (Exception, SystemExit) as error:
-        raise _told(call, Stage.BACKWARD, number, _failure(error, path)) from error
+        raise tell_failure(call, Stage.BACKWARD, number, error, path) from error
     result = execution.result
     values = tuple(result) if isinstance(result, (tuple, list)) else (result,)
-    _say(call, _answer(Stage.BACKWARD, number, execution, values, isinstance(result, (tuple, list))), values)
+    answer = _answer(Stage.BACKWARD, number, execution, values, isinstance(result, (tuple, list)))
+    say(call, answer.model_copy(update={"program": _written(recorder)}), values)
+
+
+def _written(recorder: Recorder | None) -> str:
+    if recorder is None:
+        return ""
+    text = recorder.program.model_dump_json()
+    too_long = Program(refused=f"its steps take {len(text)} bytes, more than {_MOST_BYTES}")
+    return text if len(text) <= _MOST_BYTES else too_long.model_dump_json()
 
 
 def _answer(stage: Stage, number: int, execution: Execution, values: tuple[Any, ...], is_tuple: bool) -> Answer:
@@ -133,7 +162,8 @@ def _returned(value: Any) -> Returned:
     return Returned(type="None" if value is None else type(value).__name__, value=plain_form(value))
 
 
-def _say(call: Call, answer: Answer, values: tuple[Any, ...] = ()) -> None:
+def say(call: Call, answer: Answer, values: tuple[Any, ...] = ()) -> None:
+    """Send an answer with the tensors among its values."""
     tensors = {
         str(i): value.detach().as_subclass(Tensor).contiguous()
         for i, value in enumerate(values)
@@ -143,8 +173,13 @@ def _say(call: Call, answer: Answer, values: tuple[Any, ...] = ()) -> None:
 
 
 def _told(call: Call, stage: Stage, number: int, failure: Failure) -> Ended:
-    _say(call, Answer(stage=stage, number=number, failure=failure))
+    say(call, Answer(stage=stage, number=number, failure=failure))
     return Ended(failure.message)
+
+
+def tell_failure(call: Call, stage: Stage, number: int, error: BaseException, path: Path) -> Ended:
+    """Tell the parent of an exception; the result is to be raised."""
+    return _told(call, stage, number, _failure(error, path))
 
 
 def _extra_bytes(saved: tuple[Any, ...], outputs: set[int], inputs: list[tuple[torch.Size, torch.dtype]]) -> int:
@@ -181,6 +216,8 @@ def _failure(error: BaseException, path: Path) -> Failure:
             kind = FailureKind.COMPILE
         elif isinstance(error, UnsupportedOp):
             kind = FailureKind.UNSUPPORTED
+        elif isinstance(error, CannotRecord):
+            kind = FailureKind.UNEXPLAINED
         message = error.message
         if error.line is not None and (not error.file or Path(error.file).name == path.name):
             line, column = error.line, error.column

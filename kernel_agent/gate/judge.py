@@ -36,6 +36,7 @@ _STATUS_OF_FAILURE = {
     FailureKind.LAUNCH: Status.CRASHED,
     FailureKind.PYTHON: Status.CRASHED,
     FailureKind.FORM: Status.BAD_FORMAT,
+    FailureKind.UNEXPLAINED: Status.UNEXPLAINED,
 }
 
 

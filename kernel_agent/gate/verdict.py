@@ -25,6 +25,8 @@ class Status(str, enum.Enum):
     NO_CASE = "NO_CASE"
     NO_TRITON_LAUNCH = "NO_TRITON_LAUNCH"
     TORCH_FALLBACK = "TORCH_FALLBACK"
+    UNEXPLAINED = "UNEXPLAINED"
+    """What the backward did cannot be carried out again without its code, so nothing it returns is believed."""
     OUT_OF_BOUNDS = "OUT_OF_BOUNDS"
     RACE = "RACE"
     UNINITIALIZED_READ = "UNINITIALIZED_READ"
@@ -63,6 +65,7 @@ STAGE_OF = {
     Status.NO_CASE: Stage.IMPORT,
     Status.NO_TRITON_LAUNCH: Stage.LAUNCH,
     Status.TORCH_FALLBACK: Stage.LAUNCH,
+    Status.UNEXPLAINED: Stage.LAUNCH,
     Status.OUT_OF_BOUNDS: Stage.MEMORY,
     Status.RACE: Stage.MEMORY,
     Status.UNINITIALIZED_READ: Stage.MEMORY,

@@ -21,6 +21,7 @@ from kernel_agent.ir.capture.torch_calls import TorchCall
 from kernel_agent.ir.launch import LaunchOptions, Runner, launch
 from kernel_agent.ir.memory import CPU
 from kernel_agent.ir.numerics import Numerics
+from kernel_agent.ir.recorded.recorder import Recorder
 from kernel_agent.ir.sanitizer.findings import Finding, FindingKind
 from kernel_agent.ir.slopes import Slopes
 
@@ -134,11 +135,12 @@ def run_once(
     configs: Mapping[str, int] | None = None,
     runner: Runner = launch,
     on_call: Callable[[TorchCall], None] | None = None,
+    recorder: Recorder | None = None,
 ) -> tuple[Execution, bool]:
     """The execution, and whether all derivatives that safe mode guards were finite.
 
     `runner` takes the place of `launch`; `on_call` is told of every torch function the stub calls, before its result
-    is used.
+    is used; `recorder` writes the call down.
     """
     device = options.device or device_of((args, kwargs))
     start_cuda(device)
@@ -147,11 +149,16 @@ def run_once(
     slopes = Slopes() if leaves and not safe else None
     launch_options = LaunchOptions(options.sanitize, safe, memory, options.numerics, slopes, device)
     capture = Capture(grad=bool(leaves), poison=options.poison, options=launch_options, runner=runner, configs=configs)
-    capture.on_call = on_call
+    capture.on_call, capture.recorder = on_call, recorder
     with standin(device):
         inputs = Inputs(fn, args, kwargs, leaves, capture)
+        if recorder is not None:
+            given = [leaf for leaf in tree_leaves((inputs.args, inputs.kwargs)) if isinstance(leaf, Tensor)]
+            recorder.begin(given, capture.buffers, capture.known_buffer)
         with capture.running(), inputs.module_kept():
             result = fn(*inputs.args, **inputs.kwargs)
+    if recorder is not None:
+        recorder.returned(result)
     result = tree_map(lambda part: capture.adopt(part) if isinstance(part, Tensor) else part, result)
     if options.sanitize:
         find_unwritten(result, capture)

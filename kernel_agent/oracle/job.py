@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from kernel_agent.errors import EnvironmentProblem, InputError
-from kernel_agent.oracle.records import TruthError, raise_again
+from kernel_agent.oracle.records import TruthTooLarge, raise_again
 from kernel_agent.pairs.spec import FileFacts
 from kernel_agent.sandbox import Ending, Job, Limits, Message, Report, Sandbox
 
@@ -28,8 +28,9 @@ def run_truth(
 ) -> tuple[Message, ...]:
     """Run an entry of this or another room in a fresh process; returns its messages, and tells each one as it comes.
 
-    Raises `InputError` for what is wrong in the user's file, `TruthError` for what the oracle cannot compute, and
-    `EnvironmentProblem` when the child ended in a way that neither explains.
+    Raises `InputError` for what is wrong in the user's file, `TruthError` for what the oracle cannot compute (of them
+    `TruthTooLarge` for a forward that does not end), and `EnvironmentProblem` when the child ended in a way that
+    neither explains.
     """
     job = Job(
         entry=f"kernel_agent.{room}.{entry}",
@@ -49,13 +50,13 @@ def run_truth(
 
 def _ended(report: Report, facts: FileFacts, limits: Limits) -> Exception:
     if report.ending is Ending.TIMED_OUT:
-        return TruthError(
-            f"the forward does not finish within {limits.wall_s:.0f} s in the exact executor",
-            remedy="Give SWEEP a smaller required entry.",
+        return TruthTooLarge(
+            f"{facts.path}: the forward does not finish within {limits.wall_s:.0f} s in the exact executor",
+            remedy="Look for a loop in it that never ends; if it has none, give SWEEP a smaller required entry.",
         )
     if report.ending is Ending.OUT_OF_MEMORY:
-        return TruthError(
-            f"the forward needs more than {limits.memory_bytes >> 30} GiB in the exact executor",
+        return TruthTooLarge(
+            f"{facts.path}: the forward needs more than {limits.memory_bytes >> 30} GiB in the exact executor",
             remedy="Give SWEEP a smaller required entry.",
         )
     if report.ending in (Ending.EXITED, Ending.SIGNALLED):

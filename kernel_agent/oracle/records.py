@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernel_agent.errors import EnvironmentProblem, InputError, KernelAgentError
+from kernel_agent.errors import EnvironmentProblem, ExitCode, InputError, KernelAgentError
 from kernel_agent.oracle.provenance import Provenance
 from kernel_agent.pairs.arguments import argument_places
 from kernel_agent.pairs.spec import KernelSpec, ShapeEntry
@@ -24,6 +24,12 @@ ROUNDOFF = 1e-6
 
 class TruthError(KernelAgentError):
     """The truth of a valid forward cannot be computed here: an operation we do not know, or too large a computation."""
+
+
+class TruthTooLarge(TruthError):
+    """The forward does not end, or takes more memory than there is: what the file asks for has to change."""
+
+    exit_code = ExitCode.BAD_INPUT
 
 
 class Point(Record):

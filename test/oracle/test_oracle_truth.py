@@ -6,7 +6,7 @@ import pytest
 import torch
 from forwards import SCALED
 
-from kernel_agent.errors import EnvironmentProblem, InputError
+from kernel_agent.errors import EnvironmentProblem, ExitCode, InputError
 from kernel_agent.oracle import (
     CotangentKind,
     Outcome,
@@ -22,7 +22,7 @@ from kernel_agent.oracle import (
 from kernel_agent.oracle.truth import Request
 from kernel_agent.pairs.spec import ShapeEntry
 from kernel_agent.pairs.userfile import read_file
-from kernel_agent.sandbox import Sandbox
+from kernel_agent.sandbox import Limits, Sandbox
 
 
 @pytest.fixture
@@ -59,6 +59,16 @@ def test_a_forward_that_fails_a_step_aside_is_a_truth_error(spec_of, sandbox):
     spec = spec_of(SCALED, (body, fails), (made, half))
     with pytest.raises(TruthError, match="aside"):
         cross_check(Truths(spec, sandbox))
+
+
+def test_a_forward_that_never_ends_is_an_input_error_with_a_remedy(tmp_path, sandbox):
+    # Nothing is wrong with this machine nor red about a candidate: the file has to change.
+    path = tmp_path / "user.py"
+    path.write_text(SCALED.replace("    y = torch.empty_like(x)", "    while True:\n        pass", 1))
+    with pytest.raises(TruthError, match="does not finish") as caught:
+        describe(read_file(path), sandbox, Limits(wall_s=2))
+    assert caught.value.exit_code is ExitCode.BAD_INPUT
+    assert "never ends" in caught.value.remedy
 
 
 def test_keyword_arguments_are_known_by_name_whatever_their_order_at_an_entry(spec_of, sandbox):

@@ -35,6 +35,7 @@ from kernel_agent.ir.launch import LaunchOptions, Runner, launch
 from kernel_agent.ir.lower import lower
 from kernel_agent.ir.memory import ADDRESS_BITS, Buffer
 from kernel_agent.ir.program import Module
+from kernel_agent.ir.recorded.recorder import Recorder
 from kernel_agent.ir.sanitizer.findings import Findings
 from kernel_agent.ir.sanitizer.views import Geometry
 
@@ -120,6 +121,7 @@ class Capture:
         """Which configuration an autotuned kernel runs with, by its name; 0 for those that are not named."""
         self.tuned: dict[str, tuple[str, ...]] = {}
         """The configurations that every autotuned kernel that was launched has after pruning."""
+        self.recorder: Recorder | None = None  # who writes the call down
         self.functions = 0
         """How many `autograd.Function`s the stub is inside of."""
         self.images = Images(options.numerics, options.device)
@@ -242,7 +244,12 @@ class Capture:
     def mode(self) -> ImageMode:
         """What runs torch code between launches."""
         return ImageMode(
-            self, grad=self.grad, poison=self.poison, numerics=self.options.numerics, device=self.options.device
+            self,
+            grad=self.grad,
+            poison=self.poison,
+            numerics=self.options.numerics,
+            device=self.options.device,
+            recorder=self.recorder,
         )
 
     def launch(self, kernel: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compiled:
@@ -266,6 +273,8 @@ class Capture:
             build = Build.of(kernel, signature.types, signature.constants, values, kwargs)
             self.launches.append(Launch(name, blocks, file, line, module, build, shared_memory(values)))
             arguments = signature.arguments(module)
+            if self.recorder is not None:
+                self.recorder.launched(kernel, blocks, values, build.options)
             self.runner(module, blocks, arguments, self.buffers, self.findings, self.options)
         return Compiled(kernel, values)
 

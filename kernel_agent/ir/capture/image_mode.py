@@ -26,6 +26,7 @@ from kernel_agent.ir.capture.unsigned import unsigned_followed
 from kernel_agent.ir.errors import CaptureError
 from kernel_agent.ir.memory import CPU, Buffer
 from kernel_agent.ir.numerics import Numerics
+from kernel_agent.ir.recorded.recorder import Recorder
 from kernel_agent.ir.rounding import rounded
 
 
@@ -102,6 +103,7 @@ class ImageMode(TorchFunctionMode):  # type: ignore[misc]
         poison: bool,
         numerics: Numerics = Numerics.EXACT,
         device: torch.device = CPU,
+        recorder: Recorder | None = None,
     ) -> None:
         super().__init__()
         self.faithful = numerics is Numerics.FAITHFUL
@@ -110,6 +112,7 @@ class ImageMode(TorchFunctionMode):  # type: ignore[misc]
         self.grad = grad
         self.poison = poison
         self.device = device
+        self.recorder = recorder  # who writes down what is called
 
     def __torch_function__(
         self, func: Any, _types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -127,11 +130,8 @@ class ImageMode(TorchFunctionMode):  # type: ignore[misc]
         if answer is not None:
             return answer
         if name == "__iter__":
-            return (
-                iter(args[0].unbind(0))
-                if args[0].dim() == 0
-                else iter(self._call("unbind", torch.unbind, (args[0],), {}))
-            )
+            whole = args[0].dim() == 0  # torch says why that cannot be
+            return iter(args[0].unbind(0) if whole else self._call("unbind", torch.unbind, (args[0],), {}))
         return self._call(name, func, args, kwargs)
 
     def _attribute(self, func: Any, args: tuple[Any, ...]) -> Any:
@@ -140,10 +140,8 @@ class ImageMode(TorchFunctionMode):  # type: ignore[misc]
         declared = declared_dtype(tensor)
         if own is Tensor.dtype:
             return declared
-        if own is Tensor.is_cuda:
-            return True
-        if own is Tensor.is_cpu:
-            return False
+        if own in (Tensor.is_cuda, Tensor.is_cpu):
+            return own is Tensor.is_cuda
         if own is Tensor.device:
             return CUDA
         if own is Tensor.itemsize:
@@ -153,8 +151,13 @@ class ImageMode(TorchFunctionMode):  # type: ignore[misc]
         if own is Tensor.data and self.session.functions:
             return self._call("data", _alias, args, {})
         with torch.set_grad_enabled(self.grad):
-            result = func(tensor if is_image(tensor) or own not in _PARTS else self.session.adopt(tensor))
-        return declare(result, declared) if isinstance(result, Tensor) and result is not tensor else result
+            tensor = tensor if is_image(tensor) or own not in _PARTS else self.session.adopt(tensor)
+            result = func(tensor)
+        if isinstance(result, Tensor) and result is not tensor:
+            declare(result, declared)
+            if self.recorder is not None:
+                self.recorder.took_part(_name(own), tensor, result)
+        return result
 
     def _call(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         inputs = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
@@ -179,6 +182,8 @@ class ImageMode(TorchFunctionMode):  # type: ignore[misc]
             if self.faithful:
                 _round_all((args[0], result) if name == "__setitem__" else result)
         self._note(name, args, kwargs, result, inputs)
+        if self.recorder is not None:
+            self.recorder.did(name, func, args, kwargs, result)
         return result
 
     def _adopted(self, value: Any) -> Any:

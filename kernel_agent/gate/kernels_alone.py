@@ -1,0 +1,213 @@
+"""A candidate's file with nothing left in it that could run: its kernels, the constants they use, and imports.
+
+A process that is to be believed may import what comes out. Lines keep their numbers.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+
+from kernel_agent.pairs.sections import split_sections
+
+_MODULES = ("triton", "torch", "math", "typing", "__future__")
+_PLAIN_CALLS = frozenset({"float", "int", "bool", "min", "max", "abs"})
+_CALLS = frozenset({"triton.language.constexpr", "triton.cdiv", "triton.next_power_of_2"})
+"""Functions that a constant may call, by the names they are imported from; and all of `math`."""
+
+
+@dataclass(frozen=True)
+class KernelsAlone:
+    """What of a candidate's file may be imported without running its code."""
+
+    text: str
+    """With the line numbers of the file."""
+    trusted_lines: int
+    """So many lines from the top are the user's own and stand as they are; 0 where the candidate changed them."""
+
+
+def kernels_alone(source: str, default: str) -> KernelsAlone:
+    """Reduce a pair file; `default` is the pair file that the user's own code gives, with any backward section.
+
+    Where both have the same statements above the backward section, those are the user's own. Raises `InputError` for a
+    file without sections, `SyntaxError` for one that is no Python.
+    """
+    sections, own = split_sections(source), split_sections(default)
+    shown = sections.above_check
+    tree = ast.parse(shown)
+    above = [node for node in tree.body if node.lineno < sections.backward_line]
+    below = [node for node in tree.body if node.lineno >= sections.backward_line]
+    users = [node for node in ast.parse(own.above_check).body if node.lineno < own.backward_line]
+    kept = _Kept()
+    if _dumped(above) == _dumped(users):
+        kept.bind_all(above)
+        some = kept.only(_apart(below))
+        if not _rebinds(some, above):
+            text = _blanked(shown, some, sections.backward_line)
+            return KernelsAlone(_only_if(text, [*above, *some]), sections.backward_line)
+    some = _Kept().only(_apart(tree.body))
+    return KernelsAlone(_only_if(_blanked(shown, some, 0), some), 0)
+
+
+def _only_if(text: str, nodes: list[ast.stmt]) -> str:
+    """The text if it says these statements; nothing where Python counts lines otherwise (a lone carriage return)."""
+
+    def said(node: ast.stmt) -> str:
+        named = [str(getattr(node, name, "")) for name in ("name", "module")]
+        parts = [ast.dump(part) for part in ast.iter_child_nodes(node) if part not in _decorators(node)]
+        return " ".join([type(node).__name__, *named, *parts])
+
+    try:
+        found = ast.parse(text).body
+    except SyntaxError:
+        return ""
+    return text if [said(node) for node in found] == [said(node) for node in nodes] else ""
+
+
+def _apart(nodes: list[ast.stmt]) -> list[ast.stmt]:
+    """Statements that share no line with another one: a line is kept or left out as a whole."""
+    spans = [(_first(node), node.end_lineno or node.lineno) for node in nodes]
+    return [
+        node
+        for k, node in enumerate(nodes)
+        if (k == 0 or spans[k - 1][1] < spans[k][0]) and (k + 1 == len(nodes) or spans[k][1] < spans[k + 1][0])
+    ]
+
+
+def _first(node: ast.stmt) -> int:
+    return min([node.lineno, *(decorator.lineno for decorator in _decorators(node))])
+
+
+def _decorators(node: ast.stmt) -> list[ast.expr]:
+    return list(getattr(node, "decorator_list", ()))
+
+
+def _dumped(nodes: list[ast.stmt]) -> list[str]:
+    """Statements for comparison, without the docstring and META, of which a candidate writes its own."""
+    return [ast.dump(node) for node in nodes if not _is_text(node) and _bound(node) != {"META"}]
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def _rebinds(some: list[ast.stmt], above: list[ast.stmt]) -> bool:
+    """Whether statements give a new meaning to a name that others bind or use."""
+    imports = {ast.dump(node) for node in above if isinstance(node, (ast.Import, ast.ImportFrom))}
+    names = {part.id for node in above for part in ast.walk(node) if isinstance(part, ast.Name)}
+    names |= {name for node in above for name in _bound(node)}
+    return any(_bound(node) & names for node in some if ast.dump(node) not in imports)
+
+
+def _bound(node: ast.stmt) -> set[str]:
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return {node.name}
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        return {alias.asname or alias.name.partition(".")[0] for alias in node.names}
+    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
+
+
+class _Kept:
+    """Chooses statements that compute nothing but constants, in order; later ones may use names of earlier ones."""
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+        self._imported: dict[str, str] = {}
+        """What imported names mean, as `triton.language.constexpr`."""
+
+    def bind_all(self, nodes: list[ast.stmt]) -> None:
+        """Names of statements that stay as they are."""
+        for node in nodes:
+            self._bind(node)
+
+    def _bind(self, node: ast.stmt) -> None:
+        names = _bound(node)
+        self._names |= names
+        for name in names:
+            self._imported.pop(name, None)
+        if isinstance(node, ast.Import):
+            self._imported |= {a.asname: a.name for a in node.names if a.asname}
+            self._imported |= {(top := a.name.partition(".")[0]): top for a in node.names if not a.asname}
+        elif isinstance(node, ast.ImportFrom):
+            self._imported |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
+
+    def only(self, nodes: list[ast.stmt]) -> list[ast.stmt]:
+        """Those that are harmless; of functions only kernels."""
+        found = []
+        for node in nodes:
+            if self._harmless(node):
+                found.append(node)
+                self._bind(node)
+            else:
+                self._names -= _bound(node)
+        return found
+
+    def _harmless(self, node: ast.stmt) -> bool:
+        if isinstance(node, ast.Import):
+            return all(_known(alias.name) for alias in node.names)
+        if isinstance(node, ast.ImportFrom):
+            named = all(alias.name != "*" and not alias.name.startswith("_") for alias in node.names)
+            return node.level == 0 and _known(node.module or "") and named
+        if isinstance(node, ast.Assign):
+            return all(isinstance(target, ast.Name) for target in node.targets) and self._constant(node.value)
+        if isinstance(node, ast.AnnAssign) and node.value is not None:
+            parts = (node.value, node.annotation)
+            return isinstance(node.target, ast.Name) and all(self._constant(part) for part in parts)
+        return isinstance(node, ast.FunctionDef) and self._is_kernel(node)
+
+    def _is_kernel(self, node: ast.FunctionDef) -> bool:
+        defaults = [*node.args.defaults, *(part for part in node.args.kw_defaults if part is not None)]
+        everyone = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+        annotations = [part.annotation for part in everyone if part.annotation is not None]
+        jit = [decorator for decorator in node.decorator_list if _is_jit(decorator)]
+        return (
+            len(jit) == 1 and all(self._constant(part) for part in (*defaults, *annotations)) and node.returns is None
+        )
+
+    def _constant(self, node: ast.expr) -> bool:
+        """Whether an expression only computes with constants."""
+        if isinstance(node, ast.Constant):
+            return True
+        if isinstance(node, ast.Name):
+            return node.id in self._names or node.id in _PLAIN_CALLS
+        if isinstance(node, ast.Attribute):
+            return not node.attr.startswith("_") and self._constant(node.value)
+        if isinstance(node, ast.Call):
+            called = self._meaning(node.func)
+            allowed = called in _CALLS or called in _PLAIN_CALLS or called.startswith("math.")
+            plain = not any(isinstance(part, ast.Starred) for part in node.args) and not node.keywords
+            return allowed and plain and all(self._constant(part) for part in (node.func, *node.args))
+        if isinstance(node, (ast.UnaryOp, ast.BinOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.Tuple, ast.List)):
+            return all(self._constant(part) for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr))
+        return False
+
+    def _meaning(self, node: ast.expr) -> str:
+        """What a name stands for, as it was imported; empty for one that was given a meaning here."""
+        if isinstance(node, ast.Attribute):
+            inner = self._meaning(node.value)
+            return f"{inner}.{node.attr}" if inner else ""
+        if not isinstance(node, ast.Name):
+            return ""
+        return self._imported.get(node.id, "" if node.id in self._names else node.id)
+
+
+def _known(module: str) -> bool:
+    return module.partition(".")[0] in _MODULES
+
+
+def _is_jit(decorator: ast.expr) -> bool:
+    if isinstance(decorator, ast.Call):
+        plain = all(isinstance(part.value, (ast.Constant, ast.List)) for part in decorator.keywords)
+        return plain and not decorator.args and _is_jit(decorator.func)
+    return ast.unparse(decorator) in ("triton.jit", "jit")
+
+
+def _blanked(source: str, nodes: list[ast.stmt], trusted_lines: int) -> str:
+    """The source with its first lines and those of these statements only; kernels keep what makes them kernels."""
+    kept = set(range(1, trusted_lines + 1))
+    for node in nodes:
+        kept.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        for decorator in _decorators(node):
+            if _is_jit(decorator):
+                kept.update(range(decorator.lineno, (decorator.end_lineno or decorator.lineno) + 1))
+    return "\n".join(line if number in kept else "" for number, line in enumerate(source.split("\n"), start=1)) + "\n"

@@ -1,0 +1,56 @@
+"""What a candidate's process says for the candidate is not believed: its record is carried out again without its code.
+
+A green answer comes from a process that ran the candidate, which may have patched everything in it. So the steps it
+wrote down (torch functions, launches with arguments and grid) go to a second process, which has the user's forward and
+the candidate's kernels and nothing else of the candidate. The gradients, launches, torch functions and findings that
+are judged are the second one's. What was red is red without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from kernel_agent.gate.answer import Stage
+from kernel_agent.gate.batch import BatchRun, Outcome, candidate_job, judged_batch
+from kernel_agent.gate.candidate import CandidateText
+from kernel_agent.gate.kernels_alone import kernels_alone
+from kernel_agent.gate.options import GateOptions
+from kernel_agent.pairs.assemble import assemble
+from kernel_agent.pairs.spec import Candidate, KernelSpec
+from kernel_agent.sandbox import Sandbox
+
+ENTRY = "kernel_agent.gate.replay_child:replayed"
+_AGAIN = "carried out again from its record, without the candidate's code: "
+
+
+def default_pair(spec: KernelSpec) -> str:
+    """The pair file that the user's own code gives."""
+    return spec.facts.source if spec.facts.is_pair else assemble(spec, Candidate(backward=""))
+
+
+def recompute(
+    runs: Sequence[BatchRun], spec: KernelSpec, sandbox: Sandbox, text: CandidateText, options: GateOptions
+) -> BatchRun:
+    """All cases of green batches again, in one process that holds no code of the candidate."""
+    kernels = kernels_alone(text.source, default_pair(spec))
+    questions = [outcome.question for run in runs for outcome in run.outcomes]
+    extra = {
+        "source": kernels.text,
+        "trusted_lines": kernels.trusted_lines,
+        "forwards": [program for run in runs for program in run.script.programs(Stage.FORWARD)],
+        "backwards": [program for run in runs for program in run.script.programs(Stage.BACKWARD)],
+    }
+    limits = replace(options.limits, wall_s=len(runs) * options.limits.wall_s)
+    job = candidate_job(questions, text, limits, ENTRY, extra)
+    again = judged_batch(sandbox.run(job), questions, spec, text, options)
+    return replace(again, outcomes=tuple(_named(outcome) for outcome in again.outcomes))
+
+
+def _named(outcome: Outcome) -> Outcome:
+    """A red outcome says that it is not what the candidate's process answered."""
+    if outcome.problem is None:
+        return outcome
+    message = _AGAIN + outcome.problem.message
+    result = outcome.result.model_copy(update={"message": message})
+    return replace(outcome, problem=replace(outcome.problem, message=message), result=result)

@@ -1,0 +1,90 @@
+"""What runs in the process that carries a candidate's record out again. No code of the candidate runs here.
+
+It holds the user's own forward, the candidate's kernels, and the steps that the candidate's process wrote down. What it
+answers is the gate's own observation: gradients, launches, torch functions, findings of the sanitizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from pydantic import ValidationError
+
+from kernel_agent.gate.answer import Answer, Stage
+from kernel_agent.gate.child import FILE, MODULE, Ended, run_backward, run_forward, say, tell_failure
+from kernel_agent.gate.kernel_names import refuse_foreign_names
+from kernel_agent.ir import import_module, standin
+from kernel_agent.ir.recorded.program import Program
+from kernel_agent.ir.recorded.replay import Kernels, Replayed, find_kernels
+
+if TYPE_CHECKING:
+    from kernel_agent.sandbox import Call
+
+MOST_NUMBERS = 4096
+"""Numbers that may stand in one program: a gradient does not fit, nor do the derivatives it would be made of."""
+MOST_OF_ONE_CASE = 32
+"""Numbers in the program of one case that stand in no other case of its point: what may have come from a cotangent."""
+
+
+def replayed(call: Call) -> None:
+    """Payload: as for `child.answered`, with `source` reduced to kernels, `trusted_lines`, and `forwards` and
+    `backwards`, the programs of all points and cases as JSON text."""
+    torch.set_num_threads(1)
+    path = call.scratch / FILE
+    path.write_text(call.payload["source"], encoding="utf-8")
+    try:
+        with standin():
+            module, kernels = _imported(call, path)
+            points = [case["point"] for case in call.payload["cases"]]
+            backwards = _without_smuggled([_read(text) for text in call.payload["backwards"]], points)
+            forwards = [] if call.payload["trusted_lines"] else [_read(text) for text in call.payload["forwards"]]
+            saved: dict[int, tuple[Any, ...]] = {}
+            for number, case in enumerate(call.payload["cases"]):
+                point = case["point"]
+                if point not in saved:
+                    forward: Callable[..., Any] = (
+                        Replayed(forwards[point], kernels) if forwards else getattr(module, "forward")  # noqa: B009
+                    )
+                    saved[point] = run_forward(call, forward, path, point)
+                run_backward(call, Replayed(backwards[number], kernels), path, number, saved[point])
+    except Ended:
+        return
+
+
+def _imported(call: Call, path: Path) -> tuple[ModuleType, Kernels]:
+    try:
+        module = import_module(path, MODULE)
+        refuse_foreign_names(call.payload["source"], module, call.payload["trusted_lines"])
+        kernels = find_kernels(module)
+    except Exception as error:
+        raise tell_failure(call, Stage.IMPORT, 0, error, path) from error
+    say(call, Answer(stage=Stage.IMPORT))
+    return module, kernels
+
+
+def _read(text: str) -> Program:
+    try:
+        return Program.model_validate_json(text)
+    except (ValidationError, RecursionError):
+        return Program(refused="the candidate's process sent a record that is none")
+
+
+def _without_smuggled(programs: list[Program], points: list[int]) -> list[Program]:
+    """Programs that carry so many numbers, or so many that differ between cotangents, may carry the result itself."""
+    numbers = [program.constants() for program in programs]
+    checked = []
+    for number, (program, mine) in enumerate(zip(programs, numbers, strict=True)):
+        others = [some for k, some in enumerate(numbers) if k != number and points[k] == points[number]]
+        fresh = mine.difference(*others) if others else frozenset()
+        reason = ""
+        if len(mine) > MOST_NUMBERS:
+            reason = f"{len(mine)} numbers stand in its steps"
+        elif len(fresh) > MOST_OF_ONE_CASE:
+            reason = f"{len(fresh)} numbers in its steps depend on the cotangent"
+        refused = Program(refused=f"{reason}, and no kernel or torch function made them")
+        checked.append(refused if reason and not program.refused else program)
+    return checked

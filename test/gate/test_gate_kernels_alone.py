@@ -1,0 +1,70 @@
+"""What is left of a candidate's file in the process that is believed: kernels and constants, nothing that runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kernel_agent.gate.kernels_alone import kernels_alone
+
+SOURCE = (Path(__file__).parent / "pairs" / "softmax.py").read_text()
+
+
+def with_backward(text: str) -> str:
+    head, rest = SOURCE.split("# --- backward ---\n")
+    return f"{head}# --- backward ---\n{text}\n# --- check ---{rest.split('# --- check ---')[1]}"
+
+
+def test_kernels_stay_on_their_lines_and_backward_goes() -> None:
+    alone = kernels_alone(SOURCE, SOURCE)
+    lines = alone.text.split("\n")
+    assert "def backward" not in alone.text
+    assert "def forward" in alone.text, "it is the user's own"
+    for number, line in enumerate(SOURCE.split("\n")):
+        if "def _softmax_bwd" in line:
+            assert lines[number] == line
+
+
+def test_a_forward_that_the_candidate_changed_is_not_taken_over() -> None:
+    changed = SOURCE.replace("    M, N = x.shape\n", "    M, N = x.shape\n    print(1)\n", 1)
+    alone = kernels_alone(changed, SOURCE)
+    assert alone.trusted_lines == 0
+    assert "print" not in alone.text
+    assert "def _softmax_fwd" in alone.text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import os",
+        "from os import *",
+        "X = open('/etc/passwd').read()",
+        "X = 1; import os",
+        "X = [i for i in (os.system('true'),)]",
+        "float = torch.load\nX = float('evil')",
+        "import torch as math\nX = math.load('evil')",
+        "constexpr = torch.load\nX = constexpr('evil')",
+        "def k(a=open('x')):\n    pass",
+        "@triton.jit\ndef k(a=open('x')):\n    pass",
+        "@triton.jit\ndef k(a: open('x')):\n    pass",
+        "@evil\n@triton.jit\ndef k(a):\n    pass",
+        "@triton.jit(repr=open('x'))\ndef k(a):\n    pass",
+        "class A:\n    open('x')",
+        "if True:\n    open('x')",
+        "# a lone return: \ropen('x')\nX = 1",
+        "X = torch.__class__",
+        "from triton import __builtins__ as X",
+    ],
+)
+def test_nothing_that_runs_is_left(text: str) -> None:
+    """Every line that would do something is gone; what is left is imported without harm."""
+    left = kernels_alone(with_backward(text), SOURCE).text.partition("# --- backward ---")[2]
+    for word in ("open", "import os", "system", "'evil'", "evil", "__class__", "__builtins__"):
+        assert word not in left
+
+
+def test_a_backward_section_that_rebinds_what_the_forward_uses_takes_no_forward_over() -> None:
+    # Otherwise the user's forward would run with the candidate's meaning of a name.
+    assert kernels_alone(with_backward("triton = 1"), SOURCE).trusted_lines == 0
+    assert kernels_alone(with_backward("BLOCK_OF_MINE = 1"), SOURCE).trusted_lines > 0
