@@ -1,12 +1,14 @@
 """Bytes that derived backwards move, beside those of the pairs' hand-written ones, by the cost counter.
 
-    python bench/compiler_traffic.py [--jobs 2] [--every 5] [--limit N] [--only TEXT] [--again]
+    python bench/compiler_traffic.py [--jobs 2] [--every 5] [--limit N] [--only TEXT] [--again] [--buffers]
 
-Of every pair with a true gradient, the first entry of BENCH (where that cannot be counted in time: the largest required
-entry of SWEEP). Traffic is what the launches read, write and update, each different byte once per launch, and what
-torch moves between them. The derived backward is the first one written; `compiler_coverage.py` asks the
-gate about those. Rows are kept in `bench/compiler_traffic.jsonl` as they come, and pairs that have one are not
-counted again without `--again`; the summary goes to `bench/compiler_traffic.txt`.
+Of every pair with a true gradient, the first entry of BENCH (where that cannot be counted in time: the largest
+required entry of SWEEP). Traffic is what the launches read, write and update, each different byte once per launch,
+and what torch moves between them; forwards, and what they save, count for neither. The derived backward is the
+first one written; `compiler_coverage.py` asks the gate about those. Rows are kept in `bench/compiler_traffic.jsonl`
+as they come, and pairs that have one are not counted again without `--again`; the summary goes to
+`bench/compiler_traffic.txt`. `--buffers` shows instead what the launches of both do to every buffer: where an
+excess comes from.
 """
 
 from __future__ import annotations
@@ -22,9 +24,8 @@ from pathlib import Path
 
 from kernel_agent.compiler.derive import drafts
 from kernel_agent.errors import KernelAgentError
-from kernel_agent.ir.cost.cost_report import CostReport
 from kernel_agent.oracle import describe
-from kernel_agent.oracle.costs import costs
+from kernel_agent.oracle.costs import EntryCost, costs
 from kernel_agent.pairs.meta import Gradient, read_meta
 from kernel_agent.pairs.spec import FileFacts
 from kernel_agent.pairs.sweep import largest_required
@@ -36,6 +37,8 @@ PAIRS = ROOT / "datasets" / "kernel_pairs"
 DEVICE = "H100 SXM"
 LIMITS = Limits(wall_s=90.0)
 """Of counting one backward at one entry."""
+FILLS = 0.02
+"""Share of a hand-written backward's traffic from which what torch moves more is a reason."""
 MEDIAN, TAIL = 1.05, 1.5
 """What the median of the ratios, and 95 % of them, should not pass."""
 
@@ -67,6 +70,8 @@ class Row:
     schedules: tuple[str, ...] = ()
     derived: Moved | None = None
     written: Moved | None = None
+    real_sizes: bool = False
+    """Counted at an entry of BENCH."""
     why: str = ""
     """Why a figure is missing."""
     seconds: float = 0.0
@@ -87,22 +92,33 @@ def row(path: Path) -> Row:
         with Sandbox() as sandbox:
             facts = read_file(path)
             (draft, *_), _ = drafts(describe(facts, sandbox), sandbox, most=1)
-            derived, written = both(facts, read_source(draft.pair, path), sandbox)
-            found = Row(name, draft.schedules, derived, written)
+            found_both = both(facts, read_source(draft.pair, path), sandbox)
+            derived, written = moved(found_both.derived), moved(found_both.written)
+            found = Row(name, draft.schedules, derived, written, found_both.real_sizes)
     except KernelAgentError as error:
         found = Row(name, why=error.message.splitlines()[0])
     return Row(**{**found.__dict__, "seconds": round(time.perf_counter() - start, 1)})
 
 
-def both(written: FileFacts, derived: FileFacts, sandbox: Sandbox) -> tuple[Moved, Moved]:
+@dataclass(frozen=True)
+class Both:
+    """What two backwards do at one entry."""
+
+    derived: EntryCost
+    written: EntryCost
+    real_sizes: bool
+    """See `Row`."""
+
+
+def both(written: FileFacts, derived: FileFacts, sandbox: Sandbox) -> Both:
     """The two backwards at one entry. Raises what the counter raises where neither entry can be counted."""
     try:
         if written.bench:
-            return moved(at_bench(derived), sandbox, 0), moved(at_bench(written), sandbox, 0)
+            return Both(counted(at_bench(derived), sandbox, 0), counted(at_bench(written), sandbox, 0), real_sizes=True)
     except KernelAgentError:
         pass  # the smaller entry will do
     place = largest_required(describe(written, sandbox).sweep)
-    return moved(derived, sandbox, place), moved(written, sandbox, place)
+    return Both(counted(derived, sandbox, place), counted(written, sandbox, place), real_sizes=False)
 
 
 def at_bench(facts: FileFacts) -> FileFacts:
@@ -110,10 +126,15 @@ def at_bench(facts: FileFacts) -> FileFacts:
     return facts.model_copy(update={"source": f"{facts.source.rstrip()}\n\n\nSWEEP = BENCH\n"})
 
 
-def moved(facts: FileFacts, sandbox: Sandbox, place: int) -> Moved:
-    """Count a pair's backward at one entry of its SWEEP."""
+def counted(facts: FileFacts, sandbox: Sandbox, place: int) -> EntryCost:
+    """Count a pair at one entry of its SWEEP."""
     (cost,) = costs(facts, sandbox, DEVICE, [place], LIMITS)
-    report: CostReport = cost.parts["backward"]
+    return cost
+
+
+def moved(cost: EntryCost) -> Moved:
+    """What its backward moves."""
+    report = cost.parts["backward"]
     return Moved(
         cost.label,
         float(report.unique_bytes),
@@ -121,6 +142,27 @@ def moved(facts: FileFacts, sandbox: Sandbox, place: int) -> Moved:
         float(sum(launch.issued_bytes for launch in report.launches)),
         float(sum(launch.atomics for launch in report.launches)),
     )
+
+
+def buffers(path: Path) -> str:
+    """What each launch of both backwards does to each buffer, in different bytes."""
+    with Sandbox() as sandbox:
+        facts = read_file(path)
+        (draft, *_), _ = drafts(describe(facts, sandbox), sandbox, most=1)
+        found = both(facts, read_source(draft.pair, path), sandbox)
+    lines = [f"{path.parent.name}/{path.stem}: {', '.join(draft.schedules)}"]
+    for title, cost in (("derived", found.derived), ("hand-written", found.written)):
+        report = cost.parts["backward"]
+        lines.append(f"  {title}, {cost.label}: {moved(cost).traffic / 1e6:.2f} MB")
+        for launch in report.launches:
+            lines.append(f"    {launch.kernel} {launch.grid}")
+            for buffer in launch.buffers:
+                kinds = (("read", buffer.read), ("write", buffer.write), ("atomic", buffer.atomic))
+                parts = [f"{name} {part.unique_bytes / 1e6:.2f}" for name, part in kinds if part is not None]
+                lines.append(f"      {buffer.name:20} {buffer.dtype:9} {', '.join(parts)}")
+        for call in report.torch:
+            lines.append(f"    {call.name}: read {call.read_bytes / 1e6:.2f}, write {call.written_bytes / 1e6:.2f}")
+    return "\n".join(lines)
 
 
 def read_rows(path: Path) -> dict[str, Row]:
@@ -148,6 +190,9 @@ def told(rows: list[Row]) -> str:
             f"95th percentile {tail:.3f} (bar {TAIL}), most {values[-1]:.2f}",
             f"no more atomic updates than the hand-written backward: {spared} of {len(ratios)} "
             f"({spared / len(ratios):.1%})",
+            f"at sizes of BENCH: {sum(one.real_sizes for _, one in ratios)}",
+            "",
+            *reasons([one for ratio, one in ratios if ratio > MEDIAN]),
             "",
             "most traffic:",
         ]
@@ -158,6 +203,26 @@ def told(rows: list[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def reasons(rows: list[Row]) -> list[str]:
+    """Why pairs move more than they should, by the first reason of each."""
+    found = {
+        "add atomically what the other stores": 0,
+        "fill, convert or sum more in torch": 0,
+        "read or store more": 0,
+    }
+    atomic, torch, launch = found
+    for one in rows:
+        assert one.derived is not None
+        assert one.written is not None
+        if one.derived.atomics > one.written.atomics:
+            found[atomic] += 1
+        elif one.derived.torch_bytes - one.written.torch_bytes > FILLS * one.written.traffic:
+            found[torch] += 1
+        else:
+            found[launch] += 1
+    return [f"more than {MEDIAN}: {len(rows)}", *(f"  {reason}: {count}" for reason, count in found.items())]
+
+
 def main() -> None:
     """Run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -166,12 +231,17 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=None)
     parser.add_argument("--only", default="", help="take those whose path holds this")
     parser.add_argument("--again", action="store_true", help="count pairs that have a row, too")
+    parser.add_argument("--buffers", action="store_true", help="show what both do to every buffer, and keep nothing")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(""))
     given = parser.parse_args()
     lines = given.out.with_suffix(".jsonl")
     known = {} if given.again else read_rows(lines)
     pairs = [path for path in sorted(PAIRS.glob("*/*.py")) if read_meta(path.read_text()).gradient is Gradient.TRUE]
     chosen = [path for path in pairs if given.only in str(path)][:: given.every][: given.limit]
+    if given.buffers:
+        for path in chosen:
+            print(buffers(path), flush=True)
+        return
     left = [path for path in chosen if f"{path.parent.name}/{path.stem}" not in known]
     with ProcessPoolExecutor(given.jobs) as pool, lines.open("a" if known else "w") as out:
         running = {pool.submit(row, path): path for path in left}
