@@ -38,11 +38,16 @@ class KernelSource:
         return "\n".join(("import triton", "import triton.language as tl", *self.imports, "", "", "\n\n".join(parts)))
 
 
+def documented(source: KernelSource, docstring: str) -> KernelSource:
+    """The source with a docstring, whose lines but for the first are indented."""
+    head, colon, body = source.text.partition("):\n")
+    return replace(source, text=f'{head}{colon}    """{docstring}"""\n{body}')
+
+
 def triton_source(
     kernel: Kernel,
     *,
     name: str | None = None,
-    docstring: str = "",
     comments: Mapping[int, str] | None = None,
     unsigned: Collection[str] = (),
 ) -> KernelSource:
@@ -60,8 +65,6 @@ def triton_source(
     constexprs = [constant for constant in kernel.constants if constant in body.reads]
     head = bracketed(f"def {kernel.name}", [*parameters, *(f"{c}: tl.constexpr" for c in constexprs)], ":", 0)
     lines = ["@triton.jit", *head]
-    if docstring:
-        lines.append(f'    """{docstring}"""')
     lines += body.lines or ["    pass"]
     return KernelSource(
         kernel.name,

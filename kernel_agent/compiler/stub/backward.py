@@ -51,6 +51,8 @@ class Written:
     helpers: tuple[str, ...] = ()
     """Functions that the statements call, as text."""
     plans: list[BackwardPlan] = field(default_factory=list)
+    steps: list[tuple[BackwardPlan, Kernel]] = field(default_factory=list)
+    """The kernels again, each with the plan that launches it."""
     torch_ops: tuple[str, ...] = ()
     """Computing functions of the stub that the backward has the adjoints of."""
 
@@ -79,6 +81,7 @@ class BackwardWriter:
             place: Launched(
                 place,
                 seen,
+                kernels[place],
                 source.launch(seen),
                 Accesses.of(kernels[place]),
                 tiles_of_axes(kernels[place]),
@@ -99,6 +102,7 @@ class BackwardWriter:
         """Memory that depends on differentiable inputs before each launch."""
         self.kernels: list[Kernel] = []
         self.plans: list[BackwardPlan] = []
+        self.steps: list[tuple[BackwardPlan, Kernel]] = []
 
     def write(self, outputs: Sequence[tuple[str, Tensor | None]]) -> Written:
         """The backward. `outputs`: name of the cotangent, and the output where it has one. Raises `CannotDerive`."""
@@ -121,6 +125,7 @@ class BackwardWriter:
             results,
             tuple(self.body.helpers),
             self.plans,
+            self.steps,
             tuple(self.cotangents.torch_ops),
         )
 
@@ -202,6 +207,7 @@ class BackwardWriter:
         planned = Planned(wording, self.cotangents, self.signature)
         planned.write(cotangents)
         self.kernels += planned.kernels
+        self.steps += [(plan, kernel) for kernel in planned.kernels]
 
     def _refuse_overwritten(self, launched: Launched, plan: BackwardPlan) -> None:
         """Raise `CannotDerive` where the plan reads what a later launch or torch function changes."""

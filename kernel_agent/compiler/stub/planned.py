@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from torch import Tensor
 
@@ -16,6 +17,7 @@ from kernel_agent.compiler.ssa.value import NARROW, Kernel
 from kernel_agent.compiler.stub.accesses import Accesses
 from kernel_agent.compiler.stub.buffers import Buffers, element_of
 from kernel_agent.compiler.stub.cotangents import Cotangents, Grad
+from kernel_agent.compiler.stub.docstrings import kernel_docstring
 from kernel_agent.compiler.stub.flow import tensors_in
 from kernel_agent.compiler.stub.lines import HELPERS, Line, asked_unless, backward_name, quoted
 from kernel_agent.compiler.stub.needs import variable_of
@@ -23,8 +25,8 @@ from kernel_agent.compiler.stub.products import LARGE, WIDTHS, ProductTiles, pro
 from kernel_agent.compiler.stub.tiles import Tiles, mentions, steps_by
 from kernel_agent.compiler.stub.wording import Wording
 
-Signature = Callable[[Kernel], Sequence[str]]
-"""Parameters of a kernel as it is printed."""
+Signature = Callable[..., Sequence[str]]
+"""Parameters of a kernel as it is printed. `document`, if it is given, makes a docstring of the text without one."""
 _ROOM = 80
 """Characters of a message on one line."""
 
@@ -236,7 +238,8 @@ class Planned:
         shown = f"({grid[0]},)" if len(grid) == 1 else f"({', '.join(grid)})"
         items = []
         given = {value.name for value in kernel.arguments}
-        for name in self.signature(kernel):
+        document = partial(kernel_docstring, self.launched.kernel, self.plan, replace(step, kernel=kernel))
+        for name in self.signature(kernel, document):
             if name in self.wording.variables:
                 text = self.wording.variables[name]
             elif name in step.scalars:

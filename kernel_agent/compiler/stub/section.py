@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from kernel_agent.compiler.emit.source import KernelSource
+from kernel_agent.compiler.emit.source import KernelSource, documented
 from kernel_agent.compiler.plan import BackwardPlan
 from kernel_agent.compiler.ssa.value import Kernel
 from kernel_agent.compiler.stub.backward import BackwardWriter, Planner, Written
 from kernel_agent.compiler.stub.branches import branches_taken
 from kernel_agent.compiler.stub.checks import shared_checks
 from kernel_agent.compiler.stub.decisions import Decision
+from kernel_agent.compiler.stub.docstrings import backward_docstring, computed
 from kernel_agent.compiler.stub.dtypes import for_every_dtype
 from kernel_agent.compiler.stub.forward import forward_function
 from kernel_agent.compiler.stub.lines import Line
@@ -26,8 +27,8 @@ from kernel_agent.pairs.adjoints import declarable
 from kernel_agent.pairs.sections import split_sections
 from kernel_agent.pairs.spec import Candidate, KernelSpec
 
-Printer = Callable[[Kernel], KernelSource]
-"""The Triton source of a kernel."""
+Printer = Callable[..., KernelSource]
+"""The Triton source of a kernel; `docstring` as `triton_source` takes it."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,11 @@ def write_sections(spec: KernelSpec, source: StubSource, ways: Sequence[Way], pr
     names = Names(source, _merged([way.trace.names for way in ways]))
     sources: dict[int, KernelSource] = {}
 
-    def signature(kernel: Kernel) -> Sequence[str]:
-        sources[id(kernel)] = for_every_dtype(printer(kernel), kernel, spec.facts.source)
+    def signature(kernel: Kernel, document: Callable[[str], str] | None = None) -> Sequence[str]:
+        printed = printer(kernel)
+        if document is not None:
+            printed = documented(printed, document(printed.text))
+        sources[id(kernel)] = for_every_dtype(printed, kernel, spec.facts.source)
         return sources[id(kernel)].parameters
 
     writers = [
@@ -82,7 +86,11 @@ def write_sections(spec: KernelSpec, source: StubSource, ways: Sequence[Way], pr
         parameters.append("needs=None")
         body.append(Line("", tuple(flags), f" = needs or (True,) * {len(flags)}", bare=True))
     body += _branched(tests, written)
+    steps = [(plan, kernel) for one in written for plan, kernel in one.steps]
+    made = {kernel.name: computed(plan, kernel) for plan, kernel in steps}
+    docstring = backward_docstring(spec.grads, [name for name in parameters if name.startswith("grad_")], made)
     head = Line("def backward(", tuple(parameters), "):").shown(names.filled, 0)
+    head.append(f'    """{docstring}"""')
     function = "\n".join([*head, *(row for line in body for row in line.shown(names.filled, 1))])
     helpers = dict.fromkeys(helper for one in written for helper in one.helpers)
     kernels = [sources[id(kernel)] for one in written for kernel in one.kernels]

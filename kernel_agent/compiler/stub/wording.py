@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.plan import BackwardPlan
+from kernel_agent.compiler.ssa.value import Kernel
 from kernel_agent.compiler.stub.accesses import Accesses
 from kernel_agent.compiler.stub.body import Body
 from kernel_agent.compiler.stub.names import Names
@@ -29,6 +30,8 @@ class Launched:
 
     place: int
     seen: LaunchSeen
+    kernel: Kernel
+    """What it runs."""
     text: LaunchText
     accesses: Accesses
     tiles_of_axes: Mapping[int, str] = field(default_factory=dict)

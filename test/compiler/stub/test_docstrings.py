@@ -1,0 +1,99 @@
+"""Docstrings of derived kernels say what is so: of the plan, of its kernels, and of the text that was printed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kernel_agent.compiler.emit import triton_source
+from kernel_agent.compiler.plan import BackwardPlan
+from kernel_agent.compiler.reverse import differentiate
+from kernel_agent.compiler.schedule.schedules import plans
+from kernel_agent.compiler.ssa.builder import Builder
+from kernel_agent.compiler.ssa.value import Kernel, Value
+from kernel_agent.compiler.stub.docstrings import backward_docstring, computed, kernel_docstring
+
+LANES = 16
+
+
+def rows_of(compute: Callable[[Builder, Value, Value, Value], Value], other: str = "*f32") -> Kernel:
+    """A forward that stores to a row of Y, per program, what it makes of the row's offsets, of X and of W."""
+    x, w, y, n = (Value("*f32", (), "X"), Value(other, (), "W"), Value("*f32", (), "Y"), Value("i32", (), "n"))
+    kernel = Kernel("forward", [x, w, y, n], extents={LANES: "BLOCK"}, constants={"BLOCK": LANES})
+    b = Builder(kernel, frozenset((y,)))
+    cols = b.arange(0, LANES, "BLOCK", "cols")
+    rows = b.add(b.mul(b.program_id(0, "row"), n), cols)
+    rows.name = "offsets"
+    b.store(y, rows, compute(b, rows, x, w), b.compare("lt", cols, n))
+    return kernel
+
+
+def best(kernel: Kernel, wanted: str) -> BackwardPlan:
+    adjoint = differentiate(kernel, read=frozenset(wanted.split()), written=frozenset(["Y"]))
+    return plans(kernel, adjoint, 1)[0]
+
+
+def docstring(kernel: Kernel, plan: BackwardPlan) -> str:
+    step = plan.steps[0]
+    return " ".join(kernel_docstring(kernel, plan, step, triton_source(step.kernel).text).split())
+
+
+def scaled(b: Builder, rows: Value, x: Value, w: Value) -> Value:
+    grown = b.mul(b.load(x, rows), b.load(x, rows))
+    grown.name = "grown"
+    return b.mul(grown, b.load(w, b.arange(0, LANES, "BLOCK")))
+
+
+def test_gradients_of_own_rows_are_said_to_be_stored_once() -> None:
+    kernel = rows_of(scaled)
+    found = docstring(kernel, best(kernel, "X"))
+    assert found.startswith("dX from dY. Derivatives of Y by X in `forward`, applied to dY.")
+    assert "Every element is written by one program, with plain stores." in found
+    assert "atomically" not in found
+
+
+def test_additions_at_loaded_places_are_said_to_be_atomic() -> None:
+    # a template for stores would tell a reader that no order of additions is left open
+    def gather(b: Builder, rows: Value, x: Value, w: Value) -> Value:
+        return b.load(x, b.load(w, rows))
+
+    kernel = rows_of(gather, other="*i32")
+    found = docstring(kernel, best(kernel, "X"))
+    assert "dX is added to atomically: other programs may add to the same elements." in found
+    assert "Every element" not in found
+
+
+def test_partial_sums_of_programs_that_take_turns_are_said_to_be_partial() -> None:
+    kernel = rows_of(scaled)
+    plan = best(kernel, "X W")
+    assert plan.totals
+    found = docstring(kernel, plan)
+    assert "dX and partial sums of dW from dY." in found
+    assert "Programs take turns at `" in found
+    assert "It sums dW over `" in found
+    assert "Computed again of the forward: `grown`." in found
+
+
+def test_a_state_that_a_loop_hands_on_is_no_sum() -> None:
+    # dh is carried from trip to trip and multiplied there: what comes out is the gradient of the first state
+    def recurrence(b: Builder, rows: Value, x: Value, w: Value) -> Value:
+        factor = b.load(w, b.arange(0, LANES, "BLOCK"))
+        bounds = b.const(0), b.const(5), b.const(1)
+
+        def body(_: Value, h: list[Value]) -> list[Value]:
+            return [b.mul(b.add(h[0], factor), factor)]
+
+        (found,) = b.loop(bounds, [b.load(x, rows)], body, index_name="t")
+        return found
+
+    kernel = rows_of(recurrence)
+    found = docstring(kernel, best(kernel, "X"))
+    assert "dX" in found
+    assert "sums" not in found
+
+
+def test_the_backward_names_its_kernels_and_what_they_make() -> None:
+    kernel = rows_of(scaled)
+    plan = best(kernel, "X W")
+    made = {"forward_bwd": computed(plan, plan.steps[0].kernel)}
+    found = " ".join(backward_docstring(["x", "w"], ["grad_y"], made).split())
+    assert found == "Gradients of x and w from grad_y. `forward_bwd` computes dX and partial sums of dW."
