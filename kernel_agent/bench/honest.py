@@ -1,9 +1,14 @@
 """What honest rounding makes of gradients on the device: the measure that real kernels are held against.
 
-Two computations, both of the user's own forward and neither of the candidate: its kernels executed and differentiated
-in narrow arithmetic (operands of products cut to the coarsest product of the forward's kernels, all other results to
+All computations are of the user's own forward and none of the candidate: its kernels executed and differentiated in
+narrow arithmetic (operands of products cut to the coarsest product of the forward's kernels, all other results to
 float32, `exp` taken as `exp2` of a rounded product, as Triton compiles it), and torch's autograd of `reference` in the
-dtypes of the call with products cut alike. Of the two, the larger error counts, tile by tile.
+dtypes of the call with products cut alike. Of all, the largest error counts, tile by tile.
+
+Float32 gradients are computed in narrow arithmetic several times more, with exponentials, logarithms, quotients and
+roots that are off by what PTX allows a GPU's to be off by, drawn anew each time. One computation says little of a tile
+whose gradient is the difference of two large numbers, `dy - sum(dy * y)` where one `y` is almost the whole sum: it is
+right by luck in some such tiles, and another honest one is not.
 """
 
 from __future__ import annotations
@@ -26,16 +31,35 @@ USUAL = 0.95
 UNEVEN = 8.0
 """Usual relative error of tiles over that of the whole at most: tiles that are zero by cancellation say nothing."""
 _PRODUCTS = frozenset({"mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "dot", "mv"})
+DRAWS = 3
+"""Further computations of float32 gradients, with functions that are off at random."""
+ULP = 2.0 ** (1 - FLOAT32_BITS)
+_ALLOWED = {
+    torch.ops.aten.exp2.default: 2.0,
+    torch.ops.aten.log.default: 2.0,
+    torch.ops.aten.log2.default: 2.0,
+    torch.ops.aten.div.Tensor: 2.0,
+    torch.ops.aten.reciprocal.default: 1.0,
+    torch.ops.aten.sqrt.default: 1.0,
+    torch.ops.aten.rsqrt.default: 1.0,
+}
+"""Relative errors in ULP: PTX ISA, ex2.approx, lg2.approx, div.full, rcp.approx, sqrt.approx, rsqrt.approx."""
 _BITS_OF = {torch.float64: 53, torch.float32: FLOAT32_BITS, torch.float16: 11, torch.bfloat16: 8}
 
 
 class NarrowArithmetic(TorchDispatchMode):  # type: ignore[misc]
-    """Cuts operands of products to `dot_bits` significant bits, and other float64 results to float32 if `narrow`."""
+    """Cuts operands of products to `dot_bits` significant bits, and other float64 results to float32 if `narrow`.
 
-    def __init__(self, dot_bits: int | None, *, narrow: bool) -> None:
+    `draw`: with this seed, results of functions that a GPU approximates are off by as much as it may be; what float32
+    holds exactly, such as the exponential of zero, is not.
+    """
+
+    def __init__(self, dot_bits: int | None, *, narrow: bool, draw: int | None = None) -> None:
         super().__init__()
         self._dot_bits = dot_bits
         self._narrow = narrow
+        self._draw = draw
+        self._generators: dict[torch.device, torch.Generator] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -48,7 +72,19 @@ class NarrowArithmetic(TorchDispatchMode):  # type: ignore[misc]
         result = func(*args, **(kwargs or {}))
         if not self._narrow or any(out.alias_info is not None for out in func._schema.returns):
             return result  # a view stays a view
+        if self._draw is not None and func in _ALLOWED and result.dtype == torch.float64:
+            result = self._off(result, _ALLOWED[func])
         return tree_map(_float32, result)
+
+    def _off(self, exact: Tensor, ulps: float) -> Tensor:
+        """Values up to so many ulps beside the exact ones."""
+        generator = self._generators.get(exact.device)
+        if generator is None:
+            generator = torch.Generator(exact.device).manual_seed(self._draw or 0)
+            self._generators[exact.device] = generator
+        errors = torch.rand(exact.shape, dtype=torch.float64, device=exact.device, generator=generator)
+        errors.mul_(2.0).sub_(1.0).mul_(ulps * ULP).add_(1.0).mul_(exact)
+        return torch.where(exact.to(torch.float32) == exact, exact, errors)
 
     def _operand(self, value: Any) -> Any:
         if self._dot_bits is None or not isinstance(value, Tensor) or not value.is_floating_point():

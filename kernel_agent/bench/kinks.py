@@ -36,13 +36,18 @@ def at_kinks(truth: Tensor, moved: Sequence[Tensor]) -> Tensor | None:
     """
     if truth.numel() == 0:
         return None
-    size = torch.maximum(truth.abs(), truth.nan_to_num(0.0, 0.0, 0.0).square().mean().sqrt())
     found = torch.zeros(truth.shape, dtype=torch.bool, device=truth.device)
     for other in moved:
-        jumped = (other.to(truth.device) - truth).abs() > JUMP * size
-        found |= jumped | (other.to(truth.device).isfinite() != truth.isfinite())
+        found |= jumps(truth, other)
     count = int(found.sum())
     return found if 0 < count <= max(1, int(SHARE * truth.numel())) else None
+
+
+def jumps(truth: Tensor, other: Tensor) -> Tensor:
+    """Which elements of another gradient are further from the truth than rounding brings a smooth one, as booleans."""
+    size = torch.maximum(truth.abs(), truth.nan_to_num(0.0, 0.0, 0.0).square().mean().sqrt())
+    other = other.to(truth.device)
+    return ((other - truth).abs() > JUMP * size) | (other.isfinite() != truth.isfinite())
 
 
 def without(given: Tensor, truth: Tensor, kinks: Mapping[str, Tensor], name: str) -> Tensor:

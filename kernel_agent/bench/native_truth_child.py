@@ -16,11 +16,13 @@ from torch import Tensor
 
 from kernel_agent.bench.gpu import seen_gpu
 from kernel_agent.bench.honest import (
+    DRAWS,
     FLOAT32_BITS,
     HonestError,
     NarrowArithmetic,
     honest_error,
 )
+from kernel_agent.bench.kinks import jumps
 from kernel_agent.bench.launches import coarsest_dot
 from kernel_agent.bench.realdevice import (
     arguments_on_gpu,
@@ -262,6 +264,15 @@ def truth_of(
     if stub.spec.facts.has_reference and not stub.spec.custom_gradient:
         honest, note = _with_reference(stub, arguments, places, cotangents, dot_bits, truth, honest, dtypes)
         notes += [note] if note else []
+    fine = [name for name in truth if dtypes[name] is torch.float32]
+    for draw in range(DRAWS if fine else 0):
+        torch.cuda.empty_cache()
+        with NarrowArithmetic(dot_bits, narrow=True, draw=draw):
+            drawn = exact_tape(stub, arguments, places).gradients(cotangents)
+        for name in fine:
+            smooth = torch.where(jumps(truth[name], drawn[name]), truth[name], drawn[name])  # a kink says nothing
+            honest[name] = honest[name].joined(honest_error(smooth, truth[name], torch.float32))
+        del drawn
     grads = tuple(Gradient(name, truth[name], dtypes[name], scales[name], honest[name]) for name in truth)
     return Truth(grads, outputs, cotangents, time.perf_counter() - start, tuple(notes))
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernel_agent.bench.honest import HonestError, cut, honest_error, tile_rms
+from kernel_agent.bench.honest import HonestError, NarrowArithmetic, cut, honest_error, tile_rms
 from kernel_agent.bench.launches import TF32_BITS
 from kernel_agent.bench.native import judge_native
 from kernel_agent.bench.native_rule import compare_native, half_ulp
 from kernel_agent.bench.native_truth import Inputs, NativeGradient, NativeTruth
-from kernel_agent.bench.native_truth_child import truth_of
+from kernel_agent.bench.native_truth_child import Gradient, truth_of
 from kernel_agent.gate import GradientScore, Status
 from kernel_agent.gate.judge import Problem
 from kernel_agent.ir import ExecOptions, Numerics, execute, standin
@@ -25,13 +25,14 @@ from kernel_agent.oracle.child import Stub
 from kernel_agent.pairs.arguments import build_arguments
 from kernel_agent.pairs.load import load_truth
 from kernel_agent.pairs.observe import observe
-from kernel_agent.pairs.sweep import smallest
+from kernel_agent.pairs.sweep import read_sweep, smallest
 from kernel_agent.pairs.userfile import read_file
 
 ROOT = Path(__file__).resolve().parents[2]
 LAYERNORM = ROOT / "test/gate/pairs/layernorm.py"
 ATTENTION = ROOT / "datasets/kernel_pairs/attention/fa2_causal.py"
 MATMUL = ROOT / "test/gate/pairs/matmul_bias.py"
+SOFTMAX = ROOT / "examples/softmax.py"
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,65 @@ def test_a_wrong_term_is_no_downgrade():
     assert seen.problem is not None
     assert seen.problem.status is Status.WRONG_GRADIENT
     assert seen.problem.grad == "x"
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Softmax of rows in some of which one weight is almost the whole sum, and what its gradient is held against."""
+
+    y: torch.Tensor
+    """Exact."""
+    dy: torch.Tensor
+    grad: Gradient
+
+    def ratio(self, y: torch.Tensor) -> float:
+        """Of the gradient that float32 arithmetic makes of stored weights, as torch does."""
+        y, dy = y.float(), self.dy.float()
+        dx = (dy - (dy * y).sum(1, keepdim=True)) * y
+        grad = self.grad
+        return compare_native(dx, grad.truth, grad.honest, grad.scale, torch.float32, 24).ratio
+
+
+@pytest.fixture(scope="module")
+def weights() -> Weights:
+    facts = read_file(SOFTMAX)
+    with tempfile.TemporaryDirectory() as folder, standin():
+        module = load_truth(facts, Path(folder), source=facts.source)
+        stub = Stub(observe(facts), module, module.softmax)
+        (entry,) = read_sweep(({"M": 512, "N": 1024},), SOFTMAX)
+        arguments = build_arguments(module, entry, device="cpu", seed=0)
+        truth = truth_of(stub, arguments, None, 0, None)
+    (dy,) = truth.cotangents
+    assert dy is not None
+    return Weights(torch.softmax(arguments.args[0].double(), 1), dy, truth.grads[0])
+
+
+def test_weights_that_are_rounded_once_are_honest_where_one_is_almost_the_whole_sum(weights: Weights):
+    # dy - sum(dy * y) is the difference of two like numbers there: held to one computation that was right by luck, even
+    # exact weights, rounded to float32, are red, and so is the gradient that torch computes from them.
+    assert weights.ratio(weights.y) < 0.8
+
+
+def test_weights_with_five_bits_less_are_a_downgrade(weights: Weights):
+    noise = torch.rand(weights.y.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert weights.ratio(weights.y * (1 + 2.0**-18 * (2 * noise - 1))) > 3
+
+
+def test_drawn_functions_are_off_by_no_more_than_the_hardware_and_exact_where_that_is():
+    values = torch.linspace(-3.0, 3.0, 1001, dtype=torch.float64)
+    exact = torch.exp2(values)
+
+    def drawn(seed: int) -> torch.Tensor:
+        with NarrowArithmetic(None, narrow=True, draw=seed):
+            return torch.exp2(values)
+
+    first = drawn(0)
+    assert torch.equal(first, drawn(0))
+    assert not torch.equal(first, drawn(1))
+    missed = (first / exact - 1).abs()
+    assert 2.0**-23 < float(missed.max()) <= 2.0**-22 + 2.0**-24
+    whole = values == values.round()
+    assert torch.equal(first[whole], exact[whole]), "powers of two need no approximation"
 
 
 HONEST = HonestError(torch.full((1, 1), 1e-7, dtype=torch.float64), 1e-7, 4e-7)
