@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import multiprocessing
 import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,8 +22,11 @@ from rag.counts import Counts
 from rag.describe import DESCRIPTION_VERSION, Description, describe
 from rag.embedders import embed_with, embedding_named
 from rag.embedding import BUNDLED, Embedding
-from rag.index import SCHEMA, Entry, Index, IndexProblem, Manifest, content_address, pair_files
-from rag.storage import MANIFEST, load_index, unit_length, write_index
+from rag.index import MANIFEST, SCHEMA, Entry, Index, IndexProblem, Manifest, content_address, pair_files
+from rag.storage import load_index, unit_length, write_index
+
+MANY = 2_000
+"""New pairs that are worth starting processes for."""
 
 
 @dataclass(frozen=True)
@@ -94,28 +100,35 @@ def remove_pairs(index: Path, paths: Sequence[Path]) -> Index:
 def describe_pairs(pairs: Path, sources: Mapping[str, str], *, verified: bool | None = None) -> tuple[Described, ...]:
     """Describe pair files given as text by path relative to `pairs`; raises InputError with the path of a bad one.
 
-    Where `verified` is not said, a pair that was harvested counts as unverified.
+    Where `verified` is not said, a pair that was harvested counts as unverified. Of many, each core takes its share.
     """
-    found = []
-    for path, source in sources.items():
-        try:
-            meta = read_meta(source)
-            slug, family = meta.slug or Path(path).stem, meta.family or Path(path).parent.name
-            description = describe(source, pairs / path, titles=(slug, meta.op, family))
-        except InputError as error:
-            raise InputError(error.message, remedy=error.remedy, path=pairs / path, line=error.line) from error
-        entry = Entry(
-            path=path,
-            hash=content_hash(source),
-            slug=slug,
-            family=family,
-            docstring=description.docstring,
-            techniques=meta.techniques,
-            grads=meta.grads,
-            verified=not meta.repository if verified is None else verified,
-        )
-        found.append(Described(entry, description))
-    return tuple(found)
+    described = functools.partial(_described, pairs, verified)
+    if len(sources) < MANY:
+        return tuple(map(described, sources.items()))
+    # A forked child would inherit the threads of faiss and torch, and their locks with them.
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
+        return tuple(pool.map(described, sources.items(), chunksize=100))
+
+
+def _described(pairs: Path, verified: bool | None, item: tuple[str, str]) -> Described:
+    path, source = item
+    try:
+        meta = read_meta(source)
+        slug, family = meta.slug or Path(path).stem, meta.family or Path(path).parent.name
+        description = describe(source, pairs / path, titles=(slug, meta.op, family))
+    except InputError as error:
+        raise InputError(error.message, remedy=error.remedy, path=pairs / path, line=error.line) from error
+    entry = Entry(
+        path=path,
+        hash=content_hash(source),
+        slug=slug,
+        family=family,
+        docstring=description.docstring,
+        techniques=meta.techniques,
+        grads=meta.grads,
+        verified=not meta.repository if verified is None else verified,
+    )
+    return Described(entry, description)
 
 
 def _changed(older: Index, kept: Sequence[int], new: Sequence[Described]) -> Index:

@@ -31,6 +31,10 @@ from rag.speeds import FOLDER, Speeds, read_speeds
 
 SCHEMA = 2
 """Version of the index's files."""
+MANIFEST = "manifest.json"
+"""The file of an index that is written last."""
+READ_UP_TO = 5_000
+"""Entries of an index whose pairs are all compared by content at every search."""
 
 
 class IndexProblem(EnvironmentProblem):
@@ -141,9 +145,21 @@ class Index:
         return np.fromiter((speeds.share(entry.slug, entry.hash) for speeds, entry in rows), dtype=np.float64)
 
     def staleness(self) -> Staleness:
-        """Compare the pairs on disk with the ones indexed, by content hash. A file is read again only if it changed."""
+        """Compare the pairs on disk with the ones indexed, by content hash. A file is read again only if it changed.
+
+        Of an index of more than `READ_UP_TO` entries, only files written after it are read, and the folder is walked
+        once.
+        """
+        own = self._staleness_once if self.manifest.entries > READ_UP_TO else self._staleness(None)
+        return sum((index.staleness() for index in self.joined), own)
+
+    def _staleness(self, since_ns: int | None) -> Staleness:
         own = {entry.path: entry.hash for entry in self.entries[: self.manifest.entries]}
-        return sum((index.staleness() for index in self.joined), self._files.compare(own))
+        return self._files.compare(own, since_ns)
+
+    @functools.cached_property
+    def _staleness_once(self) -> Staleness:
+        return self._staleness((self.folder / MANIFEST).stat().st_mtime_ns)
 
     @functools.cached_property
     def _files(self) -> PairFolder:

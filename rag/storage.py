@@ -16,9 +16,9 @@ from kernel_agent.data import index_path
 from rag.counts import Counts
 from rag.describe import DESCRIPTION_VERSION
 from rag.embedding import BUNDLED
-from rag.index import SCHEMA, Entry, Index, IndexProblem, Manifest, content_address
+from rag.index import MANIFEST, SCHEMA, Entry, Index, IndexProblem, Manifest, content_address
 
-MANIFEST, ENTRIES, FEATURES, VECTORS = "manifest.json", "entries.jsonl", "features.npz", "vectors.npy"
+ENTRIES, FEATURES, VECTORS = "entries.jsonl", "features.npz", "vectors.npy"
 
 
 def load_index(path: Path | None = None) -> Index:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from kernel_agent.data import OWN_INDEX, OWN_STATE, own_root
-from rag.index import Index, IndexProblem, join_indexes
-from rag.storage import MANIFEST, load_index
+from rag.index import MANIFEST, Index, IndexProblem, join_indexes
+from rag.storage import load_index
 
 
 def open_index(path: Path | None = None) -> Index:

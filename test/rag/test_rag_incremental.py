@@ -9,7 +9,8 @@ import pytest
 import rag.build
 from kernel_agent.errors import InputError
 from rag import IndexProblem, Query, add_pairs, build_index, join_indexes, load_index, remove_pairs, search
-from rag.storage import ENTRIES, FEATURES, MANIFEST, VECTORS
+from rag.index import MANIFEST
+from rag.storage import ENTRIES, FEATURES, VECTORS
 
 PAIRS = Path(__file__).parent / "pairs"
 SOFTMAX, ATTENTION = Path("softmax/softmax_one_row.py"), Path("attention/attention_one_tile.py")

@@ -1,6 +1,7 @@
 """An index is reproducible, refers to the pairs beside it, and is never used silently when it does not fit."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -9,7 +10,9 @@ import pytest
 
 from kernel_agent.errors import InputError
 from rag import IndexProblem, Query, build_index, load_index, search
-from rag.storage import ENTRIES, FEATURES, MANIFEST, VECTORS
+from rag.build import describe_pairs
+from rag.index import MANIFEST, pair_files
+from rag.storage import ENTRIES, FEATURES, VECTORS
 
 PAIRS = Path(__file__).parent / "pairs"
 
@@ -57,6 +60,30 @@ def test_line_ends_and_trailing_blanks_do_not_make_an_index_stale(copied):
     path = copied.pairs / "softmax/softmax_one_row.py"
     path.write_bytes(path.read_bytes().replace(b"\n", b"  \r\n"))
     assert not copied.staleness()
+
+
+def test_of_a_large_index_only_files_written_after_it_are_read(copied, monkeypatch):
+    # Reading 100,000 files again before every answer would take longer than finding it.
+    monkeypatch.setattr("rag.index.READ_UP_TO", 0)
+    older, newer = (copied.pairs / path for path in ("norm_row/rmsnorm_one_row.py", "matmul/matmul_one_tile_k.py"))
+    made = (copied.folder / MANIFEST).stat().st_mtime
+    for path, when in ((older, made - 10), (newer, made + 10)):
+        path.write_text(path.read_text().replace("tl.", "tl . "))
+        os.utime(path, (when, when))
+    index = load_index(copied.folder)
+    assert index.staleness().changed == ("matmul/matmul_one_tile_k.py",)
+    # What the walk passes over is still not shown.
+    assert all(index.read(row) is None for row, e in enumerate(index.entries) if e.slug == "rmsnorm_one_row")
+
+
+def test_many_new_pairs_are_described_by_several_processes_alike(copied, monkeypatch):
+    sources = dict(pair_files(copied.pairs))
+    alone = describe_pairs(copied.pairs, sources)
+    monkeypatch.setattr("rag.build.MANY", 0)
+    assert describe_pairs(copied.pairs, sources) == alone
+    # An error has to come across whole, with the file it is about.
+    with pytest.raises(InputError, match="broken"):
+        describe_pairs(copied.pairs, {**sources, "softmax/broken.py": "META = {}\n# --- forward ---\n"})
 
 
 def test_changed_missing_and_new_pairs_are_noticed_and_left_out(copied, layernorm):
