@@ -36,7 +36,10 @@ def bench_pairs(
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what is recorded for this GPU.")] = False,
     prove_on: Annotated[int, typer.Option(min=0, help="GPU that computes exact gradients; GPU 0 times.")] = 0,
     tune: Annotated[
-        int, typer.Option(min=0, help="Variants of each backward (block sizes, warps, stages) to try; needs --write.")
+        int,
+        typer.Option(
+            min=0, help="Variants of each backward (block sizes, warps, stages, loops) to try; needs --write."
+        ),
     ] = 0,
     write: Annotated[Path | None, typer.Option("--write", help="Folder for pairs that --tune makes faster.")] = None,
 ) -> None:

@@ -103,7 +103,7 @@ def backward(saved, grad_y, needs=None):
     x, coef = saved
     (M, N), G = x.shape, coef.shape[1]
     # 512 elements, four of them and their bins in each lane of four warps.
-    BINS, COLS = triton.next_power_of_2(G), 32
+    BINS, COLS = triton.next_power_of_2(G), 64
     ROWS = max(4, 256 // BINS)
     tiles, columns = triton.cdiv(M, ROWS), triton.cdiv(N, COLS)
     # About eight programs for each of 132 processors: the fewer strips, the fewer partials.

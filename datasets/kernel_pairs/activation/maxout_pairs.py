@@ -85,7 +85,7 @@ def backward(saved, grad_y, needs=None):
     words, BLOCK_W, BLOCK_K = _tile(N, K)
     dx = torch.empty(M, N * K, device=grad_y.device, dtype=grad_y.dtype)
     _maxout_bwd[(M, triton.cdiv(words, BLOCK_W))](
-        grad_y, winners, dx, N, words, *grad_y.stride(), K=K, BLOCK_W=BLOCK_W, BLOCK_K=BLOCK_K
+        grad_y, winners, dx, N, words, *grad_y.stride(), K=K, BLOCK_W=BLOCK_W, BLOCK_K=BLOCK_K, num_warps=8
     )
     return dx
 

@@ -49,7 +49,7 @@ def _relu2_bwd(
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     bias = tl.load(Bias + n, mask=n < N, other=0.0).to(tl.float32)
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for step in range(STEPS):
+    for step in tl.range(STEPS, num_stages=4):
         m = (strip.to(tl.int64) * STEPS + step) * BLOCK_M + tl.arange(0, BLOCK_M)
         mask = (m[:, None] < M) & (n[None, :] < N)
         x = tl.load(X + m[:, None] * N + n[None, :], mask=mask, other=0.0).to(tl.float32)
@@ -63,7 +63,7 @@ def _relu2_bwd(
 def backward(saved, grad_y, needs=None):
     x, bias = saved
     M, N = x.shape
-    STEPS, BLOCK_M, BLOCK_N = 4, 16, 128
+    STEPS, BLOCK_M, BLOCK_N = 8, 16, 128
     strips = triton.cdiv(M, STEPS * BLOCK_M)
     dx = torch.empty_like(x)
     parts = torch.empty(strips, N, device=x.device, dtype=torch.float32)

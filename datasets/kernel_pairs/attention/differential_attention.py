@@ -26,6 +26,7 @@ META = {
     "license": "Apache-2.0",
     "origin": "original",
     "interpreter_ok": True,
+    "spills": "two owners of keys fill four warps but for 16 words, and are four tenths faster than in eight",
 }  # fmt: skip
 
 
@@ -226,11 +227,11 @@ def backward(saved, grad_o, needs=None):
     sizes = (H, T, D, DV, *grad_o.stride(), scale, scale * 1.4426950408889634)
     _differential_dq[grid](
         q1, q2, k1, k2, v, lam, grad_o, lse, delta, dq1, dq2, *sizes,
-        BLOCK_M=own, BLOCK_N=other, **tiles, num_warps=warps, num_stages=2,
+        BLOCK_M=own, BLOCK_N=other, **tiles, num_warps=warps, num_stages=3,
     )  # fmt: skip
     _differential_dkdv[grid](
         q1, q2, k1, k2, v, lam, grad_o, lse, delta, dk1, dk2, dv, *sizes,
-        BLOCK_M=other, BLOCK_N=own, **tiles, num_warps=8 if own == 64 else 4, num_stages=2,
+        BLOCK_M=other, BLOCK_N=own, **tiles, num_warps=4, num_stages=2,
     )  # fmt: skip
     return dq1, dq2, dk1, dk2, dv, dlam.sum().to(lam.dtype).view(lam.shape)
 

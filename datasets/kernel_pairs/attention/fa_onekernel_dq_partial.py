@@ -158,9 +158,9 @@ def backward(saved, grad_out, needs=None):
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     _split_grads[(splits, B * H)](
         q, k, v, do, lse, delta, parts, dk, dv, T, D, keys_each, scale, scale * 1.4426950408889634,
-        BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_D=BLOCK_D, num_warps=warps, num_stages=2,
+        BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_D=BLOCK_D, num_warps=warps, num_stages=3,
     )  # fmt: skip
-    _add_splits[(triton.cdiv(q.numel(), 1024),)](parts, dq, q.numel(), splits, scale, BLOCK=1024)
+    _add_splits[(triton.cdiv(q.numel(), 2048),)](parts, dq, q.numel(), splits, scale, BLOCK=2048)
     return dq, dk, dv
 
 

@@ -216,7 +216,7 @@ def backward(saved, grad_o, needs=None):
     sizes = (T, NB, block, HQ // HK, D, *grad_o.stride(), scale, scale_log2)
     _compressed_dq[(triton.cdiv(T, BLOCK_M), B * HQ)](
         q, k_mean, v_mean, o, grad_o, lse, delta, dq, HQ, *sizes,
-        BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_D=BLOCK_D, num_warps=warps, num_stages=2,
+        BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_D=BLOCK_D, num_warps=warps, num_stages=3,
     )  # fmt: skip
     if not (need_k or need_v):
         return dq, None, None

@@ -93,7 +93,7 @@ def backward(saved, grad_y, needs=(True, True)):
     _bag_mean_bwd[(bags,)](
         grad_y, weight, scale, ids, offsets, dw, dscale, D, *grad_y.stride(),
         NEED_WEIGHT=need_weight, NEED_SCALE=need_scale,
-        BLOCK_L=4, BLOCK_D=BLOCK_D, num_warps=max(1, BLOCK_D // 128),
+        BLOCK_L=8, BLOCK_D=BLOCK_D, num_warps=max(1, BLOCK_D // 128),
     )  # fmt: skip
     return dw.to(weight.dtype) if need_weight else None, dscale if need_scale else None
 

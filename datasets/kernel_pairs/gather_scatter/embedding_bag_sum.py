@@ -72,7 +72,7 @@ def backward(saved, grad_y, needs=None):
     dw = torch.zeros(weight.shape, device=weight.device, dtype=torch.float32)
     BLOCK_D = min(256, triton.next_power_of_2(D))
     _bag_scatter_bwd[(bags, triton.cdiv(D, BLOCK_D))](
-        grad_y, ids, offsets, dw, D, *grad_y.stride(), BLOCK_L=8, BLOCK_D=BLOCK_D, num_warps=max(1, BLOCK_D // 128)
+        grad_y, ids, offsets, dw, D, *grad_y.stride(), BLOCK_L=32, BLOCK_D=BLOCK_D, num_warps=max(1, BLOCK_D // 128)
     )
     return dw.to(weight.dtype)
 

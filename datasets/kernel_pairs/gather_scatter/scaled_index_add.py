@@ -59,7 +59,7 @@ def _scaled_gather_bwd(
     last = tl.minimum((share + 1) * rows_each, T)
     scale = tl.load(Scale + d, mask=d < D, other=0.0).to(tl.float32)
     dscale = tl.zeros((BLOCK_T, BLOCK_D), tl.float32)
-    for start in range(share * rows_each, last, BLOCK_T):
+    for start in tl.range(share * rows_each, last, BLOCK_T, num_stages=2):
         t = start + tl.arange(0, BLOCK_T)[:, None]
         row = tl.load(Index + t, mask=t < last, other=0).to(tl.int64)
         ok = (t < last) & (d < D)
@@ -73,7 +73,7 @@ def backward(saved, grad_y, needs=None):
     src, scale, index = saved
     T, D = src.shape
     dsrc = torch.empty_like(src)
-    BLOCK_D = min(256, triton.next_power_of_2(D))
+    BLOCK_D = min(512, triton.next_power_of_2(D))
     BLOCK_T = 2048 // BLOCK_D
     tiles = triton.cdiv(D, BLOCK_D)
     # About eight programs for each of 132 processors, but at least four tiles of rows for every partial sum.
@@ -82,7 +82,7 @@ def backward(saved, grad_y, needs=None):
     parts = torch.empty(shares, D, device=src.device, dtype=torch.float32)
     _scaled_gather_bwd[(tiles, shares)](
         grad_y, src, scale, index, dsrc, parts, T, D, rows_each, *grad_y.stride(),
-        BLOCK_T=BLOCK_T, BLOCK_D=BLOCK_D, num_warps=4,
+        BLOCK_T=BLOCK_T, BLOCK_D=BLOCK_D, num_warps=2,
     )  # fmt: skip
     # The gradient of x is the cotangent itself: no kernel, no copy.
     return grad_y, dsrc, parts.sum(0).to(scale.dtype)

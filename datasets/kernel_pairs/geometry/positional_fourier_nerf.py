@@ -85,7 +85,7 @@ def backward(saved, grad_y, needs=None):
     dx = torch.empty_like(x)
     BLOCK_M, BLOCK_J = _blocks(D, frequencies)
     _encode_bwd[(triton.cdiv(M, BLOCK_M),)](
-        grad_y, x, dx, M, *grad_y.stride(), D=D, L=frequencies, BLOCK_M=BLOCK_M, BLOCK_J=BLOCK_J, num_warps=4
+        grad_y, x, dx, M, *grad_y.stride(), D=D, L=frequencies, BLOCK_M=BLOCK_M, BLOCK_J=BLOCK_J, num_warps=2
     )
     return dx
 

@@ -91,7 +91,7 @@ def _voxel_bwd(
     dx = tl.zeros((BLOCK_M,), tl.float32)
     dy = tl.zeros((BLOCK_M,), tl.float32)
     dz = tl.zeros((BLOCK_M,), tl.float32)
-    for start in range(0, C, BLOCK_C):
+    for start in tl.range(0, C, BLOCK_C, num_stages=3):
         c = start + tl.arange(0, BLOCK_C)
         mask = (m[:, None] < M) & (c[None, :] < C)
         g = tl.load(DY + m[:, None] * dy_m + c[None, :].to(tl.int64) * dy_c, mask=mask, other=0.0).to(tl.float32)

@@ -92,7 +92,7 @@ def backward(saved, grad_y, needs=None):
     parts = torch.empty(strips, 2 * D, device=x.device, dtype=torch.float32)
     _geglu_bias_bwd[(strips, columns)](
         grad_y, x, bias, dx, parts, M, D, steps, x.stride(0), grad_y.stride(0), grad_y.stride(1),
-        BLOCK_M=BLOCK_M, BLOCK_D=BLOCK_D,
+        BLOCK_M=BLOCK_M, BLOCK_D=BLOCK_D, num_warps=8,
     )  # fmt: skip
     return dx, parts.sum(0).to(bias.dtype)
 

@@ -131,7 +131,7 @@ def backward(saved, grad_y, needs=None):
         BLOCK_M = _side(M, 128)
         _gate_up_dx[(triton.cdiv(M, BLOCK_M), triton.cdiv(K, BLOCK_K))](
             dgate, dup, gate_weight, up_weight, dx, M, N, K,
-            BLOCK_M=BLOCK_M, BLOCK_N=32, BLOCK_K=BLOCK_K, num_warps=8, num_stages=3,
+            BLOCK_M=BLOCK_M, BLOCK_N=64, BLOCK_K=BLOCK_K, num_warps=8, num_stages=3,
         )  # fmt: skip
     if need_gate or need_up:
         dgate_weight, dup_weight = torch.empty_like(gate_weight), torch.empty_like(up_weight)

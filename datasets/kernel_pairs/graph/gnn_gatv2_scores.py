@@ -100,7 +100,7 @@ def backward(saved, grad_score, needs=None):
     x_from, x_to, attention, row_ptr, source, source_ptr, target, edge, slope = saved
     need_from, need_to, need_attention = needs or (True, True, True)
     nodes, H, F = x_from.shape
-    processors = torch.cuda.get_device_properties(x_from.device).multi_processor_count if x_from.is_cuda else 4
+    processors = 4 * torch.cuda.get_device_properties(x_from.device).multi_processor_count if x_from.is_cuda else 4
     # Small programs, as many as a processor's registers take: each is a chain of dependent loads, and hides the others'
     # latency.
     programs = min(nodes, triton.cdiv(20 * processors, H))

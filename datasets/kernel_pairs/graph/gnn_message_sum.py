@@ -84,7 +84,7 @@ def backward(saved, grad_y, needs=None):
     BLOCK_F = triton.next_power_of_2(F)
     _message_sum_bwd[(nodes,)](
         grad_y, x, weight, source_ptr, target, edge, dx, dw, F, grad_y.stride(0), grad_y.stride(1),
-        BLOCK_E=8, BLOCK_F=BLOCK_F, num_warps=max(1, min(8, BLOCK_F // 64)),
+        BLOCK_E=8, BLOCK_F=BLOCK_F, num_warps=max(1, min(8, BLOCK_F // 128)),
     )  # fmt: skip
     return dx, dw
 

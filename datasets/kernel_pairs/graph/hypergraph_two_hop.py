@@ -89,10 +89,10 @@ def backward(saved, grad_y, needs=None):
     BLOCK_F = min(128, triton.next_power_of_2(F))
     columns = triton.cdiv(F, BLOCK_F)
     _collect_shares[(edges, columns)](
-        grad_y, edge_ptr, edge_nodes, node_ptr, dmiddle, F, *grad_y.stride(), BLOCK_E=2, BLOCK_F=BLOCK_F, num_warps=1
+        grad_y, edge_ptr, edge_nodes, node_ptr, dmiddle, F, *grad_y.stride(), BLOCK_E=4, BLOCK_F=BLOCK_F, num_warps=1
     )
     _collect_shares[(nodes, columns)](
-        dmiddle, node_ptr, node_edges, edge_ptr, dx, F, *dmiddle.stride(), BLOCK_E=4, BLOCK_F=BLOCK_F, num_warps=2
+        dmiddle, node_ptr, node_edges, edge_ptr, dx, F, *dmiddle.stride(), BLOCK_E=4, BLOCK_F=BLOCK_F, num_warps=1
     )
     return dx
 

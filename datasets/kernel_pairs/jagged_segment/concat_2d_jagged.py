@@ -88,7 +88,7 @@ def backward(saved, grad_out, needs=(True, True)):
     grid, BLOCK_L, BLOCK_D = _grid(grad_out.shape[0], a_offsets.numel() - 1, a.shape[1])
     _part_bwd[grid](
         grad_out, da if need_a else grad_out, db if need_b else grad_out, a_offsets, b_offsets, a.shape[1],
-        *grad_out.stride(), NEED_A=need_a, NEED_B=need_b, BLOCK_L=BLOCK_L, BLOCK_D=BLOCK_D, num_warps=4,
+        *grad_out.stride(), NEED_A=need_a, NEED_B=need_b, BLOCK_L=BLOCK_L, BLOCK_D=BLOCK_D, num_warps=2,
     )  # fmt: skip
     return da, db
 

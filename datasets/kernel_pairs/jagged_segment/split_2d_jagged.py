@@ -88,7 +88,7 @@ def _split_bwd(
     in_head, row = _destination(r, Offsets, HeadOffsets, segments, steps)
     in_head = in_head[:, None]
     row = row[:, None]
-    for start in range(0, D, BLOCK_D):
+    for start in tl.range(0, D, BLOCK_D, num_stages=2):
         d = start + tl.arange(0, BLOCK_D).to(tl.int64)[None, :]
         ok = (r[:, None] < rows) & (d < D)
         dx = tl.zeros((BLOCK_R, BLOCK_D), DX.dtype.element_ty)

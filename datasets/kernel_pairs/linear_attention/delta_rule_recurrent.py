@@ -86,7 +86,7 @@ def _delta_rule_bwd(
     in_state = (i[:, None] < DK) & (j[None, :] < DV)
     state = tl.load(Final + (head * DK + i[:, None]) * DV + j[None, :], mask=in_state, other=0.0)
     dstate = tl.zeros((BLOCK_K, BLOCK_V), tl.float32)
-    for back in range(T):
+    for back in tl.range(T, num_stages=3):
         t = T - 1 - back
         row = head * T + t
         q = tl.load(Q + row * DK + i, mask=i < DK, other=0.0).to(tl.float32) * scale
@@ -116,7 +116,7 @@ def backward(saved, grad_out, needs=None):
     dv = torch.empty_like(v)
     _delta_rule_bwd[(slabs, B * H)](
         q, k, beta, errors, final, grad_out, parts[0], parts[1], dv, dbeta_parts, H, T, DK, DV, *grad_out.stride(),
-        DK**-0.5, BLOCK_K=BLOCK_K, BLOCK_V=BLOCK_V, num_warps=2,
+        DK**-0.5, BLOCK_K=BLOCK_K, BLOCK_V=BLOCK_V, num_warps=4,
     )  # fmt: skip
     dq, dk = parts.sum(1).to(q.dtype).unbind(0)
     return dq, dk, dv, dbeta_parts.sum(0).to(beta.dtype)

@@ -120,7 +120,7 @@ def backward(saved, grad_out, grad_final, needs=None):
     dv, dinitial = torch.empty_like(v), torch.empty_like(initial)
     _recurrent_bwd[(slabs, B * H, 2)](
         q, k, v, initial, do, df, parts[0], parts[1], dv, dinitial, H, T, DK, DV, DK**-0.5, *df.stride(),
-        HAS_DF=grad_final is not None, BLOCK_K=BLOCK_K, BLOCK_V=BLOCK_V, num_warps=2,
+        HAS_DF=grad_final is not None, BLOCK_K=BLOCK_K, BLOCK_V=BLOCK_V, num_warps=4,
     )  # fmt: skip
     dq, dk = parts.sum(1).to(q.dtype).unbind(0)
     return dq, dk, dv, dinitial

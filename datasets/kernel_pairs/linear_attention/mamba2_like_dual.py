@@ -214,7 +214,7 @@ def backward(saved, grad_y, needs=None):
             x, dy, b, c, total, dx, columns, *sizes, BLOCK_I=other, BLOCK_J=own, **tiles, num_warps=warps
         )
     # Shared gradients have no head in their grid: smaller tiles make more programs of them.
-    side = min(own, 64)
+    side = min(own, 16)
     if need_c:
         dc = torch.empty_like(c)
         _dual_dc[(triton.cdiv(T, side), B)](

@@ -166,7 +166,7 @@ def backward(saved, grad_loss, needs=(True, True)):
         parts = torch.empty(splits, T, H, device=hidden.device, dtype=torch.float32)
         _split_ce_dx[(triton.cdiv(T, 64), splits)](
             hidden, weight, target, lse, parts, T, V, H, words,
-            BLOCK_T=64, BLOCK_V=64, BLOCK_H=BLOCK_H, num_warps=4 if BLOCK_H <= 128 else 8, num_stages=2,
+            BLOCK_T=64, BLOCK_V=64, BLOCK_H=BLOCK_H, num_warps=4 if BLOCK_H <= 128 else 8, num_stages=4,
         )  # fmt: skip
         dx = torch.empty_like(hidden)
         _split_ce_add[(triton.cdiv(T * H, 512),)](

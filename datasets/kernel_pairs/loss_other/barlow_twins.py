@@ -31,6 +31,7 @@ META = {
     "license": "Apache-2.0",
     "origin": "original",
     "interpreter_ok": True,
+    "spills": "a tile of the view and one of its gradient do not fit four warps, and are a fifth faster than eight",
 }
 
 
@@ -151,7 +152,7 @@ def backward(saved, grad_loss, needs=(True, True)):
             _view_gradient[(triton.cdiv(N, BLOCK_N), triton.cdiv(D, BLOCK_I))](
                 grad_loss, mine, other, g, stats, projections[view], dz, N, D, 2 * view, 2 - 2 * view, *g.stride(),
                 BLOCK_N=BLOCK_N, BLOCK_I=BLOCK_I, BLOCK_J=_side(D, 128 // z1.element_size()),
-                num_warps=8, num_stages=3,
+                num_warps=4, num_stages=3,
             )  # fmt: skip
         grads.append(dz)
     return tuple(grads)

@@ -149,7 +149,7 @@ def _ctc_beta(
     blank = tl.where(j == length, 0.0, FAR)
     labels = tl.where(j == length - 1, 0.0, FAR)
     e_blank, e_label = _emissions(Logits, Lse, (frames - 1) * B + b, label, j, length, K)
-    for back in range(frames):
+    for back in tl.range(frames, num_stages=4):
         t = frames - 1 - back
         next_blank, next_label = _emissions(Logits, Lse, tl.maximum(t - 1, 0) * B + b, label, j, length, K)
         at = Alpha + (b * T + t) * 2 * J + j
@@ -206,10 +206,10 @@ def backward(saved, grad_loss, needs=None):
     lanes = _lanes(S)
     _ctc_beta[(B,)](logits, lse, target, frames, lengths, alpha, log_z, posterior, T, B, K, S, S + 1, **lanes)
     dlogits = torch.empty_like(logits)
-    BLOCK_K = max(16, min(1024, triton.next_power_of_2(K)))
+    BLOCK_K = max(16, min(512, triton.next_power_of_2(K)))
     _class_gradient[(T * B,)](
         grad_loss, logits, lse, frames, posterior, order, bounds, dlogits, T, B, K, S, S + 1, grad_loss.stride(0),
-        BLOCK_J=lanes["BLOCK_J"], BLOCK_K=BLOCK_K, num_warps=max(1, BLOCK_K // 256),
+        BLOCK_J=lanes["BLOCK_J"], BLOCK_K=BLOCK_K, num_warps=max(1, BLOCK_K // 128),
     )  # fmt: skip
     return dlogits
 

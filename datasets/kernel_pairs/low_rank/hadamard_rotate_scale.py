@@ -60,7 +60,7 @@ def _hadamard_bwd(DY, X, Diag, DX, Parts, M, stride_m, stride_n, ROWS: tl.conste
     n = tl.arange(0, N)
     diag = tl.load(Diag + n).to(tl.float32)
     acc = tl.zeros((ROWS, N), tl.float32)
-    for start in range(pid * ROWS, M, tl.num_programs(0) * ROWS):
+    for start in tl.range(pid * ROWS, M, tl.num_programs(0) * ROWS, num_stages=3):
         m = start + tl.arange(0, ROWS)
         live = m[:, None] < M
         x = tl.load(X + m[:, None] * N + n[None, :], mask=live, other=0.0).to(tl.float32)

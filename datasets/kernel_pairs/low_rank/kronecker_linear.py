@@ -101,7 +101,7 @@ def backward(saved, grad_y, needs=None):
     da_parts = torch.empty(programs, P1, Q1, device=x.device, dtype=torch.float32)
     db_parts = torch.empty(programs, P2, Q2, device=x.device, dtype=torch.float32)
     _kron_bwd[(programs,)](
-        grad_y, x, a, b, dx, da_parts, db_parts, M, P1, Q1, P2, Q2, *grad_y.stride(), **_blocks(a, b), num_warps=8
+        grad_y, x, a, b, dx, da_parts, db_parts, M, P1, Q1, P2, Q2, *grad_y.stride(), **_blocks(a, b), num_warps=4
     )
     return dx, da_parts.sum(0).to(a.dtype), db_parts.sum(0).to(b.dtype)
 

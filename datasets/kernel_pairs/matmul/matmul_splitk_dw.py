@@ -100,9 +100,9 @@ def backward(saved, grad_y, needs=None):
     rows_each = triton.cdiv(triton.cdiv(M, splits), 64) * 64
     splits = triton.cdiv(M, rows_each)
     parts = torch.empty(splits, K, N, device=x.device, dtype=torch.float32)
-    _splitk_dw[(triton.cdiv(K, 64), triton.cdiv(N, 64), splits)](
+    _splitk_dw[(triton.cdiv(K, 128), triton.cdiv(N, 128), splits)](
         x, grad_y, parts, M, N, K, x.stride(0), x.stride(1), grad_y.stride(0), grad_y.stride(1), rows_each,
-        BLOCK_M=64, BLOCK_N=64, BLOCK_K=64, num_warps=4, num_stages=3,
+        BLOCK_M=128, BLOCK_N=128, BLOCK_K=128, num_warps=4, num_stages=3,
     )  # fmt: skip
     dw = torch.empty(K, N, device=x.device, dtype=weight.dtype)
     _splitk_add[(triton.cdiv(K * N, 256),)](parts, dw, K * N, splits, BLOCK=256, num_warps=2)

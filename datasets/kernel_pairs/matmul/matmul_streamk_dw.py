@@ -115,7 +115,7 @@ def _streamk_product(left, right):
     tiles = triton.cdiv(P, side) * tiles_q
     depth = triton.cdiv(K, BLOCK_K)
     steps = tiles * depth
-    processors = torch.cuda.get_device_properties(left.device).multi_processor_count if left.is_cuda else 8
+    processors = 2 * torch.cuda.get_device_properties(left.device).multi_processor_count if left.is_cuda else 8
     # Below three steps a program spends more time on its partial tile than on multiplying.
     each = max(3, triton.cdiv(steps, processors))
     programs = triton.cdiv(steps, each)

@@ -58,7 +58,7 @@ def _matvec_bwd(
     last = tl.minimum(first + band, M)
     x = tl.load(X + n, mask=n < N, other=0.0).to(tl.float32)
     dx = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for start in range(first, last, BLOCK_M):
+    for start in tl.range(first, last, BLOCK_M, num_stages=2):
         m = start + tl.arange(0, BLOCK_M)
         at = m[:, None] * N + n[None, :]
         inside = (m[:, None] < last) & (n[None, :] < N)
@@ -84,7 +84,7 @@ def backward(saved, grad_y, needs=(True, True)):
     parts = torch.empty(bands, N, device=a.device, dtype=torch.float32) if needs[1] else None
     _matvec_bwd[(columns, bands)](
         grad_y, a, x, da, parts, M, N, grad_y.stride(0), band,
-        NEED_A=needs[0], NEED_X=needs[1], BLOCK_M=8, BLOCK_N=BLOCK_N, num_warps=4,
+        NEED_A=needs[0], NEED_X=needs[1], BLOCK_M=8, BLOCK_N=BLOCK_N, num_warps=2,
     )  # fmt: skip
     return da, parts.sum(0).to(x.dtype) if needs[1] else None
 

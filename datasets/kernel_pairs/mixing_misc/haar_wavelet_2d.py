@@ -86,8 +86,8 @@ def backward(saved, grad_y, needs=None):
         H2, W2 = H >> (level + 1), W >> (level + 1)
         dtype = grad_y.dtype if level == 0 else torch.float32
         dx = torch.empty(planes, 2 * H2, 2 * W2, device=grad_y.device, dtype=dtype)
-        _haar_level_adjoint[(planes, triton.cdiv(H2 * W2, 256))](
-            low, grad_y, dx, H2, W2, *low.stride(), *grad_y.stride(), dx.stride(0), dx.stride(1), BLOCK=256
+        _haar_level_adjoint[(planes, triton.cdiv(H2 * W2, 128))](
+            low, grad_y, dx, H2, W2, *low.stride(), *grad_y.stride(), dx.stride(0), dx.stride(1), BLOCK=128
         )
         low = dx
     return low

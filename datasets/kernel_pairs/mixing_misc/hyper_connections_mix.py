@@ -82,7 +82,7 @@ def _streams_bwd(
         swing = _tanh(tl.load(Dynamic + token * N * N + square).to(tl.float32))
         mix = static + gate * swing
         products = tl.zeros((N, N, BLOCK_D), tl.float32)
-        for start in range(0, D, BLOCK_D):
+        for start in tl.range(0, D, BLOCK_D, num_stages=4):
             d = start + tl.arange(0, BLOCK_D)
             at = (token * N + i[:, None]) * D + d[None, :]
             dy_at = token * dy_t + i[:, None].to(tl.int64) * dy_n + d[None, :].to(tl.int64) * dy_d
@@ -115,7 +115,7 @@ def backward(saved, grad_y, needs=None):
     dgate = torch.empty(programs, 1, **fp32)
     dinject = torch.empty(programs, N, **fp32)
     # N * N * BLOCK_D products stay in registers: 16 a thread leave room for several programs on a processor.
-    BLOCK_D = max(16, min(2048 // (N * N), triton.next_power_of_2(D)))
+    BLOCK_D = max(16, min(1024 // (N * N), triton.next_power_of_2(D)))
     _streams_bwd[(programs,)](
         grad_y, streams, hidden, static, dynamic, gate, inject, dx, dh, ddynamic, dstatic, dgate, dinject,
         T, D, *grad_y.stride(), N=N, BLOCK_D=BLOCK_D, num_warps=4,

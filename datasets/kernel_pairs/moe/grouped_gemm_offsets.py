@@ -104,7 +104,7 @@ def backward(saved, grad_y, needs=None):
         dw = torch.empty(E, K, N, device=weight.device, dtype=weight.dtype)
         _grouped_dw[(triton.cdiv(K, 128), triton.cdiv(N, 128), E)](
             x, grad_y, offsets, dw, N, K, x.stride(0), x.stride(1), grad_y.stride(0), grad_y.stride(1),
-            BLOCK_M=128 // x.element_size(), BLOCK_N=128, BLOCK_K=128, num_warps=8, num_stages=3,
+            BLOCK_M=256 // x.element_size(), BLOCK_N=128, BLOCK_K=128, num_warps=8, num_stages=3,
         )  # fmt: skip
     return dx, dw
 

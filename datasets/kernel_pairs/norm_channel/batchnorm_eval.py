@@ -66,7 +66,7 @@ def _bn_eval_bwd(
         n = (first + tl.arange(0, BLOCK_N)).to(tl.int64)
         x_at = (n * C + c) * L
         dy_at = n * dy_n + c.to(tl.int64) * dy_c
-        for start in range(0, L, BLOCK_L):
+        for start in tl.range(0, L, BLOCK_L, num_stages=2):
             at = start + tl.arange(0, BLOCK_L)
             ok = (n[:, None] < stop) & (at[None, :] < L)
             dy = tl.load(DY + dy_at[:, None] + at[None, :].to(tl.int64) * dy_l, mask=ok, other=0.0).to(tl.float32)

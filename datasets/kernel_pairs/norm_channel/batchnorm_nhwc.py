@@ -120,7 +120,7 @@ def _bn_last_sums(
     mean = tl.load(Mean + c, mask=c < C, other=0.0)
     dw = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
     db = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
-    for start in range(split * rows_each, last, BLOCK_R):
+    for start in tl.range(split * rows_each, last, BLOCK_R, num_stages=3):
         r = (start + tl.arange(0, BLOCK_R))[:, None]
         ok = (r < last) & (c[None, :] < C)
         x = tl.load(X + r * C + c[None, :], mask=ok, other=0.0).to(tl.float32)
@@ -157,7 +157,7 @@ def _bn_last_dx(
     slope = (dw / R * rstd)[None, :]
     shift = (db / R)[None, :]
     last = tl.minimum((split + 1) * rows_each, R)
-    for start in range(split * rows_each, last, BLOCK_R):
+    for start in tl.range(split * rows_each, last, BLOCK_R, num_stages=3):
         r = (start + tl.arange(0, BLOCK_R))[:, None]
         ok = (r < last) & (c[None, :] < C)
         x = tl.load(X + r * C + c[None, :], mask=ok, other=0.0).to(tl.float32)

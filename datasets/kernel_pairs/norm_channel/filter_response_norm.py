@@ -106,7 +106,7 @@ def backward(saved, grad_y, needs=None):
     # Short tiles and two warps: many planes at once hide each other's two waits, and a plane fills its last tile.
     _frn_bwd[(N * C,)](
         dy, x, gamma, beta, tau, inv_rms, dx, shares, C, H * W, *dy.stride(),
-        BLOCK=min(512, triton.next_power_of_2(H * W)), num_warps=2,
+        BLOCK=min(512, triton.next_power_of_2(H * W)), num_warps=4,
     )  # fmt: skip
     sums = shares.sum(0).to(gamma.dtype)
     return dx, sums[:, 0], sums[:, 1], sums[:, 2]

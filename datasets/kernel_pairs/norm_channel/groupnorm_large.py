@@ -88,7 +88,7 @@ def _gn_long_bwd(
     rstd = tl.load(Rstd + pid)
     gx = tl.zeros((BLOCK_K, BLOCK_L), tl.float32)
     gs = tl.zeros((BLOCK_K, BLOCK_L), tl.float32)
-    for start in range(0, L, BLOCK_L):
+    for start in tl.range(0, L, BLOCK_L, num_stages=3):
         at = start + tl.arange(0, BLOCK_L)
         ok = (k[:, None] < K) & (at[None, :] < L)
         x = tl.load(X + x_at[:, None] + at[None, :], mask=ok, other=0.0).to(tl.float32)

@@ -133,7 +133,7 @@ def _channel_sums(
     gx = tl.zeros((BLOCK_L, BLOCK_C), tl.float32)
     gs = tl.zeros((BLOCK_L, BLOCK_C), tl.float32)
     last = tl.minimum((split + 1) * rows_each, L)
-    for start in range(split * rows_each, last, BLOCK_L):
+    for start in tl.range(split * rows_each, last, BLOCK_L, num_stages=2):
         p = start + tl.arange(0, BLOCK_L)
         ok = (p[:, None] < last) & (c[None, :] < C)
         x = tl.load(X + (n * L + p[:, None]) * C + c[None, :], mask=ok, other=0.0).to(tl.float32)
@@ -196,7 +196,7 @@ def backward(saved, grad_y, needs=None):
     shares = torch.empty(N, 2, C, device=x.device, dtype=torch.float32)
     sums = torch.empty(N, G, 2, device=x.device, dtype=torch.float32)
     dx = torch.empty_like(x)
-    _channel_sums[(tiles, splits, N)](dy, x, stats, parts, L, C, G, K, *dy.stride(), each, **blocks)
+    _channel_sums[(tiles, splits, N)](dy, x, stats, parts, L, C, G, K, *dy.stride(), each, **blocks, num_warps=2)
     _group_sums[(G, N)](
         parts, weight, shares, sums, L, C, G, K, splits, BLOCK_S=16, BLOCK_K=triton.next_power_of_2(K), num_warps=2
     )

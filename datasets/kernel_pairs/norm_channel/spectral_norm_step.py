@@ -85,7 +85,7 @@ def forward(weight, u, v):
 def _inner_product_parts(G, W, Parts, N, K, g_n, g_k, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     n = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
     acc = tl.zeros((ROWS, BLOCK), tl.float32)
-    for start in range(0, K, BLOCK):
+    for start in tl.range(0, K, BLOCK, num_stages=3):
         k = (start + tl.arange(0, BLOCK))[None, :]
         ok = (n < N) & (k < K)
         g = tl.load(G + n * g_n + k.to(tl.int64) * g_k, mask=ok, other=0.0).to(tl.float32)

@@ -63,7 +63,7 @@ def _weight_norm_bwd(DW, V, G, Norm, DV, DG, K, dw_n, dw_k, NEED_V: tl.constexpr
     base = row.to(tl.int64) * K
     dw_base = row.to(tl.int64) * dw_n
     along = tl.zeros((BLOCK,), tl.float32)
-    for start in range(0, K, BLOCK):
+    for start in tl.range(0, K, BLOCK, num_stages=2):
         k = start + tl.arange(0, BLOCK)
         dw = tl.load(DW + dw_base + k.to(tl.int64) * dw_k, mask=k < K, other=0.0).to(tl.float32)
         along += dw * tl.load(V + base + k, mask=k < K, other=0.0).to(tl.float32)

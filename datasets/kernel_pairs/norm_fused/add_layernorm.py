@@ -95,7 +95,7 @@ def _add_ln_bwd(
     if HAS_SCALE:
         scale = tl.load(Scale + n, mask=inside, other=0.0).to(tl.float32)
         dscale = tl.zeros((BLOCK,), tl.float32)
-    for row in range(pid, M, programs):
+    for row in tl.range(pid, M, programs, num_stages=2):
         at = row * N + n
         dh = tl.zeros((BLOCK,), tl.float32)
         if HAS_DY:

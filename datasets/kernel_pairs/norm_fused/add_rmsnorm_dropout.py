@@ -78,7 +78,7 @@ def _drop_add_rms_bwd(
     ok = c < N
     w = tl.load(W + c, mask=ok, other=0.0).to(tl.float32)
     dw = tl.zeros((BLOCK,), tl.float32)
-    for row in range(pid, M, tl.num_programs(0)):
+    for row in tl.range(pid, M, tl.num_programs(0), num_stages=2):
         at = row * N + c
         dh = tl.zeros((BLOCK,), tl.float32)
         if HAS_DY:

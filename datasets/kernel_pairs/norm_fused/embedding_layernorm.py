@@ -72,10 +72,10 @@ def _embed_norm_bwd(
     w = tl.load(W + n, mask=inside, other=0.0).to(tl.float32)
     dw = tl.zeros((BLOCK,), tl.float32)
     dbias = tl.zeros((BLOCK,), tl.float32)
-    for s in range(pid, S, tl.num_programs(0)):
+    for s in tl.range(pid, S, tl.num_programs(0), num_stages=2):
         here = tl.load(Position + s * N + n, mask=inside, other=0.0).to(tl.float32)
         dhere = tl.zeros((BLOCK,), tl.float32)
-        for b in range(B):
+        for b in tl.range(B, num_stages=3):
             place = b * S + s
             word = tl.load(Ids + place) * N
             h = here + tl.load(Token + word + n, mask=inside, other=0.0).to(tl.float32)

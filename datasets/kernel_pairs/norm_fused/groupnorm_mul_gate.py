@@ -75,7 +75,7 @@ def _head_norm_gate_bwd(
     b = tl.load(B + col, mask=ok, other=0.0).to(tl.float32)
     dw = tl.zeros((BLOCK_H, BLOCK_D), tl.float32)
     db = tl.zeros((BLOCK_H, BLOCK_D), tl.float32)
-    for token in range(pid, M, tl.num_programs(0)):
+    for token in tl.range(pid, M, tl.num_programs(0), num_stages=3):
         at = token * H * D + col
         x = tl.load(X + at, mask=ok, other=0.0).to(tl.float32)
         dy = tl.load(DY + token * dy_row + col.to(tl.int64) * dy_col, mask=ok, other=0.0).to(tl.float32)

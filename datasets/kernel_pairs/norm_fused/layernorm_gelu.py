@@ -84,7 +84,7 @@ def _ln_gelu_bwd(DY, X, W, B, Mean, Rstd, DX, Parts, M, N, x_row, dy_row, dy_col
     dw = tl.zeros((BLOCK,), tl.float32)
     db = tl.zeros((BLOCK,), tl.float32)
     # Few programs to a processor: the next rows are copied while this one is reduced.
-    for row in tl.range(pid, M, tl.num_programs(0), num_stages=3):
+    for row in tl.range(pid, M, tl.num_programs(0), num_stages=4):
         rstd = tl.load(Rstd + row)
         xhat = (tl.load(X + row * x_row + n, mask=n < N, other=0.0).to(tl.float32) - tl.load(Mean + row)) * rstd
         a = xhat * w + b

@@ -78,7 +78,7 @@ def _ln_mul_drop_bwd(
     b = tl.load(B + n, mask=n < N, other=0.0).to(tl.float32)
     dw = tl.zeros((BLOCK,), tl.float32)
     db = tl.zeros((BLOCK,), tl.float32)
-    for row in range(pid, M, tl.num_programs(0)):
+    for row in tl.range(pid, M, tl.num_programs(0), num_stages=4):
         at = tl.cast(row, tl.int64) * N + n
         dy_at = tl.cast(row, tl.int64) * dy_row + n * dy_col
         # What the mask lets through of dy goes to both other factors.

@@ -72,7 +72,7 @@ def _dyt_bwd(
     db = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     da = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     last = tl.minimum((split + 1) * rows_each, M)
-    for start in range(split * rows_each, last, BLOCK_M):
+    for start in tl.range(split * rows_each, last, BLOCK_M, num_stages=3):
         m = start + tl.arange(0, BLOCK_M)
         ok = (m[:, None] < last) & (n[None, :] < N)
         x = tl.load(X + m[:, None] * N + n[None, :], mask=ok, other=0.0).to(tl.float32)
@@ -102,7 +102,7 @@ def backward(saved, grad_y, needs=None):
     dx = torch.empty_like(x)
     parts = torch.empty(splits, 3, N, device=x.device, dtype=torch.float32)
     _dyt_bwd[(columns, splits)](
-        grad_y, x, a, weight, dx, parts, M, N, grad_y.stride(0), grad_y.stride(1), rows_each, **tile
+        grad_y, x, a, weight, dx, parts, M, N, grad_y.stride(0), grad_y.stride(1), rows_each, **tile, num_warps=2
     )
     sums = parts.sum(0)
     dweight, dbias = sums[:2].to(weight.dtype)

@@ -72,7 +72,7 @@ def _ln_atomic_bwd(
     w = tl.load(W + n, mask=n < N, other=0.0).to(tl.float32)
     dweight = tl.zeros((BLOCK_N,), tl.float32)
     dbias = tl.zeros((BLOCK_N,), tl.float32)
-    for tile in range(tiles_each):
+    for tile in tl.range(tiles_each, num_stages=2):
         m = (tl.program_id(0).to(tl.int64) * tiles_each + tile) * ROWS + tl.arange(0, ROWS)
         mask = (m[:, None] < M) & (n[None, :] < N)
         x = tl.load(X + m[:, None] * N + n[None, :], mask=mask, other=0.0).to(tl.float32)

@@ -76,7 +76,7 @@ def _ln_channels_bwd(DY, X, W, DX, Parts, N, C, S, dy_n, dy_c, dy_s, eps, BLOCK_
     db = tl.zeros((BLOCK_C, BLOCK_S), tl.float32)
     across = tl.cdiv(S, BLOCK_S)
     # A tile's three reductions wait for one another: the next tile is copied meanwhile.
-    for tile in tl.range(tl.program_id(0), N * across, tl.num_programs(0), num_stages=2):
+    for tile in tl.range(tl.program_id(0), N * across, tl.num_programs(0), num_stages=3):
         n = tl.cast(tile // across, tl.int64)
         s = tile % across * BLOCK_S + tl.arange(0, BLOCK_S)[None, :]
         at = n * C * S + c * S + s

@@ -106,7 +106,7 @@ def _vq_dcode(DLoss, X, E, Order, Starts, DE, D, factor, BLOCK_N: tl.constexpr, 
     e = tl.load(E + k * D + d, mask=d < D, other=0.0).to(tl.float32)
     last = tl.load(Starts + k + 1)
     apart = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
-    for first in range(tl.load(Starts + k), last, BLOCK_N):
+    for first in tl.range(tl.load(Starts + k), last, BLOCK_N, num_stages=2):
         at = first + tl.arange(0, BLOCK_N)
         n = tl.load(Order + at, mask=at < last, other=0)
         mask = (at[:, None] < last) & (d[None, :] < D)

@@ -65,7 +65,7 @@ def backward(saved, grad_y, needs=None):
     BLOCK_N = max(32, min(1024, triton.next_power_of_2(N) // 2))
     BLOCK_M = max(1, 512 // BLOCK_N)
     _cumsum_bwd[(triton.cdiv(M, BLOCK_M),)](
-        grad_y, dx, M, N, grad_y.stride(0), grad_y.stride(1), BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N
+        grad_y, dx, M, N, grad_y.stride(0), grad_y.stride(1), BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, num_warps=2
     )
     return dx
 

@@ -84,7 +84,7 @@ def _logcumsumexp_bwd(DY, X, LSE, DX, M, N, dy_m, dy_n, BLOCK_M: tl.constexpr, B
     m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
     first = (tl.arange(0, BLOCK_N) == 0)[None, :]
     carry = tl.zeros((BLOCK_M,), tl.float32)
-    for start in range((N - 1) // BLOCK_N * BLOCK_N, -1, -BLOCK_N):
+    for start in tl.range((N - 1) // BLOCK_N * BLOCK_N, -1, -BLOCK_N, num_stages=2):
         n = start + tl.arange(0, BLOCK_N)[None, :]
         ok = (m < M) & (n < N)
         at = m * N + n

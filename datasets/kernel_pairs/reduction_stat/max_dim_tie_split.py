@@ -56,7 +56,7 @@ def _amax_bwd(DY, X, Y, DX, M, N, dy_m, BLOCK_M: tl.constexpr, BLOCK_N: tl.const
     # The maximum is one of the row's own values: it was rounded by nothing, and equality is exact.
     top = tl.load(Y + m, mask=m < M, other=0.0)[:, None]
     ties = tl.zeros((BLOCK_M, BLOCK_N), tl.int32)
-    for start in range(0, N, BLOCK_N):
+    for start in tl.range(0, N, BLOCK_N, num_stages=2):
         n = start + tl.arange(0, BLOCK_N)
         ok = (m[:, None] < M) & (n[None, :] < N)
         x = tl.load(X + m[:, None] * N + n[None, :], mask=ok, other=0.0)
@@ -64,7 +64,7 @@ def _amax_bwd(DY, X, Y, DX, M, N, dy_m, BLOCK_M: tl.constexpr, BLOCK_N: tl.const
     dy = tl.load(DY + m * dy_m, mask=m < M, other=0.0).to(tl.float32)
     share = (dy / tl.maximum(tl.sum(ties, 1), 1).to(tl.float32))[:, None]
     # The row is still in L2, or for short rows in L1.
-    for start in range(0, N, BLOCK_N):
+    for start in tl.range(0, N, BLOCK_N, num_stages=3):
         n = start + tl.arange(0, BLOCK_N)
         at = m[:, None] * N + n[None, :]
         ok = (m[:, None] < M) & (n[None, :] < N)

@@ -73,7 +73,7 @@ def backward(saved, grad_y, needs=None):
     dx = torch.empty(B, H, S, width, device=grad_y.device, dtype=grad_y.dtype)
     ROWS, COLS, tiles = _tile(S, width)
     _shift_bwd[(triton.cdiv(S, ROWS) * tiles, B * H)](
-        grad_y, dx, H, S, *grad_y.stride(), ROWS=ROWS, COLS=COLS, tiles=tiles
+        grad_y, dx, H, S, *grad_y.stride(), ROWS=ROWS, COLS=COLS, tiles=tiles, num_warps=1
     )
     return dx
 

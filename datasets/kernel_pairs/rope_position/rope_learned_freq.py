@@ -74,7 +74,7 @@ def _learned_bwd(
     source = X + b * x_b + s.to(tl.int64) * x_s + d[None, :] * x_d
     target = DX + (b * S + s) * H * (2 * HALF) + d[None, :]
     dtheta = tl.zeros((ROWS, BLOCK_D), tl.float32)
-    for h in range(H):
+    for h in tl.range(H, num_stages=2):
         g_p = tl.load(grad + h * dy_h, mask=mask, other=0.0).to(tl.float32)
         g_q = tl.load(grad + h * dy_h + HALF * dy_d, mask=mask, other=0.0).to(tl.float32)
         d_p = g_p * cos + g_q * sin

@@ -111,7 +111,7 @@ def backward(saved, grad_y, needs=None):
     _, need_positions, need_times = needs or (True, True, True)
     T, D = grad_y.shape
     dpositions = dtimes = None
-    BLOCK_D = min(128, _block(D))
+    BLOCK_D = min(512, _block(D))
     columns = triton.cdiv(D, BLOCK_D)
     if need_positions:
         dpositions = torch.empty(P, D, device=grad_y.device, dtype=position_dtype)
@@ -120,8 +120,8 @@ def backward(saved, grad_y, needs=None):
         )
     if need_times:
         sums = torch.zeros(A, D, device=grad_y.device, dtype=torch.float32)
-        _age_runs[(triton.cdiv(T, 64), columns)](
-            grad_y, ages, sums, T, D, scale, A - 1, *grad_y.stride(), RUN=64, BLOCK_D=BLOCK_D, num_warps=4
+        _age_runs[(triton.cdiv(T, 32), columns)](
+            grad_y, ages, sums, T, D, scale, A - 1, *grad_y.stride(), RUN=32, BLOCK_D=BLOCK_D, num_warps=2
         )
         dtimes = sums.to(time_dtype)
     return grad_y, dpositions, dtimes

@@ -89,7 +89,7 @@ def _causal_softmax_bwd(DY, Y, DX, T, scale, dy_b, dy_r, dy_c, BLOCK: tl.constex
     grad = DY + b * dy_b + r.to(tl.int64) * dy_r
     row = (b * T + r) * T
     dot = tl.zeros((BLOCK,), tl.float32)
-    for start in range(0, live, BLOCK):
+    for start in tl.range(0, live, BLOCK, num_stages=3):
         c = start + lane
         # Beyond the diagonal y is zero, but dy may be anything.
         y = tl.load(Y + row + c, mask=c < T, other=0.0).to(tl.float32)
