@@ -273,6 +273,11 @@ def ceiling(amount: Polynomial, step: Polynomial) -> Polynomial:
     return Polynomial.symbol(text, positive=amount.surely(1), printable=amount.printable and step.printable)
 
 
+def quotient(left: Polynomial, right: Polynomial) -> Polynomial:
+    """left // right of sizes, as what a kernel computes of them is called."""
+    return _computed(Code.FLOORDIV, left, right)
+
+
 def _computed(code: Code, left: Polynomial, right: Polynomial) -> Polynomial:
     """A symbol for what a launch can compute; division is of sizes, which are not negative."""
     printable = left.printable and right.printable

@@ -52,8 +52,10 @@ class Owner:
 class Turns:
     """Finds the turns of additions of one kernel."""
 
-    def __init__(self, forms: Forms) -> None:
+    def __init__(self, forms: Forms, axes: int = AXES) -> None:
+        """`axes`: from which axis of the grid on they are parts of others; loops over those lie outside."""
         self.forms = forms
+        self.axes = axes
         self._alike: dict[tuple[Form, ...], Op] = {}
 
     def of(self, site: Site) -> Turn | str:
@@ -67,7 +69,9 @@ class Turns:
         read = {op.attributes["axis"] for op in forms.kernel.ops if op.code is Code.PROGRAM_ID}
         axes = [axis for axis in range(len(forms.launch.grid)) if axis in read]
         programs = tuple(axis for axis in axes if forms.program(axis) in sources)
-        summed = tuple(axis for axis in axes if axis not in programs)
+        summed = tuple(
+            sorted((axis for axis in axes if axis not in programs), key=lambda axis: (axis < self.axes, axis))
+        )
         trips = own_loops(forms, site)
         if not summed:
             return "no sum over programs would change that"
@@ -136,10 +140,11 @@ def owner(forms: Forms, turn: Turn, added: Sequence[Site], name: str) -> Owner:
 
 
 def _places(turn: Turn) -> dict[int | Op, int]:
-    """Axes of the new grid: those of the old one stay where they were, loops fill the gaps from the first one on."""
-    places: dict[int | Op, int] = {axis: axis for axis in turn.programs}
-    free = [axis for axis in range(AXES) if axis not in turn.programs]
-    places.update(zip(turn.trips, free, strict=False))
+    """Axes of the new grid: those of the old one stay where they were, loops and parts of axes fill the gaps from the
+    first one on."""
+    places: dict[int | Op, int] = {axis: axis for axis in turn.programs if axis < AXES}
+    free = [axis for axis in range(AXES) if axis not in places]
+    places.update(zip((*turn.trips, *(axis for axis in turn.programs if axis >= AXES)), free, strict=False))
     return places
 
 

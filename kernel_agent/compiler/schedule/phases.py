@@ -91,7 +91,8 @@ class Phase:
 
             if isinstance(first, int):
                 name = _name_of(copier.source, first)
-                trips = (low, high or copier.counts[first], b.const(1))
+                own = (low, high or copier.counts[first]) if not others else (b.const(0), copier.counts[first])
+                trips = (*own, b.const(1))
                 found = b.loop(trips, carries, body, index_name=name, certain=True)
                 del copier.programs[first]
                 return found
@@ -118,19 +119,22 @@ class Phase:
         return sums[0] if rest else some
 
     def limits(self, copier: Turned) -> tuple[Value, Value | None, Conditions, Conditions]:
-        """Trips that the loop over programs can keep to, from `low` on and, unless None, before `high`; conditions
-        that are the same in all trips, and those that are left."""
+        """Trips that the innermost loop over programs can keep to, from `low` on and, unless None, before `high`;
+        conditions that are the same in all trips, and those that are left."""
         moving = self.moving
         known = split_conditions(self.conditions)
         steady = tuple((c, holds) for c, holds in known if self.forms.reads(c).isdisjoint(moving))
         rest = tuple((c, holds) for c, holds in known if not self.forms.reads(c).isdisjoint(moving))
         low = copier.b.const(0)
-        if len(self.summed) != 1 or self.inner:
+        if self.inner:
             return low, None, steady, rest
-        (axis,) = self.summed
-        found, left = visited(self.forms, copier, axis, rest)
+        *_, axis = self.summed
+        outer = moving - {self.forms.program(axis)}
+        asked = tuple((c, holds) for c, holds in rest if self.forms.reads(c).isdisjoint(outer))
+        found, left = visited(self.forms, copier, axis, asked)
         if found is None:
-            return low, None, steady, left
+            return low, None, steady, rest
+        left = tuple(one for one in rest if one not in asked or one in left)
         return found.low or low, found.high or copier.counts[axis], steady, left
 
 

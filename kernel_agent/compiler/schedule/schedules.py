@@ -23,20 +23,20 @@ from kernel_agent.compiler.schedule.calls import Calls
 from kernel_agent.compiler.schedule.clear import cleared
 from kernel_agent.compiler.schedule.collect import collected
 from kernel_agent.compiler.schedule.factor import factored
-from kernel_agent.compiler.schedule.forms import Forms, Launch
+from kernel_agent.compiler.schedule.forms import Launch
 from kernel_agent.compiler.schedule.fuse import fused
 from kernel_agent.compiler.schedule.gather import Gathered, gathered
 from kernel_agent.compiler.schedule.merge import merged
 from kernel_agent.compiler.schedule.mirror import mirrored, reversed_axes
 from kernel_agent.compiler.schedule.orient import oriented
-from kernel_agent.compiler.schedule.owner import Owner, Turn, Turns, owner, without
-from kernel_agent.compiler.schedule.ownership import WRITES, Ownership, owned, proof
+from kernel_agent.compiler.schedule.owner import without
+from kernel_agent.compiler.schedule.owners import owners_of, parted_owners, turned
+from kernel_agent.compiler.schedule.ownership import Ownership, owned
 from kernel_agent.compiler.schedule.pace import WARPS
 from kernel_agent.compiler.schedule.reload import reloaded
 from kernel_agent.compiler.schedule.rows import persistent, summed_axis, width_of
 from kernel_agent.compiler.schedule.settle import settled
 from kernel_agent.compiler.schedule.share import loading, shared, storing
-from kernel_agent.compiler.schedule.sites import Site, sites
 from kernel_agent.compiler.schedule.slots import slotted
 from kernel_agent.compiler.schedule.square import squared
 from kernel_agent.compiler.schedule.swizzle import unswizzled
@@ -264,36 +264,16 @@ def _split(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft 
     wide = squared(loading(tidy, kept, len(launch.grid)), launch)
     wide = replace(wide, kernel=settled(wide.kernel, wide.launch))
     draft.facts += [Fact(text, "loops of all programs step through the same indices") for text in wide.facts]
-    forms, turns = Forms(wide.kernel, wide.launch), Turns(Forms(wide.kernel, wide.launch))
-    found: dict[Turn, list[Site]] = {}
-    for name in gradients.values():
-        added = [site for site in sites(wide.kernel.body, WRITES) if site.op.base.name == name]
-        if not added or not isinstance(proof(forms, added), str):
-            continue
-        mine = [turns.of(site) for site in added]
-        reason = next((turn for turn in mine if isinstance(turn, str)), None)
-        if reason is None and len(set(mine)) > 1:
-            reason = "several kernels would add to it"
-        if reason is not None:
-            draft.remarks.append(f"{name} stays atomic: {reason}")
-            continue
-        for turn, site in zip(mine, added, strict=True):
-            assert isinstance(turn, Turn)
-            found.setdefault(turn, []).append(site)
+    found, left = turned(wide, gradients)
     beside = _beside(tidy, {site.op.base.name for added in found.values() for site in added}, gradients, launch)
-    owners: list[tuple[Owner, set[str]]] = []
-    for turn, shared_by in found.items():
-        added = [site for site in shared_by if site.op.base.name not in beside]
-        if not added:
-            continue
-        names = list(dict.fromkeys(site.op.base.name for site in added))
-        try:
-            owners.append((owner(forms, turn, added, f"{tidy.name}_{'_'.join(names)}"), set(names)))
-        except CannotDerive as error:
-            draft.remarks.append(f"{' and '.join(names)} stay atomic: {error.message}")
+    owners, refused = owners_of(wide, found, beside, tidy.name)
+    owners, facts = parted_owners(wide, owners, left, gradients, tidy.name)
+    draft.facts += [Fact(text, "all parts of an axis of the grid are as large") for text in facts]
+    done = {name for _, names in owners for name in names}
+    draft.remarks += [f"{name} stays atomic: {reason}" for name, reason in left.items() if name not in done]
+    draft.remarks += refused
     if not owners:
         return None
-    done = {name for _, names in owners for name in names}
     owners = [(replace(made, kernel=prune(settled(made.kernel, made.launch))), names) for made, names in owners]
     loaded = {op.base for made, _ in owners for op in made.kernel.ops if op.code is Code.LOAD}
     kept = [one for one in kept if one.pointer in loaded]

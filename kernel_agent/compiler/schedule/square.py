@@ -10,7 +10,9 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, replace
 
-from kernel_agent.compiler.schedule.forms import Forms, Launch
+from kernel_agent.compiler.errors import CannotDerive
+from kernel_agent.compiler.reverse.extents import Extents
+from kernel_agent.compiler.schedule.forms import Forms, Launch, grid_extent
 from kernel_agent.compiler.schedule.linear import Kind
 from kernel_agent.compiler.schedule.polynomial import ONE, Polynomial
 from kernel_agent.compiler.schedule.sites import sites
@@ -87,28 +89,76 @@ def _plan(forms: Forms, loop: Op) -> _Plan | None:
     end = _limit(forms, stop)
     if by is None or end is None or not by.surely(1) or not end.printable:
         return None
-    facts = []
-    for first in map(forms.of, _smallest(start)):
-        if not first.rises:
+    facts: list[str] = []
+    for first in _smallest(start):
+        found = _stepped(forms, first, by)
+        if found is None:
             return None
-        if not first.base.surely(0):
-            facts.append(f"{first.base.text()} >= 0")
-        for number in (*(number for _, number in first.terms), first.base):
-            if not number.printable:
-                return None
-            if number.quotient(by) is not None:
-                continue
-            if by.quotient(number) is not None or (number.number is not None and by.number is not None):
-                return None  # of programs that take turns: a multiple only if there is one of them
-            facts.append(f"({number.text()}) % ({by.text()}) == 0")
+        facts += found
     return None if forms.launch.calls.refute(facts) else _Plan(by, end, tuple(facts))
 
 
+def _stepped(forms: Forms, start: Value, by: Polynomial) -> list[str] | None:
+    """Facts under which a start is a multiple of the step, and not negative; None where it may be anything."""
+    form = forms.of(start)
+    if any(atom.kind is Kind.OPAQUE for atom, _ in form.terms):
+        return [] if _is_natural(forms, start) and _is_multiple(forms, start, by) else None
+    if not form.rises:
+        return None
+    facts = [] if form.base.surely(0) else [f"{form.base.text()} >= 0"]
+    for number in (*(number for _, number in form.terms), form.base):
+        if not number.printable:
+            return None
+        if number.quotient(by) is not None:
+            continue
+        if by.quotient(number) is not None or (number.number is not None and by.number is not None):
+            return None  # of programs that take turns: a multiple only if there is one of them
+        facts.append(f"({number.text()}) % ({by.text()}) == 0")
+    return facts
+
+
+def _is_natural(forms: Forms, value: Value) -> bool:
+    """Whether a number is not negative, whatever memory holds."""
+    op = value.producer
+    if forms.of(value).not_negative:
+        return True
+    if op is None or op.attributes.get("unsigned"):
+        return False
+    if op.code is Code.MAX:
+        return any(_is_natural(forms, operand) for operand in op.operands)
+    ordered = (Code.ADD, Code.MUL, Code.MIN, Code.FLOORDIV, Code.REM, Code.CAST)
+    return op.code in ordered and all(_is_natural(forms, operand) for operand in op.operands)
+
+
+def _is_multiple(forms: Forms, value: Value, by: Polynomial) -> bool:
+    """Whether a number is a multiple of another one, whatever memory holds."""
+    op = value.producer
+    if forms.of(value).over(by) is not None:
+        return True
+    if op is None or op.code not in (Code.ADD, Code.SUB, Code.MUL, Code.MIN, Code.MAX):
+        return False
+    enough = any if op.code is Code.MUL else all
+    return enough(_is_multiple(forms, operand, by) for operand in op.operands)
+
+
 def _limit(forms: Forms, stop: Value) -> Polynomial | None:
-    """A number of the launch that a value is not more than."""
+    """A number of the launch that a value is not more than; memory that it is read from may tell, at a look at the
+    device."""
+    found = _rising_limit(forms, stop)
+    if found is not None or any(extent != grid_extent(axis) for axis, extent in enumerate(forms.launch.grid)):
+        return found
+    try:
+        most = Extents({op.blocks[0].arguments[0]: op for op in forms.loops.values()}).of(stop).high
+    except CannotDerive:
+        return None
+    return Polynomial.symbol(most)
+
+
+def _rising_limit(forms: Forms, stop: Value) -> Polynomial | None:
+    """The same, of a number that is the smallest of several, or rises with the programs."""
     op = stop.producer
     if op is not None and op.code is Code.MIN and not op.attributes.get("unsigned"):
-        limits = [limit for operand in op.operands if (limit := _limit(forms, operand)) is not None]
+        limits = [limit for operand in op.operands if (limit := _rising_limit(forms, operand)) is not None]
         fixed = [limit for operand, limit in zip(op.operands, limits, strict=False) if not forms.of(operand).terms]
         return next(iter([*fixed, *limits]), None)
     form = forms.of(stop)

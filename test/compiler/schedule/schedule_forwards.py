@@ -241,3 +241,42 @@ def weighted_means(q_ptr, k_ptr, v_ptr, o_ptr, n, D: tl.constexpr, BM: tl.conste
         norm += tl.sum(p, axis=1)
         acc += tl.dot(p, tl.load(v_ptr + there, mask=inside, other=0.0), input_precision="ieee")
     tl.store(o_ptr + own, acc / norm[:, None], mask=rows[:, None] < n)
+
+
+@triton.jit
+def grouped_sums(q_ptr, k_ptr, o_ptr, n, H, GROUP, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    batch = tl.program_id(1) // H
+    head = tl.program_id(1) % H
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    dims = tl.arange(0, D)
+    own = ((batch * n + rows[:, None]) * H + head) * D + dims[None, :]
+    q = tl.load(q_ptr + own, mask=rows[:, None] < n, other=0.0)
+    acc = tl.zeros([BM, D], dtype=tl.float32)
+    for start in range(0, tl.minimum((tl.program_id(0) + 1) * BM, n), BN):
+        keys = start + tl.arange(0, BN)
+        there = ((batch * n + keys[:, None]) * (H // GROUP) + head // GROUP) * D + dims[None, :]
+        k = tl.load(k_ptr + there, mask=keys[:, None] < n, other=0.0)
+        s = tl.where(rows[:, None] >= keys[None, :], tl.dot(q, tl.trans(k), input_precision="ieee"), 0.0)
+        acc += tl.dot(s, k, input_precision="ieee")
+    tl.store(o_ptr + own, acc, mask=rows[:, None] < n)
+
+
+@triton.jit
+def sums_up_to(q_ptr, k_ptr, most_ptr, o_ptr, n, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    head = tl.program_id(1)
+    most = tl.load(most_ptr + head)
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    dims = tl.arange(0, D)
+    own = (head * n + rows[:, None]) * D + dims[None, :]
+    q = tl.load(q_ptr + own, mask=rows[:, None] < n, other=0.0)
+    acc = tl.zeros([BM, D], dtype=tl.float32)
+    whole = tl.maximum(most, 0) // BN * BN
+    for start in range(0, whole, BN):
+        keys = start + tl.arange(0, BN)
+        k = tl.load(k_ptr + (head * n + keys[:, None]) * D + dims[None, :], mask=keys[:, None] < most, other=0.0)
+        acc += tl.dot(tl.dot(q, tl.trans(k), input_precision="ieee"), k, input_precision="ieee")
+    for start in range(whole, most, BN):
+        keys = start + tl.arange(0, BN)
+        k = tl.load(k_ptr + (head * n + keys[:, None]) * D + dims[None, :], mask=keys[:, None] < most, other=0.0)
+        acc += tl.dot(tl.dot(q, tl.trans(k), input_precision="ieee"), k, input_precision="ieee")
+    tl.store(o_ptr + own, acc, mask=rows[:, None] < n)

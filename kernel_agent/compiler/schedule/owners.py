@@ -1,0 +1,99 @@
+"""`owners_of`: kernels for gradients that several programs add to, one kernel for all that are turned alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import replace
+
+from kernel_agent.compiler.errors import CannotDerive
+from kernel_agent.compiler.schedule.forms import Forms
+from kernel_agent.compiler.schedule.injective import Injectivity
+from kernel_agent.compiler.schedule.owner import AXES, Owner, Turn, Turns, owner
+from kernel_agent.compiler.schedule.ownership import WRITES, proof
+from kernel_agent.compiler.schedule.part import parted
+from kernel_agent.compiler.schedule.settle import settled
+from kernel_agent.compiler.schedule.sites import Site, sites
+from kernel_agent.compiler.schedule.square import Squared
+from kernel_agent.compiler.schedule.wraps import unwrapped
+from kernel_agent.compiler.ssa.prune import prune
+
+Owners = list[tuple[Owner, set[str]]]
+"""Kernels, with the gradients that each adds to."""
+
+
+def turned(
+    wide: Squared, gradients: Mapping[str, str], axes: int = AXES
+) -> tuple[dict[Turn, list[Site]], dict[str, str]]:
+    """How additions that several programs share are to be turned, and by name of the gradient why others are left.
+
+    `axes`: from which axis of the grid on they are parts of others.
+    """
+    forms = Forms(wide.kernel, wide.launch)
+    turns = Turns(forms, axes)
+    found: dict[Turn, list[Site]] = {}
+    left: dict[str, str] = {}
+    for name in gradients.values():
+        added = [site for site in sites(wide.kernel.body, WRITES) if site.op.base.name == name]
+        if not added or not isinstance(proof(forms, added), str):
+            continue
+        mine = [turns.of(site) for site in added]
+        reason = next((turn for turn in mine if isinstance(turn, str)), None)
+        if reason is None and len(set(mine)) > 1:
+            reason = "several kernels would add to it"
+        if reason is not None:
+            left[name] = reason
+            continue
+        for turn, site in zip(mine, added, strict=True):
+            assert isinstance(turn, Turn)
+            found.setdefault(turn, []).append(site)
+    return found, left
+
+
+def owners_of(
+    wide: Squared, found: Mapping[Turn, Sequence[Site]], beside: Set[str], name: str
+) -> tuple[Owners, list[str]]:
+    """Kernels of what is not summed `beside` others, with the gradients of each, and why others have none."""
+    forms = Forms(wide.kernel, wide.launch)
+    owners: Owners = []
+    reasons: list[str] = []
+    for turn, shared_by in found.items():
+        added = [site for site in shared_by if site.op.base.name not in beside]
+        if not added:
+            continue
+        names = list(dict.fromkeys(site.op.base.name for site in added))
+        try:
+            owners.append((owner(forms, turn, added, f"{name}_{'_'.join(names)}"), set(names)))
+        except CannotDerive as error:
+            reasons.append(f"{' and '.join(names)} stay atomic: {error.message}")
+    return owners, reasons
+
+
+def parted_owners(
+    wide: Squared, owners: Owners, left: Mapping[str, str], gradients: Mapping[str, str], name: str
+) -> tuple[Owners, tuple[str, ...]]:
+    """The kernels, cut again from a grid whose axes are parted where programs would still add to the same elements,
+    with kernels for gradients that have none (`left`); and facts under which that is right."""
+    asked = [(made, names) for made, names in owners if not _owns(made, names)]
+    parts = parted(wide.kernel, wide.launch) if asked or left else None
+    if parts is None:
+        return owners, ()
+    better, axes = replace(wide, kernel=parts.kernel, launch=parts.launch), len(wide.launch.grid)
+    done = [one for one in owners if one not in asked]
+    facts: tuple[str, ...] = ()
+    for made, names in [*asked, *((None, {gradient}) for gradient in left)]:
+        theirs = {tensor: gradient for tensor, gradient in gradients.items() if gradient in names}
+        again, _ = owners_of(better, turned(better, theirs, axes)[0], set(), name)
+        if {one for _, found in again for one in found} == names and all(_owns(*one) for one in again):
+            done += again
+            facts = parts.facts
+        elif made is not None:
+            done.append((made, names))
+    return done, facts
+
+
+def _owns(made: Owner, names: Set[str]) -> bool:
+    """Whether programs of an owner's kernel are known to store each element of its gradients once."""
+    kernel = unwrapped(prune(settled(made.kernel, made.launch)), made.launch)
+    forms, written = Forms(kernel, made.launch), sites(kernel.body, WRITES)
+    found = [proof(forms, [site for site in written if site.op.base.name == name]) for name in names]
+    return all(isinstance(one, Injectivity) for one in found)
