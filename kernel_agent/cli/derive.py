@@ -55,6 +55,7 @@ def derive(
         raise InputError(
             "this file exists already and is not overwritten", path=output, remedy="choose another --output"
         )
+    from kernel_agent.compiler.errors import CannotDerive
     from kernel_agent.compiler.kept import derivation_key, user_pairs
 
     schedules = () if schedule is None else (_known(schedule),)
@@ -64,7 +65,16 @@ def derive(
         err().print(f"{file.name}: derived and proven before; --no-cache derives it again")
     else:
         with kept.deriving(key):
-            found = (kept.get(key) if cache else None) or _derived(source, schedules, compare=explain)
+            found = kept.get(key) if cache else None
+            refused = kept.refusal(key) if cache and found is None else None
+            if refused is not None:
+                refused.path = source.path
+                raise refused
+            try:
+                found = found or _derived(source, schedules, compare=explain)
+            except CannotDerive as error:
+                kept.refuse(key, error)
+                raise
             kept.put(key, found)
     if tune or (tune is None and _gpu()):
         found = _tuned(source, found, schedules, seconds, cache=cache)

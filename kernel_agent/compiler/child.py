@@ -42,7 +42,7 @@ def derived(call: Call) -> None:
     of candidates that are not sent again.
 
     Sends a message per pair that can be written, best first: the sections of `Candidate`, `schedules`, `remarks`,
-    `adjoint`, `seconds`; for one that cannot: `schedule`, `refused`, `remedy`, `line`.
+    `adjoint`, `seconds`; for one that cannot: `schedule`, `refused`, `remedy`, `line`, `defect`.
     """
     with answered(call), standin():
         stub = _loaded(call)
@@ -173,4 +173,5 @@ def _spared(kernel: Kernel, read: frozenset[str], written: frozenset[str]) -> Ad
 
 def _refusal(schedule: str, error: KernelAgentError) -> dict[str, object]:
     line = error.line if isinstance(error, CannotDerive) else getattr(error, "line", None)
-    return {"schedule": schedule, "refused": error.message, "remedy": error.remedy, "line": line}
+    defect = isinstance(error, InternalError)
+    return {"schedule": schedule, "refused": error.message, "remedy": error.remedy, "line": line, "defect": defect}

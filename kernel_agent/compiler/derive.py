@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor, wait
 
 from kernel_agent.compiler.comparison import compared, has_real_sizes
 from kernel_agent.compiler.derived import Derived, Draft, DraftCost
-from kernel_agent.compiler.errors import CannotDerive
+from kernel_agent.compiler.errors import CannotDerive, NotThisTime
 from kernel_agent.errors import InputError, KernelAgentError
 from kernel_agent.gate import check, foresee
 from kernel_agent.gate.options import STANDARD, GateOptions
-from kernel_agent.gate.verdict import CaseResult, Verdict
+from kernel_agent.gate.verdict import CaseResult, Status, Verdict
 from kernel_agent.oracle import Truths
 from kernel_agent.oracle.job import run_truth
 from kernel_agent.pairs.assemble import assemble
@@ -21,6 +21,9 @@ from kernel_agent.sandbox import Limits, Sandbox
 
 LIMITS = Limits(wall_s=300.0)
 """Of the child that follows the stub and writes the pair."""
+
+_FOR_WANT = frozenset((Status.TIMED_OUT, Status.OUT_OF_MEMORY, Status.TOO_MANY_PROCESSES))
+"""Verdicts that say nothing of the pair."""
 
 OnCase = Callable[[CaseResult, int, int], None]
 """See `gate.check`."""
@@ -37,7 +40,8 @@ def drafts(
     """The pairs that can be written, the best first, and why schedules that are not among them are not.
 
     `schedules`: those to try, in order; all by default. `most`: the pairs that are enough, behind which no schedule is
-    tried. `known`: digests of candidates that are not written again. Raises `CannotDerive` where there is none at all.
+    tried. `known`: digests of candidates that are not written again. Raises `CannotDerive` where there is none at all,
+    `NotThisTime` where a defect is why.
     """
     if spec.custom_gradient:
         raise CannotDerive(
@@ -53,7 +57,8 @@ def drafts(
         record = message.record
         if "refused" in record:
             refused.append(f"{record['schedule']}: {record['refused']}".removeprefix(": "))
-            first = CannotDerive(record["refused"], remedy=record["remedy"], path=spec.facts.path, line=record["line"])
+            kind = NotThisTime if record["defect"] else CannotDerive
+            first = kind(record["refused"], remedy=record["remedy"], path=spec.facts.path, line=record["line"])
             continue
         candidate = Candidate(
             forward=record["forward"], backward=record["backward"], torch_ops=tuple(record["torch_ops"])
@@ -96,6 +101,7 @@ def derive(
     foreseen = beside.submit(foresee, truths, options)  # what it raises, the gate raises again
     refused: dict[str, None] = {}
     red: list[str] = []
+    wanting = False
     costs: tuple[DraftCost, ...] = ()
     compare = compare or has_real_sizes(spec)
     try:
@@ -113,9 +119,10 @@ def derive(
                     return Derived(draft, verdict, tuple(refused), time.perf_counter() - start, costs)
                 refused[f"{draft.schedule}: the gate says {verdict.status.value}: {verdict.message}"] = None
                 red.append(draft.candidate.digest)
+                wanting = wanting or verdict.status in _FOR_WANT
     finally:
         beside.shutdown(wait=False, cancel_futures=True)  # closing the sandbox ends what still runs
-    raise CannotDerive(
+    raise (NotThisTime if wanting else CannotDerive)(
         "no derived backward is proven: " + "; ".join(refused),
         remedy="Please report this forward; until then have a model write the backward.",
         path=spec.facts.path,
@@ -130,4 +137,4 @@ def _judged(
     except InputError:
         raise
     except KernelAgentError as error:
-        raise CannotDerive(f"the truth cannot be computed: {error.message}", remedy=error.remedy) from error
+        raise NotThisTime(f"the truth cannot be computed: {error.message}", remedy=error.remedy) from error

@@ -12,5 +12,9 @@ class CannotDerive(InputError):
     """
 
 
+class NotThisTime(CannotDerive):
+    """No backward was proven for want of time or memory, or because of a defect: another try may end otherwise."""
+
+
 class OutOfBounds(InternalError):
     """A kernel that the compiler evaluated accesses an element that is not there."""

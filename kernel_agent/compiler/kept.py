@@ -1,4 +1,4 @@
-"""`KeptPairs`: proven pairs on disk, so that what was derived once is not derived again.
+"""`KeptPairs`: proven pairs and refusals on disk, so that what was derived once is not derived again.
 
 An entry is addressed by what it was derived of and by what derived it: the forward's text, the configuration, the
 source of the compiler and the gate, the version of Triton. It carries a hash over its text and its verdict; one whose
@@ -22,6 +22,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from kernel_agent.compiler.derived import Derived, Draft, DraftCost
+from kernel_agent.compiler.errors import CannotDerive, NotThisTime
 from kernel_agent.errors import EnvironmentProblem
 from kernel_agent.gate.options import STANDARD, GateOptions
 from kernel_agent.gate.verdict import Verdict
@@ -34,6 +35,7 @@ MOST = 2000
 _ROOMS = ("compiler", "deliver", "gate", "ir", "oracle", "pairs")
 """Rooms of this package whose code decides what is derived and whether it is proven."""
 _SUFFIX = ".pair.json"
+_REFUSED = ".refused.json"
 
 
 def user_pairs() -> KeptPairs:
@@ -70,13 +72,32 @@ class KeptPairs:
 
     def put(self, key: str, derived: Derived) -> None:
         """Keep a proven pair; its file appears whole or not at all. Raises `EnvironmentProblem`."""
+        self._write(self._path(key), _written(derived))
+
+    def refusal(self, key: str) -> CannotDerive | None:
+        """Why nothing is derived of that key, as far as is known. Raises `EnvironmentProblem`."""
+        try:
+            record = json.loads(self._path(key, _REFUSED).read_text(encoding="utf-8"))
+            return CannotDerive(record["message"], remedy=record["remedy"], line=record["line"])
+        except (FileNotFoundError, ValueError, KeyError, TypeError):  # damaged: refused again
+            return None
+        except OSError as error:
+            raise self._problem("read", error) from error
+
+    def refuse(self, key: str, error: CannotDerive) -> None:
+        """Keep why nothing is derived; what another try may derive is not kept. Raises `EnvironmentProblem`."""
+        if not isinstance(error, NotThisTime):
+            record = {"message": error.message, "remedy": error.remedy, "line": error.line}
+            self._write(self._path(key, _REFUSED), json.dumps(record))
+
+    def _write(self, path: Path, text: str) -> None:
         try:
             self._make()
             file = tempfile.NamedTemporaryFile("w", dir=self.folder, prefix="writing-", delete=False, encoding="utf-8")  # noqa: SIM115
             try:
                 with file:
-                    file.write(_written(derived))
-                os.replace(file.name, self._path(key))
+                    file.write(text)
+                os.replace(file.name, path)
             except OSError:
                 Path(file.name).unlink(missing_ok=True)
                 raise
@@ -101,15 +122,15 @@ class KeptPairs:
 
     def _bound(self) -> None:
         found = []
-        for path in self.folder.glob(f"*{_SUFFIX}"):
+        for path in self.folder.glob("*.json"):
             with contextlib.suppress(FileNotFoundError):  # another process deletes too
                 found.append((path.stat().st_mtime, path))
         for _, path in sorted(found)[: max(0, len(found) - MOST)]:
             path.unlink(missing_ok=True)
-            path.with_name(path.name.removesuffix(_SUFFIX) + ".lock").unlink(missing_ok=True)
+            path.with_name(path.name.partition(".")[0] + ".lock").unlink(missing_ok=True)
 
-    def _path(self, key: str) -> Path:
-        return self.folder / f"{key}{_SUFFIX}"
+    def _path(self, key: str, suffix: str = _SUFFIX) -> Path:
+        return self.folder / f"{key}{suffix}"
 
     def _problem(self, verb: str, error: OSError) -> EnvironmentProblem:
         return EnvironmentProblem(

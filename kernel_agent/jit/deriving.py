@@ -83,7 +83,7 @@ def derived_for(wanted: Wanted, sandbox: Sandbox, progress: Progress) -> Derived
                 continue
             derived = _judged(wanted, spec, truths, sandbox)
         except CannotDerive as error:
-            raise _told(wanted, error) from error
+            raise told(wanted, error) from error
         text = render_operator(spec, derived.draft.candidate)
         text = text.rstrip("\n") + f"\n\n{PROVEN_WAYS} = {_ways(spec, text, sandbox)!r}\n"
         seconds = time.perf_counter() - start
@@ -136,7 +136,7 @@ def _ways(spec: KernelSpec, pair: str, sandbox: Sandbox) -> tuple[Way, ...]:
     return tuple(dict.fromkeys(tuple(message.record["way"]) for message in messages))
 
 
-def _told(wanted: Wanted, error: CannotDerive) -> CannotTrain:
+def told(wanted: Wanted, error: CannotDerive) -> CannotTrain:
     """Why nothing was derived, with the lines of the user's own files."""
     stands = [int(line) for line in _LINE.findall(error.message)]
     first = error.line or next(iter(stands), None)

@@ -8,7 +8,7 @@ import logging
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, overload
 
 import torch
@@ -18,6 +18,7 @@ from triton import knobs
 
 from kernel_agent.autodiff import MARK, AutodiffMark
 from kernel_agent.compiler.derived import Derived
+from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.kept import KeptPairs, derivation_key, user_pairs
 from kernel_agent.errors import EnvironmentProblem
 from kernel_agent.gate.verdict import Verdict
@@ -25,7 +26,7 @@ from kernel_agent.ir import ExecOptions, execute
 from kernel_agent.ir.capture.capture import SCENE
 from kernel_agent.jit.callform import CallForm, call_form, check_arguments, check_signature, wanted_gradients
 from kernel_agent.jit.conditions import Objection
-from kernel_agent.jit.deriving import PROOF, Progress, Wanted, derived_for
+from kernel_agent.jit.deriving import PROOF, Progress, Wanted, derived_for, told
 from kernel_agent.jit.errors import CannotTrain
 from kernel_agent.jit.slices import Slice, slice_of
 from kernel_agent.jit.variant import NotThisPair, Variant, real, refuse_written
@@ -270,7 +271,7 @@ class Differentiable:
             return plain[at]
 
     def _proven(self, wanted: Wanted, number: int) -> Derived:
-        """The pair as it is kept, or a new one, which is kept."""
+        """The pair as it is kept, or a new one, which is kept, as is why there is none. Raises `CannotTrain`."""
         name = self._stub.__name__
         kept = self._kept or user_pairs()
         key = derivation_key(wanted.forward, str(wanted.form), str(number), schedules=wanted.schedules, options=PROOF)
@@ -280,13 +281,22 @@ class Differentiable:
                 if found is None:
                     stack.enter_context(kept.deriving(key))
                     found = kept.get(key)
+                refused = kept.refusal(key) if found is None else None
             except EnvironmentProblem as error:
                 LOG.warning("%s", error)
                 return self._new(wanted)
+            if refused is not None:
+                raise told(wanted, refused)
             if found is not None:
                 LOG.debug("%s: the backward for %s is kept", name, wanted.form)
                 return found
-            found = self._new(wanted)
+            try:
+                found = self._new(wanted)
+            except CannotTrain as error:
+                if isinstance(error.__cause__, CannotDerive):
+                    with suppress(EnvironmentProblem):  # the refusal is what is told
+                        kept.refuse(key, error.__cause__)
+                raise
             try:
                 kept.put(key, found)
             except EnvironmentProblem as error:  # proven all the same

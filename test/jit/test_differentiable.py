@@ -157,12 +157,16 @@ def test_where_no_layout_helps_the_plain_schedule_is_derived(kept):
     assert "schedule: plain" in op.explain()
 
 
-def test_what_cannot_be_derived_is_refused_with_the_line_of_the_users_file(kept):
+def test_what_cannot_be_derived_is_refused_with_the_line_of_the_users_file(kept, monkeypatch):
     op = Differentiable(trainable.cut, kept=kept)
     with pytest.raises(CannotTrain, match=r"trainable\.py:\d+: no backward of `cut` can be derived") as caught:
         op(leaf(40))
     line = Path(trainable.__file__).read_text().splitlines()[caught.value.line - 1]
     assert "bitcast=True" in line
+    no_children(monkeypatch)  # the refusal took seconds, and would in every process
+    with pytest.raises(CannotTrain) as again:
+        Differentiable(trainable.cut, kept=kept)(leaf(40))
+    assert str(again.value) == str(caught.value)
 
 
 def test_the_decorator_trains_as_the_function_does(kept, scaled, monkeypatch):

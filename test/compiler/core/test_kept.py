@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kernel_agent.compiler.derived import Derived, Draft
+from kernel_agent.compiler.errors import CannotDerive, NotThisTime
 from kernel_agent.compiler.kept import KeptPairs, derivation_key
 from kernel_agent.errors import EnvironmentProblem
 from kernel_agent.gate.verdict import CaseResult, Status, Verdict
@@ -100,3 +101,23 @@ def test_of_several_that_want_one_pair_only_one_derives_it(kept):
         rank.join(30)
     assert derivations == ["k"]
     assert kept.get("k") == DERIVED
+
+
+def test_a_refusal_comes_back_with_its_remedy_and_line(kept):
+    kept.refuse("k", CannotDerive("the launch stands in a loop", remedy="Launch once.", line=7))
+    found = kept.refusal("k")
+    assert (found.message, found.remedy, found.line) == ("the launch stands in a loop", "Launch once.", 7)
+    assert kept.get("k") is None
+    assert kept.refusal("another key") is None
+
+
+def test_a_refusal_for_want_of_time_is_tried_again(kept):
+    # a crowded machine would refuse a forward for good
+    kept.refuse("k", NotThisTime("no derived backward is proven: rows: the gate says TIMED_OUT"))
+    assert kept.refusal("k") is None
+
+
+def test_a_damaged_refusal_is_none(kept):
+    kept.refuse("k", CannotDerive("no"))
+    entry(kept).write_text(entry(kept).read_text()[:9])
+    assert kept.refusal("k") is None
