@@ -30,6 +30,14 @@ class Fill(enum.Enum):
 
 
 @dataclass(frozen=True)
+class Axis:
+    """Elements one stride after the other."""
+
+    stride: str
+    size: str
+
+
+@dataclass(frozen=True)
 class Buffer:
     """Memory that the backward allocates."""
 
@@ -43,7 +51,10 @@ class Buffer:
     shape: tuple[str, ...] = ()
     """Expressions of its extents, where it is like nothing; rows are contiguous."""
     empty_if: str = ""
-    """Expression under which ZEROS may be EMPTY, because every element is stored to then; empty: never."""
+    """Expression under which ZEROS may be EMPTY, because every element is stored to then; empty: never. Of a tensor
+    whose elements do not lie side by side that is known only where `axes` are its own."""
+    axes: tuple[Axis, ...] = ()
+    """What is stored to then; empty: not known."""
 
 
 @dataclass(frozen=True)

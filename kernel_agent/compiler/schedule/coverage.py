@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
+from kernel_agent.compiler.plan import Axis
 from kernel_agent.compiler.schedule.claims import Claim, conjunction, open_claims
 from kernel_agent.compiler.schedule.forms import Forms, ceiling
+from kernel_agent.compiler.schedule.injective import scale
 from kernel_agent.compiler.schedule.linear import Atom, Form, Kind, lanes
 from kernel_agent.compiler.schedule.polynomial import ONE, Polynomial
 from kernel_agent.compiler.schedule.sites import Bound, Site, loop_bound, whole_bounds
@@ -46,12 +48,31 @@ def covered_if(forms: Forms, written: Sequence[Site], tensor: str) -> str:
     return " and ".join(text for text in (same, conjunction(claims)) if text)
 
 
+def stored_axes(forms: Forms, written: Sequence[Site]) -> tuple[Axis, ...]:
+    """The axes that one write covers, if it covers what it is thought to; empty where they are not known."""
+    if len(written) != 1:
+        return ()
+    counter = Counter(forms)
+    address = forms.of(written[0].op.offset)
+    axes = counter.axes if counter.count(written[0]) is not None and not address.base.terms else []
+    found = []
+    for part, size in axes:
+        stride = scale(address.coefficients, part)
+        if stride is None or not (stride.printable and size.printable):
+            return ()
+        found.append(Axis(stride.text(), size.text()))
+    covered = {atom for part, _ in axes for atom, _ in part.terms}
+    return tuple(found) if covered == set(address.coefficients) else ()
+
+
 @dataclass
 class Counter:
     """Counts what is written, and notes on what that relies."""
 
     forms: Forms
     claims: list[Claim] = field(default_factory=list)
+    axes: list[tuple[Form, Polynomial]] = field(default_factory=list)
+    """Sums of indices that take every value below a number, one apart from the other."""
 
     def count(self, site: Site) -> Polynomial | None:
         """How many (program, trip, lane) take part; None where that is not known."""
@@ -65,6 +86,7 @@ class Counter:
                 return None
             for atom, _ in bound.form.terms:
                 del rest[atom]
+            self.axes.append((bound.form, bound.below))
             count = count * bound.below
         for loop, own in self._ends(site):
             if self.forms.trip(loop) not in rest:
@@ -73,11 +95,13 @@ class Counter:
                 return None
             for atom, _ in own.form.terms:
                 del rest[atom]
+            self.axes.append((own.form, own.below))
             count = count * own.below
         for atom in sorted(rest, key=lambda atom: atom.key):
             extent = rest[atom]
             if extent is None:
                 return None
+            self.axes.append((Form.of({atom: ONE}), extent))
             count = count * extent
         return count
 

@@ -155,15 +155,15 @@ def _grouped(form: Form, chosen: Sequence[Bound], bounds: Sequence[Bound]) -> tu
     digits: list[Digit] = []
     claims: list[Claim | Rising] = []
     for bound in chosen:
-        scale = _scale(rest, bound.form)
+        multiple = scale(rest, bound.form)
         inner = [other for other in bounds if other.size < bound.size]
-        proof = scale and injective(bound.form, inner, frozenset(atom for atom, _ in bound.form.terms))
-        if not scale or proof is None or not proof or len(proof.orders) > 1:
+        proof = multiple and injective(bound.form, inner, frozenset(atom for atom, _ in bound.form.terms))
+        if not multiple or proof is None or not proof or len(proof.orders) > 1:
             return None
         claims += [*proof.claims, *proof.orders[0]]
         for atom, _ in bound.form.terms:
             del rest[atom]
-        digits.append(Digit(_upward(scale), (bound.below,)))
+        digits.append(Digit(_upward(multiple), (bound.below,)))
     for atom, coefficient in rest.items():
         alone = [bound.below for bound in bounds if bound.form == Form.of({atom: ONE})]
         known = [atom.extent] if atom.extent is not None else []
@@ -176,17 +176,17 @@ def _upward(coefficient: Polynomial) -> Polynomial:
     return -coefficient if (-coefficient).surely(1) else coefficient
 
 
-def _scale(terms: dict[Atom, Polynomial], part: Form) -> Polynomial | None:
+def scale(terms: dict[Atom, Polynomial], part: Form) -> Polynomial | None:
     """m where the terms have m times the coefficient of every atom of a form."""
-    scale: Polynomial | None = None
+    found: Polynomial | None = None
     for atom, number in part.terms:
         if atom not in terms:
             return None
-        if scale is None:
-            scale = terms[atom].quotient(number)
-        if scale is None or number * scale != terms[atom]:
+        if found is None:
+            found = terms[atom].quotient(number)
+        if found is None or number * found != terms[atom]:
             return None
-    return scale
+    return found
 
 
 def _ordered(digits: list[Digit], claims: Claims) -> Injectivity | None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kernel_agent.compiler.plan import Fact
+from kernel_agent.compiler.plan import Axis, Fact
 from kernel_agent.compiler.schedule.alone import programs_apart
-from kernel_agent.compiler.schedule.coverage import covered_if, domain
+from kernel_agent.compiler.schedule.coverage import covered_if, domain, stored_axes
 from kernel_agent.compiler.schedule.forms import Forms, Launch
 from kernel_agent.compiler.schedule.injective import Injectivity, injective
 from kernel_agent.compiler.schedule.linear import Atom, Form, Kind
@@ -39,6 +39,8 @@ class Ownership:
     """Why others are left atomic."""
     alone: frozenset[str] = frozenset()
     """Gradient arguments that are left atomic, though each element is added to by one program: see `alone`."""
+    axes: dict[str, tuple[Axis, ...]] = field(default_factory=dict)
+    """What of each gradient is stored to where `empty_if` holds; empty: not known."""
 
 
 def owned(kernel: Kernel, gradients: Mapping[str, str], launch: Launch) -> Ownership:
@@ -53,6 +55,7 @@ def owned(kernel: Kernel, gradients: Mapping[str, str], launch: Launch) -> Owner
         written.setdefault(site.op.base.name, []).append(site)
     stored: dict[str, str] = {}
     empty_if: dict[str, str] = {}
+    axes: dict[str, tuple[Axis, ...]] = {}
     facts: dict[Fact, None] = {}
     remarks: list[str] = []
     alone: set[str] = set()
@@ -79,7 +82,8 @@ def owned(kernel: Kernel, gradients: Mapping[str, str], launch: Launch) -> Owner
         facts.update(dict.fromkeys(Fact(text, reason, tensor) for text in found.facts()))
         facts.update(dict.fromkeys(unread))
         empty_if[name] = covered_if(forms, written[name], tensor)
-    return Ownership(_stores(kernel, stored), empty_if, tuple(facts), tuple(remarks), frozenset(alone))
+        axes[name] = stored_axes(forms, written[name]) if empty_if[name] else ()
+    return Ownership(_stores(kernel, stored), empty_if, tuple(facts), tuple(remarks), frozenset(alone), axes)
 
 
 def proof(forms: Forms, written: Sequence[Site]) -> Injectivity | str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from kernel_agent.compiler.errors import CannotDerive
-from kernel_agent.compiler.plan import BackwardPlan, Buffer, Fact, Fill, Step, Total
+from kernel_agent.compiler.plan import Axis, BackwardPlan, Buffer, Fact, Fill, Step, Total
 from kernel_agent.compiler.reverse.adjoint import Adjoint
 from kernel_agent.compiler.reverse.plain import plain
 from kernel_agent.compiler.schedule.accumulate import accumulated
@@ -158,14 +158,23 @@ def finished(kernel: Kernel, launch: Launch) -> Kernel:
     return prune(oriented(prune(cleared(plain_sums, launch))))
 
 
+@dataclass(frozen=True)
+class Stored:
+    """A gradient that is stored to; as in `Buffer`."""
+
+    element: str
+    empty_if: str
+    axes: tuple[Axis, ...]
+
+
 @dataclass
 class Draft:
     """What a plan is made of."""
 
     steps: list[tuple[Kernel, Launch, dict[str, str]]] = field(default_factory=list)
     """Kernels, how they are launched, and expressions of arguments that the forward did not have."""
-    elements: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """Gradients that are stored to: element, and the expression under which they may start empty."""
+    stored: dict[str, Stored] = field(default_factory=dict)
+    """Gradients."""
     settings: dict[str, str] = field(default_factory=dict)
     partials: list[Buffer] = field(default_factory=list)
     totals: list[Total] = field(default_factory=list)
@@ -186,7 +195,7 @@ class Draft:
             self.totals.append(one.total)
             self.facts += one.facts
         for name, empty_if in found.empty_if.items():
-            self.elements[name] = (kernel.argument(name).pointee, empty_if)
+            self.stored[name] = Stored(kernel.argument(name).pointee, empty_if, found.axes[name])
         self.facts += found.facts
         spared = tuple(f"{name} stays atomic: " for name in (*found.alone, *(one.name for one in spread.slots)))
         self.remarks = [remark for remark in (*self.remarks, *found.remarks) if not remark.startswith(spared)]
@@ -194,9 +203,9 @@ class Draft:
     def spare(self, base: BackwardPlan) -> dict[str, str]:
         """Leave out stores of what is elsewhere: gradient -> the cotangent or gradient that it is."""
         calls = self.steps[0][1].calls
-        covered = {name for name, (_, empty_if) in self.elements.items() if empty_if and not calls.refute((empty_if,))}
+        covered = {name for name, one in self.stored.items() if one.empty_if and not calls.refute((one.empty_if,))}
         order = [value.name for value in base.steps[0].kernel.arguments]
-        stored = [base.gradients[tensor] for tensor in order if base.gradients.get(tensor) in self.elements]
+        stored = [base.gradients[tensor] for tensor in order if base.gradients.get(tensor) in self.stored]
         kernels = [kernel for kernel, _, _ in self.steps]
         found = without_twins(kernels, stored, covered, set(base.cotangents.values()))
         given, self.steps = self.steps, []
@@ -206,7 +215,7 @@ class Draft:
         tensors = {name: tensor for tensor, name in base.gradients.items()}
         for name, source in found.same.items():
             same_type = f"{tensors[name]}.dtype == {tensors[source]}.dtype" if source in tensors else ""
-            self.facts.append(Fact(same_type or self.elements[name][1], f"{name} is {source}"))
+            self.facts.append(Fact(same_type or self.stored[name].empty_if, f"{name} is {source}"))
         return found.same
 
 
@@ -319,9 +328,9 @@ def _plan(schedule: str, base: BackwardPlan, draft: Draft) -> BackwardPlan:
     summed = {total.name for total in draft.totals} | set(same)
     buffers = []
     for buffer in base.buffers:
-        if buffer.name in draft.elements and buffer.name not in same:
-            element, empty_if = draft.elements[buffer.name]
-            buffers.append(replace(buffer, element=element, empty_if=empty_if))
+        if buffer.name in draft.stored and buffer.name not in same:
+            one = draft.stored[buffer.name]
+            buffers.append(replace(buffer, element=one.element, empty_if=one.empty_if, axes=one.axes))
         elif buffer.name in needed or buffer.name in set(base.gradients.values()) - summed:
             buffers.append(buffer)
     steps = []

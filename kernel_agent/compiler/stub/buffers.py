@@ -135,11 +135,16 @@ class Buffers:
             self.body.write(Line(f"{name} = {make}({like}{dtype})"))
             return name
         self.body.helpers[ROOM] = None
-        zeros = "" if buffer.fill is Fill.ZEROS and not buffer.empty_if else ", zeros=False"
+        options = [dtype.removeprefix(", ")] if dtype else []
         if buffer.empty_if:
             text = self._whole(buffer)
-            zeros = f", zeros=not {text}" if text.isidentifier() else f", zeros=not ({text})"
-        self.body.write(Line(f"{name} = gradient_room({like}{dtype}{zeros})"))
+            options.append(f"zeros=not {text}" if text.isidentifier() else f"zeros=not ({text})")
+        elif buffer.fill is not Fill.ZEROS:
+            options.append("zeros=False")
+        if buffer.axes:
+            axes = [f"({self.wording.short(one.stride)}, {self.wording.short(one.size)})" for one in buffer.axes]
+            options.append(f"stored=({', '.join(axes)},)" if len(axes) == 1 else f"stored=({', '.join(axes)})")
+        self.body.write(Line(f"{name} = gradient_room(", (like, *options), ")"))
         return name
 
     def _slice(self, tensor: Tensor, node: ast.expr) -> str:

@@ -10,8 +10,20 @@ from kernel_agent.compiler.plan import NESTED, RISING
 
 WIDTH = 110
 
-ROOM = '''def gradient_room(x, dtype=None, zeros=True):
-    """Room for the gradient of x, laid out in memory as x is: kernels address both in the same way."""
+ROOM = '''def merged_axes(axes):
+    """Axes (stride, size), the innermost first; those that step through memory as one axis would as one."""
+    found = []
+    for stride, size in sorted(axes):
+        if size > 1 and found and stride == found[-1][0] * found[-1][1]:
+            found[-1] = (found[-1][0], found[-1][1] * size)
+        elif size > 1:
+            found.append((stride, size))
+    return found
+
+
+def gradient_room(x, dtype=None, zeros=True, stored=()):
+    """Room for the gradient of x, laid out in memory as x is: kernels address both in the same way. `zeros`: whether
+    fewer elements are stored to than x has; `stored`: the axes (stride, size) along which they are."""
     room = torch.empty_like(x, dtype=dtype)
     if room.stride() != x.stride():  # x is a part of a larger tensor
         reach = 1
@@ -19,7 +31,8 @@ ROOM = '''def gradient_room(x, dtype=None, zeros=True):
             if size > 1 and stride < reach:
                 raise ValueError("elements of an input share memory: pass it with .contiguous()")
             reach += (size - 1) * stride
-        room, zeros = torch.empty_strided(x.shape, x.stride(), dtype=room.dtype, device=x.device), True
+        room = torch.empty_strided(x.shape, x.stride(), dtype=room.dtype, device=x.device)
+        zeros = zeros or merged_axes(stored) != merged_axes(zip(x.stride(), x.shape))
     return room.zero_() if zeros else room
 '''
 

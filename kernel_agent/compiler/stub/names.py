@@ -22,7 +22,7 @@ _ASKS = frozenset(
     {"shape", "stride", "size", "numel", "dim", "dtype", "ndim", "element_size", "itemsize", "device", "is_contiguous"}
 )
 """Attributes of a tensor that can be asked for in the backward, where the tensor is saved."""
-_OURS = frozenset({"saved", "torch", "triton", "tl", "gradient_room", NESTED, RISING})
+_OURS = frozenset({"saved", "torch", "triton", "tl", "gradient_room", "merged_axes", NESTED, RISING})
 """Names that the backward section has beside the stub's."""
 _MARK = re.compile(r"\bASKED_(\d+)_\b")
 """Stands in an expression for what is asked of a tensor, until it is known whether the tensor is saved."""

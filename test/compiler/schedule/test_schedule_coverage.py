@@ -167,3 +167,26 @@ def test_tiles_of_a_matrix_cover_it_by_both_axes() -> None:
     assert holds(found, grid0=3, grid1=2, **here)
     assert not holds(found, grid0=3, grid1=1, **here)
     assert not holds(found, grid0=2, grid1=2, **here)
+
+
+def test_the_axes_that_are_stored_along_are_those_of_the_address() -> None:
+    # Two axes bounded by masks, and heads of the grid between them: a slice of a tensor has just these, or others.
+    def build(b: Builder, x: Value, dx: Value, m: Value, n: Value, stride: Value) -> None:
+        rows, cols = block_of(b, b.program_id(0), BLOCK, "BM"), b.arange(0, 4, "BN")
+        inside = b.logical_and(b.expand(b.compare("lt", rows, m), 1), b.expand(b.compare("lt", cols, n), 0))
+        at = b.add(matrix(b, rows, stride, cols, b.const(1)), b.mul(b.program_id(1), n))
+        add_to(b, dx, at, b.const(1.0, "f32"), inside)
+
+    kernel = made("X:*f32 dX:*f32 M N stride", build, BM=BLOCK, BN=4)
+    found = owned(kernel, {"X": "dX"}, Launch.like_forward(2)).axes["dX"]
+    assert {(axis.stride, axis.size) for axis in found} == {("stride", "M"), ("1", "N"), ("N", "grid1")}
+
+
+def test_the_axes_of_an_address_that_does_not_start_at_the_first_element_are_not_known() -> None:
+    # As many elements as the tensor has, but not those: one would be left out.
+    def build(b: Builder, x: Value, dx: Value, n: Value) -> None:
+        at = block_of(b, b.program_id(0), BLOCK, "BLOCK")
+        add_to(b, dx, b.add(at, b.const(1)), b.const(1.0, "f32"), b.compare("lt", at, n))
+
+    found = owned(made("X:*f32 dX:*f32 n", build, BLOCK=BLOCK), {"X": "dX"}, Launch.like_forward(1))
+    assert found.axes["dX"] == ()
