@@ -136,7 +136,10 @@ def _sdks() -> list[Fact]:
 def _protection() -> list[Fact]:
     from kernel_agent.sandbox.protection import protections
 
-    return [Fact(p.name, p.detail, p.active, "candidates run without this protection") for p in protections()]
+    return [
+        Fact(p.name, f"stops {p.stops} ({p.detail})" if p.active else p.detail, p.active, f"nothing stops {p.stops}")
+        for p in protections()
+    ]
 
 
 def _keys() -> list[Fact]:

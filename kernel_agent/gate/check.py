@@ -21,7 +21,7 @@ from kernel_agent.gate.verdict import CaseResult, ForwardChange, Status, Verdict
 from kernel_agent.oracle import Truths
 from kernel_agent.pairs.sections import split_sections
 from kernel_agent.pairs.spec import KernelSpec
-from kernel_agent.sandbox import Sandbox
+from kernel_agent.sandbox import Sandbox, missing_walls
 
 OnCase = Callable[[CaseResult, int, int], None]
 """Called after each case with its result, how many are done, and how many are planned."""
@@ -96,7 +96,8 @@ def check(
     if not believed:
         progress.begin_again()
         _add(recompute(runs, spec, sandbox, text, options), progress, options)
-    progress.plan = replace(progress.plan, notes=(*progress.plan.notes, *seen()))
+    walls = [note for run in runs[:1] for note in missing_walls(run.script.report.protections)]
+    progress.plan = replace(progress.plan, notes=(*progress.plan.notes, *seen(), *walls))
     change = _forward_change(spec, text, progress)
     if progress.first_red is not None and progress.first_red.problem is not None:
         verdict = _red(_with_pattern(progress.first_red.problem, progress), progress, change, start)

@@ -12,6 +12,7 @@ from kernel_agent.sandbox.job import (
     SandboxError,
     TracebackLine,
 )
+from kernel_agent.sandbox.protection import missing_walls
 from kernel_agent.sandbox.reach import why_reachable
 from kernel_agent.sandbox.supervisor import Sandbox
 
@@ -27,5 +28,6 @@ __all__ = [
     "Sandbox",
     "SandboxError",
     "TracebackLine",
+    "missing_walls",
     "why_reachable",
 ]

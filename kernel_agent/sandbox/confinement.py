@@ -24,6 +24,15 @@ _SYSTEM = (
     *("/proc", "/sys"),
 )
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/dxg", "/dev/nvidia-caps")
+STOPS = {
+    "resource limits": "filling the disk with one file, and dumping memory to it",
+    "network namespace": "sending anything over the network, and what runs on this machine from being asked",
+    "no new privileges": "becoming root through a setuid program",
+    "Landlock": "reading and changing files of yours, and reaching into other processes",
+    "capabilities": "what root may: mounting, raw devices, tracing",
+    "seccomp": "connecting to docker.sock or an ssh-agent, reading other processes' memory, rare doors of the kernel",
+}
+"""What each wall keeps a child from."""
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
@@ -41,9 +50,9 @@ def confine(scratch: Path, readable: Iterable[Path], limits: Limits) -> tuple[Pr
 
 def _attempt(name: str, wall: Callable[[], str]) -> Protection:
     try:
-        return Protection(name=name, active=True, detail=wall())
+        return Protection(name=name, active=True, detail=wall(), stops=STOPS[name])
     except OSError as error:
-        return Protection(name=name, active=False, detail=str(error))
+        return Protection(name=name, active=False, detail=str(error), stops=STOPS[name])
 
 
 def _limit_resources(limits: Limits) -> str:

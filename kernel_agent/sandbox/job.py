@@ -112,6 +112,7 @@ class Protection(BaseModel):
     name: str = Field(max_length=100)
     active: bool
     detail: str = Field(max_length=1000, description="what it does here, or why it is missing")
+    stops: str = Field(default="", max_length=500, description="what it keeps a child from, wherever it stands")
 
 
 @dataclass(frozen=True)

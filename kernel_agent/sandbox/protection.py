@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 
 from kernel_agent.sandbox import environment
 from kernel_agent.sandbox.job import Protection
@@ -20,6 +21,13 @@ from kernel_agent.sandbox.confinement import confine
 from kernel_agent.sandbox.job import Limits
 print(json.dumps([wall.model_dump() for wall in confine(Path(sys.argv[1]), (), Limits())]))
 """
+
+
+def missing_walls(walls: Sequence[Protection]) -> tuple[str, ...]:
+    """A sentence for every wall that does not stand, with what is open without it."""
+    return tuple(
+        f"no {wall.name} here ({wall.detail}): nothing stops {wall.stops}" for wall in walls if not wall.active
+    )
 
 
 def protections() -> tuple[Protection, ...]:

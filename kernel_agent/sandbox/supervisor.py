@@ -9,6 +9,7 @@ from types import TracebackType
 
 from kernel_agent.sandbox.fork_server import ForkServer
 from kernel_agent.sandbox.job import Job, Message, Protection, Report, SandboxError
+from kernel_agent.sandbox.protection import missing_walls
 from kernel_agent.sandbox.running_job import RunningJob
 
 PRELOAD = (
@@ -113,10 +114,10 @@ class Sandbox:
         self._server.close()
 
     def _warn_once(self, protections: tuple[Protection, ...]) -> None:
-        missing = [wall for wall in protections if not wall.active]
+        missing = missing_walls(protections)
         if missing and not self._warned:
             self._warned = True
             _log.warning(
                 "candidates run with less protection than intended: %s",
-                "; ".join(f"no {wall.name} ({wall.detail})" for wall in missing),
+                "; ".join(missing),
             )
