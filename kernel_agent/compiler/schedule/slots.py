@@ -161,6 +161,8 @@ def _slots(forms: Forms, written: Sequence[Site], tensor: str, *, wide: bool) ->
     buffer = Buffer(own, written[0].op.base.pointee, Fill.ZEROS, shape=shape, empty_if=empty_if)
     reason = f"partial sums of {name} lie in rows of {tensor}'s elements"
     texts = (f"{tensor}.is_contiguous()", *asked)
+    if forms.launch.calls.refute(texts):
+        return None
     facts = (*(Fact(text, reason, tensor) for text in texts), *unread_axes(forms.kernel, forms.launch))
     places = tuple(site.op for site in written) if len(parts) > 1 else ()
     return Slots(tensor, name, axes, wraps, places, wide, buffer, f"{own}_width", facts)

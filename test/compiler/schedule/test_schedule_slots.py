@@ -59,6 +59,12 @@ def test_rows_that_are_stored_as_a_whole_may_start_empty() -> None:
     assert one.buffer.empty_if == "W.numel() == grid0"
 
 
+def test_a_weight_with_gaps_in_a_call_that_was_seen_has_no_rows() -> None:
+    # Rows have the weight's elements side by side: the backward would refuse that call.
+    calls = Calls(({"W": torch.ones(2 * CHANNELS)[::2]},))
+    assert slotted(kernel(), {"W": "dW"}, Launch.like_forward(3, calls)).slots == ()
+
+
 def test_a_condition_that_differs_between_programs_leaves_the_zeros() -> None:
     # Programs that a mask keeps from storing leave their rows as they were: empty memory would be summed.
     def build(b: Builder, x: Value, w: Value, dw: Value, channels: Value) -> None:
