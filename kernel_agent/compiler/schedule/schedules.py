@@ -35,6 +35,7 @@ from kernel_agent.compiler.schedule.ownership import Ownership, owned
 from kernel_agent.compiler.schedule.pace import WARPS
 from kernel_agent.compiler.schedule.reload import reloaded
 from kernel_agent.compiler.schedule.rows import persistent, summed_axis, width_of
+from kernel_agent.compiler.schedule.rowwise import rowwise
 from kernel_agent.compiler.schedule.settle import settled
 from kernel_agent.compiler.schedule.share import loading, shared, storing
 from kernel_agent.compiler.schedule.slots import slotted
@@ -154,7 +155,7 @@ def joined(kernel: Kernel) -> Kernel:
 def finished(kernel: Kernel, launch: Launch) -> Kernel:
     """The same launch with less to do in its loops: factors behind them or used once, no needless masks, no tiles to
     turn."""
-    plain_sums = prune(unmasked(prune(factored(collected(prune(kernel))))))
+    plain_sums = prune(rowwise(prune(unmasked(prune(factored(collected(prune(kernel))))))))
     return prune(oriented(prune(cleared(plain_sums, launch))))
 
 

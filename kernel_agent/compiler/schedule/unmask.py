@@ -89,7 +89,7 @@ def vanishes(value: Value, labels: Labels, condition: Hashable) -> bool:
         sides = (inner, inner[::-1])
         row = len(value.shape) == 1 and isinstance(condition, tuple) and condition[0] != "scalar"
         return any(
-            vanishes(*side, condition) and ((row and not other.shape) or _finite(other)) for side, (other, _) in sides
+            vanishes(*side, condition) and ((row and not other.shape) or finite(other)) for side, (other, _) in sides
         )
     if op.code in (Code.ADD, Code.SUB):
         return all(vanishes(*side, condition) for side in inner)
@@ -100,7 +100,7 @@ def vanishes(value: Value, labels: Labels, condition: Hashable) -> bool:
     return False
 
 
-def _finite(value: Value) -> bool:
+def finite(value: Value) -> bool:
     """Whether a value is a number in all lanes if what memory holds and scalars are numbers."""
     number, op = constant(value), value.producer
     if number is not None:
@@ -108,10 +108,10 @@ def _finite(value: Value) -> bool:
     if op is None:
         return value.shape == () and value.depth == 0
     if op.code is Code.LOAD:
-        return op.mask is None or (op.other is not None and _finite(unspread(op.other)))
+        return op.mask is None or (op.other is not None and finite(unspread(op.other)))
     if op.code is Code.SELECT:
-        return all(_finite(side) for side in op.operands[1:])
-    return op.code in _KEEPS_FINITE and all(_finite(operand) for operand in op.operands)
+        return all(finite(side) for side in op.operands[1:])
+    return op.code in _KEEPS_FINITE and all(finite(operand) for operand in op.operands)
 
 
 def _sinks(value: Value, labels: Labels, condition: Hashable, sign: int = -1) -> bool:
