@@ -146,7 +146,7 @@ class Names:
         if value.producer is not None and value.producer.code is Code.IF:
             value = variable.values[0]
         wanted = next(iter([*carries, *names]), "")
-        if not wanted or wanted.startswith("d_") or re.fullmatch(r"program_\d", wanted):
+        if not wanted or wanted.startswith("d_") or re.fullmatch(r"program_\d|block_[a-z]+", wanted):
             role = self._carried(variable)
             wanted = role if role and role not in self.parameters else wanted
         load = value.producer
@@ -276,6 +276,8 @@ class Names:
                 return [f"mask_{tested[5:]}"]
             if re.fullmatch(r"(?!offs)[a-z]{3,}", tested):
                 return [f"{singular(tested) or tested}_mask"]
+            if re.fullmatch(r"[a-z]{1,2}", tested):
+                return [f"mask_{tested}"]
         if op.code is Code.CMP and op.attributes["predicate"] == "eq" and op.operands[0].is_float:
             return [f"is_{self._short(op.operands[1]) or 'equal'}"]
         stem = masked_by(op.result, self.places) if len(op.result.shape) > 1 else ""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.schedule.forms import Forms, Launch
 from kernel_agent.compiler.schedule.linear import Form, Kind
-from kernel_agent.compiler.schedule.phases import Job, Total, Turned, phases
+from kernel_agent.compiler.schedule.phases import Job, Total, Turned, phases, tile_of
 from kernel_agent.compiler.schedule.polynomial import Polynomial
 from kernel_agent.compiler.schedule.sites import Site
 from kernel_agent.compiler.ssa.builder import Builder
@@ -104,7 +104,12 @@ def owner(forms: Forms, turn: Turn, added: Sequence[Site], name: str) -> Owner:
     source = forms.kernel
     places = _places(turn)
     programs: dict[int, Value] = {}
-    counts = {axis: Value("i32", (), source.free_name(f"num_programs_{axis}")) for axis in _counted(source, turn)}
+    counts: dict[int, Value] = {}
+    for axis in _counted(source, turn):
+        name = f"num_blocks_{tile_of(source, axis)}"
+        if name == "num_blocks_" or any(name == value.name for value in counts.values()):
+            name = f"num_programs_{axis}"
+        counts[axis] = Value("i32", (), source.free_name(name))
     made = emptied(source, name=name, arguments=[*source.arguments, *counts.values()])
     copier = Turned(source, Builder(made, frozenset(site.op.base for site in added)), programs, counts)
     b = copier.b

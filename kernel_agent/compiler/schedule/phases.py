@@ -6,6 +6,7 @@ causal mask, those at or after the diagonal. Other conditions become branches in
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -155,7 +156,24 @@ def _name_of(kernel: Kernel, axis: int) -> str:
     for op in kernel.ops:
         if op.code is Code.PROGRAM_ID and op.attributes["axis"] == axis and op.result.name:
             return op.result.name
-    return f"program_{axis}"
+    tile = tile_of(kernel, axis)
+    return f"block_{tile}" if tile else f"program_{axis}"
+
+
+def tile_of(kernel: Kernel, axis: int) -> str:
+    """`m` where programs along an axis each have a tile of BLOCK_M; empty where that is not so."""
+    found = set()
+    for op in kernel.ops:
+        for one, other in (op.operands, op.operands[::-1]) if op.code is Code.MUL else ():
+            number, size = one.producer, other.producer
+            if number is not None and number.code is Code.CAST:
+                number = number.operands[0].producer
+            if number is None or number.code is not Code.PROGRAM_ID or number.attributes["axis"] != axis:
+                continue
+            symbol = size.attributes.get("symbol") if size is not None and size.code is Code.CONST else None
+            found.add(symbol or "")
+    match = re.fullmatch(r"BLOCK_([A-Z]+)", next(iter(found))) if len(found) == 1 else None
+    return match[1].lower() if match else ""
 
 
 @dataclass(frozen=True)
