@@ -1,4 +1,4 @@
-"""What a verdict costs: `python bench/gate.py`, the figures that `bench/gate.txt` holds.
+"""What a verdict costs: `python bench/gate.py`.
 
 Full exact-tier verdicts of shipped pairs, truth included, nothing kept from before but a started sandbox, and the start
 of a child. Seconds on the wall, the best of `--repeats`, and processor seconds of each kind of process: on a machine

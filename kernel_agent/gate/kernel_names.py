@@ -24,22 +24,40 @@ _NUMBERS = (bool, int, float, str, type(None), torch.dtype, tl.dtype, tl.constex
 
 
 def refuse_foreign_names(text: str, module: types.ModuleType, first_line: int) -> None:
-    """Look at every kernel of a file from a line on; `module` is the file imported. Raises `CannotRecord`."""
-    for node in ast.parse(text).body:
-        if isinstance(node, ast.FunctionDef) and node.lineno > first_line:
-            for part in (part for own in (node.args, *node.body) for part in ast.walk(own)):
-                reason = _reason(part, vars(module))
-                if reason:
-                    line = getattr(part, "lineno", node.lineno)
-                    raise CannotRecord(
-                        f"kernel {node.name}, line {line}: {reason}",
-                        remedy="Kernels may use triton.language, constants, and kernels at the top level of the file.",
-                        line=line,
-                    )
+    """Look at every kernel of a file from a line on; `module` is the file imported. Raises `CannotRecord`.
+
+    What else those lines bind that no kernel may use is taken out of the module.
+    """
+    tree = [node for node in ast.parse(text).body if node.lineno > first_line]
+    for name in {name for node in tree for name in _bound(node)} & vars(module).keys():
+        value = vars(module)[name]
+        if not isinstance(value, types.ModuleType) and not _harmless(value):
+            delattr(module, name)
+    for node in tree:
+        if not isinstance(node, ast.FunctionDef):
+            continue
+        parts = [part for own in (node.args, *node.body) for part in ast.walk(own)]
+        own = {part.arg for part in parts if isinstance(part, ast.arg)}
+        own |= {part.id for part in parts if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
+        for part in parts:
+            reason = _reason(part, vars(module), own)
+            if reason:
+                line = getattr(part, "lineno", node.lineno)
+                raise CannotRecord(
+                    f"kernel {node.name}, line {line}: {reason}",
+                    remedy="Kernels may use triton.language, constants, and kernels at the top level of the file.",
+                    line=line,
+                )
 
 
-def _reason(node: ast.AST, names: dict[str, Any]) -> str:
-    """Why a part of a kernel is refused; empty for one that is not."""
+def _bound(node: ast.stmt) -> set[str]:
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        return {alias.asname or alias.name.partition(".")[0] for alias in node.names}
+    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
+
+
+def _reason(node: ast.AST, names: dict[str, Any], own: set[str]) -> str:
+    """Why a part of a kernel is refused; empty for one that is not. `own` are names that the kernel binds itself."""
     if isinstance(node, (ast.Import, ast.ImportFrom, ast.Lambda, ast.Await, ast.Yield, ast.YieldFrom)):
         return "it does what kernels cannot"
     if isinstance(node, ast.Attribute):
@@ -48,11 +66,13 @@ def _reason(node: ast.AST, names: dict[str, Any]) -> str:
         chain = _chain(node)
         if chain and isinstance(names.get(chain[0]), types.ModuleType):
             return _reason_of_chain(chain, names)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):  # a name of its own may be bound on no path
+        return _reason(node.func, names, set())
     if isinstance(node, ast.Name):
         if node.id.startswith("__") or node.id in _FORBIDDEN:
             return f"it uses {node.id}"
         found = names.get(node.id)
-        if not isinstance(found, types.ModuleType) and not _harmless(found):
+        if node.id not in own and not isinstance(found, types.ModuleType) and not _harmless(found):
             return f"{node.id} is a {type(found).__name__}, which kernels cannot use"
     return ""
 

@@ -158,11 +158,11 @@ class _Kept:
     def _is_kernel(self, node: ast.FunctionDef) -> bool:
         defaults = [*node.args.defaults, *(part for part in node.args.kw_defaults if part is not None)]
         everyone = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
-        annotations = [part.annotation for part in everyone if part.annotation is not None]
+        annotations = [part for part in (*(one.annotation for one in everyone), node.returns) if part is not None]
         jit = [decorator for decorator in node.decorator_list if _is_jit(decorator)]
-        return (
-            len(jit) == 1 and all(self._constant(part) for part in (*defaults, *annotations)) and node.returns is None
-        )
+        if len(jit) != 1 or not all(self._constant(part) for part in (*defaults, *annotations)):
+            return False
+        return self._meaning(jit[0].func if isinstance(jit[0], ast.Call) else jit[0]) == "triton.jit"
 
     def _constant(self, node: ast.expr) -> bool:
         """Whether an expression only computes with constants."""
@@ -197,8 +197,9 @@ def _known(module: str) -> bool:
 
 def _is_jit(decorator: ast.expr) -> bool:
     if isinstance(decorator, ast.Call):
-        plain = all(isinstance(part.value, (ast.Constant, ast.List)) for part in decorator.keywords)
-        return plain and not decorator.args and _is_jit(decorator.func)
+        given = [part.value for part in decorator.keywords]
+        flat = [inner for value in given for inner in (value.elts if isinstance(value, ast.List) else [value])]
+        return not decorator.args and all(isinstance(part, ast.Constant) for part in flat) and _is_jit(decorator.func)
     return ast.unparse(decorator) in ("triton.jit", "jit")
 
 

@@ -50,6 +50,9 @@ def test_a_forward_that_the_candidate_changed_is_not_taken_over() -> None:
         "@triton.jit\ndef k(a: open('x')):\n    pass",
         "@evil\n@triton.jit\ndef k(a):\n    pass",
         "@triton.jit(repr=open('x'))\ndef k(a):\n    pass",
+        "@triton.jit(do_not_specialize=[open('x')])\ndef k(a):\n    pass",
+        "@triton.jit\ndef k(a) -> open('x'):\n    pass",
+        "from torch import compile as jit\n@jit\ndef k(a):\n    evil = 1",
         "class A:\n    open('x')",
         "if True:\n    open('x')",
         "# a lone return: \ropen('x')\nX = 1",
@@ -68,3 +71,20 @@ def test_a_backward_section_that_rebinds_what_the_forward_uses_takes_no_forward_
     # Otherwise the user's forward would run with the candidate's meaning of a name.
     assert kernels_alone(with_backward("triton = 1"), SOURCE).trusted_lines == 0
     assert kernels_alone(with_backward("BLOCK_OF_MINE = 1"), SOURCE).trusted_lines > 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "@triton.jit\ndef k(a, B: tl.constexpr = 4) -> tl.tensor:\n    return a",
+        "@triton.jit(do_not_specialize=['n'])\ndef k(a, n):\n    return a",
+        "@triton.autotune([triton.Config({})], key=[])\n@triton.jit\ndef k(a):\n    return a",
+        "LOG2E: tl.constexpr = tl.constexpr(1 / math.log(2))\n\n\n@triton.jit\ndef k(a):\n    return a * LOG2E",
+    ],
+    ids=["annotated", "options", "autotuned", "constant"],
+)
+def test_what_honest_kernels_look_like_is_left(text: str) -> None:
+    left = kernels_alone(with_backward(f"import math\n\n{text}"), SOURCE)
+    assert "def k(" in left.text
+    assert "autotune" not in left.text, "launches are recorded with the configuration that was chosen"
+    assert left.text.count("LOG2E") == text.count("LOG2E")
