@@ -38,7 +38,7 @@ def gradient_room(x, dtype=None, zeros=True, stored=()):
 
 APART = f'''def {NESTED}(*axes):
     """Whether no two indices share an element: each (stride, size) steps over all that smaller strides reach."""
-    strides = [stride for stride, _ in axes]
+    strides = [stride for stride, size in axes if size > 1]
     return len(set(strides)) == len(strides) and all(
         stride > sum(inner * (size - 1) for inner, size in axes if inner < stride) for stride in strides
     )

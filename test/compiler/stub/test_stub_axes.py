@@ -37,6 +37,13 @@ def test_axes_of_an_expanded_tensor_are_not_nested() -> None:
     assert not nested(tuple(zip(tensor.stride(), tensor.shape, strict=True)))
 
 
+@pytest.mark.parametrize("heads", [1, 2])
+def test_an_axis_of_one_index_may_step_as_far_as_another(heads: int) -> None:
+    # With one head its stride is that of a row: the backward of attention refused what its forward takes.
+    tensor = torch.empty(2, 3, heads, 5)
+    assert nested(tuple(zip(tensor.stride(), tensor.shape, strict=True)))
+
+
 def test_axes_that_are_nested_never_meet() -> None:
     # A comparison with the strides alone, or >= for >, would say yes of (2, 2), (1, 3) and of (4, 2), (2, 3).
     sides = list(itertools.product(range(7), range(1, 4)))
