@@ -184,13 +184,16 @@ def told(rows: list[Row]) -> str:
     if len(ratios) > 1:
         values = [ratio for ratio, _ in ratios]
         tail = values[math.ceil(0.95 * len(values)) - 1]
-        spared = sum(one.derived.atomics <= one.written.atomics for _, one in ratios if one.derived and one.written)
+        spared = [
+            ratio for ratio, one in ratios if one.derived and one.written and one.derived.atomics <= one.written.atomics
+        ]
+        real = [ratio for ratio, one in ratios if one.real_sizes]
         lines += [
             f"traffic over the hand-written backward's: median {statistics.median(values):.3f} (bar {MEDIAN}), "
             f"95th percentile {tail:.3f} (bar {TAIL}), most {values[-1]:.2f}",
-            f"no more atomic updates than the hand-written backward: {spared} of {len(ratios)} "
-            f"({spared / len(ratios):.1%})",
-            f"at sizes of BENCH: {sum(one.real_sizes for _, one in ratios)}",
+            f"at sizes of BENCH: {middle(real)}",
+            f"no more atomic updates than the hand-written backward: {middle(spared)} "
+            f"({len(spared) / len(ratios):.1%})",
             "",
             *reasons([one for ratio, one in ratios if ratio > MEDIAN]),
             "",
@@ -201,6 +204,11 @@ def told(rows: list[Row]) -> str:
     lines += ["", "not counted:"] if missing else []
     lines += [f"  {one.name}: {one.why}" for one in missing]
     return "\n".join(lines) + "\n"
+
+
+def middle(ratios: list[float]) -> str:
+    """How many, and their median."""
+    return f"{len(ratios)}, median {statistics.median(ratios):.3f}" if ratios else "0"
 
 
 def reasons(rows: list[Row]) -> list[str]:
