@@ -138,21 +138,21 @@ def _plan(
     def defect(name: str, error: Exception) -> None:
         defects.append(f"`{name}` failed on {kernel.name}: {InternalError.of(error).message}")
 
-    adjoint, spared = _adjoints(schedule, kernel, read, written, defect)
+    adjoint, spared = _adjoints(schedule, kernel, calls, read, written, defect)
     behind = SCHEDULES[SCHEDULES.index(schedule) :]
     found = plans(kernel, adjoint, axes, spared=spared, calls=calls, schedules=behind, defect=defect)[0]
     return replace(found, remarks=(*found.remarks, *defects))
 
 
 def _adjoints(
-    schedule: str, kernel: Kernel, read: frozenset[str], written: frozenset[str], defect: Defect
+    schedule: str, kernel: Kernel, calls: Calls, read: frozenset[str], written: frozenset[str], defect: Defect
 ) -> tuple[Adjoint, Adjoint | None]:
     """The adjoint, and for schedules that can do with it the one that reads back what the forward stored; that alone
     where the other cannot be had. `plain` relies on no pass of `saved`."""
     spared = None
     if schedule != "plain":
         try:
-            spared = _spared(kernel, read, written)
+            spared = _spared(kernel, calls, read, written)
         except CannotDerive:
             pass
         except Exception as error:
@@ -165,9 +165,9 @@ def _adjoints(
         return spared, None
 
 
-def _spared(kernel: Kernel, read: frozenset[str], written: frozenset[str]) -> Adjoint:
+def _spared(kernel: Kernel, calls: Calls, read: frozenset[str], written: frozenset[str]) -> Adjoint:
     found = prepared(kernel, written)
-    adjoint = differentiate(found.kernel, read=read, written=written)
+    adjoint = differentiate(found.kernel, read=read, written=written, calls=calls)
     return replace(adjoint, remarks=(*adjoint.remarks, *found.remarks))
 
 

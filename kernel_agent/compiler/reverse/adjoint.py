@@ -34,5 +34,7 @@ class Adjoint:
     consumed: tuple[str, ...] = ()
     """Cotangent arguments that the kernel overwrites, since stores of the forward may meet; it needs copies of them,
     and its effects stay in their order."""
+    facts: tuple[str, ...] = ()
+    """Python over names of the launch: what has to hold for stores of the forward not to meet."""
     remarks: tuple[str, ...] = ()
     """What a reader should know."""

@@ -11,6 +11,7 @@ from kernel_agent.compiler.reverse.elements import adjoint_element
 from kernel_agent.compiler.reverse.memory import Accesses
 from kernel_agent.compiler.reverse.reversal import Reversal
 from kernel_agent.compiler.reverse.tapes import tapes
+from kernel_agent.compiler.schedule.calls import Calls
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.prune import prune
@@ -19,12 +20,18 @@ from kernel_agent.compiler.ssa.value import FLOATS, Kernel, Value
 
 
 def differentiate(
-    kernel: Kernel, *, read: frozenset[str], written: frozenset[str], scalars: frozenset[str] = frozenset()
+    kernel: Kernel,
+    *,
+    read: frozenset[str],
+    written: frozenset[str],
+    scalars: frozenset[str] = frozenset(),
+    calls: Calls | None = None,
 ) -> Adjoint:
     """The adjoint of a kernel.
 
     `read`: pointer arguments whose gradient is wanted; `written`: pointer arguments whose cotangent is given;
-    `scalars`: float scalar arguments whose gradient is wanted.
+    `scalars`: float scalar arguments whose gradient is wanted; `calls`: launches that were seen, if the adjoint may
+    rely on facts that hold in all of them.
 
     Raises CannotDerive for what has no derivative rule, and for memory that the kernel reads and overwrites.
     """
@@ -40,7 +47,7 @@ def differentiate(
     cotangents = {value: Value(value.element, (), named(value.name, taken)) for value in outputs}
     gradients = {value: _gradient(value, taken) for value in inputs}
     _refuse_in_place(read & written)
-    accesses = Accesses.of(kernel, frozenset(outputs))
+    accesses = Accesses.of(kernel, frozenset(outputs), calls)
     activity = Activity(kernel, frozenset(inputs), accesses.forwarded)
     arguments = [*kernel.arguments, *cotangents.values(), *gradients.values()]
     target = emptied(kernel, name=f"{kernel.name}_backward", arguments=arguments)
@@ -56,6 +63,7 @@ def differentiate(
         gradients={value.name: wanted.name for value, wanted in gradients.items()},
         tapes=tapes(found),
         consumed=tuple(sorted(value.name for value in consumed)),
+        facts=accesses.facts,
     )
 
 

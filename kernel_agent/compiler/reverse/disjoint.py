@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from kernel_agent.compiler.schedule.calls import Calls
 from kernel_agent.compiler.schedule.coverage import domain
 from kernel_agent.compiler.schedule.forms import Forms, Launch
 from kernel_agent.compiler.schedule.injective import injective
@@ -17,7 +18,10 @@ from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value, walk
 class Apart:
     """Of the stores of one kernel; whatever its constexprs are."""
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: Kernel, calls: Calls | None = None) -> None:
+        """`calls`: launches that were seen. What holds in all of them is relied on, and noted in `facts`."""
+        self.calls = calls or Calls()
+        self.facts: dict[str, None] = {}
         self.forms = Forms(kernel, Launch.like_forward(3))
         self.sites = {site.op: site for site in sites(kernel.body, frozenset((Code.STORE,)))}
 
@@ -40,14 +44,28 @@ class Apart:
         common = Common.of(self.forms, both)
         if common is None or any(loop.code is Code.WHILE for site in both for loop in site.loops):
             return False
-        bounds = [bound for bound in common.bounds if not any(map(_is_fixed, bound.form.coefficients))]
         needed = frozenset(atom for atom in domain(self.forms, both[0]) if not _is_fixed(atom))
-        found = injective(self._in_program(common.form), bounds, needed | common.copies)
-        return found is not None and not found.facts()
+        # Indices of the program are as good as numbers, unless a mask bounds them together with others.
+        told = {
+            atom
+            for bound in common.bounds
+            for atom in bound.form.coefficients
+            if not needed.isdisjoint(bound.form.coefficients)
+        }
+        for kept in (frozenset(told), frozenset[Atom]()):
+            bounds = [
+                b for b in common.bounds if all(atom in kept or not _is_fixed(atom) for atom in b.form.coefficients)
+            ]
+            found = injective(self._in_program(common.form, kept), bounds, needed | common.copies, self.calls)
+            facts = [] if found is None else found.facts()
+            if found is not None and (not facts or self.calls.show(facts)):
+                self.facts |= dict.fromkeys(facts)
+                return True
+        return False
 
-    def _in_program(self, form: Form) -> Form:
-        """What of a form changes within a program."""
-        return Form.of({atom: factor for atom, factor in form.terms if not _is_fixed(atom)}, form.base)
+    def _in_program(self, form: Form, kept: frozenset[Atom] = frozenset()) -> Form:
+        """What of a form changes within a program, and indices that are kept."""
+        return Form.of({atom: factor for atom, factor in form.terms if atom in kept or not _is_fixed(atom)}, form.base)
 
 
 def _is_fixed(atom: Atom) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.reverse.disjoint import Apart, depends_on
 from kernel_agent.compiler.reverse.programs import Axes
+from kernel_agent.compiler.schedule.calls import Calls
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.uses import written_to
 from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value
@@ -49,21 +50,25 @@ class Accesses:
     """Loads of what the forward leaves in an argument: they read the same after it."""
     gone: set[Op] = field(default_factory=set)
     """Loads of what the kernel itself overwrites: their values cannot be had again."""
+    facts: tuple[str, ...] = ()
+    """Python over names of the launch: what has to hold for stores not to meet."""
 
     @classmethod
-    def of(cls, kernel: Kernel, written: frozenset[Value]) -> Accesses:
-        """`written`: arguments whose cotangent is given. Raises CannotDerive for accesses whose effect is not sure."""
+    def of(cls, kernel: Kernel, written: frozenset[Value], calls: Calls | None = None) -> Accesses:
+        """`written`: arguments whose cotangent is given. `calls`: launches that were seen, on whose numbers it may rely
+        where that is noted in `facts`. Raises CannotDerive for accesses whose effect is not sure."""
         found = cls()
         places: dict[Value, list[Place]] = {}
         targets = written_to(kernel.body)
         for place in _places(kernel.body):
             if place.op.base in targets:
                 places.setdefault(place.op.base, []).append(place)
-        axes, apart = Axes(kernel), Apart(kernel)
+        axes, apart = Axes(kernel), Apart(kernel, calls)
         for base, accesses in places.items():
             found._loads(base, accesses)
             if base in written:
                 found._stores(base, accesses, axes, apart)
+        found.facts = tuple(apart.facts)
         return found
 
     def _loads(self, base: Value, accesses: list[Place]) -> None:

@@ -5,7 +5,7 @@ Every other plan is made from it, and stands or falls by giving the same gradien
 
 from __future__ import annotations
 
-from kernel_agent.compiler.plan import BackwardPlan, Buffer, Fill, Step
+from kernel_agent.compiler.plan import BackwardPlan, Buffer, Fact, Fill, Step
 from kernel_agent.compiler.reverse.adjoint import Adjoint
 from kernel_agent.compiler.reverse.tapes import lower_tapes
 from kernel_agent.compiler.ssa.code import Code
@@ -37,5 +37,6 @@ def plain(kernel: Kernel, adjoint: Adjoint, grid: tuple[str, ...] = ("grid0", "g
         gradients=dict(adjoint.gradients),
         saved=tuple(sorted(left & read)),
         consumed=adjoint.consumed,
+        facts=tuple(Fact(text, "stores of the forward do not meet") for text in adjoint.facts),
         remarks=adjoint.remarks,
     )

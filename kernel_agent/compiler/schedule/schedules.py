@@ -79,7 +79,9 @@ def plans(
     schedule is to be had.
     """
     launch = Launch.like_forward(axes, calls)
-    better = () if adjoint.consumed else tuple(name for name in schedules if name != "plain")  # else effects have order
+    better = (
+        () if (spared or adjoint).consumed else tuple(name for name in schedules if name != "plain")
+    )  # else effects have order
     base = _base(kernel, spared or adjoint, launch, defect) if better else None
     found: list[BackwardPlan] = []
     if base is not None:
@@ -351,7 +353,7 @@ def _plan(schedule: str, base: BackwardPlan, draft: Draft) -> BackwardPlan:
         },
         totals=tuple(draft.totals),
         settings=draft.settings,
-        facts=tuple(dict.fromkeys(draft.facts)),
+        facts=tuple(dict.fromkeys((*base.facts, *draft.facts))),
         remarks=(*base.remarks, *dict.fromkeys(draft.remarks)),
     )
 

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.reverse import differentiate
+from kernel_agent.compiler.reverse.plain import plain
+from kernel_agent.compiler.schedule.calls import Calls
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.value import Kernel, Value
@@ -165,6 +167,39 @@ def test_parts_of_several_rows_that_reach_into_each_other_meet(distance: str) ->
     # A row farther, the second store is where the first one was for the next row; two lanes farther, within the row.
     adjoint = differentiate(heads_in_halves(distance), read=frozenset({"X"}), written=frozenset({"Y"}))
     assert adjoint.consumed == ("dY",)
+
+
+def columns_in_planes(distance: str) -> Kernel:
+    """Columns of each program, bounded by `n` over all programs, and their squares `distance` behind them."""
+    k = Forward(X="*f32", Y="*f32", n="i32", size="i32")
+    b = k.b
+    cols = b.add(b.mul(b.program_id(0), b.const(4)), b.arange(0, 4))
+    mask = b.compare("lt", cols, k.n)
+    x = b.load(k.X, cols, mask, b.const(0.0, "f32"))
+    b.store(k.Y, cols, x, mask)
+    b.store(k.Y, b.add(cols, k.arguments[distance]), b.mul(x, x), mask)
+    return k.kernel
+
+
+def test_planes_as_wide_as_a_mask_of_all_programs_do_not_meet() -> None:
+    # A tile of four columns may be wider than the plane: only with the programs' numbers does the mask tell.
+    adjoint = differentiate(columns_in_planes("n"), read=frozenset({"X"}), written=frozenset({"Y"}))
+    assert (adjoint.consumed, adjoint.facts) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("sizes", "facts"), [((5, 6), ("size >= n",)), ((5, 3), None), (None, None)], ids=["apart", "meet", "no call"]
+)
+def test_planes_of_a_size_that_was_given_are_apart_where_all_calls_show_it(
+    sizes: tuple[int, int] | None, facts: tuple[str, ...] | None
+) -> None:
+    # Without the fact in the plan, a call with smaller planes would get gradients of what was overwritten.
+    calls = None if sizes is None else Calls(({"n": sizes[0], "size": sizes[1], "grid0": 2},))
+    kernel = columns_in_planes("size")
+    adjoint = differentiate(kernel, read=frozenset({"X"}), written=frozenset({"Y"}), calls=calls)
+    assert adjoint.consumed == (("dY",) if facts is None else ())
+    assert adjoint.facts == (facts or ())
+    assert [fact.expression for fact in plain(kernel, adjoint).facts] == list(facts or ())
 
 
 def test_of_trips_that_store_to_the_same_place_the_last_takes_the_cotangent() -> None:
