@@ -44,6 +44,8 @@ _ALLOWED = {
     torch.ops.aten.rsqrt.default: 1.0,
 }
 """Relative errors in ULP: PTX ISA, ex2.approx, lg2.approx, div.full, rcp.approx, sqrt.approx, rsqrt.approx."""
+_GOLDEN, _MIX_1, _MIX_2 = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
+"""Odd numbers of 64 bits with their sign."""
 _BITS_OF = {torch.float64: 53, torch.float32: FLOAT32_BITS, torch.float16: 11, torch.bfloat16: 8}
 
 
@@ -59,7 +61,6 @@ class NarrowArithmetic(TorchDispatchMode):  # type: ignore[misc]
         self._dot_bits = dot_bits
         self._narrow = narrow
         self._draw = draw
-        self._generators: dict[torch.device, torch.Generator] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -77,19 +78,24 @@ class NarrowArithmetic(TorchDispatchMode):  # type: ignore[misc]
         return tree_map(_float32, result)
 
     def _off(self, exact: Tensor, ulps: float) -> Tensor:
-        """Values up to so many ulps beside the exact ones."""
-        generator = self._generators.get(exact.device)
-        if generator is None:
-            generator = torch.Generator(exact.device).manual_seed(self._draw or 0)
-            self._generators[exact.device] = generator
-        errors = torch.rand(exact.shape, dtype=torch.float64, device=exact.device, generator=generator)
-        errors.mul_(2.0).sub_(1.0).mul_(ulps * ULP).add_(1.0).mul_(exact)
+        """Values up to so many ulps beside the exact ones; equal ones alike, as a function of the hardware has it."""
+        errors = _scattered(exact, self._draw or 0).mul_(ulps * ULP).add_(1.0).mul_(exact)
         return torch.where(exact.to(torch.float32) == exact, exact, errors)
 
     def _operand(self, value: Any) -> Any:
         if self._dot_bits is None or not isinstance(value, Tensor) or not value.is_floating_point():
             return value
         return cut(value, self._dot_bits)
+
+
+def _scattered(values: Tensor, seed: int) -> Tensor:
+    """Numbers in [-1, 1] that depend on the bits of float64 values and on a seed alone, on any device: no generator is
+    asked, since the executor has its own of them. The mixing is that of SplitMix64 (Steele, Lea and Flood, 2014)."""
+    start = ((seed + 1) * _GOLDEN + 2**63) % 2**64 - 2**63
+    bits = values.contiguous().view(torch.int64) + start
+    for shift, factor in ((30, _MIX_1), (27, _MIX_2), (31, 1)):
+        bits = (bits ^ (bits >> shift & (1 << 64 - shift) - 1)) * factor
+    return bits.to(torch.float64).mul_(2.0**-63)
 
 
 def _float32(value: Any) -> Any:
