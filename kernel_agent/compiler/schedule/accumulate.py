@@ -23,6 +23,14 @@ def _steady(loop: Op) -> list[Op]:
     return [op for op in block.ops if op.code is Code.ATOMIC_ADD and op.offset not in inside]
 
 
+def conjuncts(mask: Value) -> list[Value]:
+    """Conditions that must all hold."""
+    op = mask.producer
+    if op is not None and op.code is Code.AND:
+        return [part for operand in op.operands for part in conjuncts(operand)]
+    return [mask]
+
+
 def _defined(block: Block) -> set[Value]:
     """What a block and those within define."""
     found = {*block.arguments}
@@ -88,4 +96,7 @@ class _Accumulator(Copier):
         ever = dict(zip(changing, found[own + len(steady) :], strict=True))
         for add, value in zip(steady, found[own:], strict=False):
             mask = ever.get(add) or (None if add.mask is None else self[add.mask])
+            if add in ever and add.mask is not None and mask is not None:
+                for part in conjuncts(add.mask):
+                    mask = mask if part in inside else b.logical_and(mask, self[part])
             b.store(self[add.base], self.whole(add.offset), value, mask, Code.ATOMIC_ADD)

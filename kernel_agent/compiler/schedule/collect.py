@@ -36,7 +36,7 @@ class _Collector(Copier):
             super().pure(op)
             return
         left, right = (self.factors(operand) for operand in op.operands)
-        common = [factor for factor in left if factor in right]
+        common = _common(left, right)
         rests = [_without(side, common) for side in (left, right)]
         if not common or any(_element(side) != op.result.element for side in (left, right)):
             super().pure(op)
@@ -77,6 +77,16 @@ class _Collector(Copier):
         for factor in factors:
             total = b.mul(total, self[factor])
         return total
+
+
+def _common(left: list[Value], right: list[Value]) -> list[Value]:
+    """Factors of both products, each as often as both have it."""
+    rest, found = list(right), []
+    for factor in left:
+        if factor in rest:
+            rest.remove(factor)
+            found.append(factor)
+    return found
 
 
 def _without(factors: list[Value], common: list[Value]) -> list[Value]:

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 from kernel_agent.compiler.plan import Axis
 from kernel_agent.compiler.schedule.claims import Claim, conjunction, open_claims
-from kernel_agent.compiler.schedule.forms import Forms, ceiling
+from kernel_agent.compiler.schedule.forms import Forms
 from kernel_agent.compiler.schedule.injective import scale
 from kernel_agent.compiler.schedule.linear import Atom, Form, Kind, lanes
-from kernel_agent.compiler.schedule.polynomial import ONE, Polynomial
+from kernel_agent.compiler.schedule.polynomial import ONE, Polynomial, ceiling
 from kernel_agent.compiler.schedule.sites import Bound, Site, loop_bound, whole_bounds
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.value import Op, Value

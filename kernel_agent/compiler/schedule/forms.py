@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kernel_agent.compiler.schedule.calls import Calls
-from kernel_agent.compiler.schedule.linear import Atom, Form, Kind, lanes, moved_atom
-from kernel_agent.compiler.schedule.polynomial import ONE, ZERO, Polynomial, parsed
+from kernel_agent.compiler.schedule.linear import Atom, Form, Kind, lanes, moved_atom, quotient_of, remainder_of
+from kernel_agent.compiler.schedule.polynomial import ONE, ZERO, Polynomial, ceiling, parsed
 from kernel_agent.compiler.ssa.code import ELEMENTWISE, Code
 from kernel_agent.compiler.ssa.value import Kernel, Op, Value, constant, walk
 
@@ -168,13 +168,8 @@ class Forms:
         exact = whole.over(divisor)
         if exact is not None:
             return exact if op.code is Code.FLOORDIV else Form()
-        if op.code is Code.REM:
-            return Form.of({Atom(Kind.REMAINDER, 0, whole, divisor, extent=divisor): ONE})
-        extent = None
-        if len(whole.terms) == 1 and not whole.base.terms and whole.terms[0][1] == ONE:
-            inner = whole.terms[0][0].extent
-            extent = ceiling(inner, divisor) if inner is not None else None
-        return Form.of({Atom(Kind.QUOTIENT, 0, whole, divisor, extent=extent): ONE})
+        make = remainder_of if op.code is Code.REM else quotient_of
+        return Form.of({make(whole, divisor): ONE})
 
     def _reshaped(self, op: Op) -> Form | None:
         """Of operations that only move lanes."""
@@ -260,17 +255,6 @@ def relabelled(op: Op, form: Form) -> Form:
 def grid_extent(axis: int) -> Polynomial:
     """Programs along an axis."""
     return Polynomial.symbol(f"grid{axis}", positive=True)
-
-
-def ceiling(amount: Polynomial, step: Polynomial) -> Polynomial:
-    """amount / step, rounded up."""
-    exact = amount.quotient(step)
-    if exact is not None:
-        return exact
-    if amount.number is not None and step.number is not None:
-        return Polynomial.integer(-(-amount.number // step.number))
-    text = f"triton.cdiv({amount.text()}, {step.text()})"
-    return Polynomial.symbol(text, positive=amount.surely(1), printable=amount.printable and step.printable)
 
 
 def quotient(left: Polynomial, right: Polynomial) -> Polynomial:

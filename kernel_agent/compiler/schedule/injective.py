@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from kernel_agent.compiler.plan import NESTED
 from kernel_agent.compiler.schedule.calls import Calls
 from kernel_agent.compiler.schedule.claims import Claim, Claims, Rising, any_of, open_claims
-from kernel_agent.compiler.schedule.linear import Atom, Form, Kind
-from kernel_agent.compiler.schedule.polynomial import ONE, ZERO, Polynomial
+from kernel_agent.compiler.schedule.linear import Atom, Form, Kind, quotient_of
+from kernel_agent.compiler.schedule.polynomial import ONE, ZERO, Polynomial, ceiling
 from kernel_agent.compiler.schedule.segments import Segment
 from kernel_agent.compiler.schedule.sites import Bound
 
@@ -99,8 +99,9 @@ def _cost(found: Injectivity) -> int:
 def _determines(
     known: frozenset[Atom], bounds: Sequence[Bound], needed: frozenset[Atom], places: Mapping[Atom, Segment]
 ) -> Claims | None:
-    """Claims by which the known atoms tell the needed ones: quotient and remainder together tell the whole, and a place
-    its segment and its distance from the begin of that."""
+    """Claims by which the known atoms tell the needed ones: quotient and remainder together tell the whole, the digits
+    of a number, `n // (a b)`, `n // b % a` and `n % b`, tell it one after the other, and a place its segment and its
+    distance from the begin of that."""
     found: set[Atom] = set(known)
     claims: list[Claim | Rising] = []
     grown = True
@@ -119,11 +120,10 @@ def _determines(
                     found |= inner
                     grown = True
                 continue
-            if atom.kind is not Kind.QUOTIENT or atom.whole is None or atom.divisor is None:
+            if atom.kind is not Kind.REMAINDER or atom.whole is None or atom.divisor is None:
                 continue
-            rest = Atom(Kind.REMAINDER, 0, atom.whole, atom.divisor)
             inner = {part for part, _ in atom.whole.terms}
-            if rest not in found or inner <= found:
+            if quotient_of(atom.whole, atom.divisor) not in found or inner <= found:
                 continue
             proof = injective(atom.whole, [b for b in bounds if b.form != atom.whole], frozenset(inner))
             if proof is None or len(proof.orders) > 1:
@@ -166,6 +166,8 @@ def _grouped(form: Form, chosen: Sequence[Bound], bounds: Sequence[Bound]) -> tu
         digits.append(Digit(_upward(multiple), (bound.below,)))
     for atom, coefficient in rest.items():
         alone = [bound.below for bound in bounds if bound.form == Form.of({atom: ONE})]
+        if atom.kind is Kind.QUOTIENT and atom.divisor is not None:
+            alone += [ceiling(bound.below, atom.divisor) for bound in bounds if bound.form == atom.whole]
         known = [atom.extent] if atom.extent is not None else []
         digits.append(Digit(_upward(coefficient), (*alone, *known)))
     return digits, tuple(claims)

@@ -10,7 +10,7 @@ import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kernel_agent.compiler.schedule.polynomial import ZERO, Polynomial
+from kernel_agent.compiler.schedule.polynomial import ONE, ZERO, Polynomial, ceiling
 
 
 class Kind(enum.IntEnum):
@@ -143,6 +143,31 @@ class Form:
             moved = moved_atom(atom, axis_of)
             terms[moved] = terms.get(moved, ZERO) + number
         return Form.of(terms, self.base)
+
+
+def quotient_of(whole: Form, divisor: Polynomial) -> Atom:
+    """`whole // divisor`, neither negative; (n // a) // b is n // (a b), and n % (a b) // a is n // a % b."""
+    if len(whole.terms) == 1 and not whole.base.terms and whole.terms[0][1] == ONE:
+        inner = whole.terms[0][0]
+        if inner.kind is Kind.QUOTIENT and inner.whole is not None and inner.divisor is not None:
+            return quotient_of(inner.whole, inner.divisor * divisor)
+        if inner.kind is Kind.REMAINDER and inner.whole is not None and inner.divisor is not None:
+            rest = inner.divisor.quotient(divisor)
+            if rest is not None:
+                return remainder_of(Form.of({quotient_of(inner.whole, divisor): ONE}), rest)
+        extent = ceiling(inner.extent, divisor) if inner.extent is not None else None
+        return Atom(Kind.QUOTIENT, 0, whole, divisor, extent=extent)
+    return Atom(Kind.QUOTIENT, 0, whole, divisor)
+
+
+def remainder_of(whole: Form, divisor: Polynomial) -> Atom:
+    """`whole % divisor`, neither negative; n % (a b) % b is n % b."""
+    if len(whole.terms) == 1 and not whole.base.terms and whole.terms[0][1] == ONE:
+        inner = whole.terms[0][0]
+        rest = inner.divisor.quotient(divisor) if inner.divisor is not None else None
+        if inner.kind is Kind.REMAINDER and inner.whole is not None and rest is not None:
+            return remainder_of(inner.whole, divisor)
+    return Atom(Kind.REMAINDER, 0, whole, divisor, extent=divisor)
 
 
 def moved_atom(atom: Atom, axis_of: Callable[[int], int]) -> Atom:

@@ -5,7 +5,8 @@ A store needs no zeros before it, can have the narrow element of the input, and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kernel_agent.compiler.plan import Axis, Fact
@@ -117,13 +118,13 @@ def unread_axes(kernel: Kernel, launch: Launch) -> list[Fact]:
 
 @dataclass(frozen=True)
 class Common:
-    """Several writes as one with one more index, as if they had been unrolled."""
+    """Several writes as one with more indices, as if loops had been unrolled."""
 
     form: Form
     bounds: tuple[Bound, ...]
     """What holds at all of them."""
     copies: frozenset[Atom]
-    """The index, if there are several."""
+    """These indices, if there are several writes."""
     within: tuple[Segment, ...]
     """Segments that all of them are in."""
 
@@ -135,7 +136,7 @@ class Common:
 
     @classmethod
     def of(cls, forms: Forms, written: Sequence[Site]) -> Common | None:
-        """None where the addresses differ by more than multiples of one distance."""
+        """None where the addresses differ by more than sums of a few distances."""
         first = written[0]
         if len(written) == 1:
             return cls.alone(forms, first)
@@ -151,17 +152,31 @@ class Common:
             distances = [place - lowest for place in places]
             if any(distance.terms for distance in distances):
                 return None
-            step = next((distance.base for distance in distances if distance.base.terms), None)
-            if step is None:
-                return None
-            steps = [_count(distance.base, step) for distance in distances]
-            whole = {number for number in steps if number is not None and number >= 0}
-            if len(whole) == len(places):
-                copies = Atom(Kind.COPY, 0, extent=Polynomial.integer(max(whole) + 1))
-                found = cls(lowest + Form.of({copies: step}), kept, frozenset((copies,)), within)
-                if all(count > 0 for _, count in step.terms):  # sizes are not negative: this one counts up
-                    break
+            for copies in _grids([distance.base for distance in distances]):
+                found = cls(lowest + Form.of(copies), kept, frozenset(copies), within)
+                if all(count > 0 for step in copies.values() for _, count in step.terms):
+                    return found  # sizes are not negative: these count up
         return found
+
+
+def _grids(distances: Sequence[Polynomial]) -> Iterator[dict[Atom, Polynomial]]:
+    """Steps of which each distance is another sum, none taken a negative number of times: one step, or one for every
+    product of symbols, as of the rows and columns of a window."""
+    for step in dict.fromkeys(distance for distance in distances if distance.terms):
+        steps = [_count(distance, step) for distance in distances]
+        whole = {number for number in steps if number is not None and number >= 0}
+        if len(whole) == len(distances):
+            yield {Atom(Kind.COPY, 0, extent=Polynomial.integer(max(whole) + 1)): step}
+    monomials = sorted({monomial for distance in distances for monomial, _ in distance.terms})
+    counts = [[dict(distance.terms).get(monomial, 0) for distance in distances] for monomial in monomials]
+    places = set(zip(*counts, strict=True))
+    if len(monomials) > 1 and len(places) == len(distances) and all(min(some) >= 0 for some in counts):
+        found = {}
+        for number, (monomial, some) in enumerate(zip(monomials, counts, strict=True)):
+            unit = math.gcd(*some)
+            extent = Polynomial.integer(max(some) // unit + 1)
+            found[Atom(Kind.COPY, number, extent=extent)] = Polynomial.of({monomial: unit})
+        yield found
 
 
 def _count(distance: Polynomial, step: Polynomial) -> int | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kernel_agent.compiler.errors import CannotDerive
+from kernel_agent.compiler.schedule.accumulate import conjuncts
 from kernel_agent.compiler.schedule.forms import UNKNOWN, Forms
 from kernel_agent.compiler.schedule.linear import Atom, Kind
 from kernel_agent.compiler.schedule.peel import Peeled, peel
@@ -187,6 +188,8 @@ class Job:
     """The mask changes from trip to trip."""
     placed: bool
     """The mask alone says which indices of the new grid have a place in the tensor."""
+    still: tuple[Value, ...] = ()
+    """Conditions of a mask that moves that are the same in all trips."""
 
     @classmethod
     def of(cls, forms: Forms, op: Op, moving: frozenset[Atom], conditions: Conditions) -> Job:
@@ -198,12 +201,15 @@ class Job:
         trips = [atom for atom in forms.of(op.offset).sources if atom.kind is Kind.TRIP]
         placed = all(any(atom in bound.form.sources for bound in limits) for atom in trips)
         steady = any(forms.reads(condition).isdisjoint(moving) for condition, _ in split_conditions(conditions))
-        return cls(op, still, moves, bool(trips) and placed and not steady)
+        parts = conjuncts(op.mask) if moves and op.mask is not None else []
+        kept = tuple(part for part in parts if forms.reads(part).isdisjoint(moving))
+        return cls(op, still, moves, bool(trips) and placed and not steady, kept)
 
     def key(self, copier: Copier) -> Hashable:
         """Equal of jobs whose sums can be one."""
         if self.mask_moves:
-            return self.op
+            still = tuple(copier[part] for part in self.still)
+            return (self.op.base, copier.whole(self.op.offset), still, self.op.offset.shape)
         op, inner, layers = self.op, self.peeled.value, []
         for layer in reversed(self.peeled.layers):
             factors = tuple(copier[operand] for operand in layer.operands if operand is not inner)
@@ -239,6 +245,8 @@ class Job:
         op, b = self.op, copier.b
         value = self.peeled.rebuilt(copier, total.carries[0])
         mask = total.carries[1] if self.mask_moves else None if op.mask is None else copier[op.mask]
+        for part in self.still:  # they hold wherever the mask ever did, and bound the address
+            mask = copier[part] if mask is None else b.logical_and(mask, copier[part])
         ran: Value | None = None
         for one in total.ran:
             if one is None:

@@ -172,6 +172,17 @@ def total(parts: Iterable[Polynomial]) -> Polynomial:
     return found
 
 
+def ceiling(amount: Polynomial, step: Polynomial) -> Polynomial:
+    """amount / step, rounded up."""
+    exact = amount.quotient(step)
+    if exact is not None:
+        return exact
+    if amount.number is not None and step.number is not None:
+        return Polynomial.integer(-(-amount.number // step.number))
+    text = f"triton.cdiv({amount.text()}, {step.text()})"
+    return Polynomial.symbol(text, positive=amount.surely(1), printable=amount.printable and step.printable)
+
+
 def parsed(expression: str, value: int, positive: frozenset[str], constants: Mapping[str, object]) -> Polynomial:
     """The polynomial of a Python expression over constexpr names.
 

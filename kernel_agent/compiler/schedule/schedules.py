@@ -10,44 +10,39 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TypeVar
 
 from kernel_agent.compiler.errors import CannotDerive
-from kernel_agent.compiler.plan import Axis, BackwardPlan, Buffer, Fact, Fill, Step, Total
+from kernel_agent.compiler.plan import BackwardPlan, Buffer, Fact, Fill, Step, Total
 from kernel_agent.compiler.reverse.adjoint import Adjoint
 from kernel_agent.compiler.reverse.plain import plain
 from kernel_agent.compiler.schedule.accumulate import accumulated
-from kernel_agent.compiler.schedule.alone import summed_in_memory
 from kernel_agent.compiler.schedule.calls import Calls
-from kernel_agent.compiler.schedule.clear import cleared
-from kernel_agent.compiler.schedule.collect import collected
+from kernel_agent.compiler.schedule.draft import Draft, trimmed
 from kernel_agent.compiler.schedule.factor import factored
 from kernel_agent.compiler.schedule.forms import Launch
 from kernel_agent.compiler.schedule.fuse import fused
 from kernel_agent.compiler.schedule.gather import Gathered, gathered
 from kernel_agent.compiler.schedule.merge import merged
 from kernel_agent.compiler.schedule.mirror import mirrored, reversed_axes
-from kernel_agent.compiler.schedule.orient import oriented
 from kernel_agent.compiler.schedule.owner import without
 from kernel_agent.compiler.schedule.owners import owners_of, parted_owners, turned
-from kernel_agent.compiler.schedule.ownership import Ownership, owned
+from kernel_agent.compiler.schedule.ownership import owned
 from kernel_agent.compiler.schedule.pace import WARPS
 from kernel_agent.compiler.schedule.reload import reloaded
 from kernel_agent.compiler.schedule.rows import persistent, summed_axis, width_of
-from kernel_agent.compiler.schedule.rowwise import rowwise
 from kernel_agent.compiler.schedule.settle import settled
 from kernel_agent.compiler.schedule.share import loading, shared, storing
 from kernel_agent.compiler.schedule.slots import slotted
 from kernel_agent.compiler.schedule.square import squared
 from kernel_agent.compiler.schedule.swizzle import unswizzled
-from kernel_agent.compiler.schedule.twins import without_twins
-from kernel_agent.compiler.schedule.unmask import unmasked
+from kernel_agent.compiler.schedule.windows import windowed
 from kernel_agent.compiler.schedule.wraps import unwrapped
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.order import forwards
 from kernel_agent.compiler.ssa.prune import prune
-from kernel_agent.compiler.ssa.uses import captured, written_to
+from kernel_agent.compiler.ssa.uses import written_to
 from kernel_agent.compiler.ssa.value import Kernel
 
 SCHEDULES = ("rows", "split", "owned", "plain")
@@ -88,11 +83,22 @@ def plans(
         (step,) = base.steps
         whole = _tried("gathered", functools.partial(gathered, step.kernel, launch), defect) or Gathered(step.kernel)
         facts = [Fact(claim.text(), "every element of a row has a lane") for claim in whole.claims]
-        for name in better:
-            draft = _tried(name, functools.partial(_MAKERS[name], whole.kernel, adjoint.gradients, launch), defect)
-            if draft is not None:
-                draft.facts += facts
-                found.append(_plan(name, base, draft))
+        made: dict[str, BackwardPlan] = {}
+
+        def make(gathers: Mapping[str, Draft]) -> None:
+            for name in better:
+                making = functools.partial(_with_gathers, name, whole.kernel, adjoint.gradients, launch, gathers)
+                draft = _tried(name, making, defect)
+                if draft is not None:
+                    draft.facts += facts
+                    made[name] = _plan(name, base, draft)
+
+        make({})
+        left = _stays_atomic(min(made.values(), key=_atomics, default=base))
+        gathers = _windows(whole.kernel, adjoint.gradients, left, launch, defect) if left else {}
+        if gathers:
+            make(gathers)
+        found += made.values()
         found.sort(key=lambda plan: (_atomics(plan) + _additions(plan), _atomics(plan)))
     if "plain" in schedules:
         try:
@@ -135,6 +141,11 @@ def _atomics(plan: BackwardPlan) -> int:
     return sum(op.code is Code.ATOMIC_ADD for step in plan.steps for op in step.kernel.ops)
 
 
+def _stays_atomic(plan: BackwardPlan) -> set[str]:
+    """What a plan adds to in memory."""
+    return {op.base.name for step in plan.steps for op in step.kernel.ops if op.code is Code.ATOMIC_ADD}
+
+
 def _additions(plan: BackwardPlan) -> int:
     """What takes the place of additions, and about as long."""
     sums = 0
@@ -152,74 +163,6 @@ def joined(kernel: Kernel) -> Kernel:
     backward of a layer norm two loops over a row are left: one for its sums, one for the gradient.
     """
     return prune(fused(merged(prune(factored(forwards(kernel))))))
-
-
-def finished(kernel: Kernel, launch: Launch) -> Kernel:
-    """The same launch with less to do in its loops: factors behind them or used once, no needless masks, no tiles to
-    turn."""
-    plain_sums = prune(rowwise(prune(unmasked(prune(factored(collected(prune(kernel))))))))
-    return prune(oriented(prune(cleared(plain_sums, launch))))
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A gradient that is stored to; as in `Buffer`."""
-
-    element: str
-    empty_if: str
-    axes: tuple[Axis, ...]
-
-
-@dataclass
-class Draft:
-    """What a plan is made of."""
-
-    steps: list[tuple[Kernel, Launch, dict[str, str]]] = field(default_factory=list)
-    """Kernels, how they are launched, and expressions of arguments that the forward did not have."""
-    stored: dict[str, Stored] = field(default_factory=dict)
-    """Gradients."""
-    settings: dict[str, str] = field(default_factory=dict)
-    partials: list[Buffer] = field(default_factory=list)
-    totals: list[Total] = field(default_factory=list)
-    facts: list[Fact] = field(default_factory=list)
-    remarks: list[str] = field(default_factory=list)
-    alone: set[str] = field(default_factory=set)
-    """Gradients that are sums in memory."""
-
-    def add(self, found: Ownership, gradients: Mapping[str, str], launch: Launch, scalars: Mapping[str, str]) -> None:
-        """A launch. `gradients`: those that it adds or stores to."""
-        done = {*found.empty_if, *found.alone}
-        spread = slotted(found.kernel, {t: name for t, name in gradients.items() if name not in done}, launch)
-        kernel = summed_in_memory(trimmed(finished(spread.kernel, launch)), found.alone)
-        self.alone |= found.alone
-        self.steps.append((kernel, launch, {**scalars, **spread.scalars}))
-        for one in spread.slots:
-            self.partials.append(one.buffer)
-            self.totals.append(one.total)
-            self.facts += one.facts
-        for name, empty_if in found.empty_if.items():
-            self.stored[name] = Stored(kernel.argument(name).pointee, empty_if, found.axes[name])
-        self.facts += found.facts
-        spared = tuple(f"{name} stays atomic: " for name in (*found.alone, *(one.name for one in spread.slots)))
-        self.remarks = [remark for remark in (*self.remarks, *found.remarks) if not remark.startswith(spared)]
-
-    def spare(self, base: BackwardPlan) -> dict[str, str]:
-        """Leave out stores of what is elsewhere: gradient -> the cotangent or gradient that it is."""
-        calls = self.steps[0][1].calls
-        covered = {name for name, one in self.stored.items() if one.empty_if and not calls.refute((one.empty_if,))}
-        order = [value.name for value in base.steps[0].kernel.arguments]
-        stored = [base.gradients[tensor] for tensor in order if base.gradients.get(tensor) in self.stored]
-        kernels = [kernel for kernel, _, _ in self.steps]
-        found = without_twins(kernels, stored, covered, set(base.cotangents.values()))
-        given, self.steps = self.steps, []
-        for kernel, (_, launch, scalars) in zip(found.kernels, given, strict=True):
-            if kernel is not None:
-                self.steps.append((trimmed(kernel), launch, scalars))
-        tensors = {name: tensor for tensor, name in base.gradients.items()}
-        for name, source in found.same.items():
-            same_type = f"{tensors[name]}.dtype == {tensors[source]}.dtype" if source in tensors else ""
-            self.facts.append(Fact(same_type or self.stored[name].empty_if, f"{name} is {source}"))
-        return found.same
 
 
 def _owned(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft | None:
@@ -317,6 +260,52 @@ def _beside(kernel: Kernel, candidates: Set[str], gradients: Mapping[str, str], 
     return found
 
 
+def _windows(
+    tidy: Kernel, gradients: Mapping[str, str], wanted: Set[str], launch: Launch, defect: Defect | None
+) -> dict[str, Draft]:
+    """By gradient, of those wanted, the launches that gather it for the elements of windows, where nothing is added
+    atomically then."""
+    found: dict[str, Draft] = {}
+    for tensor, name in gradients.items():
+        if name not in wanted:
+            continue
+        made = _tried("windows", functools.partial(windowed, tidy, name, launch), defect)
+        if made is None:
+            continue
+        own = {tensor: name}
+        for maker in (_owned, _split):
+            joint = _tried("windows", functools.partial(joined, made.kernel), defect)
+            draft = joint and _tried("windows", functools.partial(maker, joint, own, made.launch), defect)
+            if draft and not draft.additions:
+                reason = f"the forward's programs compute all outputs that {name} is gathered from"
+                draft.facts += [Fact(claim.text(), reason) for claim in made.claims]
+                told = {name: extent.text() for name, extent in made.launch.scalars.items()}
+                draft.steps = [(text, where, {**told, **scalars}) for text, where, scalars in draft.steps]
+                found[name] = draft
+                break
+    return found
+
+
+def _with_gathers(
+    name: str, tidy: Kernel, gradients: Mapping[str, str], launch: Launch, gathers: Mapping[str, Draft]
+) -> Draft | None:
+    """What a schedule makes of the gradients that no launch of their own gathers, and those launches."""
+    if not gathers:
+        return _MAKERS[name](tidy, gradients, launch)
+    main = without(tidy, set(gathers))
+    rest = {tensor: one for tensor, one in gradients.items() if one not in gathers}
+    draft = None if main is None else _MAKERS[name](main, rest, launch)
+    if draft is None:
+        if name != "owned":
+            return None
+        draft = Draft()
+        if main is not None:
+            draft.add(owned(main, rest, launch), rest, launch, {})
+    for one in gathers.values():
+        draft.join(one)
+    return draft
+
+
 _MAKERS: dict[str, Callable[[Kernel, Mapping[str, str], Launch], Draft | None]] = {
     "rows": _rows,
     "split": _split,
@@ -361,10 +350,3 @@ def _plan(schedule: str, base: BackwardPlan, draft: Draft) -> BackwardPlan:
 def _grid(launch: Launch) -> tuple[str, ...]:
     """Expressions."""
     return tuple(extent.text() for extent in launch.grid)
-
-
-def trimmed(kernel: Kernel) -> Kernel:
-    """The kernel without arguments that nothing reads, such as outputs whose contents the backward does not need."""
-    used = set(captured([kernel.body]))
-    kept = [value for value in kernel.arguments if value in used]
-    return Kernel(kernel.name, kept, kernel.body, dict(kernel.extents), dict(kernel.constants))

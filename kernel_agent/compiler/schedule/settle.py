@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kernel_agent.compiler.schedule.forms import Forms, Launch, ceiling
+from kernel_agent.compiler.schedule.forms import Forms, Launch
 from kernel_agent.compiler.schedule.linear import Form, Kind
-from kernel_agent.compiler.schedule.polynomial import ONE
+from kernel_agent.compiler.schedule.polynomial import ONE, ceiling
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.prune import prune
 from kernel_agent.compiler.ssa.rebuild import Copier

@@ -122,6 +122,9 @@ def _parts(forms: Forms, mask: Value, *, holds: bool) -> list[Form | None]:
         return [None]
     if op.code is (Code.AND if holds else Code.OR):
         return [part for operand in op.operands for part in _parts(forms, operand, holds=holds)]
+    if op.code is (Code.OR if holds else Code.AND):  # what holds on either side, and more
+        one, other = (_parts(forms, operand, holds=holds) for operand in op.operands)
+        return [*(part for part in one if part is not None and part in other), None]
     if op.code in (Code.FULL, Code.BROADCAST):
         return _parts(forms, op.operands[0], holds=holds)
     if op.code in (Code.EXPAND, Code.TRANS):

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 
 from kernel_agent.compiler.plan import Buffer, Fact, Fill, Total
 from kernel_agent.compiler.schedule.coverage import covered_if, domain
-from kernel_agent.compiler.schedule.forms import Forms, Launch, ceiling
+from kernel_agent.compiler.schedule.forms import Forms, Launch
 from kernel_agent.compiler.schedule.injective import injective
 from kernel_agent.compiler.schedule.linear import Atom, Form, Kind
 from kernel_agent.compiler.schedule.ownership import WRITES, Common, unread_axes
-from kernel_agent.compiler.schedule.polynomial import ONE, Polynomial
+from kernel_agent.compiler.schedule.polynomial import ONE, Polynomial, ceiling
 from kernel_agent.compiler.schedule.sites import Site, sites
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import Code

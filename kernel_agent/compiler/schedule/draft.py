@@ -1,0 +1,114 @@
+"""`Draft`: what a plan is made of: launches of finished kernels, and what becomes of each gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kernel_agent.compiler.plan import Axis, BackwardPlan, Buffer, Fact, Total
+from kernel_agent.compiler.schedule.alone import summed_in_memory
+from kernel_agent.compiler.schedule.clear import cleared
+from kernel_agent.compiler.schedule.collect import collected
+from kernel_agent.compiler.schedule.factor import factored
+from kernel_agent.compiler.schedule.forms import Launch
+from kernel_agent.compiler.schedule.orient import oriented
+from kernel_agent.compiler.schedule.ownership import Ownership
+from kernel_agent.compiler.schedule.rowwise import rowwise
+from kernel_agent.compiler.schedule.slots import slotted
+from kernel_agent.compiler.schedule.twins import without_twins
+from kernel_agent.compiler.schedule.unmask import unmasked
+from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.prune import prune
+from kernel_agent.compiler.ssa.uses import captured
+from kernel_agent.compiler.ssa.value import Kernel
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A gradient that is stored to; as in `Buffer`."""
+
+    element: str
+    empty_if: str
+    axes: tuple[Axis, ...]
+
+
+@dataclass
+class Draft:
+    """What a plan is made of."""
+
+    steps: list[tuple[Kernel, Launch, dict[str, str]]] = field(default_factory=list)
+    """Kernels, how they are launched, and expressions of arguments that the forward did not have."""
+    stored: dict[str, Stored] = field(default_factory=dict)
+    """Gradients."""
+    settings: dict[str, str] = field(default_factory=dict)
+    partials: list[Buffer] = field(default_factory=list)
+    totals: list[Total] = field(default_factory=list)
+    facts: list[Fact] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    alone: set[str] = field(default_factory=set)
+    """Gradients that are sums in memory."""
+
+    def add(self, found: Ownership, gradients: Mapping[str, str], launch: Launch, scalars: Mapping[str, str]) -> None:
+        """A launch. `gradients`: those that it adds or stores to."""
+        done = {*found.empty_if, *found.alone}
+        spread = slotted(found.kernel, {t: name for t, name in gradients.items() if name not in done}, launch)
+        kernel = summed_in_memory(trimmed(finished(spread.kernel, launch)), found.alone)
+        self.alone |= found.alone
+        self.steps.append((kernel, launch, {**scalars, **spread.scalars}))
+        for one in spread.slots:
+            self.partials.append(one.buffer)
+            self.totals.append(one.total)
+            self.facts += one.facts
+        for name, empty_if in found.empty_if.items():
+            self.stored[name] = Stored(kernel.argument(name).pointee, empty_if, found.axes[name])
+        self.facts += found.facts
+        spared = tuple(f"{name} stays atomic: " for name in (*found.alone, *(one.name for one in spread.slots)))
+        self.remarks = [remark for remark in (*self.remarks, *found.remarks) if not remark.startswith(spared)]
+
+    def spare(self, base: BackwardPlan) -> dict[str, str]:
+        """Leave out stores of what is elsewhere: gradient -> the cotangent or gradient that it is."""
+        calls = self.steps[0][1].calls
+        covered = {name for name, one in self.stored.items() if one.empty_if and not calls.refute((one.empty_if,))}
+        order = [value.name for value in base.steps[0].kernel.arguments]
+        stored = [base.gradients[tensor] for tensor in order if base.gradients.get(tensor) in self.stored]
+        kernels = [kernel for kernel, _, _ in self.steps]
+        found = without_twins(kernels, stored, covered, set(base.cotangents.values()))
+        given, self.steps = self.steps, []
+        for kernel, (_, launch, scalars) in zip(found.kernels, given, strict=True):
+            if kernel is not None:
+                self.steps.append((trimmed(kernel), launch, scalars))
+        tensors = {name: tensor for tensor, name in base.gradients.items()}
+        for name, source in found.same.items():
+            same_type = f"{tensors[name]}.dtype == {tensors[source]}.dtype" if source in tensors else ""
+            self.facts.append(Fact(same_type or self.stored[name].empty_if, f"{name} is {source}"))
+        return found.same
+
+    def join(self, other: Draft) -> None:
+        """Launches of other gradients."""
+        self.steps += other.steps
+        self.stored |= other.stored
+        self.settings |= other.settings
+        self.partials += other.partials
+        self.totals += other.totals
+        self.facts += other.facts
+        self.remarks += other.remarks
+        self.alone |= other.alone
+
+    @property
+    def additions(self) -> int:
+        """To memory, that are left."""
+        return sum(op.code is Code.ATOMIC_ADD for kernel, _, _ in self.steps for op in kernel.ops)
+
+
+def finished(kernel: Kernel, launch: Launch) -> Kernel:
+    """The same launch with less to do in its loops: factors behind them or used once, no needless masks, no tiles to
+    turn."""
+    plain_sums = prune(rowwise(prune(unmasked(prune(factored(collected(prune(kernel))))))))
+    return prune(oriented(prune(cleared(plain_sums, launch))))
+
+
+def trimmed(kernel: Kernel) -> Kernel:
+    """The kernel without arguments that nothing reads, such as outputs whose contents the backward does not need."""
+    used = set(captured([kernel.body]))
+    kept = [value for value in kernel.arguments if value in used]
+    return Kernel(kernel.name, kept, kernel.body, dict(kernel.extents), dict(kernel.constants))

@@ -1,0 +1,345 @@
+"""`windowed`: gradients of what windows share, gathered by the programs that own their elements.
+
+A window reads `x[m o + t]` for taps t, so an element has additions from several outputs o. What tap t adds at output o
+goes to y = m o + t: the owner of y computes for every tap what o = (y - t) / m would have added, where that divides and
+such an output is there. So additions at one address are left, which `merged` makes one and `owned` a store.
+
+The number of an output may be counted by programs and lanes, and o one of its digits (`counted`); a kernel of its own
+then counts elements instead. What a tap adds must be known lane by lane (`lanewise`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+
+from kernel_agent.compiler.errors import CannotDerive
+from kernel_agent.compiler.schedule.claims import Claim, Claims, open_claims
+from kernel_agent.compiler.schedule.counted import Counted, Digits, counted
+from kernel_agent.compiler.schedule.forms import Forms, Launch
+from kernel_agent.compiler.schedule.linear import Atom, Form, Kind
+from kernel_agent.compiler.schedule.owner import without
+from kernel_agent.compiler.schedule.ownership import WRITES
+from kernel_agent.compiler.schedule.polynomial import ONE, ZERO, Polynomial, ceiling
+from kernel_agent.compiler.schedule.shifted import Windower
+from kernel_agent.compiler.schedule.sites import Site, negatives, sites
+from kernel_agent.compiler.schedule.zeros import Zeros
+from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.prune import prune
+from kernel_agent.compiler.ssa.value import Kernel, Value
+
+
+@dataclass(frozen=True)
+class Axis:
+    """How a digit becomes a coordinate of elements: y = step * digit + shift, with low <= y < high."""
+
+    step: Polynomial
+    unit: Polynomial
+    """Elements of memory that y counts by."""
+    low: Polynomial
+    high: Polynomial
+    shifts: tuple[Form, ...]
+    """By tap, of the indices of loops; all zero where taps do not move the digit."""
+
+    @property
+    def moves(self) -> bool:
+        """Whether taps differ."""
+        return len(set(self.shifts)) > 1 or bool(self.shifts[0].terms)
+
+
+@dataclass(frozen=True)
+class Count:
+    """A number of outputs that becomes one of elements."""
+
+    number: Counted
+    axes: tuple[Axis, ...]
+    """Of its digits, from the lowest."""
+    outputs: Polynomial
+    """There are so many."""
+    guarded: tuple[bool, ...]
+    """By tap, whether its own mask leaves out numbers beyond."""
+
+    @property
+    def total(self) -> Polynomial:
+        """Elements."""
+        return reduce(Polynomial.__mul__, (axis.high - axis.low for axis in self.axes), ONE)
+
+
+@dataclass(frozen=True)
+class Window:
+    """What taps add, as a kernel of its own."""
+
+    kernel: Kernel
+    launch: Launch
+    claims: Claims
+
+
+@dataclass(frozen=True)
+class Tap:
+    """An addition, its address taken apart."""
+
+    site: Site
+    digits: tuple[dict[int, Polynomial], ...]
+    """By number: coefficients of the digits."""
+    taken: tuple[Form, ...]
+    """By number: what these are in the address."""
+    rest: Form
+    conditions: tuple[Form, ...]
+    """Not negative where it takes part."""
+
+
+def windowed(kernel: Kernel, name: str, launch: Launch) -> Window | None:
+    """The additions to one gradient at the elements' own addresses; None where no taps move them.
+
+    Raises CannotDerive where they cannot be moved.
+    """
+    alone = without(kernel, {v.name for v in forms_written(kernel) if v.name != name})
+    if alone is None:
+        return None
+    forms = Forms(alone, launch)
+    added = sites(alone.body, WRITES)
+    if any(site.op.code is not Code.ATOMIC_ADD or site.conditions or site.branches for site in added):
+        return None
+    if any(loop.code is not Code.FOR for site in added for loop in site.loops):
+        return None
+    offsets = [forms.of(site.op.offset) for site in added]
+    known = [[Form(base=-ONE) - part for part in negatives(forms, site)] for site in added]
+    numbers = counted([*offsets, *(form for some in known for form in some)])
+    taps = [_tap(numbers, site, offset, some) for site, offset, some in zip(added, offsets, known, strict=True)]
+    whole = [tap for tap in taps if tap is not None]
+    if not whole or len(whole) < len(taps) or any(tap.digits != whole[0].digits for tap in whole):
+        return None
+    counts, rests = _counts(alone, forms, numbers, whole)
+    if not counts:
+        return None
+    claims: list[Claim] = []
+    grid = list(launch.grid)
+    for count in counts:
+        program, width = count.number.program, count.number.width
+        needed = ceiling(count.total, width)
+        had = program.extent
+        if had is None:
+            raise CannotDerive("how many programs there are is not known")
+        if program.kind is Kind.PROGRAM:
+            grid[program.number] = needed
+        elif needed != had:
+            raise CannotDerive("programs that own elements would be others than those of the outputs")
+        if had * width != count.outputs and had != ceiling(count.outputs, width):
+            claims.append(Claim(had * width, count.outputs))
+    left = open_claims(claims)
+    if left is None or any(not extent.printable for extent in grid):
+        raise CannotDerive("whether the forward computes all outputs is not known")
+    addresses = [(tap.site, rest) for tap, rest in zip(whole, rests, strict=True)]
+    windower = Windower(alone, forms, counts, addresses)
+    made = prune(windower.copy())
+    scalars = {value.name: known for value, known in windower.write.told.items()}
+    return Window(made, replace(launch, grid=tuple(grid), scalars={**launch.scalars, **scalars}), left)
+
+
+def forms_written(kernel: Kernel) -> list[Value]:
+    """Arguments that a kernel writes to."""
+    return list(dict.fromkeys(op.base for op in kernel.ops if op.code in WRITES))
+
+
+def _tap(numbers: Sequence[Counted], site: Site, offset: Form, conditions: Sequence[Form]) -> Tap | None:
+    found, taken, rest = [], [], offset
+    for number in numbers:
+        seen = number.digits(rest)
+        if seen is None:
+            return None
+        found.append(seen.parts)
+        taken.append(rest - seen.rest)
+        rest = seen.rest
+    return Tap(site, tuple(found), tuple(taken), rest, tuple(conditions))
+
+
+def _counts(
+    kernel: Kernel, forms: Forms, numbers: Sequence[Counted], taps: Sequence[Tap]
+) -> tuple[list[Count], list[Form]]:
+    """The numbers whose digits taps move, and what is left of the address without the taps' shifts."""
+    fixed = frozenset(kernel.constants)
+    units: dict[tuple[int, int], Polynomial] = {}
+    steps: dict[tuple[int, int], Polynomial] = {}
+    for which, parts in enumerate(taps[0].digits):
+        for place, coefficient in parts.items():
+            steps[which, place], units[which, place] = _step(coefficient, fixed)
+    shifts: dict[tuple[int, int], list[Form]] = {key: [] for key in units}
+    rests: list[Form] = []
+    for tap in taps:
+        own = {key: Form() for key in units}
+        left = Form()
+        for term in _terms(tap.rest):
+            key, shift = _share(term, units, fixed)
+            if key is None:
+                left = left + term
+            else:
+                own[key] = own[key] + shift
+        for key, form in own.items():
+            shifts[key].append(form)
+        rests.append(left)
+    alike = {_renamed(rest, tap.site) for rest, tap in zip(rests, taps, strict=True)}
+    if len(alike) > 1:
+        raise CannotDerive("its additions differ by more than the taps of a window")
+    still = {key for key, some in shifts.items() if len(set(some)) == 1 and not some[0].terms}
+    for key in still:
+        rests = [rest + shift.times(units[key]) for rest, shift in zip(rests, shifts[key], strict=True)]
+    counts = []
+    zeros = Zeros(forms)
+    for which, number in enumerate(numbers):
+        if all((which, place) in still or (which, place) not in units for place in range(len(number.places))):
+            continue
+        outputs, guarded = _outputs(zeros, number, taps)
+        sizes = [*number.radices, ceiling(outputs, number.places[-1])]
+        axes = []
+        for place, size in enumerate(sizes):
+            key = which, place
+            if key in still or key not in units:
+                coefficient = taps[0].digits[which].get(place, ZERO)
+                axes.append(Axis(ONE, coefficient, ZERO, size, (Form(),) * len(taps)))
+            else:
+                axes.append(_axis(number, place, size, steps[key], units[key], shifts[key], taps))
+        counts.append(Count(number, tuple(axes), outputs, guarded))
+    for which in range(len(numbers)):  # of numbers that stay as they are
+        if all(count.number is not numbers[which] for count in counts):
+            rests = [rest + tap.taken[which] for rest, tap in zip(rests, taps, strict=True)]
+    return counts, rests
+
+
+def _renamed(form: Form, site: Site) -> Form:
+    """With the trips of loops around by how deep these are."""
+    numbers = {loop.blocks[0].arguments[0].id: -1 - depth for depth, loop in enumerate(site.loops)}
+    terms = {
+        Atom(Kind.TRIP, numbers[atom.number]) if atom.kind is Kind.TRIP and atom.number in numbers else atom: number
+        for atom, number in form.terms
+    }
+    return Form.of(terms, form.base)
+
+
+def _step(coefficient: Polynomial, fixed: frozenset[str]) -> tuple[Polynomial, Polynomial]:
+    """A coefficient as the step of a window, of constexprs, times what elements are apart."""
+    if len(coefficient.terms) != 1:
+        return ONE, coefficient
+    ((monomial, number),) = coefficient.terms
+    step = Polynomial.of({tuple(symbol for symbol in monomial if symbol.text in fixed): number})
+    unit = Polynomial.of({tuple(symbol for symbol in monomial if symbol.text not in fixed): 1})
+    return step, unit
+
+
+def _terms(form: Form) -> Iterable[Form]:
+    """One by one."""
+    for atom, number in form.terms:
+        yield Form.of({atom: number})
+    for monomial, count in form.base.terms:
+        yield Form(base=Polynomial.of({monomial: count}))
+
+
+def _share(
+    term: Form, units: Mapping[tuple[int, int], Polynomial], fixed: frozenset[str]
+) -> tuple[tuple[int, int] | None, Form]:
+    """The digit that a term of an address moves, and by how much; None where it moves none."""
+    number = term.terms[0][1] if term.terms else term.base
+    if term.terms and any(source.kind is not Kind.TRIP for source in term.sources):
+        return None, term
+    for key, unit in sorted(units.items(), key=lambda item: -_degree(item[1])):
+        found = number.quotient(unit)
+        if found is not None and all(symbol.text in fixed for symbol in found.symbols):
+            return key, Form.of({term.terms[0][0]: found}) if term.terms else Form(base=found)
+    return None, term
+
+
+def _degree(unit: Polynomial) -> int:
+    return max((len(monomial) for monomial, _ in unit.terms), default=0)
+
+
+def _outputs(zeros: Zeros, number: Counted, taps: Sequence[Tap]) -> tuple[Polynomial, tuple[bool, ...]]:
+    """What all outputs that add something are less than, and by which taps' masks."""
+    falling = {place: -count for place, count in enumerate(number.places)}
+    found: list[Polynomial] = []
+    guarded = []
+    for tap in taps:
+        seen = [number.digits(form) for form in tap.conditions]
+        limits = [d.rest.base + ONE for d in seen if d is not None and d.parts == falling and not d.rest.terms]
+        guarded.append(bool(limits))
+        if not limits:
+            known = zeros.outside(tap.site.op.stored) or ()
+            parts = [(number.digits(bound.form), bound.below) for bound in known]
+            rising = dict(enumerate(number.places))
+            limits = [below for d, below in parts if d is not None and d.parts == rising and not d.rest.terms]
+        found += limits[:1]
+    if len(found) == len(taps) and len(set(found)) == 1:
+        return found[0], tuple(guarded)
+    programs = number.program.extent
+    if programs is None:
+        raise CannotDerive("how many outputs there are is not known")
+    return programs * number.width, (False,) * len(taps)
+
+
+def _axis(
+    number: Counted,
+    place: int,
+    size: Polynomial,
+    step: Polynomial,
+    unit: Polynomial,
+    shifts: Sequence[Form],
+    taps: Sequence[Tap],
+) -> Axis:
+    lows: list[Polynomial | None] = []
+    highs: list[Polynomial | None] = []
+    for tap, shift in zip(taps, shifts, strict=True):
+        seen = [digits for form in tap.conditions if (digits := number.digits(form)) is not None]
+        lows.append(next((shift.base - d.rest.base for d in seen if _asks(d, place, step, shift, 1)), None))
+        highs.append(next((d.rest.base + shift.base + ONE for d in seen if _asks(d, place, step, shift, -1)), None))
+    reach = step * (size - ONE) + ONE
+    low = _common(lows, [-shift.base if not shift.terms else None for shift in shifts], -1)
+    high = _common(highs, [reach + shift.base if not shift.terms else None for shift in shifts], 1)
+    low = low if low is not None else _least(shifts)
+    high = high if high is not None else reach + _most(shifts)
+    return Axis(step, unit, low, high, tuple(shifts))
+
+
+def _common(asked: Sequence[Polynomial | None], own: Sequence[Polynomial | None], sign: int) -> Polynomial | None:
+    """The limit that some masks ask for and all taps keep: the others by themselves, which reach `own`, times `sign`
+    where limits are from below."""
+    limits = {one for one in asked if one is not None}
+    if len(limits) != 1:
+        return None
+    (limit,) = limits
+    signed = limit if sign > 0 else -limit
+    kept = [reach is not None and (signed - reach).surely(0) for reach in own]
+    return limit if all(one is not None or inside for one, inside in zip(asked, kept, strict=True)) else None
+
+
+def _asks(digits: Digits, place: int, step: Polynomial, shift: Form, sign: int) -> bool:
+    """Whether a condition is a limit of y alone, from below or, with -1, from above."""
+    signed = Polynomial.integer(sign)
+    return digits.parts == {place: step * signed} and digits.rest.terms == shift.times(signed).terms
+
+
+def _least(shifts: Sequence[Form]) -> Polynomial:
+    """No shift is less."""
+    found = []
+    for shift in shifts:
+        if any(not number.surely(0) or atom.kind is Kind.OPAQUE for atom, number in shift.terms):
+            raise CannotDerive("how far taps reach is not known")
+        found.append(shift.base)
+    least = next((one for one in found if all((other - one).surely(0) for other in found)), None)
+    if least is None:
+        raise CannotDerive("how far taps reach is not known")
+    return least
+
+
+def _most(shifts: Sequence[Form]) -> Polynomial:
+    """No shift is more."""
+    found = []
+    for shift in shifts:
+        reach = shift.base
+        for atom, number in shift.terms:
+            if atom.extent is None or not number.surely(0):
+                raise CannotDerive("how far taps reach is not known")
+            reach = reach + number * (atom.extent - ONE)
+        found.append(reach)
+    most = next((one for one in found if all((one - other).surely(0) for other in found)), None)
+    if most is None:
+        raise CannotDerive("how far taps reach is not known")
+    return most

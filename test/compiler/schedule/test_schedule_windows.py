@@ -1,0 +1,77 @@
+"""Gradients of what windows share are gathered by the programs that own the elements, and stored."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import triton
+from schedule_plans import agree, atomics, from_source, plans_of
+from window_forwards import convolution, differences, normed_neighbours, shuffled, squares_1d, squares_2d
+
+F32 = dict.fromkeys(("X", "Y", "Parts", "Weight"), "*fp32")
+SIZES = dict.fromkeys(("T", "T_OUT", "H", "W", "HO", "WO", "CI", "CO"), "i32")
+
+
+def kernel_of(function, **constants):
+    names = [name for name in function.arg_names if name not in constants]
+    return from_source(function, {name: (F32 | SIZES)[name] for name in names}, **constants)
+
+
+def drawn(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+@pytest.mark.parametrize(("taps", "stride", "pad"), [(3, 1, 1), (3, 2, 1), (4, 2, 0), (2, 3, 0), (5, 3, 2)])
+def test_strided_and_padded_windows_are_gathered(taps: int, stride: int, pad: int) -> None:
+    # A tap too far, an output too many or a remainder forgotten gives other gradients than the atomics do.
+    made = plans_of(kernel_of(squares_1d, K=taps, STRIDE=stride, PAD=pad, BLOCK=4), "X", "Y", 2)
+    assert not atomics(made["owned"])
+    for size in (5, 8, 13):
+        outputs = (size + 2 * pad - taps) // stride + 1
+        given = {"X": drawn(3, size), "T": size, "T_OUT": outputs}
+        agree(made, given, {"Y": drawn(3, outputs)}, (3, triton.cdiv(outputs, 4)), BLOCK=4)
+
+
+@pytest.mark.parametrize(("side", "stride"), [(3, 1), (3, 2), (2, 2)])
+def test_windows_of_an_image_whose_pixels_are_counted_by_one_number_are_gathered(side: int, stride: int) -> None:
+    # Rows and columns are digits of the output's number: a shift that carries over a row's end would be wrong.
+    made = plans_of(kernel_of(squares_2d, K=side, STRIDE=stride, BLOCK=8), "X", "Y", 2)
+    assert not atomics(made["owned"])
+    for height, width in ((5, 4), (4, 7)):
+        high, wide = (height - side) // stride + 1, (width - side) // stride + 1
+        given = {"X": drawn(2, height, width), "H": height, "W": width, "HO": high, "WO": wide}
+        agree(made, given, {"Y": drawn(2, high, wide)}, (2, triton.cdiv(high * wide, 8)), BLOCK=8)
+
+
+@pytest.mark.parametrize("rows", [4, 1])
+def test_what_a_program_sums_as_a_whole_is_read_for_each_of_the_outputs(rows: int) -> None:
+    # Beside a tile's border the neighbour's cotangent counts: the owner's own would give other gradients.
+    made = plans_of(kernel_of(differences, BLOCK_H=rows, BLOCK_W=8), "X", "Parts", 2)
+    assert not atomics(made["owned"])
+    for height, width, idle in ((9, 13, 0), (4, 8, 0), (5, 9, 1)):
+        grid = (2 * triton.cdiv(height, rows), triton.cdiv(width, 8) + idle)
+        given = {"X": drawn(2, height, width), "H": height, "W": width}
+        agree(made, given, {"Parts": drawn(*grid)}, grid, BLOCK_H=rows, BLOCK_W=8)
+
+
+def test_a_convolution_sums_taps_and_channels_in_the_kernel_that_owns_elements() -> None:
+    # Taps are trips of a loop, and other programs have the other output channels: both become loops.
+    made = plans_of(kernel_of(convolution, TAPS=3, STRIDE=2, BM=16, BN=16, BK=16), "X Weight", "Y", 2)
+    assert not atomics(made["split"])
+    given = {"X": drawn(21, 5), "Weight": drawn(3, 5, 18), "T": 21, "T_OUT": 11, "CI": 5, "CO": 18}
+    agree(made, given, {"Y": drawn(11, 18)}, (1, 2), BM=16, BN=16, BK=16)
+
+
+def test_windows_whose_outputs_know_of_each_other_stay_atomic() -> None:
+    # The sum of a tile is another one for other lanes: moved, it would be the sum of the wrong outputs.
+    made = plans_of(kernel_of(normed_neighbours, BLOCK=4), "X", "Y", 1)
+    assert atomics(next(iter(made.values())))
+    agree(made, {"X": drawn(11), "T": 11}, {"Y": drawn(11)}, (3,), BLOCK=4)
+
+
+def test_digits_of_a_number_in_another_order_are_stored() -> None:
+    # n // (a b), n // b % a and n % b tell n, whatever places an address gives them.
+    made = plans_of(kernel_of(shuffled, R=2, BLOCK_W=4, BLOCK_R=2), "X", "Y", 1)
+    assert not atomics(made["owned"])
+    given = {"X": drawn(2, 4, 3, 4), "H": 3, "W": 4}
+    agree(made, given, {"Y": drawn(2, 6, 8)}, (12,), BLOCK_W=4, BLOCK_R=2)

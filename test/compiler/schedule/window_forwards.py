@@ -1,0 +1,87 @@
+"""Forwards of Triton source whose windows overlap, and one whose lanes know of each other."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def squares_1d(X, Y, T, T_OUT, K: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    o = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for tap in tl.static_range(K):
+        t = o * STRIDE - PAD + tap
+        x = tl.load(X + row * T + t, mask=(t >= 0) & (t < T) & (o < T_OUT), other=0.0)
+        total += x * x
+    tl.store(Y + row * T_OUT + o, total * total, mask=o < T_OUT)
+
+
+@triton.jit
+def squares_2d(X, Y, H, W, HO, WO, K: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr):
+    plane = tl.program_id(0)
+    o = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for tap in tl.static_range(K * K):
+        h = o // WO * STRIDE + tap // K
+        w = o % WO * STRIDE + tap % K
+        x = tl.load(X + plane * H * W + h * W + w, mask=o < HO * WO, other=0.0)
+        total += x * x * (tap + 1)
+    tl.store(Y + plane * HO * WO + o, total, mask=o < HO * WO)
+
+
+@triton.jit
+def differences(X, Parts, H, W, BLOCK_H: tl.constexpr, BLOCK_W: tl.constexpr):
+    down = tl.cdiv(H, BLOCK_H)
+    plane = tl.program_id(0) // down * H * W
+    h = (tl.program_id(0) % down * BLOCK_H + tl.arange(0, BLOCK_H))[:, None]
+    w = (tl.program_id(1) * BLOCK_W + tl.arange(0, BLOCK_W))[None, :]
+    at = plane + h * W + w
+    x = tl.load(X + at, mask=(h < H) & (w < W), other=0.0)
+    right = tl.load(X + at + 1, mask=(h < H) & (w + 1 < W), other=0.0)
+    below = tl.load(X + at + W, mask=(h + 1 < H) & (w < W), other=0.0)
+    u = tl.where(w + 1 < W, right - x, 0.0)
+    v = tl.where(h + 1 < H, below - x, 0.0)
+    total = tl.sum(tl.where((h < H) & (w < W), tl.sqrt(u * u + v * v + 0.5), 0.0))
+    tl.store(Parts + tl.program_id(0) * tl.num_programs(1) + tl.program_id(1), total)
+
+
+@triton.jit
+def convolution(
+    X, Weight, Y, T, T_OUT, CI, CO, TAPS: tl.constexpr, STRIDE: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    o = tl.program_id(0) * BM + tl.arange(0, BM)
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    acc = tl.zeros((BM, BN), tl.float32)
+    for tap in range(TAPS):
+        t = o * STRIDE - 1 + tap
+        there = (o < T_OUT) & (t >= 0) & (t < T)
+        for start in range(0, CI, BK):
+            c = start + tl.arange(0, BK)
+            x = tl.load(X + t[:, None] * CI + c[None, :], mask=there[:, None] & (c[None, :] < CI), other=0.0)
+            w_at = (tap * CI + c[:, None]) * CO + n[None, :]
+            w = tl.load(Weight + w_at, mask=(c[:, None] < CI) & (n[None, :] < CO), other=0.0)
+            acc += tl.dot(x, w, input_precision="ieee")
+    tl.store(Y + o[:, None] * CO + n[None, :], acc, mask=(o[:, None] < T_OUT) & (n[None, :] < CO))
+
+
+@triton.jit
+def normed_neighbours(X, Y, T, BLOCK: tl.constexpr):
+    t = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    here = tl.load(X + t, mask=t < T, other=0.0)
+    left = tl.load(X + t - 1, mask=(t > 0) & (t < T), other=0.0)
+    both = here + 2.0 * left
+    tl.store(Y + t, both * tl.sum(both * both), mask=t < T)
+
+
+@triton.jit
+def shuffled(X, Y, H, W, R: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_R: tl.constexpr):
+    line = tl.program_id(0)
+    w = tl.arange(0, BLOCK_W)[:, None]
+    j = tl.arange(0, BLOCK_R)[None, :]
+    ok = (w < W) & (j < R)
+    channel = line // (H * R)
+    h = line // R % H
+    i = line % R
+    x = tl.load(X + ((channel * R * R + i * R + j) * H + h) * W + w, mask=ok, other=0.0)
+    tl.store(Y + line * W * R + w * R + j, x * x, mask=ok)
