@@ -106,10 +106,10 @@ def owner(forms: Forms, turn: Turn, added: Sequence[Site], name: str) -> Owner:
     programs: dict[int, Value] = {}
     counts: dict[int, Value] = {}
     for axis in _counted(source, turn):
-        name = f"num_blocks_{tile_of(source, axis)}"
-        if name == "num_blocks_" or any(name == value.name for value in counts.values()):
-            name = f"num_programs_{axis}"
-        counts[axis] = Value("i32", (), source.free_name(name))
+        count = f"num_blocks_{tile_of(source, axis)}"
+        if count == "num_blocks_" or any(count == value.name for value in counts.values()):
+            count = f"num_programs_{axis}"
+        counts[axis] = Value("i32", (), source.free_name(count))
     made = emptied(source, name=name, arguments=[*source.arguments, *counts.values()])
     copier = Turned(source, Builder(made, frozenset(site.op.base for site in added)), programs, counts)
     b = copier.b
