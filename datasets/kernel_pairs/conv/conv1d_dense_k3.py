@@ -118,7 +118,7 @@ def backward(saved, grad_y, needs=None):
     parts = torch.empty(splits, 3, K, N, device=x.device, dtype=torch.float32)
     _conv3_dweight[(triton.cdiv(K, 64), triton.cdiv(N, 64), splits)](
         x, grad_y, parts, B * T, T, K, N, *x.stride(), *grad_y.stride(), rows_each,
-        BLOCK_M=128 // x.element_size(), BLOCK_N=64, BLOCK_K=64, num_warps=4, num_stages=3,
+        BLOCK_M=128 // x.element_size(), BLOCK_N=64, BLOCK_K=64, num_warps=8, num_stages=3,
     )  # fmt: skip
     return dx, parts.sum(0).to(weight.dtype)
 

@@ -58,7 +58,7 @@ def backward(saved, grad_y, needs=None):
     dx = torch.zeros(M, N, device=grad_y.device, dtype=torch.float32)
     BLOCK_K = min(1024, triton.next_power_of_2(K))
     _gather_bwd[(M, triton.cdiv(K, BLOCK_K))](
-        grad_y, index, dx, K, N, *grad_y.stride(), BLOCK_K=BLOCK_K, num_warps=max(1, min(4, BLOCK_K // 128))
+        grad_y, index, dx, K, N, *grad_y.stride(), BLOCK_K=BLOCK_K, num_warps=max(1, min(8, BLOCK_K // 128))
     )
     return dx.to(grad_y.dtype)
 

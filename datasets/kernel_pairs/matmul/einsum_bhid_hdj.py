@@ -103,7 +103,7 @@ def _head_dw(
 def backward(saved, grad_y, needs=(True, True)):
     x, weight = saved
     (B, S, D), (H, _, K) = x.shape, weight.shape
-    BS, BD, BK, step = _side(S), _side(D), _side(K), 128 // x.element_size()
+    BS, BD, BK, step = _side(S), _side(D), _side(K), 256 // x.element_size()
     dx = dw = None
     if needs[0]:
         dx = torch.empty_like(x)

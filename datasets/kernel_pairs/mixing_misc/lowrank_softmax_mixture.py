@@ -91,7 +91,7 @@ def _mixture_bwd(
     lse = tl.load(LSE + token * K + k, mask=k < K, other=0.0)
     offset = (log_pi - lse)[:, None]
     shares = tl.zeros((BLOCK_K, BLOCK_V), tl.float32)
-    for start in range(0, V, BLOCK_V):
+    for start in tl.range(0, V, BLOCK_V, num_stages=3):
         v = start + tl.arange(0, BLOCK_V)[None, :]
         joint = tl.load(Z + rows + v, mask=(k[:, None] < K) & (v < V), other=0.0).to(tl.float32) + offset
         g = tl.load(DLogP + token * d_t + v.to(tl.int64) * d_v, mask=v < V, other=0.0).to(tl.float32)
@@ -101,7 +101,7 @@ def _mixture_bwd(
     pi = tl.exp(log_pi)
     tl.store(DPrior + token * K + k, share - pi * tl.sum(share, 0), mask=k < K)
     # r g - p R: the responsibilities once more, and the component's own softmax.
-    for start in range(0, V, BLOCK_V):
+    for start in tl.range(0, V, BLOCK_V, num_stages=4):
         v = start + tl.arange(0, BLOCK_V)[None, :]
         ok = (k[:, None] < K) & (v < V)
         z = tl.load(Z + rows + v, mask=ok, other=0.0).to(tl.float32)
@@ -119,7 +119,7 @@ def backward(saved, grad_logp, needs=None):
     BLOCK_K, BLOCK_V = _tile(K, V)
     _mixture_bwd[(T,)](
         grad_logp, logits, prior, lse, dlogits, dprior, K, V, *grad_logp.stride(),
-        BLOCK_K=BLOCK_K, BLOCK_V=BLOCK_V, num_warps=4,
+        BLOCK_K=BLOCK_K, BLOCK_V=BLOCK_V, num_warps=2,
     )  # fmt: skip
     return dlogits, dprior
 

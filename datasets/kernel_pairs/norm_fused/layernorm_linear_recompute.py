@@ -143,13 +143,13 @@ def backward(saved, grad_y, needs=None):
     M, K = x.shape
     N = weight.shape[0]
     needs = needs or (True, True, True, True)
-    step = 128 // x.element_size()
+    step = 256 // x.element_size()
     dx = dgamma = dbeta = dweight = None
     if any(needs[:3]):
         dx = torch.empty_like(x)
         _dnormed[(triton.cdiv(K, 128), triton.cdiv(M, 128))](
             grad_y, weight, dx, M, N, K, grad_y.stride(0), grad_y.stride(1),
-            BLOCK_M=128, BLOCK_N=step, BLOCK_K=128, num_warps=8, num_stages=3,
+            BLOCK_M=128, BLOCK_N=step, BLOCK_K=128, num_warps=16, num_stages=3,
         )  # fmt: skip
         BLOCK = triton.next_power_of_2(K)
         warps = max(1, min(16, BLOCK // 256))

@@ -112,9 +112,9 @@ def backward(saved, grad_c, needs=None):
     dx = torch.empty_like(x)
     # Square tiles, since G comes in twice; as large as the matrix allows.
     BLOCK_N = 128 if N >= 128 else 64
-    _covariance_bwd[(triton.cdiv(M, 128), triton.cdiv(N, BLOCK_N))](
+    _covariance_bwd[(triton.cdiv(M, 256), triton.cdiv(N, BLOCK_N))](
         grad_c, x, mean, dx, M, N, *grad_c.stride(),
-        BLOCK_M=128, BLOCK_N=BLOCK_N, BLOCK_K=128 // x.element_size(), num_warps=8, num_stages=3,
+        BLOCK_M=256, BLOCK_N=BLOCK_N, BLOCK_K=128 // x.element_size(), num_warps=8, num_stages=3,
     )  # fmt: skip
     return dx
 
