@@ -26,7 +26,7 @@ META = {
     "license": "Apache-2.0",
     "origin": "original",
     "interpreter_ok": True,
-    "spills": "nine words of a query tile do not fit four warps, and are faster than eight warps and one stage less",
+    "spills": "nine words of a query tile do not fit four warps, which are faster than eight",
 }  # fmt: skip
 
 
