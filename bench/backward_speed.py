@@ -9,8 +9,8 @@ and attention beside FlashAttention-2 and cuDNN.
 
 `tune` writes every pair with the numbers that were fastest, or as it was. `measure` judges the real kernels by the
 native tier first and prints no time without a green verdict. `--part 0/4` takes every fourth case, so that several GPUs
-can share the work: one process for each, told apart by CUDA_VISIBLE_DEVICES. `--seconds` is the search of one case;
-kernels of attention compile for seconds each, so that it takes twice those of the others.
+can share the work: one process for each, told apart by CUDA_VISIBLE_DEVICES. `--seconds` is for one case, its
+native judgement included; kernels of attention compile for seconds each, so that it wants twice those of the others.
 """
 
 from __future__ import annotations
@@ -262,7 +262,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=Path, default=Path("generated/derived"))
     parser.add_argument("--part", default="0/1")
     parser.add_argument("--tuned", type=Path, default=Path("generated/tuned"))
-    parser.add_argument("--seconds", type=float, default=60.0, help="of the search for the numbers of one case")
+    parser.add_argument("--seconds", type=float, default=90.0, help="for the numbers of one case, all in all")
     parser.add_argument("--only", nargs="*", default=[], help="names of cases")
     parser.add_argument(
         "--learn", type=Path, help="rows measured before: their times of eager and compiled PyTorch are taken"

@@ -78,6 +78,9 @@ class RunConfig(BaseModel):
     tune_variants: int = Field(
         default=24, ge=0, description="variants of launch parameters tried before a model is asked in phase 3"
     )
+    tune_seconds: float = Field(
+        default=150.0, ge=0.0, description="for the numbers of a derived backward on a GPU, proofs included; 0: none"
+    )
     max_cost_usd: float | None = Field(default=None, gt=0)
     max_tokens: int | None = Field(default=None, gt=0, description="input and output tokens over the whole run")
     seed: int = 0

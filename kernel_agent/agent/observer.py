@@ -25,7 +25,7 @@ class Observer(Protocol):
         ...
 
     def on_variant(self, change: str, done: int, planned: int) -> None:
-        """One variant of launch parameters of `planned` was tried."""
+        """One variant of launch parameters of `planned` was tried, or where nobody counts them, what is done."""
         ...
 
     def on_notice(self, notice: Notice) -> None:

@@ -49,7 +49,9 @@ def _why_not(desk: Desk) -> str:
 def _tune(desk: Desk) -> None:
     """Sweep launch parameters once, before anybody is asked."""
     best, tune = desk.state.best, desk.tools.tune
-    if tune is None or best is None or desk.state.tuned is not None or desk.config.tune_variants == 0:
+    config = desk.config
+    none = config.tune_seconds == 0 if config.backend is Backend.COMPILER else config.tune_variants == 0
+    if tune is None or best is None or desk.state.tuned is not None or none:
         return
     found = tune(desk.spec, desk.snapshots.get(best.digest), measured(desk, best.digest), desk.observer.on_variant)
     tuned = found.tuned

@@ -6,6 +6,7 @@ round too coarsely, there.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from kernel_agent.agent.tools import NotTimed, OnCase, OnVariant, TunedCandidate
@@ -14,14 +15,19 @@ from kernel_agent.bench.gpu import has_gpu
 from kernel_agent.bench.measure import NotMeasured, measure
 from kernel_agent.bench.modelled import NotModelled, modelled, screen
 from kernel_agent.bench.native import check_native
-from kernel_agent.bench.records import Basis, Measurement
+from kernel_agent.bench.records import Basis, Measurement, Tuned, decide
 from kernel_agent.bench.rig import BenchOptions, Rig
 from kernel_agent.bench.tiers import joined
 from kernel_agent.bench.tune import Tried, tune
-from kernel_agent.config import RunConfig
+from kernel_agent.compiler.tuning.tune import tune as tune_derived
+from kernel_agent.config import Backend, RunConfig
 from kernel_agent.gate.verdict import Verdict
+from kernel_agent.pairs.assemble import assemble, candidate_from_pair
 from kernel_agent.pairs.spec import Candidate, KernelSpec
 from kernel_agent.sandbox import Sandbox
+
+PROOF = 0.2
+"""Share of the seconds for tuning that the gate is left, which proves what was chosen."""
 
 
 class Stopwatch:
@@ -73,6 +79,8 @@ class Stopwatch:
         on_variant: OnVariant,
     ) -> TunedCandidate:
         """Sweep launch parameters of a green candidate whose time is `start`. Raises `NotTimed`."""
+        if self._config.backend is Backend.COMPILER and self.basis is Basis.MEASURED:
+            return self._searched(spec, candidate, start, check, on_variant)
         limit = self._config.tune_variants
 
         def tried(variant: Tried) -> None:
@@ -90,6 +98,41 @@ class Stopwatch:
             min_rel_impr=self._config.min_rel_impr,
         )
         return TunedCandidate(found.tuned, found.candidate, found.verdict)
+
+    def _searched(
+        self,
+        spec: KernelSpec,
+        candidate: Candidate,
+        start: Measurement,
+        check: Callable[[Candidate], Verdict],
+        on_variant: OnVariant,
+    ) -> TunedCandidate:
+        """The compiler's own search for a backward that it derived: kernel by kernel, many variants compiled at once,
+        the best numbers pinned per shape class. Judged and timed like any other candidate."""
+        began, seconds = time.monotonic(), self._config.tune_seconds
+
+        def told(line: str) -> None:
+            on_variant(f"{line}, {time.monotonic() - began:.0f} of {seconds:.0f} s", 0, 0)
+
+        pair = assemble(spec, candidate)
+        search = tune_derived(
+            spec, pair, self._sandbox, seconds=seconds, proof_s=PROOF * seconds, prove=False, on_line=told
+        )
+        found = candidate_from_pair(search.pair).model_copy(update={"forward": candidate.forward})
+        if not search.changed:
+            return TunedCandidate(Tuned(tried=search.tried, best=None, line=search.line))
+        told("proving what was chosen")
+        verdict = check(found)
+        if not verdict.green:
+            line = f"what is fastest is {verdict.status.value}: {verdict.message}"
+            return TunedCandidate(Tuned(tried=search.tried, best=None, line=line))
+        measured = self.measure(spec, found)
+        decision = decide(start, measured, self._config.min_rel_impr)
+        line = f"{decision.line}, after {search.tried} variants"
+        if not decision.kept:
+            return TunedCandidate(Tuned(tried=search.tried, best=None, line=line))
+        tuned = Tuned(tried=search.tried, best=found.digest, line=line, measurement=measured)
+        return TunedCandidate(tuned, found, verdict)
 
     def _rig(self, spec: KernelSpec) -> Rig:
         """What all candidates of a spec share on this GPU: inputs, truths, baselines."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,7 +36,9 @@ def derive(
             "By default where there is a GPU.",
         ),
     ] = None,
-    seconds: Annotated[float, typer.Option(help="Of the search for these numbers.", min=1.0)] = 60.0,
+    seconds: Annotated[
+        float, typer.Option(help="For the search for these numbers and their proofs, all together.", min=1.0)
+    ] = 150.0,
     cache: Annotated[
         bool, typer.Option("--cache/--no-cache", help="Take what was derived of this very file before.")
     ] = True,
@@ -138,14 +141,19 @@ def _tuned(source: FileFacts, found: Derived, schedules: tuple[str, ...], second
     from kernel_agent.pairs.assemble import candidate_from_pair
     from kernel_agent.sandbox import Sandbox
 
-    name = source.path.name
+    name, start = source.path.name, time.monotonic()
     with Sandbox() as sandbox, err().status(f"{name}: choosing tiles, warps and stages") as status:
+
+        def told(line: str) -> None:
+            status.update(f"{name}: {line} ({time.monotonic() - start:.0f} of {seconds:.0f} s)")
+
         chosen = (tune if gpu else settle)(
             describe(source, sandbox),
             found.draft.pair,
             sandbox,
             seconds=seconds,
-            on_line=lambda line: status.update(f"{name}: {line}"),
+            proof_s=found.seconds,
+            on_line=told,
         )
     draft = replace(found.draft, remarks=(*found.draft.remarks, f"tiles, warps and stages: {chosen.line}"))
     if chosen.changed and chosen.verdict is not None:

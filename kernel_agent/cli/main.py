@@ -158,6 +158,13 @@ def root(
         int,
         typer.Option(help="Launch parameters tried before optimising asks; 0: none.", rich_help_panel=SEARCH),
     ] = 24,
+    tune_seconds: Annotated[
+        float,
+        typer.Option(
+            help="On a GPU, with --backend compiler: for tiles, warps and stages and their proofs; 0: none.",
+            rich_help_panel=SEARCH,
+        ),
+    ] = 150.0,
     max_iters: Annotated[int, typer.Option(help="Asks over all phases.", rich_help_panel=BUDGET)] = 10,
     patience: Annotated[
         int, typer.Option(help="Asks without progress before rolling back to the best.", rich_help_panel=BUDGET)
@@ -235,6 +242,7 @@ def root(
     }
     config = make_config(
         **{name: value for name, value in decisive.items() if _given(context, name)},  # a replay knows the others
+        tune_seconds=tune_seconds,
         diagnosis=diagnosis,
         file=file_path,
         device=device,

@@ -21,6 +21,7 @@ ALLOWED = {
     "draft": "compiler, rag or none",
     "candidates": "a whole number from 1 to 16",
     "tune_variants": "a whole number of at least 0",
+    "tune_seconds": "a number of at least 0",
     "max_iters": "a whole number of at least 1",
     "patience": "a whole number of at least 1",
     "min_rel_impr": "a number of at least 0",

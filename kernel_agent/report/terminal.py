@@ -65,7 +65,7 @@ class TerminalProgress:
 
     def on_variant(self, change: str, done: int, planned: int) -> None:
         """Count variants."""
-        self._say(f"tuning: variant {done} of {planned}, {change}")
+        self._say(f"tuning: variant {done} of {planned}, {change}" if planned else f"tuning: {change}")
         if self._verbose:
             self._console.print(Text(f"    {change}", style="dim"), soft_wrap=True)
 

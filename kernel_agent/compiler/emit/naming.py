@@ -198,6 +198,8 @@ class Names:
             return ["acc" if value.is_float else "start"]
         if op.code is Code.LOAD:
             return [stem_of(op.base.name)]
+        if op.code is Code.DESCRIPTOR:
+            return [f"{stem_of(op.base.name)}_tiles"]
         if op.code is Code.PROGRAM_ID:
             return [_PIDS[op.attributes["axis"]]]
         if value.element == "i1":
@@ -268,6 +270,8 @@ class Names:
 
     def _mask(self, op: Op) -> list[str]:
         """`mask_m` of a test of `offs_m`, `is_largest` of one of equality."""
+        if op.code is Code.OR and op.operands[0].producer is not None and constant(op.operands[1]) is None:
+            op = op.operands[0].producer if op.operands[1].shape == () else op
         for value in op.operands if op.code is Code.CMP else ():
             while value.producer is not None and value.producer.code is Code.EXPAND:
                 value = value.producer.operands[0]

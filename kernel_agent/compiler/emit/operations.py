@@ -115,6 +115,10 @@ class Operations:
         """`[BLOCK_M, 64]`."""
         return f"[{', '.join(self.extents.get(extent, str(extent)) for extent in shape)}]"
 
+    def dims_of(self, shape: tuple[int, ...]) -> Expression:
+        """The same, with the names that it reads."""
+        return self._sized(Expression(self.dims(shape), Level.PRIMARY, ""), shape)
+
     def symbol(self, text: str, element: str) -> Expression:
         """An expression over constexprs, without needless parentheses."""
         tree = ast.parse(text, mode="eval").body

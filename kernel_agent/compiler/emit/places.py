@@ -16,6 +16,8 @@ LARGEST = 5
 """Operations in an expression that is not given a name of its own."""
 _DEAR = {
     Code.LOAD: LARGEST,
+    Code.DESCRIPTOR: LARGEST + 1,
+    Code.LOAD_BLOCK: LARGEST + 1,
     Code.DOT: 3,
     Code.SUM: 2,
     Code.REDUCE_MAX: 2,

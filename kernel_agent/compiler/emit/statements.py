@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kernel_agent.compiler.emit import expression as ex
 from kernel_agent.compiler.emit.device_functions import Helper, library_helper
@@ -223,6 +223,12 @@ class Statements(abc.ABC):
         """Source of an operation that has a statement of its own."""
         if op.code is Code.LOAD:
             return self._load(op)
+        if op.code is Code.DESCRIPTOR:
+            return self._descriptor(op)
+        if op.code is Code.LOAD_BLOCK:
+            made, *corner = (self.at(value) for value in op.operands)
+            whole = ex.made(f"[{', '.join(part.text for part in corner)}]", Level.PRIMARY, "", corner)
+            return replace(ex.call(f"{made.text}.load", [whole], op.result.element), reads=whole.reads | made.reads)
         if op.code in (Code.SCAN, Code.REDUCE, Code.LINEAR_SCAN, Code.LINEAR_SCAN_BEFORE):
             return self._several(op)
         return self.operations.of(op)
@@ -247,6 +253,13 @@ class Statements(abc.ABC):
         if op.base.name in self.unsigned:
             return cast(found.typed(f"u{bits(element)}"), element)
         return found
+
+    def _descriptor(self, op: Op) -> Expression:
+        rows, columns, stride = (self.at(value) for value in op.operands[1:])
+        extents = ex.made(f"[{rows.text}, {columns.text}]", Level.PRIMARY, "", (rows, columns))
+        strides = ex.made(f"[{stride.text}, 1]", Level.PRIMARY, "", (stride,))
+        block = self.operations.dims_of(op.attributes["block"])
+        return ex.call("tl.make_tensor_descriptor", [self._pointer(op), extents, strides, block], op.result.element)
 
     def _store(self, op: Op) -> None:
         stored = self.at(op.stored)

@@ -26,6 +26,8 @@ def held_as(element: str) -> torch.dtype:
     """The dtype that values of an element are computed in. Raises CannotDerive for one that is not known."""
     if element in FLOATS:
         return torch.float64
+    if element == "descriptor":
+        return torch.int64  # of the operation that makes it, which says it all
     if element not in INTEGERS:
         raise CannotDerive(f"values of type {element} cannot be evaluated")
     return INTEGERS[element]

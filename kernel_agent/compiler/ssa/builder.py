@@ -99,9 +99,10 @@ class Builder:
             value = 0.0  # zeros of both signs are one
         return self.pure(Code.CONST, (), element, (), {"value": value, "symbol": symbol})
 
-    def setting(self, name: str) -> Value:
-        """A constexpr of the kernel, i1, that every launch sets as it likes: code for both values stays."""
-        return self.pure(Code.CONST, (), "i1", (), {"value": True, "symbol": name, "open": True})
+    def setting(self, name: str, value: bool = True) -> Value:
+        """A constexpr of the kernel, i1, that every launch sets as it likes: code for both values stays. `value`: what
+        it is where the kernel is evaluated."""
+        return self.pure(Code.CONST, (), "i1", (), {"value": value, "symbol": name, "open": True})
 
     def extent(self, size: int) -> Value:
         """An extent of a tile as a number, i32, by the name that the source has for it."""
@@ -280,6 +281,22 @@ class Builder:
         self.add_op(Op(Code.LOAD, operands, [value], attributes), depth)
         self.scopes[depth].known[key] = value
         return value
+
+    def descriptor(
+        self, base: Value, start: Value, extents: tuple[Value, Value], stride: Value, block: Sequence[int]
+    ) -> Value:
+        """A matrix of `extents` at `base` + start, rows `stride` apart, to load tiles of `block` from."""
+        attributes = {"base": base, "block": tuple(block)}
+        return self.pure(Code.DESCRIPTOR, (start, *extents, stride), "descriptor", (), attributes)
+
+    def load_block(self, descriptor: Value, row: Value, column: Value, name: str = "") -> Value:
+        """A tile of a matrix from a row and a column on."""
+        made = descriptor.producer
+        assert made is not None, descriptor
+        operands = (descriptor, row, column)
+        return self.pure(
+            Code.LOAD_BLOCK, operands, made.base.pointee, made.attributes["block"], {"base": made.base}, name
+        )
 
     def store(
         self,

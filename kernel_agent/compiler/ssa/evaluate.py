@@ -114,6 +114,16 @@ class _Program:
     def _load(self, op: Op, operands: list[Tensor]) -> list[Tensor]:
         return [self.memory.load(op, self.place, operands)]
 
+    def _descriptor(self, _: Op, __: list[Tensor]) -> list[Tensor]:
+        return [torch.zeros((), dtype=torch.int64)]
+
+    def _load_block(self, op: Op, operands: list[Tensor]) -> list[Tensor]:
+        made = op.operands[0].producer
+        assert made is not None, op
+        matrix = [int(self.values[value]) for value in made.operands]
+        corner = [int(value) for value in operands[1:]]
+        return [self.memory.load_block(op, self.place, matrix, corner)]
+
     def _write(self, op: Op, operands: list[Tensor]) -> list[Tensor]:
         before = self.memory.write(op, self.place, operands)
         return [before.to(arithmetic.held_as(result.element)) for result in op.results]
@@ -191,6 +201,8 @@ _OWN: dict[Code, Callable[[_Program, Op, list[Tensor]], Sequence[Tensor]]] = {
     Code.PROGRAM_ID: _Program._program_id,
     Code.NUM_PROGRAMS: _Program._num_programs,
     Code.LOAD: _Program._load,
+    Code.DESCRIPTOR: _Program._descriptor,
+    Code.LOAD_BLOCK: _Program._load_block,
     Code.STORE: _Program._write,
     Code.ATOMIC_ADD: _Program._write,
     Code.ATOMIC: _Program._write,

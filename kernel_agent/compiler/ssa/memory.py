@@ -71,6 +71,19 @@ class Memory:
         result[lanes] = found
         return result
 
+    def load_block(self, op: Op, program: tuple[int, ...], matrix: list[int], corner: list[int]) -> Tensor:
+        """A LOAD_BLOCK of the matrix (start, rows, columns, stride). Raises OutOfBounds."""
+        start, rows, columns, stride = matrix
+        height, width = op.result.shape
+        row = corner[0] + torch.arange(height).unsqueeze(1)
+        column = corner[1] + torch.arange(width).unsqueeze(0)
+        inside = (row >= 0) & (row < rows) & (column >= 0) & (column < columns)
+        places, lanes = self._places(op, program, start + row * stride + column, inside)
+        result = torch.zeros((height, width), dtype=held_as(op.result.element))
+        result[lanes] = self._flat[op.base][places].to(result.dtype)
+        self._counts[op.base, "loaded"].index_add_(0, places, torch.ones_like(places))
+        return result
+
     def _open(self, wanted: torch.dtype) -> Tensor:
         return torch.tensor(self._open_lanes if wanted is torch.float64 else 0, dtype=wanted)
 
@@ -124,5 +137,11 @@ class Memory:
         return places, lanes
 
 
-_VERBS = {Code.LOAD: "loads", Code.STORE: "stores to", Code.ATOMIC_ADD: "adds to", Code.ATOMIC: "changes"}
+_VERBS = {
+    Code.LOAD: "loads",
+    Code.LOAD_BLOCK: "loads",
+    Code.STORE: "stores to",
+    Code.ATOMIC_ADD: "adds to",
+    Code.ATOMIC: "changes",
+}
 _REDUCTIONS = {"max": "amax", "min": "amin"}

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kernel_agent.compiler.plan import NESTED, RISING
+from kernel_agent.compiler.schedule.describe import EVEN, FITS
 
 WIDTH = 110
 
@@ -48,7 +49,19 @@ RISE = f'''def {RISING}(bounds):
     """Whether no element is less than the one before: what lies between two is between no others."""
     return bounds.is_contiguous() and bool((bounds.flatten().diff() >= 0).all())
 '''
-HELPERS = {NESTED: APART, RISING: RISE}
+TILES = f'''def {FITS}(*matrices):
+    """Whether descriptors can load tiles of all (tensor, strides along rows, other steps); they get memory then."""
+    for x, units, steps in matrices:
+        even = x.data_ptr() % 16 == 0 and not any(step % {EVEN} for step in steps)
+        if x.element_size() != 2 or not even or any(unit != 1 for unit in units):
+            return False
+    device = matrices[0][0].device
+    if torch.cuda.get_device_capability(device)[0] < 9:
+        return False
+    triton.set_allocator(lambda size, _align, _stream: torch.empty(size, dtype=torch.int8, device=device))
+    return True
+'''
+HELPERS = {NESTED: APART, RISING: RISE, FITS: TILES}
 """Functions that conditions of a plan may call, by name."""
 
 

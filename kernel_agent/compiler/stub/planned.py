@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.plan import BackwardPlan, Fact, Step
+from kernel_agent.compiler.schedule.describe import FITS
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.uses import Uses
 from kernel_agent.compiler.ssa.value import NARROW, Kernel
@@ -23,7 +24,7 @@ from kernel_agent.compiler.stub.lines import HELPERS, Line, asked_unless, backwa
 from kernel_agent.compiler.stub.needs import variable_of
 from kernel_agent.compiler.stub.products import LARGE, WIDTHS, ProductTiles, product_tiles
 from kernel_agent.compiler.stub.tiles import Tiles, mentions, steps_by
-from kernel_agent.compiler.stub.wording import Wording
+from kernel_agent.compiler.stub.wording import Wording, divisible
 
 Signature = Callable[..., Sequence[str]]
 """Parameters of a kernel as it is printed. `document`, if it is given, makes a docstring of the text without one."""
@@ -69,7 +70,9 @@ class Planned:
         with self.wording.under([one.tiles for one in chosen]):
             self._check()
         for name, text in plan.settings.items():
-            variables[name] = self.body.bind(name, self.wording.text(text))
+            takers = [one for one in chosen if name in one.step.kernel.constants]
+            with self.wording.under([one.tiles for one in takers[:1]]):
+                variables[name] = self._set(name, self.wording.text(text))
         for one in chosen:
             with self.wording.under([one.tiles]):
                 self._bind(one.step)
@@ -84,6 +87,16 @@ class Planned:
             name = self.wording.gradient(total.name)
             variables[total.name] = self.body.bind(name, f"{variables[total.partials]}.sum(0)")
         self._contribute(buffers, given)
+
+    def _set(self, name: str, text: str) -> str:
+        """A variable for a number that the plan is free to choose."""
+        tree = ast.parse(divisible(text), mode="eval").body
+        if not isinstance(tree, ast.Call) or ast.unparse(tree.func) != FITS:
+            return self.body.bind(name, ast.unparse(tree))
+        self.body.helpers[HELPERS[FITS]] = None
+        found = self.body.fresh(name)
+        self.body.write(Line(f"{found} = {FITS}(", tuple(map(ast.unparse, tree.args)), ")"))
+        return found
 
     def _held(self, given: Mapping[str, Grad]) -> dict[str, str]:
         """Cotangents by argument of the kernels; copies of those that a launch overwrites."""

@@ -20,11 +20,14 @@ REGISTERS = 200
 """Of the 255 of a thread, for accumulators and scores; addresses and operands of products take the others."""
 ACCUMULATOR = 64
 """Registers of a thread for one accumulator; more warps share what is wider."""
-SHARED = 160 << 10
-"""Bytes of shared memory for what is owned and for the tiles under way; the scores take some of the 227 KiB, too."""
+SHARED = {8: 160 << 10, 4: 108 << 10}
+"""Bytes of shared memory for what is owned and for the tiles under way, by warps; the scores take some of the 227 KiB,
+too. Programs of four warps are two on a processor."""
 OWNED, WARPS = (128, 64), (4, 8)
-WALKED = ((128, 3), (64, 3), (32, 4), (32, 3), (16, 4))
+WALKED = ((128, 3), (64, 3), (64, 2), (32, 4), (32, 3), (16, 4))
 """Tiles that are walked by, with the stages that hide their loads."""
+LEAST = (64, 16)
+"""Of a walk, if possible: sm_90 loads the factors of a narrower product for longer than it multiplies them."""
 NARROW, LONG = 32, 256
 """Of a kernel that sums elements: the tile that is owned, a sector of memory or two wide, and the one walked by."""
 WARP = 32
@@ -144,16 +147,21 @@ def fitting(width: int, accumulators: int, scores: int, loaded: int) -> Fitting 
     """The largest tiles that registers and shared memory have room for, by the fewest warps.
 
     `width`: elements of a row; `scores`: tiles of owned by walked elements in registers; `loaded`: tiles of a trip.
+    Where there are several accumulators, fewer warps come before larger tiles: two programs on a processor compute
+    while the other one multiplies, and each has more to compute for every tile that it loads.
     """
-    for owned in OWNED:
-        for warps in WARPS:
+    shapes = [(owned, warps) for owned in OWNED for warps in WARPS]
+    if accumulators > 1:
+        shapes.sort(key=lambda shape: shape[1])
+    for least in LEAST:
+        for owned, warps in shapes:
             held = owned * width // (warps * WARP)
             if held > ACCUMULATOR:
                 continue
             for walked, stages in WALKED:
                 shared = HALF * width * (2 * owned + stages * loaded * walked)
                 registers = accumulators * held + scores * owned * walked // (warps * WARP)
-                if registers <= REGISTERS and shared <= SHARED:
+                if least <= walked <= owned and registers <= REGISTERS and shared <= SHARED[warps]:
                     return Fitting(owned, walked, warps, stages)
     return None
 

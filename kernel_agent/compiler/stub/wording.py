@@ -152,6 +152,23 @@ class Wording:
         return self.launched.retiled(axis, self._tiles[0])
 
 
+def divisible(text: str) -> str:
+    """`m % n == 0` for `n * triton.cdiv(m, n) <= m`, in all parts of a condition."""
+    return ast.unparse(_Divided().visit(ast.parse(text, mode="eval").body))
+
+
+class _Divided(ast.NodeTransformer):
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        """A comparison."""
+        product, (end,) = node.left, node.comparators
+        if not isinstance(node.ops[0], ast.LtE) or not isinstance(product, ast.BinOp):
+            return node
+        for one, count in ((product.left, product.right), (product.right, product.left)):
+            if ast.unparse(count) == f"triton.cdiv({ast.unparse(end)}, {ast.unparse(one)})":
+                return ast.parse(f"{ast.unparse(end)} % {ast.unparse(one)} == 0", mode="eval").body
+        return node
+
+
 def _always(part: ast.expr) -> bool:
     """Whether a condition holds for any numbers: `a == a`, `n * triton.cdiv(m, n) >= m`,
     `triton.next_power_of_2(m) >= m`, or that of the larger of it and another number."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
 
 from kernel_agent.bench.launch_facts import EntryFacts
@@ -19,7 +21,17 @@ DEVICE = "H100 SXM"
 class ByModel:
     """Compiles and models one variant after the other."""
 
-    def __init__(self, spec: KernelSpec, entries: Sequence[ShapeEntry], sandbox: Sandbox, device: str = DEVICE) -> None:
+    def __init__(
+        self,
+        spec: KernelSpec,
+        entries: Sequence[ShapeEntry],
+        sandbox: Sandbox,
+        device: str = DEVICE,
+        *,
+        until: float = math.inf,
+    ) -> None:
+        """`until`: by `time.monotonic`, when variants are left out, all but the first one asked for."""
+        self.until = until
         self.spec = spec
         self.entries = tuple(entries)
         self.sandbox = sandbox
@@ -27,7 +39,11 @@ class ByModel:
 
     def __call__(self, variants: Sequence[Candidate]) -> Tried:
         """See `trial.Judge`. No sizes are told: shape classes are for times that were measured."""
-        return Tried([self._trial(variant) for variant in variants])
+        late = Trial(problem="there was no time left")
+        trials: list[Trial] = []
+        for variant in variants:
+            trials.append(self._trial(variant) if not trials or time.monotonic() < self.until else late)
+        return Tried(trials)
 
     def _trial(self, variant: Candidate) -> Trial:
         try:

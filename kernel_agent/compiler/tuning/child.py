@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
+from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
 
 from kernel_agent.bench.clock import Clock, Pace
@@ -41,8 +42,8 @@ FOOTPRINT = 5
 """Memory of one worker in units of the largest arguments: what torch makes between launches is real."""
 SHARE = 0.6
 """Of the memory that the child may have, for all workers together."""
-STARTING_S = 20.0
-"""For workers to end what they are compiling; over that they are ended."""
+STARTING = 0.5
+"""Share of the seconds for compiling that workers have beyond those, to end what they are compiling."""
 IMPORTED_BYTES = 1 << 29
 """What a process takes before it has any tensor."""
 
@@ -122,7 +123,7 @@ class _Calls:
         args, kwargs = self.given.args, self.given.kwargs
         if self.on_gpu:
             args, kwargs = tree_map(lambda leaf: on_gpu(leaf) if isinstance(leaf, Tensor) else leaf, (args, kwargs))
-        with torch.no_grad():
+        with torch.no_grad(), _first_config():
             made = self.module.forward(*args, **kwargs)
         outputs = outputs_of(made[0])
         self.saved = tuple(made[1])
@@ -166,7 +167,7 @@ def _compile(call: Call, paths: list[Path], arguments: list[Arguments]) -> None:
     workers = [fork.Process(target=_work, args=(call, paths, arguments, k, count)) for k in range(count)]
     for worker in workers:
         worker.start()
-    until = time.monotonic() + STARTING_S + payload["compile_s"]
+    until = time.monotonic() + (1 + STARTING) * payload["compile_s"]
     for worker in workers:
         worker.join(max(0.0, until - time.monotonic()))
         if worker.is_alive():
@@ -185,7 +186,7 @@ def _work(call: Call, paths: list[Path], arguments: list[Arguments], first: int,
                 for place, given in enumerate(arguments):
                     if time.monotonic() > until:
                         return
-                    problem = module if isinstance(module, str) else compiled(module, given)
+                    problem = module if isinstance(module, str) else compiled(module, given, forward=number == 0)
                     _tell(call.scratch, number, place, {"problem": problem} if problem else {})
     except Exception as error:  # told, since nobody sees where this process writes
         late = {"late": f"the compiling process failed: {type(error).__name__}: {error}"[:300]}
@@ -194,14 +195,14 @@ def _work(call: Call, paths: list[Path], arguments: list[Arguments], first: int,
                 _tell(call.scratch, number, place, late)
 
 
-def compiled(module: ModuleType, given: Arguments) -> str:
+def compiled(module: ModuleType, given: Arguments, *, forward: bool = False) -> str:
     """Compile the launches of a pair's backward, inside a stand-in: no kernel runs, and tensors hold anything.
 
-    Why that cannot be; empty where it was done.
+    `forward`: those of its forward, too, which one variant has for all. Why that cannot be; empty where it was done.
     """
-    with _launching(lambda _: None, {}):
-        calls = _Calls(module, given, on_gpu=False)
     try:
+        with _launching(lambda launch: launch(warmup=True) if forward else None, {}):
+            calls = _Calls(module, given, on_gpu=False)
         with _launching(lambda launch: launch(warmup=True), {}):
             calls.backward(module)()
     except Exception as error:  # Triton and ptxas fail in many ways
@@ -223,6 +224,25 @@ def _launching(how: Callable[[Callable[..., Any]], Any], sizes: dict[str, int]) 
         yield
     finally:
         JITFunction.run = real
+
+
+@contextmanager
+def _first_config() -> Iterator[None]:
+    """Autotuned kernels take the first of their configs: a forward is run for what it saves, which all give alike."""
+    real = Autotuner.run
+
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        every, self.configs = self.configs, self.configs[:1]
+        try:
+            return real(self, *args, **kwargs)
+        finally:
+            self.configs = every
+
+    Autotuner.run = run
+    try:
+        yield
+    finally:
+        Autotuner.run = real
 
 
 def _backward_frame() -> Mapping[str, Any]:

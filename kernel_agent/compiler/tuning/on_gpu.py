@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,6 +20,8 @@ MOST_WORKERS = 24
 """Processes that compile."""
 COMPILING = 0.6
 """Share of a batch's seconds for compiling."""
+GRACE_S = 10.0
+"""For a batch to end by itself when its time is over; then it is ended, and what it has told counts."""
 
 OnLine = Callable[[str], None]
 """Told what a batch took."""
@@ -27,10 +31,18 @@ class OnGpu:
     """Times batches of variants that share a forward."""
 
     def __init__(
-        self, pair: str, entries: Sequence[ShapeEntry], rig: Rig, seconds: float, on_line: OnLine = lambda _: None
+        self,
+        pair: str,
+        entries: Sequence[ShapeEntry],
+        rig: Rig,
+        seconds: float,
+        on_line: OnLine = lambda _: None,
+        *,
+        until: float = math.inf,
     ) -> None:
         """`pair`: the whole file of the backward as it is; `seconds`: of one batch, compiling and timing together, from
-        when the first variant is under way."""
+        when the first variant is under way; `until`: by `time.monotonic`, when all batches are to be over."""
+        self.until = until
         self.on_line = on_line
         self.sections = split_sections(pair)
         self.entries = tuple(entries)
@@ -39,6 +51,9 @@ class OnGpu:
 
     def __call__(self, variants: Sequence[Candidate]) -> Tried:
         """See `trial.Judge`. A child that dies leaves what it has not told without times."""
+        left = max(1.0, self.until - time.monotonic())
+        seconds, limits = min(self.seconds, left), self.rig.options.limits
+        limits = replace(limits, wall_s=min(limits.wall_s, left + GRACE_S))
         texts = [replace(self.sections, backward=variant.backward).join() for variant in variants]
         payload = {
             "device": self.rig.options.device,
@@ -48,12 +63,10 @@ class OnGpu:
             "entries": [entry.model_dump(mode="json") for entry in self.entries],
             "seed": self.rig.options.seed,
             "workers": min(MOST_WORKERS, max(1, len(os.sched_getaffinity(0)) - 1)),
-            "compile_s": COMPILING * self.seconds,
-            "time_s": (1 - COMPILING) * self.seconds,
+            "compile_s": COMPILING * seconds,
+            "time_s": (1 - COMPILING) * seconds,
         }
-        job = Job(
-            "kernel_agent.compiler.tuning.child:trials", payload, {}, self.rig.options.limits, "variants on the GPU"
-        )
+        job = Job("kernel_agent.compiler.tuning.child:trials", payload, {}, limits, "variants on the GPU")
         report = self.rig.sandbox.run(job)
         for message in report.messages:
             if "note" in message.record:

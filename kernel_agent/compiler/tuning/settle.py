@@ -13,7 +13,15 @@ from kernel_agent.compiler.tuning.pins import pinned
 from kernel_agent.compiler.tuning.search import search
 from kernel_agent.compiler.tuning.space import space
 from kernel_agent.compiler.tuning.trial import Trial
-from kernel_agent.compiler.tuning.tune import OnLine, Tuned, chosen_of, fixed_tiles, tuning_entries, with_backward
+from kernel_agent.compiler.tuning.tune import (
+    SECONDS,
+    OnLine,
+    Tuned,
+    chosen_of,
+    fixed_tiles,
+    tuning_entries,
+    with_backward,
+)
 from kernel_agent.gate.check import check
 from kernel_agent.oracle import Truths
 from kernel_agent.pairs.assemble import candidate_from_pair
@@ -29,17 +37,20 @@ def settle(
     pair: str,
     sandbox: Sandbox,
     *,
-    seconds: float = 60.0,
+    seconds: float = SECONDS,
+    proof_s: float = 0.0,
     on_line: OnLine = lambda _: None,
     truths: Truths | None = None,
 ) -> Tuned:
     """Keep the numbers of a pair that the gate accepts if its kernels fit sm_90 without spills, else find some that do.
 
-    `seconds`: of the search; the first look takes as long as it takes to compile every kernel once.
+    `seconds`: for all of it, of which the gate takes `proof_s`; the first look takes as long as it takes to compile
+    every kernel once.
     """
     start = time.perf_counter()
+    until = time.monotonic() + seconds - proof_s
     inside = space(candidate_from_pair(pair))
-    judge = ByModel(spec, tuning_entries(spec), sandbox)
+    judge = ByModel(spec, tuning_entries(spec), sandbox, until=until)
     on_line("compiling for sm_90")
     first = judge([inside.candidate]).trials[0]
     why = unfit(first)
@@ -49,8 +60,8 @@ def settle(
         return Tuned(pair, False, f"{why}, and nothing in it can be chosen", 1)
     truths = truths or Truths(spec, sandbox)
     on_line(f"{why}: looking for smaller tiles")
-    fixed = fixed_tiles(spec, pair, sandbox, truths)
-    found = search(inside, judge, seconds=seconds, rounds=2, dropped=fixed, first=VARIANTS)
+    fixed = fixed_tiles(spec, pair, sandbox, truths, until=until)
+    found = search(inside, judge, seconds=max(1.0, until - time.monotonic()), rounds=2, dropped=fixed, first=VARIANTS)
     chosen = chosen_of(inside, found)
     if all(not one.values for some in chosen for one in some):
         return Tuned(pair, False, f"{why}, and none of {found.tried} variants does better", found.tried)

@@ -8,6 +8,7 @@ the pair as it was.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -39,6 +40,12 @@ TIMING = BenchOptions(budget_s=0.1, baselines=False, bounds=False, proof_element
 BATCH = 0.5
 """Share of the seconds of a search for compiling and timing one batch."""
 LEAST_GAIN = 0.01
+SECONDS = 150.0
+"""For all of it, by default."""
+LEAST_SEARCH = 10.0
+"""Seconds that a search needs for a few variants: with less left, nothing is searched."""
+NATIVE_TWICE = 2.0
+"""What was chosen is judged natively, and two backwards are timed: that takes as long as the first judgement twice."""
 
 OnLine = Callable[[str], None]
 """Told what is being done."""
@@ -78,7 +85,8 @@ def tune(
     pair: str,
     sandbox: Sandbox,
     *,
-    seconds: float = 60.0,
+    seconds: float = SECONDS,
+    proof_s: float | None = None,
     entries: tuple[ShapeEntry, ...] = (),
     fixed: frozenset[int] | None = None,
     prove: bool = True,
@@ -87,12 +95,14 @@ def tune(
 ) -> Tuned:
     """Tune a pair that the gate accepts, on this machine's GPU.
 
-    `entries`: shapes to tune for; by default those of BENCH, or the required ones of SWEEP. `seconds`: of the search
-    alone. `fixed`: what `fixed_tiles` said before; asked here by default. Without `prove`, it is the caller who has
-    both tiers judge what was chosen, and times it. Raises `EnvironmentProblem` where there is no GPU or the forward
-    does not run on it.
+    `entries`: shapes to tune for; by default those of BENCH, or the required ones of SWEEP. `seconds`: for all of it;
+    the search has what the judgement before it leaves, but for what proving will take. `proof_s`: what the gate takes
+    for this pair; where nobody says, and it is asked here, as long as the native tier. `fixed`: what `fixed_tiles` said
+    before; asked here by default. Without `prove`, it is the caller who has both tiers judge what was chosen, and times
+    it. Raises `EnvironmentProblem` where there is no GPU or the forward does not run on it.
     """
     start = time.perf_counter()
+    until = time.monotonic() + seconds
     entries = entries or tuning_entries(spec)
     inside = space(candidate_from_pair(pair))
     if not inside.tunables:
@@ -104,13 +114,22 @@ def tune(
     native = check_native(at_sizes, at_sizes.facts.source, sandbox, rig)
     if not native.green:
         return Tuned(pair, False, f"not tuned: the native tier says {native.status.value}: {native.message}")
+    native_s = time.perf_counter() - start
+    if prove or proof_s is not None:
+        until -= NATIVE_TWICE * native_s + (native_s if proof_s is None else proof_s)
     truths = truths or Truths(spec, sandbox)
     if fixed is None:
         on_line("which tiles may have another size")
-        fixed = fixed_tiles(spec, pair, sandbox, truths)
-    judge = OnGpu(at_sizes.facts.source, [one.entry for one in rig.inputs], rig, BATCH * seconds, on_line)
-    on_line(f"timing variants for {seconds:.0f} s at most")
-    found = search(inside, judge, seconds=seconds, dropped=fixed)
+        fixed = fixed_tiles(spec, pair, sandbox, truths, until=until - LEAST_SEARCH)
+    left = until - time.monotonic()
+    if left < LEAST_SEARCH:
+        spent = time.perf_counter() - start
+        line = f"not tuned: after {spent:.0f} of {seconds:.0f} s the rest is what proving takes; give it more --seconds"
+        return Tuned(pair, False, line, seconds=spent)
+    entries_in = [one.entry for one in rig.inputs]
+    judge = OnGpu(at_sizes.facts.source, entries_in, rig, BATCH * left, on_line, until=until)
+    on_line(f"timing variants for {left:.0f} s at most")
+    found = search(inside, judge, seconds=left, dropped=fixed)
     chosen = chosen_of(inside, found)
     if all(not one.values for some in chosen for one in some):
         return Tuned(pair, False, f"none of {found.tried} variants is faster", found.tried, problems=found.problems)
@@ -147,11 +166,14 @@ def chosen_of(inside: Space, found: Found) -> list[tuple[Class, ...]]:
     return [classes(part, found.sizes, names_before(inside, part.places)) for part in found.parts if part.labels]
 
 
-def fixed_tiles(spec: KernelSpec, pair: str, sandbox: Sandbox, truths: Truths | None = None) -> frozenset[int]:
+def fixed_tiles(
+    spec: KernelSpec, pair: str, sandbox: Sandbox, truths: Truths | None = None, *, until: float = math.inf
+) -> frozenset[int]:
     """Places of tiles that the backward is wrong with if they are small.
 
     What a backward reads may lie in memory by the forward's tiles, and a tile may be more than one: the width of a
-    window, a row as a whole. At sizes of the gate, a small tile shows that.
+    window, a row as a whole. At sizes of the gate, a small tile shows that. Those of which it is not known at `until`,
+    by `time.monotonic`, are told too: they stay as they are.
     """
     inside, truths = space(candidate_from_pair(pair)), truths or Truths(spec, sandbox)
     smaller = {
@@ -161,6 +183,8 @@ def fixed_tiles(spec: KernelSpec, pair: str, sandbox: Sandbox, truths: Truths | 
     }
 
     def right(places: dict[int, int]) -> bool:
+        if time.monotonic() > until:
+            return False
         text = with_backward(pair, inside.variant(places).backward)
         return check(spec, text, sandbox, SMALL, truths=truths, diagnose=False).green
 

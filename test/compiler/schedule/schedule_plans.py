@@ -15,6 +15,7 @@ from kernel_agent.compiler.front import kernel_of
 from kernel_agent.compiler.plan import BackwardPlan, Fill
 from kernel_agent.compiler.reverse import differentiate
 from kernel_agent.compiler.saved.prepare import prepared
+from kernel_agent.compiler.schedule.describe import FITS
 from kernel_agent.compiler.schedule.schedules import plans
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.evaluate import evaluate
@@ -60,6 +61,7 @@ def run(
     scope |= {f"grid{axis}": grid[axis] if axis < len(grid) else 1 for axis in range(3)}
     scope |= {argument: cotangents[tensor] for tensor, argument in plan.cotangents.items()}
     exec(APART, scope)  # what facts may call
+    scope[FITS] = lambda *_: True
     for name, text in plan.settings.items():
         scope[name] = eval(text, scope)
     for fact in plan.facts:

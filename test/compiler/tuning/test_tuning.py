@@ -2,15 +2,23 @@
 
 import ast
 import math
+import time
 from collections.abc import Sequence
+from types import SimpleNamespace
 
+from kernel_agent.bench.rig import BenchOptions
 from kernel_agent.bench.tunable import TunableKind
+from kernel_agent.compiler.tuning.by_model import ByModel
 from kernel_agent.compiler.tuning.classes import Class, classes
+from kernel_agent.compiler.tuning.on_gpu import GRACE_S, OnGpu
 from kernel_agent.compiler.tuning.pins import names_before, pinned
 from kernel_agent.compiler.tuning.search import Part, _first, parts_of, search
 from kernel_agent.compiler.tuning.space import space
 from kernel_agent.compiler.tuning.trial import KernelTrial, Trial, Tried
+from kernel_agent.compiler.tuning.tune import fixed_tiles
+from kernel_agent.pairs.sections import BACKWARD_MARKER, CHECK_MARKER, FORWARD_MARKER
 from kernel_agent.pairs.spec import Candidate
+from kernel_agent.sandbox import Ending, Job, Report
 
 ROWS = """
 @triton.jit
@@ -247,3 +255,51 @@ def test_a_branch_of_the_forwards_own_is_no_choice():
     text = AGAIN.replace('            x = tl.load(X + row, eviction_policy="evict_first")\n', "            x = x * 2\n")
     kinds = [tunable.kind for tunable in space(Candidate(backward=text)).tunables]
     assert TunableKind.SWITCH not in kinds
+
+
+# --- seconds
+
+
+def test_a_batch_on_the_gpu_is_ended_when_the_seconds_of_the_search_are_over():
+    # Two batches of half the seconds each, with what they take beyond those, were twice what was asked for.
+    jobs: list[Job] = []
+
+    def run(job: Job) -> Report:
+        jobs.append(job)
+        return Report(Ending.TIMED_OUT, "it ran too long")
+
+    options = BenchOptions()
+    rig = SimpleNamespace(options=options, flush_bytes=0, sandbox=SimpleNamespace(run=run))
+    pair = assemble_text()
+    judge = OnGpu(pair, (), rig, 45.0, until=time.monotonic() + 12.0)  # type: ignore[arg-type]
+    judge([Candidate(backward=TWO)])
+    (job,) = jobs
+    assert job.payload["compile_s"] + job.payload["time_s"] <= 12.0
+    assert job.limits.wall_s <= 12.0 + GRACE_S
+
+
+def assemble_text() -> str:
+    """A pair with TWO for its backward."""
+    forward = "def forward():\n    return 0, ()\n"
+    return f"META = dict()\n\n\n{FORWARD_MARKER}\n{forward}\n\n{BACKWARD_MARKER}{TWO}\n\n{CHECK_MARKER}\n"
+
+
+def test_tiles_of_which_nothing_is_known_in_time_stay_as_they_are():
+    # No check is begun after the deadline: with neither a forward nor a sandbox here, one would raise.
+    tiles = [
+        place for place, one in enumerate(space(Candidate(backward=TWO)).tunables) if one.kind is TunableKind.BLOCK
+    ]
+    found = fixed_tiles(None, assemble_text(), None, SimpleNamespace(), until=0.0)  # type: ignore[arg-type]
+    assert found == frozenset(tiles)
+
+
+def test_variants_are_not_compiled_after_the_deadline_but_for_the_first():
+    # `derive --tune` without a GPU went on compiling a batch however few seconds were left.
+    class Counted(ByModel):
+        def _trial(self, variant: Candidate) -> Trial:
+            return Trial({}, {"a": 1.0})
+
+    judge = Counted(None, (), None, until=0.0)  # type: ignore[arg-type]
+    first, second = judge([Candidate(backward=TWO), Candidate(backward=ROWS)]).trials
+    assert not first.problem
+    assert second.problem

@@ -66,10 +66,30 @@ def test_workers_compile_what_the_backward_launches_and_tell_what_they_cannot(ca
     child._compile(call, paths, arguments)
     assert child._told(call.scratch, 0, 0) == {}
     assert "power of 2" in child._told(call.scratch, 1, 0)["problem"]
-    assert list((call.scratch / "triton").rglob("scale_kernel.cubin")), "of the backward alone: forwards do not run"
+    assert len(cubins(call)) == 2, "of the forward, which is run once before variants are timed, and of the backward"
     with standin():
         assert child.compiled(child._imported(paths[0], 0), arguments[0]) == ""
-    assert len(list((call.scratch / "triton").rglob("scale_kernel.cubin"))) == 1, "found in the cache"
+    assert len(cubins(call)) == 2, "found in the cache"
+
+
+def test_an_autotuned_forward_is_run_with_its_first_config_alone(call: Call):
+    # Its benchmark took longer than the variants that it is run for: of each entry, all configs compiled and timed.
+    configs = "[triton.Config(dict(BLOCK=64)), triton.Config(dict(BLOCK=256))]"
+    text = PAIR.replace("@triton.jit", f'@triton.autotune(configs={configs}, key=["N"])\n@triton.jit')
+    path = call.scratch / "tuned.py"
+    path.write_text(text.replace(", BLOCK=64)", ")").replace(", BLOCK=128)", ")"))
+    module = import_module(path, "tuned")
+    given = build_arguments(module, ShapeEntry(dims={"N": 1000}), device="cpu", seed=0)
+    seen = []
+    with standin(), child._launching(lambda _: seen.append(module.scale_kernel.configs[0]), {}):
+        child._Calls(module, given, on_gpu=False)
+    assert [config.kwargs for config in seen] == [{"BLOCK": 64}]
+    assert len(module.scale_kernel.configs) == 2, "whoever runs it later tunes it"
+
+
+def cubins(call: Call) -> list[Path]:
+    """What was compiled."""
+    return list((call.scratch / "triton").rglob("scale_kernel.cubin"))
 
 
 def test_sizes_are_the_whole_numbers_of_a_backward_and_how_wide_its_elements_are():
