@@ -9,6 +9,7 @@ from kernel_agent.compiler.plan import Axis, BackwardPlan, Buffer, Fact, Total
 from kernel_agent.compiler.schedule.alone import summed_in_memory
 from kernel_agent.compiler.schedule.clear import cleared
 from kernel_agent.compiler.schedule.collect import collected
+from kernel_agent.compiler.schedule.describe import Described, described, fits
 from kernel_agent.compiler.schedule.factor import factored
 from kernel_agent.compiler.schedule.forms import Launch
 from kernel_agent.compiler.schedule.orient import oriented
@@ -17,6 +18,8 @@ from kernel_agent.compiler.schedule.rowwise import rowwise
 from kernel_agent.compiler.schedule.slots import slotted
 from kernel_agent.compiler.schedule.twins import without_twins
 from kernel_agent.compiler.schedule.unmask import unmasked
+from kernel_agent.compiler.schedule.whole import NAME as WHOLE
+from kernel_agent.compiler.schedule.whole import evened
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.prune import prune
 from kernel_agent.compiler.ssa.uses import captured
@@ -47,12 +50,17 @@ class Draft:
     remarks: list[str] = field(default_factory=list)
     alone: set[str] = field(default_factory=set)
     """Gradients that are sums in memory."""
+    described: list[Described] = field(default_factory=list)
+    """Kernels that may load by descriptors."""
+    flags: set[str] = field(default_factory=set)
+    """Settings that are true only where all that several kernels ask for holds."""
 
     def add(self, found: Ownership, gradients: Mapping[str, str], launch: Launch, scalars: Mapping[str, str]) -> None:
         """A launch. `gradients`: those that it adds or stores to."""
         done = {*found.empty_if, *found.alone}
         spread = slotted(found.kernel, {t: name for t, name in gradients.items() if name not in done}, launch)
-        kernel = summed_in_memory(trimmed(finished(spread.kernel, launch)), found.alone)
+        kernel = self._choosing(finished(spread.kernel, launch), launch)
+        kernel = summed_in_memory(trimmed(kernel), found.alone)
         self.alone |= found.alone
         self.steps.append((kernel, launch, {**scalars, **spread.scalars}))
         for one in spread.slots:
@@ -64,6 +72,24 @@ class Draft:
         self.facts += found.facts
         spared = tuple(f"{name} stays atomic: " for name in (*found.alone, *(one.name for one in spread.slots)))
         self.remarks = [remark for remark in (*self.remarks, *found.remarks) if not remark.startswith(spared)]
+
+    def _choosing(self, kernel: Kernel, launch: Launch) -> Kernel:
+        """The kernel with constexprs for what its launch may choose of its loads."""
+        name = kernel.free_name(WHOLE)
+        while name in self.settings:
+            name += "_"
+        blocks = evened(kernel, launch, name)
+        if blocks is not None:
+            kernel = blocks.kernel
+            self.settings[name] = blocks.condition
+            self.flags.add(name)
+        tiles = described(kernel, launch)
+        if tiles is not None:
+            kernel = tiles.kernel
+            self.described.append(tiles)
+            self.settings[tiles.name] = fits([one for one in self.described if one.name == tiles.name])
+            self.flags.add(tiles.name)
+        return kernel
 
     def spare(self, base: BackwardPlan) -> dict[str, str]:
         """Leave out stores of what is elsewhere: gradient -> the cotangent or gradient that it is."""
@@ -87,7 +113,12 @@ class Draft:
         """Launches of other gradients."""
         self.steps += other.steps
         self.stored |= other.stored
+        for name in other.flags & self.flags:
+            if self.settings[name] != other.settings[name]:
+                other.settings[name] = f"{self.settings[name]} and {other.settings[name]}"
         self.settings |= other.settings
+        self.flags |= other.flags
+        self.described += other.described
         self.partials += other.partials
         self.totals += other.totals
         self.facts += other.facts

@@ -9,13 +9,8 @@
 from __future__ import annotations
 
 import functools
-<<<<<<< HEAD
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
-=======
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
->>>>>>> 1cf20b2 (Load tiles of attention's loops by tensor descriptors and without masks where a launch allows it; tune within a budget, in runs too)
 from typing import TypeVar
 
 from kernel_agent.compiler.errors import CannotDerive
@@ -24,13 +19,7 @@ from kernel_agent.compiler.reverse.adjoint import Adjoint
 from kernel_agent.compiler.reverse.plain import plain
 from kernel_agent.compiler.schedule.accumulate import accumulated
 from kernel_agent.compiler.schedule.calls import Calls
-<<<<<<< HEAD
 from kernel_agent.compiler.schedule.draft import Draft, trimmed
-=======
-from kernel_agent.compiler.schedule.clear import cleared
-from kernel_agent.compiler.schedule.collect import collected
-from kernel_agent.compiler.schedule.describe import Described, described, fits
->>>>>>> 1cf20b2 (Load tiles of attention's loops by tensor descriptors and without masks where a launch allows it; tune within a budget, in runs too)
 from kernel_agent.compiler.schedule.factor import factored
 from kernel_agent.compiler.schedule.forms import Launch
 from kernel_agent.compiler.schedule.fuse import fused
@@ -48,14 +37,7 @@ from kernel_agent.compiler.schedule.share import loading, shared, storing
 from kernel_agent.compiler.schedule.slots import slotted
 from kernel_agent.compiler.schedule.square import squared
 from kernel_agent.compiler.schedule.swizzle import unswizzled
-<<<<<<< HEAD
 from kernel_agent.compiler.schedule.windows import windowed
-=======
-from kernel_agent.compiler.schedule.twins import without_twins
-from kernel_agent.compiler.schedule.unmask import unmasked
-from kernel_agent.compiler.schedule.whole import NAME as WHOLE
-from kernel_agent.compiler.schedule.whole import evened
->>>>>>> 1cf20b2 (Load tiles of attention's loops by tensor descriptors and without masks where a launch allows it; tune within a budget, in runs too)
 from kernel_agent.compiler.schedule.wraps import unwrapped
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.order import forwards
@@ -183,100 +165,6 @@ def joined(kernel: Kernel) -> Kernel:
     return prune(fused(merged(prune(factored(forwards(kernel))))))
 
 
-<<<<<<< HEAD
-=======
-def finished(kernel: Kernel, launch: Launch) -> Kernel:
-    """The same launch with less to do in its loops: factors behind them or used once, no needless masks, no tiles to
-    turn."""
-    plain_sums = prune(rowwise(prune(unmasked(prune(factored(collected(prune(kernel))))))))
-    return prune(oriented(prune(cleared(plain_sums, launch))))
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A gradient that is stored to; as in `Buffer`."""
-
-    element: str
-    empty_if: str
-    axes: tuple[Axis, ...]
-
-
-@dataclass
-class Draft:
-    """What a plan is made of."""
-
-    steps: list[tuple[Kernel, Launch, dict[str, str]]] = field(default_factory=list)
-    """Kernels, how they are launched, and expressions of arguments that the forward did not have."""
-    stored: dict[str, Stored] = field(default_factory=dict)
-    """Gradients."""
-    settings: dict[str, str] = field(default_factory=dict)
-    partials: list[Buffer] = field(default_factory=list)
-    totals: list[Total] = field(default_factory=list)
-    facts: list[Fact] = field(default_factory=list)
-    remarks: list[str] = field(default_factory=list)
-    alone: set[str] = field(default_factory=set)
-    """Gradients that are sums in memory."""
-    described: list[Described] = field(default_factory=list)
-    """Kernels that may load by descriptors."""
-
-    def add(self, found: Ownership, gradients: Mapping[str, str], launch: Launch, scalars: Mapping[str, str]) -> None:
-        """A launch. `gradients`: those that it adds or stores to."""
-        done = {*found.empty_if, *found.alone}
-        spread = slotted(found.kernel, {t: name for t, name in gradients.items() if name not in done}, launch)
-        kernel = self._chosen(finished(spread.kernel, launch), launch)
-        kernel = summed_in_memory(trimmed(kernel), found.alone)
-        self.alone |= found.alone
-        self.steps.append((kernel, launch, {**scalars, **spread.scalars}))
-        for one in spread.slots:
-            self.partials.append(one.buffer)
-            self.totals.append(one.total)
-            self.facts += one.facts
-        for name, empty_if in found.empty_if.items():
-            self.stored[name] = Stored(kernel.argument(name).pointee, empty_if, found.axes[name])
-        self.facts += found.facts
-        spared = tuple(f"{name} stays atomic: " for name in (*found.alone, *(one.name for one in spread.slots)))
-        self.remarks = [remark for remark in (*self.remarks, *found.remarks) if not remark.startswith(spared)]
-
-    def _chosen(self, kernel: Kernel, launch: Launch) -> Kernel:
-        """The kernel with constexprs for what its launch may choose of its loads."""
-        blocks = evened(kernel, launch, kernel.free_name(_unused(WHOLE, self.settings)))
-        if blocks is not None:
-            kernel = blocks.kernel
-            self.settings[blocks.name] = blocks.condition
-        tiles = described(kernel, launch)
-        if tiles is not None:
-            kernel = tiles.kernel
-            self.described.append(tiles)
-            self.settings[tiles.name] = fits([one for one in self.described if one.name == tiles.name])
-        return kernel
-
-    def spare(self, base: BackwardPlan) -> dict[str, str]:
-        """Leave out stores of what is elsewhere: gradient -> the cotangent or gradient that it is."""
-        calls = self.steps[0][1].calls
-        covered = {name for name, one in self.stored.items() if one.empty_if and not calls.refute((one.empty_if,))}
-        order = [value.name for value in base.steps[0].kernel.arguments]
-        stored = [base.gradients[tensor] for tensor in order if base.gradients.get(tensor) in self.stored]
-        kernels = [kernel for kernel, _, _ in self.steps]
-        found = without_twins(kernels, stored, covered, set(base.cotangents.values()))
-        given, self.steps = self.steps, []
-        for kernel, (_, launch, scalars) in zip(found.kernels, given, strict=True):
-            if kernel is not None:
-                self.steps.append((trimmed(kernel), launch, scalars))
-        tensors = {name: tensor for tensor, name in base.gradients.items()}
-        for name, source in found.same.items():
-            same_type = f"{tensors[name]}.dtype == {tensors[source]}.dtype" if source in tensors else ""
-            self.facts.append(Fact(same_type or self.stored[name].empty_if, f"{name} is {source}"))
-        return found.same
-
-
-def _unused(name: str, taken: Collection[str]) -> str:
-    """A name that is not taken."""
-    while name in taken:
-        name += "_"
-    return name
-
-
->>>>>>> 1cf20b2 (Load tiles of attention's loops by tensor descriptors and without masks where a launch allows it; tune within a budget, in runs too)
 def _owned(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft | None:
     """One launch on the forward's grid, with stores; None where there are none."""
     backwards = reversed_axes(tidy)

@@ -70,9 +70,12 @@ class Planned:
         with self.wording.under([one.tiles for one in chosen]):
             self._check()
         for name, text in plan.settings.items():
-            takers = [one for one in chosen if name in one.step.kernel.constants]
-            with self.wording.under([one.tiles for one in takers[:1]]):
-                variables[name] = self._set(name, self.wording.text(text))
+            takers = [one.tiles for one in chosen if name in one.step.kernel.constants]
+            texts: dict[str, None] = {}
+            for tiles in takers or ({},):
+                with self.wording.under([tiles]):
+                    texts[self.wording.text(text)] = None
+            variables[name] = self._set(name, " and ".join(texts))
         for one in chosen:
             with self.wording.under([one.tiles]):
                 self._bind(one.step)
@@ -91,9 +94,10 @@ class Planned:
     def _set(self, name: str, text: str) -> str:
         """A variable for a number that the plan is free to choose."""
         tree = ast.parse(divisible(text), mode="eval").body
+        if f"{FITS}(" in text:
+            self.body.helpers[HELPERS[FITS]] = None
         if not isinstance(tree, ast.Call) or ast.unparse(tree.func) != FITS:
             return self.body.bind(name, ast.unparse(tree))
-        self.body.helpers[HELPERS[FITS]] = None
         found = self.body.fresh(name)
         self.body.write(Line(f"{found} = {FITS}(", tuple(map(ast.unparse, tree.args)), ")"))
         return found
