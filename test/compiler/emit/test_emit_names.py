@@ -58,6 +58,21 @@ def test_a_sum_is_called_after_the_gradient_it_is_stored_to() -> None:
     assert "dx += x\n" in triton_source(made).text
 
 
+def test_an_index_that_the_user_had_no_name_for_has_one_where_it_is_read() -> None:
+    # `_` is a soft keyword: with an underscore more, as other such names get, it is one that the gate refuses.
+    made, b, (x, out, n) = kernel("unnamed", "*f32 X, *f32 Out, i32 n", {"BLOCK": 16})
+    cols = b.arange(0, 16, "BLOCK")
+
+    def step(index: Value, carries: list[Value]) -> list[Value]:
+        return [b.add(carries[0], b.load(x, b.add(b.mul(index, n), cols)))]
+
+    (total,) = b.loop((b.const(0), n, b.const(1)), [b.whole(b.const(0.0, "f32"), (16,))], step, index_name="_")
+    b.store(out, cols, total)
+    text = triton_source(made).text
+    assert "for trip in range(" in text
+    assert "__" not in text
+
+
 def test_factors_that_undo_each_other_are_not_printed(tmp_path: Path) -> None:
     # Scores in bits, and the derivative of 2 ** x: what is left of both is the scale.
     made, b, (x, out, scale) = kernel("undone", "*f32 X, *f32 Out, f32 scale", {"BLOCK": 16})
