@@ -20,6 +20,7 @@ from kernel_agent.compiler.reverse.plain import plain
 from kernel_agent.compiler.schedule.accumulate import accumulated
 from kernel_agent.compiler.schedule.calls import Calls
 from kernel_agent.compiler.schedule.draft import Draft, trimmed
+from kernel_agent.compiler.schedule.even import evened
 from kernel_agent.compiler.schedule.factor import factored
 from kernel_agent.compiler.schedule.forms import Launch
 from kernel_agent.compiler.schedule.fuse import fused
@@ -200,9 +201,13 @@ def _rows(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft |
         kernel, launch, scalars = draft.steps.pop()
         name = kernel.free_name("RELOAD")
         again = reloaded(kernel, looped.pace.stages, name)
-        draft.steps.append((again or kernel, launch, scalars))
         if again is not None:
             draft.settings[name] = looped.pace.is_long
+            trips, whole = next(iter(looped.scalars.values())), again.free_name("EVEN")
+            even = evened(again, looped.pace.stages, trips, whole)
+            if even is not None:
+                again, draft.settings[whole] = even.kernel, even.condition
+        draft.steps.append((again or kernel, launch, scalars))
     return draft
 
 
