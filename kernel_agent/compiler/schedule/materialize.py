@@ -41,7 +41,7 @@ class Materializer:
             if value.name == symbol.text and not value.is_pointer:
                 return self.copier[value]
         if symbol.present is not None:
-            return b.const(symbol.present, symbol=symbol.text)
+            return b.const(symbol.present, symbol=symbol.factor)
         wanted = Polynomial.of({(symbol,): 1})
         for value, known in self.told.items():
             if known == wanted:

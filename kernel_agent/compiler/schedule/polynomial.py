@@ -27,8 +27,17 @@ class Symbol:
     @property
     def factor(self) -> str:
         """The text as a factor of a product."""
-        return self.text if self.text.isidentifier() or self.text.endswith(")") else f"({self.text})"
+        if self.text.isidentifier():
+            return self.text
+        if not self.printable:
+            return f"({self.text})"
+        tree = ast.parse(self.text, mode="eval").body
+        parenthesised = tree.col_offset > 0
+        return self.text if parenthesised or isinstance(tree, _ATOMS) else f"({self.text})"
 
+
+_ATOMS = (ast.Call, ast.Attribute, ast.Subscript)
+"""What no operator beside it takes apart."""
 
 Monomial = tuple[Symbol, ...]
 """A product, sorted; () is 1."""

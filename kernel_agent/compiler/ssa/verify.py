@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 from collections.abc import Callable, Sequence
 
@@ -76,6 +77,8 @@ class _Verifier:
             self._condition(op, op.operands[0])
         elif op.code is not Code.BARRIER:
             self._computed(op)
+            if op.code is Code.CONST:
+                self._symbol(op)
 
     def _computed(self, op: Op) -> None:
         shapes = [value.shape for value in op.operands]
@@ -115,6 +118,17 @@ class _Verifier:
         elif op.code in (Code.REDUCE, Code.SCAN):
             self.expect(len(op.blocks[0].arguments) == 2 * len(op.operands) == 2 * len(op.results), op, "2n -> n")
             self.expect(len(op.blocks[0].yields) == len(op.results), op, "the block yields one value per result")
+
+    def _symbol(self, op: Op) -> None:
+        """What a constant is called is printed in its place, and what folding makes of it is written around it."""
+        text, value = op.attributes.get("symbol"), op.attributes["value"]
+        if text is None or op.attributes.get("open"):
+            return
+        tree = ast.parse(text, mode="eval")
+        self.expect(isinstance(tree.body, ast.Name) or tree.body.col_offset > 0, op, f"{text} needs parentheses")
+        if {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} <= self.kernel.constants.keys():
+            found = eval(compile(tree, "<symbol>", "eval"), {"__builtins__": {}}, self.kernel.constants)
+            self.expect(math.isclose(found, value, rel_tol=1e-6), op, f"{text} is {found}, not {value}")
 
     def _same_elements(self, op: Op) -> None:
         (value,), result = op.operands, op.result

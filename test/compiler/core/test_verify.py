@@ -16,7 +16,7 @@ class Case:
 
     def __init__(self) -> None:
         self.x, self.h, self.n = Value("*f32", name="X"), Value("*f16", name="H"), Value("i32", name="N")
-        self.kernel = Kernel("case", [self.x, self.h, self.n])
+        self.kernel = Kernel("case", [self.x, self.h, self.n], constants={"SIDE": 5})
         self.b = Builder(self.kernel, frozenset({self.x, self.h}))
         self.lanes = self.b.arange(0, 4)
         self.tile = self.b.load(self.x, self.lanes)
@@ -261,6 +261,14 @@ def two_arguments_of_one_name(c: Case) -> None:
     c.kernel.arguments.append(Value("i32", name="N"))
 
 
+def name_that_comes_apart(c: Case) -> None:
+    c.b.const(2, symbol="SIDE // 2")
+
+
+def name_of_another_number(c: Case) -> None:
+    c.b.const(3, symbol="(SIDE // 2)")
+
+
 BROKEN: list[tuple[Callable[[Case], None], str]] = [
     (read_before_it_is_made, "not in sight"),
     (read_after_its_block, "not in sight"),
@@ -312,6 +320,8 @@ BROKEN: list[tuple[Callable[[Case], None], str]] = [
     (leave_after_a_store, "may not leave"),
     (number_known_of_another_kind, "are mixed"),
     (two_arguments_of_one_name, "names of their own"),
+    (name_that_comes_apart, "needs parentheses"),
+    (name_of_another_number, "is 2, not 3"),
 ]
 
 

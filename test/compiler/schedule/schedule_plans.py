@@ -12,6 +12,7 @@ from schedule_kernels import made
 from torch import Tensor
 
 from kernel_agent.compiler.front import kernel_of
+from kernel_agent.compiler.front.witness import lift
 from kernel_agent.compiler.plan import BackwardPlan, Fill
 from kernel_agent.compiler.reverse import differentiate
 from kernel_agent.compiler.saved.prepare import prepared
@@ -23,6 +24,7 @@ from kernel_agent.compiler.ssa.memory import Evaluation
 from kernel_agent.compiler.ssa.value import Kernel
 from kernel_agent.compiler.stub.lines import APART
 from kernel_agent.ir.lower import lower
+from kernel_agent.ir.program import Module
 
 PROCESSORS = 2
 """Of the device that expressions of a plan ask for."""
@@ -47,10 +49,21 @@ def forward(arguments: str, build: Callable[..., Any], **constants: int) -> Kern
 
 def from_source(function: Any, signature: Mapping[str, str], **constants: Any) -> Kernel:
     """The kernel of a jitted function. `signature`: Triton's types of what is no constexpr."""
+    return kernel_of(_lowered(function, signature, constants), constants=constants)
+
+
+def named_source(function: Any, signature: Mapping[str, str], **constants: int) -> Kernel:
+    """The same, its numbers called by the constexprs that they come from."""
+    lifted = lift(lambda values: _lowered(function, signature, values), constants, distinct=False)
+    kernel = kernel_of(lifted.module, constants=lifted.values, symbols=lifted.symbols)
+    kernel.extents = lifted.extents
+    return kernel
+
+
+def _lowered(function: Any, signature: Mapping[str, str], constants: Mapping[str, Any]) -> Module:
     names = function.arg_names
     types = {**signature, **dict.fromkeys(constants, "constexpr")}
-    module = lower(function, types, {(names.index(name),): value for name, value in constants.items()})
-    return kernel_of(module, constants=constants)
+    return lower(function, types, {(names.index(name),): value for name, value in constants.items()})
 
 
 def run(

@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 import triton
-from schedule_plans import agree, atomics, from_source, plans_of
-from window_forwards import convolution, differences, normed_neighbours, shuffled, squares_1d, squares_2d
+from schedule_plans import agree, atomics, from_source, named_source, plans_of
+from window_forwards import blurred, convolution, differences, normed_neighbours, shuffled, squares_1d, squares_2d
 
-F32 = dict.fromkeys(("X", "Y", "Parts", "Weight"), "*fp32")
+F32 = dict.fromkeys(("X", "Y", "Parts", "Weight", "Taps"), "*fp32")
 SIZES = dict.fromkeys(("T", "T_OUT", "H", "W", "HO", "WO", "CI", "CO"), "i32")
 
 
-def kernel_of(function, **constants):
+def kernel_of(function, source=from_source, **constants):
     names = [name for name in function.arg_names if name not in constants]
-    return from_source(function, {name: (F32 | SIZES)[name] for name in names}, **constants)
+    return source(function, {name: (F32 | SIZES)[name] for name in names}, **constants)
 
 
 def drawn(*shape: int) -> torch.Tensor:
@@ -60,6 +60,15 @@ def test_a_convolution_sums_taps_and_channels_in_the_kernel_that_owns_elements()
     assert not atomics(made["split"])
     given = {"X": drawn(21, 5), "Weight": drawn(3, 5, 18), "T": 21, "T_OUT": 11, "CI": 5, "CO": 18}
     agree(made, given, {"Y": drawn(11, 18)}, (1, 2), BM=16, BN=16, BK=16)
+
+
+@pytest.mark.parametrize("side", [3, 5])
+def test_taps_in_a_loop_that_start_half_a_window_before_are_gathered(side: int) -> None:
+    # `-SIDE // 2` in the place of `-(SIDE // 2)` stores beside the elements: the evaluator asks what symbols are.
+    made = plans_of(kernel_of(blurred, named_source, SIDE=side, BLOCK=4), "X", "Y", 2)
+    assert not atomics(made["owned"])
+    given = {"X": drawn(2, 9), "Taps": drawn(side), "T": 9}
+    agree(made, given, {"Y": drawn(2, 9)}, (2, 3), BLOCK=4)
 
 
 def test_windows_whose_outputs_know_of_each_other_stay_atomic() -> None:

@@ -85,3 +85,15 @@ def shuffled(X, Y, H, W, R: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_R: tl.con
     i = line % R
     x = tl.load(X + ((channel * R * R + i * R + j) * H + h) * W + w, mask=ok, other=0.0)
     tl.store(Y + line * W * R + w * R + j, x * x, mask=ok)
+
+
+@triton.jit
+def blurred(X, Taps, Y, T, SIDE: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    t = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for tap in range(SIDE):
+        shift = tap - SIDE // 2
+        x = tl.load(X + row * T + t + shift, mask=(t < T) & (t + shift >= 0) & (t + shift < T), other=0.0)
+        total += tl.load(Taps + tap) * x
+    tl.store(Y + row * T + t, total, mask=t < T)
