@@ -1,0 +1,77 @@
+"""The gate on mutants of a small pair: all that are wrong die, and what is no mistake is told from what is missed."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernel_agent.gate import GateOptions, Status
+from kernel_agent.gate.mutants.gradients import gradient_mutants
+from kernel_agent.gate.mutants.judge import MutantJudge, mutation_report
+from kernel_agent.gate.mutants.records import MutantResult, MutationReport, Outcome
+from kernel_agent.gate.mutants.sources import MUTATORS, Mutant
+
+
+@pytest.fixture(scope="module")
+def softmax(judge):
+    return MutantJudge(judge.truths("softmax"))
+
+
+def mutant(judge, pair, old, new, mutator=MUTATORS[0]):
+    return Mutant(mutator, 1, old, new, judge.source(pair, (old, new)))
+
+
+def test_no_mutant_of_a_small_pair_survives(judge):
+    report = mutation_report(judge.truths("softmax"), count=1)
+    assert report.survivors == ()
+    assert report.score == 1.0
+    assert report.counts[Outcome.KILLED] > 15
+    assert report.pair == "softmax"
+
+
+def test_a_mutant_that_computes_the_same_is_equivalent(judge, softmax):
+    found = softmax.judged(mutant(judge, "softmax", "y * (g", "1.0 * y * (g"))
+    assert found.outcome is Outcome.EQUIVALENT
+
+
+def test_a_mutant_that_the_rule_lets_by_is_a_survivor_with_its_case_and_diff(judge, softmax):
+    # One part in a million is less than the rule allows. Taken for equivalent, it would hide how coarse the rule is.
+    found = softmax.judged(mutant(judge, "softmax", "y * (g", "1.000001 * y * (g"))
+    assert found.outcome is Outcome.SURVIVED
+    assert "seed=0" in (found.case or "")
+    assert "+" in found.diff
+    assert "1.000001" in found.diff
+
+
+def test_a_mistake_that_no_case_of_the_suite_reaches_is_a_survivor(judge):
+    # Rows of that width are in the wider suite alone: green everywhere else, the mutant would look like no mistake.
+    options = GateOptions(odd_sizes=2, seeds=(0,))
+    narrow = MutantJudge(judge.truths("softmax"), options)
+    widths = {c.point.entry.dims["N"] for part in narrow.suite for c in (q.case for q in part)}
+    other = max(q.case.point.entry.dims["N"] for q in narrow.wider if q.case.point.entry.dims["N"] not in widths)
+    found = narrow.judged(mutant(judge, "softmax", "y * (g", f"tl.where(N == {other}, 2.0, 1.0) * y * (g"))
+    assert found.outcome is Outcome.SURVIVED
+    assert "which the suite does not hold" in (found.case or "")
+
+
+def test_a_mutant_that_does_not_compile_counts_for_nothing(judge, softmax):
+    found = softmax.judged(mutant(judge, "softmax", "y * (g", "y * (gg"))
+    assert found.outcome is Outcome.INVALID
+    assert MutationReport(pair="softmax", results=(found,)).score is None
+
+
+def test_what_rounds_alone_is_left_to_the_native_tier(judge, softmax):
+    rounding = next(mutator for mutator in MUTATORS if mutator.rounds)
+    found = softmax.judged(mutant(judge, "softmax", "tl.sum(g * y, 0)", "tl.sum((g * y).to(tl.float16), 0)", rounding))
+    assert found.outcome is Outcome.ROUNDING
+
+
+def test_every_mutant_of_a_gradient_dies_by_values_or_is_the_gradient_itself(softmax):
+    found = list(gradient_mutants([question for part in softmax.suite for question in part]))
+    assert {result.outcome for result in found} == {Outcome.KILLED}
+    assert {result.status for result in found} == {Status.WRONG_GRADIENT}
+
+
+def test_the_score_leaves_out_what_is_no_mistake():
+    outcomes = (Outcome.KILLED, Outcome.KILLED, Outcome.SURVIVED, Outcome.EQUIVALENT, Outcome.INVALID)
+    results = [MutantResult(mutator="m", mutant="m", outcome=o, status=Status.GREEN) for o in outcomes]
+    assert MutationReport(pair="p", results=tuple(results)).score == pytest.approx(2 / 3)
