@@ -2,8 +2,9 @@
 
 Where programs that add to the same elements cannot become one program that loops (`rows`), since they end early or
 keep tapes, or where all that is left is a few numbers each, their sums lie in rows of one buffer. Rows may be many
-where they are small beside what a program reads. Large ones are for few programs, as those that each have some columns
-of a recurrent state: they take as much memory traffic as additions would, but no zeros, and their sum has one order.
+where they are small beside what a program reads. Large ones take no zeros, and their sum has one order, but they are
+memory that grows with their number. They are had where that is fixed, or where the launch moves as much memory of its
+programs' own anyway, as the states of a recurrence that the programs of some columns each keep on a tape.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from kernel_agent.compiler.ssa.value import Kernel, Op, Value
 SMALL = 16
 """How many times the elements of a row a program has to load: a row is written, and read again, in float32."""
 FEW = 16
-"""Rows that are not small, in calls that were seen."""
+"""Rows that are not small, in calls that were seen: those are of small sizes, and say nothing of memory at others."""
+_MOVES = frozenset((Code.LOAD, Code.STORE))
 
 
 @dataclass(frozen=True)
@@ -157,6 +159,9 @@ def _slots(forms: Forms, written: Sequence[Site], tensor: str, *, wide: bool) ->
         return None
     own = forms.kernel.free_name(f"{name}_rows")
     empty_if = "" if wraps else _all_of(_empty_if(forms, group, tensor, missing) for group in groups)
+    fixed = (Polynomial.integer(FEW) - rows).likely(0)
+    if wide and not fixed and not (_is_full(forms, empty_if) and all(_moves_as_much(forms, site) for site in written)):
+        return None
     shape = (rows.text(), f"{tensor}.numel()")
     buffer = Buffer(own, written[0].op.base.pointee, Fill.ZEROS, shape=shape, empty_if=empty_if)
     reason = f"partial sums of {name} lie in rows of {tensor}'s elements"
@@ -166,6 +171,33 @@ def _slots(forms: Forms, written: Sequence[Site], tensor: str, *, wide: bool) ->
     facts = (*(Fact(text, reason, tensor) for text in texts), *unread_axes(forms.kernel, forms.launch))
     places = tuple(site.op for site in written) if len(parts) > 1 else ()
     return Slots(tensor, name, axes, wraps, places, wide, buffer, f"{own}_width", facts)
+
+
+def _is_full(forms: Forms, empty_if: str) -> bool:
+    """Whether programs store to all of their rows: what lies in rows is as much as they store."""
+    return bool(empty_if) and not forms.launch.calls.refute((empty_if,))
+
+
+def _moves_as_much(forms: Forms, added: Site) -> bool:
+    """Whether for each lane of an addition the launch loads or stores another element that nothing else of it does.
+
+    What a mask keeps from memory does not count, unless it keeps the addition as well. Loops run at least once.
+    """
+    moved = 0
+    for site in sites(forms.kernel.body, _MOVES):
+        everywhere = site.loops[: len(added.loops)] == added.loops and set(site.conditions) <= set(added.conditions)
+        if everywhere and (site.op.mask is None or site.op.mask is added.op.mask):
+            moved += _lanes(site) if _is_apart(forms, site) else 0
+    return moved >= _lanes(added)
+
+
+def _is_apart(forms: Forms, site: Site) -> bool:
+    """Whether no two programs, trips or lanes have the same element."""
+    told = domain(forms, site)
+    address = Common.alone(forms, site)
+    if not told <= address.form.sources:
+        return False
+    return injective(address.form, address.bounds, told, forms.launch.calls, within=address.within) is not None
 
 
 def _repeats(site: Site) -> bool:

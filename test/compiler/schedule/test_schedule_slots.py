@@ -134,7 +134,20 @@ STEPS, LANES = 4, 2
 
 
 def states(b: Builder, x: Value, w: Value, dw: Value, channels: Value) -> None:
-    """Programs of one axis each add to all steps of dW, in a loop, as those of a recurrent state do."""
+    """Programs of one axis each add their part of X to all steps of dW, in a loop, as those of a recurrent state do."""
+    lanes = b.arange(0, LANES, "LANES")
+
+    def body(step: Value, _: list[Value]) -> list[Value]:
+        at = b.add(b.mul(step, b.const(LANES, "i32", "LANES")), lanes)
+        part = b.mul(b.program_id(0), b.const(STEPS * LANES))
+        add_to(b, dw, at, b.load(x, b.add(part, at)))
+        return []
+
+    b.loop((b.const(0), b.const(STEPS), b.const(1)), [], body)
+
+
+def shared_states(b: Builder, x: Value, w: Value, dw: Value, channels: Value) -> None:
+    """Such programs that all read the same X."""
     lanes = b.arange(0, LANES, "LANES")
 
     def body(step: Value, _: list[Value]) -> list[Value]:
@@ -145,15 +158,18 @@ def states(b: Builder, x: Value, w: Value, dw: Value, channels: Value) -> None:
     b.loop((b.const(0), b.const(STEPS), b.const(1)), [], body)
 
 
-def state_kernel() -> Kernel:
-    return made("X:*f32 W:*f32 dW:*f32 channels", states, LANES=LANES)
+def state_kernel(build: object = states) -> Kernel:
+    return made("X:*f32 W:*f32 dW:*f32 channels", build, LANES=LANES)  # type: ignore[arg-type]
+
+
+def states_of(programs: int, elements: int = STEPS * LANES) -> Calls:
+    return Calls(({"grid0": programs, "W": torch.zeros(elements), "channels": 1, "LANES": LANES},))
 
 
 @pytest.mark.parametrize(("programs", "is_stored"), [(3, True), (300, False)])
 def test_large_rows_are_for_few_programs(programs: int, is_stored: bool) -> None:
     # A row takes the memory of the gradient: three hundred of them would take three hundred times that.
-    calls = Calls(({"grid0": programs, "W": torch.zeros(STEPS * LANES), "channels": 1},))
-    found = slotted(state_kernel(), {"W": "dW"}, Launch.like_forward(1, calls))
+    found = slotted(state_kernel(), {"W": "dW"}, Launch.like_forward(1, states_of(programs)))
     assert (writes(found.kernel) == [Code.STORE]) is is_stored
     assert all(one.total.wide for one in found.slots)
 
@@ -162,14 +178,37 @@ def test_large_rows_are_not_had_where_no_call_shows_how_many_they_are() -> None:
     assert not slotted(state_kernel(), {"W": "dW"}, Launch.like_forward(1)).slots
 
 
+def test_large_rows_are_not_had_where_programs_read_the_same() -> None:
+    # Three programs of a small call are thousands at real sizes, and their rows thousands of times what is read.
+    assert not slotted(state_kernel(shared_states), {"W": "dW"}, Launch.like_forward(1, states_of(3))).slots
+
+
+def test_large_rows_that_programs_leave_parts_of_are_not_had() -> None:
+    # What programs load bounds what they store, but rows have all elements, and zeros beside a program's window.
+    calls = states_of(3, elements=100 * STEPS * LANES)
+    assert not slotted(state_kernel(), {"W": "dW"}, Launch.like_forward(1, calls)).slots
+
+
+def test_large_rows_for_each_of_a_few_places_are_had_whatever_programs_read() -> None:
+    # Their number is in the text: twice the gradient's memory at any size.
+    def build(b: Builder, x: Value, w: Value, dw: Value, channels: Value) -> None:
+        lanes = b.arange(0, WIDE, "WIDE")
+        value = b.load(x, lanes)
+        add_to(b, dw, b.add(b.mul(b.program_id(0), b.const(WIDE, "i32", "WIDE")), lanes), value)
+        add_to(b, dw, b.add(b.mul(lanes, channels), b.program_id(0)), value)
+
+    calls = Calls(({"grid0": 3, "W": torch.zeros(3 * WIDE), "channels": 3, "WIDE": WIDE},))
+    found = slotted(kernel(build), {"W": "dW"}, Launch.like_forward(1, calls))
+    assert [one.buffer.shape[0] for one in found.slots] == ["2"]
+
+
 def test_rows_of_additions_in_a_loop_add_up_to_the_gradient() -> None:
-    calls = Calls(({"grid0": 3, "W": torch.zeros(STEPS * LANES), "channels": 1},))
-    found = slotted(state_kernel(), {"W": "dW"}, Launch.like_forward(1, calls))
+    found = slotted(state_kernel(), {"W": "dW"}, Launch.like_forward(1, states_of(3)))
     (one,) = found.slots
-    x, rows = torch.randn(STEPS * LANES, dtype=torch.float64), torch.full((3, STEPS * LANES), torch.nan).double()
+    x, rows = torch.randn(3, STEPS * LANES, dtype=torch.float64), torch.full((3, STEPS * LANES), torch.nan).double()
     given = {"X": x, one.buffer.name: rows, "channels": 1, one.width: STEPS * LANES, "W": rows[0]}
     evaluate(found.kernel, (3,), {value.name: given[value.name] for value in found.kernel.arguments})
-    torch.testing.assert_close(rows.sum(0), 3 * x + sum(range(3)))
+    torch.testing.assert_close(rows.sum(0), x.sum(0))
 
 
 def test_additions_at_places_that_may_meet_have_rows_of_their_own() -> None:
