@@ -179,8 +179,8 @@ def candidate_job(
             }
         )
     payload = {"source": text.shown, "points": packed, "cases": cases, **(extra or {})}
-    label = f"candidate from {questions[0].case.name}"
-    return Job(entry, payload, tensors, limits, label)
+    # The label is what the process is called, which the candidate can read: it tells neither case nor seed.
+    return Job(entry, payload, tensors, limits, "candidate")
 
 
 def _points(questions: list[Question]) -> list[tuple[Point, ForwardTruth]]:

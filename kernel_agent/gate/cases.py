@@ -1,16 +1,17 @@
 """Which cases a candidate has to pass: shapes of SWEEP and odd ones beside them, seeds, kinds of cotangents.
 
-The plan comes from the spec alone, so that every candidate of a run, and a replay on another machine, meets the same.
+The plan comes from the spec and one drawn seed, so that every candidate of a run meets the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from kernel_agent.errors import InputError
 from kernel_agent.gate.options import GateOptions
+from kernel_agent.gate.other_values import usable, value_points
 from kernel_agent.oracle import (
     CotangentKind,
     Fit,
@@ -33,6 +34,8 @@ _SPECIAL = (
     CotangentKind.HUGE,
     CotangentKind.ZERO,
 )
+_ALONE = 4
+"""Gradients up to which each is asked for alone."""
 _NAMED = 3
 """Refused odd sizes that a note names."""
 
@@ -89,7 +92,9 @@ def make_plan(truths: Truths, options: GateOptions, *, accepts_needs: bool) -> P
     wanted = list(swept.values())
     odd = [entry for entry in _odd_entries([shape.entry for shape in wanted]) if entry.label not in swept]
     likely = odd[: options.odd_sizes]
-    answers = _forwards(truths, [*[shape.entry for shape in wanted], *likely], options)
+    small = min((shape for shape in wanted if shape.required), key=lambda s: s.elements, default=None)
+    other = [] if small is None else value_points(truths, small.entry, options)
+    answers = _forwards(truths, [*[shape.entry for shape in wanted], *likely], options, other)
     odd_answers = answers[len(wanted) :]
     if len(odd) > len(likely) and any(isinstance(answer, Refusal) or answer.findings for answer in odd_answers):
         odd_answers += _forwards(truths, odd[len(likely) :], options)
@@ -102,13 +107,28 @@ def make_plan(truths: Truths, options: GateOptions, *, accepts_needs: bool) -> P
         notes += [f"the forward itself at {shape.entry.label}: {finding}" for finding in answer.findings[:1]]
     shapes += _odd_shapes(odd[: len(odd_answers)], odd_answers, options, notes)
     planned = _with_cases(truths, _cheap_first(shapes), options, accepts_needs)
+    if small is not None and other:
+        planned[1:1] = _other_values(truths, small, other, options, notes)
     return _within_budget(planned, options, notes)
 
 
-def _forwards(truths: Truths, entries: list[ShapeEntry], options: GateOptions) -> tuple[ForwardTruth | Refusal, ...]:
-    """The forward at entries and the first seed. The other seeds will be asked for: one child answers all."""
+def _forwards(
+    truths: Truths, entries: list[ShapeEntry], options: GateOptions, other: Sequence[Point] = ()
+) -> tuple[ForwardTruth | Refusal, ...]:
+    """The forward at entries and the first seed. The other points will be asked for: one child answers all."""
     points = [Point(entry=entry, seed=seed) for seed in options.seeds for entry in entries]
-    return truths.forwards(points)[: len(entries)]
+    return truths.forwards([*points, *other])[: len(entries)]
+
+
+def _other_values(
+    truths: Truths, shape: ShapePlan, points: list[Point], options: GateOptions, notes: list[str]
+) -> list[ShapePlan]:
+    """A shape once more, on a seed and values of its own."""
+    usual, *answers = truths.forwards([Point(entry=shape.entry, seed=options.seeds[0]), *points])
+    if isinstance(usual, Refusal):
+        return []
+    cases = [Case(point, CotangentKind.RANDOM, False) for point in usable(points, answers, usual, notes)]
+    return [ShapePlan(shape.entry, False, shape.elements, tuple(cases))]
 
 
 def looks(truths: Truths, options: GateOptions) -> Callable[[], tuple[str, ...]]:
@@ -291,11 +311,18 @@ def _partial(truths: Truths, point: Point, accepts_needs: bool) -> list[Case]:
         cases += [Case(point, kind, True) for kind in (CotangentKind.NONE, CotangentKind.LAST_ONLY)]
     count = len(truths.spec.grads)
     if accepts_needs and count > 1:
-        # Every gradient is wanted once without its neighbours: a branch that computes one from another's buffer shows.
-        for parity in (1, 0):
-            needs = tuple(i % 2 == parity for i in range(count))
-            cases.append(Case(point, CotangentKind.RANDOM, True, needs))
+        cases += [Case(point, CotangentKind.RANDOM, True, needs) for needs in _subsets(count)]
     return cases
+
+
+def _subsets(count: int) -> list[tuple[bool, ...]]:
+    """Which of several gradients are needed: every second one, the others, and each alone where they are few.
+
+    Alone, a gradient cannot lean on what was computed for another one.
+    """
+    halves = [tuple(i % 2 == parity for i in range(count)) for parity in (1, 0)]
+    alone = [tuple(i == chosen for i in range(count)) for chosen in range(count) if count <= _ALONE]
+    return list(dict.fromkeys([*halves, *alone]))
 
 
 def _within_budget(shapes: list[ShapePlan], options: GateOptions, notes: list[str]) -> Plan:

@@ -16,6 +16,7 @@ from kernel_agent.gate.diagnosis.diagnose import make_diagnosis, with_headline
 from kernel_agent.gate.diagnosis.evidence import Evidence
 from kernel_agent.gate.judge import Problem
 from kernel_agent.gate.options import STANDARD, GateOptions
+from kernel_agent.gate.other_values import in_doubt
 from kernel_agent.gate.recomputed import default_pair, recompute
 from kernel_agent.gate.verdict import CaseResult, ForwardChange, Status, Verdict
 from kernel_agent.oracle import Truths
@@ -92,6 +93,9 @@ def check(
         runs.append(_run(questions, progress, spec, sandbox, text, options))
         if progress.first_red is not None and options.stop_at_red:
             break
+    red = progress.first_red
+    if red is not None and in_doubt(truths, red.case.point, red.result.status, options):
+        return _without_values(spec, pair_source, sandbox, options, on_case, truths, diagnose, red)
     believed = progress.first_red is not None or not runs
     if not believed:
         progress.begin_again()
@@ -103,6 +107,23 @@ def check(
         verdict = _red(_with_pattern(progress.first_red.problem, progress), progress, change, start)
         return _diagnosed(verdict, progress, truths, text) if diagnose and believed else verdict
     return _accepted(progress, change, start)
+
+
+def _without_values(
+    spec: KernelSpec,
+    pair_source: str,
+    sandbox: Sandbox,
+    options: GateOptions,
+    on_case: OnCase | None,
+    truths: Truths,
+    diagnose: bool,
+    red: Outcome,
+) -> Verdict:
+    """The verdict without drawn inputs: at those, the truth itself is in doubt, and no candidate is blamed for that."""
+    plain = replace(options, values=())
+    verdict = check(spec, pair_source, sandbox, plain, on_case, truths=truths, diagnose=diagnose)
+    note = f"values left out: differences of the forward do not confirm the truth at {red.case.point.label}"
+    return verdict.model_copy(update={"notes": (*verdict.notes, note)})
 
 
 def foresee(truths: Truths, options: GateOptions = STANDARD, *, accepts_needs: bool = False) -> None:

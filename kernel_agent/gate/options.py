@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from kernel_agent.oracle.values import Values
 from kernel_agent.sandbox import Limits
 
 
 @dataclass(frozen=True)
 class GateOptions:
-    """What a check runs. The plan depends on these and the spec alone, never on the speed of the machine."""
+    """What a check runs. The plan depends on these, the spec and one drawn seed, never on the speed of the machine."""
 
     seeds: tuple[int, ...] = (0, 1)
     """Seeds of make_args and of the cotangents."""
@@ -17,6 +18,8 @@ class GateOptions:
     """Elements of all tensor arguments together; larger entries are shrunk (required) or left out (not required)."""
     max_volume: int = 1 << 23
     """Product of an entry's whole-number dims, a bound of the work."""
+    values: tuple[Values, ...] = tuple(Values)
+    """Distributions of inputs at the cheapest shape, each with a seed that is drawn for the occasion."""
     odd_sizes: int = 4
     """Derived odd shapes to run, of those that the forward accepts."""
     max_cases: int = 48

@@ -34,6 +34,7 @@ from kernel_agent.oracle.fit import fit_entry
 from kernel_agent.oracle.leaves import LeafCall, leaf_call
 from kernel_agent.oracle.plainform import holds_tensors, plain_form
 from kernel_agent.oracle.records import Point, Refusal, RefusalKind, error_form
+from kernel_agent.oracle.values import Values, redistribute
 from kernel_agent.oracle.wire import pack
 from kernel_agent.pairs.arguments import argument_places, build_arguments
 from kernel_agent.pairs.blame import blame, essence, first_line, line_in, module_path
@@ -164,12 +165,18 @@ def load(call: Call) -> Stub:
 
 
 def arguments_at(stub: Stub, point: Point) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments at a point; raises `Refused` when make_args does."""
+    """Arguments at a point; raises `Refused` when make_args does, or where other values can stand for none of them."""
     try:
         built = build_arguments(stub.module, point.entry, device="cpu", seed=point.seed)
     except InputError as error:
         raise Refused(Refusal(kind=RefusalKind.ARGUMENTS, message=error.message, line=error.line)) from error
-    return tuple(built.args), dict(built.kwargs)
+    args, kwargs = tuple(built.args), dict(built.kwargs)
+    if point.values is not Values.AS_MADE:
+        places = stub.leaves(args, kwargs).values()
+        leaves = [args[place] if isinstance(place, int) else kwargs[place] for place in places]
+        if not redistribute((leaf.detach() for leaf in leaves), point.values):
+            raise Refused(Refusal(kind=RefusalKind.VALUES, message="no argument is plain random numbers"))
+    return args, kwargs
 
 
 def run(

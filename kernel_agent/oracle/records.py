@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kernel_agent.errors import EnvironmentProblem, ExitCode, InputError, KernelAgentError
 from kernel_agent.oracle.provenance import Provenance
+from kernel_agent.oracle.values import Values
 from kernel_agent.pairs.arguments import argument_places
 from kernel_agent.pairs.spec import KernelSpec, ShapeEntry
 from kernel_agent.record import Record
@@ -33,21 +34,24 @@ class TruthTooLarge(TruthError):
 
 
 class Point(Record):
-    """One place at which a forward is evaluated: the dims of a SWEEP entry and a seed."""
+    """One place at which a forward is evaluated: the dims of a SWEEP entry, a seed, how values are distributed."""
 
     entry: ShapeEntry
     seed: int = 0
+    values: Values = Values.AS_MADE
 
     @property
     def label(self) -> str:
-        """`M=17 N=100 seed=0`."""
-        return f"{self.entry.label} seed={self.seed}"
+        """`M=17 N=100 seed=0`, and `values=scaled` behind it where they are not as `make_args` gives them."""
+        other = "" if self.values is Values.AS_MADE else f" values={self.values.value}"
+        return f"{self.entry.label} seed={self.seed}{other}"
 
 
 class RefusalKind(str, enum.Enum):
     """Why a forward gave no answer at a point."""
 
     ARGUMENTS = "make_args raised"
+    VALUES = "there are no other values to try"
     STUB = "the forward raised"
     UNSUPPORTED = "unsupported operation"
     COMPILE = "the kernel does not compile"

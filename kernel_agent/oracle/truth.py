@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,9 @@ from kernel_agent.sandbox import Limits, Message, Sandbox
 
 if TYPE_CHECKING:
     from kernel_agent.oracle.sampled import FullSize
+
+DRAWN_FROM = 1 << 30
+"""Seeds beyond which drawn ones begin: chosen ones are small."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,8 @@ class Truths:
         self.sandbox = sandbox
         self._cache = make_cache(cache_dir)
         self._limits = limits
+        self.drawn_seed = DRAWN_FROM + secrets.randbelow(1 << 30)
+        """Nobody can foresee it: what is right for known inputs alone is wrong there. Cases are named by it."""
         self._unanswered: dict[str, TruthError] = {}
         """By point: what need not be tried twice in one process, a time limit of minutes above all."""
         self.looks: dict[str, FullSize] = {}

@@ -1,0 +1,138 @@
+"""Inputs beyond those that `make_args` gives: other distributions, and a seed that nobody can know beforehand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernel_agent.gate import GateOptions, Status, check
+from kernel_agent.gate.cases import make_plan
+from kernel_agent.gate.options import STANDARD
+from kernel_agent.oracle import Truths, describe
+from kernel_agent.oracle.truth import DRAWN_FROM
+from kernel_agent.oracle.values import Values, plain_random, redistribute
+from kernel_agent.pairs.userfile import read_file
+
+WITHOUT_CAP = ("tl.where(inside, g * a, 0.0)", "g * a")
+OTHERS = tuple(values for values in Values if values is not Values.AS_MADE)
+
+
+def on_values(*values):
+    return GateOptions(seeds=(0,), odd_sizes=0, max_cases=30, values=values)
+
+
+@pytest.fixture(autouse=True)
+def one_seed(judge, monkeypatch):
+    """The seed of other values, the same for every run of these tests: what they reach must not be luck."""
+    monkeypatch.setattr(judge.truths("capped"), "drawn_seed", DRAWN_FROM + 17)
+
+
+def test_a_forgotten_cap_is_green_where_no_input_reaches_it(judge):
+    # What the next test has power by: without other values this mutant passes every shape, seed and cotangent.
+    assert judge("capped", WITHOUT_CAP, options=on_values(Values.AS_MADE)).green
+
+
+@pytest.mark.parametrize("values", OTHERS)
+def test_a_forgotten_cap_is_wrong_on_every_other_distribution(judge, values):
+    verdict = judge("capped", WITHOUT_CAP, options=on_values(values))
+    assert verdict.status is Status.WRONG_GRADIENT
+    assert verdict.grad == "x"
+    assert f"values={values.value}" in str(verdict.case)
+
+
+def test_an_honest_backward_is_green_on_all_of_them_by_name(judge):
+    verdict = judge("capped")
+    assert verdict.green, verdict.message
+    names = " ".join(case.case for case in verdict.cases)
+    assert all(f"values={values.value}" in names for values in OTHERS)
+
+
+def test_a_backward_made_for_the_known_seeds_is_wrong_at_the_drawn_one(judge):
+    # Recognises both chosen seeds by the first element of x; all inputs but those of the drawn seed are known ones.
+    known = [float(torch.randn(400, generator=torch.Generator().manual_seed(seed))[0]) for seed in STANDARD.seeds]
+    seen = " | ".join(f"(tl.abs(tl.load(X) - {value!r}) < 1e-4)" for value in known)
+    change = ("g * a, 0.0)", f"g * a * tl.where({seen}, 1.0, 2.0), 0.0)")
+    fooled = judge("capped", change, options=GateOptions(odd_sizes=0, values=()))
+    assert fooled.green, "the chosen seeds do not see it"
+    verdict = judge("capped", change, options=GateOptions(odd_sizes=0, values=(Values.AS_MADE,)))
+    assert verdict.status is Status.WRONG_GRADIENT
+    assert f"seed={judge.truths('capped').drawn_seed}" in str(verdict.case)
+
+
+def test_no_two_checks_draw_the_same_seed(judge):
+    spec = judge.spec("capped")
+    assert len({Truths(spec, judge.sandbox).drawn_seed for _ in range(20)}) == 20
+
+
+def test_the_candidate_cannot_read_its_case_from_the_name_of_its_process(judge):
+    # The name held the first case, seed included: enough to answer by case instead of by input.
+    change = ("    x, a = saved\n", "    import sys\n    x, a = saved\n    assert 'seed' not in ' '.join(sys.argv)\n")
+    assert judge("capped", change, options=on_values()).green
+
+
+def test_values_at_which_the_forward_is_not_finite_are_left_out_with_the_reason(judge, tmp_path):
+    # The root of one minus a square is real for what `make_args` gives, and not for what is moved away.
+    text = judge.source("capped").replace("capped * tl.load(A", "tl.sqrt(1.0 - x * x) + 0.0 * tl.load(A")
+    text = text.replace("return tuple(torch.randn(N, generator=g)", "return tuple(torch.rand(N, generator=g).sub(0.5)")
+    path = tmp_path / "capped.py"
+    path.write_text(text)
+    truths = Truths(describe(read_file(path), judge.sandbox), judge.sandbox)
+    plan = make_plan(truths, STANDARD, accepts_needs=True)
+    (note,) = [note for note in plan.notes if "not finite" in note]
+    assert "shifted" in note
+    assert not any(case.point.values is Values.SHIFTED for shape in plan.shapes for case in shape.cases)
+
+
+STEPS = ("capped = tl.minimum(tl.maximum(x, -5.0), 5.0)", "capped = x + tl.floor(x * 1e7) * (tl.abs(x) > 5.5) * 1e-7")
+
+
+def test_a_red_case_is_no_verdict_where_differences_do_not_confirm_the_truth(judge, tmp_path):
+    # The forward has steps finer than any difference, beyond 5.5: the truth says slope 1 there, the values say 2.
+    path = tmp_path / "capped.py"
+    text = judge.source("capped", ("inside = (x > -5.0) & (x < 5.0)", "inside = x < 5.5"))
+    path.write_text(text.replace(*STEPS).replace("g * tl.minimum(tl.maximum(x, -5.0), 5.0)", "g * x"))
+    spec = describe(read_file(path), judge.sandbox)
+    verdict = check(spec, spec.facts.source, judge.sandbox, on_values(*OTHERS))
+    assert verdict.green, verdict.message
+    assert any("do not confirm the truth" in note for note in verdict.notes), verdict.notes
+
+
+def _normal(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(3))
+
+
+@pytest.mark.parametrize(
+    ("argument", "plain"),
+    [
+        (_normal(8, 40), True),
+        (_normal(8, 40).half(), True),
+        (_normal(8, 40).T, True),
+        (torch.softmax(_normal(8, 40), -1), False),
+        (_normal(8, 40).exp(), False),
+        (1 + 0.1 * _normal(40), False),
+        (torch.nn.functional.normalize(_normal(8, 40), dim=-1), False),
+        (_normal(8, 40).round(), False),
+        (_normal(40, 40).tril(), False),
+        (_normal(8, 1).expand(8, 40), False),
+        (_normal(3), False),
+    ],
+)
+def test_only_plain_random_numbers_are_changed(argument, plain):
+    # Probabilities, scales, directions, counts, triangles: other values would break what they mean.
+    assert plain_random(argument) is plain
+
+
+def test_one_memory_given_twice_is_changed_once():
+    x = _normal(8, 40)
+    before = x.clone()
+    assert redistribute([x, x.view(8, 40)], Values.SCALED) == 1
+    assert torch.equal(x, 4 * before)
+
+
+def test_each_of_few_gradients_is_asked_for_alone(judge):
+    # Right when every gradient is needed, and for every second one of three: wrong where `b` alone is.
+    alone = "    alone = needs == (False, False, True)\n    dx, da, db = torch.empty"
+    change = ("    dx, da, db = torch.empty", alone)
+    verdict = judge("capped", change, ("](grad_y, x, a", "](x if alone else grad_y, x, a"), options=on_values())
+    assert verdict.status is Status.WRONG_GRADIENT
+    assert verdict.case == "N=400 seed=0 needs=(False, False, True)"
