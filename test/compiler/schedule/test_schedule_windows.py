@@ -6,7 +6,16 @@ import pytest
 import torch
 import triton
 from schedule_plans import agree, atomics, from_source, named_source, plans_of
-from window_forwards import blurred, convolution, differences, normed_neighbours, shuffled, squares_1d, squares_2d
+from window_forwards import (
+    blurred,
+    convolution,
+    differences,
+    dilated,
+    normed_neighbours,
+    shuffled,
+    squares_1d,
+    squares_2d,
+)
 
 F32 = dict.fromkeys(("X", "Y", "Parts", "Weight", "Taps"), "*fp32")
 SIZES = dict.fromkeys(("T", "T_OUT", "H", "W", "HO", "WO", "CI", "CO"), "i32")
@@ -69,6 +78,20 @@ def test_taps_in_a_loop_that_start_half_a_window_before_are_gathered(side: int) 
     assert not atomics(made["owned"])
     given = {"X": drawn(2, 9), "Taps": drawn(side), "T": 9}
     agree(made, given, {"Y": drawn(2, 9)}, (2, 3), BLOCK=4)
+
+
+@pytest.mark.parametrize(("taps", "stride", "pad", "apart"), [(3, 1, 1, 1), (3, 2, 1, 1), (3, 3, 2, 2)])
+def test_windows_with_taps_in_two_loops_are_gathered_along_both_axes(
+    taps: int, stride: int, pad: int, apart: int
+) -> None:
+    # Rows and columns each have an inverse of their own: one taken for the other is seen where the image is no square.
+    names = {"K": taps, "STRIDE": stride, "PAD": pad, "APART": apart, "BLOCK_H": 2, "BLOCK_W": 4}
+    made = plans_of(kernel_of(dilated, **names), "X", "Y", 3)
+    assert not atomics(made["owned"])
+    height, width = 6, 7
+    high, wide = ((size + 2 * pad - apart * (taps - 1) - 1) // stride + 1 for size in (height, width))
+    given = {"X": drawn(2, height, width), "Weight": drawn(taps, taps), "H": height, "W": width, "HO": high, "WO": wide}
+    agree(made, given, {"Y": drawn(2, high, wide)}, (2, triton.cdiv(high, 2), triton.cdiv(wide, 4)), **names)
 
 
 def test_windows_whose_outputs_know_of_each_other_stay_atomic() -> None:

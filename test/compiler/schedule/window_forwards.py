@@ -97,3 +97,22 @@ def blurred(X, Taps, Y, T, SIDE: tl.constexpr, BLOCK: tl.constexpr):
         x = tl.load(X + row * T + t + shift, mask=(t < T) & (t + shift >= 0) & (t + shift < T), other=0.0)
         total += tl.load(Taps + tap) * x
     tl.store(Y + row * T + t, total, mask=t < T)
+
+
+@triton.jit
+def dilated(
+    X, Weight, Y, H, W, HO, WO, K: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, APART: tl.constexpr,
+    BLOCK_H: tl.constexpr, BLOCK_W: tl.constexpr,
+):  # fmt: skip
+    plane = tl.program_id(0)
+    h = (tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H))[:, None]
+    w = (tl.program_id(2) * BLOCK_W + tl.arange(0, BLOCK_W))[None, :]
+    total = tl.zeros((BLOCK_H, BLOCK_W), tl.float32)
+    for i in range(K):
+        for j in range(K):
+            y = h * STRIDE - PAD + i * APART
+            x = w * STRIDE - PAD + j * APART
+            there = (h < HO) & (w < WO) & (y >= 0) & (y < H) & (x >= 0) & (x < W)
+            value = tl.load(X + plane * H * W + y * W + x, mask=there, other=0.0)
+            total += value * value * tl.load(Weight + i * K + j)
+    tl.store(Y + plane * HO * WO + h * WO + w, total, mask=(h < HO) & (w < WO))
