@@ -21,7 +21,13 @@ _numbers = itertools.count()
 
 
 def execution(
-    kernel: Kernel, source: KernelSource, folder: Path, grid: tuple[int, ...], arguments: Mapping[str, Any]
+    kernel: Kernel,
+    source: KernelSource,
+    folder: Path,
+    grid: tuple[int, ...],
+    arguments: Mapping[str, Any],
+    *,
+    sanitize: bool = False,
 ) -> Execution:
     """What the printed kernel does. The result holds the tensors, in the order of `arguments`."""
     path = folder / f"printed_{next(_numbers)}.py"
@@ -35,7 +41,7 @@ def execution(
         return list(tensors.values())
 
     tensors = {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
-    return execute(stub, (tensors,), options=ExecOptions(sanitize=False))
+    return execute(stub, (tensors,), options=ExecOptions(sanitize=sanitize))
 
 
 def run(kernel: Kernel, folder: Path, grid: tuple[int, ...], arguments: Mapping[str, Any]) -> dict[str, Tensor]:
