@@ -25,9 +25,23 @@ if TYPE_CHECKING:
 def check(
     pair: Annotated[Path, typer.Argument(help="A pair file: a dataset entry or a delivered backward.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
+    mutants: Annotated[
+        bool, typer.Option("--mutants", help="Then prove the gate on this pair: mutants of its backward must all die.")
+    ] = False,
+    sample: Annotated[
+        int, typer.Option(min=0, help="With --mutants: at most so many of each class made on source; 0 is all.")
+    ] = 0,
+    keep: Annotated[Path | None, typer.Option(help="With --mutants: a folder for survivors and the record.")] = None,
 ) -> None:
     """Prove the backward of a pair file against its own forward."""
+    from pydantic_core import to_json
+
+    from kernel_agent.cli.mutants import judge_mutants, keep_mutants, render_mutants
     from kernel_agent.sandbox import Sandbox
+
+    if (sample or keep) and not mutants:
+        raise InputError("--sample and --keep belong to --mutants", remedy=f"kernel-agent check {pair} --mutants")
+    report = None
 
     with Sandbox() as sandbox, err().status(f"reading {pair.name}") as status:
 
@@ -39,13 +53,24 @@ def check(
         if verdict.cases and not as_json:
             status.update(f"{pair.name}: cross-checking the truth")
             line = truth_line(truths)
+        if mutants and verdict.green:
+            status.stop()
+            report = judge_mutants(truths, sample)
+    if report is not None and keep is not None:
+        keep_mutants(report, keep)
     if as_json:
-        print(verdict.model_dump_json(indent=2))
+        parts = {"verdict": verdict, "mutants": report}
+        print(
+            to_json(parts, indent=2, inf_nan_mode="strings").decode() if mutants else verdict.model_dump_json(indent=2)
+        )
     else:
         render(verdict, pair)
         if verdict.cases:
             out().print(line, soft_wrap=True)
-    raise typer.Exit(int(ExitCode.OK if verdict.green else ExitCode.RED))
+        if report is not None:
+            render_mutants(report)
+    proven = verdict.green and (report is None or not report.survivors)
+    raise typer.Exit(int(ExitCode.OK if proven else ExitCode.RED))
 
 
 def truths_of(pair: Path, sandbox: Sandbox) -> Truths:
