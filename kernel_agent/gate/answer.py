@@ -86,4 +86,7 @@ class Answer(Said):
     findings: tuple[Found, ...] = Field(default=(), max_length=2000)
     mutated: tuple[str, ...] = Field(default=(), max_length=1000)
     extra_saved_bytes: int = 0
+    replaced: tuple[str, ...] = Field(
+        default=(), max_length=20, description="see `foreign_attributes`; with the last case"
+    )
     program: str = Field(default="", max_length=8 << 20, description="the steps of the call, see `ir.recorded.program`")

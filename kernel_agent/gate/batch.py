@@ -231,6 +231,11 @@ class Script:
         return [self.answers[stage, number][0].program for number in range(count)]
 
     @property
+    def replaced(self) -> tuple[str, ...]:
+        """Attributes of other modules that the candidate has replaced."""
+        return tuple(sorted({name for answer, _ in self.answers.values() for name in answer.replaced}))
+
+    @property
     def extra_saved_bytes(self) -> int:
         """See `BatchRun`."""
         return max((a.extra_saved_bytes for a, _ in self.answers.values()), default=0)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from kernel_agent.gate.answer import Answer, Called, Failure, FailureKind, Found, Frame, Returned, Stage
+from kernel_agent.gate.foreign_attributes import watch_attributes
 from kernel_agent.ir import (
     ExecOptions,
     Execution,
@@ -55,12 +56,15 @@ def answered(call: Call) -> None:
     path.write_text(call.payload["source"], encoding="utf-8")
     try:
         with standin():
+            replaced = watch_attributes()
             module = _imported(call, path)
             saved: dict[int, tuple[Any, ...]] = {}
-            for number, case in enumerate(call.payload["cases"]):
+            cases = call.payload["cases"]
+            for number, case in enumerate(cases):
                 if case["point"] not in saved:
                     saved[case["point"]] = run_forward(call, module.forward, path, case["point"], Recorder())
-                run_backward(call, module.backward, path, number, saved[case["point"]], Recorder())
+                last = replaced if number == len(cases) - 1 else None
+                run_backward(call, module.backward, path, number, saved[case["point"]], Recorder(), last)
     except Ended:
         return
 
@@ -113,8 +117,9 @@ def run_backward(
     number: int,
     saved: tuple[Any, ...],
     recorder: Recorder | None = None,
+    replaced: Callable[[], tuple[str, ...]] | None = None,
 ) -> None:
-    """Run a backward on one case and tell the parent. Raises `Ended`."""
+    """Run a backward on one case and tell the parent, with what is `replaced` after it. Raises `Ended`."""
     case = call.payload["cases"][number]
     cotangents = [None if key is None else call.tensors[key] for key in case["cotangents"]]
     kwargs = {} if case["needs"] is None else {"needs": tuple(case["needs"])}
@@ -125,7 +130,8 @@ def run_backward(
     result = execution.result
     values = tuple(result) if isinstance(result, (tuple, list)) else (result,)
     answer = _answer(Stage.BACKWARD, number, execution, values, isinstance(result, (tuple, list)))
-    say(call, answer.model_copy(update={"program": _written(recorder)}), values)
+    also = {"program": _written(recorder), "replaced": () if replaced is None else replaced()}
+    say(call, answer.model_copy(update=also), values)
 
 
 def _written(recorder: Recorder | None) -> str:

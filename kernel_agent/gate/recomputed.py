@@ -14,8 +14,11 @@ from dataclasses import replace
 from kernel_agent.gate.answer import Stage
 from kernel_agent.gate.batch import BatchRun, Outcome, candidate_job, judged_batch
 from kernel_agent.gate.candidate import CandidateText
+from kernel_agent.gate.judge import Problem
 from kernel_agent.gate.kernels_alone import kernels_alone
 from kernel_agent.gate.options import GateOptions
+from kernel_agent.gate.verdict import Status
+from kernel_agent.gate.words import listed
 from kernel_agent.pairs.assemble import assemble
 from kernel_agent.pairs.spec import Candidate, KernelSpec
 from kernel_agent.sandbox import Sandbox
@@ -44,13 +47,33 @@ def recompute(
     limits = replace(options.limits, wall_s=len(runs) * options.limits.wall_s)
     job = candidate_job(questions, text, limits, ENTRY, extra)
     again = judged_batch(sandbox.run(job), questions, spec, text, options)
-    return replace(again, outcomes=tuple(_named(outcome) for outcome in again.outcomes))
+    outcomes = [_named(outcome) for outcome in again.outcomes]
+    tampering = _tampering(runs)
+    if tampering is not None and all(outcome.problem is None for outcome in outcomes):
+        outcomes[-1] = _refused(outcomes[-1], tampering)
+    return replace(again, outcomes=tuple(outcomes))
+
+
+def _tampering(runs: Sequence[BatchRun]) -> Problem | None:
+    """What a right backward has done besides that would last where it is used."""
+    names = sorted({name for run in runs for name in run.script.replaced})
+    if names:
+        remedy = "Call what other modules hold and leave it there: the file runs in programs that use it, too."
+        return Problem(Status.TAMPERED, f"the file replaces {listed(names)}", details=remedy)
+    left = max(run.script.report.left_behind for run in runs)
+    if left:
+        remedy = "A backward ends with what it starts."
+        return Problem(Status.TAMPERED, f"the candidate leaves processes behind: {left}", details=remedy)
+    return None
 
 
 def _named(outcome: Outcome) -> Outcome:
     """A red outcome says that it is not what the candidate's process answered."""
     if outcome.problem is None:
         return outcome
-    message = _AGAIN + outcome.problem.message
-    result = outcome.result.model_copy(update={"message": message})
-    return replace(outcome, problem=replace(outcome.problem, message=message), result=result)
+    return _refused(outcome, replace(outcome.problem, message=_AGAIN + outcome.problem.message))
+
+
+def _refused(outcome: Outcome, problem: Problem) -> Outcome:
+    result = outcome.result.model_copy(update={"status": problem.status, "message": problem.message})
+    return replace(outcome, problem=problem, result=result)

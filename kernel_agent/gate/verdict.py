@@ -27,6 +27,8 @@ class Status(str, enum.Enum):
     TORCH_FALLBACK = "TORCH_FALLBACK"
     UNEXPLAINED = "UNEXPLAINED"
     """What the backward did cannot be carried out again without its code, so nothing it returns is believed."""
+    TAMPERED = "TAMPERED"
+    """It changes what is not its own: functions of other modules, or it leaves processes behind."""
     OUT_OF_BOUNDS = "OUT_OF_BOUNDS"
     RACE = "RACE"
     UNINITIALIZED_READ = "UNINITIALIZED_READ"
@@ -66,6 +68,7 @@ STAGE_OF = {
     Status.NO_TRITON_LAUNCH: Stage.LAUNCH,
     Status.TORCH_FALLBACK: Stage.LAUNCH,
     Status.UNEXPLAINED: Stage.LAUNCH,
+    Status.TAMPERED: Stage.LAUNCH,
     Status.OUT_OF_BOUNDS: Stage.MEMORY,
     Status.RACE: Stage.MEMORY,
     Status.UNINITIALIZED_READ: Stage.MEMORY,

@@ -137,6 +137,8 @@ class Report:
     """Largest memory seen over all processes of the job, as counted for `Limits.memory_bytes`."""
     protections: tuple[Protection, ...] = ()
     """What the child said it stood behind before it ran the entry."""
+    left_behind: int = 0
+    """Processes that the child had started and that were alive when it had ended by itself; they were killed."""
     survivors: tuple[int, ...] = ()
     """Process ids that could not be killed (a hung driver call); empty in all but broken machines."""
 

@@ -159,6 +159,7 @@ class RunningJob:
             seconds=aftermath.seconds if aftermath else time.monotonic() - self._start,
             peak_bytes=aftermath.peak_bytes if aftermath else 0,
             protections=self._protections or (),
+            left_behind=aftermath.left_behind if aftermath else 0,
             survivors=aftermath.survivors if aftermath else (),
         )
 

@@ -57,6 +57,7 @@ class Aftermath(BaseModel):
     signal: int | None
     seconds: float
     peak_bytes: int
+    left_behind: int
     survivors: tuple[int, ...]
 
 
@@ -119,6 +120,7 @@ class _Watch:
             if self._status is not None:
                 break
             cut = Cut.CANCELLED if self._control.fileno() in ready else self._limit_passed()
+        left_behind = process_tree.usage(process_tree.descendants(os.getpid())).processes if cut is None else 0
         survivors = process_tree.kill_descendants()
         return Aftermath(
             cut=cut,
@@ -126,6 +128,7 @@ class _Watch:
             signal=os.WTERMSIG(self._status) if self._status is not None and os.WIFSIGNALED(self._status) else None,
             seconds=time.monotonic() - self._start,
             peak_bytes=self._peak,
+            left_behind=left_behind,
             survivors=survivors,
         )
 
