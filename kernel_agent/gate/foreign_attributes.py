@@ -6,6 +6,7 @@ the names stand for, before the file is imported and after its last call, not wh
 
 from __future__ import annotations
 
+import os
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -36,6 +37,7 @@ def watch_attributes() -> Callable[[], tuple[str, ...]]:
         for place, space, old in before:
             now = vars(space)
             changed = [name for name, value in old.items() if now.get(name) is not value and _calls(value)]
+            changed = [name for name in changed if not _by_itself(place, name, now.get(name))]
             if isinstance(space, type) and len(now) != len(old):
                 changed += [name for name in now.keys() - old.keys() if _inherits(space, name)]
             found += [f"{place}.{name}" for name in changed]
@@ -46,6 +48,14 @@ def watch_attributes() -> Callable[[], tuple[str, ...]]:
 
 def _calls(value: Any) -> bool:
     return callable(value) or isinstance(value, (property, classmethod, staticmethod))
+
+
+def _by_itself(place: str, name: str, value: Any) -> bool:
+    """Whether a package has done so itself: torch wraps `manual_seed` when its compiler is first wanted."""
+    home = getattr(sys.modules[place.partition(".")[0]], "__file__", None)
+    code = getattr(value, "__code__", None)
+    same = getattr(value, "__name__", "") == name and isinstance(code, types.CodeType)
+    return same and home is not None and code.co_filename.startswith(os.path.dirname(home) + os.sep)
 
 
 def _inherits(space: type, name: str) -> bool:
