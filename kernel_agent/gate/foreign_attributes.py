@@ -54,8 +54,9 @@ def _by_itself(place: str, name: str, value: Any) -> bool:
     """Whether a package has done so itself: torch wraps `manual_seed` when its compiler is first wanted."""
     home = getattr(sys.modules[place.partition(".")[0]], "__file__", None)
     code = getattr(value, "__code__", None)
-    same = getattr(value, "__name__", "") == name and isinstance(code, types.CodeType)
-    return same and home is not None and code.co_filename.startswith(os.path.dirname(home) + os.sep)
+    if home is None or not isinstance(code, types.CodeType) or getattr(value, "__name__", "") != name:
+        return False
+    return code.co_filename.startswith(os.path.dirname(home) + os.sep)
 
 
 def _inherits(space: type, name: str) -> bool:
