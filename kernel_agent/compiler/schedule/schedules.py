@@ -206,7 +206,8 @@ def _rows(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft |
             trips, whole = next(iter(looped.scalars.values())), again.free_name("EVEN")
             even = evened(again, looped.pace.stages, trips, whole)
             if even is not None:
-                again, draft.settings[whole] = even.kernel, even.condition
+                # Rows that fit the registers gain nothing, and at 8,192 columns of float32 they took 1.7 times as long.
+                again, draft.settings[whole] = even.kernel, f"{name} and {even.condition}"
         draft.steps.append((again or kernel, launch, scalars))
     return draft
 
