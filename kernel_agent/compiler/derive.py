@@ -8,9 +8,10 @@ from concurrent.futures import ThreadPoolExecutor, wait
 
 from kernel_agent.compiler.comparison import compared, has_real_sizes
 from kernel_agent.compiler.derived import Derived, Draft, DraftCost
-from kernel_agent.compiler.errors import CannotDerive, NotThisTime
+from kernel_agent.compiler.errors import OTHER_CONFIGURATIONS, CannotDerive, NotThisTime
 from kernel_agent.errors import InputError, KernelAgentError
 from kernel_agent.gate import check, foresee
+from kernel_agent.gate.cases import make_plan
 from kernel_agent.gate.options import STANDARD, GateOptions
 from kernel_agent.gate.verdict import CaseResult, Status, Verdict
 from kernel_agent.oracle import Truths
@@ -104,9 +105,10 @@ def derive(
     wanting = False
     costs: tuple[DraftCost, ...] = ()
     compare = compare or has_real_sizes(spec)
+    shown = spec
     try:
         while True:
-            written, why_not = drafts(spec, sandbox, schedules, most=None if compare else 1, known=red)
+            written, why_not = drafts(shown, sandbox, schedules, most=None if compare else 1, known=red)
             refused |= dict.fromkeys(why_not)
             if compare and not red and len(written) > 1:
                 written, costs = compared(spec, written, sandbox)
@@ -117,8 +119,11 @@ def derive(
                 verdict = _judged(spec, draft, sandbox, options, truths, on_case)
                 if verdict.green:
                     return Derived(draft, verdict, tuple(refused), time.perf_counter() - start, costs)
-                refused[f"{draft.schedule}: the gate says {verdict.status.value}: {verdict.message}"] = None
                 red.append(draft.candidate.digest)
+                if shown is spec and OTHER_CONFIGURATIONS in verdict.message:
+                    shown = _with_odd_sizes(spec, truths, options)
+                    break
+                refused[f"{draft.schedule}: the gate says {verdict.status.value}: {verdict.message}"] = None
                 wanting = wanting or verdict.status in _FOR_WANT
     finally:
         beside.shutdown(wait=False, cancel_futures=True)  # closing the sandbox ends what still runs
@@ -127,6 +132,14 @@ def derive(
         remedy="Please report this forward; until then have a model write the backward.",
         path=spec.facts.path,
     )
+
+
+def _with_odd_sizes(spec: KernelSpec, truths: Truths, options: GateOptions) -> KernelSpec:
+    """The spec as if SWEEP also listed the sizes that the gate adds: some need constexprs that SWEEP never shows."""
+    swept = {entry.label for entry in spec.sweep}
+    plan = make_plan(truths, options, accepts_needs=True)
+    odd = {shape.entry.label: shape.entry for shape in plan.shapes if shape.entry.label not in swept}
+    return spec.model_copy(update={"sweep": (*spec.sweep, *odd.values())})
 
 
 def _judged(

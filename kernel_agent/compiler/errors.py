@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from kernel_agent.errors import InputError, InternalError
 
+OTHER_CONFIGURATIONS = "this backward was derived for other configurations of the forward"
+"""What a derived backward says where a call compiles other programs than those it was derived from."""
+
 
 class CannotDerive(InputError):
     """No backward can be derived of a forward, or of a part of it, and why; the remedy says what the user can do.

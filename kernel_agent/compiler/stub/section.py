@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from kernel_agent.compiler.emit.source import KernelSource, documented
+from kernel_agent.compiler.errors import OTHER_CONFIGURATIONS
 from kernel_agent.compiler.plan import BackwardPlan
 from kernel_agent.compiler.ssa.value import Kernel
 from kernel_agent.compiler.stub.backward import BackwardWriter, Planner, Written
@@ -149,7 +150,7 @@ def _branched(tests: Sequence[dict[str, object]], written: Sequence[Written]) ->
     texts = list(dict.fromkeys(text for one in tests for text in one))
     shown = [{text: _test(text, one[text]) for text in texts if text in one} for one in tests]
     common = [text for text in texts if len({one.get(text, "") for one in shown}) == 1]
-    refusal = 'raise NotImplementedError("this backward was derived for other configurations of the forward")'
+    refusal = f'raise NotImplementedError("{OTHER_CONFIGURATIONS}")'
     lines: list[Line] = []
     asked = list(dict.fromkeys(shown[0][text] for text in common))
     if asked:

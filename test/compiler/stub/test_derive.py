@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -157,16 +158,45 @@ def make_args(M, N, shift, device="cuda"):
 )
 
 
+POWERS = (
+    HEAD
+    + """
+@triton.jit
+def power_kernel(X, Y, N, TIMES: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(X + at, mask=at < N, other=0.0)
+    y = x
+    for _ in tl.static_range(TIMES - 1):
+        y *= x
+    tl.store(Y + at, y, mask=at < N)
+
+
+@autodiff
+def stub(x, times):
+    y = torch.empty_like(x)
+    power_kernel[(triton.cdiv(x.numel(), 64),)](x, y, x.numel(), TIMES=times, BLOCK=64)
+    return y
+
+
+SWEEP = [dict(N=70, times=2)]
+
+
+def make_args(N, times, device="cuda"):
+    return (torch.rand(N, device=device) + 0.5, times)
+"""
+)
+
+
 @pytest.fixture(scope="module")
 def sandbox() -> Iterator[Sandbox]:
     with Sandbox() as sandbox:
         yield sandbox
 
 
-def derived(text: str, folder: Path, sandbox: Sandbox) -> Derived:
+def derived(text: str, folder: Path, sandbox: Sandbox, options: GateOptions = QUICK) -> Derived:
     path = folder / "forward.py"
     path.write_text(text)
-    return derive(describe(read_file(path), sandbox), sandbox, options=QUICK)
+    return derive(describe(read_file(path), sandbox), sandbox, options=options)
 
 
 def test_launches_are_taken_back_in_reverse_through_what_torch_does_between_them(
@@ -199,6 +229,14 @@ def test_gradients_and_cotangents_lie_in_memory_as_inputs_and_outputs_do_in_each
     found = derived(LAYOUTS, tmp_path, sandbox)
     assert found.verdict.green, found.verdict.message
     assert {case.case.split("how=")[1].split()[0] for case in found.verdict.cases} == {"rows", "columns", "part"}
+
+
+def test_odd_sizes_that_make_another_constexpr_are_derived_too(tmp_path: Path, sandbox: Sandbox) -> None:
+    # SWEEP shows squares alone. The gate also asks for cubes, at which what was derived of squares raises.
+    found = derived(POWERS, tmp_path, sandbox, replace(QUICK, odd_sizes=2, max_cases=20))
+    assert found.verdict.green
+    assert any("times=3" in result.case for result in found.verdict.cases)
+    assert "times == 2" in found.draft.candidate.backward
 
 
 def test_a_launch_in_a_loop_is_refused_with_its_line(tmp_path: Path, sandbox: Sandbox) -> None:
