@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kernel_agent.oracle.values import Values
+from kernel_agent.pairs.values import Values
 from kernel_agent.sandbox import Limits
 
 

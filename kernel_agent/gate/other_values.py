@@ -14,8 +14,8 @@ from torch import Tensor
 from kernel_agent.gate.options import GateOptions
 from kernel_agent.gate.verdict import Status
 from kernel_agent.oracle import ForwardTruth, Outcome, Point, Refusal, TruthError, Truths, cross_check
-from kernel_agent.oracle.values import Values
 from kernel_agent.pairs.spec import ShapeEntry
+from kernel_agent.pairs.values import Values
 
 FEW = 12
 """Cases of a budget that does not reach beyond the cheapest shape: it gets no other values."""

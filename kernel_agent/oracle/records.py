@@ -14,9 +14,9 @@ from torch import Tensor
 
 from kernel_agent.errors import EnvironmentProblem, ExitCode, InputError, KernelAgentError
 from kernel_agent.oracle.provenance import Provenance
-from kernel_agent.oracle.values import Values
 from kernel_agent.pairs.arguments import argument_places
 from kernel_agent.pairs.spec import KernelSpec, ShapeEntry
+from kernel_agent.pairs.values import Values
 from kernel_agent.record import Record
 
 ROUNDOFF = 1e-6

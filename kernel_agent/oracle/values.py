@@ -7,24 +7,12 @@ probabilities, scales, offsets and normalised rows mean something that other val
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
-
-class Values(str, enum.Enum):
-    """How the values of an argument are distributed."""
-
-    AS_MADE = "as-made"
-    SHIFTED = "shifted"
-    """Moved by three standard deviations."""
-    SCALED = "scaled"
-    """Four times as large."""
-    HEAVY_TAILED = "heavy-tailed"
-    """The third power of each, in units of the standard deviation: kurtosis of 46 where it was 3."""
-
+from kernel_agent.pairs.values import Values
 
 _FEWEST = 8
 """Elements below which nothing can be said of a distribution."""

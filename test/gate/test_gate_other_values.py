@@ -10,8 +10,9 @@ from kernel_agent.gate.cases import make_plan
 from kernel_agent.gate.options import STANDARD
 from kernel_agent.oracle import Truths, describe
 from kernel_agent.oracle.truth import DRAWN_FROM
-from kernel_agent.oracle.values import Values, plain_random, redistribute
+from kernel_agent.oracle.values import plain_random, redistribute
 from kernel_agent.pairs.userfile import read_file
+from kernel_agent.pairs.values import Values
 
 WITHOUT_CAP = ("tl.where(inside, g * a, 0.0)", "g * a")
 OTHERS = tuple(values for values in Values if values is not Values.AS_MADE)

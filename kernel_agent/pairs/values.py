@@ -1,0 +1,17 @@
+"""`Values`: the name of a distribution that inputs are given, apart from the tensors, so that options can say it."""
+
+from __future__ import annotations
+
+import enum
+
+
+class Values(str, enum.Enum):
+    """How the values of an argument are distributed."""
+
+    AS_MADE = "as-made"
+    SHIFTED = "shifted"
+    """Moved by three standard deviations."""
+    SCALED = "scaled"
+    """Four times as large."""
+    HEAVY_TAILED = "heavy-tailed"
+    """The third power of each, in units of the standard deviation: kurtosis of 46 where it was 3."""
