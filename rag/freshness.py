@@ -63,7 +63,7 @@ class PairFolder:
 
 
 def _python_files(folder: str, above: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Python files below a folder; `os.walk` and `relpath` take ten times as long, which 100,000 files show."""
+    """Python files below a folder, by relative path. A search walks all of them: one `stat` each, no `relpath`."""
     with os.scandir(folder) as found:
         for entry in found:
             if entry.is_dir(follow_symlinks=False):

@@ -7,17 +7,15 @@ A kernel that walks over rows gains from it what its occupancy does not give.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from kernel_agent.bench.tunable import LADDERS, Site, Tunable, TunableKind
 
 
-def loops(tree: ast.Module, text: str) -> Iterator[Tunable]:
+def loops(kernels: Iterable[ast.FunctionDef], text: str) -> Iterator[Tunable]:
     """Loops over `range` or `tl.range` of kernels that load and have no dot in them: there `num_stages` of the launch
-    counts already. A loop within one that is yielded is yielded too."""
-    for kernel in tree.body:
-        if not isinstance(kernel, ast.FunctionDef) or not any("jit" in ast.unparse(d) for d in kernel.decorator_list):
-            continue
+    counts already. A loop within one that is yielded is yielded too. `text`: what the kernels were parsed from."""
+    for kernel in kernels:
         for node in ast.walk(kernel):
             if isinstance(node, ast.For) and isinstance(node.iter, ast.Call):
                 called = {ast.unparse(inner.func) for inner in ast.walk(node) if isinstance(inner, ast.Call)}

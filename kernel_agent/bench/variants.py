@@ -42,8 +42,9 @@ class Space:
             tree = ast.parse(candidate.backward)
         except (SyntaxError, ValueError, RecursionError, MemoryError):  # the gate says what is wrong with it
             return cls(candidate)
-        pipelined = tuple(loops(tree, candidate.backward)) if inside_kernels else ()
-        return cls(candidate, (*pipelined, *_Finder(tree, candidate.backward).tunables()))
+        finder = _Finder(tree, candidate.backward)
+        pipelined = loops(finder.kernels.values(), candidate.backward) if inside_kernels else ()
+        return cls(candidate, (*pipelined, *finder.tunables()))
 
     def variant(self, values: Values) -> Candidate:
         """The candidate with other values."""

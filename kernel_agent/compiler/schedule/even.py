@@ -6,23 +6,12 @@ each element of each load and store. Rows that fill the registers are spilled fo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from kernel_agent.compiler.schedule.switched import Switched
 from kernel_agent.compiler.ssa.code import Code
-from kernel_agent.compiler.ssa.rebuild import Copier
 from kernel_agent.compiler.ssa.value import Kernel, Op, Value
 
 
-@dataclass(frozen=True)
-class Evened:
-    """A kernel with one more constexpr."""
-
-    kernel: Kernel
-    condition: str
-    """Expression of it at a launch."""
-
-
-def evened(kernel: Kernel, stages: str, trips: str, name: str) -> Evened | None:
+def evened(kernel: Kernel, stages: str, trips: str, name: str) -> Switched | None:
     """The kernel with a constexpr `name`: whether its rows are whole tiles. None where no mask of rows is found.
 
     `stages`: the constexpr of the loop over tiles of rows; `trips`: the expression of how many there are.
@@ -31,10 +20,11 @@ def evened(kernel: Kernel, stages: str, trips: str, name: str) -> Evened | None:
         if op.code is not Code.FOR or op.attributes.get("num_stages") != stages:
             continue
         (block,) = op.blocks
-        asked = {inner: size for inner in block.ops if (size := _rows_of(inner, block.arguments[0])) is not None}
+        asked = {inner: found for inner in block.ops if (found := _rows_of(inner, block.arguments[0])) is not None}
         if asked:
-            holds = dict.fromkeys(f"{trips} * {step} <= {size}" for size, step in asked.values())
-            return Evened(_Evened(kernel, set(asked), name).copy(), " and ".join(holds))
+            return Switched.of(
+                kernel, {inner: f"{trips} * {step} <= {size}" for inner, (size, step) in asked.items()}, name
+            )
     return None
 
 
@@ -58,20 +48,3 @@ def _rows_of(op: Op, index: Value) -> tuple[str, str] | None:
             if symbol and symbol == arange.attributes["symbol"]:
                 return size.name, symbol
     return None
-
-
-class _Evened(Copier):
-    """Copies a kernel whose masks of rows hold where the constexpr does."""
-
-    def __init__(self, source: Kernel, asked: set[Op], name: str) -> None:
-        super().__init__(source)
-        self.asked = asked
-        self.name = name
-        self.b.kernel.constants[name] = False
-
-    def pure(self, op: Op) -> None:
-        """Masks."""
-        super().pure(op)
-        if op in self.asked:
-            sides = (self[op.result], self.b.setting(self.name, value=False))
-            self[op.result] = self.b.elementwise(Code.OR, sides, name=op.result.name or "row_mask")

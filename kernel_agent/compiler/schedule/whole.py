@@ -8,29 +8,17 @@ loads are those of a kernel that was written for such sizes.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from kernel_agent.compiler.schedule.describe import index_terms
 from kernel_agent.compiler.schedule.forms import Forms, Launch
+from kernel_agent.compiler.schedule.switched import Switched
 from kernel_agent.compiler.ssa.code import Code
-from kernel_agent.compiler.ssa.rebuild import Copier
 from kernel_agent.compiler.ssa.value import Kernel, Op, Value, unspread, walk
 
 NAME = "WHOLE"
 
 
-@dataclass(frozen=True)
-class Evened:
-    """A kernel that may be told of whole blocks."""
-
-    kernel: Kernel
-    name: str
-    """Its constexpr."""
-    condition: str
-    """Under which it may be true."""
-
-
-def evened(kernel: Kernel, launch: Launch, name: str) -> Evened | None:
+def evened(kernel: Kernel, launch: Launch, name: str) -> Switched | None:
     """The kernel whose loops of products ask of no row whether it is there if the constexpr `name` is true. None where
     none asks."""
     forms = Forms(kernel, launch)
@@ -38,10 +26,7 @@ def evened(kernel: Kernel, launch: Launch, name: str) -> Evened | None:
     for loop in kernel.ops:
         if loop.code is Code.FOR and any(op.code is Code.DOT for op in loop.blocks[0].ops):
             found |= {op: text for op in _asked(loop) if (text := _condition(forms, loop, op))}
-    if not found:
-        return None
-    conditions = dict.fromkeys(found.values())
-    return Evened(_Evener(kernel, set(found), name).copy(), name, " and ".join(conditions))
+    return Switched.of(kernel, found, name)
 
 
 def _asked(loop: Op) -> Iterator[Op]:
@@ -94,20 +79,3 @@ def _at_most(value: Value) -> Iterator[Value]:
             yield from _at_most(operand)
     else:
         yield value
-
-
-class _Evener(Copier):
-    """Copies a kernel, with the constexpr beside comparisons."""
-
-    def __init__(self, source: Kernel, asked: set[Op], name: str) -> None:
-        super().__init__(source)
-        self.asked = asked
-        self.name = name
-        self.b.kernel.constants[name] = False
-
-    def pure(self, op: Op) -> None:
-        """A comparison."""
-        super().pure(op)
-        if op in self.asked and not self.slicing:
-            whole = self.b.setting(self.name, False)
-            self[op.result] = self.b.elementwise(Code.OR, (self[op.result], whole), "i1", name=op.result.name)

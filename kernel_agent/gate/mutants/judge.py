@@ -56,6 +56,8 @@ class MutantJudge:
         self.spec = truths.spec
         self.honest = truths.spec.facts.source
         self.options = replace(options, limits=replace(options.limits, wall_s=_WALL_SECONDS))
+        self._answers: dict[str, list[batch.Outcome]] = {}
+        """The honest backward's, by the first case and how many there are."""
 
     @cached_property
     def suite(self) -> list[list[Question]]:
@@ -151,10 +153,6 @@ class MutantJudge:
                 raise InputError(f"the honest backward is red at {run.case}: {run.message}", remedy=remedy)
             self._answers[key] = run
         return self._answers[key]
-
-    @cached_property
-    def _answers(self) -> dict[str, list[batch.Outcome]]:
-        return {}
 
 
 def mutation_report(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from kernel_agent.pairs.modulework import is_launch
+
 
 def calls(function: ast.AST, *names: str) -> Iterator[ast.Call]:
     """Calls of functions or methods of these names; of all without a name."""
@@ -15,11 +17,7 @@ def calls(function: ast.AST, *names: str) -> Iterator[ast.Call]:
 
 def launches(function: ast.FunctionDef) -> list[ast.Call]:
     """Calls `kernel[grid](...)`, in order of their lines."""
-    found = [
-        node
-        for node in ast.walk(function)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript) and isinstance(node.func.value, ast.Name)
-    ]
+    found = [node for node in ast.walk(function) if isinstance(node, ast.Call) and is_launch(node)]
     return sorted(found, key=lambda call: call.lineno)
 
 

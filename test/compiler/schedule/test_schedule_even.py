@@ -40,7 +40,7 @@ def test_a_launch_says_whether_rows_are_whole_tiles() -> None:
     verify(found.kernel)
     # The last row of the last tile must be inside: of any grid, not only of one that is rounded up from M.
     assert found.condition == "grid0 * BLOCK_M <= M"
-    assert "row_mask = (x_offs < M) | EVEN\n" in triton_source(found.kernel).text
+    assert "mask = (x_offs < M) | EVEN\n" in triton_source(found.kernel).text
 
 
 def test_masks_still_ask_where_a_launch_does_not_say_so() -> None:
