@@ -160,7 +160,7 @@ def backward(saved, grad_o, needs=None):
     own, other, warps = _blocks(T, q)
     _biased_dq[(triton.cdiv(T, own), B * H)](
         q, k, v, bias, o, grad_o, lse, dq, dbias, *sizes,
-        BLOCK_M=own, BLOCK_N=other, BLOCK_D=BLOCK_D, num_warps=warps, num_stages=2,
+        BLOCK_M=own, BLOCK_N=other, BLOCK_D=BLOCK_D, num_warps=warps, num_stages=3,
     )  # fmt: skip
     if not (need_k or need_v):
         return dq, None, None, dbias
@@ -168,7 +168,7 @@ def backward(saved, grad_o, needs=None):
     own, other, warps = _blocks(S, q)
     _biased_dkdv[(triton.cdiv(S, own), B * H)](
         q, k, bias, dbias, grad_o, lse, dk, dv, *sizes,
-        BLOCK_M=other, BLOCK_N=own, BLOCK_D=BLOCK_D, num_warps=warps, num_stages=2,
+        BLOCK_M=other, BLOCK_N=own, BLOCK_D=BLOCK_D, num_warps=warps, num_stages=3,
     )  # fmt: skip
     return dq, dk, dv, dbias
 

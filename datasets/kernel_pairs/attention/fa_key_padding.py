@@ -209,7 +209,7 @@ def backward(saved, grad_o, needs=None):
     dk, dv = torch.empty_like(k), torch.empty_like(v)
     tiles = _tiles(S, q)
     _padded_dkdv[(B * H, triton.cdiv(S, tiles["OWN"]))](
-        q, k, v, lengths, order, grad_o, lse, delta, dk, dv, *sizes, **tiles
+        q, k, v, lengths, order, grad_o, lse, delta, dk, dv, *sizes, **tiles, num_stages=4
     )
     return dq, dk, dv
 

@@ -23,6 +23,7 @@ META = {
     "license": "Apache-2.0",
     "origin": "original",
     "interpreter_ok": True,
+    "spills": "148 bytes: on an H200 4 warps that spill take 221 us, 8 warps that do not 304 us",
 }
 
 
@@ -151,7 +152,7 @@ def backward(saved, grad_o, needs=None):
     dk, dv = torch.empty_like(k), torch.empty_like(v)
     _split_grads[(splits, B * H)](
         q, k, v, o, grad_o, lse, part_dq, dk, dv, H, T, k.shape[2], keys_each, *grad_o.stride(),
-        D**-0.5, D**-0.5 * 1.4426950408889634, **tiles, num_warps=4 if D <= 64 else 8, num_stages=2,
+        D**-0.5, D**-0.5 * 1.4426950408889634, **tiles, num_warps=4, num_stages=2,
     )  # fmt: skip
     return part_dq.sum(0).to(q.dtype), dk, dv
 

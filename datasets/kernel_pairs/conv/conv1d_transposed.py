@@ -154,7 +154,7 @@ def backward(saved, grad_y, needs=None):
         parts = torch.empty(splits, CI, TAPS, CO, device=x.device, dtype=torch.float32)
         _transposed_dweight[(triton.cdiv(CI, BLOCK_K), triton.cdiv(run, BLOCK_N), splits)](
             x, grad_y, parts, rows, S, T, CI, CO, run, rows_each, STRIDE=stride, PAD=pad,
-            BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K, num_warps=8, num_stages=3,
+            BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K, num_warps=4, num_stages=3,
         )  # fmt: skip
         dweight = parts.sum(0).to(weight.dtype)
     return dx, dweight

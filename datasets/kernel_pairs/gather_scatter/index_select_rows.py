@@ -75,7 +75,7 @@ def backward(saved, grad_y, needs=None):
     T, D = grad_y.shape
     BLOCK_V = max(16, min(128, triton.next_power_of_2(V)))
     BLOCK_D = max(16, min(256, triton.next_power_of_2(D)))
-    BLOCK_T = 256 // grad_y.element_size()
+    BLOCK_T = 128 // grad_y.element_size()
     tiles = triton.cdiv(V, BLOCK_V) * triton.cdiv(D, BLOCK_D)
     # One program for each of 132 processors, whose registers the tile fills; at least four tiles of tokens for each.
     splits = max(1, min(132 // tiles, triton.cdiv(T, 4 * BLOCK_T)))

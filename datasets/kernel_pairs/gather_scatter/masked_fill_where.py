@@ -71,7 +71,7 @@ def backward(saved, grad_y, needs=None):
     mask, a, b = saved
     M, N = mask.shape
     da = torch.empty_like(a)
-    BLOCK_M, BLOCK_N = 64, min(64, triton.next_power_of_2(N))
+    BLOCK_M, BLOCK_N = 128, min(64, triton.next_power_of_2(N))
     bands = triton.cdiv(M, BLOCK_M)
     parts = torch.empty(bands, N, device=a.device, dtype=torch.float32)
     _where_bwd[(bands,)](grad_y, mask, da, parts, M, N, *grad_y.stride(), BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, num_warps=4)

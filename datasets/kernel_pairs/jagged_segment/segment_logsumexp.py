@@ -70,7 +70,7 @@ def _segment_lse_bwd(DY, X, Offsets, LSE, DX, C, dy_s, dy_c, BLOCK_R: tl.constex
     end = tl.load(Offsets + segment + 1).to(tl.int64)
     lse = tl.load(LSE + segment * C + c, mask=c < C, other=0.0)[None, :]
     dy = tl.load(DY + segment * dy_s + c.to(tl.int64) * dy_c, mask=c < C, other=0.0).to(tl.float32)[None, :]
-    for start in range(begin + tl.program_id(1) * BLOCK_R, end, tl.num_programs(1) * BLOCK_R):
+    for start in tl.range(begin + tl.program_id(1) * BLOCK_R, end, tl.num_programs(1) * BLOCK_R, num_stages=4):
         r = start + tl.arange(0, BLOCK_R)
         ok = (r[:, None] < end) & (c[None, :] < C)
         x = tl.load(X + r[:, None] * C + c[None, :], mask=ok, other=float("-inf")).to(tl.float32)
@@ -82,7 +82,7 @@ def backward(saved, grad_y, needs=None):
     (L, C), segments = x.shape, offsets.numel() - 1
     dx = torch.empty_like(x)
     BLOCK_C = min(256, triton.next_power_of_2(C))
-    BLOCK_R = 2048 // BLOCK_C
+    BLOCK_R = 1024 // BLOCK_C
     # Four tiles for a program of a segment of average length.
     share = max(1, triton.cdiv(L, 4 * segments * BLOCK_R))
     _segment_lse_bwd[(segments, share, triton.cdiv(C, BLOCK_C))](

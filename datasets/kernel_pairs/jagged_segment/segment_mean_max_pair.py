@@ -95,7 +95,7 @@ def backward(saved, grad_mean, grad_max, needs=None):
     segments, D = winner.shape
     dx = torch.empty_like(x)
     dmean, dmax = (winner if grad is None else grad for grad in (grad_mean, grad_max))
-    BLOCK_D = min(64, triton.next_power_of_2(D))
+    BLOCK_D = min(128, triton.next_power_of_2(D))
     _mean_max_bwd[(segments, triton.cdiv(D, BLOCK_D))](
         dmean, dmax, offsets, winner, dx, D, *dmean.stride(), *dmax.stride(),
         HAS_MEAN=grad_mean is not None, HAS_MAX=grad_max is not None,

@@ -84,7 +84,7 @@ def backward(saved, grad_loss, needs=None):
     logits, target, lse, ignore_index = saved
     N, C, H, W = logits.shape
     dlogits = torch.empty_like(logits)
-    BLOCK_S = max(32, min(256, triton.next_power_of_2(H * W)))
+    BLOCK_S = max(32, min(512, triton.next_power_of_2(H * W)))
     _pixel_ce_bwd[(triton.cdiv(H * W, BLOCK_S), triton.cdiv(C, 8), N)](
         grad_loss, logits, target, lse, dlogits, C, H * W, W, *grad_loss.stride(), ignore_index,
         BLOCK_S=BLOCK_S, BLOCK_C=8, num_warps=4,

@@ -106,7 +106,7 @@ def backward(saved, grad_loss, needs=None):
     BLOCK_M, BLOCK_V = _tile(V)
     _smooth_ce_bwd[(triton.cdiv(M, BLOCK_M), triton.cdiv(V, BLOCK_V))](
         grad_loss, logits, target, lse, count, dlogits, M, V, smoothing, ignore_index,
-        BLOCK_M=BLOCK_M, BLOCK_V=BLOCK_V, num_warps=4,
+        BLOCK_M=BLOCK_M, BLOCK_V=BLOCK_V, num_warps=8,
     )  # fmt: skip
     return dlogits
 

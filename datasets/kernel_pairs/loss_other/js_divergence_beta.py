@@ -89,7 +89,7 @@ def backward(saved, grad_loss, needs=(True, True)):
     M, V = log_p.shape
     dp = torch.empty_like(log_p) if needs[0] else None
     dq = torch.empty_like(log_q) if needs[1] else None
-    BLOCK = max(64, min(1024, triton.next_power_of_2(V)))
+    BLOCK = max(64, min(512, triton.next_power_of_2(V)))
     _jsd_bwd[(M, triton.cdiv(V, BLOCK))](
         grad_loss, log_p, log_q, dp, dq, V, grad_loss.stride(0), beta,
         NEED_P=needs[0], NEED_Q=needs[1], BLOCK=BLOCK, num_warps=4,

@@ -88,8 +88,8 @@ def _ppo_bwd(DLoss, New, Old, Advantage, Mask, Count, DNew, numel, eps, dual, BL
 def backward(saved, grad_loss, needs=None):
     new, old, advantage, mask, count, eps, dual = saved
     dnew = torch.empty_like(new)
-    _ppo_bwd[(triton.cdiv(new.numel(), 1024),)](
-        grad_loss, new, old, advantage, mask, count, dnew, new.numel(), eps, dual, BLOCK=1024, num_warps=4
+    _ppo_bwd[(triton.cdiv(new.numel(), 512),)](
+        grad_loss, new, old, advantage, mask, count, dnew, new.numel(), eps, dual, BLOCK=512, num_warps=4
     )
     return dnew
 

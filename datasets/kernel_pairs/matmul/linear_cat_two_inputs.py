@@ -128,7 +128,7 @@ def backward(saved, grad_y, needs=(True, True, True)):
             BK = _side(x.shape[1])
             _part_dx[(triton.cdiv(x.shape[1], BK), triton.cdiv(M, BM))](
                 grad_y, weight, dx, M, N, x.shape[1], first_row, *grad_y.stride(),
-                BLOCK_M=BM, BLOCK_N=min(BN, step), BLOCK_K=BK, num_warps=8, num_stages=3,
+                BLOCK_M=BM, BLOCK_N=min(BN, step), BLOCK_K=BK, num_warps=16, num_stages=3,
             )  # fmt: skip
         dxs.append(dx)
     dw = None

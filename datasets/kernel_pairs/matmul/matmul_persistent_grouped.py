@@ -136,7 +136,7 @@ def backward(saved, grad_c, needs=(True, True)):
     (M, K), N = a.shape, b.shape[1]
     BLOCK_M, BLOCK_N, BLOCK_K = _side(M), _side(N), _side(K)
     rows_k, cols_n = triton.cdiv(K, BLOCK_K), triton.cdiv(N, BLOCK_N)
-    depth = 128 // a.element_size()
+    depth = 256 // a.element_size()
     da = db = None
     if needs[0]:
         da = torch.empty_like(a)

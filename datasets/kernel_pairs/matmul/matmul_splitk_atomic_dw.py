@@ -121,7 +121,7 @@ def backward(saved, grad_y, needs=(True, True)):
             dw = torch.zeros(N, K, device=x.device, dtype=torch.float32)
         _linear_dw_atomic[(triton.cdiv(K, 128), triton.cdiv(N, 128), splits)](
             grad_y, x, dw, M, N, K, grad_y.stride(0), grad_y.stride(1), steps,
-            ALONE=splits == 1, BLOCK_M=depth, BLOCK_N=128, BLOCK_K=128, num_warps=8, num_stages=3,
+            ALONE=splits == 1, BLOCK_M=depth, BLOCK_N=128, BLOCK_K=128, num_warps=4, num_stages=3,
         )  # fmt: skip
         dw = dw.to(weight.dtype)
     return dx, dw

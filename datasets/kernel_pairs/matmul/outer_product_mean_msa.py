@@ -23,6 +23,7 @@ META = {
     "license": "Apache-2.0",
     "origin": "original",
     "interpreter_ok": True,
+    "spills": "336 bytes: on an H200 4 warps that spill take 383 us, 8 warps that do not 412 us",
 }
 
 
@@ -144,7 +145,7 @@ def _gradient(other, z, mask, like, z_mine, z_other):
     # Tiles of sequences are the fast axis: they share their tiles of Z.
     _opm_bwd[(triton.cdiv(S, BS), triton.cdiv(L * F, BP))](
         other, z, mask, grad, S, L, wide, z_mine, z_other, F=F,
-        BLOCK_S=BS, BLOCK_P=BP, BLOCK_Q=_side(wide, 128 // like.element_size()), num_warps=8, num_stages=3,
+        BLOCK_S=BS, BLOCK_P=BP, BLOCK_Q=_side(wide, 128 // like.element_size()), num_warps=4, num_stages=3,
     )  # fmt: skip
     return grad
 

@@ -127,7 +127,7 @@ def backward(saved, grad_y, needs=(True, True)):
         parts = torch.empty(splits, D, D, device=x.device, dtype=torch.float32)
         _quadratic_da[(triton.cdiv(D, side), triton.cdiv(D, side), splits)](
             grad_y, x, parts, M, D, grad_y.stride(0), rows,
-            BLOCK_M=step, BLOCK_N=side, BLOCK_K=side, num_warps=8, num_stages=3,
+            BLOCK_M=step, BLOCK_N=side, BLOCK_K=side, num_warps=4, num_stages=4,
         )  # fmt: skip
         da = parts.sum(0).to(a.dtype)
     return dx, da

@@ -105,7 +105,7 @@ def backward(saved, grad_y, needs=(True, True, True)):
     a, b, c = saved
     (Z, M, K), N = a.shape, b.shape[1]
     BI, BJ, BK = _side(M), _side(N), _side(K)
-    step = 128 // a.element_size()
+    step = 256 // a.element_size()
     da = db = dc = None
     if needs[0] or needs[2]:
         da = torch.empty_like(a)

@@ -73,11 +73,11 @@ def backward(saved, grad_re, grad_im, needs=None):
     dmagnitude, dphase = torch.empty_like(magnitude), torch.empty_like(phase)
     d_re, d_im = (magnitude if grad is None else grad for grad in (grad_re, grad_im))
     # Spectra have 2^k + 1 columns: narrow tiles waste few lanes on the last one.
-    BLOCK_N = min(128, triton.next_power_of_2(N))
-    BLOCK_M = 1024 // BLOCK_N
+    BLOCK_N = min(512, triton.next_power_of_2(N))
+    BLOCK_M = 512 // BLOCK_N
     _polar_bwd[(triton.cdiv(M, BLOCK_M), triton.cdiv(N, BLOCK_N))](
         d_re, d_im, magnitude, phase, dmagnitude, dphase, M, N, *d_re.stride(), *d_im.stride(),
-        HAS_RE=grad_re is not None, HAS_IM=grad_im is not None, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, num_warps=4,
+        HAS_RE=grad_re is not None, HAS_IM=grad_im is not None, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, num_warps=2,
     )  # fmt: skip
     return dmagnitude, dphase
 

@@ -134,7 +134,7 @@ def backward(saved, grad_y, needs=(True, True)):
         total = torch.zeros(E, K, N, device=weight.device, dtype=torch.float32)
         _persistent_dw[(_processors(x),)](
             x, grad_y, offsets, total, N, K, E, *x.stride(), *grad_y.stride(),
-            CHUNK=2048 if x.shape[0] >= 4096 else 64, BLOCK_M=128 // x.element_size() if x.shape[0] >= 4096 else 32,
+            CHUNK=2048 if x.shape[0] >= 4096 else 64, BLOCK_M=256 // x.element_size() if x.shape[0] >= 4096 else 32,
             BLOCK_N=_side(N), BLOCK_K=_side(K), BLOCK_E=triton.next_power_of_2(E), num_warps=8, num_stages=3,
         )  # fmt: skip
         dw = total.to(weight.dtype)

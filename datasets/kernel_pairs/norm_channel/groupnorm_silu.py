@@ -107,7 +107,7 @@ def _gn_silu_sums(DY, X, W, B, Stats, Shares, C, G, K, L, BLOCK: tl.constexpr):
     base = plane.to(tl.int64) * L
     dw = tl.zeros((BLOCK,), tl.float32)
     db = tl.zeros((BLOCK,), tl.float32)
-    for start in range(0, L, BLOCK):
+    for start in tl.range(0, L, BLOCK, num_stages=2):
         at = start + tl.arange(0, BLOCK)
         xhat = (tl.load(X + base + at, mask=at < L, other=0.0).to(tl.float32) - mean) * rstd
         dy = tl.load(DY + base + at, mask=at < L, other=0.0).to(tl.float32)

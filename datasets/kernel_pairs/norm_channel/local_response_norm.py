@@ -96,7 +96,7 @@ def backward(saved, grad_y, needs=None):
     BLOCK_C, BLOCK_S = _blocks(C, S)
     _lrn_bwd[(B, triton.cdiv(C, BLOCK_C), triton.cdiv(S, BLOCK_S))](
         grad_y, x, scale, dx, C, S, 2.0 * alpha * beta / size, beta, *grad_y.stride(),
-        HALF=size // 2, BLOCK_C=BLOCK_C, BLOCK_S=BLOCK_S, num_warps=4,
+        HALF=size // 2, BLOCK_C=BLOCK_C, BLOCK_S=BLOCK_S, num_warps=8,
     )  # fmt: skip
     return dx
 

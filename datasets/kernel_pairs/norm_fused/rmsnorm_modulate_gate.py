@@ -65,7 +65,7 @@ def _gated_norm_bwd(DY, X, Scale, Gate, DX, Parts, S, D, c_b, dy_b, dy_s, dy_d, 
     d = tl.arange(0, BLOCK)
     gain = _sample_gain(Scale, Gate, sample, d, D, c_b)
     total = tl.zeros((BLOCK,), tl.float32)
-    for s in range(band * tokens_each, tl.minimum((band + 1) * tokens_each, S)):
+    for s in tl.range(band * tokens_each, tl.minimum((band + 1) * tokens_each, S), num_stages=3):
         x = tl.load(X + (sample * S + s) * D + d, mask=d < D, other=0.0).to(tl.float32)
         dy_at = DY + sample * dy_b + tl.cast(s, tl.int64) * dy_s + d * dy_d
         dy = tl.load(dy_at, mask=d < D, other=0.0).to(tl.float32)
@@ -98,7 +98,7 @@ def backward(saved, grad_y, needs=None):
     x, scale, gate, eps = saved
     B, S, D = x.shape
     BLOCK = triton.next_power_of_2(D)
-    warps = max(1, min(16, BLOCK // 256))
+    warps = max(1, min(16, BLOCK // 512))
     # One wave over all samples: 1024 threads for each of 132 processors.
     tokens_each = max(2, triton.cdiv(S, max(1, 132 * 32 // (warps * B))))
     bands = triton.cdiv(S, tokens_each)

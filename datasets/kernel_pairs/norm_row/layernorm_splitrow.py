@@ -129,7 +129,7 @@ def backward(saved, grad_y, needs=None):
     BLOCK = _piece(M, N)
     _row_sums[(triton.cdiv(N, BLOCK), M)](
         grad_y, x, weight, stats, sums, N, grad_y.stride(0), grad_y.stride(1),
-        BLOCK=BLOCK, num_warps=max(1, min(8, BLOCK // 512)),
+        BLOCK=BLOCK, num_warps=max(1, min(8, BLOCK // 1024)),
     )  # fmt: skip
     TILE = max(128, min(1024, triton.next_power_of_2(triton.cdiv(N, 528))))
     _columns_dx[(triton.cdiv(N, TILE),)](

@@ -73,7 +73,7 @@ def _poly_norm_bwd(DY, X, W, DX, Parts, M, N, dy_m, dy_n, eps, rows_each, BLOCK:
     dw2 = 0.0
     dw1 = 0.0
     db = 0.0
-    for row in range(band * rows_each, tl.minimum((band + 1) * rows_each, M)):
+    for row in tl.range(band * rows_each, tl.minimum((band + 1) * rows_each, M), num_stages=3):
         x = tl.load(X + row * N + n, mask=n < N, other=0.0).to(tl.float32)
         dy = tl.load(DY + row * dy_m + n * dy_n, mask=n < N, other=0.0).to(tl.float32)
         inv3, inv2, inv1 = _inverse_rms(x, N, eps)

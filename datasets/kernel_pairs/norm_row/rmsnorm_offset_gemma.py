@@ -55,7 +55,7 @@ def _gemma_norm_bwd(
     ok = n < N
     gain = 1.0 + tl.load(W + n, mask=ok, other=0.0).to(tl.float32)
     dw = tl.zeros((BLOCK,), tl.float32)
-    for row in range(band * rows_each, tl.minimum((band + 1) * rows_each, R)):
+    for row in tl.range(band * rows_each, tl.minimum((band + 1) * rows_each, R), num_stages=4):
         x = tl.load(X + row * N + n, mask=ok, other=0.0).to(tl.float32)
         dy = tl.load(DY + row // S * dy_b + row % S * dy_s + n * dy_n, mask=ok, other=0.0).to(tl.float32)
         inv = tl.rsqrt(tl.sum(x * x, 0) / N + eps)
@@ -75,7 +75,7 @@ def backward(saved, grad_y, needs=None):
     R = x.numel() // N
     need_w = needs is None or needs[1]
     BLOCK = triton.next_power_of_2(N)
-    warps = max(1, min(16, BLOCK // 256))
+    warps = max(1, min(8, BLOCK // 256))
     # One wave: 1024 threads for each of 132 processors.
     rows_each = max(2, triton.cdiv(R, 132 * 32 // warps))
     dx = torch.empty_like(x)

@@ -107,7 +107,7 @@ def backward(saved, grad_y, needs=None):
     dx = torch.empty(B, C, H, W, device=grad_y.device, dtype=grad_y.dtype)
     down, across = triton.cdiv(H, stride), triton.cdiv(W, stride)
     BLOCK_W = min(64, triton.next_power_of_2(across))
-    BLOCK_H = min(512 // BLOCK_W, triton.next_power_of_2(down))
+    BLOCK_H = min(256 // BLOCK_W, triton.next_power_of_2(down))
     _maxpool_bwd[(B * C, triton.cdiv(down, BLOCK_H), triton.cdiv(across, BLOCK_W))](
         grad_y, winner, dx, C, H, W, HO, WO, *grad_y.stride(),
         K=kernel, STRIDE=stride, PAD=pad, BLOCK_H=BLOCK_H, BLOCK_W=BLOCK_W, num_warps=4,

@@ -110,8 +110,8 @@ def backward(saved, grad_y, needs=None):
     weight = dx
     if unpacked:
         weight = torch.empty(K, N, device=grad_y.device, dtype=grad_y.dtype)
-        _ordered_unpack[(triton.cdiv(K, 16), triton.cdiv(N, 256))](
-            words, scales, zeros, group, weight, N, K, N8, BLOCK_K=16, BLOCK_N=256, num_warps=4
+        _ordered_unpack[(triton.cdiv(K, 8), triton.cdiv(N, 256))](
+            words, scales, zeros, group, weight, N, K, N8, BLOCK_K=8, BLOCK_N=256, num_warps=4
         )
     _ordered_dx[(triton.cdiv(M, BLOCK_M), triton.cdiv(K, 128))](
         grad_y, words, scales, zeros, group, weight, dx, M, N, K, N8, *grad_y.stride(),

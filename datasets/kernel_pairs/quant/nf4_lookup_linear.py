@@ -113,13 +113,13 @@ def backward(saved, grad_y, needs=None):
     codes, levels, scales, block = saved
     M, (N, K2), blocks = grad_y.shape[0], codes.shape, scales.shape[1]
     dx = torch.empty(M, 2 * K2, device=grad_y.device, dtype=grad_y.dtype)
-    TILE_M, TILE_N, TILE_K = _rows(M), 64, 128
+    TILE_M, TILE_N, TILE_K = _rows(M), 64, 256
     unpacked = M > 4 * TILE_M
     weight = dx
     if unpacked:
         weight = torch.empty(N, 2 * K2, device=grad_y.device, dtype=grad_y.dtype)
-        _nf4_unpack[(triton.cdiv(N, 16), triton.cdiv(2 * K2, TILE_K))](
-            codes, levels, scales, weight, N, K2, blocks, BLOCK2=block // 2, TILE_N=16, TILE_K=TILE_K, num_warps=4
+        _nf4_unpack[(triton.cdiv(N, 4), triton.cdiv(2 * K2, TILE_K))](
+            codes, levels, scales, weight, N, K2, blocks, BLOCK2=block // 2, TILE_N=4, TILE_K=TILE_K, num_warps=4
         )
     _nf4_dx[(triton.cdiv(M, TILE_M), triton.cdiv(2 * K2, TILE_K))](
         grad_y, codes, levels, scales, weight, dx, M, N, K2, blocks, *grad_y.stride(),

@@ -79,7 +79,7 @@ def backward(saved, grad_y, needs=None):
     x, lse = saved
     M, N = x.shape
     dx = torch.empty_like(x)
-    BLOCK = max(32, min(4096, triton.next_power_of_2(N) // 4))
+    BLOCK = max(32, min(8192, triton.next_power_of_2(N) // 4))
     _online_softmax_bwd[(M,)](
         grad_y, x, lse, dx, N, grad_y.stride(0), grad_y.stride(1), BLOCK=BLOCK, num_warps=max(1, BLOCK // 512)
     )
