@@ -5,8 +5,8 @@ from __future__ import annotations
 from kernel_agent.agent import events as ev
 from kernel_agent.agent.desk import Desk
 from kernel_agent.agent.explain import headline
+from kernel_agent.certificate.record import Provenance
 from kernel_agent.config import Backend
-from kernel_agent.deliver.certificate import Provenance
 
 
 def finish(desk: Desk) -> None:

@@ -12,12 +12,11 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from kernel_agent.agent.derived import Derived as Derived
-from kernel_agent.agent.machine import Machine
 from kernel_agent.agent.plan import GradientPrice, Plan
 from kernel_agent.bench.records import Measurement, Tuned
 from kernel_agent.config import Backend, RunConfig
-from kernel_agent.deliver.certificate import Versions
 from kernel_agent.gate.verdict import Verdict
+from kernel_agent.machine import Machine, Versions
 from kernel_agent.models.protocol import Reply, Turn
 from kernel_agent.pairs.forward_facts import ForwardFacts
 from kernel_agent.pairs.spec import KernelSpec

@@ -17,7 +17,6 @@ from kernel_agent.agent.budget import EXPECTED_OUTPUT, Budget
 from kernel_agent.agent.desk import Desk
 from kernel_agent.agent.device import require_device
 from kernel_agent.agent.ledger import Ledger, read_ledger
-from kernel_agent.agent.machine import this_machine
 from kernel_agent.agent.observer import Observer, Unwatched
 from kernel_agent.agent.orchestrator import FinishedRun, described, run_to_end
 from kernel_agent.agent.recorded import as_recorded
@@ -28,6 +27,7 @@ from kernel_agent.agent.tools import DerivedDraft, Tools
 from kernel_agent.agent.workshop import open_tools
 from kernel_agent.config import Backend, Draft, RunConfig
 from kernel_agent.errors import InputError, InternalError, InterruptedRun, KernelAgentError, file_problem
+from kernel_agent.machine import this_machine
 from kernel_agent.models.choice import BackendChoice, choose_backend
 from kernel_agent.models.defaults import DEFAULT_DRAFT, model_name
 from kernel_agent.models.factory import make_model

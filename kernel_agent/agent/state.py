@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 
 from kernel_agent.agent import events as ev
 from kernel_agent.agent.events import Entry, Event, PhaseName, PromptName
-from kernel_agent.agent.machine import Machine
 from kernel_agent.bench.records import Basis, Measurement
 from kernel_agent.config import RunConfig
 from kernel_agent.gate.verdict import Verdict
+from kernel_agent.machine import Machine
 from kernel_agent.models.protocol import Conversation, Reply, Role, Turn, Usage, UsageKind
 from kernel_agent.pairs.forward_facts import ForwardFacts
 from kernel_agent.pairs.spec import KernelSpec

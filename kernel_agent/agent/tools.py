@@ -13,7 +13,7 @@ from kernel_agent.agent.derived import Derived
 from kernel_agent.agent.events import PairsRetrieved, TechniqueHit, TruthCrossChecked
 from kernel_agent.agent.plan import GradientPrice, Plan, Wanted
 from kernel_agent.bench.records import Basis, Measurement, Tuned
-from kernel_agent.deliver.certificate import Provenance
+from kernel_agent.certificate.record import Provenance
 from kernel_agent.errors import KernelAgentError
 from kernel_agent.gate.verdict import CaseResult, Verdict
 from kernel_agent.pairs.forward_facts import ForwardFacts

@@ -18,7 +18,6 @@ from pydantic import ValidationError
 from kernel_agent import __version__
 from kernel_agent.agent.counted import CountedForward, count_forward
 from kernel_agent.agent.events import PairsRetrieved, TechniqueHit, TruthCrossChecked
-from kernel_agent.agent.machine import gpu_name
 from kernel_agent.agent.plan import GradientPrice, Plan, Wanted
 from kernel_agent.agent.pricing import price_plan
 from kernel_agent.agent.queryvectors import QueryVectors
@@ -26,10 +25,11 @@ from kernel_agent.agent.retrieval import retrieve, retrieve_techniques
 from kernel_agent.agent.runcache import RunCache
 from kernel_agent.agent.tools import DerivedDraft, OnCase, OnVariant, Tools, TunedCandidate
 from kernel_agent.bench.records import Basis, Measurement
+from kernel_agent.certificate.record import Provenance
 from kernel_agent.config import RunConfig
-from kernel_agent.deliver.certificate import Provenance
 from kernel_agent.gate.options import GateOptions
 from kernel_agent.gate.verdict import CaseResult, Verdict
+from kernel_agent.machine import gpu_name
 from kernel_agent.pairs.assemble import assemble
 from kernel_agent.pairs.forward_facts import ForwardFacts
 from kernel_agent.pairs.spec import Candidate, FileFacts, KernelSpec, content_hash

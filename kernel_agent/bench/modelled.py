@@ -15,9 +15,9 @@ from kernel_agent.bench.compiled import SHARED_LIMIT, CompiledKernel
 from kernel_agent.bench.launch_facts import EntryFacts, LaunchFacts
 from kernel_agent.bench.launch_time import LaunchTime, launch_time, torch_time
 from kernel_agent.bench.records import Basis, KernelTime, Measurement, ShapeTime
-from kernel_agent.deliver.certificate import installed_versions
 from kernel_agent.errors import InputError, KernelAgentError
 from kernel_agent.ir.cost.devices import Device, device_table
+from kernel_agent.machine import installed_versions
 from kernel_agent.pairs.assemble import assemble
 from kernel_agent.pairs.spec import Candidate, KernelSpec, ShapeEntry, content_hash
 from kernel_agent.pairs.userfile import read_source

@@ -26,7 +26,8 @@ from kernel_agent.gate.answer import Failure, Said
 from kernel_agent.gate.batch import ended_problem
 from kernel_agent.gate.candidate import CandidateText, read_candidate
 from kernel_agent.gate.judge import Problem, judge_failure
-from kernel_agent.gate.verdict import CaseResult, GradientScore, Status, Verdict
+from kernel_agent.gate.verdict import CaseResult, GradientScore, Status, Tier, Verdict
+from kernel_agent.machine import Machine, installed_versions
 from kernel_agent.pairs.assemble import assemble
 from kernel_agent.pairs.sections import split_sections
 from kernel_agent.pairs.spec import Candidate, KernelSpec
@@ -77,7 +78,9 @@ def check_native(
     notes = _notes(rig)
     asked = list(truths.values())
     results, problem, remarked = _ask(asked, text, rig, on_case)
-    return _verdict(results, problem, len(asked), (*notes, *remarked), start)
+    verdict = _verdict(results, problem, len(asked), (*notes, *remarked), start)
+    machine = Machine(gpu=rig.prepared.gpu.name, versions=installed_versions())
+    return verdict.model_copy(update={"machine": machine})
 
 
 def _notes(rig: Rig) -> tuple[str, ...]:
@@ -128,6 +131,7 @@ def _ask(
             status=Status.GREEN if problem is None else problem.status,
             grads=scores,
             message="" if problem is None else problem.message,
+            tier=Tier.NATIVE,
         )
         results.append(result)
         if on_case is not None:

@@ -17,6 +17,8 @@ def joined(exact: Verdict, native: Verdict) -> Verdict:
         "cases_planned": exact.cases_planned + native.cases_planned,
         "notes": (*exact.notes, *native.notes),
         "forward": exact.forward,
+        "suite": exact.suite,
+        "machine": native.machine,
         "seconds": exact.seconds + native.seconds,
     }
     if native.green:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
+    from kernel_agent.gate.mutants.records import MutationReport
     from kernel_agent.gate.verdict import CaseResult, Verdict
     from kernel_agent.oracle import Truths
     from kernel_agent.sandbox import Sandbox
@@ -32,6 +33,10 @@ def check(
         int, typer.Option(min=0, help="With --mutants: at most so many of each class made on source; 0 is all.")
     ] = 0,
     keep: Annotated[Path | None, typer.Option(help="With --mutants: a folder for survivors and the record.")] = None,
+    certificate: Annotated[
+        Path | None,
+        typer.Option(help="Where green: write what was proven, with sources and seeds, for `kernel-agent recheck`."),
+    ] = None,
 ) -> None:
     """Prove the backward of a pair file against its own forward."""
     from pydantic_core import to_json
@@ -58,6 +63,8 @@ def check(
             report = judge_mutants(truths, sample)
     if report is not None and keep is not None:
         keep_mutants(report, keep)
+    if certificate is not None:
+        certify(certificate, pair, truths, verdict, report)
     if as_json:
         parts = {"verdict": verdict, "mutants": report}
         print(
@@ -71,6 +78,27 @@ def check(
             render_mutants(report)
     proven = verdict.green and (report is None or not report.survivors)
     raise typer.Exit(int(ExitCode.OK if proven else ExitCode.RED))
+
+
+def certify(path: Path, pair: Path, truths: Truths, verdict: Verdict, report: MutationReport | None) -> None:
+    """Write the certificate of a green verdict; say of a red one that there is none."""
+    from kernel_agent.certificate.issue import issue
+    from kernel_agent.wholefile import write_whole
+
+    if not verdict.green:
+        err().print("no certificate is written: only green verdicts have one", soft_wrap=True)
+        return
+    issued = issue(
+        truths.spec,
+        truths.spec.facts.source,
+        verdict,
+        file=pair.name,
+        delivered=pair.read_bytes(),
+        mutants=None if report is None else report.tally,
+        name=path.name,
+    )
+    write_whole(path, issued.model_dump_json(indent=2) + "\n")
+    err().print(f"certificate: {path}", soft_wrap=True)
 
 
 def truths_of(pair: Path, sandbox: Sandbox) -> Truths:

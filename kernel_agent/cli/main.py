@@ -26,6 +26,7 @@ from kernel_agent.cli.grad import grad
 from kernel_agent.cli.new import new
 from kernel_agent.cli.parcel import pack, unpack
 from kernel_agent.cli.rag import rag
+from kernel_agent.cli.recheck import recheck
 from kernel_agent.cli.runs import resume, runs, trace
 from kernel_agent.cli.sanitize import sanitize
 from kernel_agent.cli.stopped import show_stop
@@ -50,7 +51,23 @@ app = typer.Typer(
     add_completion=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (check, bench, sanitize, cost, explain, derive, grad, resume, runs, trace, pack, unpack, doctor, new):
+for command in (
+    check,
+    recheck,
+    bench,
+    sanitize,
+    cost,
+    explain,
+    derive,
+    grad,
+    resume,
+    runs,
+    trace,
+    pack,
+    unpack,
+    doctor,
+    new,
+):
     app.command()(command)
 app.add_typer(dataset)
 app.add_typer(rag)

@@ -45,16 +45,8 @@ def render_mutants(report: MutationReport) -> None:
     """The table, the score, and the survivors with their diffs."""
     from rich.text import Text
 
-    from kernel_agent.gate.mutants.records import Outcome
-
     out().print(mutants_table(report))
-    counts = report.counts
-    judged = counts[Outcome.KILLED] + counts[Outcome.SURVIVED]
-    score = "no mutant could be judged" if report.score is None else f"{counts[Outcome.KILLED]} of {judged} killed"
-    rest = ", ".join(
-        f"{counts[o]} {o.value}" for o in (Outcome.EQUIVALENT, Outcome.ROUNDING, Outcome.INVALID) if counts[o]
-    )
-    out().print(Text(f"mutants: {score}" + (f"; not counted: {rest}" if rest else "") + f"; {report.seconds:.0f} s"))
+    out().print(Text(f"mutants: {report.tally.words}"))
     for survivor in report.survivors:
         out().print(Text(f"survived: {survivor.mutator}, {survivor.mutant}", style="red"), soft_wrap=True)
         out().print(Text(f"  differs at {survivor.case}"), soft_wrap=True)

@@ -20,10 +20,11 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
+from kernel_agent.certificate.reading import read_certificate
+from kernel_agent.certificate.record import Certificate
 from kernel_agent.collection.pairfiles import PAIRS, RESULTS
 from kernel_agent.collection.verdicts import PairVerdict, VerdictBook
 from kernel_agent.data import OWN_INDEX, OWN_STATE, own_root, pairs_root
-from kernel_agent.deliver.certificate import Certificate
 from kernel_agent.errors import EnvironmentProblem, InputError
 from kernel_agent.pairs.meta import read_meta
 from kernel_agent.pairs.sections import CHECK_MARKER, split_sections
@@ -300,10 +301,7 @@ def _delivered(folder: Path) -> tuple[Certificate, str]:
     path = folder / "certificate.json"
     if not path.is_file():
         raise InputError("there is no certificate here", path=folder, remedy=remedy)
-    try:
-        certificate = Certificate.model_validate_json(path.read_bytes())
-    except ValidationError:
-        raise InputError("this is no certificate", path=path, remedy=remedy) from None
+    certificate = read_certificate(path)
     if not certificate.verdict.green:
         raise InputError("the certificate is not green", path=path, remedy="Only proven backwards can be added.")
     pair = folder / Path(certificate.delivered).name

@@ -8,10 +8,10 @@ from pathlib import Path
 from kernel_agent.collection.compiling import compiled_kernels
 from kernel_agent.collection.kernelfacts import KernelFacts
 from kernel_agent.collection.verdicts import RULE, PairVerdict, one_digit
-from kernel_agent.deliver.certificate import installed_versions
 from kernel_agent.errors import InputError
 from kernel_agent.gate import GateOptions, Status, Verdict, check
 from kernel_agent.gate.rule import VERSION
+from kernel_agent.machine import installed_versions
 from kernel_agent.oracle import Truths, describe
 from kernel_agent.pairs.meta import PairMeta, read_meta
 from kernel_agent.pairs.spec import KernelSpec, content_hash

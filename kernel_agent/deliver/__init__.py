@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from kernel_agent.deliver.certificate import Certificate, Provenance
+from kernel_agent.certificate.record import Certificate, Provenance
 
 if TYPE_CHECKING:
     from kernel_agent.deliver.package import Delivery, deliver

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import ast
-import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from kernel_agent.deliver.certificate import Certificate, Hashes, Provenance, installed_versions, utc_now
+from kernel_agent.certificate.issue import NotGreen, issue
+from kernel_agent.certificate.record import Provenance
 from kernel_agent.deliver.fingerprint import forward_fingerprint
-from kernel_agent.errors import KernelAgentError
+from kernel_agent.gate.mutants.records import MutationTally
 from kernel_agent.gate.verdict import Verdict
 from kernel_agent.pairs.assemble import assemble
-from kernel_agent.pairs.spec import Candidate, KernelSpec, content_hash
+from kernel_agent.pairs.spec import Candidate, KernelSpec
 from kernel_agent.pairs.syntax import accepts
 from kernel_agent.wholefile import write_whole
 
 OPERATOR_IMPORTS = ("import inspect", "import os", "import subprocess", "import sys")
 DISPATCH_IMPORT = "from torch.utils._python_dispatch import TorchDispatchMode"
-
-
-class NotGreen(KernelAgentError):
-    """Only a green candidate is ever delivered."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +41,15 @@ class Delivery:
         return (self.operator, self.test, self.bench, self.certificate)
 
 
-def deliver(spec: KernelSpec, candidate: Candidate, verdict: Verdict, provenance: Provenance, folder: Path) -> Delivery:
-    """Write operator, test, benchmark and certificate for a green candidate.
+def deliver(
+    spec: KernelSpec,
+    candidate: Candidate,
+    verdict: Verdict,
+    provenance: Provenance,
+    folder: Path,
+    mutants: MutationTally | None = None,
+) -> Delivery:
+    """Write operator, test, benchmark and certificate for a green candidate; `mutants` is what the gate did to others.
 
     Raises `NotGreen` for any other verdict. Files of an earlier delivery in the same folder are replaced as a whole:
     each is written beside its target and renamed.
@@ -71,20 +74,15 @@ def deliver(spec: KernelSpec, candidate: Candidate, verdict: Verdict, provenance
         "stub": spec.facts.stub,
         "reference": "reference" if spec.facts.has_reference else "",
     }
-    certificate = Certificate(
-        delivered=files.operator.name,
-        stub=spec.facts.stub,
-        grads=spec.grads,
-        verdict=verdict,
-        hashes=Hashes(
-            forward=content_hash(spec.facts.source),
-            candidate=candidate.digest,
-            delivered=hashlib.sha256(operator.encode()).hexdigest(),
-        ),
-        versions=installed_versions(),
+    certificate = issue(
+        spec,
+        assemble(spec, candidate),
+        verdict,
+        file=files.operator.name,
+        delivered=operator.encode(),
+        mutants=mutants,
         provenance=provenance,
-        issued=utc_now(),
-        verify=f"kernel-agent check {files.operator.name}",
+        name=files.certificate.name,
     )
     write_whole(files.operator, operator)
     write_whole(files.test, _template("test.py.j2", **context))

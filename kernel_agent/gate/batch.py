@@ -316,5 +316,6 @@ def _outcome(question: Question, judged: Judged, given: dict[str, Tensor]) -> Ou
         status=Status.GREEN if problem is None else problem.status,
         grads=judged.scores,
         message="" if problem is None else problem.message,
+        values=case.point.values,
     )
     return Outcome(question, result, problem, given)

@@ -18,7 +18,9 @@ from kernel_agent.gate.judge import Problem
 from kernel_agent.gate.options import STANDARD, GateOptions
 from kernel_agent.gate.other_values import in_doubt
 from kernel_agent.gate.recomputed import default_pair, recompute
-from kernel_agent.gate.verdict import CaseResult, ForwardChange, Status, Verdict
+from kernel_agent.gate.rule import VERSION
+from kernel_agent.gate.verdict import CaseResult, ForwardChange, Status, Suite, Verdict
+from kernel_agent.machine import Machine, installed_versions
 from kernel_agent.oracle import Truths
 from kernel_agent.pairs.sections import split_sections
 from kernel_agent.pairs.spec import KernelSpec
@@ -103,10 +105,26 @@ def check(
     walls = [note for run in runs[:1] for note in missing_walls(run.script.report.protections)]
     progress.plan = replace(progress.plan, notes=(*progress.plan.notes, *seen(), *walls))
     change = _forward_change(spec, text, progress)
+    made_with = {"suite": suite(truths, options), "machine": Machine(versions=installed_versions())}
     if progress.first_red is not None and progress.first_red.problem is not None:
         verdict = _red(_with_pattern(progress.first_red.problem, progress), progress, change, start)
+        verdict = verdict.model_copy(update=made_with)
         return _diagnosed(verdict, progress, truths, text) if diagnose and believed else verdict
-    return _accepted(progress, change, start)
+    return _accepted(progress, change, start).model_copy(update=made_with)
+
+
+def suite(truths: Truths, options: GateOptions) -> Suite:
+    """What `check` asks with these truths, as a record."""
+    return Suite(
+        rule=VERSION,
+        seeds=options.seeds,
+        drawn=(truths.drawn_seed, *options.drawn),
+        values=options.values,
+        odd_sizes=options.odd_sizes,
+        max_cases=options.max_cases,
+        max_elements=options.max_elements,
+        max_volume=options.max_volume,
+    )
 
 
 def _without_values(

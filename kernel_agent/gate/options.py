@@ -20,6 +20,8 @@ class GateOptions:
     """Product of an entry's whole-number dims, a bound of the work."""
     values: tuple[Values, ...] = tuple(Values)
     """Distributions of inputs at the cheapest shape, each with a seed that is drawn for the occasion."""
+    drawn: tuple[int, ...] = ()
+    """Seeds that earlier verdicts drew, asked beside the one that is drawn now."""
     odd_sizes: int = 4
     """Derived odd shapes to run, of those that the forward accepts."""
     max_cases: int = 48

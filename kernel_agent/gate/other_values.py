@@ -24,10 +24,11 @@ _VALUES = (Status.WRONG_GRADIENT, Status.WRONG_FORWARD, Status.NOT_FINITE)
 
 
 def value_points(truths: Truths, entry: ShapeEntry, options: GateOptions) -> list[Point]:
-    """The points of all distributions at one entry, the drawn seed in each."""
+    """The points of all distributions at one entry, on the drawn seed, then on those of earlier verdicts."""
     if options.max_cases <= FEW:
         return []
-    return [Point(entry=entry, seed=truths.drawn_seed, values=values) for values in options.values]
+    seeds = (truths.drawn_seed, *options.drawn)
+    return [Point(entry=entry, seed=seed, values=values) for seed in seeds for values in options.values]
 
 
 def usable(

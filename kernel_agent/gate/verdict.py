@@ -7,6 +7,8 @@ import enum
 from pydantic import Field
 
 from kernel_agent.gate.diagnosis.records import Diagnosis
+from kernel_agent.machine import Machine
+from kernel_agent.pairs.values import Values
 from kernel_agent.record import Record
 
 
@@ -84,6 +86,15 @@ STAGE_OF = {
 }
 
 
+class Tier(str, enum.Enum):
+    """By what a case was judged."""
+
+    EXACT = "exact"
+    """Executed from IR in float64, on a CPU."""
+    NATIVE = "native"
+    """Real kernels on a GPU."""
+
+
 class GradientScore(Record):
     """How one gradient of one case compares with the truth."""
 
@@ -98,6 +109,19 @@ class GradientScore(Record):
     )
 
 
+class Suite(Record):
+    """What a check asks, so that another one can ask the same. The shapes are those of `SWEEP`, in the file."""
+
+    rule: int = Field(description="`gate.rule.VERSION`: another one may judge and ask otherwise")
+    seeds: tuple[int, ...] = Field(description="of `make_args` and of the cotangents")
+    drawn: tuple[int, ...] = Field(description="seeds that were drawn for the occasion, which no candidate can foresee")
+    values: tuple[Values, ...] = Field(description="distributions of the inputs on the drawn seeds")
+    odd_sizes: int = Field(description="derived odd shapes, at most")
+    max_cases: int
+    max_elements: int = Field(description="elements of all tensor arguments together; larger entries were shrunk")
+    max_volume: int = Field(description="product of an entry's whole-number dims, likewise")
+
+
 class CaseResult(Record):
     """One case of the suite: a shape, a seed and a kind of cotangent."""
 
@@ -106,6 +130,8 @@ class CaseResult(Record):
     status: Status
     grads: tuple[GradientScore, ...] = ()
     message: str = ""
+    values: Values = Field(default=Values.AS_MADE, description="distribution of the inputs")
+    tier: Tier = Tier.EXACT
 
 
 class ForwardChange(Record):
@@ -138,6 +164,8 @@ class Verdict(Record):
     notes: tuple[str, ...] = Field(default=(), description="what was shrunk or left out, said to the reader")
     forward: ForwardChange | None = None
     tier: str = Field(default="exact", description="`exact`: executed from IR; `native`: real kernels on a GPU")
+    suite: Suite | None = Field(default=None, description="what was asked; None where nothing was run")
+    machine: Machine | None = Field(default=None, description="what it was made with; its GPU where real kernels ran")
     seconds: float = 0.0
 
     @property

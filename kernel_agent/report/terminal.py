@@ -11,10 +11,10 @@ from rich.text import Text
 from kernel_agent.agent import events as ev
 from kernel_agent.agent.events import Entry
 from kernel_agent.agent.explain import headline
-from kernel_agent.agent.machine import NO_GPU
 from kernel_agent.agent.skeleton import gradient_name
 from kernel_agent.agent.speedwords import headline_time
 from kernel_agent.gate.verdict import CaseResult, Status, Verdict
+from kernel_agent.machine import NO_GPU
 from kernel_agent.models.protocol import Notice, UsageKind
 from kernel_agent.models.tokens import estimate_tokens
 from kernel_agent.report.paragraphs import derived_line, drafts_line, source_words

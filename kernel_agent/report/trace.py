@@ -12,9 +12,9 @@ from datetime import datetime
 from kernel_agent.agent import events as ev
 from kernel_agent.agent.events import Entry, PhaseName
 from kernel_agent.agent.explain import cases_in_words, gradients_in_words, headline
-from kernel_agent.agent.machine import Machine
 from kernel_agent.agent.snapshots import parse
 from kernel_agent.gate.verdict import Verdict
+from kernel_agent.machine import Machine
 from kernel_agent.models.protocol import Reply, Role, Turn
 from kernel_agent.models.usage import usage_words
 from kernel_agent.report.paragraphs import (

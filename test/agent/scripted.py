@@ -10,8 +10,8 @@ from pathlib import Path
 from kernel_agent.agent.events import PairsRetrieved, RetrievedPair, TruthCrossChecked
 from kernel_agent.agent.tools import OnCase, Tools
 from kernel_agent.bench.records import Basis, Measurement, ShapeTime
+from kernel_agent.certificate.record import Provenance
 from kernel_agent.config import Backend, RunConfig
-from kernel_agent.deliver.certificate import Provenance
 from kernel_agent.gate.verdict import CaseResult, GradientScore, Status, Verdict
 from kernel_agent.models.exchange import Exchange
 from kernel_agent.models.protocol import Conversation, OnNotice, Progress, Reply, Usage, unheard

@@ -11,10 +11,9 @@ from scripted import BACKWARD, Script, config, reply_text
 from kernel_agent.agent import events as ev
 from kernel_agent.agent.events import Outcome
 from kernel_agent.agent.ledger import read_ledger
-from kernel_agent.agent.machine import Machine, this_machine
 from kernel_agent.agent.runs import Changes, resume, run
-from kernel_agent.deliver.certificate import Versions, installed_versions
 from kernel_agent.errors import EnvironmentProblem, InputError
+from kernel_agent.machine import Machine, Versions, installed_versions, this_machine
 
 FASTER = BACKWARD.replace("BLOCK=32)", "BLOCK=64)").replace("x.numel(), 32)", "x.numel(), 64)")
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from kernel_agent.certificate.integrity import disagreements
+from kernel_agent.certificate.reading import read_certificate
 from kernel_agent.deliver import Provenance, deliver
 from kernel_agent.deliver.package import NotGreen
 from kernel_agent.gate.verdict import CaseResult, Status, Verdict
@@ -147,8 +149,16 @@ def test_the_operator_section_reads_well(delivery):
 def test_certificate_names_verdict_hashes_and_the_command_that_verifies(delivery):
     certificate = json.loads(delivery.certificate.read_text())
     assert certificate["verdict"]["status"] == "GREEN"
-    assert certificate["verify"] == "kernel-agent check scale_backward.py"
-    assert set(certificate["hashes"]) == {"forward", "candidate", "delivered"}
+    assert certificate["verify"] == "kernel-agent recheck certificate.json"
+    assert set(certificate["hashes"]) == {"forward", "backward", "truth", "delivered"}
+
+
+def test_a_certificate_carries_the_sources_that_it_speaks_of(delivery):
+    # One file is enough to judge again: the user's own file may have moved on.
+    certificate = read_certificate(delivery.certificate)
+    assert certificate.sources.forward == FORWARD
+    assert BACKWARD.strip() in certificate.sources.pair
+    assert disagreements(certificate, delivery.certificate.parent) == ()
 
 
 def test_all_delivered_files_compile(delivery):

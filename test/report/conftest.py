@@ -11,7 +11,7 @@ from kernel_agent.agent.events import Entry, RunStarted
 from kernel_agent.agent.ledger import read_ledger
 from kernel_agent.agent.orchestrator import FinishedRun
 from kernel_agent.agent.runs import run
-from kernel_agent.deliver.certificate import Versions
+from kernel_agent.machine import Versions
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "agent"))
 

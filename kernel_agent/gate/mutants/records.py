@@ -40,12 +40,45 @@ class MutantResult(Record):
     seconds: float = 0.0
 
 
+class MutationTally(Record):
+    """What became of mutants, as numbers beside a verdict."""
+
+    killed: int
+    survived: int
+    equivalent: int
+    rounding: int = Field(description="that only compute coarser, which the exact tier does not judge")
+    invalid: int = Field(description="that computed nothing")
+    unreached: int = Field(default=0, description="not judged to the end within the seconds that were given")
+    survivors: tuple[MutantResult, ...] = ()
+    seconds: float = 0.0
+
+    def __add__(self, other: MutationTally) -> MutationTally:
+        """Both together."""
+        return MutationTally(**{name: mine + getattr(other, name) for name, mine in self})
+
+    @property
+    def words(self) -> str:
+        """`34 of 34 killed; not counted: 2 equivalent; 12 s`."""
+        judged = self.killed + self.survived
+        score = f"{self.killed} of {judged} killed" if judged else "no mutant could be judged"
+        rest = ("equivalent", "rounding", "invalid", "unreached")
+        aside = ", ".join(f"{getattr(self, name)} {name}" for name in rest if getattr(self, name))
+        return score + (f"; not counted: {aside}" if aside else "") + f"; {self.seconds:.0f} s"
+
+
 class MutationReport(Record):
     """All mutants of one pair."""
 
     pair: str
     results: tuple[MutantResult, ...]
+    unreached: int = Field(default=0, description="see `MutationTally`")
     seconds: float = 0.0
+
+    @property
+    def tally(self) -> MutationTally:
+        """The numbers, and the survivors."""
+        counts = {outcome.value: self.counts[outcome] for outcome in Outcome}
+        return MutationTally(**counts, unreached=self.unreached, survivors=self.survivors, seconds=self.seconds)
 
     @property
     def counts(self) -> Counter[Outcome]:

@@ -1,17 +1,29 @@
-"""`Machine`: where a run is worked on. A run may move, and then what was timed elsewhere is not compared."""
+"""`Machine`: where something was found out. Verdicts and times name it, since both may move to another one."""
 
 from __future__ import annotations
 
+import platform
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from pydantic import Field
 
-from kernel_agent.deliver.certificate import Versions, installed_versions
+from kernel_agent import __version__
 from kernel_agent.record import Record
 
 NO_GPU = "no GPU"
 _DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd"))
 """What a driver of a GPU puts there, under Linux and WSL."""
+
+
+class Versions(Record):
+    """The software that something was found out with."""
+
+    kernel_agent: str
+    python: str
+    torch: str
+    triton: str
 
 
 class Machine(Record):
@@ -24,15 +36,28 @@ class Machine(Record):
         """What is different from before, in words: `torch 2.11.0 instead of 2.13.0`."""
         words = [] if self.gpu == before.gpu else [f"{self.gpu or NO_GPU} instead of {before.gpu or NO_GPU}"]
         old = before.versions.model_dump()
-        for name, version in self.versions.model_dump().items():
-            if version != old[name]:
-                words.append(f"{name.replace('_', '-')} {version} instead of {old[name] or 'none'}")
+        for name, number in self.versions.model_dump().items():
+            if number != old[name]:
+                words.append(f"{name.replace('_', '-')} {number} instead of {old[name] or 'none'}")
         return tuple(words)
 
     def times_as(self, before: Machine) -> bool:
         """Whether times taken there can be compared with times taken here."""
         here, there = self.versions, before.versions
         return (self.gpu, here.torch, here.triton) == (before.gpu, there.torch, there.triton)
+
+
+@lru_cache(maxsize=1)
+def installed_versions() -> Versions:
+    """Versions without importing torch or triton."""
+
+    def of(name: str) -> str:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            return "not installed"
+
+    return Versions(kernel_agent=__version__, python=platform.python_version(), torch=of("torch"), triton=of("triton"))
 
 
 def this_machine(device: str) -> Machine:

@@ -1,0 +1,82 @@
+"""Mutants within a run: those of gradients as soon as there is a truth, those of a proven backward for some seconds.
+
+`check --mutants` judges them all. A run takes one of each class after the other until its time is over, asks the wider
+suite last, and says how many it did not come to.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import zip_longest
+from pathlib import Path
+
+from kernel_agent.gate.batch import ask
+from kernel_agent.gate.cases import make_plan
+from kernel_agent.gate.mutants.gradients import gradient_mutants
+from kernel_agent.gate.mutants.judge import MutantJudge, OnMutant
+from kernel_agent.gate.mutants.records import MutantResult, MutationReport
+from kernel_agent.gate.mutants.sources import Mutant, source_mutants
+from kernel_agent.gate.options import STANDARD, GateOptions
+from kernel_agent.oracle import Truths
+
+_WALL_SECONDS = 15.0
+"""For one process of a mutant: one without an end must not take all the time there is several times."""
+
+
+def gradient_report(truths: Truths, options: GateOptions = STANDARD) -> MutationReport:
+    """Hold wrong gradients to the rule, made of the truth of every case: no backward is needed and no process started.
+
+    Truths that are not known yet are computed; `check` then finds them known. Raises as `check` does.
+    """
+    start = time.perf_counter()
+    plan = make_plan(truths, options, accepts_needs=False)
+    questions = [question for shape in ask(truths, plan.shapes).questions for question in shape]
+    return _report(truths, list(gradient_mutants(questions)) if questions else [], 0, start)
+
+
+def backward_report(
+    truths: Truths,
+    pair_source: str,
+    seconds: float,
+    options: GateOptions = STANDARD,
+    on_mutant: OnMutant | None = None,
+) -> MutationReport:
+    """Judge mutants of the backward of a pair file that is green, for as long as `seconds` allow.
+
+    One mutant may be under way when the time is over: it is judged to its end. Raises `InputError` where the honest
+    backward is red.
+    """
+    start = time.perf_counter()
+    judge = MutantJudge(truths, options, pair_source)
+    judge.options = replace(judge.options, limits=replace(options.limits, wall_s=_WALL_SECONDS))
+    waiting = deque(one_of_each(source_mutants(pair_source)))
+    planned, results, alike = len(waiting), list[MutantResult](), deque[Mutant]()
+    while (waiting or alike) and time.perf_counter() - start < seconds:
+        if waiting:
+            mutant = waiting.popleft()
+            result = judge.on_suite(mutant)
+            if result is None:
+                alike.append(mutant)
+                continue
+        else:
+            result = judge.beyond_suite(alike.popleft())
+        results.append(result)
+        if on_mutant is not None:
+            on_mutant(result, len(results), planned)
+    return _report(truths, results, len(waiting) + len(alike), start)
+
+
+def one_of_each(mutants: Sequence[Mutant]) -> list[Mutant]:
+    """The first mutant of every class, then the second ones, and so on."""
+    names = dict.fromkeys(mutant.mutator.name for mutant in mutants)
+    classes = [[mutant for mutant in mutants if mutant.mutator.name == name] for name in names]
+    return [mutant for row in zip_longest(*classes) for mutant in row if mutant is not None]
+
+
+def _report(truths: Truths, results: Sequence[MutantResult], unreached: int, start: float) -> MutationReport:
+    seconds = time.perf_counter() - start
+    pair = Path(truths.spec.facts.path).stem
+    return MutationReport(pair=pair, results=tuple(results), unreached=unreached, seconds=seconds)
