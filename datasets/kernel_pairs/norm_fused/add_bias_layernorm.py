@@ -60,8 +60,14 @@ def forward(x, bias, gamma, beta, eps=1e-5):
 
 # --- backward ---
 @triton.jit
+def _add_two(a0, b0, a1, b1):
+    return a0 + a1, b0 + b1
+
+
+@triton.jit
 def _bias_ln_bwd(
-    DY, X, Bias, Gamma, Stats, DX, Parts, M, N, dy_row, dy_col, rows_each, BLOCK: tl.constexpr
+    DY, X, Bias, Gamma, Stats, DX, Parts, M, N, dy_row, dy_col, rows_each,
+    STAGES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     band = tl.program_id(0).to(tl.int64)
     bands = tl.num_programs(0)
@@ -72,7 +78,8 @@ def _bias_ln_bwd(
     dgamma = tl.zeros((BLOCK,), tl.float32)
     dbeta = tl.zeros((BLOCK,), tl.float32)
     dbias = tl.zeros((BLOCK,), tl.float32)
-    for row in range(band * rows_each, tl.minimum((band + 1) * rows_each, M)):
+    # Five rows of parameters and sums leave room for few programs: the next two rows are copied meanwhile.
+    for row in tl.range(band * rows_each, tl.minimum((band + 1) * rows_each, M), num_stages=STAGES):
         h = tl.load(X + row * N + n, mask=ok, other=0.0).to(tl.float32) + bias
         rstd = tl.load(Stats + 2 * row + 1)
         xhat = tl.where(ok, (h - tl.load(Stats + 2 * row)) * rstd, 0.0)
@@ -80,7 +87,8 @@ def _bias_ln_bwd(
         dgamma += dy * xhat
         dbeta += dy
         dxhat = dy * gamma
-        dh = rstd * (dxhat - tl.sum(dxhat, 0) / N - xhat * (tl.sum(dxhat * xhat, 0) / N))
+        shift, slope = tl.reduce((dxhat, dxhat * xhat), 0, _add_two)
+        dh = rstd * (dxhat - shift / N - xhat * (slope / N))
         tl.store(DX + row * N + n, dh, mask=ok)
         dbias += dh
     tl.store(Parts + band * N + n, dgamma, mask=ok)
@@ -113,7 +121,7 @@ def backward(saved, grad_y, needs=None):
     sums = torch.empty(3, N, device=x.device, dtype=gamma.dtype)
     _bias_ln_bwd[(bands,)](
         grad_y, x, bias, gamma, stats, dx, parts, M, N, grad_y.stride(0), grad_y.stride(1), rows_each,
-        BLOCK=BLOCK, num_warps=warps,
+        STAGES=3 if BLOCK * x.element_size() <= 32768 else 1, BLOCK=BLOCK, num_warps=warps,
     )  # fmt: skip
     _three_column_sums[(triton.cdiv(N, 32), 3)](parts, sums, bands, N, BLOCK_B=64, BLOCK_N=32)
     return dx, sums[2], sums[0], sums[1]

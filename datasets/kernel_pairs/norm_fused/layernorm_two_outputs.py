@@ -72,9 +72,14 @@ def forward(x, w1, b1, w2, b2, eps=1e-5):
 
 # --- backward ---
 @triton.jit
+def _pairwise_sum(a0, b0, a1, b1):
+    return a0 + a1, b0 + b1
+
+
+@triton.jit
 def _two_affine_bwd(
     DY1, DY2, X, W1, W2, Stats, DX, Parts, M, N, band, s1_m, s1_n, s2_m, s2_n,
-    HAS1: tl.constexpr, HAS2: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    HAS1: tl.constexpr, HAS2: tl.constexpr, STAGES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     c = tl.arange(0, BLOCK_N)
     w1 = _vector(W1, c, N)
@@ -85,7 +90,8 @@ def _two_affine_bwd(
     db1 = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     dw2 = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     db2 = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for start in range(first, last, BLOCK_M):
+    # Few programs fit beside four rows of sums: two tiles ahead are on their way to shared memory.
+    for start in tl.range(first, last, BLOCK_M, num_stages=STAGES):
         m = (start + tl.arange(0, BLOCK_M))[:, None]
         mask = (m < last) & (c[None, :] < N)
         x = tl.load(X + m * N + c[None, :], mask=mask, other=0.0).to(tl.float32)
@@ -103,9 +109,8 @@ def _two_affine_bwd(
             g += w2 * dy
             dw2 += dy * xh
             db2 += dy
-        shift = tl.sum(g, 1, keep_dims=True) / N
-        slope = tl.sum(g * xh, 1, keep_dims=True) / N
-        tl.store(DX + m * N + c[None, :], rstd * (g - shift - xh * slope), mask=mask)
+        shift, slope = tl.reduce((g, g * xh), 1, _pairwise_sum, keep_dims=True)
+        tl.store(DX + m * N + c[None, :], rstd * (g - shift / N - xh * (slope / N)), mask=mask)
     out = Parts + tl.program_id(0).to(tl.int64) * 4 * N + c
     tl.store(out, tl.sum(dw1, 0), mask=c < N)
     tl.store(out + N, tl.sum(db1, 0), mask=c < N)
@@ -127,7 +132,9 @@ def backward(saved, grad_y1, grad_y2, needs=None):
     dy1, dy2 = (x if dy is None else dy for dy in (grad_y1, grad_y2))
     _two_affine_bwd[(programs,)](
         dy1, dy2, x, w1, w2, stats, dx, parts, M, N, band, *dy1.stride(), *dy2.stride(),
-        HAS1=grad_y1 is not None, HAS2=grad_y2 is not None, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, num_warps=warps,
+        HAS1=grad_y1 is not None, HAS2=grad_y2 is not None,
+        STAGES=3 if BLOCK_M * BLOCK_N * x.element_size() <= 16384 else 1,
+        BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, num_warps=warps,
     )  # fmt: skip
     totals = parts.sum(0).to(w1.dtype)
     return dx, totals[0], totals[1], totals[2], totals[3]

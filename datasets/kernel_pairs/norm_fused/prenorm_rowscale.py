@@ -53,9 +53,15 @@ def forward(x, weight, bias, scale, eps=1e-5):
 
 # --- backward ---
 @triton.jit
+def _add_pairwise(a0, b0, a1, b1):
+    return a0 + a1, b0 + b1
+
+
+@triton.jit
 def _rowscale_bwd(
-    DY, X, W, Scale, DX, Parts, R, S, D, dy_b, dy_s, dy_d, eps, NEED_X: tl.constexpr, BLOCK: tl.constexpr
-):
+    DY, X, W, Scale, DX, Parts, R, S, D, dy_b, dy_s, dy_d, eps,
+    NEED_X: tl.constexpr, STAGES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     pid = tl.program_id(0).to(tl.int64)
     programs = tl.num_programs(0)
     d = tl.arange(0, BLOCK)
@@ -63,27 +69,24 @@ def _rowscale_bwd(
     w = tl.load(W + d, mask=ok, other=0.0).to(tl.float32)
     dw = tl.zeros((BLOCK,), tl.float32)
     db = tl.zeros((BLOCK,), tl.float32)
-    for row in range(pid, R, programs):
+    # Skipping is a mask, not a branch, so that the copies of the next rows are issued whatever becomes of this one.
+    for row in tl.range(pid, R, programs, num_stages=STAGES):
         sample = row // S
         scale = tl.load(Scale + sample).to(tl.float32)
-        if scale == 0.0:
-            if NEED_X:
-                tl.store(DX + row * D + d, tl.zeros((BLOCK,), tl.float32), mask=ok)
-        else:
-            x = tl.load(X + row * D + d, mask=ok, other=0.0).to(tl.float32)
-            dy = tl.load(DY + sample * dy_b + (row % S) * dy_s + d * dy_d, mask=ok, other=0.0).to(tl.float32)
-            centred = tl.where(ok, x - tl.sum(x, 0) / D, 0.0)
-            rstd = tl.rsqrt(tl.sum(centred * centred, 0) / D + eps)
-            xhat = centred * rstd
-            # The scale acts after the affine part, so it enters all three gradients with dy.
-            dy *= scale
-            dw += dy * xhat
-            db += dy
-            if NEED_X:
-                dxhat = dy * w
-                c1 = tl.sum(dxhat * xhat, 0) / D
-                c2 = tl.sum(dxhat, 0) / D
-                tl.store(DX + row * D + d, rstd * (dxhat - c2 - xhat * c1), mask=ok)
+        kept = ok & (scale != 0.0)
+        x = tl.load(X + row * D + d, mask=kept, other=0.0).to(tl.float32)
+        dy = tl.load(DY + sample * dy_b + (row % S) * dy_s + d * dy_d, mask=kept, other=0.0).to(tl.float32)
+        centred = tl.where(ok, x - tl.sum(x, 0) / D, 0.0)
+        rstd = tl.rsqrt(tl.sum(centred * centred, 0) / D + eps)
+        xhat = centred * rstd
+        # The scale acts after the affine part, so it enters all three gradients with dy.
+        dy *= scale
+        dw += dy * xhat
+        db += dy
+        if NEED_X:
+            dxhat = dy * w
+            c1, c2 = tl.reduce((dxhat * xhat, dxhat), 0, _add_pairwise)
+            tl.store(DX + row * D + d, rstd * (dxhat - c2 / D - xhat * (c1 / D)), mask=ok)
     tl.store(Parts + pid * D + d, dw, mask=ok)
     tl.store(Parts + (programs + pid) * D + d, db, mask=ok)
 
@@ -93,14 +96,14 @@ def backward(saved, grad_y, needs=None):
     B, S, D = x.shape
     BLOCK = triton.next_power_of_2(D)
     warps = max(1, min(16, BLOCK // 256))
-    # One wave: 1024 threads for each of 132 processors.
-    programs = min(132 * 32 // warps, triton.cdiv(B * S, 2))
+    # One wave: 512 threads for each of 132 processors, as the registers allow.
+    programs = min(132 * 16 // warps, triton.cdiv(B * S, 2))
     need_x = needs is None or needs[0]
     dx = torch.empty_like(x) if need_x else None
     parts = torch.empty(2, programs, D, device=x.device, dtype=torch.float32)
     _rowscale_bwd[(programs,)](
         grad_y, x, weight, scale, dx, parts, B * S, S, D, *grad_y.stride(), eps,
-        NEED_X=need_x, BLOCK=BLOCK, num_warps=warps,
+        NEED_X=need_x, STAGES=4 if BLOCK * x.element_size() <= 32768 else 1, BLOCK=BLOCK, num_warps=warps,
     )  # fmt: skip
     dweight, dbias = parts.sum(1).to(weight.dtype)
     return dx, dweight, dbias

@@ -53,27 +53,36 @@ def forward(x, z, weight, groups, eps=1e-5):
 
 # --- backward ---
 @triton.jit
-def _norm_then_gate_bwd(DY, X, Z, W, DX, DZ, Parts, M, N, D, x_row, z_row, dy_row, dy_col, eps, BLOCK: tl.constexpr):
+def _sum_pairs(a0, b0, a1, b1):
+    return a0 + a1, b0 + b1
+
+
+@triton.jit
+def _norm_then_gate_bwd(
+    DY, X, Z, W, DX, DZ, Parts, M, N, D, x_row, z_row, dy_row, dy_col, eps, STAGES: tl.constexpr, BLOCK: tl.constexpr
+):
     pid = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, BLOCK)
     ok = d < D
     col = tl.program_id(1) * D + d
     w = tl.load(W + col, mask=ok, other=0.0).to(tl.float32)
     dw = tl.zeros((BLOCK,), tl.float32)
-    for row in range(pid, M, tl.num_programs(0)):
+    # While a row is reduced, the next rows of all three tensors are copied.
+    for row in tl.range(pid, M, tl.num_programs(0), num_stages=STAGES):
         x = tl.load(X + row * x_row + col, mask=ok, other=0.0).to(tl.float32)
         z = tl.load(Z + row * z_row + col, mask=ok, other=0.0).to(tl.float32)
         dy = tl.load(DY + row * dy_row + col.to(tl.int64) * dy_col, mask=ok, other=0.0).to(tl.float32)
-        inv = tl.rsqrt(tl.sum(x * x, 0) / D + eps)
-        unit = x * inv
         s = tl.sigmoid(z)
         # Product rule: each factor's gradient is dy times the other factor.
         dnormed = dy * z * s
+        dunit = dnormed * w
+        # Sums of x^2 and of dunit * x in one reduction: 1/rms is taken out of the second.
+        squares, along = tl.reduce((x * x, dunit * x), 0, _sum_pairs)
+        inv = tl.rsqrt(squares / D + eps)
+        unit = x * inv
         tl.store(DZ + row * N + col, dy * unit * w * s * (1.0 + z * (1.0 - s)), mask=ok)
         dw += dnormed * unit
-        dunit = dnormed * w
-        radial = tl.sum(dunit * unit, 0) / D
-        tl.store(DX + row * N + col, (dunit - unit * radial) * inv, mask=ok)
+        tl.store(DX + row * N + col, (dunit - unit * (inv * along / D)) * inv, mask=ok)
     tl.store(Parts + pid * N + col, dw, mask=ok)
 
 
@@ -90,7 +99,7 @@ def backward(saved, grad_y, needs=None):
     parts = torch.empty(programs, N, device=x.device, dtype=torch.float32)
     _norm_then_gate_bwd[(programs, groups)](
         grad_y, x, z, weight, dx, dz, parts, M, N, D, x.stride(0), z.stride(0), grad_y.stride(0), grad_y.stride(1),
-        eps, BLOCK=BLOCK, num_warps=warps,
+        eps, STAGES=3 if BLOCK * x.element_size() <= 16384 else 1, BLOCK=BLOCK, num_warps=warps,
     )  # fmt: skip
     return dx, dz, parts.sum(0).to(weight.dtype)
 

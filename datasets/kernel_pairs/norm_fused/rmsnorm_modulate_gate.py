@@ -59,21 +59,31 @@ def forward(x, residual, scale, gate, eps=1e-6):
 
 # --- backward ---
 @triton.jit
-def _gated_norm_bwd(DY, X, Scale, Gate, DX, Parts, S, D, c_b, dy_b, dy_s, dy_d, eps, tokens_each, BLOCK: tl.constexpr):
+def _add_moments(a0, b0, a1, b1):
+    return a0 + a1, b0 + b1
+
+
+@triton.jit
+def _gated_norm_bwd(
+    DY, X, Scale, Gate, DX, Parts, S, D, c_b, dy_b, dy_s, dy_d, eps, tokens_each,
+    STAGES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     band = tl.program_id(0)
     sample = tl.program_id(1).to(tl.int64)
     d = tl.arange(0, BLOCK)
     gain = _sample_gain(Scale, Gate, sample, d, D, c_b)
     total = tl.zeros((BLOCK,), tl.float32)
-    for s in tl.range(band * tokens_each, tl.minimum((band + 1) * tokens_each, S), num_stages=3):
+    # Tokens are copied two turns ahead: a token's reduction is a wait for all warps.
+    for s in tl.range(band * tokens_each, tl.minimum((band + 1) * tokens_each, S), num_stages=STAGES):
         x = tl.load(X + (sample * S + s) * D + d, mask=d < D, other=0.0).to(tl.float32)
         dy_at = DY + sample * dy_b + tl.cast(s, tl.int64) * dy_s + d * dy_d
         dy = tl.load(dy_at, mask=d < D, other=0.0).to(tl.float32)
-        inv = tl.rsqrt(tl.sum(x * x, 0) / D + eps)
+        dxhat = dy * gain
+        squares, along = tl.reduce((x * x, dxhat * x), 0, _add_moments)
+        inv = tl.rsqrt(squares / D + eps)
         xhat = x * inv
         total += dy * xhat
-        dxhat = dy * gain
-        radial = tl.sum(dxhat * xhat, 0) / D
+        radial = inv * along / D
         tl.store(DX + (sample * S + s) * D + d, inv * (dxhat - xhat * radial), mask=d < D)
     tl.store(Parts + (sample * tl.num_programs(0) + band) * D + d, total, mask=d < D)
 
@@ -108,7 +118,7 @@ def backward(saved, grad_y, needs=None):
     dgate = torch.empty_like(dscale)
     _gated_norm_bwd[(bands, B)](
         grad_y, x, scale, gate, dx, parts, S, D, scale.stride(0), *grad_y.stride(), eps, tokens_each,
-        BLOCK=BLOCK, num_warps=warps,
+        STAGES=3 if BLOCK * x.element_size() <= 32768 else 1, BLOCK=BLOCK, num_warps=warps,
     )  # fmt: skip
     _split_between[(triton.cdiv(D, 64), B)](
         parts, scale, gate, dscale, dgate, bands, D, scale.stride(0), BLOCK_P=16, BLOCK_D=64

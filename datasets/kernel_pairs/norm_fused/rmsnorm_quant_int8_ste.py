@@ -53,13 +53,14 @@ def forward(x, weight, eps=1e-6):
 
 # --- backward ---
 @triton.jit
-def _rms_ste_bwd(DY, X, W, InvRms, DX, Parts, M, N, dy_m, dy_n, BLOCK: tl.constexpr):
+def _rms_ste_bwd(DY, X, W, InvRms, DX, Parts, M, N, dy_m, dy_n, band, STAGES: tl.constexpr, BLOCK: tl.constexpr):
     pid = tl.program_id(0).to(tl.int64)
     n = tl.arange(0, BLOCK)
     ok = n < N
     w = tl.load(W + n, mask=ok, other=0.0).to(tl.float32)
     dw = tl.zeros((BLOCK,), tl.float32)
-    for row in range(pid, M, tl.num_programs(0)):
+    # Copies of the next two rows run while the sum of this one waits for its warps.
+    for row in tl.range(pid * band, tl.minimum((pid + 1) * band, M), num_stages=STAGES):
         inv = tl.load(InvRms + row)
         xhat = tl.load(X + row * N + n, mask=ok, other=0.0).to(tl.float32) * inv
         # Straight through: the gradient of the quantised row is the gradient of the normed row.
@@ -74,14 +75,16 @@ def backward(saved, grad_y, needs=None):
     x, weight, inv_rms = saved
     M, N = x.shape
     BLOCK = triton.next_power_of_2(N)
-    warps = max(1, min(16, BLOCK // 256))
-    # One wave: 1024 threads for each of 132 processors.
-    programs = min(132 * 32 // warps, triton.cdiv(M, 2))
+    warps = max(2, min(16, BLOCK // 512))
+    # One wave: 512 threads for each of 132 processors, as the registers allow.
+    band = max(2, triton.cdiv(M, 132 * max(1, 16 // warps)))
+    programs = triton.cdiv(M, band)
     dx = torch.empty_like(x)
     parts = torch.empty(programs, N, device=x.device, dtype=torch.float32)
     _rms_ste_bwd[(programs,)](
-        grad_y, x, weight, inv_rms, dx, parts, M, N, grad_y.stride(0), grad_y.stride(1), BLOCK=BLOCK, num_warps=warps
-    )
+        grad_y, x, weight, inv_rms, dx, parts, M, N, grad_y.stride(0), grad_y.stride(1), band,
+        STAGES=3 if BLOCK * x.element_size() <= 32768 else 1, BLOCK=BLOCK, num_warps=warps,
+    )  # fmt: skip
     return dx, parts.sum(0).to(weight.dtype)
 
 

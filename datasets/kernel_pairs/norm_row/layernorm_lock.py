@@ -1,8 +1,8 @@
 """LayerNorm whose weight gradients meet in a few shared rows, each guarded by a spin lock.
 
-A program owns one row of dx and adds its share of dweight and dbias to row `row % groups` of a small buffer, so the
-scratch memory does not grow with the number of rows; a second kernel adds the buffer's rows. Which program comes first
-is up to the scheduler, so the last bits of dweight and dbias differ from run to run.
+A program owns a band of rows of dx and adds its shares of dweight and dbias once to row `program % groups` of a small
+buffer, so the scratch memory does not grow with the number of rows; a second kernel adds the buffer's rows. Which
+program comes first is up to the scheduler, so the last bits of dweight and dbias differ from run to run.
 """
 
 import torch
@@ -58,34 +58,45 @@ def forward(x, weight, bias, eps=1e-5):
 
 # --- backward ---
 @triton.jit
+def _add_two_at_once(a0, b0, a1, b1):
+    return a0 + a1, b0 + b1
+
+
+@triton.jit
 def _ln_lock_bwd(
-    DY, X, W, Stats, DX, Sums, Locks, M, N, x_row, dy_row, dy_col, groups, WEIGHTS: tl.constexpr, BLOCK: tl.constexpr
-):
-    row = tl.program_id(0).to(tl.int64)
+    DY, X, W, Stats, DX, Sums, Locks, M, N, x_row, dy_row, dy_col, groups, rows_each,
+    WEIGHTS: tl.constexpr, STAGES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    pid = tl.program_id(0).to(tl.int64)
     col = tl.arange(0, BLOCK)
     ok = col < N
-    x = tl.load(X + row * x_row + col, mask=ok, other=0.0).to(tl.float32)
-    dy = tl.load(DY + row * dy_row + col * dy_col, mask=ok, other=0.0).to(tl.float32)
     w = tl.load(W + col, mask=ok, other=0.0).to(tl.float32)
-    mean = tl.load(Stats + row)
-    rstd = tl.load(Stats + M + row)
-    xhat = tl.where(ok, (x - mean) * rstd, 0.0)
-    dxhat = dy * w
-    c1 = tl.sum(dxhat * xhat, 0) / N
-    c2 = tl.sum(dxhat, 0) / N
-    # dx goes out before the lock is taken: only the two additions below are serialised.
-    tl.store(DX + row * N + col, rstd * (dxhat - c2 - xhat * c1), mask=ok)
+    dw = tl.zeros((BLOCK,), tl.float32)
+    db = tl.zeros((BLOCK,), tl.float32)
+    # Rows are copied two turns ahead; the queue for a lock is met once at the end.
+    for row in tl.range(pid * rows_each, tl.minimum((pid + 1) * rows_each, M), num_stages=STAGES):
+        mean = tl.load(Stats + row)
+        rstd = tl.load(Stats + M + row)
+        x = tl.load(X + row * x_row + col, mask=ok, other=0.0).to(tl.float32)
+        dy = tl.load(DY + row * dy_row + col * dy_col, mask=ok, other=0.0).to(tl.float32)
+        xhat = tl.where(ok, (x - mean) * rstd, 0.0)
+        dxhat = dy * w
+        c1, c2 = tl.reduce((dxhat * xhat, dxhat), 0, _add_two_at_once)
+        tl.store(DX + row * N + col, rstd * (dxhat - c2 / N - xhat * (c1 / N)), mask=ok)
+        dw += dy * xhat
+        db += dy
     if WEIGHTS:
-        group = row % groups
+        # dx went out before the lock is taken: only the two additions below are serialised.
+        group = pid % groups
         dw_at = Sums + group * N + col
         db_at = dw_at + groups * N
         while tl.atomic_cas(Locks + group, 0, 1) == 1:
             pass
         # L1 caches are not coherent: what another multiprocessor added is read from L2.
-        dw = tl.load(dw_at, mask=ok, other=0.0, cache_modifier=".cg") + dy * xhat
-        db = tl.load(db_at, mask=ok, other=0.0, cache_modifier=".cg") + dy
-        tl.store(dw_at, dw, mask=ok)
-        tl.store(db_at, db, mask=ok)
+        dw_sum = tl.load(dw_at, mask=ok, other=0.0, cache_modifier=".cg") + dw
+        db_sum = tl.load(db_at, mask=ok, other=0.0, cache_modifier=".cg") + db
+        tl.store(dw_at, dw_sum, mask=ok)
+        tl.store(db_at, db_sum, mask=ok)
         # The stores of all threads precede the release by one of them.
         tl.debug_barrier()
         tl.atomic_xchg(Locks + group, 0)
@@ -110,14 +121,18 @@ def backward(saved, grad_y, needs=None):
     x, weight, stats = saved
     M, N = x.shape
     weights = needs is None or needs[1] or needs[2]
-    # More groups mean shorter queues and a larger buffer: up to 256 while the sums stay well inside L2.
-    groups = min(M, max(16, min(256, (1 << 20) // N)))
+    launch = _launch_shape(N)
+    # One wave: 512 threads for each of 132 processors, as the registers allow.
+    rows_each = max(2, triton.cdiv(M, 132 * max(1, 16 // launch["num_warps"])))
+    programs = triton.cdiv(M, rows_each)
+    # More groups mean shorter queues and a larger buffer, to be cleared and added: four programs share one.
+    groups = min(programs, max(16, programs // 4))
     dx = torch.empty(M, N, device=x.device, dtype=x.dtype)
     sums = torch.zeros(2, groups, N, device=x.device, dtype=torch.float32)
     locks = torch.zeros(groups, device=x.device, dtype=torch.int32)
-    _ln_lock_bwd[(M,)](
+    _ln_lock_bwd[(programs,)](
         grad_y, x, weight, stats, dx, sums, locks, M, N, x.stride(0), grad_y.stride(0), grad_y.stride(1), groups,
-        WEIGHTS=weights, **_launch_shape(N),
+        rows_each, WEIGHTS=weights, STAGES=3 if launch["BLOCK"] * x.element_size() <= 32768 else 1, **launch,
     )  # fmt: skip
     if not weights:
         return dx, None, None

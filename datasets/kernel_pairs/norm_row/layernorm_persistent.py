@@ -60,25 +60,35 @@ def forward(x, weight, bias, eps=1e-5):
 
 # --- backward ---
 @triton.jit
-def _ln_persistent_bwd(DY, X, W, Stats, DX, Parts, M, N, dy_row, dy_col, BLOCK: tl.constexpr):
+def _sum_both(a0, b0, a1, b1):
+    return a0 + a1, b0 + b1
+
+
+@triton.jit
+def _ln_persistent_bwd(DY, X, W, Stats, DX, Parts, M, N, dy_row, dy_col, STAGES: tl.constexpr, BLOCK: tl.constexpr):
     pid = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, BLOCK)
     inside = c < N
     w = tl.load(W + c, mask=inside, other=0.0).to(tl.float32)
     acc_w = tl.zeros((BLOCK,), tl.float32)
     acc_b = tl.zeros((BLOCK,), tl.float32)
-    for r in range(pid, M, tl.num_programs(0)):
+    mu = tl.load(Stats + 2 * pid)
+    inv = tl.load(Stats + 2 * pid + 1)
+    # One program to a processor has nobody to hide behind: rows are copied two turns ahead, statistics loaded one.
+    for r in tl.range(pid, M, tl.num_programs(0), num_stages=STAGES):
+        after = tl.minimum(r + tl.num_programs(0), M - 1)
+        next_mu = tl.load(Stats + 2 * after)
+        next_inv = tl.load(Stats + 2 * after + 1)
         x = tl.load(X + r * N + c, mask=inside, other=0.0).to(tl.float32)
         dy = tl.load(DY + r * dy_row + c * dy_col, mask=inside, other=0.0).to(tl.float32)
-        mu = tl.load(Stats + 2 * r)
-        inv = tl.load(Stats + 2 * r + 1)
         xh = tl.where(inside, (x - mu) * inv, 0.0)
         acc_w += dy * xh
         acc_b += dy
         wdy = w * dy
-        shift = tl.sum(wdy, 0) / N
-        slope = tl.sum(wdy * xh, 0) / N
-        tl.store(DX + r * N + c, inv * (wdy - shift - slope * xh), mask=inside)
+        shift, slope = tl.reduce((wdy, wdy * xh), 0, _sum_both)
+        tl.store(DX + r * N + c, inv * (wdy - shift / N - slope / N * xh), mask=inside)
+        mu = next_mu
+        inv = next_inv
     # Row 2*pid of the buffer holds dweight, row 2*pid+1 holds dbias: one allocation and one sum for both.
     tl.store(Parts + (2 * pid) * N + c, acc_w, mask=inside)
     tl.store(Parts + (2 * pid + 1) * N + c, acc_b, mask=inside)
@@ -93,7 +103,7 @@ def backward(saved, grad_y, needs=None):
     BLOCK = triton.next_power_of_2(N)
     _ln_persistent_bwd[(programs,)](
         grad_y, x, weight, stats, dx, parts, M, N, grad_y.stride(0), grad_y.stride(1),
-        BLOCK=BLOCK, num_warps=_warps(BLOCK),
+        STAGES=3 if BLOCK * x.element_size() <= 32768 else 1, BLOCK=BLOCK, num_warps=max(4, min(16, BLOCK // 256)),
     )  # fmt: skip
     totals = parts.sum(0).to(weight.dtype)
     return dx, totals[0], totals[1]

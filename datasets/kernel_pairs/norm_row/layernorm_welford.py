@@ -61,15 +61,20 @@ def forward(x, weight, bias, eps=1e-5):
 
 # --- backward ---
 @triton.jit
+def _add_both(a0, b0, a1, b1):
+    return a0 + a1, b0 + b1
+
+
+@triton.jit
 def _ln_two_sums_bwd(
-    DY, X, W, Mean, Rstd, DX, DWParts, DBParts, M, N, dy_m, dy_n, ROWS: tl.constexpr, BLOCK: tl.constexpr
+    DY, X, W, Mean, Rstd, DX, Parts, M, N, dy_m, dy_n, STAGES: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    # ROWS rows at a time, so that their loads are in flight together and one pair of reductions serves them all.
+    # ROWS rows at a time: one reduction, of pairs, serves them all, while the next two tiles are copied.
     n = tl.arange(0, BLOCK)[None, :]
     w = tl.load(W + n, mask=n < N, other=0.0).to(tl.float32)
     dw = tl.zeros((ROWS, BLOCK), tl.float32)
     db = tl.zeros((ROWS, BLOCK), tl.float32)
-    for start in range(tl.program_id(0).to(tl.int64) * ROWS, M, tl.num_programs(0) * ROWS):
+    for start in tl.range(tl.program_id(0).to(tl.int64) * ROWS, M, tl.num_programs(0) * ROWS, num_stages=STAGES):
         m = start + tl.arange(0, ROWS)[:, None]
         ok = (m < M) & (n < N)
         x = tl.load(X + m * N + n, mask=ok, other=0.0).to(tl.float32)
@@ -78,32 +83,32 @@ def _ln_two_sums_bwd(
         # dy is zero outside the rows and columns: xhat may be anything finite there.
         xhat = (x - tl.load(Mean + m, mask=m < M, other=0.0)) * rstd
         g = dy * w
-        along_xhat = tl.sum(g * xhat, 1, keep_dims=True) / N
-        along_one = tl.sum(g, 1, keep_dims=True) / N
-        tl.store(DX + m * N + n, rstd * (g - along_one - xhat * along_xhat), mask=ok)
+        along_xhat, along_one = tl.reduce((g * xhat, g), 1, _add_both, keep_dims=True)
+        tl.store(DX + m * N + n, rstd * (g - along_one / N - xhat * (along_xhat / N)), mask=ok)
         dw += dy * xhat
         db += dy
-    out = tl.program_id(0) * N + tl.arange(0, BLOCK)
-    tl.store(DWParts + out, tl.sum(dw, 0), mask=tl.arange(0, BLOCK) < N)
-    tl.store(DBParts + out, tl.sum(db, 0), mask=tl.arange(0, BLOCK) < N)
+    column = tl.arange(0, BLOCK)
+    out = Parts + tl.program_id(0) * 2 * N + column
+    tl.store(out, tl.sum(dw, 0), mask=column < N)
+    tl.store(out + N, tl.sum(db, 0), mask=column < N)
 
 
 def backward(saved, grad_y, needs=None):
     x, weight, mean, rstd = saved
     M, N = x.shape
     BLOCK = triton.next_power_of_2(N)
-    ROWS = max(1, min(1, 4096 // BLOCK))
+    ROWS = max(1, min(16, 2048 // BLOCK))
     warps = max(2, min(16, ROWS * BLOCK // 512))
     # One wave: 512 threads for each of 132 processors, as the registers allow.
     programs = max(1, min(132 * 16 // warps, triton.cdiv(M, 2 * ROWS)))
     dx = torch.empty_like(x)
-    dw_parts = torch.empty(programs, N, device=x.device, dtype=torch.float32)
-    db_parts = torch.empty_like(dw_parts)
+    parts = torch.empty(programs, 2, N, device=x.device, dtype=torch.float32)
     _ln_two_sums_bwd[(programs,)](
-        grad_y, x, weight, mean, rstd, dx, dw_parts, db_parts, M, N, grad_y.stride(0), grad_y.stride(1),
-        ROWS=ROWS, BLOCK=BLOCK, num_warps=warps,
+        grad_y, x, weight, mean, rstd, dx, parts, M, N, grad_y.stride(0), grad_y.stride(1),
+        STAGES=3 if ROWS * BLOCK * x.element_size() <= 32768 else 1, ROWS=ROWS, BLOCK=BLOCK, num_warps=warps,
     )  # fmt: skip
-    return dx, dw_parts.sum(0).to(weight.dtype), db_parts.sum(0).to(weight.dtype)
+    dweight, dbias = parts.sum(0).to(weight.dtype)
+    return dx, dweight, dbias
 
 
 # --- check ---

@@ -63,7 +63,12 @@ def forward(x, weight, bias, eps=1e-6):
 
 # --- backward ---
 @triton.jit
-def _poly_norm_bwd(DY, X, W, DX, Parts, M, N, dy_m, dy_n, eps, rows_each, BLOCK: tl.constexpr):
+def _add_seven(a0, b0, c0, d0, e0, f0, g0, a1, b1, c1, d1, e1, f1, g1):
+    return a0 + a1, b0 + b1, c0 + c1, d0 + d1, e0 + e1, f0 + f1, g0 + g1
+
+
+@triton.jit
+def _poly_norm_bwd(DY, X, W, DX, Parts, M, N, dy_m, dy_n, eps, rows_each, STAGES: tl.constexpr, BLOCK: tl.constexpr):
     band = tl.program_id(0).to(tl.int64)
     n = tl.arange(0, BLOCK)
     w3 = tl.load(W).to(tl.float32)
@@ -73,24 +78,32 @@ def _poly_norm_bwd(DY, X, W, DX, Parts, M, N, dy_m, dy_n, eps, rows_each, BLOCK:
     dw2 = 0.0
     dw1 = 0.0
     db = 0.0
-    for row in tl.range(band * rows_each, tl.minimum((band + 1) * rows_each, M), num_stages=3):
+    # Two rows ahead are copied while the warps wait for one another.
+    for row in tl.range(band * rows_each, tl.minimum((band + 1) * rows_each, M), num_stages=STAGES):
         x = tl.load(X + row * N + n, mask=n < N, other=0.0).to(tl.float32)
         dy = tl.load(DY + row * dy_m + n * dy_n, mask=n < N, other=0.0).to(tl.float32)
-        inv3, inv2, inv1 = _inverse_rms(x, N, eps)
-        u1 = x * inv1
-        u2 = x * x * inv2
-        u3 = x * x * x * inv3
-        s3 = tl.sum(dy * u3, 0)
-        s2 = tl.sum(dy * u2, 0)
-        s1 = tl.sum(dy * u1, 0)
-        dw3 += s3
-        dw2 += s2
-        dw1 += s1
-        db += tl.sum(dy, 0)
-        d3 = w3 * inv3 * (dy - u3 * (s3 / N))
-        d2 = w2 * inv2 * (dy - u2 * (s2 / N))
-        d1 = w1 * inv1 * (dy - u1 * (s1 / N))
-        tl.store(DX + row * N + n, d1 + x * (2.0 * d2 + 3.0 * x * d3), mask=n < N)
+        # 1/rms leaves the sums of dy * N(x^k) as a factor: all seven sums of the row are one reduction.
+        x2 = x * x
+        x4 = x2 * x2
+        t1 = dy * x
+        t2 = dy * x2
+        q6, q4, q2, s3, s2, s1, s0 = tl.reduce((x4 * x2, x4, x2, t1 * x2, t2, t1, dy), 0, _add_seven)
+        inv3 = tl.rsqrt(q6 / N + eps)
+        inv2 = tl.rsqrt(q4 / N + eps)
+        inv1 = tl.rsqrt(q2 / N + eps)
+        dw3 += s3 * inv3
+        dw2 += s2 * inv2
+        dw1 += s1 * inv1
+        db += s0
+        # d/dx of every power, c_k x^(k-1) times (dy - x^k * projection), as polynomials in x.
+        c3 = 3.0 * w3 * inv3
+        c2 = 2.0 * w2 * inv2
+        c1 = w1 * inv1
+        p3 = c3 * inv3 * inv3 * s3 / N
+        p2 = c2 * inv2 * inv2 * s2 / N
+        p1 = c1 * inv1 * inv1 * s1 / N
+        dx = dy * (c1 + x * (c2 + x * c3)) - x * (p1 + x2 * (p2 + x2 * p3))
+        tl.store(DX + row * N + n, dx, mask=n < N)
     tl.store(Parts + band * 4, dw3)
     tl.store(Parts + band * 4 + 1, dw2)
     tl.store(Parts + band * 4 + 2, dw1)
@@ -100,14 +113,16 @@ def _poly_norm_bwd(DY, X, W, DX, Parts, M, N, dy_m, dy_n, eps, rows_each, BLOCK:
 def backward(saved, grad_y, needs=None):
     x, weight, bias, eps = saved
     M, N = x.shape
-    # Nothing wide lives across rows, so bands may be short: up to 4096 of them.
-    rows_each = triton.cdiv(M, 4096)
+    launch = _launch(N)
+    # One wave: 512 threads for each of 132 processors.
+    rows_each = max(2, triton.cdiv(M, 132 * max(1, 16 // launch["num_warps"])))
     bands = triton.cdiv(M, rows_each)
     dx = torch.empty_like(x)
     parts = torch.empty(bands, 4, device=x.device, dtype=torch.float32)
     _poly_norm_bwd[(bands,)](
-        grad_y, x, weight, dx, parts, M, N, grad_y.stride(0), grad_y.stride(1), eps, rows_each, **_launch(N)
-    )
+        grad_y, x, weight, dx, parts, M, N, grad_y.stride(0), grad_y.stride(1), eps, rows_each,
+        STAGES=3 if launch["BLOCK"] * x.element_size() <= 32768 else 1, **launch,
+    )  # fmt: skip
     sums = parts.sum(0)
     return dx, sums[:3].to(weight.dtype), sums[3:].to(bias.dtype)
 

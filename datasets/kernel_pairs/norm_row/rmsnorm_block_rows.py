@@ -65,7 +65,8 @@ def _rms_rows_bwd(
     cols = tl.arange(0, BLOCK_COL)
     w = tl.load(W + cols, mask=cols < N, other=0.0).to(tl.float32)[None, :]
     dw = tl.zeros((8, BLOCK_COL), tl.float32)
-    for block in range(blocks_each):
+    # Two blocks ahead are copied while this one is reduced.
+    for block in tl.range(blocks_each, num_stages=3):
         rows = (pid * blocks_each + block) * BLOCK_ROW + tl.arange(0, BLOCK_ROW)
         row_ok = rows < M
         ok = row_ok[:, None] & (cols < N)[None, :]

@@ -49,12 +49,13 @@ def forward(x, weight, share=0.25, eps=1e-6):
 
 # --- backward ---
 @triton.jit
-def _prefix_norm_bwd(DY, X, W, InvRms, DX, Parts, M, N, P, dy_m, dy_n, BLOCK: tl.constexpr):
+def _prefix_norm_bwd(DY, X, W, InvRms, DX, Parts, M, N, P, dy_m, dy_n, each, STAGES: tl.constexpr, BLOCK: tl.constexpr):
     pid = tl.program_id(0).to(tl.int64)
     n = tl.arange(0, BLOCK)
     w = tl.load(W + n, mask=n < N, other=0.0).to(tl.float32)
     dw = tl.zeros((BLOCK,), tl.float32)
-    for row in range(pid, M, tl.num_programs(0)):
+    # A band of neighbouring rows: their statistics share a line of cache, the rows themselves are copied ahead.
+    for row in tl.range(pid * each, tl.minimum((pid + 1) * each, M), num_stages=STAGES):
         inv = tl.load(InvRms + row)
         unit = tl.load(X + row * N + n, mask=n < N, other=0.0).to(tl.float32) * inv
         dy = tl.load(DY + row * dy_m + n * dy_n, mask=n < N, other=0.0).to(tl.float32)
@@ -69,14 +70,15 @@ def backward(saved, grad_y, needs=None):
     x, weight, inv_rms, P = saved
     M, N = x.shape
     BLOCK = triton.next_power_of_2(N)
-    warps = max(1, min(16, BLOCK // 256))
-    # One wave: 1024 threads for each of 132 processors.
-    programs = min(132 * 32 // warps, triton.cdiv(M, 2))
+    warps = max(2, min(16, BLOCK // 512))
+    # One wave: 512 threads for each of 132 processors, as the registers allow.
+    each = max(2, triton.cdiv(M, 132 * max(1, 16 // warps)))
+    programs = triton.cdiv(M, each)
     dx = torch.empty_like(x)
     parts = torch.empty(programs, N, device=x.device, dtype=torch.float32)
     _prefix_norm_bwd[(programs,)](
-        grad_y, x, weight, inv_rms, dx, parts, M, N, P, grad_y.stride(0), grad_y.stride(1),
-        BLOCK=BLOCK, num_warps=warps,
+        grad_y, x, weight, inv_rms, dx, parts, M, N, P, grad_y.stride(0), grad_y.stride(1), each,
+        STAGES=3 if BLOCK * x.element_size() <= 32768 else 1, BLOCK=BLOCK, num_warps=warps,
     )  # fmt: skip
     return dx, parts.sum(0).to(weight.dtype)
 

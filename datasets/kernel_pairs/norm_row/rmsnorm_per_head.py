@@ -45,6 +45,11 @@ def forward(q, weight, eps=1e-6):
 
 # --- backward ---
 @triton.jit
+def _add_sums(a0, b0, a1, b1):
+    return a0 + a1, b0 + b1
+
+
+@triton.jit
 def _headnorm_bwd(DY, Q, W, DQ, DWP, R, D, eps, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr):
     pid = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, BLOCK_D)
@@ -56,11 +61,12 @@ def _headnorm_bwd(DY, Q, W, DQ, DWP, R, D, eps, BLOCK_R: tl.constexpr, BLOCK_D: 
         at = r[:, None] * D + d[None, :]
         q = tl.load(Q + at, mask=mask, other=0.0).to(tl.float32)
         g = tl.load(DY + at, mask=mask, other=0.0).to(tl.float32)
-        # A head is short, so 1/rms is cheaper to sum again than to store and fetch.
-        inv = tl.rsqrt(tl.sum(q * q, 1) / D + eps)
-        unit = q * inv[:, None]
         gw = g * w[None, :]
-        radial = tl.sum(gw * unit, 1) / D
+        # A head is short, so 1/rms is cheaper to sum again, beside the projection, than to store and fetch.
+        squares, along = tl.reduce((q * q, gw * q), 1, _add_sums)
+        inv = tl.rsqrt(squares / D + eps)
+        radial = inv * along / D
+        unit = q * inv[:, None]
         tl.store(DQ + at, (gw - unit * radial[:, None]) * inv[:, None], mask=mask)
         dw += g * unit
     tl.store(DWP + pid * D + d, tl.sum(dw, 0), mask=d < D)
@@ -73,8 +79,8 @@ def backward(saved, grad_y, needs=None):
     grad_y = grad_y.contiguous()
     BLOCK_D = triton.next_power_of_2(D)
     BLOCK_R = max(1, 2048 // BLOCK_D)
-    count = 2 * torch.cuda.get_device_properties(q.device).multi_processor_count if q.is_cuda else 2
-    # Five programs of four warps are resident: enough loads are under way while one reduces.
+    count = torch.cuda.get_device_properties(q.device).multi_processor_count if q.is_cuda else 2
+    # Five programs of four warps are resident, and each copies two tiles ahead of the one that it reduces.
     programs = max(1, min(5 * count, triton.cdiv(R, 2 * BLOCK_R)))
     dq = torch.empty_like(q)
     dw_parts = torch.empty(programs, D, device=q.device, dtype=torch.float32)

@@ -44,7 +44,7 @@ def forward(x, weight, eps=1e-6):
 
 # --- backward ---
 @triton.jit
-def _rmsnorm_bwd(DY, X, W, InvRms, DX, DWP, M, N, dy_row, dy_col, rows_each, BLOCK: tl.constexpr):
+def _rmsnorm_bwd(DY, X, W, InvRms, DX, DWP, M, N, dy_row, dy_col, rows_each, STAGES: tl.constexpr, BLOCK: tl.constexpr):
     pid = tl.program_id(0).to(tl.int64)
     col = tl.arange(0, BLOCK)
     ok = col < N
@@ -52,7 +52,8 @@ def _rmsnorm_bwd(DY, X, W, InvRms, DX, DWP, M, N, dy_row, dy_col, rows_each, BLO
     dw = tl.zeros((BLOCK,), tl.float32)
     first = pid * rows_each
     last = tl.minimum(first + rows_each, M)
-    for row in range(first, last):
+    # Two rows ahead are on their way to shared memory while this one is reduced.
+    for row in tl.range(first, last, num_stages=STAGES):
         x = tl.load(X + row * N + col, mask=ok, other=0.0).to(tl.float32)
         dy = tl.load(DY + row * dy_row + col * dy_col, mask=ok, other=0.0).to(tl.float32)
         inv_rms = tl.load(InvRms + row)
@@ -68,14 +69,16 @@ def _rmsnorm_bwd(DY, X, W, InvRms, DX, DWP, M, N, dy_row, dy_col, rows_each, BLO
 def backward(saved, grad_y, needs=None):
     x, weight, inv_rms = saved
     M, N = x.shape
-    rows_each = max(2, triton.cdiv(M, 528))
+    BLOCK = triton.next_power_of_2(N)
+    warps = max(2, min(16, BLOCK // 512))
+    # One wave: 512 threads for each of 132 processors, as the registers allow.
+    rows_each = max(2, triton.cdiv(M, 132 * max(1, 16 // warps)))
     parts = triton.cdiv(M, rows_each)
     dx = torch.empty_like(x)
     dw_parts = torch.empty(parts, N, device=x.device, dtype=torch.float32)
-    BLOCK = triton.next_power_of_2(N)
     _rmsnorm_bwd[(parts,)](
         grad_y, x, weight, inv_rms, dx, dw_parts, M, N, grad_y.stride(0), grad_y.stride(1), rows_each,
-        BLOCK=BLOCK, num_warps=max(1, min(16, BLOCK // 512)),
+        STAGES=3 if BLOCK * x.element_size() <= 32768 else 1, BLOCK=BLOCK, num_warps=warps,
     )  # fmt: skip
     return dx, dw_parts.sum(0).to(weight.dtype)
 
