@@ -8,13 +8,13 @@ from kernel_agent.agent.edits import without_edits
 from kernel_agent.agent.events import PhaseName, PromptName
 from kernel_agent.agent.explain import headline
 from kernel_agent.agent.prompts import Progressing
+from kernel_agent.agent.reply import outside_blocks
 from kernel_agent.agent.state import Round, RunState
 
 TOLD = 12
 """Earlier attempts that a prompt lists, the last ones."""
 _LONGEST = 160
 """Characters of the change that are quoted."""
-_FENCED = re.compile(r"^ {0,3}(`{3,}|~{3,}).*?^ {0,3}\1\s*$", re.DOTALL | re.MULTILINE)
 _CHANGE = re.compile(r"^[ *_#>`-]*Change:[ *_`]*(?P<change>.+)$", re.MULTILINE)
 _SENTENCE = re.compile(r"(?<=[.!?:])\s")
 
@@ -37,7 +37,7 @@ def change_of(reply: str) -> str:
     told = _CHANGE.search(reply)
     if told is not None:
         return _cut(told["change"])
-    prose = without_edits(_FENCED.sub("", reply))
+    prose = without_edits(outside_blocks(reply))
     lines = [line.strip().lstrip("#*->` ").rstrip("*` ") for line in prose.splitlines()]
     said = " ".join(line for line in lines if line)
     sentence = _SENTENCE.split(said, maxsplit=1)[0].rstrip(".:") if said else ""

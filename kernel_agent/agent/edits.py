@@ -23,6 +23,8 @@ _BETWEEN = re.compile(r"^\s*={5,9}\s*$")
 _REPLACE = re.compile(r"^\s*>{5,9} ?REPLACE\s*$")
 _SHOWN = 100
 """Characters of a line that a problem quotes."""
+_COMPARED = 400
+"""Characters of a line that are compared with others: the time for it grows with their square."""
 _SIMILAR = 0.6
 """Least likeness of lines that are offered as those that were meant."""
 
@@ -52,7 +54,7 @@ def read_edits(text: str) -> tuple[Edit, ...]:
     search: list[str] = []
     replace: list[str] = []
     current: list[str] | None = None
-    for line in text.replace("\r\n", "\n").split("\n"):
+    for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n"):
         if _SEARCH.match(line):
             if current is not None:
                 raise _broken(len(edits) + 1, "it is not ended by `>>>>>>> REPLACE` before the next one begins")
@@ -146,11 +148,12 @@ def _missing(present: list[str], wanted: list[str]) -> str:
     absent = next((line for line in wanted if line.strip() and line not in present), None)
     if absent is None:
         return "its SEARCH part does not occur: every line of it is there, but not one after the other"
-    near = difflib.get_close_matches(absent, present, n=1, cutoff=_SIMILAR)
+    begins = [line[:_COMPARED] for line in present]
+    near = difflib.get_close_matches(absent[:_COMPARED], begins, n=1, cutoff=_SIMILAR)
     said = f"the line `{absent.strip()[:_SHOWN]}` of its SEARCH part does not occur"
     if not near:
         return said
-    return f"{said}; line {present.index(near[0]) + 1} is `{near[0].strip()[:_SHOWN]}`"
+    return f"{said}; line {begins.index(near[0]) + 1} is `{near[0].strip()[:_SHOWN]}`"
 
 
 def _broken(number: int, problem: str) -> EditProblem:

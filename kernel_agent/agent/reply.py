@@ -14,7 +14,7 @@ from kernel_agent.agent.edits import apply_edits, has_edits, read_edits, without
 from kernel_agent.agent.snapshots import render
 from kernel_agent.gate.verdict import Status, Verdict
 from kernel_agent.models.protocol import StopReason
-from kernel_agent.pairs.sections import BACKWARD_MARKER, CHECK_MARKER, FORWARD_MARKER
+from kernel_agent.pairs.sections import BACKWARD_MARKER, CHECK_MARKER, FORWARD_MARKER, has_marker
 from kernel_agent.pairs.spec import Candidate, content_hash
 
 CONTRACT = (
@@ -22,7 +22,8 @@ CONTRACT = (
     "`backward(saved, ..., needs=None)`."
 )
 PYTHON = frozenset({"", "python", "py", "python3", "triton"})
-_OPEN = re.compile(r"^ {0,3}(?P<fence>`{3,}|~{3,})[ \t]*(?P<language>[\w+-]*)[^`]*$")
+_OPEN = re.compile(r" {0,3}(?P<fence>`{3,}|~{3,})(?P<info>.*)", re.DOTALL)
+_LANGUAGE = re.compile(r"[ \t]*(?P<name>[\w+-]*)")
 _MARKER = re.compile(r"^\s*#\s*-{2,}\s*(?P<name>forward|backward|check)\s*-{2,}\s*$", re.IGNORECASE)
 
 
@@ -114,22 +115,34 @@ def _extract(text: str, given_forward: str, freeze_forward: bool, stop: StopReas
             "Leave it out and work with what the given forward saves."
         )
         return Extraction(None, Verdict(status=Status.BAD_FORMAT, message=message))
+    if has_marker(chosen.backward) or has_marker(forward or ""):
+        message = (
+            "A section marker stands behind a form feed or another rare line break. Give each marker a line of its own."
+        )
+        return Extraction(None, Verdict(status=Status.BAD_FORMAT, message=message))
     return Extraction(Candidate(backward=chosen.backward, forward=forward), None, tuple(notes))
+
+
+def lines_of(text: str) -> list[str]:
+    """Lines as Python counts them: a lone carriage return ends one, too."""
+    return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
 
 
 def fenced_blocks(text: str, languages: frozenset[str] = PYTHON) -> tuple[Block, ...]:
     """Fenced blocks in one of the languages, "" for blocks that name none, by the rules of CommonMark."""
     blocks: list[Block] = []
-    lines = text.replace("\r\n", "\n").split("\n")
+    lines = lines_of(text)
     inside: list[str] | None = None
     fence, wanted, first = "", False, 1
     for number, line in enumerate(lines, start=1):
         if inside is None:
             opening = _OPEN.match(line)
-            if opening:
+            # Asked apart: a pattern for the whole line takes the square of its length to find that it does not fit.
+            if opening and "`" not in opening["info"]:
                 inside, fence, first = [], opening["fence"], number + 1
-                wanted = opening["language"].lower() in languages
-        elif re.fullmatch(rf" {{0,3}}{re.escape(fence[0])}{{{len(fence)},}}\s*", line):
+                language = _LANGUAGE.match(opening["info"])
+                wanted = language is not None and language["name"].lower() in languages
+        elif _closes(line, fence):
             if wanted:
                 blocks.append(Block("\n".join(inside) + "\n", complete=True, line=first))
             inside = None
@@ -138,6 +151,26 @@ def fenced_blocks(text: str, languages: frozenset[str] = PYTHON) -> tuple[Block,
     if inside is not None and wanted:
         blocks.append(Block("\n".join(inside) + "\n", complete=False, line=first))
     return tuple(blocks)
+
+
+def _closes(line: str, fence: str) -> bool:
+    indent, bare = len(line) - len(line.lstrip(" ")), line.strip()
+    return indent <= 3 and len(bare) >= len(fence) and not bare.strip(fence[0]) and line.lstrip(" ").startswith(bare)
+
+
+def outside_blocks(text: str) -> str:
+    """A reply without its fenced blocks, of whatever language; one that is not closed reaches to the end."""
+    kept: list[str] = []
+    fence = ""
+    for line in lines_of(text):
+        opening = _OPEN.match(line)
+        if fence:
+            fence = "" if _closes(line, fence) else fence
+        elif opening and "`" not in opening["info"]:
+            fence = opening["fence"]
+        else:
+            kept.append(line)
+    return "\n".join(kept)
 
 
 def sections(code: str) -> Parts:

@@ -36,7 +36,7 @@ class Snapshots:
         path = self.path(digest)
         if not path.is_file():
             raise InputError("this snapshot is missing", remedy="restore the run folder, or start a new run", path=path)
-        candidate = parse(path.read_text(encoding="utf-8"))
+        candidate = parse(path.read_bytes().decode("utf-8"))  # as text, a lone carriage return would change
         if candidate.digest != digest:
             raise InputError(
                 "this snapshot was edited after it was judged", remedy="start a new run from the edited file", path=path
@@ -53,7 +53,8 @@ def render(candidate: Candidate) -> str:
 
 def parse(text: str) -> Candidate:
     """Inverse of `render`."""
-    forward, _, backward = text.partition(BACKWARD)
+    forward, _, backward = f"\n{text}".partition(f"\n{BACKWARD}")
+    forward = f"{forward}\n".removeprefix("\n")
     declared: tuple[str, ...] = ()
     if forward.startswith(TORCH):
         line, _, forward = forward.partition("\n")

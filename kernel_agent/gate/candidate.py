@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import warnings
 from dataclasses import dataclass
 
 from kernel_agent.errors import InputError
@@ -13,7 +14,10 @@ from kernel_agent.pairs.meta import PairMeta, read_meta
 from kernel_agent.pairs.sections import split_sections
 from kernel_agent.pairs.spec import KernelSpec
 from kernel_agent.pairs.statements import statements
-from kernel_agent.pairs.syntax import accepts
+from kernel_agent.pairs.syntax import accepts, line_nested_deeper
+
+_DEEPEST = 256
+"""Levels of a file's syntax tree that are read: what is accepted is walked by functions that call themselves."""
 
 
 @dataclass(frozen=True)
@@ -36,15 +40,18 @@ def read_candidate(spec: KernelSpec, source: str) -> CandidateText:
     sections = split_sections(source)
     shown = sections.above_check
     try:
-        tree = ast.parse(shown)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python's advice on escapes is for who wrote them
+            tree = ast.parse(shown)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last two: nested too deeply
         line = error.lineno if isinstance(error, SyntaxError) else None
         said = error.msg if isinstance(error, SyntaxError) else str(error) or "it is nested too deeply"
         column = error.offset - 1 if isinstance(error, SyntaxError) and error.offset else None
         place = "" if column is None else caret(source, line, column)
-        message = f"the file is no valid Python: {said}{quoted(source, line)}"
-        invalid = Problem(Status.COMPILE_ERROR, message, line, details=place)
-        return CandidateText(source, shown, PairMeta(grads=spec.grads), False, invalid)
+        return _invalid(spec, source, shown, f"the file is no valid Python: {said}", line, place)
+    deep = line_nested_deeper(tree, _DEEPEST)
+    if deep is not None:
+        return _invalid(spec, source, shown, f"the file is nested more than {_DEEPEST} levels deep", deep)
     meta = read_meta(source)
     if meta.grads != spec.grads:
         raise InputError(
@@ -66,6 +73,13 @@ def read_candidate(spec: KernelSpec, source: str) -> CandidateText:
         problem = Problem(Status.BAD_FORMAT, message)
     backward = functions.get("backward")
     return CandidateText(source, shown, meta, backward is not None and accepts(backward, "needs"), problem)
+
+
+def _invalid(
+    spec: KernelSpec, source: str, shown: str, message: str, line: int | None, details: str = ""
+) -> CandidateText:
+    problem = Problem(Status.COMPILE_ERROR, message + quoted(source, line), line, details=details)
+    return CandidateText(source, shown, PairMeta(grads=spec.grads), False, problem)
 
 
 def _bound(text: str) -> frozenset[str]:

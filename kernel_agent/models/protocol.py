@@ -6,7 +6,7 @@ import enum
 from collections.abc import Callable
 from typing import Protocol
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from kernel_agent.record import Record
 
@@ -91,6 +91,14 @@ class Reply(Record):
     model: str
     stop: StopReason = StopReason.COMPLETE
     notices: tuple[Notice, ...] = Field(default=(), description="what happened on the way, except waiting")
+
+    @field_validator("text", "reasoning")
+    @classmethod
+    def _writable(cls, text: str | None) -> str | None:
+        """JSON can name halves of characters, which no file takes: pairs are joined, others become U+FFFD."""
+        if text is None or text.isascii():
+            return text
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 Progress = Callable[[str], None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from kernel_agent.errors import InputError
@@ -25,6 +26,30 @@ def parse(source: str, path: Path | None = None) -> ast.Module:
         ) from None
     except (ValueError, RecursionError, MemoryError) as error:
         raise InputError(f"this is not valid Python: {error}", remedy="Correct the syntax.", path=path) from None
+
+
+def line_nested_deeper(tree: ast.Module, levels: int) -> int | None:
+    """The line of a node that stands more than so many levels deep; None where there is none.
+
+    Python parses deeper trees than functions that call themselves for every level can walk.
+    """
+    stack: list[_Standing] = [_Standing(tree, 0, 1)]
+    while stack:
+        here = stack.pop()
+        if here.level > levels:
+            return here.line
+        for node in ast.iter_child_nodes(here.node):
+            stack.append(_Standing(node, here.level + 1, getattr(node, "lineno", here.line)))
+    return None
+
+
+@dataclass(frozen=True)
+class _Standing:
+    """A node of a tree and where it stands."""
+
+    node: ast.AST
+    level: int
+    line: int
 
 
 def dotted(node: ast.expr) -> str | None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from scripted import BACKWARD, NO_CODE
 
-from kernel_agent.agent.reply import Extraction, extract
+from kernel_agent.agent.attempts import change_of
+from kernel_agent.agent.reply import Extraction, extract, fenced_blocks
 from kernel_agent.gate.verdict import Status
 from kernel_agent.models.protocol import StopReason
 
@@ -144,3 +147,31 @@ def test_a_reply_without_a_backward_is_told_why_and_the_contract(text: str, stop
 def test_code_above_the_marker_that_no_parser_takes_reaches_the_gate() -> None:
     # Nested too deeply for Python's parser, which then raises no SyntaxError.
     assert "--1" in backward_of(block(f"x = {'-' * 20_000}1\n# --- backward ---\n{BACKWARD}"))
+
+
+def test_a_line_that_nearly_opens_a_block_is_read_in_linear_time() -> None:
+    # One pattern for the whole line would look at every split of it: hours for a megabyte.
+    start = time.monotonic()
+    for almost in ("~~~" + "a" * 1_000_000 + "`", "```" + " " * 1_000_000 + "`", "```" + "`" * 1_000_000):
+        fenced_blocks(f"{almost}\n")
+        change_of(f"{almost}\n" * 3)
+    assert time.monotonic() - start < 5
+
+
+def test_many_openings_that_nothing_closes_are_read_in_linear_time() -> None:
+    # Looking for the end of each anew would be the square of their number.
+    start = time.monotonic()
+    assert change_of("Masks the tail.\n" + "```x\n" * 100_000) == "Masks the tail"
+    assert time.monotonic() - start < 5
+
+
+def test_a_marker_behind_a_form_feed_is_refused_and_ends_no_run() -> None:
+    # Files are cut at lines as `splitlines` sees them; the section would otherwise be refused outside of any verdict.
+    status, message = refusal_of(block(f"# --- backward ---\n{BACKWARD}x = 1 \f# --- check ---\n"))
+    assert status is Status.BAD_FORMAT
+    assert "form feed" in message
+
+
+def test_carriage_returns_alone_end_lines_as_in_python() -> None:
+    # Else the file on disk, read as text, would be another than the one that was judged.
+    assert backward_of(block(f"# --- backward ---\n{BACKWARD}".replace("\n", "\r"))) == BACKWARD

@@ -50,3 +50,11 @@ def test_what_a_candidate_declares_comes_back_with_it(tmp_path: Path) -> None:
     snapshots = Snapshots(tmp_path)
     declaring = Candidate(forward="def forward(): ...\n", backward="def backward(): ...\n", torch_ops=("a", "b"))
     assert snapshots.get(snapshots.put(declaring)) == declaring
+
+
+def test_a_marker_within_a_line_of_the_forward_does_not_move_the_border(tmp_path: Path) -> None:
+    # A comment that ends like the marker would cut the forward there, and the run would stop at an "edited" snapshot.
+    snapshots = Snapshots(tmp_path)
+    forward = "def forward(x):\n    return x, (x,)  # --- backward ---\n"
+    candidate = Candidate(backward=BACKWARD, forward=forward)
+    assert snapshots.get(snapshots.put(candidate)) == candidate
