@@ -6,7 +6,6 @@ The parent imports this module for nothing but its entry's name.
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,10 +14,9 @@ from kernel_agent.compiler.configurations import Configuration, configurations
 from kernel_agent.compiler.emit import comments_above, triton_source
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.plan import BackwardPlan
-from kernel_agent.compiler.reverse import Adjoint, differentiate
-from kernel_agent.compiler.saved.prepare import prepared
+from kernel_agent.compiler.planning import Wanted, planned
 from kernel_agent.compiler.schedule.calls import Calls
-from kernel_agent.compiler.schedule.schedules import SCHEDULES, Defect, plans
+from kernel_agent.compiler.schedule.schedules import SCHEDULES
 from kernel_agent.compiler.ssa.value import Kernel
 from kernel_agent.compiler.stub.calls import calls_of
 from kernel_agent.compiler.stub.flow import launch_places
@@ -121,54 +119,11 @@ def _sections(
             kernel = known[id(seen)]
             if kernel.name not in adjoints:
                 adjoints[kernel.name] = adjoint_text(kernel, len(seen.grid), read, written)
-            return _plan(schedule, kernel, len(seen.grid), calls[id(seen)], read, written)
+            return planned(schedule, Wanted(kernel, len(seen.grid), calls[id(seen)], read, written))
 
         ways.append(Way(one.trace, one.programs, planner, one.conditions, one.decisions))
     printer = partial(triton_source, comments=comments_above(source.text))
     return write_sections(stub.spec, source, ways, printer)
-
-
-def _plan(
-    schedule: str, kernel: Kernel, axes: int, calls: Calls, read: frozenset[str], written: frozenset[str]
-) -> BackwardPlan:
-    """The plan of a launch by a schedule or, where that does not apply, the best one behind it. A pass with a defect
-    costs what is made by it, and a remark says so."""
-    defects: list[str] = []
-
-    def defect(name: str, error: Exception) -> None:
-        defects.append(f"`{name}` failed on {kernel.name}: {InternalError.of(error).message}")
-
-    adjoint, spared = _adjoints(schedule, kernel, calls, read, written, defect)
-    behind = SCHEDULES[SCHEDULES.index(schedule) :]
-    found = plans(kernel, adjoint, axes, spared=spared, calls=calls, schedules=behind, defect=defect)[0]
-    return replace(found, remarks=(*found.remarks, *defects))
-
-
-def _adjoints(
-    schedule: str, kernel: Kernel, calls: Calls, read: frozenset[str], written: frozenset[str], defect: Defect
-) -> tuple[Adjoint, Adjoint | None]:
-    """The adjoint, and for schedules that can do with it the one that reads back what the forward stored; that alone
-    where the other cannot be had. `plain` relies on no pass of `saved`."""
-    spared = None
-    if schedule != "plain":
-        try:
-            spared = _spared(kernel, calls, read, written)
-        except CannotDerive:
-            pass
-        except Exception as error:
-            defect("saved", error)
-    try:
-        return differentiate(kernel, read=read, written=written), spared
-    except CannotDerive:
-        if spared is None:
-            raise
-        return spared, None
-
-
-def _spared(kernel: Kernel, calls: Calls, read: frozenset[str], written: frozenset[str]) -> Adjoint:
-    found = prepared(kernel, written)
-    adjoint = differentiate(found.kernel, read=read, written=written, calls=calls)
-    return replace(adjoint, remarks=(*adjoint.remarks, *found.remarks))
 
 
 def _refusal(schedule: str, error: KernelAgentError) -> dict[str, object]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from kernel_agent.compiler.ssa.value import Kernel, Op
 
@@ -31,6 +32,10 @@ class Adjoint:
     """Pointer argument the forward read -> argument of f32 (f64 for f64) that its gradient is added to, at the same
     addresses; float scalar argument -> the same with one element. They must hold zeros before."""
     tapes: tuple[Tape, ...]
+    recurrences: Mapping[str, Op] = field(default_factory=dict)
+    """Tape -> the loop of the forward whose carry it keeps."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Constexprs that the forward did not have, as in a plan."""
     consumed: tuple[str, ...] = ()
     """Cotangent arguments that the kernel overwrites, since stores of the forward may meet; it needs copies of them,
     and its effects stay in their order."""

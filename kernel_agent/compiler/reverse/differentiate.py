@@ -62,6 +62,7 @@ def differentiate(
         cotangents={value.name: given.name for value, given in cotangents.items()},
         gradients={value.name: wanted.name for value, wanted in gradients.items()},
         tapes=tapes(found),
+        recurrences=reversal.recurrences,
         consumed=tuple(sorted(value.name for value in consumed)),
         facts=accesses.facts,
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.ssa.code import Code
-from kernel_agent.compiler.ssa.value import Op, Value, constant
+from kernel_agent.compiler.ssa.value import Op, Value, constant, is_setting
 
 _KEPT = frozenset((Code.CAST, Code.FULL, Code.EXPAND, Code.BROADCAST))
 
@@ -42,6 +42,9 @@ class Extents:
 
     def trips(self, loop: Op) -> str:
         """An upper bound of the trips of a loop. Raises CannotDerive where a launch cannot know it."""
+        size = segment_size(loop) if loop.code is Code.FOR else None
+        if size is not None:
+            return str(size.attributes["symbol"])
         found = loop.operands[:3] if loop.code is Code.FOR else _counter(loop)
         if found is None:
             raise CannotDerive(
@@ -119,6 +122,24 @@ class Extents:
         if not value.name or value.shape or value.is_float or value.depth > 0:
             raise _unknown(value)
         return _one(value.name)
+
+
+def segment_size(loop: Op) -> Op | None:
+    """The constexpr that no trips of a loop are more than: it ends at `start + SEGMENT * step`, or before."""
+    start, stop, step = (_bare(value) for value in loop.operands[:3])
+    ends = stop.producer.operands if stop.producer is not None and stop.producer.code is Code.MIN else ()
+    for end in map(_bare, ends):
+        if end.producer is None or end.producer.code is not Code.ADD:
+            continue
+        for first, length in (end.producer.operands, end.producer.operands[::-1]):
+            stride = _bare(length).producer
+            if _bare(first) is not start or stride is None:
+                continue
+            factors = [_bare(one) for one in stride.operands] if stride.code is Code.MUL else [step, _bare(length)]
+            sizes = [one.producer for one in factors if one is not step and is_setting(one)]
+            if len(sizes) == 1 and (step in factors or constant(step) == 1):
+                return sizes[0]
+    return None
 
 
 def _bare(value: Value) -> Value:

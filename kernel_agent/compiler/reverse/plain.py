@@ -35,6 +35,7 @@ def plain(kernel: Kernel, adjoint: Adjoint, grid: tuple[str, ...] = ("grid0", "g
         buffers=tuple(buffers),
         steps=(Step(lowered.kernel, grid, lowered.scalars),),
         gradients=dict(adjoint.gradients),
+        settings=dict(adjoint.settings),
         saved=tuple(sorted(left & read)),
         consumed=adjoint.consumed,
         facts=tuple(Fact(text, "stores of the forward do not meet") for text in adjoint.facts),

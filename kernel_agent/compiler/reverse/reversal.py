@@ -51,6 +51,8 @@ class Reversal(Copier):
         self.primal = Primal(self.__getitem__, self.lanes)
         self.tapes: dict[Op, Taped] = {}
         """Of the loops of the source, in the copy that was made last."""
+        self.recurrences: dict[str, Op] = {}
+        """Tape -> the loop of the source that leaves it."""
         self.counts: dict[Op, Counted] = {}
         """How the WHILEs among them ended."""
         self._taped: set[Op] = set()
@@ -147,6 +149,7 @@ class Reversal(Copier):
         """Names for a loop that is copied with tapes. What is copied within it has none."""
         self._taped.discard(op)
         names = tuple(self.numbered(value.name or "carry") for value in carries)
+        self.recurrences |= dict.fromkeys(names, op)
         self.tapes[op] = Taped(self.numbered(f"trips_{index}" if index else "trips"), names)
         return self.tapes[op]
 

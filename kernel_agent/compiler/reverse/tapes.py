@@ -12,12 +12,12 @@ from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.free_names import free_name
 from kernel_agent.compiler.plan import Buffer, Fill
 from kernel_agent.compiler.reverse.adjoint import Tape
-from kernel_agent.compiler.reverse.extents import Extents
+from kernel_agent.compiler.reverse.extents import Extents, segment_size
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.rebuild import Copier, emptied
 from kernel_agent.compiler.ssa.uses import tapes_of, written_to
-from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value
+from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value, is_setting
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,12 @@ def lower_tapes(kernel: Kernel) -> Lowered:
     taken = {value.name for value in kernel.arguments} | set(kernel.constants)
     pointers, counts, scalars, buffers = {}, {}, {}, []
     for tape in wanted:
-        pointers[tape.name] = Value(f"*{_held(tape.element)}", (), free_name(f"tape_{tape.name}", taken))
+        pointers[tape.name] = Value(f"*{_held(tape.element)}", (), _called(tape, taken))
         shape = ["grid0", "grid1", "grid2"]
         for loop in tape.trips:
             expression = extents.trips(loop)
-            if loop not in counts:
-                counts[loop] = Value("i32", (), free_name(loop.attributes.get("tape") or "trips", taken))
+            if loop not in counts and (loop.code is not Code.FOR or segment_size(loop) is None):
+                counts[loop] = Value("i32", (), free_name(_stem(loop.attributes.get("tape") or "trips"), taken))
                 scalars[counts[loop].name] = expression
             shape.append(expression)
         shape.extend(kernel.extents.get(extent, str(extent)) for extent in tape.shape)
@@ -153,7 +153,7 @@ class _Lowering(Copier):
         for axis in (1, 0):
             place = b.add(b.mul(place, b.cast(b.num_programs(axis), "i64")), b.cast(b.program_id(axis), "i64"))
         for loop in tape.trips:
-            count = b.cast(self.counts[loop], "i64")
+            count = b.cast(self._count(loop), "i64")
             place = b.add(b.mul(place, count), b.cast(self._trip(loop), "i64"))
         rank, lanes = len(tape.shape), b.const(0)
         for axis, extent in enumerate(tape.shape):
@@ -165,6 +165,14 @@ class _Lowering(Copier):
             lanes = b.add(b.mul(lanes, size), lane)
             place = b.mul(place, b.cast(size, "i64"))
         return b.whole(b.add(place, b.cast(lanes, "i64")), tape.shape)
+
+    def _count(self, loop: Op) -> Value:
+        """For how many trips of a loop there is room: an argument, or the constexpr of segments."""
+        if loop in self.counts:
+            return self.counts[loop]
+        size = segment_size(loop)
+        assert size is not None
+        return self.b.setting(size.attributes["symbol"], size.attributes["value"])
 
     def _trip(self, loop: Op) -> Value:
         """Number of the present trip of the loop, or of the one that goes over the same trips."""
@@ -194,6 +202,31 @@ def _around(body: Block, code: Code) -> dict[str, tuple[Op, tuple[Op, ...]]]:
 
     visit(body, ())
     return found
+
+
+def _called(tape: Tape, taken: set[str]) -> str:
+    """`tape_state`; `segments_state` where it keeps what segments start with."""
+    steps = [_bare_factors(loop.operands[2]) for loop in tape.trips[-1:] if loop.code is Code.FOR]
+    kind = "segments" if any(is_setting(value) for values in steps for value in values) else "tape"
+    return free_name(f"{kind}_{_stem(tape.name)}", taken)
+
+
+def _stem(name: str) -> str:
+    """A name without the number that tells it from others."""
+    stem, _, number = name.rpartition("_")
+    return stem if stem and number.isdecimal() else name
+
+
+def _bare_factors(value: Value) -> list[Value]:
+    """What a step is a product of."""
+    while value.producer is not None and value.producer.code is Code.CAST:
+        (value,) = value.producer.operands
+    op = value.producer
+    return (
+        [value]
+        if op is None or op.code is not Code.MUL
+        else [one for side in op.operands for one in _bare_factors(side)]
+    )
 
 
 def _is_one(value: Value) -> bool:

@@ -26,6 +26,19 @@ class Calls:
         """Whether launches were seen, and all of some facts hold in each."""
         return bool(self.names) and not self.refute(facts)
 
+    def most(self, expression: str) -> int | None:
+        """The largest that a whole number was in the launches; None where it is known of none."""
+        found = [number for names in self.names if (number := _number(expression, names)) is not None]
+        return max(found, default=None)
+
+
+def _number(expression: str, names: Mapping[str, Any]) -> int | None:
+    """What it is in a launch; None where it cannot be asked."""
+    try:
+        return int(eval(expression, dict(names)))
+    except (NameError, TypeError, AttributeError, ZeroDivisionError):
+        return None
+
 
 def _holds(fact: str, names: Mapping[str, Any]) -> bool:
     """Whether it does, or cannot be asked: of numbers that the plan will choose, or of a size of nothing."""

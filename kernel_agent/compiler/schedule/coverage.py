@@ -15,7 +15,7 @@ from kernel_agent.compiler.schedule.forms import Forms
 from kernel_agent.compiler.schedule.injective import scale
 from kernel_agent.compiler.schedule.linear import Atom, Form, Kind, lanes
 from kernel_agent.compiler.schedule.polynomial import ONE, Polynomial, ceiling
-from kernel_agent.compiler.schedule.sites import Bound, Site, loop_bound, whole_bounds
+from kernel_agent.compiler.schedule.sites import Bound, Site, loop_bound, loop_bounds, whole_bounds
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.value import Op, Value
 
@@ -145,7 +145,7 @@ class Counter:
             reach = self.reach(site, atom, bound, rest)
             if not rest and reach == bound.below:
                 return True
-            extent = extents[atom]
+            extent = extents[atom] or self.cut(site, atom, bound)
             if extent is None and reach is None:
                 return False
             if not rest and extent == ceiling(bound.below, width):
@@ -153,6 +153,18 @@ class Counter:
             width = width * extent if extent is not None else reach or ONE
         self.claims.append(Claim(width, bound.below))
         return True
+
+    def cut(self, site: Site, atom: Atom, bound: Bound) -> Polynomial | None:
+        """Trips of a loop that the bound alone may end early, as the last segment of a longer loop; None of others."""
+        for loop in site.loops:
+            if loop.code is not Code.FOR or self.forms.trip(loop) != atom:
+                continue
+            ends = loop_bounds(self.forms, loop)
+            own = [one.below for one in ends if one.form == Form.of({atom: ONE})]
+            rest = [one for one in ends if one.form != Form.of({atom: ONE})]
+            if len(own) == 1 and rest == [bound]:
+                return own[0]
+        return None
 
     def reach(self, site: Site, atom: Atom, bound: Bound, larger: Container[Atom]) -> Polynomial | None:
         """What the sum of a trip and of all smaller indices takes every value below of: as far as the loop goes, in

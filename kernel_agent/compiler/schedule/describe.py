@@ -18,7 +18,7 @@ from kernel_agent.compiler.schedule.polynomial import ONE, Polynomial
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.rebuild import Copier
 from kernel_agent.compiler.ssa.uses import Uses, written_to
-from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value, is_constant, unspread
+from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value, is_constant, is_setting, unspread
 
 FITS = "loads_tiles"
 """Function of the stub: whether tiles of some tensors can be loaded by descriptors."""
@@ -243,16 +243,12 @@ def _limits(
 def _conjuncts(mask: Value, axis: int | None) -> list[tuple[Value, int | None]]:
     """What all must hold where a mask does, with the axis that it speaks of."""
     op = mask.producer
-    if op is not None and op.code is Code.OR and _is_setting(op.operands[1]):  # which says that it holds
+    if op is not None and op.code is Code.OR and is_setting(op.operands[1]):  # which says that it holds
         return _conjuncts(op.operands[0], axis)
     if op is not None and op.code in _MOVES | {Code.AND}:
         axis = 1 - int(op.attributes["axis"]) if op.code is Code.EXPAND else axis
         return [part for operand in op.operands for part in _conjuncts(operand, axis)]
     return [(mask, axis)]
-
-
-def _is_setting(value: Value) -> bool:
-    return value.producer is not None and bool(value.producer.attributes.get("open"))
 
 
 def _limited(tiles: dict[Op, _Tile]) -> dict[Op, _Tile]:

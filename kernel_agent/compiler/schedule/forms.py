@@ -99,6 +99,8 @@ class Forms:
         code, operands = op.code, op.operands
         if code is Code.CONST:
             number = constant(value)
+            if op.attributes.get("open") and value.element != "i1":
+                return Form(base=Polynomial.symbol(op.attributes["symbol"], positive=True, printable=False))
             if type(number) is not int:
                 return None
             symbol = op.attributes.get("symbol")

@@ -95,12 +95,17 @@ def plans(
                     made[name] = _plan(name, base, draft)
 
         make({})
-        left = _stays_atomic(min(made.values(), key=_atomics, default=base))
+        if not made and spared is not None and "owned" in better:
+            draft = _tried("added", functools.partial(_added, whole.kernel, adjoint.gradients, launch), defect)
+            if draft is not None:  # atomics as in `plain`, but of what the forward stored
+                draft.facts += facts
+                made["owned"] = _plan("owned", base, draft)
+        left = _stays_atomic(min(made.values(), key=atomics, default=base))
         gathers = _windows(whole.kernel, adjoint.gradients, left, launch, defect) if left else {}
         if gathers:
             make(gathers)
         found += made.values()
-        found.sort(key=lambda plan: (_atomics(plan) + _additions(plan), _atomics(plan)))
+        found.sort(key=lambda plan: (atomics(plan) + _additions(plan), atomics(plan)))
     if "plain" in schedules:
         try:
             found.append(plain(kernel, replace(adjoint, kernel=trimmed(prune(adjoint.kernel))), _grid(launch)))
@@ -137,7 +142,7 @@ def _tried(name: str, make: Callable[[], Made | None], defect: Defect | None) ->
         return None
 
 
-def _atomics(plan: BackwardPlan) -> int:
+def atomics(plan: BackwardPlan) -> int:
     """Additions to memory that a plan leaves: what the others would rather not have."""
     return sum(op.code is Code.ATOMIC_ADD for step in plan.steps for op in step.kernel.ops)
 
@@ -168,11 +173,17 @@ def joined(kernel: Kernel) -> Kernel:
 
 def _owned(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft | None:
     """One launch on the forward's grid, with stores; None where there are none."""
+    draft = _added(tidy, gradients, launch)
+    return draft if draft.stored or draft.alone or draft.totals else None
+
+
+def _added(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft:
+    """One launch on the forward's grid, with stores where that is right."""
     backwards = reversed_axes(tidy)
     found = owned(unwrapped(accumulated(mirrored(tidy, backwards)), launch), gradients, launch)
     draft = Draft()
     draft.add(replace(found, kernel=mirrored(found.kernel, backwards)), gradients, launch, {})
-    return draft if found.empty_if or found.alone or draft.totals else None
+    return draft
 
 
 def _rows(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft | None:
@@ -331,6 +342,7 @@ def _plan(schedule: str, base: BackwardPlan, draft: Draft) -> BackwardPlan:
             buffers.append(replace(buffer, element=one.element, empty_if=one.empty_if, axes=one.axes))
         elif buffer.name in needed or buffer.name in set(base.gradients.values()) - summed:
             buffers.append(buffer)
+    asked = {op.attributes.get("symbol") for kernel, _, _ in draft.steps for op in kernel.ops if op.code is Code.CONST}
     steps = []
     for kernel, launch, scalars in draft.steps:
         own = {value.name for value in kernel.arguments}
@@ -347,7 +359,7 @@ def _plan(schedule: str, base: BackwardPlan, draft: Draft) -> BackwardPlan:
             tensor: same.get(name, name) for tensor, name in sorted(base.gradients.items(), key=lambda g: g[1] in same)
         },
         totals=tuple(draft.totals),
-        settings=draft.settings,
+        settings={**{name: text for name, text in base.settings.items() if name in asked}, **draft.settings},
         facts=tuple(dict.fromkeys((*base.facts, *draft.facts))),
         remarks=(*base.remarks, *dict.fromkeys(draft.remarks)),
     )

@@ -88,10 +88,15 @@ def negatives(forms: Forms, site: Site) -> list[Form]:
 
 def loop_bound(forms: Forms, loop: Op) -> Bound | None:
     """That a loop's index is less than its end; None where that says nothing."""
-    if loop.code is not Code.FOR:
-        return None
-    found = [bound for negative in _of_loop(forms, loop) for bound in _below(negative)]
+    found = loop_bounds(forms, loop)
     return found[0] if found else None
+
+
+def loop_bounds(forms: Forms, loop: Op) -> list[Bound]:
+    """All that a loop's end says of its index."""
+    if loop.code is not Code.FOR:
+        return []
+    return [bound for negative in _of_loop(forms, loop) for bound in _below(negative)]
 
 
 def _of_loop(forms: Forms, loop: Op) -> list[Form]:

@@ -192,9 +192,11 @@ def _moves_as_much(forms: Forms, added: Site) -> bool:
 
 
 def _is_apart(forms: Forms, site: Site) -> bool:
-    """Whether no two programs, trips or lanes have the same element."""
+    """Whether no two programs, trips or lanes have the same element. A tape may be used again in other trips."""
     told = domain(forms, site)
     address = Common.alone(forms, site)
+    if site.op.base in forms.written:
+        told = frozenset(atom for atom in told if atom.kind is not Kind.TRIP or atom in address.form.sources)
     if not told <= address.form.sources:
         return False
     return injective(address.form, address.bounds, told, forms.launch.calls, within=address.within) is not None

@@ -99,10 +99,11 @@ class Builder:
             value = 0.0  # zeros of both signs are one
         return self.pure(Code.CONST, (), element, (), {"value": value, "symbol": symbol})
 
-    def setting(self, name: str, value: bool = True) -> Value:
-        """A constexpr of the kernel, i1, that every launch sets as it likes: code for both values stays. `value`: what
-        it is where the kernel is evaluated."""
-        return self.pure(Code.CONST, (), "i1", (), {"value": value, "symbol": name, "open": True})
+    def setting(self, name: str, value: bool | int = True) -> Value:
+        """A constexpr of the kernel, i1 or a positive i32, that every launch sets as it likes: code for all values
+        stays. `value`: what it is where the kernel is evaluated."""
+        element = "i1" if isinstance(value, bool) else "i32"
+        return self.pure(Code.CONST, (), element, (), {"value": value, "symbol": name, "open": True})
 
     def extent(self, size: int) -> Value:
         """An extent of a tile as a number, i32, by the name that the source has for it."""

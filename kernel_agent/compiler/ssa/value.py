@@ -182,6 +182,13 @@ def constant(value: Value) -> bool | int | float | None:
     return found
 
 
+def is_setting(value: Value) -> bool:
+    """Whether a value is a CONST that launches set."""
+    return (
+        value.producer is not None and value.producer.code is Code.CONST and bool(value.producer.attributes.get("open"))
+    )
+
+
 def unspread(value: Value) -> Value:
     """The scalar, or the smaller tile, that a tile repeats; any other value as it is."""
     while value.producer is not None and value.producer.code in (Code.FULL, Code.BROADCAST):

@@ -184,13 +184,22 @@ class _Facts:
         saved = [name for name in self.plan.saved if name in reads]
         buffers = [one.name for one in self.plan.buffers if one.name in reads]
         mine = _writes(self.kernel)
-        tapes, shared = [name for name in buffers if name in mine], [name for name in buffers if name not in mine]
+        own = [name for name in buffers if name in mine and name not in self.plan.gradients.values()]
+        shared = [name for name in buffers if name not in mine]
+        starts = [name for name in own if name.startswith("segments_")]
+        tapes = [name for name in own if name not in starts]
         again = [name for name in self._again() if name not in {*saved, *shared}]
         found = [f"{_listed(saved)} {_are(saved)} read as the forward stored {_them(saved)}."] if saved else []
         found += (
             [f"{_listed(shared)} {_are(shared)} read as an earlier launch stored {_them(shared)}."] if shared else []
         )
-        found += [f"{_listed(tapes)} {_are(tapes)} the tape of a loop that is gone through twice."] if tapes else []
+        if starts:
+            found.append(
+                f"{_listed(starts)} {_are(starts)} what a loop carries at the start of each segment of its trips."
+            )
+        if tapes:
+            part = "one segment" if starts else "a loop that is gone through twice"
+            found.append(f"{_listed(tapes)} {_are(tapes)} the tape of {part}.")
         if again:
             shown = again if len(again) <= _MOST else [*again[:_MOST], "more"]
             found.append(f"Computed again of the forward: {_listed(shown)}.")

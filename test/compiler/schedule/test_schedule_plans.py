@@ -231,3 +231,22 @@ def test_plans_of_rows_that_programs_take_in_turn_do_not_ask_for_one_program(pro
     found = plans_of(forward("X:*f32 B:*f32 Y:*f32 rows cols", in_turns, BLOCK=BLOCK), "X B", "Y", 1)
     given = {"X": randn(44, BLOCK), "B": randn(BLOCK), "rows": 44, "cols": BLOCK}
     agree(found, given, {"Y": randn(44, BLOCK)}, (programs,), BLOCK=BLOCK)
+
+
+def test_a_backward_that_owns_nothing_still_reads_what_the_forward_stored() -> None:
+    # Rows are picked by an index, so that two programs may add to one: `plain`, which computes all sums again, was all.
+    def picked(b: Builder, rows: Value, x: Value, s: Value, y: Value, n: Value) -> None:
+        at = b.add(b.mul(b.load(rows, b.program_id(0)), n), b.arange(0, BLOCK, "BLOCK"))
+        values = b.load(x, at)
+        total = b.unary(Code.EXP, b.sum(b.mul(values, values), 0))
+        b.store(s, b.program_id(0), total)
+        b.store(y, b.add(b.mul(b.program_id(0), n), b.arange(0, BLOCK, "BLOCK")), b.mul(values, total))
+
+    kernel = forward("ROWS:*i32 X:*f32 S:*f32 Y:*f32 n", picked, BLOCK=BLOCK)
+    found = plans_of(kernel, "X", "Y", 1, spare=True)
+    assert list(found) == ["owned", "plain"]
+    assert [plan.saved for plan in found.values()] == [("S",), ()]
+    assert set(atomics(found["owned"])) == {"dX"}
+    rows, x = torch.tensor([2, 0, 2], dtype=torch.int32), randn(3, BLOCK) / 4
+    given = {"ROWS": rows, "X": x, "S": x[rows].square().sum(1).exp(), "n": BLOCK}
+    agree(found, given, {"Y": randn(3, BLOCK)}, (3,), BLOCK=BLOCK)

@@ -1,0 +1,126 @@
+"""`checkpointed`: long recurrences leave what they carry once for each segment of trips, not for each trip.
+
+The tape of n trips is n tiles of memory. Of a loop that is cut into segments of s trips the way back needs a tile for
+each segment, and a tape of one segment, which the next one uses again: n / s + s tiles, least at s = sqrt(n), for a
+second run of the forward (Griewank, Achieving logarithmic growth of temporal and spatial complexity in reverse
+automatic differentiation, 1992, with one level).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kernel_agent.compiler.errors import CannotDerive
+from kernel_agent.compiler.free_names import free_name
+from kernel_agent.compiler.reverse.adjoint import Adjoint
+from kernel_agent.compiler.reverse.extents import Extents
+from kernel_agent.compiler.schedule.calls import Calls
+from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.rebuild import Copier
+from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value, walk
+
+LONG = 12
+"""Trips from which a tape of segments is much shorter."""
+LIGHT = 8
+"""How many times the elements of a tape's tile a trip has to load for the tape not to matter."""
+EVALUATED = 4
+"""Trips of a segment where a kernel is evaluated."""
+
+
+@dataclass(frozen=True)
+class Checkpointed:
+    """A forward with the same results, whose recurrences go from segment to segment."""
+
+    kernel: Kernel
+    settings: Mapping[str, str]
+    """Constexprs with the trips of a segment, powers of two, as in a plan."""
+
+
+def checkpointed(kernel: Kernel, adjoint: Adjoint, calls: Calls) -> Checkpointed | None:
+    """The forward with its long recurrences in segments; None where it has none.
+
+    `adjoint`: of the kernel, whose tapes say which loops are recurrences. `calls`: launches that were seen: which loops
+    are long is known of those alone.
+    """
+    tiles: dict[Op, int] = {}
+    for tape in adjoint.tapes:
+        loop = adjoint.recurrences.get(tape.name)
+        if loop is not None and loop.code is Code.FOR:
+            tiles[loop] = tiles.get(loop, 0) + math.prod(tape.shape)
+    heavy = {loop for loop, lanes in tiles.items() if LIGHT * lanes >= _loaded(loop)}
+    extents = Extents({op.blocks[0].arguments[0]: op for op in kernel.ops if op.code is Code.FOR})
+    segments = _Segments(kernel)
+    for loop in _outermost(kernel.body, heavy):
+        trips = _trips(loop, extents)
+        if trips and (calls.most(trips) or 0) >= LONG:
+            segments.cut(loop, f"triton.next_power_of_2(max(int({trips} ** 0.5), 1))")
+    return Checkpointed(segments.copy(), segments.settings) if segments.settings else None
+
+
+def _loaded(loop: Op) -> int:
+    """Elements that a trip loads."""
+    return sum(math.prod(op.result.shape) for op in walk(loop.blocks[0]) if op.code is Code.LOAD)
+
+
+def _outermost(block: Block, loops: set[Op]) -> list[Op]:
+    """Those of some loops that stand in none of the others."""
+    found = []
+    for op in block.ops:
+        if op in loops:
+            found.append(op)
+        else:
+            found += [inner for nested in op.blocks for inner in _outermost(nested, loops)]
+    return found
+
+
+def _trips(loop: Op, extents: Extents) -> str:
+    """An expression of the trips of a loop; empty where nobody knows how many."""
+    try:
+        return extents.trips(loop)
+    except CannotDerive:
+        return ""
+
+
+class _Segments(Copier):
+    """Writes some loops as a loop over segments with one over the trips of a segment."""
+
+    def __init__(self, source: Kernel) -> None:
+        super().__init__(source)
+        self.names: dict[Op, str] = {}
+        """By loop: the constexpr with the trips of a segment."""
+        self.settings: dict[str, str] = {}
+
+    def cut(self, loop: Op, size: str) -> None:
+        """Cut a loop into segments. `size`: the expression of their trips."""
+        taken = {value.name for value in self.source.arguments} | set(self.b.kernel.constants)
+        name = self.names[loop] = free_name("SEGMENT", taken)
+        self.settings[name] = size
+        self.b.kernel.constants[name] = EVALUATED
+
+    def loop(self, op: Op) -> None:
+        """A FOR."""
+        if op not in self.names:
+            super().loop(op)
+            return
+        b, (block,) = self.b, op.blocks
+        start, stop, step = self.all(op.operands[:3])
+        names = [value.name for value in block.arguments[1:]]
+        stride = b.mul(step, b.cast(b.setting(self.names[op], EVALUATED), step.element))
+
+        def trip(index: Value, carries: list[Value]) -> list[Value]:
+            for old, new in zip(block.arguments, (index, *carries), strict=True):
+                self[old] = new
+                new.source_line = old.source_line
+            return self.block(block)
+
+        def segment(first: Value, carries: list[Value]) -> tuple[Value, ...]:
+            end = b.elementwise(Code.MIN, (stop, b.add(first, stride)))
+            index = block.arguments[0].name
+            return b.loop((first, end, step), carries, trip, index_name=index, names=names, **op.attributes)
+
+        starts = [self.whole(value) for value in op.operands[3:]]
+        attributes = {**op.attributes, "tape": None}
+        found = b.loop((start, stop, stride), starts, segment, index_name="segment", names=names, **attributes)
+        self.results(op, found)

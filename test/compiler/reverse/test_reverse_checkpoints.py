@@ -1,0 +1,121 @@
+"""Recurrences in segments: the same gradients from tapes of a segment instead of tapes of all trips."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from reverse_checks import Forward, gradients_of
+from torch import Tensor
+
+from kernel_agent.compiler.reverse import differentiate
+from kernel_agent.compiler.reverse.checkpoints import Checkpointed, checkpointed
+from kernel_agent.compiler.reverse.tapes import lower_tapes
+from kernel_agent.compiler.schedule.calls import Calls
+from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.evaluate import evaluate
+from kernel_agent.compiler.ssa.value import Kernel, Value
+
+N = 8
+PROGRAMS = 2
+
+
+def recurrence(loads: int = 1) -> Kernel:
+    """Programs of one row each: h = tanh(h * sum of `loads` tiles x[pid, t]) for t below n; Y[pid, t] = h."""
+    k = Forward(X="*f32", Y="*f32", n="i32")
+    b, pid, lanes = k.b, k.b.program_id(0), k.b.arange(0, N)
+
+    def body(index: Value, carries: list[Value]) -> list[Value]:
+        at = b.add(b.mul(b.add(b.mul(pid, k.n), index), b.const(N)), lanes)
+        x = b.load(k.X, at)
+        for place in range(1, loads):
+            x = b.add(x, b.load(k.X, b.mul(at, b.const(place + 1)), b.compare("lt", at, b.const(0)), b.zero(x)))
+        h = b.unary(Code.TANH, b.mul(carries[0], x))
+        b.store(k.Y, at, h)
+        return [h]
+
+    b.loop((b.const(0), k.n, b.const(1)), [b.whole(b.const(0.5, "f32"), (N,))], body, names=["h"])
+    return k.kernel
+
+
+def cut(kernel: Kernel, trips: int) -> Checkpointed | None:
+    adjoint = differentiate(kernel, read=frozenset({"X"}), written=frozenset({"Y"}))
+    return checkpointed(kernel, adjoint, Calls(({"n": trips},)))
+
+
+def tensors(trips: int) -> dict[str, Tensor | int]:
+    x = torch.randn(PROGRAMS, trips, N, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    return {"X": x, "Y": torch.full_like(x, torch.nan), "n": trips}
+
+
+@pytest.mark.parametrize("trips", [16, 13, 3, 1])
+def test_segments_change_no_result_and_no_gradient(trips: int) -> None:
+    # Segments have four trips here: 16 are whole segments, 13 end with a short one, 3 and 1 are less than one.
+    whole, found = recurrence(), cut(recurrence(), 16)
+    assert found is not None
+    given = tensors(trips)
+    cotangent = {"Y": torch.randn_like(given["X"])}  # type: ignore[arg-type]
+    results, gradients = [], []
+    for kernel in (whole, found.kernel):
+        arguments = {name: one.clone() if isinstance(one, Tensor) else one for name, one in given.items()}
+        evaluate(kernel, (PROGRAMS,), arguments)
+        adjoint = differentiate(kernel, read=frozenset({"X"}), written=frozenset({"Y"}))
+        results.append(arguments["Y"])
+        gradients.append(gradients_of(adjoint, (PROGRAMS,), arguments, cotangent)["X"])
+    torch.testing.assert_close(results[1], results[0])
+    torch.testing.assert_close(gradients[1], gradients[0])
+
+
+def test_tapes_grow_with_the_root_of_the_trips() -> None:
+    # The tape of all trips has one tile for each: 1024 of them.
+    found = cut(recurrence(), 1024)
+    assert found is not None
+    (setting,) = found.settings
+    known = {"n": 1024, setting: 32, "grid0": 1, "grid1": 1, "grid2": 1, "max": max, "min": min, "int": int}
+    adjoint = differentiate(found.kernel, read=frozenset({"X"}), written=frozenset({"Y"}))
+    buffers = lower_tapes(adjoint.kernel).buffers
+    sizes = {one.name: math.prod(eval(text, {}, known) for text in one.shape) for one in buffers}
+    assert sizes == {"segments_h": 32 * N, "tape_h": 32 * N}
+
+
+def test_the_setting_is_the_root_of_the_trips() -> None:
+    class Rounding:
+        @staticmethod
+        def next_power_of_2(number: int) -> int:
+            return 1 << (number - 1).bit_length()
+
+    found = cut(recurrence(), 1024)
+    assert found is not None
+    (text,) = found.settings.values()
+    sizes = [eval(text, {"triton": Rounding, "n": trips, "max": max, "int": int}) for trips in (0, 1, 17, 1024)]
+    assert sizes == [1, 1, 4, 32]
+
+
+def test_short_loops_keep_their_tapes() -> None:
+    # Segments of three trips would need as many tiles as five trips, for twice the work.
+    assert cut(recurrence(), 5) is None
+
+
+def test_loops_of_unknown_length_keep_their_tapes() -> None:
+    kernel = recurrence()
+    adjoint = differentiate(kernel, read=frozenset({"X"}), written=frozenset({"Y"}))
+    assert checkpointed(kernel, adjoint, Calls()) is None
+
+
+def test_a_tape_that_is_small_beside_what_a_trip_loads_stays() -> None:
+    # A second forward would load nine tiles again to spare one.
+    assert cut(recurrence(loads=9), 1024) is None
+
+
+def test_loops_without_recurrence_are_not_cut() -> None:
+    # Trips that do not depend on each other leave no tape, and need no segments.
+    k = Forward(X="*f32", Y="*f32", n="i32")
+    b = k.b
+
+    def body(index: Value, carries: list[Value]) -> list[Value]:
+        return [b.add(carries[0], b.load(k.X, b.add(b.mul(index, b.const(N)), b.arange(0, N))))]
+
+    (total,) = b.loop((b.const(0), k.n, b.const(1)), [b.whole(b.const(0.0, "f32"), (N,))], body, names=["total"])
+    b.store(k.Y, b.arange(0, N), total)
+    assert cut(k.kernel, 1024) is None
