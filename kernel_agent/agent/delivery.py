@@ -5,6 +5,7 @@ from __future__ import annotations
 from kernel_agent.agent import events as ev
 from kernel_agent.agent.desk import Desk
 from kernel_agent.agent.explain import headline
+from kernel_agent.agent.gatetried import tally_of
 from kernel_agent.certificate.record import Provenance
 from kernel_agent.config import Backend
 
@@ -21,7 +22,8 @@ def finish(desk: Desk) -> None:
     line = headline(best.verdict)
     if desk.state.delivered is None:
         candidate, folder = desk.snapshots.get(best.digest), desk.folder.product
-        files = desk.tools.deliver(desk.spec, candidate, best.verdict, _provenance(desk), folder)
+        mutants = tally_of(desk.state.tried, best.digest)
+        files = desk.tools.deliver(desk.spec, candidate, best.verdict, _provenance(desk), folder, mutants)
         desk.record(ev.Delivered(files=tuple(path.relative_to(folder).as_posix() for path in files), line=line))
     desk.record(ev.Finished(outcome=ev.Outcome.DELIVERED, digest=best.digest, line=line))
 

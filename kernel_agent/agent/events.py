@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from kernel_agent.agent.derived import Derived as Derived
+from kernel_agent.agent.gatetried import GateTried as GateTried
 from kernel_agent.agent.plan import GradientPrice, Plan
 from kernel_agent.bench.records import Measurement, Tuned
 from kernel_agent.config import Backend, RunConfig
@@ -352,6 +353,7 @@ Event = Annotated[
     | PhaseSkipped
     | SpecDescribed
     | TruthCrossChecked
+    | GateTried
     | ForwardAnalysed
     | PairsRetrieved
     | Derived

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from kernel_agent.agent.events import Entry
+from kernel_agent.gate.mutants.records import MutantResult
 from kernel_agent.gate.verdict import CaseResult
 from kernel_agent.models.protocol import Notice
 
@@ -28,6 +29,10 @@ class Observer(Protocol):
         """One variant of launch parameters of `planned` was tried, or where nobody counts them, what is done."""
         ...
 
+    def on_mutant(self, mutant: MutantResult, done: int, planned: int) -> None:
+        """The gate judged one mutant of `planned`; the time for them may end before the last."""
+        ...
+
     def on_notice(self, notice: Notice) -> None:
         """The model has something to say beside its reply, such as that it waits."""
         ...
@@ -46,6 +51,9 @@ class Unwatched:
         """See `Observer`."""
 
     def on_variant(self, change: str, done: int, planned: int) -> None:
+        """See `Observer`."""
+
+    def on_mutant(self, mutant: MutantResult, done: int, planned: int) -> None:
         """See `Observer`."""
 
     def on_notice(self, notice: Notice) -> None:

@@ -13,6 +13,7 @@ from kernel_agent.agent.backward import backward
 from kernel_agent.agent.confirm import confirmed
 from kernel_agent.agent.delivery import finish
 from kernel_agent.agent.desk import Desk
+from kernel_agent.agent.gateproof import try_backward
 from kernel_agent.agent.optimize import optimize
 from kernel_agent.agent.reference import TruthDoubted, described, reference, retrieve
 from kernel_agent.agent.runfolder import RunFolder
@@ -45,5 +46,6 @@ def run_to_end(desk: Desk) -> FinishedRun:
         while not confirmed(desk):  # red on this GPU: phase 2 is open again
             backward(desk)
         optimize(desk)
+        try_backward(desk)
         finish(desk)
     return FinishedRun(desk.folder, desk.state)

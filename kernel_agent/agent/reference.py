@@ -6,6 +6,7 @@ from pathlib import Path
 
 from kernel_agent.agent import events as ev
 from kernel_agent.agent.desk import Desk
+from kernel_agent.agent.gateproof import try_gradients
 from kernel_agent.agent.phases import REFERENCE
 from kernel_agent.errors import KernelAgentError
 from kernel_agent.pairs.spec import KernelSpec
@@ -17,7 +18,7 @@ class TruthDoubted(KernelAgentError):
 
 
 def reference(desk: Desk) -> None:
-    """Describe the forward, cross-check its exact gradients, and read off its kernels what they do."""
+    """Describe the forward, cross-check its exact gradients, try the gate on wrong ones, and read off its kernels."""
     if desk.state.spec is None:
         facts = read_file(desk.folder.source)
         named = facts.model_copy(update={"path": desk.folder.source.with_stem(desk.started.stem)})
@@ -33,6 +34,7 @@ def reference(desk: Desk) -> None:
             desk.state.truth.line,
             remedy="the forward may jump where it was checked; a `surrogate` can say what is meant",
         )
+    try_gradients(desk)
     if desk.state.facts is None and desk.tools.analyse is not None:
         desk.record(ev.ForwardAnalysed(facts=desk.tools.analyse(desk.spec)))
     desk.end(REFERENCE, f"exact gradients of {', '.join(desk.spec.grads)} are known")

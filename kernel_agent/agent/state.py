@@ -102,6 +102,8 @@ class RunState:
     """Where the run is worked on."""
     spec: KernelSpec | None = None
     truth: ev.TruthCrossChecked | None = None
+    tried: tuple[ev.GateTried, ...] = ()
+    """What the gate was shown that is wrong."""
     facts: ForwardFacts | None = None
     """What the forward does with memory."""
     retrieval: ev.PairsRetrieved | None = None
@@ -208,6 +210,8 @@ def advance(state: RunState, event: Event) -> RunState:
             return replace(state, spec=event.spec)
         case ev.TruthCrossChecked():
             return replace(state, truth=event)
+        case ev.GateTried():
+            return replace(state, tried=(*state.tried, event))
         case ev.ForwardAnalysed():
             return replace(state, facts=event.facts)
         case ev.PairsRetrieved():

@@ -11,16 +11,21 @@ from pathlib import Path
 
 from kernel_agent.agent.derived import Derived
 from kernel_agent.agent.events import PairsRetrieved, TechniqueHit, TruthCrossChecked
+from kernel_agent.agent.gatetried import GateTried
 from kernel_agent.agent.plan import GradientPrice, Plan, Wanted
 from kernel_agent.bench.records import Basis, Measurement, Tuned
 from kernel_agent.certificate.record import Provenance
 from kernel_agent.errors import KernelAgentError
+from kernel_agent.gate.mutants.records import MutantResult, MutationTally
 from kernel_agent.gate.verdict import CaseResult, Verdict
 from kernel_agent.pairs.forward_facts import ForwardFacts
 from kernel_agent.pairs.spec import Candidate, FileFacts, KernelSpec
 
 OnCase = Callable[[CaseResult, int, int], None]
 """Receives a finished case, how many are done and how many are planned."""
+
+OnMutant = Callable[[MutantResult, int, int], None]
+"""Receives a judged mutant, how many are done and how many there are; time may end before the last."""
 
 OnVariant = Callable[[str, int, int], None]
 """Receives what a finished variant changes, how many are done and how many are planned."""
@@ -67,8 +72,12 @@ class Tools:
     """Find similar pairs."""
     check: Callable[[KernelSpec, str, OnCase], Verdict]
     """Judge a complete pair file against the spec."""
-    deliver: Callable[[KernelSpec, Candidate, Verdict, Provenance, Path], tuple[Path, ...]]
+    deliver: Callable[[KernelSpec, Candidate, Verdict, Provenance, Path, MutationTally | None], tuple[Path, ...]]
     """Write the finished operator into a folder. Called again when a run was killed in the middle of it."""
+    try_gradients: Callable[[KernelSpec], GateTried] | None = None
+    """Hold gradients to the gate's rule that are wrong, made of the truth."""
+    try_backward: Callable[[KernelSpec, str, OnMutant], GateTried] | None = None
+    """Judge mutants of a complete pair file that is green, for as long as the configuration allows."""
     analyse: Callable[[KernelSpec], ForwardFacts] | None = None
     """Read off the forward's kernels what they do with memory."""
     prepare: Callable[[KernelSpec], None] | None = None

@@ -18,15 +18,17 @@ from pydantic import ValidationError
 from kernel_agent import __version__
 from kernel_agent.agent.counted import CountedForward, count_forward
 from kernel_agent.agent.events import PairsRetrieved, TechniqueHit, TruthCrossChecked
+from kernel_agent.agent.gatetried import GateTried
 from kernel_agent.agent.plan import GradientPrice, Plan, Wanted
 from kernel_agent.agent.pricing import price_plan
 from kernel_agent.agent.queryvectors import QueryVectors
 from kernel_agent.agent.retrieval import retrieve, retrieve_techniques
 from kernel_agent.agent.runcache import RunCache
-from kernel_agent.agent.tools import DerivedDraft, OnCase, OnVariant, Tools, TunedCandidate
+from kernel_agent.agent.tools import DerivedDraft, OnCase, OnMutant, OnVariant, Tools, TunedCandidate
 from kernel_agent.bench.records import Basis, Measurement
 from kernel_agent.certificate.record import Provenance
 from kernel_agent.config import RunConfig
+from kernel_agent.gate.mutants.records import MutationTally
 from kernel_agent.gate.options import GateOptions
 from kernel_agent.gate.verdict import CaseResult, Verdict
 from kernel_agent.machine import gpu_name
@@ -80,6 +82,8 @@ class Workshop:
         return Tools(
             describe=self.describe,
             cross_check=self.cross_check,
+            try_gradients=self.try_gradients,
+            try_backward=self.try_backward,
             retrieve=self.retrieve,
             retrieve_techniques=self.retrieve_techniques,
             price=self.price,
@@ -137,6 +141,20 @@ class Workshop:
         found = cross_check_small(truths, self._config.seed)
         findings = forward_findings(truths, gate.GateOptions(seeds=self._seeds))
         return cross_checked(found, time.monotonic() - started, findings)
+
+    def try_gradients(self, spec: KernelSpec) -> GateTried:
+        """See `Tools.try_gradients`."""
+        from kernel_agent.gate.mutants.timed import gradient_report
+
+        return GateTried(tally=gradient_report(self._truths(spec), GateOptions(seeds=self._seeds)).tally)
+
+    def try_backward(self, spec: KernelSpec, pair_source: str, on_mutant: OnMutant) -> GateTried:
+        """See `Tools.try_backward`."""
+        from kernel_agent.gate.mutants.timed import backward_report
+
+        truths, options = self._truths(spec), GateOptions(seeds=self._seeds)
+        report = backward_report(truths, pair_source, self._config.mutant_seconds, options, on_mutant)
+        return GateTried(tally=report.tally)
 
     def analyse(self, spec: KernelSpec) -> ForwardFacts:
         """See `Tools.analyse`."""
@@ -223,12 +241,18 @@ class Workshop:
         return self._stopwatch.tune(spec, candidate, start, judge, on_variant)
 
     def deliver(
-        self, spec: KernelSpec, candidate: Candidate, verdict: Verdict, provenance: Provenance, folder: Path
+        self,
+        spec: KernelSpec,
+        candidate: Candidate,
+        verdict: Verdict,
+        provenance: Provenance,
+        folder: Path,
+        mutants: MutationTally | None,
     ) -> tuple[Path, ...]:
         """See `Tools.deliver`."""
         from kernel_agent.deliver import deliver
 
-        return deliver(spec, candidate, verdict, provenance, folder).files()
+        return deliver(spec, candidate, verdict, provenance, folder, mutants).files()
 
 
 def _unwatched(case: CaseResult, done: int, planned: int) -> None:

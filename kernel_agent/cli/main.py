@@ -101,6 +101,10 @@ def root(
             "--freeze-forward", help="Refuse backwards that bring their own forward.", rich_help_panel=MAIN_JOB
         ),
     ] = False,
+    mutant_seconds: Annotated[
+        float,
+        typer.Option(help="For wrong backwards, which the gate must refuse; 0: try none.", rich_help_panel=MAIN_JOB),
+    ] = 10.0,
     backend: Annotated[
         str | None,
         typer.Option(
@@ -265,6 +269,7 @@ def root(
         device=device,
         seed=seed,
         freeze_forward=freeze_forward,
+        mutant_seconds=mutant_seconds,
         backend=backend,
         model=model or openai_model,
         base_url=base_url,

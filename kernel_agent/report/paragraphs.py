@@ -24,6 +24,13 @@ def source_words(event: ev.RunStarted) -> str:
     return event.backend.value if event.backend is Backend.COMPILER else f"{event.backend.value} ({event.model})"
 
 
+def gate_line(event: ev.GateTried) -> str:
+    """What the gate did to what is wrong, with a sentence for each that it let by."""
+    what = "wrong gradients" if event.digest is None else "mutants of this backward"
+    through = [f"; let by: {one.mutator}, {one.mutant}, which differs at {one.case}" for one in event.tally.survivors]
+    return f"the gate before {what}: {event.tally.words}{''.join(through)}"
+
+
 def derived_line(event: ev.Derived) -> str:
     """What the compiler made of the forward."""
     if event.reason:

@@ -13,11 +13,12 @@ from kernel_agent.agent.events import Entry
 from kernel_agent.agent.explain import headline
 from kernel_agent.agent.skeleton import gradient_name
 from kernel_agent.agent.speedwords import headline_time
+from kernel_agent.gate.mutants.records import MutantResult
 from kernel_agent.gate.verdict import CaseResult, Status, Verdict
 from kernel_agent.machine import NO_GPU
 from kernel_agent.models.protocol import Notice, UsageKind
 from kernel_agent.models.tokens import estimate_tokens
-from kernel_agent.report.paragraphs import derived_line, drafts_line, source_words
+from kernel_agent.report.paragraphs import derived_line, drafts_line, gate_line, source_words
 from kernel_agent.report.trace import NUMBER
 
 
@@ -69,6 +70,12 @@ class TerminalProgress:
         if self._verbose:
             self._console.print(Text(f"    {change}", style="dim"), soft_wrap=True)
 
+    def on_mutant(self, mutant: MutantResult, done: int, planned: int) -> None:
+        """Count mutants."""
+        self._say(f"trying the gate: mutant {done} of {planned}, {mutant.mutator}")
+        if self._verbose:
+            self._console.print(Text(f"    {mutant.outcome.value}  {mutant.mutator}", style="dim"), soft_wrap=True)
+
     def on_notice(self, notice: Notice) -> None:
         """Print what the model says beside its reply."""
         self._console.print(Text(f"  {notice.text}", style="yellow"), soft_wrap=True)
@@ -92,6 +99,8 @@ def event_line(event: ev.Event) -> Text | None:
             return Text(f"  {event.line}")
         case ev.TruthCrossChecked():
             return Text(f"  {event.line}", style="" if event.passed else "red")
+        case ev.GateTried():
+            return Text(f"  {gate_line(event)}", style="red" if event.tally.survived else "")
         case ev.PairsRetrieved():
             return _pairs_line(event)
         case ev.Derived():

@@ -22,6 +22,7 @@ from kernel_agent.report.paragraphs import (
     diagnosis_paragraphs,
     drafts_line,
     forward_paragraphs,
+    gate_line,
     locked_line,
     plan_paragraphs,
     source_words,
@@ -74,6 +75,9 @@ def _event(event: ev.Event, when: str, shown: set[str]) -> list[str]:
         case ev.TruthCrossChecked():
             result = "passed" if event.passed else "FAILED"
             return [f"Cross-check of the exact gradients {result}: {_sentence(event.line)}"]
+        case ev.GateTried():
+            line = gate_line(event)
+            return [f"{line[0].upper()}{line[1:]}."]
         case ev.PairsRetrieved():
             return _pairs(event)
         case ev.Derived():

@@ -12,6 +12,7 @@ from kernel_agent.agent.tools import OnCase, Tools
 from kernel_agent.bench.records import Basis, Measurement, ShapeTime
 from kernel_agent.certificate.record import Provenance
 from kernel_agent.config import Backend, RunConfig
+from kernel_agent.gate.mutants.records import MutationTally
 from kernel_agent.gate.verdict import CaseResult, GradientScore, Status, Verdict
 from kernel_agent.models.exchange import Exchange
 from kernel_agent.models.protocol import Conversation, OnNotice, Progress, Reply, Usage, unheard
@@ -257,7 +258,12 @@ class Script:
 
 
 def _deliver(
-    spec: KernelSpec, candidate: Candidate, verdict: Verdict, provenance: Provenance, folder: Path
+    spec: KernelSpec,
+    candidate: Candidate,
+    verdict: Verdict,
+    provenance: Provenance,
+    folder: Path,
+    mutants: MutationTally | None,
 ) -> tuple[Path, ...]:
     path = folder / f"{spec.facts.stem}_backward.py"
     time = "" if provenance.speed is None else f", {provenance.speed.geomean_us:.0f} us"
@@ -267,5 +273,5 @@ def _deliver(
 
 def config(out: Path, **changes: object) -> RunConfig:
     """The configuration of a scripted run."""
-    fixed = {"file": FORWARD, "out": out, "backend": Backend.MANUAL, "reflect": False}
+    fixed = {"file": FORWARD, "out": out, "backend": Backend.MANUAL, "reflect": False, "mutant_seconds": 0.0}
     return RunConfig.model_validate({**fixed, **changes})

@@ -12,14 +12,18 @@ from scripted import BACKWARD, CRASHING, SWAPPED, Script, config, reply_text
 from kernel_agent.agent.events import Outcome
 from kernel_agent.agent.orchestrator import FinishedRun
 from kernel_agent.agent.runs import resume, run
+from kernel_agent.certificate.reading import read_certificate
+from kernel_agent.certificate.recheck import recheck
 from kernel_agent.gate.verdict import Status
 from kernel_agent.models.replay import find_recording
+from kernel_agent.sandbox import Sandbox
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     script = Script(reply_text(SWAPPED), reply_text(CRASHING), reply_text(BACKWARD))
-    return run(config(tmp_path_factory.mktemp("out"), rag=False, max_iters=3), model=script.model)
+    out = tmp_path_factory.mktemp("out")
+    return run(config(out, rag=False, max_iters=3, mutant_seconds=2.0), model=script.model)
 
 
 def test_wrong_and_crashing_drafts_are_seen_and_the_right_one_is_delivered(finished: FinishedRun) -> None:
@@ -45,6 +49,27 @@ def test_the_delivered_files_say_what_was_proven(finished: FinishedRun) -> None:
     assert certificate["provenance"]["run_id"] == finished.folder.run_id
     operator = finished.folder.product / "product_backward.py"
     assert importlib.util.spec_from_file_location("product_backward", operator) is not None
+
+
+def test_the_delivered_certificate_holds_when_it_is_judged_again(finished: FinishedRun, sandbox: Sandbox) -> None:
+    # The forward that the truth is of is not in the delivered file: the certificate has to carry it.
+    certificate = read_certificate(finished.folder.product / "certificate.json")
+    found = recheck(certificate, sandbox, folder=finished.folder.product)
+    assert found.holds, found
+    assert not found.machine
+
+
+def test_the_gate_was_tried_on_what_is_wrong_before_and_after(finished: FinishedRun) -> None:
+    first, last = finished.state.tried
+    assert first.digest is None, "in phase 1 there is no backward yet"
+    assert first.tally.killed >= 10
+    assert finished.state.best is not None
+    assert last.digest == finished.state.best.digest
+    assert last.tally.killed
+    kept = read_certificate(finished.folder.product / "certificate.json").mutants
+    assert kept == first.tally + last.tally
+    assert kept.survived == 0
+    assert "The gate before wrong gradients" in (finished.folder.path / "trace.md").read_text()
 
 
 def test_the_crash_is_shown_to_the_model_with_its_line(finished: FinishedRun) -> None:

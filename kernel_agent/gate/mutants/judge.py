@@ -51,7 +51,7 @@ class _Red:
 class MutantJudge:
     """Judges the mutants of one pair whose honest backward is green. Truths are computed once for all of them."""
 
-    def __init__(self, truths: Truths, options: GateOptions = STANDARD, honest: str | None = None) -> None:
+    def __init__(self, truths: Truths, options: GateOptions = STANDARD, *, honest: str | None = None) -> None:
         """`honest`: the pair file whose mutants are judged; None where `truths` are of a pair file, and it is meant."""
         self.truths = truths
         self.spec = truths.spec
@@ -76,22 +76,8 @@ class MutantJudge:
 
     def judged(self, mutant: Mutant) -> MutantResult:
         """What becomes of one mutant."""
-        return self.on_suite(mutant) or self.beyond_suite(mutant)
-
-    def on_suite(self, mutant: Mutant) -> MutantResult | None:
-        """What the cases of the gate say of a mutant; None where every gradient is the honest one in all of them."""
         start = time.perf_counter()
-        found = self._on_suite(mutant)
-        return None if found is None else self._result(mutant, start, *found)
-
-    def beyond_suite(self, mutant: Mutant) -> MutantResult:
-        """What a wider suite says of a mutant that has the honest gradients in all cases of the gate."""
-        start = time.perf_counter()
-        return self._result(mutant, start, *self._beyond(mutant))
-
-    def _result(
-        self, mutant: Mutant, start: float, outcome: Outcome, red: _Red | None, differs: str | None
-    ) -> MutantResult:
+        outcome, red, differs = self._outcome(mutant)
         survived = outcome is Outcome.SURVIVED
         return MutantResult(
             mutator=mutant.mutator.name,
@@ -105,7 +91,7 @@ class MutantJudge:
             seconds=time.perf_counter() - start,
         )
 
-    def _on_suite(self, mutant: Mutant) -> tuple[Outcome, _Red | None, str | None] | None:
+    def _outcome(self, mutant: Mutant) -> tuple[Outcome, _Red | None, str | None]:
         rounds = mutant.mutator.rounds
         for number, questions in enumerate(self.suite[: 2 if rounds else None]):
             run = self._run(mutant.source, questions)
@@ -115,9 +101,8 @@ class MutantJudge:
             differs = self._difference(run, questions)
             if differs is not None:
                 return self._last_word(mutant, differs)
-        return (Outcome.ROUNDING, None, None) if rounds else None
-
-    def _beyond(self, mutant: Mutant) -> tuple[Outcome, _Red | None, str | None]:
+        if rounds:
+            return Outcome.ROUNDING, None, None
         run = self._run(mutant.source, self.wider)
         if isinstance(run, _Red):
             return Outcome.SURVIVED, None, f"{run.case}, which the suite does not hold"

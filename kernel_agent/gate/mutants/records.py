@@ -48,7 +48,7 @@ class MutationTally(Record):
     equivalent: int
     rounding: int = Field(description="that only compute coarser, which the exact tier does not judge")
     invalid: int = Field(description="that computed nothing")
-    unreached: int = Field(default=0, description="not judged to the end within the seconds that were given")
+    unjudged: int = Field(default=0, description="mutants that there was no time for")
     survivors: tuple[MutantResult, ...] = ()
     seconds: float = 0.0
 
@@ -61,7 +61,7 @@ class MutationTally(Record):
         """`34 of 34 killed; not counted: 2 equivalent; 12 s`."""
         judged = self.killed + self.survived
         score = f"{self.killed} of {judged} killed" if judged else "no mutant could be judged"
-        rest = ("equivalent", "rounding", "invalid", "unreached")
+        rest = ("equivalent", "rounding", "invalid", "unjudged")
         aside = ", ".join(f"{getattr(self, name)} {name}" for name in rest if getattr(self, name))
         return score + (f"; not counted: {aside}" if aside else "") + f"; {self.seconds:.0f} s"
 
@@ -71,14 +71,14 @@ class MutationReport(Record):
 
     pair: str
     results: tuple[MutantResult, ...]
-    unreached: int = Field(default=0, description="see `MutationTally`")
+    unjudged: int = Field(default=0, description="mutants that there was no time for")
     seconds: float = 0.0
 
     @property
     def tally(self) -> MutationTally:
         """The numbers, and the survivors."""
         counts = {outcome.value: self.counts[outcome] for outcome in Outcome}
-        return MutationTally(**counts, unreached=self.unreached, survivors=self.survivors, seconds=self.seconds)
+        return MutationTally(**counts, unjudged=self.unjudged, survivors=self.survivors, seconds=self.seconds)
 
     @property
     def counts(self) -> Counter[Outcome]:

@@ -1,13 +1,12 @@
 """Mutants within a run: those of gradients as soon as there is a truth, those of a proven backward for some seconds.
 
-`check --mutants` judges them all. A run takes one of each class after the other until its time is over, asks the wider
-suite last, and says how many it did not come to.
+`check --mutants` judges them all. A run takes one of each class after the other until its time is over, and says how
+many it did not come to.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import zip_longest
@@ -20,10 +19,12 @@ from kernel_agent.gate.mutants.judge import MutantJudge, OnMutant
 from kernel_agent.gate.mutants.records import MutantResult, MutationReport
 from kernel_agent.gate.mutants.sources import Mutant, source_mutants
 from kernel_agent.gate.options import STANDARD, GateOptions
+from kernel_agent.gate.verdict import Status
 from kernel_agent.oracle import Truths
 
 _WALL_SECONDS = 15.0
-"""For one process of a mutant: one without an end must not take all the time there is several times."""
+"""For one process of a mutant, so that one without an end does not take all the time several times over. What takes
+longer may be right, on a busy machine, and is not counted."""
 
 
 def gradient_report(truths: Truths, options: GateOptions = STANDARD) -> MutationReport:
@@ -50,33 +51,30 @@ def backward_report(
     backward is red.
     """
     start = time.perf_counter()
-    judge = MutantJudge(truths, options, pair_source)
+    judge = MutantJudge(truths, options, honest=pair_source)
     judge.options = replace(judge.options, limits=replace(options.limits, wall_s=_WALL_SECONDS))
-    waiting = deque(one_of_each(source_mutants(pair_source)))
-    planned, results, alike = len(waiting), list[MutantResult](), deque[Mutant]()
-    while (waiting or alike) and time.perf_counter() - start < seconds:
-        if waiting:
-            mutant = waiting.popleft()
-            result = judge.on_suite(mutant)
-            if result is None:
-                alike.append(mutant)
-                continue
-        else:
-            result = judge.beyond_suite(alike.popleft())
-        results.append(result)
-        if on_mutant is not None:
-            on_mutant(result, len(results), planned)
-    return _report(truths, results, len(waiting) + len(alike), start)
+    mutants = one_of_each(source_mutants(pair_source))
+    results: list[MutantResult] = []
+    for mutant in mutants:
+        if time.perf_counter() - start >= seconds:
+            break
+        result = judge.judged(mutant)
+        if result.status is not Status.TIMED_OUT:
+            results.append(result)
+            if on_mutant is not None:
+                on_mutant(result, len(results), len(mutants))
+    return _report(truths, results, len(mutants) - len(results), start)
 
 
 def one_of_each(mutants: Sequence[Mutant]) -> list[Mutant]:
-    """The first mutant of every class, then the second ones, and so on."""
-    names = dict.fromkeys(mutant.mutator.name for mutant in mutants)
-    classes = [[mutant for mutant in mutants if mutant.mutator.name == name] for name in names]
+    """The first mutant of every class, then the second ones, and so on; in each row those last that only round."""
+    ordered = sorted(mutants, key=lambda mutant: mutant.mutator.rounds)
+    names = dict.fromkeys(mutant.mutator.name for mutant in ordered)
+    classes = [[mutant for mutant in ordered if mutant.mutator.name == name] for name in names]
     return [mutant for row in zip_longest(*classes) for mutant in row if mutant is not None]
 
 
-def _report(truths: Truths, results: Sequence[MutantResult], unreached: int, start: float) -> MutationReport:
+def _report(truths: Truths, results: Sequence[MutantResult], unjudged: int, start: float) -> MutationReport:
     seconds = time.perf_counter() - start
     pair = Path(truths.spec.facts.path).stem
-    return MutationReport(pair=pair, results=tuple(results), unreached=unreached, seconds=seconds)
+    return MutationReport(pair=pair, results=tuple(results), unjudged=unjudged, seconds=seconds)
