@@ -123,7 +123,7 @@ def backward(saved, grad_y, needs=None):
         grad_y, x, bias, gamma, stats, dx, parts, M, N, grad_y.stride(0), grad_y.stride(1), rows_each,
         STAGES=3 if BLOCK * x.element_size() <= 32768 else 1, BLOCK=BLOCK, num_warps=warps,
     )  # fmt: skip
-    _three_column_sums[(triton.cdiv(N, 32), 3)](parts, sums, bands, N, BLOCK_B=64, BLOCK_N=32)
+    _three_column_sums[(triton.cdiv(N, 16), 3)](parts, sums, bands, N, BLOCK_B=64, BLOCK_N=16)
     return dx, sums[2], sums[0], sums[1]
 
 

@@ -105,7 +105,7 @@ def backward(saved, grad_y, needs=None):
     parts = torch.empty(programs, 2, N, device=y.device, dtype=torch.float32)
     _ln_invertible_bwd[(programs,)](
         grad_y, y, rstd, weight, bias, dx, parts, M, N, grad_y.stride(0), grad_y.stride(1), rows_each, floor,
-        STAGES=4 if BLOCK * y.element_size() <= 32768 else 1, BLOCK=BLOCK, num_warps=warps,
+        STAGES=8 if BLOCK * y.element_size() <= 32768 else 1, BLOCK=BLOCK, num_warps=warps,
     )  # fmt: skip
     dweight, dbias = parts.sum(0)
     return dx, dweight.to(weight.dtype), dbias.to(bias.dtype)

@@ -97,7 +97,7 @@ def backward(saved, grad_y, needs=None):
     x, weight, mean, rstd = saved
     M, N = x.shape
     BLOCK = triton.next_power_of_2(N)
-    ROWS = max(1, min(16, 2048 // BLOCK))
+    ROWS = max(1, min(16, 1024 // BLOCK))
     warps = max(2, min(16, ROWS * BLOCK // 512))
     # One wave: 512 threads for each of 132 processors, as the registers allow.
     programs = max(1, min(132 * 16 // warps, triton.cdiv(M, 2 * ROWS)))

@@ -55,7 +55,7 @@ def _headnorm_bwd(DY, Q, W, DQ, DWP, R, D, eps, BLOCK_R: tl.constexpr, BLOCK_D: 
     d = tl.arange(0, BLOCK_D)
     w = tl.load(W + d, mask=d < D, other=0.0).to(tl.float32)
     dw = tl.zeros((BLOCK_R, BLOCK_D), tl.float32)
-    for tile in tl.range(pid, tl.cdiv(R, BLOCK_R), tl.num_programs(0), num_stages=3):
+    for tile in tl.range(pid, tl.cdiv(R, BLOCK_R), tl.num_programs(0), num_stages=4):
         r = tile * BLOCK_R + tl.arange(0, BLOCK_R)
         mask = (r[:, None] < R) & (d[None, :] < D)
         at = r[:, None] * D + d[None, :]
@@ -79,7 +79,7 @@ def backward(saved, grad_y, needs=None):
     grad_y = grad_y.contiguous()
     BLOCK_D = triton.next_power_of_2(D)
     BLOCK_R = max(1, 2048 // BLOCK_D)
-    count = torch.cuda.get_device_properties(q.device).multi_processor_count if q.is_cuda else 2
+    count = 2 * torch.cuda.get_device_properties(q.device).multi_processor_count if q.is_cuda else 2
     # Five programs of four warps are resident, and each copies two tiles ahead of the one that it reduces.
     programs = max(1, min(5 * count, triton.cdiv(R, 2 * BLOCK_R)))
     dq = torch.empty_like(q)
