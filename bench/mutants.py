@@ -1,33 +1,39 @@
-"""Mutants of all pairs before the exact tier: `python bench/mutants.py --jobs 64 --sample 1`.
+"""Mutants of all pairs before the gate: `python bench/mutants.py --jobs 28 --sample 1 --seconds 450`.
 
-Every pair is checked, then mutated (`kernel_agent.gate.mutants`): `--sample` mutants of each class made on its source,
-and all that are made on gradients. One line per pair is appended to `mutants.jsonl` as soon as it is done, and pairs
-that stand there are left out: a run that was stopped goes on. `mutants.txt` is the summary, survivors by name included.
+Every pair is checked, then mutated (`kernel_agent.gate.mutants`): `--sample` mutants of each class made on its source
+and on the IR of its kernels, and all that are made on gradients. Families come in turn, so that a run that is stopped
+has seen all of them. One line per pair is appended to `mutants.jsonl` as soon as it is done, and pairs that stand there
+are left out: a run that was stopped goes on. `mutants.txt` is the summary, with survivors and equivalents by name.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from itertools import chain, zip_longest
 from pathlib import Path
 
 import torch
 
+from kernel_agent.bench.faithful import FaithfulTier
 from kernel_agent.data import pairs_root
 from kernel_agent.errors import KernelAgentError
 from kernel_agent.gate import check
 from kernel_agent.gate.mutants.judge import mutation_report
-from kernel_agent.gate.mutants.records import MutantResult, MutationReport, Outcome
+from kernel_agent.gate.mutants.records import Kind, MutantResult, MutationReport, Outcome
 from kernel_agent.oracle import Truths, describe
 from kernel_agent.pairs.userfile import read_file
 from kernel_agent.sandbox import Sandbox
 
 HERE = Path(__file__).parent
+LEAST_SECONDS = 20.0
+"""A pair is begun only with so much time left."""
 
 
 def main() -> None:
@@ -37,45 +43,69 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, help="take every n-th pair only")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--pairs", nargs="*", default=[], help="slugs; none: all")
+    parser.add_argument("--pair-seconds", type=float, default=180.0, help="of one pair; what is left is counted")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="of the whole run")
     parser.add_argument("--table", action="store_true", help="measure nothing")
     parser.add_argument("--out", type=Path, default=HERE / "mutants.jsonl")
     args = parser.parse_args()
-    done = _read(args.out)
-    wanted = [path for path in sorted(pairs_root().rglob("*.py")) if not args.pairs or path.stem in args.pairs]
-    files = [path for path in wanted[:: args.every] if path.stem not in {report.pair for report in done}]
+    end = time.time() + args.seconds
+    done = {report.pair for report in _read(args.out)}
+    files = [path for path in in_turn(args.pairs)[:: args.every] if path.stem not in done]
     if files and not args.table:
-        with ProcessPoolExecutor(args.jobs) as pool, args.out.open("a") as log:
-            futures = {pool.submit(judged, path, args.sample): path for path in files}
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(args.jobs, context) as pool, args.out.open("a") as log:
+            futures = {pool.submit(judged, path, args.sample, args.pair_seconds, end): path for path in files}
             for future in as_completed(futures):
-                report = future.result()
-                if isinstance(report, str):
-                    print(f"{futures[future].stem}: not mutated: {report}", file=sys.stderr, flush=True)
-                    continue
-                log.write(json.dumps(_brief(report)) + "\n")
-                log.flush()
-                counts = {outcome.value: count for outcome, count in report.counts.items()}
-                print(f"{report.pair}: {counts} in {report.seconds:.0f} s", file=sys.stderr, flush=True)
+                _keep(future, futures[future], log)
     text = "\n".join(summary(_read(args.out))) + "\n"
     args.out.with_suffix(".txt").write_text(text)
     print(text, end="")
 
 
-def judged(path: Path, count: int) -> MutationReport | str:
-    """The mutants of one pair, or why there are none."""
+def in_turn(slugs: Sequence[str]) -> list[Path]:
+    """Pair files, one of every family, then the next of every family; of all pairs without `slugs`."""
+    families: dict[str, list[Path]] = {}
+    for path in sorted(pairs_root().rglob("*.py")):
+        if not slugs or path.stem in slugs:
+            families.setdefault(path.parent.name, []).append(path)
+    return [path for path in chain.from_iterable(zip_longest(*families.values())) if path is not None]
+
+
+def judged(path: Path, count: int, seconds: float, end: float) -> MutationReport | str:
+    """The mutants of one pair, or why there are none; `end` is on `time.time`."""
+    if end - time.time() < LEAST_SECONDS:
+        return "no time is left"
     torch.set_num_threads(1)
+    start = time.time()
     try:
         with Sandbox() as sandbox:
             truths = Truths(describe(read_file(path), sandbox), sandbox)
             verdict = check(truths.spec, truths.spec.facts.source, sandbox, truths=truths, diagnose=False)
             if not verdict.green:
                 return f"the honest backward is {verdict.status.value}: {verdict.message}"
-            return mutation_report(truths, count=count)
+            left = min(start + seconds, end) - time.time()
+            report = mutation_report(truths, count=count, rounding=FaithfulTier(truths), seconds=max(1.0, left))
+            return report.model_copy(update={"seconds": time.time() - start})
     except KernelAgentError as error:
         return error.message
 
 
+def _keep(future: Future[MutationReport | str], path: Path, log: object) -> None:
+    try:
+        report = future.result()
+    except Exception as error:  # one pair that breaks the judge must not lose the others
+        report = f"{type(error).__name__}: {error}"
+    if isinstance(report, str):
+        print(f"{path.stem}: not mutated: {report}", file=sys.stderr, flush=True)
+        return
+    print(json.dumps(_brief(report)), file=log, flush=True)  # type: ignore[arg-type]
+    counts = {outcome.value: count for outcome, count in report.counts.items()}
+    print(f"{report.pair}: {counts}, {report.unjudged} unjudged, {report.seconds:.0f} s", file=sys.stderr, flush=True)
+
+
 def summary(reports: Sequence[MutationReport]) -> Iterator[str]:
-    """By class and outcome, the score, the seconds, and the survivors."""
+    """By class and outcome, the score, the seconds; survivors, equivalents and those that only round, with reasons."""
     results = [result for report in reports for result in report.results]
     counts = Counter(result.outcome for result in results)
     killed, survived = counts[Outcome.KILLED], counts[Outcome.SURVIVED]
@@ -83,14 +113,27 @@ def summary(reports: Sequence[MutationReport]) -> Iterator[str]:
     yield f"{'':46}" + "".join(f"{outcome.value:>11}" for outcome in Outcome)
     for name in sorted({result.mutator for result in results}):
         yield f"{name:46}" + _row([result for result in results if result.mutator == name])
+    for kind in Kind:
+        yield f"{'made on ' + kind.value:46}" + _row([result for result in results if result.kind is kind])
     yield f"{'all':46}" + _row(results)
     yield ""
     yield f"killed of those that are mistakes: {killed} of {killed + survived}"
+    yield f"not judged for want of time: {sum(report.unjudged for report in reports)}"
     yield f"seconds of one core: {sum(report.seconds for report in reports):.0f}"
-    yield f"survivors: {survived}"
-    for report in reports:
-        for survivor in report.survivors:
-            yield f"- {report.pair}: {survivor.mutator}, {survivor.mutant}; differs at {survivor.case}"
+    for outcome, heading in (
+        (Outcome.SURVIVED, "survivors"),
+        (Outcome.EQUIVALENT, "equivalent"),
+        (Outcome.ROUNDING, "rounding, no coarser than allowed"),
+    ):
+        yield ""
+        yield f"{heading}: {counts[outcome]}"
+        for report in reports:
+            for one in report.of(outcome):
+                why = one.reason or f"differs at {one.case}"
+                yield f"- {report.pair}: {one.mutator}, {one.mutant}; {why}"
+    notes = [f"- {report.pair}: {note}" for report in reports for note in report.notes]
+    if notes:
+        yield from ("", "notes", *notes)
 
 
 def _row(results: Sequence[MutantResult]) -> str:

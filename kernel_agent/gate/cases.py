@@ -5,9 +5,11 @@ The plan comes from the spec and one drawn seed, so that every candidate of a ru
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import combinations, permutations
 
 from kernel_agent.errors import InputError
 from kernel_agent.gate.options import GateOptions
@@ -36,6 +38,12 @@ _SPECIAL = (
 )
 _ALONE = 4
 """Gradients up to which each is asked for alone."""
+_TILE = 128
+"""Edge of a tile that hardly a kernel exceeds: a size of one more has two tiles, the second with one element."""
+_TILES = 9
+"""Tiles along an axis of a wide shape: one more than grouped orders of tiles take before they begin again."""
+_TILED = 2
+"""Shapes with several tiles along several axes to run at most."""
 _NAMED = 3
 """Refused odd sizes that a note names."""
 
@@ -94,8 +102,10 @@ def make_plan(truths: Truths, options: GateOptions, *, accepts_needs: bool) -> P
     likely = odd[: options.odd_sizes]
     small = min((shape for shape in wanted if shape.required), key=lambda s: s.elements, default=None)
     other = [] if small is None else value_points(truths, small.entry, options)
-    answers = _forwards(truths, [*[shape.entry for shape in wanted], *likely], options, other)
-    odd_answers = answers[len(wanted) :]
+    known = {entry.label for entry in likely} | swept.keys()
+    tiled = [entry for entry in tiled_entries([shape.entry for shape in wanted], options) if entry.label not in known]
+    answers = _forwards(truths, [*[shape.entry for shape in wanted], *likely, *tiled], options, other)
+    tiled_answers, odd_answers = answers[len(wanted) + len(likely) :], answers[len(wanted) :][: len(likely)]
     if len(odd) > len(likely) and any(isinstance(answer, Refusal) or answer.findings for answer in odd_answers):
         odd_answers += _forwards(truths, odd[len(likely) :], options)
     shapes: list[ShapePlan] = []
@@ -106,6 +116,7 @@ def make_plan(truths: Truths, options: GateOptions, *, accepts_needs: bool) -> P
         shapes.append(replace(shape, elements=answer.elements))
         notes += [f"the forward itself at {shape.entry.label}: {finding}" for finding in answer.findings[:1]]
     shapes += _odd_shapes(odd[: len(odd_answers)], odd_answers, options, notes)
+    shapes += _tiled_shapes(tiled, tiled_answers, options)
     planned = _with_cases(truths, _cheap_first(shapes), options, accepts_needs)
     if small is not None and other:
         planned[1:1] = _other_values(truths, small, other, options, notes)
@@ -259,6 +270,36 @@ def _neighbours(base: ShapeEntry) -> Iterator[ShapeEntry]:
         for name in largest_first:
             if sizes[name] + step >= 1:
                 yield _changed(base, {name: sizes[name] + step})
+
+
+def tiled_entries(entries: Sequence[ShapeEntry], options: GateOptions, *, wide: bool = False) -> list[ShapeEntry]:
+    """The smallest entry with two tiles or more along several of its three largest dims, those with most first.
+
+    With `wide`, one dim has more tiles than a grouped order takes at once, and another one has two.
+    """
+    base = min(entries, key=lambda e: sum(_sizes(e).values()), default=None)
+    if base is None or options.odd_sizes == 0:
+        return []
+    sizes = _sizes(base)
+    largest = sorted(sizes, key=lambda name: -sizes[name])[:3]
+    some = [largest, *(list(pair) for pair in combinations(largest, 2))] if len(largest) > 2 else [largest]
+    found = [_changed(base, {name: max(sizes[name], _TILE + 1) for name in names}) for names in some]
+    if wide:
+        pairs = permutations(largest, 2)
+        found = [_changed(base, {a: _TILES * _TILE + 1, b: max(sizes[b], _TILE + 1)}) for a, b in pairs]
+    return [entry for entry in found if math.prod(_sizes(entry).values()) <= options.max_volume // 2]
+
+
+def _tiled_shapes(
+    entries: list[ShapeEntry], answers: Sequence[ForwardTruth | Refusal], options: GateOptions
+) -> list[ShapePlan]:
+    """The first of them with a sound forward; where not all dims can have several tiles, some pairs of them."""
+    sound = [
+        ShapePlan(entry, False, answer.elements)
+        for entry, answer in zip(entries, answers, strict=True)
+        if isinstance(answer, ForwardTruth) and not answer.findings and answer.elements <= 2 * options.max_elements
+    ]
+    return sound[:1] if sound and sound[0].entry is entries[0] else sound[:_TILED]
 
 
 def _sizes(entry: ShapeEntry) -> dict[str, int]:

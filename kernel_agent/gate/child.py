@@ -29,6 +29,7 @@ from kernel_agent.ir import (
     standin,
 )
 from kernel_agent.ir.execution import run_once
+from kernel_agent.ir.launch import Runner, launch
 from kernel_agent.ir.recorded.forms import CannotRecord
 from kernel_agent.ir.recorded.program import Program
 from kernel_agent.ir.recorded.recorder import Recorder
@@ -83,13 +84,19 @@ def _imported(call: Call, path: Path) -> ModuleType:
 
 
 def run_forward(
-    call: Call, forward: Callable[..., Any], path: Path, number: int, recorder: Recorder | None = None
+    call: Call,
+    forward: Callable[..., Any],
+    path: Path,
+    number: int,
+    recorder: Recorder | None = None,
+    *,
+    options: ExecOptions = _OPTIONS,
 ) -> tuple[Any, ...]:
     """Run a forward at one point and tell the parent; the result are its saved values. Raises `Ended`."""
     form = call.payload["points"][number]
     args, kwargs = unpack(form["args"], call.tensors), unpack(form["kwargs"], call.tensors)
     try:
-        execution, _ = run_once(forward, tuple(args), kwargs, (), _OPTIONS, safe=False, recorder=recorder)
+        execution, _ = run_once(forward, tuple(args), kwargs, (), options, safe=False, recorder=recorder)
     except (Exception, SystemExit) as error:
         raise tell_failure(call, Stage.FORWARD, number, error, path) from error
     result = execution.result
@@ -118,13 +125,18 @@ def run_backward(
     saved: tuple[Any, ...],
     recorder: Recorder | None = None,
     replaced: Callable[[], tuple[str, ...]] | None = None,
+    *,
+    options: ExecOptions = _OPTIONS,
+    runner: Runner = launch,
 ) -> None:
     """Run a backward on one case and tell the parent, with what is `replaced` after it. Raises `Ended`."""
     case = call.payload["cases"][number]
     cotangents = [None if key is None else call.tensors[key] for key in case["cotangents"]]
     kwargs = {} if case["needs"] is None else {"needs": tuple(case["needs"])}
     try:
-        execution, _ = run_once(backward, (saved, *cotangents), kwargs, (), _OPTIONS, safe=False, recorder=recorder)
+        execution, _ = run_once(
+            backward, (saved, *cotangents), kwargs, (), options, safe=False, runner=runner, recorder=recorder
+        )
     except (Exception, SystemExit) as error:
         raise tell_failure(call, Stage.BACKWARD, number, error, path) from error
     result = execution.result

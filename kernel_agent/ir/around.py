@@ -15,4 +15,4 @@ class Around(Protocol):
     def compute(
         self, module: Module, op: Op, operands: list[Any], active: Active, run: Callable[..., Any]
     ) -> list[Any]:
-        """The results of one operation; `run(op, operands, active)` is `Machine.compute`."""
+        """The results of one operation; `run(op, operands, active)` is `Machine.apply`."""

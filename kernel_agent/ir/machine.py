@@ -266,11 +266,9 @@ class Machine:
                 owner, known = environment[place]
                 operands.append(known if owner is active and plain else self.read(place, active))
             if self.edges is not None and plain:
-                results: Sequence[RuntimeValue] = self.edges.compute(self.module, op, operands, active, self.compute)
-            elif self.faithful:
-                results = apply_faithful(self, op, operands, active)
+                results: Sequence[RuntimeValue] = self.edges.compute(self.module, op, operands, active, self.apply)
             else:
-                results = self.compute(op, operands, active)
+                results = self.apply(op, operands, active)
             for place, result in zip(op.result_ids, results, strict=True):
                 environment[place] = (active, result)
             if self.records:
@@ -291,6 +289,10 @@ class Machine:
             yield
         finally:
             self._lane_rank = outer
+
+    def apply(self, op: Op, operands: list[RuntimeValue], active: Active) -> Sequence[RuntimeValue]:
+        """The results of one operation in the arithmetic of this launch. Raises `UnsupportedOp`."""
+        return apply_faithful(self, op, operands, active) if self.faithful else self.compute(op, operands, active)
 
     def compute(self, op: Op, operands: list[RuntimeValue], active: Active) -> Sequence[RuntimeValue]:
         """The results of one operation, exact. Raises `UnsupportedOp`."""

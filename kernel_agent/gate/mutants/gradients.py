@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernel_agent.gate.batch import Question
-from kernel_agent.gate.mutants.records import MutantResult, Outcome
+from kernel_agent.gate.mutants.records import Kind, MutantResult, Outcome
 from kernel_agent.gate.mutants.same import same, scale_of
 from kernel_agent.gate.rule import compare
 from kernel_agent.gate.verdict import Status
@@ -88,6 +88,7 @@ def _judged(name: str, what: str, questions: Sequence[Question], changed: Sequen
         seen = compare(given, truth, scale)
         if not seen.passed:
             return MutantResult(
+                kind=Kind.GRADIENT,
                 mutator=mutator,
                 mutant=f"{name}: {what}",
                 outcome=Outcome.KILLED,
@@ -97,4 +98,13 @@ def _judged(name: str, what: str, questions: Sequence[Question], changed: Sequen
         if differs is None and not same(given, truth, scale):
             differs = question.case.name
     outcome = Outcome.EQUIVALENT if differs is None else Outcome.SURVIVED
-    return MutantResult(mutator=mutator, mutant=f"{name}: {what}", outcome=outcome, status=Status.GREEN, case=differs)
+    reason = f"the gradient itself in {len(questions)} cases" if differs is None else ""
+    return MutantResult(
+        kind=Kind.GRADIENT,
+        mutator=mutator,
+        mutant=f"{name}: {what}",
+        outcome=outcome,
+        status=Status.GREEN,
+        case=differs,
+        reason=reason,
+    )

@@ -1,8 +1,9 @@
-"""Mutants before the exact tier: cheap cases first, and for what stays green the question whether it is a mistake.
+"""Mutants before the gate: cheap cases first, and for what stays green the question whether it is a mistake.
 
-A mutant that is green on the whole suite is run on a wider one, of other seeds and more odd sizes, beside the honest
-backward. Only where all gradients of both agree is it called equivalent: a mistake that the suite happens not to reach
-is a survivor, and a hole in the suite.
+All mutants of a pair run in one process beside the honest backward, each until its answer is another one; that answer
+is judged by the rule. A mutant that gives the honest answers on the whole suite is run on a wider one, of other seeds,
+more odd sizes and sizes with several tiles along every axis. Only where all gradients agree there too is it called
+equivalent: a mistake that the suite happens not to reach is a survivor, and a hole in the suite.
 """
 
 from __future__ import annotations
@@ -13,20 +14,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Protocol
 
-from kernel_agent.errors import InputError
-from kernel_agent.gate import batch
-from kernel_agent.gate.batch import Question, ask, run_batch
-from kernel_agent.gate.candidate import read_candidate
-from kernel_agent.gate.cases import make_plan
-from kernel_agent.gate.check import check
+from kernel_agent.gate.batch import Question
+from kernel_agent.gate.candidate import CandidateText, read_candidate
+from kernel_agent.gate.judge import Problem
+from kernel_agent.gate.mutants.crowd import Asked, Heard, Run, Way, judge_answer, run_crowd
 from kernel_agent.gate.mutants.gradients import gradient_mutants
-from kernel_agent.gate.mutants.records import MutantResult, MutationReport, Outcome
-from kernel_agent.gate.mutants.same import difference
+from kernel_agent.gate.mutants.records import Kind, MutantResult, MutationReport, Outcome
+from kernel_agent.gate.mutants.same import same, scale_of
 from kernel_agent.gate.mutants.sources import Mutant, sample, source_mutants
+from kernel_agent.gate.mutants.suite import Suites, scales
 from kernel_agent.gate.options import STANDARD, GateOptions
 from kernel_agent.gate.verdict import Status
-from kernel_agent.oracle import Truths
+from kernel_agent.ir.mutations import Mutation
+from kernel_agent.oracle import TruthError, Truths
 
 OnMutant = Callable[[MutantResult, int, int], None]
 """Called after each mutant with its result, how many are done, and how many there are."""
@@ -38,145 +40,286 @@ _NOTHING_COMPUTED = frozenset(
     }
 )
 """What a mutant is refused for whether or not it is right: that proves nothing of the cases."""
-_WALL_SECONDS = 60.0
+_WALL_SECONDS = 1800.0
+"""Of one process that runs all mutants of a pair; each mutant has a limit of its own."""
 
 
 @dataclass(frozen=True)
-class _Red:
-    status: Status
-    case: str
-    message: str
+class Fate:
+    """What became of a mutant, before it is written down."""
+
+    outcome: Outcome
+    problem: Problem | None = None
+    case: str | None = None
+    """The red case, or where a survivor differs."""
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """What a `RoundingTier` has seen beside the fates that it told."""
+
+    made: int = 0
+    """Mutants that it made on IR."""
+    notes: tuple[str, ...] = ()
+
+
+class RoundingTier(Protocol):
+    """Judges mutants that only round otherwise; see `kernel_agent.bench.faithful`."""
+
+    def judge(
+        self,
+        asked: Sequence[Asked],
+        count: int,
+        deadline: float,
+        on_fate: Callable[[Asked, Fate], None],
+    ) -> Rounded:
+        """Tell the fate of each that is given, and of `count` per class that it makes on IR (-1: none)."""
 
 
 class MutantJudge:
     """Judges the mutants of one pair whose honest backward is green. Truths are computed once for all of them."""
 
-    def __init__(self, truths: Truths, options: GateOptions = STANDARD, *, honest: str | None = None) -> None:
-        """`honest`: the pair file whose mutants are judged; None where `truths` are of a pair file, and it is meant."""
+    def __init__(self, truths: Truths, options: GateOptions = STANDARD, rounding: RoundingTier | None = None) -> None:
         self.truths = truths
         self.spec = truths.spec
-        self.honest = truths.spec.facts.source if honest is None else honest
-        self.options = replace(options, limits=replace(options.limits, wall_s=_WALL_SECONDS))
-        self._answers: dict[str, list[batch.Outcome]] = {}
-        """The honest backward's, by the first case and how many there are."""
+        self.honest = truths.spec.facts.source
+        self.options = options
+        self.suites = Suites(truths, options)
+        self.rounding = rounding
+        self.deadline = float("inf")
+        self.notes: tuple[str, ...] = ()
+        self.unjudged = 0
 
     @cached_property
-    def suite(self) -> list[list[Question]]:
-        """The cases of the gate: the first one alone, the others of its shape, all others."""
-        first, *others = self._questions(self.options)
-        rest = [question for questions in others for question in questions]
-        return [part for part in (first[:1], first[1:], rest) if part]
+    def text(self) -> CandidateText:
+        """The honest file as the gate reads it."""
+        return read_candidate(self.spec, self.honest)
 
-    @cached_property
-    def wider(self) -> list[Question]:
-        """Cases that no verdict is made with: other seeds and, where there are any, further odd sizes."""
-        seeds = tuple(seed + 100 for seed in self.options.seeds)
-        options = replace(self.options, seeds=seeds, odd_sizes=3 * self.options.odd_sizes)
-        return [question for questions in self._questions(options) for question in questions]
-
-    def judged(self, mutant: Mutant) -> MutantResult:
+    def judged(self, mutant: Mutant | Mutation) -> MutantResult:
         """What becomes of one mutant."""
-        start = time.perf_counter()
-        outcome, red, differs = self._outcome(mutant)
-        survived = outcome is Outcome.SURVIVED
-        return MutantResult(
-            mutator=mutant.mutator.name,
-            mutant=mutant.words,
-            line=mutant.line,
-            outcome=outcome,
-            status=red.status if red else Status.GREEN,
-            case=red.case if red else differs,
-            message=red.message if red else "",
-            diff=_diff(self.honest, mutant.source) if survived else "",
-            seconds=time.perf_counter() - start,
-        )
+        (result,) = self.judged_all([mutant])
+        return result
 
-    def _outcome(self, mutant: Mutant) -> tuple[Outcome, _Red | None, str | None]:
-        rounds = mutant.mutator.rounds
-        for number, questions in enumerate(self.suite[: 2 if rounds else None]):
-            run = self._run(mutant.source, questions)
-            if isinstance(run, _Red):
-                invalid = run.status in _NOTHING_COMPUTED or (number == 0 and run.status is Status.CRASHED)
-                return (Outcome.INVALID if invalid else Outcome.KILLED), run, None
-            differs = self._difference(run, questions)
-            if differs is not None:
-                return self._last_word(mutant, differs)
-        if rounds:
-            return Outcome.ROUNDING, None, None
-        run = self._run(mutant.source, self.wider)
-        if isinstance(run, _Red):
-            return Outcome.SURVIVED, None, f"{run.case}, which the suite does not hold"
-        differs = self._difference(run, self.wider)
-        if differs is not None:
-            return self._last_word(mutant, f"{differs}, which the suite does not hold")
-        return Outcome.EQUIVALENT, None, None
+    def judged_all(
+        self,
+        mutants: Sequence[Mutant | Mutation],
+        count: int = -1,
+        on_result: Callable[[MutantResult, int], None] = lambda _result, _planned: None,
+    ) -> list[MutantResult]:
+        """What becomes of mutants and of `count` of each class made on IR (0: all, -1: none), in any order.
 
-    def _last_word(self, mutant: Mutant, differs: str) -> tuple[Outcome, _Red | None, str | None]:
-        """The whole gate on a mutant that gives other gradients than the honest backward and is green so far."""
-        verdict = check(self.spec, mutant.source, self.truths.sandbox, self.options, truths=self.truths, diagnose=False)
-        if verdict.green:
-            return Outcome.SURVIVED, None, differs
-        return Outcome.KILLED, _Red(verdict.status, verdict.case or "", verdict.message), None
+        `on_result` is told of each, with how many there are as far as is known.
+        """
+        found: list[MutantResult] = []
+        planned = len(mutants)
 
-    def _questions(self, options: GateOptions) -> list[list[Question]]:
-        text = read_candidate(self.spec, self.honest)
-        plan = make_plan(self.truths, options, accepts_needs=text.accepts_needs)
-        return [questions for questions in ask(self.truths, plan.shapes).questions if questions]
+        def told(one: Asked, fate: Fate) -> None:
+            found.append(self._result(one, fate))
+            on_result(found[-1], max(planned, len(found)))
 
-    def _run(self, source: str, questions: list[Question]) -> list[batch.Outcome] | _Red:
-        """The answers to all questions, or the first that is red."""
-        try:
-            text = read_candidate(self.spec, source)
-        except InputError as error:
-            return _Red(Status.BAD_FORMAT, "", error.message)
-        if text.problem is not None:
-            return _Red(text.problem.status, "", text.problem.message)
-        run = run_batch(questions, self.spec, self.truths.sandbox, text, self.options)
-        for outcome in run.outcomes:
-            if outcome.problem is not None:
-                return _Red(outcome.problem.status, outcome.case.name, outcome.problem.message)
-        return list(run.outcomes)
+        green: list[Asked] = []
+        other: list[tuple[Asked, str]] = []
 
-    def _difference(self, run: Sequence[batch.Outcome], questions: list[Question]) -> str | None:
-        """The first case in which a green mutant's gradients are not the honest ones."""
-        for mutant, honest in zip(run, self._honest(questions), strict=True):
-            name = difference(mutant, honest)
-            if name is not None:
-                return f"{honest.case.name}, gradient of {name}"
+        def seen(one: Asked, run: Run) -> None:
+            nonlocal planned
+            planned = max(planned, len(run.asked))
+            fate = self._fate(one)
+            if fate is None:
+                green.append(one)
+            elif fate.outcome is Outcome.SURVIVED:
+                other.append((one, fate.case or ""))
+            else:
+                told(one, fate)
+
+        self._crowd(self.suites.gate, [Asked(mutant) for mutant in mutants], count, seen)
+        for one, case in other:
+            told(one, self._to_the_end(one, case))
+        rounds = [one for one in green if isinstance(one.mutant, Mutant) and one.mutant.mutator.rounds]
+        self._wider([one for one in green if one not in rounds], told)
+        if self.rounding is not None:
+            again = [Asked(one.mutant) for one in rounds]
+            rounded = self.rounding.judge(again, count, self.deadline, told)
+            self.notes, planned = rounded.notes, planned + rounded.made
+        else:
+            for one in rounds:
+                told(one, Fate(Outcome.ROUNDING, reason="exact arithmetic does not round"))
+        self.unjudged = planned - len(found)
+        return found
+
+    def _crowd(
+        self,
+        questions: Sequence[Question],
+        asked: Sequence[Asked],
+        count: int = -1,
+        on_done: Callable[[Asked, Run], None] = lambda _asked, _run: None,
+    ) -> Run:
+        limits = replace(self.options.limits, wall_s=_WALL_SECONDS)
+        way = Way(limits, self.deadline, count=count)
+        known = scales(questions, self.spec)
+        return run_crowd(questions, known, self.text, asked, self.truths.sandbox, way, on_done)
+
+    def _wider(self, green: Sequence[Asked], told: Callable[[Asked, Fate], None]) -> None:
+        """Tell equivalents from what the suite does not reach."""
+        if not green or time.monotonic() >= self.deadline:
+            return
+        wider = self.suites.wider
+        before = {id(one.mutant): one for one in green}
+
+        def seen(one: Asked, run: Run) -> None:
+            one.seconds += before[id(one.mutant)].seconds
+            found = self._beyond(one)
+            if found:
+                told(one, Fate(Outcome.SURVIVED, case=f"{found}, which the suite does not hold"))
+            else:
+                told(one, Fate(Outcome.EQUIVALENT, reason=self._reason(run)))
+
+        self._crowd(wider, [Asked(one.mutant) for one in green], on_done=seen)
+
+    def _beyond(self, one: Asked) -> str:
+        """The case of the wider suite at which a mutant is not the honest backward; empty for none.
+
+        Where a gradient is zero by cancellation, only the truth's S tells rounding from a difference.
+        """
+        if one.ended is not None:
+            return one.ended.message
+        for heard in one.heard:
+            if heard.alike:
+                continue
+            if heard.answer.failure is None and not heard.answer.findings:
+                try:
+                    question = self.suites.with_truth(heard.question)
+                except TruthError:
+                    return heard.question.case.name
+                if _is_rounding(replace(heard, question=question)):
+                    continue
+            return heard.question.case.name
+        return ""
+
+    def _reason(self, run: Run) -> str:
+        """What an equivalent was compared on."""
+        most: dict[str, tuple[int, int, int]] = {}
+        for name, *sizes in (launch for case in run.grids for launch in case):
+            old = most.get(str(name), (0, 0, 0))
+            x, y, z = (max(a, int(b)) for a, b in zip(old, sizes, strict=True))
+            most[str(name)] = (x, y, z)
+        grids = ", ".join(f"{name} {grid}" for name, grid in most.items())
+        cases = len(self.suites.gate) + len(self.suites.wider)
+        return f"equal to the honest gradients in {cases} cases at {len(self.suites.shapes)} shapes, grids to {grids}"
+
+    def _fate(self, one: Asked) -> Fate | None:
+        """What a mutant's first other answer says; None where all are the honest ones."""
+        if one.ended is not None:
+            return Fate(Outcome.KILLED, one.ended)
+        for heard in one.heard:
+            problem = judge_answer(heard, self.spec, self._text(one))
+            name = heard.question.case.name
+            if problem is not None:
+                first = heard.question is self.suites.gate[0]
+                invalid = problem.status in _NOTHING_COMPUTED or (first and problem.status is Status.CRASHED)
+                return Fate(Outcome.INVALID if invalid else Outcome.KILLED, problem, name)
+            if not heard.alike:
+                return Fate(Outcome.SURVIVED, case=name)
         return None
 
-    def _honest(self, questions: list[Question]) -> list[batch.Outcome]:
-        key = questions[0].case.name + str(len(questions))
-        if key not in self._answers:
-            run = self._run(self.honest, questions)
-            if isinstance(run, _Red):
-                remedy = "Only the backward of a pair that `kernel-agent check` accepts has mutants."
-                raise InputError(f"the honest backward is red at {run.case}: {run.message}", remedy=remedy)
-            self._answers[key] = run
-        return self._answers[key]
+    def _to_the_end(self, one: Asked, case: str) -> Fate:
+        """The whole suite for a mutant whose gradients are not the honest ones, and not red so far."""
+        gate = self.suites.gate
+        start = next(k for k, question in enumerate(gate) if question.case.name == case) + 1
+        again = Asked(one.mutant, start, whole=True)
+        limits = replace(self.options.limits, wall_s=_WALL_SECONDS)
+        if start < len(gate):
+            run_crowd(
+                gate, scales(gate, self.spec), self.text, [again], self.truths.sandbox, Way(limits, self.deadline)
+            )
+        if again.ended is not None:
+            return Fate(Outcome.KILLED, again.ended)
+        for heard in again.heard:
+            problem = judge_answer(heard, self.spec, self._text(one))
+            if problem is not None:
+                return Fate(Outcome.KILLED, problem, heard.question.case.name)
+        return Fate(Outcome.SURVIVED, case=case)
+
+    def _text(self, one: Asked) -> CandidateText:
+        if isinstance(one.mutant, Mutation):
+            return self.text
+        return replace(self.text, source=one.mutant.source)
+
+    def _result(self, one: Asked, fate: Fate) -> MutantResult:
+        mutant, problem = one.mutant, fate.problem
+        made_on_ir = isinstance(mutant, Mutation)
+        words = mutant.words if isinstance(mutant, Mutant) else _words(mutant)
+        return MutantResult(
+            kind=Kind.IR if made_on_ir else Kind.SOURCE,
+            mutator=mutant.mutator if isinstance(mutant, Mutation) else mutant.mutator.name,
+            mutant=words,
+            line=mutant.line,
+            outcome=fate.outcome,
+            status=problem.status if problem else Status.GREEN,
+            case=fate.case,
+            message=problem.message if problem else "",
+            reason=fate.reason,
+            diff=_diff(self.honest, mutant) if fate.outcome is Outcome.SURVIVED else "",
+            seconds=one.seconds,
+        )
 
 
 def mutation_report(
-    truths: Truths, *, count: int = 0, options: GateOptions = STANDARD, on_mutant: OnMutant | None = None
+    truths: Truths,
+    *,
+    count: int = 0,
+    options: GateOptions = STANDARD,
+    on_mutant: OnMutant | None = None,
+    rounding: RoundingTier | None = None,
+    seconds: float = float("inf"),
 ) -> MutationReport:
-    """Judge the mutants of a pair that is green: at most `count` of each class made on source, all for 0.
+    """Judge the mutants of a pair that is green: at most `count` of each class made on source and on IR, all for 0.
 
-    Raises `InputError` where the honest backward is red.
+    `rounding` judges those that only round otherwise; without it they count for nothing. What is not judged after
+    `seconds` is left out and counted. Raises `InputError` where the honest backward has no answer.
     """
     start = time.perf_counter()
-    judge = MutantJudge(truths, options)
+    judge = MutantJudge(truths, options, rounding)
+    judge.deadline = time.monotonic() + seconds
     mutants = sample(source_mutants(judge.honest), count)
-    results = list(gradient_mutants([question for part in judge.suite for question in part]))
-    planned = len(results) + len(mutants)
-    for done, mutant in enumerate(mutants, len(results) + 1):
-        results.append(judge.judged(mutant))
+    results = list(gradient_mutants(judge.suites.gate))
+    before, most = len(results), [len(mutants)]
+
+    def on_result(result: MutantResult, planned: int) -> None:
+        results.append(result)
+        most[0] = max(most[0], planned)
         if on_mutant is not None:
-            on_mutant(results[-1], done, planned)
+            on_mutant(result, len(results), before + most[0])
+
+    judge.judged_all(mutants, count, on_result)
     return MutationReport(
-        pair=Path(truths.spec.facts.path).stem, results=tuple(results), seconds=time.perf_counter() - start
+        pair=Path(truths.spec.facts.path).stem,
+        results=tuple(results),
+        unjudged=judge.unjudged,
+        notes=judge.notes,
+        seconds=time.perf_counter() - start,
     )
 
 
-def _diff(honest: str, mutant: str) -> str:
-    rows = difflib.unified_diff(honest.splitlines(), mutant.splitlines(), "honest", "mutant", lineterm="", n=1)
+def _is_rounding(heard: Heard) -> bool:
+    """Whether an answer differs from the honest one by rounding of float64 alone."""
+    question = heard.question
+    for place, (name, truth) in enumerate(question.truth.grads.items()):
+        given, honest = heard.tensors.get(str(place)), heard.tensors.get(f"honest.{place}")
+        if truth is None or (given is None and honest is None):
+            continue
+        if given is None or honest is None or not same(given, honest, scale_of(question, name)):
+            return False
+    return True
+
+
+def _words(mutation: Mutation) -> str:
+    where = f"line {mutation.line}: " if mutation.line else ""
+    return f"{where}{mutation.words} in {mutation.kernel} ({mutation.place}, way {mutation.way})"
+
+
+def _diff(honest: str, mutant: Mutant | Mutation) -> str:
+    if isinstance(mutant, Mutation):
+        return mutant.model_dump_json()
+    rows = difflib.unified_diff(honest.splitlines(), mutant.source.splitlines(), "honest", "mutant", lineterm="", n=1)
     return "\n".join(rows)

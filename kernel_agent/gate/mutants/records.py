@@ -11,8 +11,16 @@ from kernel_agent.gate.verdict import Status
 from kernel_agent.record import Record
 
 
+class Kind(str, enum.Enum):
+    """What a mutant is made on."""
+
+    GRADIENT = "gradient"
+    SOURCE = "source"
+    IR = "IR"
+
+
 class Outcome(str, enum.Enum):
-    """What the exact tier says of a mutant."""
+    """What the gate says of a mutant."""
 
     KILLED = "killed"
     """Red."""
@@ -21,7 +29,7 @@ class Outcome(str, enum.Enum):
     EQUIVALENT = "equivalent"
     """Green, and every gradient of every case of the suite and of a wider one equals the honest one to 1e-12."""
     ROUNDING = "rounding"
-    """The same gradients, of a class that changes rounding alone, seen at one shape: the native tier's to judge."""
+    """It rounds otherwise, and no more coarsely than the rule of the native tier allows."""
     INVALID = "invalid"
     """Nothing was computed that could be judged: it does not compile, or fails at every call."""
 
@@ -29,6 +37,7 @@ class Outcome(str, enum.Enum):
 class MutantResult(Record):
     """One mutant, judged."""
 
+    kind: Kind = Kind.SOURCE
     mutator: str = Field(description="class of the mistake")
     mutant: str = Field(description="what was changed, such as `line 41: a - b -> a`")
     line: int | None = Field(default=None, description="line of the pair file; None for mutants made on gradients")
@@ -36,6 +45,7 @@ class MutantResult(Record):
     status: Status = Field(description="of the first red case; GREEN without one")
     case: str | None = Field(default=None, description="first red case, or the case at which a survivor differs")
     message: str = ""
+    reason: str = Field(default="", description="what an equivalent mutant, or one that only rounds, was compared on")
     diff: str = Field(default="", description="of a survivor, against the honest file")
     seconds: float = 0.0
 
@@ -88,7 +98,11 @@ class MutationReport(Record):
     @property
     def survivors(self) -> tuple[MutantResult, ...]:
         """Those that show a hole in the suite."""
-        return tuple(result for result in self.results if result.outcome is Outcome.SURVIVED)
+        return self.of(Outcome.SURVIVED)
+
+    def of(self, outcome: Outcome) -> tuple[MutantResult, ...]:
+        """Mutants with one outcome."""
+        return tuple(result for result in self.results if result.outcome is outcome)
 
     @property
     def score(self) -> float | None:

@@ -7,9 +7,13 @@ import math
 import torch
 from torch import Tensor
 
-from kernel_agent.gate.batch import Outcome, Question
+from kernel_agent.gate.batch import Question
+from kernel_agent.oracle import Cotangents, ForwardTruth
 from kernel_agent.oracle.cotangents import rms
+from kernel_agent.pairs.spec import KernelSpec
 
+NATURAL = 1e-3
+"""Part of the natural size of a gradient of which `SAME` is rounding."""
 SAME = 1e-12
 """Norm of the difference over the norm of the honest gradient and what a random cotangent gives; rounding is 1e-15."""
 
@@ -18,6 +22,24 @@ def scale_of(question: Question, name: str) -> float:
     """The S term of a gradient in a case."""
     sizes = tuple(0 if form is None else math.prod(form.shape) for form in question.forward.forms)
     return question.truth.scale(name, tuple(rms(c) for c in question.cotangents), sizes)
+
+
+def rounding_scale(forward: ForwardTruth, spec: KernelSpec, cotangents: Cotangents, name: str) -> float:
+    """The part of the S term that is known without a truth: what rounding makes of a gradient that is zero by algebra.
+
+    `NATURAL` of `norm(output) * norm(cotangent) / norm(input)` per element, as in `GradientTruth.scale`.
+    """
+    value = forward.argument(spec, name)
+    size = _norm(value) if isinstance(value, Tensor) else 0.0
+    if not isinstance(value, Tensor) or not size:
+        return 0.0
+    pairs = zip(forward.outputs, cotangents, strict=False)
+    sizes = [_norm(o) * _norm(c) / size for o, c in pairs if isinstance(o, Tensor) and c is not None]
+    return NATURAL * math.sqrt(sum(s * s for s in sizes) / max(1, value.numel()))
+
+
+def _norm(t: Tensor) -> float:
+    return float(t.detach().to(torch.float64).nan_to_num(0.0, 0.0, 0.0).norm())
 
 
 def same(given: Tensor, honest: Tensor, scale: float) -> bool:
@@ -31,19 +53,3 @@ def same(given: Tensor, honest: Tensor, scale: float) -> bool:
         return False
     size = float(torch.where(honest.isfinite(), honest, 0.0).norm()) + scale * math.sqrt(honest.numel())
     return float(difference.norm()) <= SAME * size
-
-
-def difference(mutant: Outcome, honest: Outcome) -> str | None:
-    """The name of the first gradient in which two answers to one case differ; None where they are the same."""
-    needs = mutant.case.needs
-    for place, name in enumerate(mutant.question.truth.grads):
-        if needs is not None and not needs[place]:
-            continue
-        given, wanted = mutant.given.get(name), honest.given.get(name)
-        if given is None and wanted is None:
-            continue
-        zeros = torch.zeros_like(given if given is not None else wanted)
-        scale = scale_of(mutant.question, name) if mutant.question.truth.grads[name] is not None else 0.0
-        if not same(zeros if given is None else given, zeros if wanted is None else wanted, scale):
-            return name
-    return None

@@ -63,7 +63,7 @@ MUTATORS = (
     *(_said(edits) for edits in (host.result_of_the_first_call, host.overwritten_saved_tensor)),
     *(_said(edits) for edits in (host.uninitialised_accumulator, host.missing_program, host.wrong_needs)),
     *(_said(edits, rounds=True) for edits in (terms.narrow_accumulator, terms.narrow_operand)),
-    _said(host.narrow_partial_sums, rounds=True),
+    *(_said(edits, rounds=True) for edits in (terms.narrow_product, terms.narrow_summand, host.narrow_partial_sums)),
 )
 """All classes, named after their functions."""
 

@@ -142,6 +142,21 @@ def narrow_accumulator(backward: BackwardFlow) -> Iterator[Edit]:
                     yield Edit(value, "tl.float16")
 
 
+def narrow_product(backward: BackwardFlow) -> Iterator[Edit]:
+    """A product, with what is accumulated before it, rounded to bfloat16."""
+    for kernel in backward.kernels.values():
+        for call in calls(kernel.node, "dot"):
+            yield Edit(call, f"{ast.unparse(call)}.to(tl.bfloat16).to(tl.float32)")
+
+
+def narrow_summand(backward: BackwardFlow) -> Iterator[Edit]:
+    """What is summed up in a kernel, rounded to bfloat16 before."""
+    for kernel in backward.kernels.values():
+        for call in calls(kernel.node, "sum"):
+            if call.args and kernel.is_float(call.args[0]):
+                yield Edit(call.args[0], f"{text(call.args[0])}.to(tl.bfloat16).to(tl.float32)")
+
+
 def narrow_operand(backward: BackwardFlow) -> Iterator[Edit]:
     """What is loaded, computed with in bfloat16."""
     for kernel in backward.kernels.values():

@@ -46,8 +46,8 @@ def test_a_mistake_that_no_case_of_the_suite_reaches_is_a_survivor(judge):
     # Rows of that width are in the wider suite alone: green everywhere else, the mutant would look like no mistake.
     options = GateOptions(odd_sizes=2, seeds=(0,))
     narrow = MutantJudge(judge.truths("softmax"), options)
-    widths = {c.point.entry.dims["N"] for part in narrow.suite for c in (q.case for q in part)}
-    other = max(q.case.point.entry.dims["N"] for q in narrow.wider if q.case.point.entry.dims["N"] not in widths)
+    widths = {question.case.point.entry.dims["N"] for question in narrow.suites.gate}
+    other = max({question.case.point.entry.dims["N"] for question in narrow.suites.wider} - widths)
     found = narrow.judged(mutant(judge, "softmax", "y * (g", f"tl.where(N == {other}, 2.0, 1.0) * y * (g"))
     assert found.outcome is Outcome.SURVIVED
     assert "which the suite does not hold" in (found.case or "")
@@ -66,7 +66,7 @@ def test_what_rounds_alone_is_left_to_the_native_tier(judge, softmax):
 
 
 def test_every_mutant_of_a_gradient_dies_by_values_or_is_the_gradient_itself(softmax):
-    found = list(gradient_mutants([question for part in softmax.suite for question in part]))
+    found = list(gradient_mutants(softmax.suites.gate))
     assert {result.outcome for result in found} == {Outcome.KILLED}
     assert {result.status for result in found} == {Status.WRONG_GRADIENT}
 
