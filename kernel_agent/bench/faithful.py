@@ -62,8 +62,10 @@ class FaithfulCase:
 class FaithfulTier:
     """Judges the backward of one pair, and mutants of it, in faithful arithmetic."""
 
-    def __init__(self, truths: Truths, options: GateOptions = STANDARD) -> None:
+    def __init__(self, truths: Truths, options: GateOptions = STANDARD, honest: str | None = None) -> None:
+        """`honest`: the pair file; None where `truths` are of one, and it is meant."""
         self.truths = truths
+        self.honest = truths.spec.facts.source if honest is None else honest
         self.spec = truths.spec
         self.options = options
 
@@ -107,7 +109,7 @@ class FaithfulTier:
         limits = replace(self.options.limits, wall_s=_WALL_SECONDS)
         way = Way(limits, deadline, faithful=True, count=count)
         whole = [Asked(one.mutant, whole=True) for one in asked]
-        text = read_candidate(self.spec, self.spec.facts.source)
+        text = read_candidate(self.spec, self.honest)
         try:
             run = run_crowd(questions, [[] for _ in questions], text, whole, self.truths.sandbox, way, done)
         except KernelAgentError as error:
@@ -120,7 +122,7 @@ class FaithfulTier:
 
     def _chosen(self) -> list[Question]:
         """One case of a shape: the cheapest, one of every dtype, then the largest."""
-        suite = Suites(self.truths, self.options).gate
+        suite = Suites(self.truths, self.options, self.honest).gate
         shapes: dict[str, Question] = {}
         for question in suite:
             case = question.case

@@ -116,8 +116,8 @@ def make_plan(truths: Truths, options: GateOptions, *, accepts_needs: bool) -> P
         shapes.append(replace(shape, elements=answer.elements))
         notes += [f"the forward itself at {shape.entry.label}: {finding}" for finding in answer.findings[:1]]
     shapes += _odd_shapes(odd[: len(odd_answers)], odd_answers, options, notes)
-    shapes += _tiled_shapes(tiled, tiled_answers, options)
     planned = _with_cases(truths, _cheap_first(shapes), options, accepts_needs)
+    planned += _tiled_shapes(tiled, tiled_answers, options)
     if small is not None and other:
         planned[1:1] = _other_values(truths, small, other, options, notes)
     return _within_budget(planned, options, notes)
@@ -273,7 +273,7 @@ def _neighbours(base: ShapeEntry) -> Iterator[ShapeEntry]:
 
 
 def tiled_entries(entries: Sequence[ShapeEntry], options: GateOptions, *, wide: bool = False) -> list[ShapeEntry]:
-    """The smallest entry with two tiles or more along several of its three largest dims, those with most first.
+    """The smallest entry with two tiles or more along two or three of its largest dims, those with most first.
 
     With `wide`, one dim has more tiles than a grouped order takes at once, and another one has two.
     """
@@ -295,7 +295,7 @@ def _tiled_shapes(
 ) -> list[ShapePlan]:
     """The first of them with a sound forward; where not all dims can have several tiles, some pairs of them."""
     sound = [
-        ShapePlan(entry, False, answer.elements)
+        ShapePlan(entry, False, answer.elements, (Case(answer.point, CotangentKind.STRIDED, False),))
         for entry, answer in zip(entries, answers, strict=True)
         if isinstance(answer, ForwardTruth) and not answer.findings and answer.elements <= 2 * options.max_elements
     ]

@@ -113,7 +113,9 @@ class _Crowd:
         made = self._made()
         self.call.send({"mutations": [mutation.model_dump(mode="json") for mutation in made]})
         asked = [*self.call.payload["mutants"]]
-        asked += [{"mutation": m.model_dump(mode="json"), "start": 0, "whole": self.call.payload["faithful"]} for m in made]
+        asked += [
+            {"mutation": m.model_dump(mode="json"), "start": 0, "whole": self.call.payload["faithful"]} for m in made
+        ]
         for index, form in enumerate(asked):
             self._mutant(index, form)
 

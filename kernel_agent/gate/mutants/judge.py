@@ -80,12 +80,19 @@ class RoundingTier(Protocol):
 class MutantJudge:
     """Judges the mutants of one pair whose honest backward is green. Truths are computed once for all of them."""
 
-    def __init__(self, truths: Truths, options: GateOptions = STANDARD, rounding: RoundingTier | None = None) -> None:
+    def __init__(
+        self,
+        truths: Truths,
+        options: GateOptions = STANDARD,
+        honest: str | None = None,
+        rounding: RoundingTier | None = None,
+    ) -> None:
+        """`honest`: the pair file whose mutants are judged; None where `truths` are of a pair file, and it is meant."""
         self.truths = truths
         self.spec = truths.spec
-        self.honest = truths.spec.facts.source
+        self.honest = truths.spec.facts.source if honest is None else honest
         self.options = options
-        self.suites = Suites(truths, options)
+        self.suites = Suites(truths, options, self.honest)
         self.rounding = rounding
         self.deadline = float("inf")
         self.notes: tuple[str, ...] = ()
@@ -279,7 +286,7 @@ def mutation_report(
     `seconds` is left out and counted. Raises `InputError` where the honest backward has no answer.
     """
     start = time.perf_counter()
-    judge = MutantJudge(truths, options, rounding)
+    judge = MutantJudge(truths, options, rounding=rounding)
     judge.deadline = time.monotonic() + seconds
     mutants = sample(source_mutants(judge.honest), count)
     results = list(gradient_mutants(judge.suites.gate))

@@ -82,6 +82,7 @@ class MutationReport(Record):
     pair: str
     results: tuple[MutantResult, ...]
     unjudged: int = Field(default=0, description="mutants that there was no time for")
+    notes: tuple[str, ...] = Field(default=(), description="where the honest backward itself could not be judged by")
     seconds: float = 0.0
 
     @property

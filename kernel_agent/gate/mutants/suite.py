@@ -26,14 +26,16 @@ _TILED = 3
 class Suites:
     """The questions of one pair whose honest backward is green."""
 
-    def __init__(self, truths: Truths, options: GateOptions) -> None:
+    def __init__(self, truths: Truths, options: GateOptions, honest: str) -> None:
+        """`honest` is the pair file."""
         self.truths = truths
+        self.honest = honest
         self.options = options
 
     @cached_property
     def gate(self) -> list[Question]:
         """Every case of a verdict, in its order: the cheapest shape first."""
-        text = read_candidate(self.truths.spec, self.truths.spec.facts.source)
+        text = read_candidate(self.truths.spec, self.honest)
         plan = make_plan(self.truths, self.options, accepts_needs=text.accepts_needs)
         return [question for questions in ask(self.truths, plan.shapes).questions for question in questions]
 

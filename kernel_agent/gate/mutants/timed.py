@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 
@@ -19,12 +18,7 @@ from kernel_agent.gate.mutants.judge import MutantJudge, OnMutant
 from kernel_agent.gate.mutants.records import MutantResult, MutationReport
 from kernel_agent.gate.mutants.sources import Mutant, source_mutants
 from kernel_agent.gate.options import STANDARD, GateOptions
-from kernel_agent.gate.verdict import Status
 from kernel_agent.oracle import Truths
-
-_WALL_SECONDS = 15.0
-"""For one process of a mutant, so that one without an end does not take all the time several times over. What takes
-longer may be right, on a busy machine, and is not counted."""
 
 
 def gradient_report(truths: Truths, options: GateOptions = STANDARD) -> MutationReport:
@@ -47,23 +41,21 @@ def backward_report(
 ) -> MutationReport:
     """Judge mutants of the backward of a pair file that is green, for as long as `seconds` allow.
 
-    One mutant may be under way when the time is over: it is judged to its end. Raises `InputError` where the honest
+    Those made on source come first, then one of each class made on IR. Raises `InputError` where the honest
     backward is red.
     """
     start = time.perf_counter()
-    judge = MutantJudge(truths, options, honest=pair_source)
-    judge.options = replace(judge.options, limits=replace(options.limits, wall_s=_WALL_SECONDS))
-    mutants = one_of_each(source_mutants(pair_source))
+    judge = MutantJudge(truths, options, pair_source)
+    judge.deadline = time.monotonic() + seconds
     results: list[MutantResult] = []
-    for mutant in mutants:
-        if time.perf_counter() - start >= seconds:
-            break
-        result = judge.judged(mutant)
-        if result.status is not Status.TIMED_OUT:
-            results.append(result)
-            if on_mutant is not None:
-                on_mutant(result, len(results), len(mutants))
-    return _report(truths, results, len(mutants) - len(results), start)
+
+    def on_result(result: MutantResult, planned: int) -> None:
+        results.append(result)
+        if on_mutant is not None:
+            on_mutant(result, len(results), planned)
+
+    judge.judged_all(one_of_each(source_mutants(pair_source)), 1, on_result)
+    return _report(truths, results, judge.unjudged, start)
 
 
 def one_of_each(mutants: Sequence[Mutant]) -> list[Mutant]:
