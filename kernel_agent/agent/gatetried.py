@@ -22,6 +22,6 @@ class GateTried(Record):
 
 
 def tally_of(tried: Iterable[GateTried], digest: str) -> MutationTally | None:
-    """What was tried on the gate that concerns a candidate: gradients of its forward, and its own mutants."""
+    """What the gate was shown that concerns a candidate: gradients of its forward, and mutants of it. None: nothing."""
     tallies = [event.tally for event in tried if event.digest in (None, digest)]
     return reduce(add, tallies) if tallies else None

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict, Field
 
 from kernel_agent.agent.events import Outcome
+from kernel_agent.agent.gatetried import tally_of
 from kernel_agent.agent.orchestrator import FinishedRun
 from kernel_agent.bench.records import Measurement
 from kernel_agent.errors import ExitCode, KernelAgentError
+from kernel_agent.gate.mutants.records import MutationTally
 from kernel_agent.gate.verdict import Verdict
 from kernel_agent.models.protocol import Usage
 from kernel_agent.report.table import reason
@@ -28,6 +30,9 @@ class FinalRecord(BaseModel):
     candidate: str | None = Field(description="digest of the best candidate")
     speed: Measurement | None = Field(
         default=None, description="time of the best candidate, measured or modelled; null when none was taken"
+    )
+    mutants: MutationTally | None = Field(
+        default=None, description="wrong gradients and wrong backwards before the gate; null where none were made"
     )
     first_us: float | None = Field(
         default=None, description="the same of the first proven candidate: what phase 3 began with"
@@ -75,6 +80,7 @@ def _record(run: FinishedRun, *, reason: str, exit_code: ExitCode) -> FinalRecor
         verdict=state.best.verdict if state.best else None,
         candidate=state.best.digest if state.best else None,
         speed=state.best.measurement if state.best else None,
+        mutants=tally_of(state.tried, state.best.digest) if state.best else None,
         first_us=state.measurements[0][1].geomean_us if state.measurements else None,
         files=tuple(str(run.folder.product / name) for name in (state.delivered.files if state.delivered else ())),
         schedules=state.derived.schedules if derived and state.derived is not None else (),

@@ -6,6 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
+from kernel_agent.agent.gatetried import tally_of
 from kernel_agent.agent.orchestrator import FinishedRun
 from kernel_agent.agent.speedwords import baseline_words, headline_time
 from kernel_agent.gate.verdict import Verdict
@@ -27,6 +28,9 @@ def final_table(run: FinishedRun) -> RenderableType:
     if state.best is not None and state.best.measurement is not None:
         time = state.best.measurement
         parts += [_fact("time", headline_time(time)), *(_fact("", words) for words in baseline_words(time))]
+    mutants = None if state.best is None else tally_of(state.tried, state.best.digest)
+    if mutants is not None:
+        parts.append(_fact("mutants", mutants.words))
     if state.derived is not None and state.best is not None and state.best.number == 0:
         parts.append(_fact("by", f"the compiler, schedule {', '.join(state.derived.schedules)}"))
     parts += [_fact("asks", str(len(state.rounds))), _fact("tokens", tokens(run)), _fact("cost", cost(run))]
