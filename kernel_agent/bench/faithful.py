@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernel_agent.bench.honest import FLOAT32_BITS, HonestError
+from kernel_agent.bench.honest import HonestError
+from kernel_agent.bench.narrow import FLOAT32_BITS
 from kernel_agent.bench.native_rule import compare_native
 from kernel_agent.bench.native_truth import NativeGradient
 from kernel_agent.errors import KernelAgentError

@@ -16,16 +16,17 @@ import torch
 from pydantic import Field, ValidationError
 from torch import Tensor
 
-from kernel_agent.bench.honest import FLOAT32_BITS
 from kernel_agent.bench.kinks import remarks, without
+from kernel_agent.bench.narrow import FLOAT32_BITS
 from kernel_agent.bench.native_rule import NativeComparison, compare_native
 from kernel_agent.bench.native_truth import NativeGradient, NativeTruth
 from kernel_agent.bench.rig import STANDARD, BenchOptions, Rig
+from kernel_agent.bench.second_look import look
 from kernel_agent.errors import InputError
 from kernel_agent.gate.answer import Failure, Said
 from kernel_agent.gate.batch import ended_problem
 from kernel_agent.gate.candidate import CandidateText, read_candidate
-from kernel_agent.gate.judge import Problem, judge_failure
+from kernel_agent.gate.judge import Judged, Problem, judge_failure
 from kernel_agent.gate.verdict import CaseResult, GradientScore, Status, Tier, Verdict
 from kernel_agent.machine import Machine, installed_versions
 from kernel_agent.pairs.assemble import assemble
@@ -36,8 +37,6 @@ from kernel_agent.sandbox import Job, Report, Sandbox
 TIER = "native"
 COARSE = 0.1
 """A relative error below this may be rounding; a larger one is a mistake."""
-_AT_KINKS = (Status.WRONG_GRADIENT, Status.PRECISION_DOWNGRADE, Status.NOT_FINITE)
-"""What a right gradient may be called that takes another side at a kink of the forward."""
 OnCase = Callable[[CaseResult, int, int], None]
 
 
@@ -120,10 +119,13 @@ def _ask(
     first: Problem | None = None
     remarked: tuple[str, ...] = ()
     for number, (position, truth) in enumerate(rig.natives.items()):
-        problem, scores, answered = _judge(report, number, truth, text, rig)
-        if problem is not None and problem.status in _AT_KINKS and rig.kinks(position):
-            problem, scores, answered = _judge(report, number, truth, text, rig, rig.kinks(position))
-            remarked += remarks(truth.label, rig.kinks(position))
+
+        def judged(truth: NativeTruth, kinks: Mapping[str, Tensor], number: int = number) -> Judged:
+            return _judge(report, number, truth, text, rig, kinks)
+
+        looked = look(judged, truth, rig.looks(position))
+        problem, scores = looked.judged.problem, looked.judged.scores
+        remarked += remarks(truth.label, looked.kinks)
         case = f"{truth.label} cotangent=random native"
         result = CaseResult(
             case=case,
@@ -137,7 +139,7 @@ def _ask(
         if on_case is not None:
             on_case(result, len(results), len(asked))
         first = first or problem
-        if not answered:
+        if problem is not None and not scores:  # no answer at all
             break
     return tuple(results), first, remarked
 
@@ -148,27 +150,27 @@ def _judge(
     truth: NativeTruth,
     text: CandidateText,
     rig: Rig,
-    kinks: Mapping[str, Tensor] = MappingProxyType({}),
-) -> tuple[Problem | None, tuple[GradientScore, ...], bool]:
-    """The problem of one entry, its scores, and whether there was an answer at all."""
+    kinks: Mapping[str, Tensor],
+) -> Judged:
+    """The problem of one entry, and its scores; none where there was no answer."""
     last = number == len(report.messages) - 1
     if number >= len(report.messages):
-        return ended_problem(report, rig.options.limits), (), False
+        return Judged(ended_problem(report, rig.options.limits))
     message = report.messages[number]
     try:
         answer = _Answer.model_validate(message.record)
     except ValidationError:
-        return Problem(Status.CRASHED, "the candidate wrote to the result channel"), (), False
+        return Judged(Problem(Status.CRASHED, "the candidate wrote to the result channel"))
     if answer.failure is not None:
-        return judge_failure(answer.failure, text.source, f"{answer.where} on the GPU"), (), False
+        return Judged(judge_failure(answer.failure, text.source, f"{answer.where} on the GPU"))
     if answer.entry != number:
-        return Problem(Status.CRASHED, "the candidate wrote to the result channel"), (), False
+        return Judged(Problem(Status.CRASHED, "the candidate wrote to the result channel"))
     problem, scores = judge_native(answer.returned, message.tensors, truth, answer.dot_bits, rig.spec.grads, kinks)
     if has_own_forward(rig.spec, text.source):
         problem = judge_outputs(message.tensors, truth, rig.spec) or problem
     if problem is None and last and number == len(report.messages) - 1 and not report.finished:
         problem = ended_problem(report, rig.options.limits)
-    return problem, scores, True
+    return Judged(problem, scores)
 
 
 def has_own_forward(spec: KernelSpec, pair_source: str) -> bool:

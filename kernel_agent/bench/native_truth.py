@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -67,6 +67,14 @@ class NativeTruth:
     chosen: bool = False
     """Shrunk since `BenchOptions.proof_elements` asks for it, not for want of memory."""
 
+    def joined(self, errors: Mapping[str, HonestError]) -> NativeTruth:
+        """The same truth with further honest errors, by gradient."""
+        grads = (
+            replace(grad, honest=grad.honest.joined(errors[grad.name])) if grad.name in errors else grad
+            for grad in self.grads
+        )
+        return replace(self, grads=tuple(grads))
+
     @property
     def given(self) -> dict[str, Tensor]:
         """Tensors of the call alone: no candidate ever gets part of the truth."""
@@ -104,3 +112,11 @@ def inputs_in(message: Message, entry: ShapeEntry) -> Inputs:
     """The inputs that a message holds."""
     record = message.record
     return Inputs(entry, record["arguments"], record["cotangents"], record["dot_bits"], message.tensors)
+
+
+def errors_in(message: Message) -> dict[str, HonestError]:
+    """The honest errors by gradient that a message holds; none where it holds a refusal."""
+    return {
+        name: HonestError(message.tensors[f"honest.{name}"], form["relative"], form["largest"], form["usual"])
+        for name, form in message.record.get("errors", {}).items()
+    }

@@ -7,7 +7,7 @@ and the error of honest computations.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,15 +15,10 @@ import torch
 from torch import Tensor
 
 from kernel_agent.bench.gpu import seen_gpu
-from kernel_agent.bench.honest import (
-    DRAWS,
-    FLOAT32_BITS,
-    HonestError,
-    NarrowArithmetic,
-    honest_error,
-)
+from kernel_agent.bench.honest import DRAWS, HonestError, honest_error
 from kernel_agent.bench.kinks import jumps
 from kernel_agent.bench.launches import coarsest_dot
+from kernel_agent.bench.narrow import FLOAT32_BITS, NarrowArithmetic
 from kernel_agent.bench.realdevice import (
     arguments_on_gpu,
     begin,
@@ -261,20 +256,39 @@ def truth_of(
     honest = {name: honest_error(narrow[name], truth[name], dtypes[name]) for name in truth}
     del narrow
     torch.cuda.empty_cache()
+    fine = {name: dtype for name, dtype in dtypes.items() if dtype is torch.float32}
+    if fine:
+        for name, error in drawn_errors(stub, arguments, cotangents, truth, fine, dot_bits, range(DRAWS)).items():
+            honest[name] = honest[name].joined(error)
     if stub.spec.facts.has_reference and not stub.spec.custom_gradient:
         honest, note = _with_reference(stub, arguments, places, cotangents, dot_bits, truth, honest, dtypes)
         notes += [note] if note else []
-    fine = [name for name in truth if dtypes[name] is torch.float32]
-    for draw in range(DRAWS if fine else 0):
+    grads = tuple(Gradient(name, truth[name], dtypes[name], scales[name], honest[name]) for name in truth)
+    return Truth(grads, outputs, cotangents, time.perf_counter() - start, tuple(notes))
+
+
+def drawn_errors(
+    stub: Stub,
+    arguments: Arguments,
+    cotangents: Sequence[Tensor | None],
+    truth: Mapping[str, Tensor],
+    dtypes: Mapping[str, torch.dtype],
+    dot_bits: int | None,
+    draws: range,
+) -> dict[str, HonestError]:
+    """The largest errors of computations in stochastic arithmetic, one for every number of `draws`, by gradient of
+    `dtypes`. What jumps, as at a kink, does not count."""
+    places = stub.leaves(arguments.args, arguments.kwargs)
+    found: dict[str, HonestError] = {}
+    for draw in draws:
         torch.cuda.empty_cache()
         with NarrowArithmetic(dot_bits, narrow=True, draw=draw):
             drawn = exact_tape(stub, arguments, places).gradients(cotangents)
-        for name in fine:
-            smooth = torch.where(jumps(truth[name], drawn[name]), truth[name], drawn[name])  # a kink says nothing
-            honest[name] = honest[name].joined(honest_error(smooth, truth[name], torch.float32))
-        del drawn
-    grads = tuple(Gradient(name, truth[name], dtypes[name], scales[name], honest[name]) for name in truth)
-    return Truth(grads, outputs, cotangents, time.perf_counter() - start, tuple(notes))
+        for name, dtype in dtypes.items():
+            smooth = torch.where(jumps(truth[name], drawn[name]), truth[name], drawn[name])
+            error = honest_error(smooth, truth[name], dtype)
+            found[name] = found[name].joined(error) if name in found else error
+    return found
 
 
 def exact_tape(stub: Stub, arguments: Arguments, places: dict[str, int | str]) -> Tape:

@@ -9,9 +9,11 @@ from typing import Any
 from torch import Tensor
 
 from kernel_agent.bench.gpu import GPU_LIMITS, GpuFacts, require_gpu
+from kernel_agent.bench.honest import HonestError
 from kernel_agent.bench.kinks import at_kinks
-from kernel_agent.bench.native_truth import Inputs, NativeTruth, inputs_in, truth_in
+from kernel_agent.bench.native_truth import Inputs, NativeTruth, errors_in, inputs_in, truth_in
 from kernel_agent.bench.records import Basis, Measurement, ShapeTime
+from kernel_agent.bench.second_look import Looks
 from kernel_agent.bench.statistics import Timing, timing_of
 from kernel_agent.errors import EnvironmentProblem
 from kernel_agent.oracle.costs import LIMITS as COUNTING
@@ -107,7 +109,7 @@ class Rig:
         """What could not be timed or computed, in words."""
         self._prepared: Prepared | None = None
         self._baselines: dict[int, Baselines] | None = None
-        self._kinks: dict[int, dict[str, Tensor]] = {}
+        self._looks: dict[int, Looks] = {}
 
     def with_options(self, options: BenchOptions) -> Rig:
         """Another rig, with other options, that has the inputs and truths of this one."""
@@ -164,7 +166,7 @@ class Rig:
         skipped: list[Skipped] = []
         truths: dict[int, NativeTruth] = {}
         refused: dict[int, str] = {}
-        for message in self._trusted("native_truth_child:prepared", payload, {}):
+        for message in self.trusted("native_truth_child:prepared", payload, {}):
             record = message.record
             if "gpu" in record:
                 gpu = GpuFacts.model_validate(record["gpu"])
@@ -194,25 +196,9 @@ class Rig:
             },
         )
 
-    def kinks(self, number: int) -> dict[str, Tensor]:
-        """Which elements of the gradients at a position of `natives` stand at a kink of the forward, by gradient; only
-        gradients of which few do. It takes two more exact executions."""
-        if number not in self._kinks:
-            self._kinks[number] = self._found_kinks(self.natives[number])
-        return self._kinks[number]
-
-    def _found_kinks(self, truth: NativeTruth) -> dict[str, Tensor]:
-        payload = {
-            "device": self.options.device,
-            "spec": self.spec.model_dump(mode="json"),
-            "seed": self.options.seed,
-            "arguments": truth.inputs.arguments,
-            "cotangents": truth.inputs.cotangents,
-        }
-        messages = self._trusted("kinks_child:moved", payload, truth.given)
-        moved = [message.tensors for message in messages if "sign" in message.record]
-        found = {grad.name: at_kinks(grad.truth, [grads[grad.name] for grads in moved]) for grad in truth.grads}
-        return {name: where for name, where in found.items() if where is not None}
+    def looks(self, number: int) -> Looks:
+        """What a second look at the gradients at a position of `natives` needs, kept for the next candidate."""
+        return self._looks.setdefault(number, _LooksOnGpu(self, self.natives[number]))
 
     def baselines(self) -> dict[int, Baselines]:
         """By position in `inputs`."""
@@ -234,7 +220,7 @@ class Rig:
             "ways": list(self.options.ways),
             "way_s": self.options.way_s,
         }
-        for message in self._trusted("baseline_child:baselines", payload, self.tensors()):
+        for message in self.trusted("baseline_child:baselines", payload, self.tensors()):
             record = message.record
             if "failed" in record:
                 label = self.inputs[record["entry"]].entry.label
@@ -247,7 +233,7 @@ class Rig:
         """All tensors of `inputs`, by key."""
         return {name: tensor for inputs in self.inputs for name, tensor in inputs.tensors.items()}
 
-    def _trusted(self, entry: str, payload: dict[str, Any], tensors: Mapping[str, Tensor]) -> tuple[Message, ...]:
+    def trusted(self, entry: str, payload: dict[str, Any], tensors: Mapping[str, Tensor]) -> tuple[Message, ...]:
         """Run an entry that sees no candidate. What came before a bad ending counts; the ending is noted."""
         label = f"{self.spec.facts.path.name} on the GPU"
         report = self.sandbox.run(Job(f"kernel_agent.bench.{entry}", payload, tensors, self.options.limits, label))
@@ -256,6 +242,51 @@ class Rig:
             what = "the baselines were not timed" if entry.startswith("baseline") else "the truth was not computed"
             self.notes.append(f"{what} to the end: {said}")
         return report.messages
+
+
+class _LooksOnGpu:
+    """Second looks at one truth, in children that see no candidate."""
+
+    def __init__(self, rig: Rig, truth: NativeTruth) -> None:
+        self._rig = rig
+        self._truth = truth
+        self._kinks: dict[str, Tensor] | None = None
+        self._drawn: dict[range, dict[str, HonestError]] = {}
+
+    def kinks(self) -> dict[str, Tensor]:
+        """Which elements of the gradients stand at a kink of the forward, by gradient; only gradients of which few do.
+        It takes two more exact executions."""
+        if self._kinks is None:
+            messages = self._rig.trusted(
+                "kinks_child:moved", {**self._payload, "seed": self._rig.options.seed}, self._truth.given
+            )
+            moved = [message.tensors for message in messages if "sign" in message.record]
+            found = {g.name: at_kinks(g.truth, [other[g.name] for other in moved]) for g in self._truth.grads}
+            self._kinks = {name: where for name, where in found.items() if where is not None}
+        return self._kinks
+
+    def with_draws(self, truth: NativeTruth, draws: range) -> NativeTruth:
+        """`truth` with the errors of further draws; as it is where they cannot be computed."""
+        if draws not in self._drawn:
+            exact = {f"truth.{grad.name}": grad.truth for grad in self._truth.grads}
+            payload = {
+                **self._payload,
+                "dot_bits": self._truth.inputs.dot_bits,
+                "dtypes": {grad.name: str(grad.dtype).removeprefix("torch.") for grad in self._truth.grads},
+                "draws": [draws.start, draws.stop],
+            }
+            messages = self._rig.trusted("draws_child:drawn", payload, {**self._truth.given, **exact})
+            self._drawn[draws] = next((errors_in(message) for message in messages), {})
+        return truth.joined(self._drawn[draws])
+
+    @property
+    def _payload(self) -> dict[str, Any]:
+        return {
+            "device": self._rig.options.device,
+            "spec": self._rig.spec.model_dump(mode="json"),
+            "arguments": self._truth.inputs.arguments,
+            "cotangents": self._truth.inputs.cotangents,
+        }
 
 
 _WAYS = {

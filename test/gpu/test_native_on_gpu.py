@@ -8,7 +8,7 @@ import pytest
 import silu_pair
 import torch
 
-from kernel_agent.bench.honest import NarrowArithmetic
+from kernel_agent.bench.narrow import NarrowArithmetic
 from kernel_agent.bench.native import check_native
 from kernel_agent.bench.rig import Rig
 from kernel_agent.gate import Status, Verdict
