@@ -71,6 +71,19 @@ class Returned(Said):
     type: str = Field(max_length=500, description="`tensor`, `None`, or the name of a type")
     dtype: str = Field(default="", max_length=50)
     value: str = Field(default="", max_length=5000, description="`plain_form` of what is no tensor")
+    strides: tuple[int, ...] = Field(default=(), max_length=64, description="of a tensor, in elements")
+    on_host: bool = Field(default=False, description="a tensor that was made in the memory of the host")
+    handed_back: bool = Field(default=False, description="an argument of the call, with the layout it came with")
+
+
+class ByChance(Said):
+    """A place where several programs change one float element in no fixed order; see `ir.Unordered`."""
+
+    kernel: str = Field(max_length=500)
+    line: int | None = None
+    buffer: str = Field(max_length=500)
+    programs: int
+    how: str = Field(max_length=100)
 
 
 class Answer(Said):
@@ -85,6 +98,7 @@ class Answer(Said):
     calls: tuple[Called, ...] = Field(default=(), max_length=2000)
     findings: tuple[Found, ...] = Field(default=(), max_length=2000)
     mutated: tuple[str, ...] = Field(default=(), max_length=1000)
+    unordered: tuple[ByChance, ...] = Field(default=(), max_length=1000)
     extra_saved_bytes: int = 0
     replaced: tuple[str, ...] = Field(
         default=(), max_length=20, description="see `foreign_attributes`; with the last case"

@@ -15,6 +15,7 @@ from kernel_agent.gate.candidate import CandidateText
 from kernel_agent.gate.cases import Case, ShapePlan
 from kernel_agent.gate.judge import Judged, Problem, judge_backward, judge_failure, judge_forward
 from kernel_agent.gate.options import GateOptions
+from kernel_agent.gate.order import distinct, order_problem
 from kernel_agent.gate.verdict import CaseResult, Status
 from kernel_agent.oracle import Cotangents, ForwardTruth, GradientTruth, Point, Truths, make_cotangents
 from kernel_agent.oracle.cotangents import rms
@@ -240,6 +241,10 @@ class Script:
         """See `BatchRun`."""
         return max((a.extra_saved_bytes for a, _ in self.answers.values()), default=0)
 
+    def without_order(self, source: str) -> tuple[str, ...]:
+        """What leaves the bits of gradients to chance, in the words of `source`."""
+        return distinct([answer for (stage, _), (answer, _) in self.answers.items() if stage is Stage.BACKWARD], source)
+
     def given(self, number: int, names: tuple[str, ...]) -> dict[str, Tensor]:
         """The gradients that a case was answered with, where there is one for each name."""
         answer, message = self.answers.get((Stage.BACKWARD, number), (None, None))
@@ -278,6 +283,8 @@ def _judge(
         question.stub_ops,
         text.source,
     )
+    if options.deterministic and judged.problem is None:
+        judged = replace(judged, problem=order_problem(backward[0], text.source))
     last = number == len(script.point_of) - 1
     if last and judged.problem is None and problem is None and not script.report.finished:
         problem = _unanswered(script, text, options.limits)

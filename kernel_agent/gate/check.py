@@ -101,7 +101,8 @@ def check(
     believed = progress.first_red is not None or not runs
     if not believed:
         progress.begin_again()
-        _add(recompute(runs, spec, sandbox, text, options), progress, options)
+        runs.append(recompute(runs, spec, sandbox, text, options))
+        _add(runs[-1], progress, options)
     walls = [note for run in runs[:1] for note in missing_walls(run.script.report.protections)]
     progress.plan = replace(progress.plan, notes=(*progress.plan.notes, *seen(), *walls))
     change = _forward_change(spec, text, progress)
@@ -110,7 +111,8 @@ def check(
         verdict = _red(_with_pattern(progress.first_red.problem, progress), progress, change, start)
         verdict = verdict.model_copy(update=made_with)
         return _diagnosed(verdict, progress, truths, text) if diagnose and believed else verdict
-    return _accepted(progress, change, start).model_copy(update=made_with)
+    chance = {"unordered": runs[-1].script.without_order(text.source) if runs else ()}
+    return _accepted(progress, change, start).model_copy(update=made_with | chance)
 
 
 def suite(truths: Truths, options: GateOptions) -> Suite:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from kernel_agent.gate.answer import Answer, Called, Failure, FailureKind, Found, Frame, Returned, Stage
+from kernel_agent.gate.answer import Answer, ByChance, Called, Failure, FailureKind, Found, Frame, Returned, Stage
 from kernel_agent.gate.foreign_attributes import watch_attributes
 from kernel_agent.ir import (
     ExecOptions,
@@ -23,9 +23,11 @@ from kernel_agent.ir import (
     Finding,
     IRError,
     LoweringError,
+    Unordered,
     UnsupportedOp,
     declared_dtype,
     import_module,
+    made_on_host,
     standin,
 )
 from kernel_agent.ir.execution import run_once
@@ -158,12 +160,13 @@ def _answer(stage: Stage, number: int, execution: Execution, values: tuple[Any, 
     return Answer(
         stage=stage,
         number=number,
-        returned=tuple(_returned(value) for value in values),
+        returned=tuple(_returned(value, execution) for value in values),
         is_tuple=is_tuple,
         launches=len(execution.launches),
         calls=tuple(Called(name=c.name, kind=c.kind.value) for c in execution.torch_calls),
         findings=tuple(_found(f) for f in execution.findings),
         mutated=execution.mutated,
+        unordered=tuple(_by_chance(place) for place in execution.unordered),
     )
 
 
@@ -174,10 +177,33 @@ def _found(finding: Finding) -> Found:
     return Found(kind=finding.kind.value, message=message[:5000], line=finding.line if own else None)
 
 
-def _returned(value: Any) -> Returned:
+def _by_chance(place: Unordered) -> ByChance:
+    own = not place.file or Path(place.file).name == FILE
+    return ByChance(
+        kernel=place.kernel[:500],
+        line=place.line if own else None,
+        buffer=place.buffer[:500],
+        programs=place.programs,
+        how=place.how,
+    )
+
+
+def _returned(value: Any, execution: Execution) -> Returned:
     if isinstance(value, Tensor):
-        return Returned(type="tensor", dtype=str(declared_dtype(value)).removeprefix("torch."))
+        return Returned(
+            type="tensor",
+            dtype=str(declared_dtype(value)).removeprefix("torch."),
+            strides=tuple(value.stride()),
+            on_host=made_on_host(value),
+            handed_back=any(_is_same(value, given) for given in execution.arguments.values()),
+        )
     return Returned(type="None" if value is None else type(value).__name__, value=plain_form(value))
+
+
+def _is_same(value: Tensor, given: Tensor) -> bool:
+    """Whether two tensors are the same elements in the same order."""
+    same_start = bool(value.data_ptr() == given.data_ptr())
+    return same_start and value.size() == given.size() and value.stride() == given.stride()
 
 
 def say(call: Call, answer: Answer, values: tuple[Any, ...] = ()) -> None:

@@ -165,7 +165,10 @@ def judge_backward(
     return Judged(contract or _unwritten(answer, by_value, spec), tuple(scores))
 
 
-_ORDER = (Status.WRONG_COUNT, Status.WRONG_SHAPE, Status.WRONG_DTYPE, Status.NOT_FINITE, Status.WRONG_GRADIENT)
+_ORDER = (
+    *(Status.WRONG_COUNT, Status.WRONG_SHAPE, Status.WRONG_DTYPE, Status.WRONG_DEVICE, Status.WRONG_STRIDES),
+    *(Status.NOT_FINITE, Status.WRONG_GRADIENT),
+)
 
 
 def _contract_problem(
@@ -267,8 +270,43 @@ def _gradient(
         message = f"the gradient of `{name}` is {returned.dtype}; {own}, so its gradient must be too"
         return Problem(Status.WRONG_DTYPE, message, grad=name), score.model_copy(update={"passed": False})
     if seen.passed:
-        return None, score
+        misplaced = _layout_problem(name, returned, tuple(given.shape))
+        return misplaced, score if misplaced is None else score.model_copy(update={"passed": False})
     return _value_problem(name, seen, given, expected), score
+
+
+def _layout_problem(name: str, returned: Returned, shape: tuple[int, ...]) -> Problem | None:
+    """Where a right gradient lies: on the device of its input, and every element in memory of its own.
+
+    One that is an argument of the call may have the layout that it came with.
+    """
+    if returned.on_host:
+        message = f"the gradient of `{name}` is made on the CPU; `{name}` is on the GPU, so its gradient must be too"
+        return Problem(Status.WRONG_DEVICE, message, details=f"Allocate it with device={name}.device.", grad=name)
+    if returned.handed_back or not shares_memory(shape, returned.strides):
+        return None
+    message = (
+        f"the gradient of `{name}` has strides {returned.strides} for shape {shape}: several of its elements share "
+        "one place in memory"
+    )
+    remedy = "Write it out, as with .contiguous(): an optimiser that changes it in place would change each several times."
+    return Problem(Status.WRONG_STRIDES, message, details=remedy, grad=name)
+
+
+def shares_memory(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether the layout may put two indices at one place: dimensions from the narrowest must each step over the last.
+
+    Layouts that interleave and never meet are said to share as well; no kernel has a reason for one.
+    """
+    if 0 in shape or len(shape) != len(strides):
+        return len(shape) != len(strides)
+    reach = 0
+    for step, size in sorted(zip(strides, shape, strict=True)):
+        if size > 1:
+            if step <= reach:
+                return True
+            reach += step * (size - 1)
+    return False
 
 
 def _value_problem(name: str, seen: Comparison, given: Tensor, expected: Tensor) -> Problem:

@@ -40,6 +40,12 @@ def in_own_words(message: str, source: str, line: int | None) -> str:
     return text
 
 
+def passed_as(kernel: str, parameter: str, source: str) -> str:
+    """`DW = dw`: a kernel's parameter with what `backward` passes there, where that is one name and another."""
+    given = _names(source).arguments.get((kernel, parameter), parameter)
+    return parameter if given == parameter else f"{parameter} = {given}"
+
+
 def saved_as(grad: str, source: str) -> str:
     """` (saved[2])` where `backward` unpacks its saved values to names and one of them is the gradient's input."""
     unpacked = _names(source).unpacked

@@ -26,6 +26,8 @@ class GateOptions:
     """Derived odd shapes to run, of those that the forward accepts."""
     max_cases: int = 48
     """Cases to run at most; each required entry gets at least one whatever this says."""
+    deterministic: bool = False
+    """Reject a backward whose float additions come in no fixed order."""
     stop_at_red: bool = True
     """Leave out the shapes after the first one with a red case."""
     limits: Limits = field(default_factory=Limits)

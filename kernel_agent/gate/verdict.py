@@ -39,9 +39,14 @@ class Status(str, enum.Enum):
     WRONG_COUNT = "WRONG_COUNT"
     WRONG_SHAPE = "WRONG_SHAPE"
     WRONG_DTYPE = "WRONG_DTYPE"
+    WRONG_DEVICE = "WRONG_DEVICE"
+    WRONG_STRIDES = "WRONG_STRIDES"
+    """Several indices of a gradient share one element of memory."""
     NOT_FINITE = "NOT_FINITE"
     WRONG_GRADIENT = "WRONG_GRADIENT"
     PRECISION_DOWNGRADE = "PRECISION_DOWNGRADE"
+    NONDETERMINISTIC = "NONDETERMINISTIC"
+    """Right, and not the same bits in every call; red only where that was asked for."""
 
 
 class Stage(enum.IntEnum):
@@ -79,9 +84,12 @@ STAGE_OF = {
     Status.WRONG_COUNT: Stage.FORM,
     Status.WRONG_SHAPE: Stage.FORM,
     Status.WRONG_DTYPE: Stage.FORM,
+    Status.WRONG_DEVICE: Stage.FORM,
+    Status.WRONG_STRIDES: Stage.FORM,
     Status.NOT_FINITE: Stage.VALUES,
     Status.WRONG_GRADIENT: Stage.VALUES,
     Status.PRECISION_DOWNGRADE: Stage.VALUES,
+    Status.NONDETERMINISTIC: Stage.VALUES,
     Status.GREEN: Stage.ACCEPTED,
 }
 
@@ -162,6 +170,9 @@ class Verdict(Record):
     cases: tuple[CaseResult, ...] = ()
     cases_planned: int = 0
     notes: tuple[str, ...] = Field(default=(), description="what was shrunk or left out, said to the reader")
+    unordered: tuple[str, ...] = Field(
+        default=(), description="why gradients need not be the same bits in every call; empty where nothing says so"
+    )
     forward: ForwardChange | None = None
     tier: str = Field(default="exact", description="`exact`: executed from IR; `native`: real kernels on a GPU")
     suite: Suite | None = Field(default=None, description="what was asked; None where nothing was run")

@@ -7,13 +7,14 @@ from kernel_agent.ir.budget import OutOfDeviceMemory
 from kernel_agent.ir.capture.capture import Launch
 from kernel_agent.ir.capture.configurations import Configs
 from kernel_agent.ir.capture.device import import_module, standin
+from kernel_agent.ir.capture.host_memory import made_on_host
 from kernel_agent.ir.capture.images import as_image, declared_dtype
 from kernel_agent.ir.capture.torch_calls import CallClass, TorchCall
 from kernel_agent.ir.errors import CaptureError, IRError, LaunchError, LoweringError, ParseError, UnsupportedOp
 from kernel_agent.ir.execution import ExecOptions, Execution, Safety, execute
 from kernel_agent.ir.numerics import Numerics
 from kernel_agent.ir.operations.assembly import Assembly, register_asm
-from kernel_agent.ir.sanitizer.findings import Finding, FindingKind
+from kernel_agent.ir.sanitizer.findings import Finding, FindingKind, Unordered
 
 __all__ = [
     "Assembly",
@@ -33,11 +34,13 @@ __all__ = [
     "ParseError",
     "Safety",
     "TorchCall",
+    "Unordered",
     "UnsupportedOp",
     "as_image",
     "declared_dtype",
     "execute",
     "import_module",
+    "made_on_host",
     "register_asm",
     "standin",
 ]

@@ -22,7 +22,7 @@ from kernel_agent.ir.launch import LaunchOptions, Runner, launch
 from kernel_agent.ir.memory import CPU
 from kernel_agent.ir.numerics import Numerics
 from kernel_agent.ir.recorded.recorder import Recorder
-from kernel_agent.ir.sanitizer.findings import Finding, FindingKind
+from kernel_agent.ir.sanitizer.findings import Finding, FindingKind, Unordered
 from kernel_agent.ir.slopes import Slopes
 
 
@@ -66,6 +66,8 @@ class Execution:
     """float64 leaf of each requested argument, by position or name."""
     launches: tuple[Launch, ...] = ()
     findings: tuple[Finding, ...] = ()
+    unordered: tuple[Unordered, ...] = ()
+    """Where several programs change one float element in no fixed order."""
     torch_calls: tuple[TorchCall, ...] = ()
     """Torch functions called outside kernels, each once, in order of first call."""
     mutated: tuple[str, ...] = ()
@@ -167,6 +169,7 @@ def run_once(
         inputs.leaves,
         tuple(capture.launches),
         capture.findings.all(),
+        capture.findings.unordered(),
         tuple(capture.calls),
         inputs.mutated(),
         inputs.images(),

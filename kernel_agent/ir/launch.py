@@ -135,8 +135,7 @@ def _run_where_it_fits(
                 kernel = module.entry.name
                 raise OutOfDeviceMemory(f"kernel {kernel} does not fit into device memory: {error}") from error
         else:
-            for finding in found.all():
-                findings.add(finding)
+            findings.take(found)
             return machine
         release(options.device)
         plan = plan.halved(programs.numel())

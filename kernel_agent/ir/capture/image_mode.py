@@ -19,6 +19,7 @@ from kernel_agent.ir.capture.autocast import autocast
 from kernel_agent.ir.capture.custom_ops import custom_function
 from kernel_agent.ir.capture.device import CUDA, names_gpu
 from kernel_agent.ir.capture.exactness import exactly
+from kernel_agent.ir.capture.host_memory import note_place
 from kernel_agent.ir.capture.images import declare, declared_dtype, held_dtype, is_image
 from kernel_agent.ir.capture.placement import compute_on
 from kernel_agent.ir.capture.torch_calls import CallClass, TorchCall, class_of
@@ -182,6 +183,8 @@ class ImageMode(TorchFunctionMode):  # type: ignore[misc]
             if self.faithful:
                 _round_all((args[0], result) if name == "__setitem__" else result)
         self._note(name, args, kwargs, result, inputs)
+        if isinstance(result, Tensor):
+            note_place(name, result, args, kwargs, alone=not inputs)
         if self.recorder is not None:
             self.recorder.did(name, func, args, kwargs, result)
         return result

@@ -78,17 +78,59 @@ class Finding:
         return f"{self.kind}: {self.message}"
 
 
+@dataclass(frozen=True)
+class Unordered:
+    """A place where several programs, or lanes of one, change one float element in an order that nothing fixes.
+
+    Nothing is lost, so it is no finding; but sums in another order round otherwise, and no two runs need agree in bits.
+    """
+
+    kernel: str
+    file: str
+    line: int | None
+    buffer: str
+    """Name of the argument whose memory it is."""
+    programs: int
+    """How many programs change it there."""
+    how: str
+    """What each does, as `adds to`."""
+
+    def __str__(self) -> str:
+        at = f", {self.file.rpartition('/')[2]}:{self.line}" if self.line else ""
+        many = f"{self.programs} programs" if self.programs > 1 else "several lanes of one program"
+        return f"{self.kernel}{at}: {self.how} {self.buffer} from {many}"
+
+
 class Findings:
-    """Collects findings of one execution, one per kind, kernel, line and buffer."""
+    """Collects findings of one execution, one per kind, kernel, line and buffer, and what has no order."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[FindingKind, str, int | None, str], Finding] = {}
+        self._unordered: dict[tuple[str, int | None, str], Unordered] = {}
 
     def add(self, finding: Finding) -> None:
         """Record a finding, or add its count to the one already there."""
         key = (finding.kind, finding.kernel, finding.line, finding.buffer)
         known = self._found.get(key)
         self._found[key] = finding if known is None else replace(known, count=known.count + finding.count)
+
+    def without_order(self, place: Unordered) -> None:
+        """Record a place without order; of several launches the one with most programs is kept."""
+        key = (place.kernel, place.line, place.buffer)
+        known = self._unordered.get(key)
+        if known is None or known.programs < place.programs:
+            self._unordered[key] = place
+
+    def take(self, others: Findings) -> None:
+        """Add all that others hold."""
+        for finding in others.all():
+            self.add(finding)
+        for place in others.unordered():
+            self.without_order(place)
+
+    def unordered(self) -> tuple[Unordered, ...]:
+        """In the order of first appearance."""
+        return tuple(self._unordered.values())
 
     def all(self) -> tuple[Finding, ...]:
         """In the order of first appearance."""

@@ -20,10 +20,13 @@ from kernel_agent.ir.sanitizer.lanes import MANY, NOBODY, Lanes
 from kernel_agent.ir.sanitizer.races import (
     OVERWRITES,
     READS_FOREIGN,
+    STORES_AFTER_OTHERS,
     STORES_OVER_ATOMIC,
     UPDATES_OVER_PLAIN,
+    UPDATES_SHARED,
     Clash,
     Order,
+    claim,
 )
 
 _SINGLE_ELEMENTS = 64
@@ -83,11 +86,14 @@ class History:
     writer: Epochs
     reader: Epochs
     updater: Epochs
+    updaters: Tensor
+    """Who updated each element, ordered or not: a program, nobody, or many; shape (size,), int32."""
 
     @classmethod
     def of(cls, buffer: Buffer) -> History:
         """An untouched buffer."""
-        return cls(Epochs.of(buffer), Epochs.of(buffer), Epochs.of(buffer))
+        updater = Epochs.of(buffer)
+        return cls(Epochs.of(buffer), Epochs.of(buffer), updater, updater.program.clone())
 
 
 class OneByOne:
@@ -117,12 +123,15 @@ class OneByOne:
             rewrites = rewrites & ~same()
         read = self._unordered(history.reader, index, past)
         updated = self._unordered(history.updater, index, past)
+        found = [Clash(OVERWRITES, rewrites | read), Clash(STORES_OVER_ATOMIC, updated)]
+        if buffer.is_float:
+            found.append(Clash(STORES_AFTER_OTHERS, _in_turn(history, index, past), races=False))
         history.writer.program[index] = past.program
         history.writer.clock[index] = past.clock
         for epochs, racing in ((history.reader, read), (history.updater, updated)):
             epochs.program[index[~racing]] = NOBODY  # whoever comes after this store comes after those
         self._forget(buffer, index)
-        return [Clash(OVERWRITES, rewrites | read), Clash(STORES_OVER_ATOMIC, updated)]
+        return found
 
     def update(self, buffer: Buffer, lanes: Lanes, order: Order) -> list[Clash]:
         """Judge an atomic update, and follow the order it makes."""
@@ -140,7 +149,11 @@ class OneByOne:
             for place in places:
                 before = self._released.get(place)
                 self._released[place] = told if before is None else torch.maximum(before, told)
-        return [Clash(UPDATES_OVER_PLAIN, bad)]
+        claim(history.updaters, lanes)
+        found = [Clash(UPDATES_OVER_PLAIN, bad)]
+        if buffer.is_float:
+            found.append(Clash(UPDATES_SHARED, history.updaters.index_select(0, index) == MANY, races=False))
+        return found
 
     # --- state
 
@@ -187,6 +200,13 @@ class OneByOne:
             for elements in _later(epochs, past):
                 found |= many & torch.isin(index, elements)
         return found
+
+
+def _in_turn(history: History, index: Tensor, past: Past) -> Tensor:
+    """Which elements (n,) we read and now store after another program stored them: a lock says that programs take
+    turns, and not in which order."""
+    writer, reader = history.writer.program[index], history.reader.program[index]
+    return (writer >= 0) & (writer != past.program) & ((reader == past.program) | (reader == MANY))
 
 
 def _later(epochs: Epochs, past: Past) -> Iterator[Tensor]:

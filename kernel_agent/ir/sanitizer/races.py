@@ -27,6 +27,8 @@ OVERWRITES = "overwrites what another program reads or writes in the same launch
 STORES_OVER_ATOMIC = "stores plainly what another program updates atomically"
 UPDATES_OVER_PLAIN = "updates atomically what another program reads or stores plainly"
 WRITES_TWICE = "is stored with different values by several programs"
+UPDATES_SHARED = "adds to"
+STORES_AFTER_OTHERS = "takes turns to add to"
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ class Clash:
     """What the access does wrong, in words that follow the name of the access."""
     lanes: Tensor
     """Which of the lanes, shape (n,), bool."""
+    races: bool = True
+    """False: the access is safe, and comes in no fixed order with those of other programs."""
 
 
 @dataclass(frozen=True)
@@ -224,7 +228,10 @@ class SideBySide:
         )
         claim(shadow.atomic, lanes)
         shadow.touched = shadow.updated = True
-        return [Clash(UPDATES_OVER_PLAIN, bad)]
+        found = [Clash(UPDATES_OVER_PLAIN, bad)]
+        if buffer.is_float:
+            found.append(Clash(UPDATES_SHARED, shadow.atomic.index_select(0, index) == MANY, races=False))
+        return found
 
 
 def claim(owners: Tensor, lanes: Lanes) -> None:

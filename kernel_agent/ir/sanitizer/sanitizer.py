@@ -16,10 +16,10 @@ from kernel_agent.ir.errors import LaunchError
 from kernel_agent.ir.memory import Buffer
 from kernel_agent.ir.program import Module, Op
 from kernel_agent.ir.sanitizer.address import Source, number_at, sources
-from kernel_agent.ir.sanitizer.findings import Finding, FindingKind, Findings
+from kernel_agent.ir.sanitizer.findings import Finding, FindingKind, Findings, Unordered
 from kernel_agent.ir.sanitizer.happens_before import OneByOne
 from kernel_agent.ir.sanitizer.lanes import Lanes
-from kernel_agent.ir.sanitizer.races import WRITES_TWICE, Clash, Order, Races, SideBySide
+from kernel_agent.ir.sanitizer.races import UPDATES_SHARED, WRITES_TWICE, Clash, Order, Races, SideBySide
 from kernel_agent.ir.sanitizer.views import View
 from kernel_agent.ir.values import Active, common_shape
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _ACQUIRE, _RELEASE, _ACQUIRE_RELEASE = 2, 3, 4
 WITHIN_PROGRAM = 2
 """Values of the attributes `sem` and `scope` of atomics."""
+_ADDS_FLOATS, _EXCHANGES, _DESCRIPTOR_ADDS = 5, 10, 1
+"""Values of the attributes `atomic_rmw_op` and `kind` of atomics."""
 _SHOWN_VARIABLES = 6
 _TRIES = 1000
 """Failed exchanges in a row after which a program waits forever."""
@@ -57,6 +59,8 @@ class Sanitizer:
         self.machine: Machine | None = None
         """Who runs the launch, asked for the values of variables."""
         self._failures = 0
+        self._changed_by: dict[tuple[int, int | None], Tensor] = {}
+        """(buffer, line) -> which programs change it there, in any order; shape (programs,), bool."""
 
     # --- bounds
 
@@ -196,7 +200,31 @@ class Sanitizer:
 
     def _judge_races(self, clashes: list[Clash], buffer: Buffer, lanes: Lanes, op: Op) -> None:
         for clash in clashes:
-            self._judge(FindingKind.RACE, clash.what, clash.lanes, buffer, lanes, op)
+            if clash.races:
+                self._judge(FindingKind.RACE, clash.what, clash.lanes, buffer, lanes, op)
+            elif _rounds(op):
+                self._note_order(clash, buffer, lanes, op)
+
+    def _note_order(self, clash: Clash, buffer: Buffer, lanes: Lanes, op: Op) -> None:
+        """Note a change of elements that others change, too, or that lanes of this very access meet at."""
+        place = self.module.place(op)
+        key = (id(buffer), place.line if place else None)
+        if key not in self._changed_by:
+            self._changed_by[key] = torch.zeros(math.prod(self.grid), dtype=torch.bool, device=lanes.active.ids.device)
+        self._changed_by[key][lanes.active.ids] = True
+        shared = bool(clash.lanes.any())
+        if not shared and not (clash.what == UPDATES_SHARED and _several_lanes(lanes)):
+            return
+        self.findings.without_order(
+            Unordered(
+                self.module.entry.name,
+                place.file if place else "",
+                place.line if place else None,
+                (lanes.view or buffer.extents.all(buffer.name)).name,
+                int(self._changed_by[key].sum()) if shared else 1,
+                "exchanges" if op.attributes.get("atomic_rmw_op") == _EXCHANGES else clash.what,
+            )
+        )
 
     def _judge(self, kind: FindingKind, what: str, bad: Tensor, buffer: Buffer, lanes: Lanes, op: Op) -> None:
         """Report the lanes (n,) that are bad, if any."""
@@ -249,6 +277,26 @@ class Sanitizer:
 
     def _said(self, source: Source, active: Active, row: int) -> str:
         return source.text(None if self.machine is None else number_at(self.machine, source, active, row))
+
+
+def _rounds(op: Op) -> bool:
+    """Whether what is in memory in the end depends on the order in which such an access is made: of floats, the
+    extremes do not."""
+    if op.name == "tt.atomic_rmw":
+        return bool(op.attributes["atomic_rmw_op"] in (_ADDS_FLOATS, _EXCHANGES))
+    if op.name == "tt.descriptor_reduce":
+        return bool(op.attributes["kind"] == _DESCRIPTOR_ADDS)
+    return op.name not in ("tt.atomic_load", "tt.atomic_poll")
+
+
+def _several_lanes(lanes: Lanes) -> bool:
+    """Whether two lanes of one program touch one element."""
+    index, program = lanes.index, lanes.program
+    if index.numel() < 2 or bool((index[1:] > index[:-1]).all()):
+        return False
+    programs = int(lanes.active.ids.max()) + 1
+    keys = index * programs + program.clamp(min=0)
+    return int(keys.unique().numel()) < int(keys.numel())
 
 
 def _order(op: Op, module: Module) -> Order | None:
