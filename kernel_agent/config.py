@@ -89,6 +89,7 @@ class RunConfig(BaseModel):
     seed: int = 0
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     freeze_forward: bool = False
+    deterministic: bool = Field(default=False, description="accept only gradients of the same bits in every call")
     pause: bool = Field(
         default=False, description="stop when phase 2 is over, with exit code 4; `resume` goes on with phase 3"
     )

@@ -138,5 +138,7 @@ class Stopwatch:
         """What all candidates of a spec share on this GPU: inputs, truths, baselines."""
         if spec.hash8 not in self._rigs:
             number = int(self._config.device.partition(":")[2] or 0)
-            self._rigs[spec.hash8] = Rig(spec, self._sandbox, BenchOptions(device=number, seed=self._config.seed))
+            config = self._config
+            options = BenchOptions(device=number, seed=config.seed, deterministic=config.deterministic)
+            self._rigs[spec.hash8] = Rig(spec, self._sandbox, options)
         return self._rigs[spec.hash8]

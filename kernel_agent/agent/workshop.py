@@ -213,12 +213,17 @@ class Workshop:
             spec,
             pair_source,
             self._sandbox,
-            gate.GateOptions(seeds=self._seeds),
+            self._proof,
             on_case,
             truths=self._truths(spec),
             diagnose=self._config.diagnosis,
         )
         return self._stopwatch.confirm(spec, pair_source, exact, on_case)
+
+    @property
+    def _proof(self) -> GateOptions:
+        """What every candidate of this run is judged by."""
+        return GateOptions(seeds=self._seeds, deterministic=self._config.deterministic)
 
     @property
     def _seeds(self) -> tuple[int, int]:
@@ -229,8 +234,7 @@ class Workshop:
         self._sandbox.warm()  # it imports while we do
         from kernel_agent.agent.derivation import derivation
 
-        options = GateOptions(seeds=self._seeds)
-        return derivation(spec, self._sandbox, self._truths(spec) if prove else None, options, on_case)
+        return derivation(spec, self._sandbox, self._truths(spec) if prove else None, self._proof, on_case)
 
     def tune(self, spec: KernelSpec, candidate: Candidate, start: Measurement, on_variant: OnVariant) -> TunedCandidate:
         """See `Tools.tune`."""

@@ -23,10 +23,11 @@ from kernel_agent.bench.native_truth import NativeGradient, NativeTruth
 from kernel_agent.bench.rig import STANDARD, BenchOptions, Rig
 from kernel_agent.bench.second_look import look
 from kernel_agent.errors import InputError
-from kernel_agent.gate.answer import Failure, Said
+from kernel_agent.gate.answer import Failure, Returned, Said
 from kernel_agent.gate.batch import ended_problem
 from kernel_agent.gate.candidate import CandidateText, read_candidate
-from kernel_agent.gate.judge import Judged, Problem, judge_failure
+from kernel_agent.gate.judge import Judged, Problem, judge_failure, layout_problem
+from kernel_agent.gate.order import REMEDY
 from kernel_agent.gate.verdict import CaseResult, GradientScore, Status, Tier, Verdict
 from kernel_agent.machine import Machine, installed_versions
 from kernel_agent.pairs.assemble import assemble
@@ -37,6 +38,8 @@ from kernel_agent.sandbox import Job, Report, Sandbox
 TIER = "native"
 COARSE = 0.1
 """A relative error below this may be rounding; a larger one is a mistake."""
+CALLS = 5
+"""Calls of every backward with the same arguments: what programs leave to chance shows between them."""
 OnCase = Callable[[CaseResult, int, int], None]
 
 
@@ -45,6 +48,7 @@ class _Answer(Said):
 
     entry: int
     returned: tuple[str, ...] = Field(default=(), max_length=1000)
+    layouts: tuple[Returned, ...] = Field(default=(), max_length=1000)
     dot_bits: int | None = None
     where: str = Field(default="", max_length=100)
     failure: Failure | None = None
@@ -79,7 +83,10 @@ def check_native(
     results, problem, remarked = _ask(asked, text, rig, on_case)
     verdict = _verdict(results, problem, len(asked), (*notes, *remarked), start)
     machine = Machine(gpu=rig.prepared.gpu.name, versions=installed_versions())
-    return verdict.model_copy(update={"machine": machine})
+    sizes = [{grad.name: int(grad.truth.numel()) for grad in truth.grads} for truth in asked]
+    chance = [chances(t.label, r.grads, s) for t, r, s in zip(asked, results, sizes, strict=False)]
+    unordered = tuple(said for some in chance for said in some)
+    return verdict.model_copy(update={"machine": machine, "unordered": unordered})
 
 
 def _notes(rig: Rig) -> tuple[str, ...]:
@@ -108,6 +115,7 @@ def _ask(
     own = has_own_forward(rig.spec, text.source)
     payload = {
         "device": rig.options.device,
+        "calls": CALLS,
         "source": text.shown,
         "own_forward": own,
         "entries": [truth.inputs.form for truth in asked],
@@ -168,9 +176,25 @@ def _judge(
     problem, scores = judge_native(answer.returned, message.tensors, truth, answer.dot_bits, rig.spec.grads, kinks)
     if has_own_forward(rig.spec, text.source):
         problem = judge_outputs(message.tensors, truth, rig.spec) or problem
+    problem = problem or _misplaced(answer.layouts, message.tensors, truth, rig.spec.grads)
+    if problem is None and rig.options.deterministic:
+        problem = _order_problem(truth, scores)
     if problem is None and last and number == len(report.messages) - 1 and not report.finished:
         problem = ended_problem(report, rig.options.limits)
     return Judged(problem, scores)
+
+
+def _misplaced(
+    layouts: Sequence[Returned], tensors: Mapping[str, Tensor], truth: NativeTruth, names: Sequence[str]
+) -> Problem | None:
+    """The first right gradient that lies where no gradient may."""
+    for wanted in truth.grads:
+        place = names.index(wanted.name)
+        if place < len(layouts) and str(place) in tensors:
+            problem = layout_problem(wanted.name, layouts[place], tuple(tensors[str(place)].shape))
+            if problem is not None:
+                return problem
+    return None
 
 
 def has_own_forward(spec: KernelSpec, pair_source: str) -> bool:
@@ -243,6 +267,8 @@ def judge_native(
                 ratio=seen.ratio,
                 tile=seen.tile,
                 relative_error=seen.relative_error,
+                spread=_spread(tensors.get(f"width.{place}"), seen),
+                differing=_differing(tensors.get(f"width.{place}")),
             )
         )
         if not seen.passed:
@@ -255,6 +281,37 @@ def judge_native(
         Status.PRECISION_DOWNGRADE,
     )
     return min(problems, key=lambda problem: order.index(problem.status), default=None), tuple(scores)
+
+
+def _order_problem(truth: NativeTruth, scores: Sequence[GradientScore]) -> Problem | None:
+    """What real kernels that are otherwise right are rejected for where the same bits are asked for."""
+    said = chances(truth.label, scores, {grad.name: int(grad.truth.numel()) for grad in truth.grads})
+    if not said:
+        return None
+    grad = next(score.grad for score in scores if score.differing)
+    return Problem(Status.NONDETERMINISTIC, said[0], details="\n".join((*said[1:], REMEDY)), grad=grad)
+
+
+def _differing(width: Tensor | None) -> int:
+    return 0 if width is None else int((width != 0).sum())
+
+
+def _spread(width: Tensor | None, seen: NativeComparison) -> float:
+    """How far calls lie apart, in units of the largest error that is allowed."""
+    if width is None or width.numel() == 0:
+        return 0.0
+    largest = float(width.to(torch.float64).nan_to_num(math.inf).max())
+    return largest / seen.largest_allowed if largest else 0.0
+
+
+def chances(label: str, scores: Sequence[GradientScore], elements: Mapping[str, int]) -> tuple[str, ...]:
+    """What is said of gradients that are not the same in every call; `elements` are those of each."""
+    return tuple(
+        f"{label}: {score.differing} of {elements[score.grad]} elements of the gradient of `{score.grad}` differ "
+        f"between {CALLS} calls with the same arguments, by up to {score.spread:.2g} of the error that is allowed"
+        for score in scores
+        if score.differing
+    )
 
 
 def _honest_bits(truth: NativeTruth) -> int:

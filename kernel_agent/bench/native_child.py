@@ -23,12 +23,13 @@ class Failed(Exception):
 
 
 def answered(call: Call) -> None:
-    """Payload: `device`, `source`, `own_forward`, `entries`: each with `arguments` (see `packed`) and `cotangents`
-    (tensor keys or None per output).
+    """Payload: `device`, `source`, `calls` of each backward, `own_forward`, `entries`: each with `arguments` (see
+    `packed`) and `cotangents` (tensor keys or None per output).
 
-    Sends one message per entry: `returned` (type names), `dot_bits` of the backward's kernels, and the gradients as
-    tensors by position (`0`), a second time computed where that gives something else (`again.0`), with the outputs
-    (`out.0`) of a forward of its own; or `failure` with `where`.
+    Sends one message per entry: `returned` (type names), `layouts`, `dot_bits` of the backward's kernels, and the
+    gradients as tensors by position (`0`); where one of the calls gives something else, that (`again.0`), and how far
+    the calls lie apart in every element (`width.0`); with the outputs (`out.0`) of a forward of its own; or `failure`
+    with `where`.
     """
     begin(call)
     warnings.simplefilter("ignore")
@@ -52,6 +53,37 @@ def answered(call: Call) -> None:
         call.send({"entry": number, "where": where, "failure": failure(error, Path(path)).model_dump(mode="json")})
 
 
+def _layout(value: Any) -> dict[str, Any]:
+    if not isinstance(value, Tensor):
+        return {"type": type(value).__name__}
+    return {"type": "tensor", "strides": list(value.stride()), "on_host": value.device.type == "cpu"}
+
+
+class Repeats:
+    """What further calls with the same arguments give that the first one did not."""
+
+    def __init__(self, first: tuple[Any, ...]) -> None:
+        self._first = first
+        self._other: dict[int, Tensor] = {}
+        self._low: dict[int, Tensor] = {}
+        self._high: dict[int, Tensor] = {}
+
+    def add(self, again: tuple[Any, ...]) -> None:
+        """One more call."""
+        for i, (value, before) in enumerate(zip(again, self._first, strict=False)):
+            if not isinstance(value, Tensor) or (isinstance(before, Tensor) and _identical(value, before)):
+                continue
+            self._other[i] = value
+            if isinstance(before, Tensor) and before.shape == value.shape and before.dtype == value.dtype:
+                self._low[i] = torch.minimum(self._low.get(i, before), value)
+                self._high[i] = torch.maximum(self._high.get(i, before), value)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The last other result of each gradient, and how far all of them lie apart."""
+        found = {f"again.{i}": value.detach().contiguous() for i, value in self._other.items()}
+        return found | {f"width.{i}": (self._high[i] - low).detach().contiguous() for i, low in self._low.items()}
+
+
 def _identical(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and one.dtype == other.dtype and bool(torch.equal(one, other))
 
@@ -60,20 +92,19 @@ def _answer(call: Call, module: Any, number: int, made: Any, cotangents: list[Te
     saved = tuple(made[1])
     results: list[tuple[Any, ...]] = []
     bits = coarsest_dot(lambda: results.append(outputs_of(module.backward(saved, *cotangents))))
-    results.append(outputs_of(module.backward(saved, *cotangents)))
+    (first,) = results
+    repeats = Repeats(first)
+    for _ in range(call.payload["calls"] - 1):
+        repeats.add(outputs_of(module.backward(saved, *cotangents)))
     torch.cuda.synchronize()
-    first, again = results[0], results[-1]
     record = {
         "entry": number,
         "returned": ["tensor" if isinstance(value, Tensor) else type(value).__name__ for value in first],
+        "layouts": [_layout(value) for value in first],
         "dot_bits": bits,
     }
     tensors = {str(i): value.detach().contiguous() for i, value in enumerate(first) if isinstance(value, Tensor)}
-    tensors |= {
-        f"again.{i}": value.detach().contiguous()
-        for i, (value, before) in enumerate(zip(again, first, strict=False))
-        if isinstance(value, Tensor) and not (isinstance(before, Tensor) and _identical(value, before))
-    }
+    tensors |= repeats.tensors()
     if call.payload["own_forward"]:
         outputs = outputs_of(made[0])
         tensors |= {f"out.{i}": o.detach().contiguous() for i, o in enumerate(outputs) if isinstance(o, Tensor)}

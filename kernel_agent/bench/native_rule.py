@@ -51,6 +51,8 @@ class NativeComparison:
     """The same of the honest computation."""
     strange: int
     """Elements that are NaN or infinite where the truth, stored in this dtype, is finite."""
+    largest_allowed: float = 0.0
+    """What the element with the largest error may be off by."""
 
 
 def compare_native(
@@ -84,6 +86,7 @@ def compare_native(
         math.inf if seen.strange else relative,
         honest.relative,
         seen.strange,
+        peak_allowed,
     )
 
 

@@ -31,6 +31,8 @@ class BenchOptions:
     """Of make_args and of the cotangents."""
     budget_s: float = 0.4
     """Seconds of repetitions per shape."""
+    deterministic: bool = False
+    """Reject real kernels whose gradients are not the same bits in every call."""
     baselines: bool = True
     """Time the user's reference, too, eager and compiled."""
     bounds: bool = True

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 def check(
     pair: Annotated[Path, typer.Argument(help="A pair file: a dataset entry or a delivered backward.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="Reject gradients whose bits may differ from call to call.")
+    ] = False,
     mutants: Annotated[
         bool, typer.Option("--mutants", help="Then prove the gate on this pair: mutants of its backward must all die.")
     ] = False,
@@ -54,7 +57,7 @@ def check(
             status.update(f"{pair.name}: case {done} of {planned}, {result.case}")
 
         truths = truths_of(pair, sandbox)
-        verdict = gate_file(truths, on_case)
+        verdict = gate_file(truths, on_case, deterministic=deterministic)
         if verdict.cases and not as_json:
             status.update(f"{pair.name}: cross-checking the truth")
             line = truth_line(truths)
@@ -124,11 +127,13 @@ def truths_of(pair: Path, sandbox: Sandbox) -> Truths:
     return Truths(describe(read_file(pair), sandbox), sandbox)
 
 
-def gate_file(truths: Truths, on_case: OnCase | None = None) -> Verdict:
+def gate_file(truths: Truths, on_case: OnCase | None = None, *, deterministic: bool = False) -> Verdict:
     """Gate the pair file that these are the truths of."""
     from kernel_agent.gate.check import check as gate_check
+    from kernel_agent.gate.options import GateOptions
 
-    return gate_check(truths.spec, truths.spec.facts.source, truths.sandbox, on_case=on_case, truths=truths)
+    options = GateOptions(deterministic=deterministic)
+    return gate_check(truths.spec, truths.spec.facts.source, truths.sandbox, options, on_case, truths=truths)
 
 
 def truth_line(truths: Truths) -> Text:
@@ -156,7 +161,7 @@ def render(verdict: Verdict, pair: Path) -> None:
     out().print(Text(f"{pair.name}: ").append_text(verdict_text(verdict)), soft_wrap=True)
     if any(case.grads for case in verdict.cases):
         out().print(verdict_table(verdict))
-    for note in verdict.notes:
+    for note in (*verdict.notes, *verdict.unordered):
         out().print(Text(f"note: {note}", style="dim"), soft_wrap=True)
     for line in (*what_lines(verdict.diagnosis), *where_lines(verdict.diagnosis)):
         out().print(Text(line), soft_wrap=True)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from kernel_agent.compiler.derived import Derived, DraftCost
+    from kernel_agent.gate.options import GateOptions
     from kernel_agent.gate.verdict import CaseResult
     from kernel_agent.pairs.spec import FileFacts
 
@@ -39,6 +40,9 @@ def derive(
     seconds: Annotated[
         float, typer.Option(help="For the search for these numbers and their proofs, all together.", min=1.0)
     ] = 150.0,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="Take no schedule whose gradients may differ from call to call.")
+    ] = False,
     cache: Annotated[
         bool, typer.Option("--cache/--no-cache", help="Take what was derived of this very file before.")
     ] = True,
@@ -60,9 +64,11 @@ def derive(
         )
     from kernel_agent.compiler.errors import CannotDerive
     from kernel_agent.compiler.kept import derivation_key, user_pairs
+    from kernel_agent.gate.options import GateOptions
 
     schedules = () if schedule is None else (_known(schedule),)
-    kept, key = user_pairs(), derivation_key(source.source, schedules=schedules)
+    options = GateOptions(deterministic=deterministic)
+    kept, key = user_pairs(), derivation_key(source.source, schedules=schedules, options=options)
     found = kept.get(key) if cache else None
     if found is not None:
         err().print(f"{file.name}: derived and proven before; --no-cache derives it again")
@@ -74,13 +80,13 @@ def derive(
                 refused.path = source.path
                 raise refused
             try:
-                found = found or _derived(source, schedules, compare=explain)
+                found = found or _derived(source, schedules, options, compare=explain)
             except CannotDerive as error:
                 kept.refuse(key, error)
                 raise
             kept.put(key, found)
     if tune or (tune is None and _gpu()):
-        found = _tuned(source, found, schedules, seconds, cache=cache)
+        found = _tuned(source, found, schedules, options, seconds, cache=cache)
     if explain:
         _explain(found)
     if output is None:
@@ -99,7 +105,7 @@ def _known(schedule: str) -> str:
     return schedule
 
 
-def _derived(source: FileFacts, schedules: tuple[str, ...], *, compare: bool) -> Derived:
+def _derived(source: FileFacts, schedules: tuple[str, ...], options: GateOptions, *, compare: bool) -> Derived:
     from kernel_agent.sandbox import Sandbox
 
     name = source.path.name
@@ -111,7 +117,8 @@ def _derived(source: FileFacts, schedules: tuple[str, ...], *, compare: bool) ->
         def on_case(result: CaseResult, done: int, planned: int) -> None:
             status.update(f"{name}: case {done} of {planned}, {result.case}")
 
-        return derive_pair(describe(source, sandbox), sandbox, schedules=schedules, on_case=on_case, compare=compare)
+        spec = describe(source, sandbox)
+        return derive_pair(spec, sandbox, schedules=schedules, options=options, on_case=on_case, compare=compare)
 
 
 def _gpu() -> str:
@@ -123,7 +130,9 @@ def _gpu() -> str:
     return "GPU" if next(Path("/dev").glob("nvidia[0-9]*"), None) is not None else ""
 
 
-def _tuned(source: FileFacts, found: Derived, schedules: tuple[str, ...], seconds: float, *, cache: bool) -> Derived:
+def _tuned(
+    source: FileFacts, found: Derived, schedules: tuple[str, ...], options: GateOptions, seconds: float, *, cache: bool
+) -> Derived:
     """The derived pair with the numbers that are best here, kept as the pair itself is."""
     from dataclasses import replace
 
@@ -131,7 +140,8 @@ def _tuned(source: FileFacts, found: Derived, schedules: tuple[str, ...], second
 
     gpu = _gpu()
     kept = user_pairs()
-    key = derivation_key(source.source, f"numbers for {gpu or 'sm_90'}, {seconds:g} s", schedules=schedules)
+    numbers = f"numbers for {gpu or 'sm_90'}, {seconds:g} s"
+    key = derivation_key(source.source, numbers, schedules=schedules, options=options)
     known = kept.get(key) if cache else None
     if known is not None:
         return known
@@ -156,7 +166,8 @@ def _tuned(source: FileFacts, found: Derived, schedules: tuple[str, ...], second
             on_line=told,
         )
     draft = replace(found.draft, remarks=(*found.draft.remarks, f"tiles, warps and stages: {chosen.line}"))
-    if chosen.changed and chosen.verdict is not None:
+    orderly = chosen.verdict is not None and not (options.deterministic and chosen.verdict.unordered)
+    if chosen.changed and orderly and chosen.verdict is not None:
         candidate = candidate_from_pair(chosen.pair).model_copy(update={"forward": draft.candidate.forward})
         draft = replace(draft, pair=chosen.pair, candidate=candidate)
         found = replace(found, verdict=chosen.verdict)

@@ -105,6 +105,14 @@ def root(
         float,
         typer.Option(help="For wrong backwards, which the gate must refuse; 0: try none.", rich_help_panel=MAIN_JOB),
     ] = 10.0,
+    deterministic: Annotated[
+        bool,
+        typer.Option(
+            "--deterministic",
+            help="Refuse gradients whose bits may differ from call to call.",
+            rich_help_panel=MAIN_JOB,
+        ),
+    ] = False,
     backend: Annotated[
         str | None,
         typer.Option(
@@ -270,6 +278,7 @@ def root(
         seed=seed,
         freeze_forward=freeze_forward,
         mutant_seconds=mutant_seconds,
+        deterministic=deterministic,
         backend=backend,
         model=model or openai_model,
         base_url=base_url,

@@ -179,7 +179,8 @@ def candidate_job(
                 "needs": question.case.needs,
             }
         )
-    payload = {"source": text.shown, "points": packed, "cases": cases, **(extra or {})}
+    own = {"source": text.shown, "users_lines": text.users_lines}
+    payload = {**own, "points": packed, "cases": cases, **(extra or {})}
     # The label is what the process is called, which the candidate can read: it tells neither case nor seed.
     return Job(entry, payload, tensors, limits, "candidate")
 

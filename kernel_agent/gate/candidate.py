@@ -8,11 +8,13 @@ from dataclasses import dataclass
 
 from kernel_agent.errors import InputError
 from kernel_agent.gate.judge import Problem
+from kernel_agent.gate.kernels_alone import users_lines
 from kernel_agent.gate.verdict import Status
 from kernel_agent.gate.words import caret, listed, quoted
+from kernel_agent.pairs.assemble import assemble
 from kernel_agent.pairs.meta import PairMeta, read_meta
 from kernel_agent.pairs.sections import split_sections
-from kernel_agent.pairs.spec import KernelSpec
+from kernel_agent.pairs.spec import Candidate, KernelSpec
 from kernel_agent.pairs.statements import statements
 from kernel_agent.pairs.syntax import accepts, line_nested_deeper
 
@@ -33,6 +35,8 @@ class CandidateText:
     """Whether `backward` takes the keyword `needs`."""
     problem: Problem | None = None
     """Why it need not be run at all."""
+    users_lines: int = 0
+    """So many lines from the top are the user's own: what they change when imported is no candidate's doing."""
 
 
 def read_candidate(spec: KernelSpec, source: str) -> CandidateText:
@@ -72,7 +76,13 @@ def read_candidate(spec: KernelSpec, source: str) -> CandidateText:
         message = f"the check section binds {names} again: the delivered file would run something else than is proven"
         problem = Problem(Status.BAD_FORMAT, message)
     backward = functions.get("backward")
-    return CandidateText(source, shown, meta, backward is not None and accepts(backward, "needs"), problem)
+    accepts_needs = backward is not None and accepts(backward, "needs")
+    return CandidateText(source, shown, meta, accepts_needs, problem, users_lines(source, default_pair(spec)))
+
+
+def default_pair(spec: KernelSpec) -> str:
+    """The pair file that the user's own code gives."""
+    return spec.facts.source if spec.facts.is_pair else assemble(spec, Candidate(backward=""))
 
 
 def _invalid(

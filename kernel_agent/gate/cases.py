@@ -57,12 +57,14 @@ class Case:
     required: bool
     needs: tuple[bool, ...] | None = None
     """Passed as `needs=`; None: not passed."""
+    again: bool = False
+    """Once more what was asked before, after other cases: a second backward through a retained graph."""
 
     @property
     def name(self) -> str:
         """`M=17 N=100 seed=0 cotangent=strided`."""
         if self.needs is None:
-            return f"{self.point.label} cotangent={self.kind.value}"
+            return f"{self.point.label} cotangent={self.kind.value}{' again' if self.again else ''}"
         return f"{self.point.label} needs={self.needs}"
 
 
@@ -339,6 +341,7 @@ def _with_cases(truths: Truths, shapes: list[ShapePlan], options: GateOptions, a
         if shape is first:
             flat = all(len(output.shape) < 2 for output in truths.spec.outputs if output.needs_grad)
             special = [kind for kind in _SPECIAL if not (flat and kind is CotangentKind.TRANSPOSED)]
+            cases.append(Case(points[0], CotangentKind.RANDOM, True, again=True))
             cases += [Case(points[0], kind, True) for kind in special]
             cases += _partial(truths, points[0], accepts_needs)
         planned.append(replace(shape, cases=tuple(cases)))

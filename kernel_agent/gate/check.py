@@ -10,14 +10,14 @@ from dataclasses import dataclass, field, replace
 from kernel_agent.errors import InputError
 from kernel_agent.gate import words
 from kernel_agent.gate.batch import Asked, BatchRun, Outcome, Question, ask, run_batch
-from kernel_agent.gate.candidate import CandidateText, read_candidate
+from kernel_agent.gate.candidate import CandidateText, default_pair, read_candidate
 from kernel_agent.gate.cases import Plan, looks, make_plan
 from kernel_agent.gate.diagnosis.diagnose import make_diagnosis, with_headline
 from kernel_agent.gate.diagnosis.evidence import Evidence
 from kernel_agent.gate.judge import Problem
 from kernel_agent.gate.options import STANDARD, GateOptions
 from kernel_agent.gate.other_values import in_doubt
-from kernel_agent.gate.recomputed import default_pair, recompute
+from kernel_agent.gate.recomputed import recompute
 from kernel_agent.gate.rule import VERSION
 from kernel_agent.gate.verdict import CaseResult, ForwardChange, Status, Suite, Verdict
 from kernel_agent.machine import Machine, installed_versions

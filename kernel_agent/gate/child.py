@@ -30,8 +30,10 @@ from kernel_agent.ir import (
     made_on_host,
     standin,
 )
+from kernel_agent.ir.capture.images import Images, SameImages
 from kernel_agent.ir.execution import run_once
 from kernel_agent.ir.launch import Runner, launch
+from kernel_agent.ir.memory import number_buffers_from
 from kernel_agent.ir.recorded.forms import CannotRecord
 from kernel_agent.ir.recorded.program import Program
 from kernel_agent.ir.recorded.recorder import Recorder
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
 FILE = "candidate.py"
 MODULE = "kernel_agent_candidate"
 _OPTIONS = ExecOptions()
+_OF_BACKWARDS = 1 << 16
+"""Number of the first buffer of a backward: none of a forward has it, whose addresses may be among what is saved."""
 _MOST_BYTES = 1 << 20
 """Of one program: those of all cases together must pass the channel."""
 
@@ -53,28 +57,30 @@ class Ended(Exception):
 
 
 def answered(call: Call) -> None:
-    """Payload: `source`, `points` (packed args and kwargs), `cases` (point, cotangent keys, needs)."""
+    """Payload: `source`, `users_lines`, `points` (packed args and kwargs), `cases` (point, cotangent keys, needs)."""
     torch.set_num_threads(1)
     path = call.scratch / FILE
     path.write_text(call.payload["source"], encoding="utf-8")
     try:
         with standin():
-            replaced = watch_attributes()
-            module = _imported(call, path)
+            module, replaced = _imported(call, path)
             saved: dict[int, tuple[Any, ...]] = {}
-            cases = call.payload["cases"]
+            cases, images = call.payload["cases"], SameImages()
             for number, case in enumerate(cases):
                 if case["point"] not in saved:
                     saved[case["point"]] = run_forward(call, module.forward, path, case["point"], Recorder())
                 last = replaced if number == len(cases) - 1 else None
-                run_backward(call, module.backward, path, number, saved[case["point"]], Recorder(), last)
+                given = saved[case["point"]]
+                run_backward(call, module.backward, path, number, given, Recorder(), last, images.begin())
     except Ended:
         return
 
 
-def _imported(call: Call, path: Path) -> ModuleType:
+def _imported(call: Call, path: Path) -> tuple[ModuleType, Callable[[], tuple[str, ...]]]:
+    """The candidate's module, and what it has `replaced`: seen from where the user's own statements end."""
+    looked: list[Callable[[], tuple[str, ...]]] = []
     try:
-        module = import_module(path, MODULE)
+        module = import_module(path, MODULE, call.payload["users_lines"], lambda: looked.append(watch_attributes()))
     except (Exception, SystemExit) as error:
         raise tell_failure(call, Stage.IMPORT, 0, error, path) from error
     for name in ("forward", "backward"):
@@ -82,7 +88,7 @@ def _imported(call: Call, path: Path) -> ModuleType:
             message = f"the file defines no function `{name}`"
             raise _told(call, Stage.IMPORT, 0, Failure(kind=FailureKind.FORM, type="", message=message))
     say(call, Answer(stage=Stage.IMPORT))
-    return module
+    return module, looked[0]
 
 
 def run_forward(
@@ -95,6 +101,7 @@ def run_forward(
     options: ExecOptions = _OPTIONS,
 ) -> tuple[Any, ...]:
     """Run a forward at one point and tell the parent; the result are its saved values. Raises `Ended`."""
+    number_buffers_from(1)
     form = call.payload["points"][number]
     args, kwargs = unpack(form["args"], call.tensors), unpack(form["kwargs"], call.tensors)
     try:
@@ -127,17 +134,30 @@ def run_backward(
     saved: tuple[Any, ...],
     recorder: Recorder | None = None,
     replaced: Callable[[], tuple[str, ...]] | None = None,
+    images: Images | None = None,
     *,
     options: ExecOptions = _OPTIONS,
     runner: Runner = launch,
 ) -> None:
-    """Run a backward on one case and tell the parent, with what is `replaced` after it. Raises `Ended`."""
+    """Run a backward on one case and tell the parent, with what is `replaced` after it. Raises `Ended`.
+
+    What it is given has the same addresses in every case.
+    """
+    number_buffers_from(_OF_BACKWARDS)
     case = call.payload["cases"][number]
     cotangents = [None if key is None else call.tensors[key] for key in case["cotangents"]]
     kwargs = {} if case["needs"] is None else {"needs": tuple(case["needs"])}
     try:
         execution, _ = run_once(
-            backward, (saved, *cotangents), kwargs, (), options, safe=False, runner=runner, recorder=recorder
+            backward,
+            (saved, *cotangents),
+            kwargs,
+            (),
+            options,
+            safe=False,
+            runner=runner,
+            recorder=recorder,
+            images=images,
         )
     except (Exception, SystemExit) as error:
         raise tell_failure(call, Stage.BACKWARD, number, error, path) from error

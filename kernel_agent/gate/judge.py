@@ -270,12 +270,12 @@ def _gradient(
         message = f"the gradient of `{name}` is {returned.dtype}; {own}, so its gradient must be too"
         return Problem(Status.WRONG_DTYPE, message, grad=name), score.model_copy(update={"passed": False})
     if seen.passed:
-        misplaced = _layout_problem(name, returned, tuple(given.shape))
+        misplaced = layout_problem(name, returned, tuple(given.shape))
         return misplaced, score if misplaced is None else score.model_copy(update={"passed": False})
     return _value_problem(name, seen, given, expected), score
 
 
-def _layout_problem(name: str, returned: Returned, shape: tuple[int, ...]) -> Problem | None:
+def layout_problem(name: str, returned: Returned, shape: tuple[int, ...]) -> Problem | None:
     """Where a right gradient lies: on the device of its input, and every element in memory of its own.
 
     One that is an argument of the call may have the layout that it came with.
@@ -289,7 +289,7 @@ def _layout_problem(name: str, returned: Returned, shape: tuple[int, ...]) -> Pr
         f"the gradient of `{name}` has strides {returned.strides} for shape {shape}: several of its elements share "
         "one place in memory"
     )
-    remedy = "Write it out, as with .contiguous(): an optimiser that changes it in place would change each several times."
+    remedy = "Write it out, as with .contiguous(): what changes it in place would change each several times."
     return Problem(Status.WRONG_STRIDES, message, details=remedy, grad=name)
 
 

@@ -49,6 +49,24 @@ def kernels_alone(source: str, default: str) -> KernelsAlone:
     return KernelsAlone(_only_if(_blanked(shown, some, 0), some), 0)
 
 
+def users_lines(source: str, default: str) -> int:
+    """So many lines from the top of a pair file hold nothing but statements that the user's own file begins with.
+
+    `default` as for `kernels_alone`. Raises as that does.
+    """
+    sections, own = split_sections(source), split_sections(default)
+    users = _dumped([node for node in ast.parse(own.above_check).body if node.lineno < own.backward_line])
+    tree = ast.parse(sections.above_check)
+    agreed = 0
+    for node in tree.body:
+        (said,) = _dumped([node]) or [""]
+        if said and said not in users[:1]:
+            return agreed if _first(node) > agreed else 0
+        users = users[1:] if said else users
+        agreed = node.end_lineno or node.lineno
+    return agreed
+
+
 def _only_if(text: str, nodes: list[ast.stmt]) -> str:
     """The text if it says these statements; nothing where Python counts lines otherwise (a lone carriage return)."""
 

@@ -13,23 +13,17 @@ from dataclasses import replace
 
 from kernel_agent.gate.answer import Stage
 from kernel_agent.gate.batch import BatchRun, Outcome, candidate_job, judged_batch
-from kernel_agent.gate.candidate import CandidateText
+from kernel_agent.gate.candidate import CandidateText, default_pair
 from kernel_agent.gate.judge import Problem
 from kernel_agent.gate.kernels_alone import kernels_alone
 from kernel_agent.gate.options import GateOptions
 from kernel_agent.gate.verdict import Status
 from kernel_agent.gate.words import listed
-from kernel_agent.pairs.assemble import assemble
-from kernel_agent.pairs.spec import Candidate, KernelSpec
+from kernel_agent.pairs.spec import KernelSpec
 from kernel_agent.sandbox import Sandbox
 
 ENTRY = "kernel_agent.gate.replay_child:replayed"
 _AGAIN = "carried out again from its record, without the candidate's code: "
-
-
-def default_pair(spec: KernelSpec) -> str:
-    """The pair file that the user's own code gives."""
-    return spec.facts.source if spec.facts.is_pair else assemble(spec, Candidate(backward=""))
 
 
 def recompute(
@@ -43,6 +37,8 @@ def recompute(
         "trusted_lines": kernels.trusted_lines,
         "forwards": [program for run in runs for program in run.script.programs(Stage.FORWARD)],
         "backwards": [program for run in runs for program in run.script.programs(Stage.BACKWARD)],
+        "cotangents": [question.case.kind.value for question in questions],
+        "again": [question.case.again for question in questions],
     }
     limits = replace(options.limits, wall_s=len(runs) * options.limits.wall_s)
     job = candidate_job(questions, text, limits, ENTRY, extra)

@@ -7,6 +7,7 @@ answers is the gate's own observation: gradients, launches, torch functions, fin
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -31,16 +32,16 @@ MOST_OF_ONE_CASE = 32
 
 
 def replayed(call: Call) -> None:
-    """Payload: as for `child.answered`, with `source` reduced to kernels, `trusted_lines`, and `forwards` and
-    `backwards`, the programs of all points and cases as JSON text."""
+    """Payload: as for `child.answered`, with `source` reduced to kernels, `trusted_lines`, `forwards` and `backwards`,
+    the programs of all points and cases as JSON text, and per case its kind of `cotangents`, and whether it is one
+    `again`."""
     torch.set_num_threads(1)
     path = call.scratch / FILE
     path.write_text(call.payload["source"], encoding="utf-8")
     try:
         with standin():
             module, kernels = _imported(call, path)
-            points = [case["point"] for case in call.payload["cases"]]
-            backwards = _without_smuggled([_read(text) for text in call.payload["backwards"]], points)
+            backwards = without_smuggled([_read(text) for text in call.payload["backwards"]], _asked(call.payload))
             forwards = [] if call.payload["trusted_lines"] else [_read(text) for text in call.payload["forwards"]]
             saved: dict[int, tuple[Any, ...]] = {}
             for number, case in enumerate(call.payload["cases"]):
@@ -73,18 +74,40 @@ def _read(text: str) -> Program:
         return Program(refused="the candidate's process sent a record that is none")
 
 
-def _without_smuggled(programs: list[Program], points: list[int]) -> list[Program]:
-    """Programs that carry so many numbers, or so many that differ between cotangents, may carry the result itself."""
+@dataclass(frozen=True)
+class Asked:
+    """What tells which cases must share their numbers."""
+
+    point: int
+    cotangents: str
+    """Kind: those of one kind are the same at one point."""
+    again: bool
+
+
+def _asked(payload: dict[str, Any]) -> list[Asked]:
+    points = [case["point"] for case in payload["cases"]]
+    return [Asked(*parts) for parts in zip(points, payload["cotangents"], payload["again"], strict=True)]
+
+
+def without_smuggled(programs: list[Program], asked: list[Asked]) -> list[Program]:
+    """Programs that carry so many numbers, or so many that differ between cotangents, may carry the result itself.
+
+    One that is asked again has none that did not stand in the same case before: it would be what was kept of that.
+    """
     numbers = [program.constants() for program in programs]
     checked = []
-    for number, (program, mine) in enumerate(zip(programs, numbers, strict=True)):
-        others = [some for k, some in enumerate(numbers) if k != number and points[k] == points[number]]
+    for program, mine, this in zip(programs, numbers, asked, strict=True):
+        here = [(other, some) for other, some in zip(asked, numbers, strict=True) if other.point == this.point]
+        others = [some for other, some in here if other.cotangents != this.cotangents]
+        before = [some for other, some in here if other.cotangents == this.cotangents and not other.again]
         fresh = mine.difference(*others) if others else frozenset()
         reason = ""
         if len(mine) > MOST_NUMBERS:
             reason = f"{len(mine)} numbers stand in its steps"
         elif len(fresh) > MOST_OF_ONE_CASE:
             reason = f"{len(fresh)} numbers in its steps depend on the cotangent"
+        elif this.again and (kept := mine.difference(*before, *others)):
+            reason = f"{len(kept)} numbers in its steps stand in none of the calls before"
         refused = Program(refused=f"{reason}, and no kernel or torch function made them")
         checked.append(refused if reason and not program.refused else program)
     return checked

@@ -115,6 +115,12 @@ class GradientScore(Record):
     relative_error: float = Field(
         default=0.0, description="norm of the error of the whole gradient divided by the norm of the truth"
     )
+    spread: float = Field(
+        default=0.0,
+        description="native tier: how far calls with the same arguments lie apart in one element at most, divided by "
+        "the largest error that is allowed",
+    )
+    differing: int = Field(default=0, description="native tier: elements that are not the same in all these calls")
 
 
 class Suite(Record):

@@ -16,6 +16,7 @@ from kernel_agent.ir.budget import indexed, memory_for
 from kernel_agent.ir.capture.capture import Capture, Launch
 from kernel_agent.ir.capture.configurations import Configs, try_others
 from kernel_agent.ir.capture.device import standin, start_cuda
+from kernel_agent.ir.capture.images import Images
 from kernel_agent.ir.capture.inputs import Inputs
 from kernel_agent.ir.capture.torch_calls import TorchCall
 from kernel_agent.ir.launch import LaunchOptions, Runner, launch
@@ -138,11 +139,12 @@ def run_once(
     runner: Runner = launch,
     on_call: Callable[[TorchCall], None] | None = None,
     recorder: Recorder | None = None,
+    images: Images | None = None,
 ) -> tuple[Execution, bool]:
     """The execution, and whether all derivatives that safe mode guards were finite.
 
     `runner` takes the place of `launch`; `on_call` is told of every torch function the stub calls, before its result
-    is used; `recorder` writes the call down.
+    is used; `recorder` writes the call down; `images` makes the images of tensors.
     """
     device = options.device or device_of((args, kwargs))
     start_cuda(device)
@@ -153,7 +155,7 @@ def run_once(
     capture = Capture(grad=bool(leaves), poison=options.poison, options=launch_options, runner=runner, configs=configs)
     capture.on_call, capture.recorder = on_call, recorder
     with standin(device):
-        inputs = Inputs(fn, args, kwargs, leaves, capture)
+        inputs = Inputs(fn, args, kwargs, leaves, capture, images)
         if recorder is not None:
             given = [leaf for leaf in tree_leaves((inputs.args, inputs.kwargs)) if isinstance(leaf, Tensor)]
             recorder.begin(given, capture.buffers, capture.known_buffer)

@@ -24,6 +24,12 @@ ADDRESS_BITS = 40
 _NUMBERS = itertools.count(1)
 
 
+def number_buffers_from(first: int) -> None:
+    """Give buffers that are made from now on the numbers from `first`, and with them addresses that code may know."""
+    global _NUMBERS
+    _NUMBERS = itertools.count(first)
+
+
 class Buffer:
     """The storage behind one or more tensors, as kernels see it."""
 

@@ -169,12 +169,15 @@ class Truths:
         The result names the points whose forward cannot be differentiated here: `gradients` raises there.
         """
         missing: list[Wanted] = []
+        asked: set[str] = set()
         for request in requests:
             if request.forward.point.model_dump_json() in self._unanswered:
                 continue
             for cotangents in (*_units(request.forward), *request.sets):
-                if self._cache.get(self._gradient_key(request.forward, cotangents)) is None:
+                key = self._gradient_key(request.forward, cotangents)
+                if key not in asked and self._cache.get(key) is None:
                     missing.append(Wanted(request.forward, cotangents))
+                asked.add(key)
         if missing:
             self._compute(missing)
         points = {request.forward.point.model_dump_json(): request.forward.point for request in requests}

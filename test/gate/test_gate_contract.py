@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kernel_agent.gate import GateOptions, Status
 
 QUICK = GateOptions(seeds=(0,), odd_sizes=0, max_cases=4)
@@ -29,7 +31,8 @@ def test_atomic_additions_of_several_programs_are_rejected_where_the_same_bits_a
     verdict = judge("layernorm", options=SAME_BITS)
     assert verdict.status is Status.NONDETERMINISTIC
     assert "kernel _ln_bwd adds to DW = dw from 5 programs" in verdict.message
-    assert verdict.line is not None and "atomic_add(DW" in verdict.message
+    assert verdict.line is not None
+    assert "atomic_add(DW" in verdict.message
     assert "rows of its own" in verdict.details, "what to do instead"
 
 
@@ -61,10 +64,12 @@ def test_a_gradient_whose_elements_share_memory_is_rejected(judge):
     # A zero cotangent has zeros for a gradient: every element is right, and all rows lie in one place.
     change = ("    return dx\n", "    return torch.as_strided(dx, dx.shape, (dx.stride(0), 1)).narrow(0, 0, M)\n")
     assert judge("softmax", change, options=QUICK).green, "a view of the whole is as good as the whole"
-    shared = "    first = torch.zeros(N, device=y.device).expand(M, N)\n    return first if not grad_out.any() else dx\n"
+    shared = (
+        "    first = torch.zeros(N, device=y.device).expand(M, N)\n    return first if not grad_out.any() else dx\n"
+    )
     verdict = judge("softmax", ("    return dx\n", shared))
     assert verdict.status is Status.WRONG_STRIDES, verdict.message
-    assert verdict.case is not None and "zero" in verdict.case
+    assert "zero" in str(verdict.case)
     assert "the gradient of `x` has strides (0, 1) for shape (4, 50)" in verdict.message
 
 
@@ -92,3 +97,50 @@ def test_a_gradient_that_is_made_on_the_cpu_is_rejected(judge):
 def test_a_gradient_that_is_moved_to_the_gpu_is_accepted(judge):
     verdict = judge("softmax", (WHOLE, "    dx = torch.zeros(M, N, dtype=y.dtype).to(y.device)\n"), options=QUICK)
     assert verdict.green, verdict.message
+
+
+KEPT = """
+KEPT = {}
+
+
+def backward(saved, grad_out):
+    (y,) = saved
+    M, N = y.shape
+    dx = torch.empty_like(y)
+    _softmax_bwd[(M,)](grad_out, y, dx, grad_out.stride(0), grad_out.stride(1), N, BLOCK=triton.next_power_of_2(N))
+    return KEPT.setdefault(KEY, dx)
+"""
+
+
+def keeps(judge, key: str) -> str:
+    """A softmax that launches its kernel every time and returns what it first computed for this key."""
+    kernels = judge.source("softmax").split("# --- backward ---")[1].split("def backward")[0]
+    return kernels + KEPT.replace("KEY", key)
+
+
+@pytest.mark.parametrize(
+    "key", ["id(grad_out)", "(id(grad_out), grad_out._version)", "grad_out.data_ptr()", "tuple(grad_out.shape)"]
+)
+def test_what_was_kept_of_a_cotangent_is_wrong_when_the_same_object_holds_other_values(judge, key):
+    # Objects, addresses, versions and shapes come back in every training step that runs from a recorded graph.
+    verdict = judge.with_backward("softmax", keeps(judge, key))
+    assert verdict.status is Status.WRONG_GRADIENT, verdict.message
+
+
+def test_what_was_kept_of_equal_values_is_found_when_they_are_asked_for_again(judge):
+    # Every value is right: only that no step of the second call made it gives it away.
+    verdict = judge.with_backward("softmax", keeps(judge, "(*grad_out.flatten().tolist(), *y.flatten().tolist())"))
+    assert verdict.status is Status.UNEXPLAINED, verdict.message
+    assert "cotangent=random again" in str(verdict.case)
+
+
+def test_a_gradient_of_few_elements_cannot_be_kept_either(judge):
+    # Thirty-two numbers may depend on a cotangent, but in a second call none may that the first did not have.
+    from kernel_agent.gate.replay_child import Asked, without_smuggled
+    from kernel_agent.ir.recorded.program import Constant, Program
+
+    first, kept = Program(), Program(steps=(Constant(dtype="float32", shape=(1,), values=(0.25,), result=0),))
+    asked = [Asked(0, "random", again=False), Asked(0, "strided", again=False), Asked(0, "random", again=True)]
+    refused = [program.refused for program in without_smuggled([first, first, kept], asked)]
+    assert refused[:2] == ["", ""]
+    assert "1 numbers in its steps stand in none of the calls before" in refused[2]

@@ -35,7 +35,8 @@ def sum_of_rows(x: Tensor) -> Tensor:
 def test_float_additions_of_several_programs_to_one_element_have_no_order():
     (place,) = places(sum_of_rows, torch.randn(5, 10))
     assert (place.kernel, place.buffer, place.programs) == ("_add_rows", "DW", 5)
-    assert place.line is not None and "adds to DW from 5 programs" in str(place)
+    assert place.line is not None
+    assert "adds to DW from 5 programs" in str(place)
 
 
 def test_float_additions_of_one_program_are_in_order():

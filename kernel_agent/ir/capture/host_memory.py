@@ -1,4 +1,4 @@
-"""Which images code asked for in the memory of the host: all of an execution lies in one place, a GPU's tensors do not."""
+"""Which images code asked for in the memory of the host. In an execution all lie in one place."""
 
 from __future__ import annotations
 

@@ -6,6 +6,8 @@ Torch code runs on images inside of an `ImageMode`.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -76,6 +78,47 @@ class Images:
             elements = tensor.untyped_storage().nbytes() // tensor.element_size()
             whole = torch.as_strided(tensor.detach(), (elements,), (1,), 0)
             plain = whole.view(held) if tensor.dtype in HELD_SIGNED else whole
-            self._storages[key] = plain.to(self._device or plain.device, held, copy=True)
+            self._storages[key] = self._copy(plain, held)
             self._kept.append(tensor)
         return self._storages[key]
+
+    def _copy(self, elements: Tensor, held: torch.dtype) -> Tensor:
+        return elements.to(self._device or elements.device, held, copy=True)
+
+
+class SameImages(Images):
+    """Of several calls: an argument of the same form at the same place is the same object at the same address.
+
+    Who keeps what was computed for a tensor, and knows it again by identity, address or version, meets other values
+    there. For calls on the CPU, one after the other.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._flat: dict[tuple[int, int, torch.dtype], Tensor] = {}
+        self._images: dict[tuple[Any, ...], Tensor] = {}
+        """By place, address and form."""
+
+    def begin(self) -> SameImages:
+        """The next call."""
+        self._storages, self._kept = {}, []
+        self._turn = 0
+        return self
+
+    def image(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """See `as_image`; the object that stood here before, where it has the same form."""
+        fresh = super().image(tensor, dtype)
+        self._turn += 1
+        form = (self._turn, fresh.data_ptr(), declared_dtype(fresh), tuple(fresh.size()), tuple(fresh.stride()))
+        known = self._images.setdefault(form, fresh)
+        changed = known.size() != fresh.size() or known.stride() != fresh.stride()
+        if changed:  # by the code that was given it, as `t_` does
+            known = self._images[form] = fresh
+        return known
+
+    def _copy(self, elements: Tensor, held: torch.dtype) -> Tensor:
+        key = (len(self._kept), int(elements.numel()), held)
+        if key not in self._flat:
+            self._flat[key] = super()._copy(elements, held)
+        self._flat[key].data.copy_(elements)  # past the version counter, as kernels write
+        return self._flat[key]
