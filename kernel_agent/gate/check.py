@@ -110,7 +110,10 @@ def check(
     if progress.first_red is not None and progress.first_red.problem is not None:
         verdict = _red(_with_pattern(progress.first_red.problem, progress), progress, change, start)
         verdict = verdict.model_copy(update=made_with)
-        return _diagnosed(verdict, progress, truths, text) if diagnose and believed else verdict
+        verdict = _diagnosed(verdict, progress, truths, text) if diagnose and believed else verdict
+        if any(outcome.case.point.seed == truths.drawn_seed for outcome in progress.outcomes):
+            truths.draw_again()  # the verdict names it, and the next candidate's author may read that
+        return verdict
     chance = {"unordered": runs[-1].script.without_order(text.source) if runs else ()}
     return _accepted(progress, change, start).model_copy(update=made_with | chance)
 
@@ -141,6 +144,7 @@ def _without_values(
 ) -> Verdict:
     """The verdict without drawn inputs: at those, the truth itself is in doubt, and no candidate is blamed for that."""
     plain = replace(options, values=())
+    truths.draw_again()
     verdict = check(spec, pair_source, sandbox, plain, on_case, truths=truths, diagnose=diagnose)
     note = f"values left out: differences of the forward do not confirm the truth at {red.case.point.label}"
     return verdict.model_copy(update={"notes": (*verdict.notes, note)})

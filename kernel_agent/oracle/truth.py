@@ -92,8 +92,9 @@ class Truths:
         self.sandbox = sandbox
         self._cache = make_cache(cache_dir)
         self._limits = limits
-        self.drawn_seed = DRAWN_FROM + secrets.randbelow(1 << 30)
-        """Nobody can foresee it: what is right for known inputs alone is wrong there. Cases are named by it."""
+        self.drawn_seed = _drawn()
+        """Nobody can foresee it: what is right for known inputs alone is wrong there. Cases are named by it, so that it
+        is no secret any more once an author was told of one: see `draw_again`."""
         self._unanswered: dict[str, TruthError] = {}
         """By point: what need not be tried twice in one process, a time limit of minutes above all."""
         self.looks: dict[str, FullSize] = {}
@@ -105,6 +106,10 @@ class Truths:
             list(spec.grads),
             [output.needs_grad for output in spec.outputs],
         )
+
+    def draw_again(self) -> None:
+        """Draw another seed, since whoever writes the next candidate knows this one."""
+        self.drawn_seed = _drawn()
 
     def fit(self, entries: Sequence[ShapeEntry], *, max_elements: int, max_volume: int) -> tuple[Fit, ...]:
         """Halve entries until their arguments have at most `max_elements` elements; see `oracle.fit`."""
@@ -313,6 +318,10 @@ class Truths:
 
     def _key(self, *parts: Any) -> str:
         return hashlib.sha256(json.dumps([self._base, parts], sort_keys=True).encode()).hexdigest()
+
+
+def _drawn() -> int:
+    return DRAWN_FROM + secrets.randbelow(1 << 30)
 
 
 def _silent(spec: KernelSpec, count: int) -> EnvironmentProblem:
