@@ -19,6 +19,7 @@ def judge_mutants(truths: Truths, count: int) -> MutationReport:
     """Judge the mutants of a pair that is green, at most `count` of each class, with a bar."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+    from kernel_agent.bench.faithful import FaithfulTier
     from kernel_agent.gate.mutants.judge import mutation_report
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -28,7 +29,7 @@ def judge_mutants(truths: Truths, count: int) -> MutationReport:
         def on_mutant(result: MutantResult, done: int, planned: int) -> None:
             progress.update(task, completed=done, total=planned, description=f"mutants: {result.mutator}")
 
-        return mutation_report(truths, count=count, on_mutant=on_mutant)
+        return mutation_report(truths, count=count, on_mutant=on_mutant, rounding=FaithfulTier(truths))
 
 
 def keep_mutants(report: MutationReport, folder: Path) -> None:
@@ -42,11 +43,20 @@ def keep_mutants(report: MutationReport, folder: Path) -> None:
 
 
 def render_mutants(report: MutationReport) -> None:
-    """The table, the score, and the survivors with their diffs."""
+    """The table, the score, why a mutant counts as no mistake, and the survivors with their diffs."""
     from rich.text import Text
+
+    from kernel_agent.gate.mutants.records import Outcome
 
     out().print(mutants_table(report))
     out().print(Text(f"mutants: {report.tally.words}"))
+    for outcome in (Outcome.EQUIVALENT, Outcome.ROUNDING):
+        for one in report.of(outcome):
+            out().print(
+                Text(f"{outcome.value}: {one.mutator}, {one.mutant}: {one.reason}", style="dim"), soft_wrap=True
+            )
+    for note in report.notes:
+        out().print(Text(f"note: {note}", style="yellow"), soft_wrap=True)
     for survivor in report.survivors:
         out().print(Text(f"survived: {survivor.mutator}, {survivor.mutant}", style="red"), soft_wrap=True)
         out().print(Text(f"  differs at {survivor.case}"), soft_wrap=True)

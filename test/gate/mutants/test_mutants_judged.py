@@ -42,6 +42,35 @@ def test_a_mutant_that_the_rule_lets_by_is_a_survivor_with_its_case_and_diff(jud
     assert "1.000001" in found.diff
 
 
+def test_an_equivalent_says_on_what_it_was_compared_and_on_which_grids(judge, softmax):
+    found = softmax.judged(mutant(judge, "softmax", "y * (g", "1.0 * y * (g"))
+    assert "cases at" in found.reason
+    assert "grids to _softmax_bwd" in found.reason
+
+
+def test_shapes_of_several_tiles_are_among_the_cases(judge):
+    # Programs that take tiles in a swizzled order are right on any grid of one row of tiles, however they are wrong.
+    sizes = [question.case.point.entry.dims for question in MutantJudge(judge.truths("matmul_bias")).suites.gate]
+    assert any(sum(size > 128 for size in dims.values()) >= 2 for dims in sizes), sizes
+
+
+def test_mutants_run_in_one_process_and_an_endless_one_does_not_end_the_others(judge, softmax):
+    endless = mutant(judge, "softmax", "    M, N = y.shape", "    M, N = [y.shape for _ in iter(int, 1)]")
+    right = mutant(judge, "softmax", "y * (g", "2.0 * y * (g")
+    found = softmax.judged_all([endless, right])
+    assert sorted((result.outcome.value, result.status.value) for result in found) == [
+        ("killed", "TIMED_OUT"),
+        ("killed", "WRONG_GRADIENT"),
+    ]
+
+
+def test_a_mutant_that_ends_its_process_does_not_take_the_others_along(judge, softmax):
+    leaving = mutant(judge, "softmax", "    M, N = y.shape", "    M, N = __import__('os')._exit(0)")
+    right = mutant(judge, "softmax", "y * (g", "2.0 * y * (g")
+    found = {result.status: result.outcome for result in softmax.judged_all([leaving, right])}
+    assert found == {Status.CRASHED: Outcome.KILLED, Status.WRONG_GRADIENT: Outcome.KILLED}
+
+
 def test_a_mistake_that_no_case_of_the_suite_reaches_is_a_survivor(judge):
     # Rows of that width are in the wider suite alone: green everywhere else, the mutant would look like no mistake.
     options = GateOptions(odd_sizes=2, seeds=(0,))
