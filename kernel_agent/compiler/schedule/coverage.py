@@ -1,7 +1,8 @@
 """`covered_if`: when the stores of a gradient reach every element there is, so that nothing need hold zeros before.
 
 A kernel does not know the shape of a tensor. But stores to addresses that are all different, within the tensor, as the
-forward's loads were, reach all its elements exactly if they are as many: so they are counted.
+forward's loads were, reach all its elements exactly if they are as many: so they are counted. Where any of several
+conditions is enough for a store, one under which the stores are as many is.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ from kernel_agent.compiler.plan import Axis
 from kernel_agent.compiler.schedule.claims import Claim, conjunction, open_claims
 from kernel_agent.compiler.schedule.forms import Forms
 from kernel_agent.compiler.schedule.injective import scale
-from kernel_agent.compiler.schedule.linear import Atom, Form, Kind, lanes
+from kernel_agent.compiler.schedule.linear import Atom, Form, Kind, lanes, quotient_of, remainder_of
 from kernel_agent.compiler.schedule.polynomial import ONE, Polynomial, ceiling
 from kernel_agent.compiler.schedule.sites import Bound, Site, loop_bound, loop_bounds, whole_bounds
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.value import Op, Value
+
+MOST = 64
+"""Conditions of which any is enough that are tried."""
 
 
 def domain(forms: Forms, site: Site) -> frozenset[Atom]:
@@ -65,6 +69,21 @@ def stored_axes(forms: Forms, written: Sequence[Site]) -> tuple[Axis, ...]:
     return tuple(found) if covered == set(address.coefficients) else ()
 
 
+def alternatives(mask: Value | None) -> list[tuple[Value, ...]]:
+    """A mask, then what is enough for it: masks of which all must hold."""
+    if mask is None:
+        return [()]
+    found: list[tuple[Value, ...]] = [(mask,)]
+    op = mask.producer
+    if op is not None and op.code in (Code.OR, Code.AND):
+        left, right = (alternatives(side) for side in op.operands)
+        if op.code is Code.OR:
+            found += [*left, *right]
+        elif max(len(left), len(right)) > 1:
+            found += [one + other for one in left for other in right]
+    return found[:MOST]
+
+
 @dataclass
 class Counter:
     """Counts what is written, and notes on what that relies."""
@@ -75,11 +94,22 @@ class Counter:
     """Sums of indices that take every value below a number, one apart from the other."""
 
     def count(self, site: Site) -> Polynomial | None:
-        """How many (program, trip, lane) take part; None where that is not known."""
-        limits = self.limits(site)
+        """How many (program, trip, lane) take part, or at least do; None where that is not known."""
+        claims, axes = len(self.claims), len(self.axes)
+        for masks in alternatives(site.op.mask):
+            found = self._count(site, masks)
+            if found is not None:
+                return found
+            del self.claims[claims:], self.axes[axes:]
+        return None
+
+    def _count(self, site: Site, masks: Sequence[Value]) -> Polynomial | None:
+        """The same where the site's mask is that all of some hold."""
+        limits = self.limits(site, masks)
         if limits is None or any(loop.code is Code.WHILE for loop in site.loops):
             return None
         rest = {atom: self.extent(site, atom) for atom in domain(self.forms, site)}
+        self.split(site, limits, rest)
         count = ONE
         for bound in sorted(limits, key=lambda bound: -bound.size):
             if not all(atom in rest for atom, _ in bound.form.terms) or not self.dense(site, bound, rest):
@@ -119,20 +149,43 @@ class Counter:
                     return term.extent
         return atom.extent
 
-    def limits(self, site: Site) -> list[Bound] | None:
-        """Bounds by masks and conditions, of which nothing may be left out."""
-        conditions: list[tuple[Value, bool]] = list(site.conditions)
-        if site.op.mask is not None:
-            conditions.append((site.op.mask, True))
-        found: dict[Form, Bound] = {}
+    def limits(self, site: Site, masks: Sequence[Value]) -> list[Bound] | None:
+        """Bounds by masks and conditions around, of which nothing may be left out. Of several of one index the shortest
+        is taken for the least, which is noted."""
+        conditions = [*site.conditions, *((mask, True) for mask in masks)]
+        found: dict[Form, dict[Polynomial, None]] = {}
         for condition, holds in conditions:
             inner = whole_bounds(self.forms, condition, holds=holds)
             if inner is None:
                 return None
             for bound in inner:
-                if found.setdefault(bound.form, bound).below != bound.below:
-                    return None
-        return list(found.values())
+                found.setdefault(bound.form, {})[bound.below] = None
+        kept = []
+        for form, ends in found.items():
+            least, *others = sorted(ends, key=lambda end: (len(end.terms), len(end.text()), end.text()))
+            self.claims += [Claim(other, least) for other in others]
+            kept.append(Bound(form, least))
+        return kept
+
+    def split(self, site: Site, limits: Sequence[Bound], rest: dict[Atom, Polynomial | None]) -> None:
+        """Put the digits of an index, which the address or a bound has, for the index: `pid // C` and `pid % C`."""
+        address = self.forms.of(site.op.offset)
+        digits = {atom for form in (address, *(bound.form for bound in limits)) for atom, _ in form.terms}
+        for atom in [atom for atom, extent in rest.items() if extent is not None]:
+            size = rest[atom]
+            whole = Form.of({atom: ONE})
+            while size is not None:
+                radix = {one.divisor for one in digits if one.kind is Kind.REMAINDER and one.whole == whole}
+                divisor = radix.pop() if len(radix) == 1 and atom not in digits else None
+                if divisor is None:
+                    break
+                count = ceiling(size, divisor)
+                self.claims.append(Claim(size, count * divisor))
+                del rest[atom]
+                rest[remainder_of(whole, divisor)] = divisor
+                atom, size = quotient_of(whole, divisor), count
+                rest[atom] = size
+                whole = Form.of({atom: ONE})
 
     def dense(self, site: Site, bound: Bound, extents: dict[Atom, Polynomial | None]) -> bool:
         """Whether the bounded sum takes every value from 0 up to its bound: a mixed-radix number without gaps."""

@@ -122,7 +122,8 @@ class Forms:
             return self._product(op)
         if code in _SIGNS or code in _CALLS:
             return self._divided(op)
-        if code is Code.CAST and not op.attributes.get("unsigned") and _widens(operands[0], value):
+        kept = code is Code.CAST and not op.attributes.get("unsigned")
+        if kept and (op.attributes.get("held") or _widens(operands[0], value)):
             return self.of(operands[0])
         return self._reshaped(op)
 

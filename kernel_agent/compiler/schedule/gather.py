@@ -91,7 +91,7 @@ def _pair(forms: Forms, single: Site, row: Site) -> Pair | None:
             mine.remove(part)
             theirs.remove(part)
     counter = Counter(forms)
-    limits = counter.limits(row)
+    limits = counter.limits(row, [] if row.op.mask is None else [row.op.mask])
     if not mine or not theirs or limits is None or len(limits) != 1:
         return None
     (bound,) = limits

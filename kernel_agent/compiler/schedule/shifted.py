@@ -321,7 +321,8 @@ class _Tap(Copier):
             form = found.rest
             for place, number in found.parts.items():
                 at = on_axis(self, self.digits[which][place], len(value.shape), seen.axis(value))
-                part = b.mul(b.cast(at, value.element), outer.write.number(number, value.element))
+                index = b.cast(at, value.element, held=at.element != value.element)
+                part = b.mul(index, outer.write.number(number, value.element))
                 total = part if total is None else b.add(total, part)
         rest = outer.write.form(form, value.shape, value.element)
         return rest if total is None else b.add(total, rest)

@@ -110,9 +110,15 @@ def mask_bounds(forms: Forms, mask: Value, *, holds: bool = True) -> list[Bound]
 
 
 def whole_bounds(forms: Forms, mask: Value, *, holds: bool = True) -> list[Bound] | None:
-    """The same, where that is all that the condition says; None where it says more."""
-    found = [[] if part is None else _below(part) for part in _parts(forms, mask, holds=holds)]
+    """The same, where that is all that the condition says; None where it says more. What holds always is left out."""
+    parts = [part for part in _parts(forms, mask, holds=holds) if part is None or not _always_negative(part)]
+    found = [[] if part is None else _below(part) for part in parts]
     return [bound for one in found for bound in one] if all(found) else None
+
+
+def _always_negative(form: Form) -> bool:
+    """Proved, as of -1 - i for an index i."""
+    return (form.times(Polynomial.integer(-1)) - Form(base=ONE)).not_negative
 
 
 def _negatives(forms: Forms, mask: Value, *, holds: bool = True) -> list[Form]:

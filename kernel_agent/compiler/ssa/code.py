@@ -69,7 +69,8 @@ class Code(str, enum.Enum):
     SELECT = "select"
     """condition, then, else."""
     CAST = "cast"
-    """Value conversion to the result's element; `unsigned` source, `toward` for roundings that are not to nearest."""
+    """Value conversion to the result's element; `unsigned` source, `toward` for roundings that are not to nearest,
+    `held` for an index that the narrower element is known to hold."""
     BITCAST = "bitcast"
     CALL = "call"
     """A function of the libraries, kept whole and elementwise: `function` (`libdevice.atan2`, `tl.rand`)."""

@@ -175,8 +175,8 @@ def _always(part: ast.expr) -> bool:
     if not isinstance(part, ast.Compare):
         return False
     left, (right,) = part.left, part.comparators
-    if isinstance(part.ops[0], ast.Eq):
-        return ast.unparse(left) == ast.unparse(right)
+    if isinstance(part.ops[0], (ast.Eq, ast.GtE)) and _factors(left) == _factors(right):
+        return True
     if not isinstance(part.ops[0], ast.GtE):
         return False
     powers = left.args if isinstance(left, ast.Call) and ast.unparse(left.func) == "max" else [left]
@@ -186,6 +186,13 @@ def _always(part: ast.expr) -> bool:
         return False
     blocks = (f"triton.cdiv({ast.unparse(right)}, {ast.unparse(block)})" for block in (left.left, left.right))
     return any(ast.unparse(side) == text for side, text in zip((left.right, left.left), blocks, strict=True))
+
+
+def _factors(value: ast.expr) -> list[str]:
+    """What a product is of, sorted."""
+    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Mult):
+        return sorted([*_factors(value.left), *_factors(value.right)])
+    return [ast.unparse(value)]
 
 
 class _Blocks(ast.NodeTransformer):

@@ -13,6 +13,7 @@ from kernel_agent.compiler.schedule.forms import Launch
 from kernel_agent.compiler.schedule.ownership import owned
 from kernel_agent.compiler.schedule.polynomial import Polynomial
 from kernel_agent.compiler.ssa.builder import Builder
+from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.value import Kernel, Value
 
 BLOCK = 8
@@ -44,6 +45,9 @@ def rows(masked_by: str) -> Kernel:
         mask = b.compare("lt", cols, n)
         if masked_by == "n and the sign of a value":
             mask = b.logical_and(mask, b.compare("lt", b.load(x, cols), b.const(0.0, "f32")))
+        elif masked_by == "n or the sign of a value":
+            negative = b.compare("lt", b.load(x, cols), b.const(0.0, "f32"))
+            mask = b.elementwise(Code.OR, (mask, negative))
         elif masked_by == "n and a lower limit":
             mask = b.logical_and(mask, b.compare("ge", cols, flag))
         elif masked_by == "two limits":
@@ -65,7 +69,33 @@ def test_a_mask_that_is_not_understood_proves_nothing() -> None:
     # Each of these leaves elements out although the columns below N are as many as the tensor has.
     assert empty_if(rows("n and the sign of a value")) == ""
     assert empty_if(rows("n and a lower limit")) == ""
-    assert empty_if(rows("two limits")) == ""
+
+
+def test_of_two_limits_the_launch_says_which_is_the_least() -> None:
+    found = empty_if(rows("two limits"))
+    assert holds(found, X=torch.empty(5, 7), N=7, stride=7, flag=7, grid0=5, BLOCK=8)
+    assert not holds(found, X=torch.empty(5, 7), N=7, stride=7, flag=6, grid0=5, BLOCK=8)
+
+
+def test_where_any_of_two_conditions_is_enough_the_one_that_is_understood_is() -> None:
+    # Elements of the other condition alone would lie outside of the tensor, or are counted already.
+    found = empty_if(rows("n or the sign of a value"))
+    assert holds(found, X=torch.empty(5, 7), N=7, stride=7, grid0=5, BLOCK=8)
+    assert not holds(found, X=torch.empty(5, 9), N=7, stride=9, grid0=5, BLOCK=8)
+
+
+def tiles_of_rows(b: Builder, x: Value, dx: Value, stride: Value, n: Value, tiles: Value) -> None:
+    row, tile = (b.elementwise(code, (b.program_id(0), tiles)) for code in (Code.FLOORDIV, Code.REM))
+    cols = b.add(b.mul(tile, b.extent(BLOCK)), b.arange(0, BLOCK, "BLOCK"))
+    add_to(b, dx, b.add(b.mul(row, stride), cols), b.const(1.0, "f32"), b.compare("lt", cols, n))
+
+
+def test_tiles_that_programs_count_row_by_row_cover_whole_rows() -> None:
+    found = empty_if(made("X:*f32 dX:*f32 stride N tiles", tiles_of_rows, BLOCK=BLOCK))
+    assert holds(found, X=torch.empty(5, 20), N=20, stride=20, tiles=3, grid0=15, BLOCK=8)
+    # The last row lacks a tile, or all rows their last columns: as many rows as before, rounded up.
+    assert not holds(found, X=torch.empty(5, 20), N=20, stride=20, tiles=3, grid0=14, BLOCK=8)
+    assert not holds(found, X=torch.empty(5, 20), N=20, stride=20, tiles=2, grid0=10, BLOCK=8)
 
 
 def looped(stop_short: bool) -> Kernel:
