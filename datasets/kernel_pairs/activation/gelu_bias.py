@@ -45,18 +45,24 @@ def forward(x, bias):
 
 # --- backward ---
 @triton.jit
-def _bias_gelu_bwd(DY, X, Bias, DX, Parts, M, N, dy_row, dy_col, TILE_M: tl.constexpr, TILE_N: tl.constexpr):
-    m = (tl.program_id(0).to(tl.int64) * TILE_M + tl.arange(0, TILE_M))[:, None]
+def _bias_gelu_bwd(
+    DY, X, Bias, DX, Parts, M, N, dy_row, dy_col, TILE_M: tl.constexpr, SLICE: tl.constexpr, TILE_N: tl.constexpr
+):
     n = tl.program_id(1) * TILE_N + tl.arange(0, TILE_N)
-    mask = (m < M) & (n[None, :] < N)
-    u = tl.load(X + m * N + n[None, :], mask=mask, other=0.0).to(tl.float32)
-    u += tl.load(Bias + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
-    dy = tl.load(DY + m * dy_row + n[None, :].to(tl.int64) * dy_col, mask=mask, other=0.0).to(tl.float32)
-    cdf = 0.5 + 0.5 * tl.math.erf(u * 0.7071067811865476)
-    dx = dy * (cdf + u * 0.3989422804014327 * tl.exp(-0.5 * u * u))
-    tl.store(DX + m * N + n[None, :], dx, mask=mask)
-    # The gradient of a sum: dbias adds up dx itself, in fp32 and before it is rounded.
-    tl.store(Parts + tl.program_id(0) * N + n, tl.sum(dx, 0), mask=n < N)
+    bias = tl.load(Bias + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
+    share = tl.zeros((SLICE, TILE_N), tl.float32)
+    # The tile goes by in slices of a few rows: the next two are copied meanwhile, sums stay with their lanes.
+    for start in tl.range(0, TILE_M, SLICE, num_stages=3):
+        m = (tl.program_id(0).to(tl.int64) * TILE_M + start + tl.arange(0, SLICE))[:, None]
+        mask = (m < M) & (n[None, :] < N)
+        u = tl.load(X + m * N + n[None, :], mask=mask, other=0.0).to(tl.float32) + bias
+        dy = tl.load(DY + m * dy_row + n[None, :].to(tl.int64) * dy_col, mask=mask, other=0.0).to(tl.float32)
+        cdf = 0.5 + 0.5 * tl.math.erf(u * 0.7071067811865476)
+        dx = dy * (cdf + u * 0.3989422804014327 * tl.exp(-0.5 * u * u))
+        tl.store(DX + m * N + n[None, :], dx, mask=mask)
+        # The gradient of a sum: dbias adds up dx itself, in fp32 and before it is rounded.
+        share += dx
+    tl.store(Parts + tl.program_id(0) * N + n, tl.sum(share, 0), mask=n < N)
 
 
 @triton.jit
@@ -72,13 +78,14 @@ def _add_shares(Parts, DBias, tiles, N, ROWS: tl.constexpr, COLS: tl.constexpr):
 def backward(saved, grad_y, needs=None):
     x, bias = saved
     M, N = x.shape
-    TILE_M, TILE_N = 64, 64
+    TILE_M, TILE_N = 64, max(16, min(256, triton.next_power_of_2(N)))
     tiles = triton.cdiv(M, TILE_M)
     dx, dbias = torch.empty_like(x), torch.empty_like(bias)
     parts = torch.empty(tiles, N, device=x.device, dtype=torch.float32)
     _bias_gelu_bwd[(tiles, triton.cdiv(N, TILE_N))](
-        grad_y, x, bias, dx, parts, M, N, grad_y.stride(0), grad_y.stride(1), TILE_M=TILE_M, TILE_N=TILE_N, num_warps=8
-    )
+        grad_y, x, bias, dx, parts, M, N, grad_y.stride(0), grad_y.stride(1),
+        TILE_M=TILE_M, SLICE=min(64, 2048 // TILE_N), TILE_N=TILE_N, num_warps=4,
+    )  # fmt: skip
     _add_shares[(triton.cdiv(N, 32),)](parts, dbias, tiles, N, ROWS=32, COLS=32)
     return dx, dbias
 

@@ -63,29 +63,28 @@ def forward(x, K):
 # --- backward ---
 @triton.jit
 def _maxout_bwd(
-    DY, Winners, DX, N, words, dy_row, dy_col, K: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_K: tl.constexpr
+    DY, Winners, DX, N, words, dy_row, dy_col, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr
 ):
     row = tl.program_id(0).to(tl.int64)
-    w = tl.program_id(1) * BLOCK_W + tl.arange(0, BLOCK_W)
-    nibble = tl.arange(0, 8)[None, :]
-    n = w[:, None] * 8 + nibble
-    k = tl.arange(0, BLOCK_K)[None, None, :]
-    word = tl.load(Winners + row * words + w, mask=w < words, other=0)
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)[None, :]
+    # A lane owns whole groups: it fetches their word, which eight neighbours share, and writes them side by side.
+    word = tl.load(Winners + row * words + n // 8, mask=n < N, other=0)
     # The shift is arithmetic; 15 cuts off the copies of the sign.
-    place = (word[:, None] >> (4 * nibble)) & 15
+    place = (word >> (4 * (n % 8))) & 15
     dy = tl.load(DY + row * dy_row + n.to(tl.int64) * dy_col, mask=n < N, other=0.0)
-    dx = tl.where(k == place[:, :, None], dy[:, :, None], 0.0)
-    out = DX + row * N * K + n[:, :, None] * K + k
-    tl.store(out, dx, mask=(n[:, :, None] < N) & (k < K))
+    dx = tl.where(k == place[:, None], dy[:, None], 0.0)
+    tl.store(DX + row * N * K + n[:, None] * K + k, dx, mask=(n[:, None] < N) & (k < K))
 
 
 def backward(saved, grad_y, needs=None):
     winners, K = saved
     M, N = grad_y.shape
-    words, BLOCK_W, BLOCK_K = _tile(N, K)
+    words, _, BLOCK_K = _tile(N, K)
+    BLOCK_N = min(4096 // BLOCK_K, triton.next_power_of_2(N))
     dx = torch.empty(M, N * K, device=grad_y.device, dtype=grad_y.dtype)
-    _maxout_bwd[(M, triton.cdiv(words, BLOCK_W))](
-        grad_y, winners, dx, N, words, *grad_y.stride(), K=K, BLOCK_W=BLOCK_W, BLOCK_K=BLOCK_K, num_warps=8
+    _maxout_bwd[(M, triton.cdiv(N, BLOCK_N))](
+        grad_y, winners, dx, N, words, *grad_y.stride(), K=K, BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K, num_warps=4
     )
     return dx
 

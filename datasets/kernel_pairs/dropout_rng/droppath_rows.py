@@ -1,7 +1,7 @@
 """Stochastic depth with layer scale, y = residual + keep[b] / (1 - p) * gamma * x: one random number for each sample.
 
-keep[b] is drawn again in the backward. Programs of a dropped sample write zeros for dx, add nothing to dgamma, and exit
-before they read anything; dresidual is the cotangent itself. dgamma meets in partial rows, zeros where nobody wrote.
+keep[b] is drawn again in the backward. Programs of a dropped sample write zeros for dx and for their partial row of
+dgamma, and exit before they read anything; dresidual is the cotangent itself.
 """
 
 import torch
@@ -64,7 +64,9 @@ def _drop_path_bwd(
     d = tl.program_id(0) * BLOCK_D + tl.arange(0, BLOCK_D)
     kept = tl.rand(seed, sample) >= p
     base = sample.to(tl.int64) * S
+    part = Parts + (sample * tl.num_programs(1) + band).to(tl.int64) * D + d
     if not kept:
+        tl.store(part, tl.zeros((BLOCK_D,), tl.float32), mask=d < D)
         for tile in range(band * tiles_each, (band + 1) * tiles_each):
             s = tile * BLOCK_S + tl.arange(0, BLOCK_S)
             ok = (s[:, None] < S) & (d[None, :] < D)
@@ -73,7 +75,7 @@ def _drop_path_bwd(
         return
     gain = scale * tl.load(Gamma + d, mask=d < D, other=0.0).to(tl.float32)[None, :]
     dgamma = tl.zeros((BLOCK_S, BLOCK_D), tl.float32)
-    for tile in range(band * tiles_each, (band + 1) * tiles_each):
+    for tile in tl.range(band * tiles_each, (band + 1) * tiles_each, num_stages=3):
         s = tile * BLOCK_S + tl.arange(0, BLOCK_S)
         ok = (s[:, None] < S) & (d[None, :] < D)
         at = (base + s[:, None]) * D + d[None, :]
@@ -81,7 +83,6 @@ def _drop_path_bwd(
         dy = tl.load(DY + dy_at, mask=ok, other=0.0).to(tl.float32)
         tl.store(DX + at, dy * gain, mask=ok)
         dgamma += dy * tl.load(X + at, mask=ok, other=0.0).to(tl.float32)
-    part = Parts + (sample * tl.num_programs(1) + band).to(tl.int64) * D + d
     tl.store(part, scale * tl.sum(dgamma, 0), mask=d < D)
 
 
@@ -94,7 +95,7 @@ def backward(saved, grad_y, needs=None):
     tiles_each = triton.cdiv(tiles, max(1, min(tiles, triton.cdiv(1056, B * columns))))
     bands = triton.cdiv(tiles, tiles_each)
     dx = torch.empty_like(x)
-    parts = torch.zeros(B, bands, D, device=x.device, dtype=torch.float32)
+    parts = torch.empty(B, bands, D, device=x.device, dtype=torch.float32)
     _drop_path_bwd[(columns, bands, B)](
         grad_y, x, gamma, dx, parts, S, D, *grad_y.stride(), p, 1.0 / (1.0 - p), seed, tiles_each, **tile, num_warps=8
     )

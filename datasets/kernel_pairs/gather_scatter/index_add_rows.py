@@ -53,8 +53,9 @@ def _gather_rows(DY, Index, DSrc, T, D, alpha, dy_v, dy_d, BLOCK_T: tl.constexpr
     for start in range(0, D, BLOCK_D):
         d = start + tl.arange(0, BLOCK_D).to(tl.int64)[None, :]
         ok = (t[:, None] < T) & (d < D)
-        dy = tl.load(DY + row * dy_v + d * dy_d, mask=ok, other=0.0).to(tl.float32)
-        tl.store(DSrc + t[:, None] * D + d, alpha * dy, mask=ok)
+        dy = tl.load(DY + row * dy_v + d * dy_d, mask=ok, other=0.0, eviction_policy="evict_last").to(tl.float32)
+        # Rows of dy are read again and again, those of dsrc never: L2 is for the former.
+        tl.store(DSrc + t[:, None] * D + d, alpha * dy, mask=ok, eviction_policy="evict_first")
 
 
 def backward(saved, grad_y, needs=None):

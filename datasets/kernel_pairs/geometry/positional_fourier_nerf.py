@@ -1,9 +1,10 @@
 """NeRF's encoding (x, sin 2^l x, cos 2^l x): each frequency sends 2^l (cos dsin - sin dcos) back along the chain rule.
 
 A row holds the D coordinates, then per frequency l the D sines and the D cosines. The backward reads x alone, not the
-2 L D values that were made of it: a sine is cheaper than the word that would hold it. A tile is (point, frequency and
-coordinate, sine or cosine), so that one load covers whole rows and one split gives both halves; the sum over
-frequencies is taken once per coordinate, in the tile.
+2 L D values that were made of it: a sine is cheaper than the word that would hold it. The forward's tile is (point,
+frequency and coordinate, sine or cosine), so that one store covers whole rows. In the backward a lane owns a coordinate
+of a point and runs through the frequencies: the sum over them never leaves it, and sine and cosine of a phase share one
+range reduction.
 """
 
 import torch
@@ -63,29 +64,49 @@ def forward(x, frequencies=10):
 
 # --- backward ---
 @triton.jit
+def _sine_and_cosine(p):
+    """Both by one reduction to |r| <= pi/4, in three exact steps, and Taylor series that end below fp32's last bit."""
+    turns = tl.floor(p * 0.6366197723675814 + 0.5)
+    r = p - turns * 1.5703125
+    r = r - turns * 0.0004837512969970703
+    r = r - turns * 7.549789948768648e-08
+    z = r * r
+    sine = r + r * z * (-1.0 / 6 + z * (1.0 / 120 + z * (-1.0 / 5040 + z * (1.0 / 362880))))
+    cosine = 1.0 + z * (-0.5 + z * (1.0 / 24 + z * (-1.0 / 720 + z * (1.0 / 40320))))
+    quarter = turns.to(tl.int32)
+    odd = quarter % 2 != 0
+    s = tl.where(odd, cosine, sine)
+    c = tl.where(odd, sine, cosine)
+    return tl.where(quarter & 2 != 0, -s, s), tl.where((quarter + 1) & 2 != 0, -c, c)
+
+
+@triton.jit
 def _encode_bwd(
-    DY, X, DX, M, dy_m, dy_c, D: tl.constexpr, L: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_J: tl.constexpr
+    DY, X, DX, M, dy_m, dy_c, D: tl.constexpr, L: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr
 ):
-    m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-    j = tl.arange(0, BLOCK_J)
-    phase, frequency, ok = _phases(X, m, j, M, D, L)
-    column = (D + 2 * D * (j // D) + j % D)[None, :, None] + D * tl.arange(0, 2)[None, None, :]
-    dy = tl.load(DY + m[:, None, None] * dy_m + column * dy_c, mask=ok[:, :, None], other=0.0).to(tl.float32)
-    dsin, dcos = tl.split(dy)
-    slope = frequency * (tl.cos(phase) * dsin - tl.sin(phase) * dcos)
-    for d in tl.static_range(D):
-        straight = tl.load(DY + m * dy_m + d * dy_c, mask=m < M, other=0.0).to(tl.float32)
-        dx = straight + tl.sum(tl.where(j[None, :] % D == d, slope, 0.0), 1)
-        tl.store(DX + m * D + d, dx, mask=m < M)
+    m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
+    d = tl.arange(0, BLOCK_D)[None, :]
+    ok = (m < M) & (d < D)
+    source = DY + m * dy_m + d * dy_c
+    x = tl.load(X + m * D + d, mask=ok, other=0.0).to(tl.float32)
+    dx = tl.load(source, mask=ok, other=0.0).to(tl.float32)
+    for level in tl.static_range(L):
+        # Unrolled, so that all loads of a row are under way at once; pieces of a sector come out of L1.
+        dsin = tl.load(source + (2 * level + 1) * D * dy_c, mask=ok, other=0.0).to(tl.float32)
+        dcos = tl.load(source + (2 * level + 2) * D * dy_c, mask=ok, other=0.0).to(tl.float32)
+        sine, cosine = _sine_and_cosine(x * 2.0**level)
+        dx += 2.0**level * (cosine * dsin - sine * dcos)
+    tl.store(DX + m * D + d, dx, mask=ok)
 
 
 def backward(saved, grad_y, needs=None):
     x, frequencies = saved
     M, D = x.shape
     dx = torch.empty_like(x)
-    BLOCK_M, BLOCK_J = _blocks(D, frequencies)
+    BLOCK_D = triton.next_power_of_2(D)
+    BLOCK_M = max(1, 512 // BLOCK_D)
     _encode_bwd[(triton.cdiv(M, BLOCK_M),)](
-        grad_y, x, dx, M, *grad_y.stride(), D=D, L=frequencies, BLOCK_M=BLOCK_M, BLOCK_J=BLOCK_J, num_warps=2
+        grad_y, x, dx, M, *grad_y.stride(), D=D, L=frequencies, BLOCK_M=BLOCK_M, BLOCK_D=BLOCK_D, num_warps=4
     )
     return dx
 

@@ -57,17 +57,20 @@ def forward(logits, target, pos_weight):
 # --- backward ---
 @triton.jit
 def _bce_bwd(
-    DLoss, X, Y, W, DX, Parts, M, C, g_m, g_c, band,
-    NEED_X: tl.constexpr, NEED_W: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
+    DLoss, X, Y, W, DX, Parts, M, groups, g_m, g_c, band,
+    NEED_X: tl.constexpr, NEED_W: tl.constexpr, LANES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
+    # Classes come in groups of LANES that exist as a whole: rows then are aligned, and a mask never cuts a wide load.
+    C = groups * LANES
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    real = c // LANES < groups
     first = tl.program_id(0).to(tl.int64) * band
     last = tl.minimum(first + band, M)
-    w = tl.load(W + c, mask=c < C, other=1.0)
+    w = tl.load(W + c, mask=real, other=1.0)
     dw = tl.zeros((BLOCK_M, BLOCK_C), tl.float32)
-    for start in range(first, last, BLOCK_M):
+    for start in tl.range(first, last, BLOCK_M, num_stages=2):
         m = start + tl.arange(0, BLOCK_M)
-        inside = (m[:, None] < last) & (c[None, :] < C)
+        inside = (m[:, None] < last) & real[None, :]
         at = m[:, None] * C + c[None, :]
         x = tl.load(X + at, mask=inside, other=0.0).to(tl.float32)
         y = tl.load(Y + at, mask=inside, other=0.0).to(tl.float32)
@@ -81,24 +84,25 @@ def _bce_bwd(
         if NEED_W:
             dw += g * y * n
     if NEED_W:
-        tl.store(Parts + tl.program_id(0).to(tl.int64) * C + c, tl.sum(dw, 0), mask=c < C)
+        tl.store(Parts + tl.program_id(0).to(tl.int64) * C + c, tl.sum(dw, 0), mask=real)
 
 
 def backward(saved, grad_loss, needs=(True, True)):
     logits, target, pos_weight = saved
     M, C = logits.shape
-    BLOCK_C = max(16, min(256, triton.next_power_of_2(C)))
-    BLOCK_M = 256 // BLOCK_C
+    LANES = 8 if C % 8 == 0 else 1
+    BLOCK_C = max(16, min(512, triton.next_power_of_2(C)))
+    BLOCK_M = 2048 // BLOCK_C
     columns = triton.cdiv(C, BLOCK_C)
-    # Column sums: eight programs for each of 132 processors. Without them a band is a single tile.
-    bands = min(triton.cdiv(M, BLOCK_M), max(1, 1056 // columns)) if needs[1] else triton.cdiv(M, BLOCK_M)
+    # Column sums: six programs for each of 132 processors. Without them a band is a single tile.
+    bands = min(triton.cdiv(M, BLOCK_M), max(1, 792 // columns)) if needs[1] else triton.cdiv(M, BLOCK_M)
     band = triton.cdiv(M, bands)
     bands = triton.cdiv(M, band)
     dx = torch.empty_like(logits) if needs[0] else None
     parts = torch.empty(bands, C, device=logits.device, dtype=torch.float32) if needs[1] else None
     _bce_bwd[(bands, columns)](
-        grad_loss, logits, target, pos_weight, dx, parts, M, C, *grad_loss.stride(), band,
-        NEED_X=needs[0], NEED_W=needs[1], BLOCK_M=BLOCK_M, BLOCK_C=BLOCK_C, num_warps=8,
+        grad_loss, logits, target, pos_weight, dx, parts, M, C // LANES, *grad_loss.stride(), band,
+        NEED_X=needs[0], NEED_W=needs[1], LANES=LANES, BLOCK_M=BLOCK_M, BLOCK_C=BLOCK_C, num_warps=4,
     )  # fmt: skip
     return dx, parts.sum(0).to(pos_weight.dtype) if needs[1] else None
 

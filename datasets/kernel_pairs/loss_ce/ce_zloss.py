@@ -62,32 +62,46 @@ def forward(logits, target):
 # --- backward ---
 @triton.jit
 def _ce_z_bwd(
-    DCe, DZ, Logits, Target, Lse, DLogits, V, ce_stride, z_stride,
+    DCe, DZ, Logits, Target, Lse, DLogits, M, V, size, ce_stride, z_stride,
     HAS_CE: tl.constexpr, HAS_Z: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    v = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    lse = tl.load(Lse + row)
-    factor = 0.0
+    # Vocabularies are odd and rows unaligned. Tiles of the flat tensor are aligned, and no longer than a row: a tile
+    # meets one border of rows at most, and what belongs to the rows are two sets of scalars.
+    first = tl.program_id(0).to(tl.int64) * BLOCK
+    row = first // V
+    after = tl.minimum(row + 1, M - 1)
+    lane = tl.arange(0, BLOCK)
+    border = ((row + 1) * V - first).to(tl.int32)
+    lse, lse_after = tl.load(Lse + row), tl.load(Lse + after)
+    factor, factor_after = 0.0, 0.0
     if HAS_Z:
         factor += 2.0 * lse * tl.load(DZ + row * z_stride)
+        factor_after += 2.0 * lse_after * tl.load(DZ + after * z_stride)
     if HAS_CE:
-        g = tl.load(DCe + row * ce_stride)
+        g, g_after = tl.load(DCe + row * ce_stride), tl.load(DCe + after * ce_stride)
         factor += g
-    dx = factor * tl.exp(tl.load(Logits + row * V + v, mask=v < V, other=0.0).to(tl.float32) - lse)
+        factor_after += g_after
+    x = tl.load(Logits + first + lane, mask=first + lane < size, other=0.0).to(tl.float32)
+    own = lane < border
+    dx = tl.where(own, factor, factor_after) * tl.exp(x - tl.where(own, lse, lse_after))
     if HAS_CE:
-        dx = tl.where(v == tl.load(Target + row), dx - g, dx)
-    tl.store(DLogits + row * V + v, dx, mask=v < V)
+        # Places of the two targets, counted from the tile's first element.
+        place = border - V + tl.load(Target + row).to(tl.int32)
+        place_after = border + tl.load(Target + after).to(tl.int32)
+        dx = tl.where(own & (lane == place), dx - g, dx)
+        dx = tl.where((lane >= border) & (lane == place_after), dx - g_after, dx)
+    tl.store(DLogits + first + lane, dx, mask=first + lane < size)
 
 
 def backward(saved, grad_ce, grad_z, needs=None):
     logits, target, lse = saved
     M, V = logits.shape
     dlogits = torch.empty_like(logits)
-    BLOCK = _block(V)
+    # The largest power of two within a row, up to 4096.
+    BLOCK = min(4096, 1 << (V.bit_length() - 1))
     has_ce, has_z = grad_ce is not None, grad_z is not None
-    _ce_z_bwd[(M, triton.cdiv(V, BLOCK))](
-        grad_ce, grad_z, logits, target, lse, dlogits, V,
+    _ce_z_bwd[(triton.cdiv(M * V, BLOCK),)](
+        grad_ce, grad_z, logits, target, lse, dlogits, M, V, M * V,
         grad_ce.stride(0) if has_ce else 0, grad_z.stride(0) if has_z else 0,
         HAS_CE=has_ce, HAS_Z=has_z, BLOCK=BLOCK, num_warps=max(1, min(8, BLOCK // 512)),
     )  # fmt: skip

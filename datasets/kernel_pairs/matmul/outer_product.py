@@ -64,7 +64,8 @@ def _outer_bwd(
     a = tl.load(A + batch * M + m, mask=m < M, other=0.0).to(tl.float32)
     part = DBParts + (batch * tl.num_programs(0) + band) * N
     da = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for start in range(0, N, BLOCK_N):
+    # Two tiles of the cotangent are copied ahead of the one that is summed both ways.
+    for start in tl.range(0, N, BLOCK_N, num_stages=3):
         n = (start + tl.arange(0, BLOCK_N)).to(tl.int64)
         dc_at = DC + batch * dc_z + m[:, None] * dc_m + n[None, :] * dc_n
         dc = tl.load(dc_at, mask=(m[:, None] < M) & (n[None, :] < N), other=0.0).to(tl.float32)
@@ -79,14 +80,15 @@ def _outer_bwd(
 def backward(saved, grad_c, needs=(True, True)):
     a, b = saved
     (Z, M), N = a.shape, b.shape[1]
-    BLOCK_M, BLOCK_N = _blocks(N)
+    BLOCK_N = max(32, min(128, triton.next_power_of_2(N)))
+    BLOCK_M = min(64, max(16, triton.next_power_of_2(M)))
     bands = triton.cdiv(M, BLOCK_M)
     da = torch.empty_like(a) if needs[0] else None
-    # With 16 rows a band, the partial rows are an eighth of a bf16 cotangent at most.
+    # With 64 rows a band, the partial rows are a thirty-second of a bf16 cotangent.
     parts = torch.empty(Z, bands, N, device=a.device, dtype=torch.float32)
     _outer_bwd[(bands, Z)](
         grad_c, a, b, da, parts, M, N, *grad_c.stride(),
-        NEED_A=needs[0], NEED_B=needs[1], BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, num_warps=4,
+        NEED_A=needs[0], NEED_B=needs[1], BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, num_warps=8,
     )  # fmt: skip
     return da, parts.sum(1).to(b.dtype) if needs[1] else None
 

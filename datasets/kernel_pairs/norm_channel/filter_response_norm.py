@@ -61,6 +61,11 @@ def forward(x, gamma, beta, tau, eps=1e-6):
 
 # --- backward ---
 @triton.jit
+def _add_triples(a0, b0, c0, a1, b1, c1):
+    return a0 + a1, b0 + b1, c0 + c1
+
+
+@triton.jit
 def _frn_bwd(DY, X, Gamma, Beta, Tau, Inv, DX, Shares, C, L, dy_n, dy_c, dy_l, BLOCK: tl.constexpr):
     plane = tl.program_id(0)
     c = plane % C
@@ -74,7 +79,7 @@ def _frn_bwd(DY, X, Gamma, Beta, Tau, Inv, DX, Shares, C, L, dy_n, dy_c, dy_l, B
     dgamma = tl.zeros((BLOCK,), tl.float32)
     dbeta = tl.zeros((BLOCK,), tl.float32)
     dtau = tl.zeros((BLOCK,), tl.float32)
-    for start in range(0, L, BLOCK):
+    for start in tl.range(0, L, BLOCK, num_stages=3):
         at = start + lane
         xhat = tl.load(X + base + at, mask=at < L, other=0.0).to(tl.float32) * inv
         dy = tl.load(DY + dy_base + at.to(tl.int64) * dy_l, mask=at < L, other=0.0).to(tl.float32)
@@ -83,12 +88,12 @@ def _frn_bwd(DY, X, Gamma, Beta, Tau, Inv, DX, Shares, C, L, dy_n, dy_c, dy_l, B
         dgamma += g * xhat
         dbeta += g
         dtau += dy - g
-    share = tl.sum(dgamma, 0)
+    share, to_beta, to_tau = tl.reduce((dgamma, dbeta, dtau), 0, _add_triples)
     tl.store(Shares + 3 * plane, share)
-    tl.store(Shares + 3 * plane + 1, tl.sum(dbeta, 0))
-    tl.store(Shares + 3 * plane + 2, tl.sum(dtau, 0))
+    tl.store(Shares + 3 * plane + 1, to_beta)
+    tl.store(Shares + 3 * plane + 2, to_tau)
     radial = share / L
-    for start in range(0, L, BLOCK):
+    for start in tl.range(0, L, BLOCK, num_stages=3):
         at = start + lane
         xhat = tl.load(X + base + at, mask=at < L, other=0.0).to(tl.float32) * inv
         dy = tl.load(DY + dy_base + at.to(tl.int64) * dy_l, mask=at < L, other=0.0).to(tl.float32)
@@ -103,10 +108,10 @@ def backward(saved, grad_y, needs=None):
     dy = grad_y.flatten(2)
     dx = torch.empty_like(x)
     shares = torch.empty(N, C, 3, device=x.device, dtype=torch.float32)
-    # Short tiles and two warps: many planes at once hide each other's two waits, and a plane fills its last tile.
+    # Short tiles, which a plane fills to the last; copies run two ahead, and planes hide each other's reduction.
     _frn_bwd[(N * C,)](
         dy, x, gamma, beta, tau, inv_rms, dx, shares, C, H * W, *dy.stride(),
-        BLOCK=min(512, triton.next_power_of_2(H * W)), num_warps=4,
+        BLOCK=min(512, triton.next_power_of_2(H * W)), num_warps=2,
     )  # fmt: skip
     sums = shares.sum(0).to(gamma.dtype)
     return dx, sums[:, 0], sums[:, 1], sums[:, 2]

@@ -75,6 +75,13 @@ def forward(x, weight, bias, groups, eps=1e-5):
 
 
 # --- backward ---
+def _wide_blocks(K, L, size):
+    """Tiles of 16 KiB, a multiple of which is in flight, and 16 elements for each thread."""
+    block_k = triton.next_power_of_2(K)
+    block_l = max(16, min(triton.next_power_of_2(L), 16384 // size // block_k))
+    return {"BLOCK_K": block_k, "BLOCK_L": block_l, "num_warps": max(4, min(16, block_k * block_l // 512))}
+
+
 @triton.jit
 def _gn_long_bwd(
     DY, X, W, Mean, Rstd, DX, PartsW, PartsB, G, K, L, dy_n, dy_c, dy_l, BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr
@@ -88,7 +95,7 @@ def _gn_long_bwd(
     rstd = tl.load(Rstd + pid)
     gx = tl.zeros((BLOCK_K, BLOCK_L), tl.float32)
     gs = tl.zeros((BLOCK_K, BLOCK_L), tl.float32)
-    for start in tl.range(0, L, BLOCK_L, num_stages=3):
+    for start in tl.range(0, L, BLOCK_L, num_stages=5):
         at = start + tl.arange(0, BLOCK_L)
         ok = (k[:, None] < K) & (at[None, :] < L)
         x = tl.load(X + x_at[:, None] + at[None, :], mask=ok, other=0.0).to(tl.float32)
@@ -102,8 +109,10 @@ def _gn_long_bwd(
     w = tl.load(W + c, mask=k < K, other=0.0).to(tl.float32)
     slope = tl.sum(w * dw, 0) / (K * L) * rstd
     shift = tl.sum(w * db, 0) / (K * L)
-    for start in range(0, L, BLOCK_L):
-        at = start + tl.arange(0, BLOCK_L)
+    # Back from the end, which L2 holds: copies of four tiles ahead leave room for one group on a processor.
+    last = (tl.cdiv(L, BLOCK_L) - 1) * BLOCK_L
+    for back in tl.range(0, L, BLOCK_L, num_stages=5):
+        at = last - back + tl.arange(0, BLOCK_L)
         ok = (k[:, None] < K) & (at[None, :] < L)
         x = tl.load(X + x_at[:, None] + at[None, :], mask=ok, other=0.0).to(tl.float32)
         dy = tl.load(DY + dy_at[:, None] + at[None, :].to(tl.int64) * dy_l, mask=ok, other=0.0).to(tl.float32)
@@ -120,7 +129,19 @@ def backward(saved, grad_y, needs=None):
     dx = torch.empty_like(x)
     parts = torch.empty(2, N, C, device=x.device, dtype=torch.float32)
     _gn_long_bwd[(N * groups,)](
-        dy, x, weight, mean, rstd, dx, parts[0], parts[1], groups, K, L, *dy.stride(), **_blocks(K, L)
+        dy,
+        x,
+        weight,
+        mean,
+        rstd,
+        dx,
+        parts[0],
+        parts[1],
+        groups,
+        K,
+        L,
+        *dy.stride(),
+        **_wide_blocks(K, L, x.element_size()),
     )
     dweight, dbias = parts.sum(1).to(weight.dtype)
     return dx, dweight, dbias

@@ -168,7 +168,8 @@ def _gn_last_dx(
 ):  # fmt: skip
     c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     p = tl.program_id(1) * BLOCK_L + tl.arange(0, BLOCK_L)
-    n = tl.program_id(2).to(tl.int64)
+    # Samples in the opposite order: the last that the first launch read are in L2.
+    n = (tl.num_programs(2) - 1 - tl.program_id(2)).to(tl.int64)
     ok = (p[:, None] < L) & (c[None, :] < C)
     group = (n * G + c // K) * 2
     mean = tl.load(Stats + group, mask=c < C, other=0.0)

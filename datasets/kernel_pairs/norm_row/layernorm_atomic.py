@@ -3,7 +3,7 @@
 A program owns a tile of whole rows and adds 2 N sums for all of them, so the backward is one launch with a scratch of
 2 N floats. Against rows of partial sums this saves the second kernel and its buffer. It costs a fixed order of addition
 (the last bits differ from run to run) and queues at the same 2 N addresses, so it pays where N is short: one program
-then stands for many rows, up to eight tiles of them, and the atomics stay few beside the traffic of x.
+then stands for many rows, a share of a single wave of programs, and the atomics stay few beside the traffic of x.
 """
 
 import torch
@@ -64,15 +64,21 @@ def forward(x, weight, bias, eps=1e-5):
 
 # --- backward ---
 @triton.jit
+def _sum_two(a0, b0, a1, b1):
+    return a0 + a1, b0 + b1
+
+
+@triton.jit
 def _ln_atomic_bwd(
     DY, X, W, DX, Sums, M, N, dy_m, dy_n, eps, tiles_each,
     WEIGHTS: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     n = tl.arange(0, BLOCK_N)
     w = tl.load(W + n, mask=n < N, other=0.0).to(tl.float32)
-    dweight = tl.zeros((BLOCK_N,), tl.float32)
-    dbias = tl.zeros((BLOCK_N,), tl.float32)
-    for tile in tl.range(tiles_each, num_stages=2):
+    dweight = tl.zeros((ROWS, BLOCK_N), tl.float32)
+    dbias = tl.zeros((ROWS, BLOCK_N), tl.float32)
+    # A row is one warp's: its sums are shuffles. The next two tiles are copied meanwhile.
+    for tile in tl.range(tiles_each, num_stages=3):
         m = (tl.program_id(0).to(tl.int64) * tiles_each + tile) * ROWS + tl.arange(0, ROWS)
         mask = (m[:, None] < M) & (n[None, :] < N)
         x = tl.load(X + m[:, None] * N + n[None, :], mask=mask, other=0.0).to(tl.float32)
@@ -81,18 +87,17 @@ def _ln_atomic_bwd(
         mean, rstd = _row_stats(x, mask, N, eps)
         xhat = (x - mean[:, None]) * rstd[:, None]
         dxhat = dy * w[None, :]
-        shift = tl.sum(dxhat, 1) / N
-        slope = tl.sum(dxhat * xhat, 1) / N
-        dx = rstd[:, None] * (dxhat - shift[:, None] - xhat * slope[:, None])
+        shift, slope = tl.reduce((dxhat, dxhat * xhat), 1, _sum_two)
+        dx = rstd[:, None] * (dxhat - (shift / N)[:, None] - xhat * (slope / N)[:, None])
         tl.store(DX + m[:, None] * N + n[None, :], dx, mask=mask)
         if WEIGHTS:
-            # dy is zero outside the mask: rows past M add nothing.
-            dweight += tl.sum(dy * xhat, 0)
-            dbias += tl.sum(dy, 0)
+            # dy is zero outside the mask: rows past M add nothing. Lanes meet once, behind the loop.
+            dweight += dy * xhat
+            dbias += dy
     if WEIGHTS:
         # No order among the sums is needed: relaxed.
-        tl.atomic_add(Sums + n, dweight, mask=n < N, sem="relaxed")
-        tl.atomic_add(Sums + N + n, dbias, mask=n < N, sem="relaxed")
+        tl.atomic_add(Sums + n, tl.sum(dweight, 0), mask=n < N, sem="relaxed")
+        tl.atomic_add(Sums + N + n, tl.sum(dbias, 0), mask=n < N, sem="relaxed")
 
 
 def backward(saved, grad_y, needs=None):
@@ -102,10 +107,11 @@ def backward(saved, grad_y, needs=None):
     dx = torch.empty_like(x)
     # The sums stay fp32 whatever the weights are: bf16 atomics would round at every addition.
     sums = torch.zeros(2, N, device=x.device, dtype=torch.float32)
-    tile = _tile(N)
+    block = triton.next_power_of_2(N)
+    tile = {"ROWS": max(1, 2048 // block), "BLOCK_N": block, "num_warps": max(4, min(16, block // 512))}
     tiles = triton.cdiv(M, tile["ROWS"])
-    # Eight tiles where that leaves some programs for each of 132 processors.
-    each = max(2, min(8, tiles // 528))
+    # One wave: 512 threads for each of 132 processors, as the registers allow.
+    each = max(2, triton.cdiv(tiles, 132 * max(1, 16 // tile["num_warps"])))
     _ln_atomic_bwd[(triton.cdiv(tiles, each),)](
         grad_y, x, weight, dx, sums, M, N, grad_y.stride(0), grad_y.stride(1), eps, each, WEIGHTS=weights, **tile
     )

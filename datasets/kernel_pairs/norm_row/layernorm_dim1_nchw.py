@@ -64,18 +64,18 @@ def forward(x, weight, bias, eps=1e-6):
 
 # --- backward ---
 @triton.jit
-def _add_pairs(a0, b0, a1, b1):
-    return a0 + a1, b0 + b1
+def _add_fours(a0, b0, c0, d0, a1, b1, c1, d1):
+    return a0 + a1, b0 + b1, c0 + c1, d0 + d1
 
 
 @triton.jit
 def _ln_channels_bwd(DY, X, W, DX, Parts, N, C, S, dy_n, dy_c, dy_s, eps, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr):
     c = tl.arange(0, BLOCK_C)[:, None]
     w = tl.load(W + c, mask=c < C, other=0.0).to(tl.float32)
-    dw = tl.zeros((BLOCK_C, BLOCK_S), tl.float32)
-    db = tl.zeros((BLOCK_C, BLOCK_S), tl.float32)
+    dw = tl.zeros((BLOCK_C, 1), tl.float32)
+    db = tl.zeros((BLOCK_C, 1), tl.float32)
     across = tl.cdiv(S, BLOCK_S)
-    # A tile's three reductions wait for one another: the next tile is copied meanwhile.
+    # The next tile is copied while this one is reduced.
     for tile in tl.range(tl.program_id(0), N * across, tl.num_programs(0), num_stages=3):
         n = tl.cast(tile // across, tl.int64)
         s = tile % across * BLOCK_S + tl.arange(0, BLOCK_S)[None, :]
@@ -84,16 +84,23 @@ def _ln_channels_bwd(DY, X, W, DX, Parts, N, C, S, dy_n, dy_c, dy_s, eps, BLOCK_
         x = tl.load(X + at, mask=ok, other=0.0).to(tl.float32)
         dy_at = n * dy_n + c.to(tl.int64) * dy_c + s.to(tl.int64) * dy_s
         dy = tl.load(DY + dy_at, mask=ok, other=0.0).to(tl.float32)
-        # The pixel's channels are in registers: mean and 1/std cost less than two more tensors.
-        xhat, rstd = _channel_stats(x, ok, C, eps)
-        dw += dy * xhat
-        db += dy
+        # The pixel's channels are in registers: mean and 1/std cost less than two more tensors. About the pixel's first
+        # channel nothing cancels, and the sums that dx needs join theirs in one reduction instead of three.
+        pivot = tl.load(X + n * C * S + s, mask=s < S, other=0.0).to(tl.float32)
+        away = tl.where(ok, x - pivot, 0.0)
         g = dy * w
-        slope, shift = tl.reduce((g * xhat, g), 0, _add_pairs, keep_dims=True)
-        tl.store(DX + at, rstd * (g - shift / C - xhat * (slope / C)), mask=ok)
+        first, second, g_sum, g_away = tl.reduce((away, away * away, g, g * away), 0, _add_fours, keep_dims=True)
+        mean = first / C
+        rstd = tl.rsqrt(tl.maximum(second / C - mean * mean, 0.0) + eps)
+        xhat = tl.where(ok, (away - mean) * rstd, 0.0)
+        slope = (g_away - mean * g_sum) * rstd / C
+        tl.store(DX + at, rstd * (g - g_sum / C - xhat * slope), mask=ok)
+        # Pixels of a channel lie in few lanes: their sum is cheaper than registers that keep them apart.
+        dw += tl.sum(dy * xhat, 1, keep_dims=True)
+        db += tl.sum(dy, 1, keep_dims=True)
     out = Parts + tl.program_id(0) * 2 * C + c
-    tl.store(out, tl.sum(dw, 1, keep_dims=True), mask=c < C)
-    tl.store(out + C, tl.sum(db, 1, keep_dims=True), mask=c < C)
+    tl.store(out, dw, mask=c < C)
+    tl.store(out + C, db, mask=c < C)
 
 
 def backward(saved, grad_y, needs=None):

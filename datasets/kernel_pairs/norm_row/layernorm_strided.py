@@ -1,7 +1,7 @@
 """LayerNorm over a dimension that is not contiguous: explicit strides everywhere, dx in the layout of x, no copies.
 
 In a transposed x neighbours in memory belong to neighbouring rows, so a program takes bands of rows and walks their
-features in tiles whose lanes run along the band. A band is read twice in each direction; two programs per processor
+features in tiles whose lanes run along the band. A band is read twice in each direction; a program or two per processor
 take one narrow band after another, so that what all of them hold between the two reads fits L2. A band's share of
 dweight and dbias is a sum down each tile.
 """
@@ -91,6 +91,11 @@ def forward(x, weight, bias, eps=1e-5):
 
 # --- backward ---
 @triton.jit
+def _add_columns(a0, b0, a1, b1):
+    return a0 + a1, b0 + b1
+
+
+@triton.jit
 def _ln_strided_bwd(
     DY, X, W, Mean, Rstd, DX, Parts, M, N, dy_m, dy_n, x_m, x_n, dx_m, dx_n,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -102,22 +107,26 @@ def _ln_strided_bwd(
         rstd = tl.load(Rstd + m, mask=m < M, other=0.0)[:, None]
         sum_gx = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
         sum_g = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-        for start in range(0, N, BLOCK_N):
+        # One program to a processor: copies run three tiles ahead of each walk.
+        for start in tl.range(0, N, BLOCK_N, num_stages=4):
             n = start + lane
             ok = (m < M)[:, None] & (n < N)[None, :]
             xhat = (tl.load(_tile_at(X, m, n, x_m, x_n), mask=ok, other=0.0).to(tl.float32) - mean) * rstd
             dy = tl.load(_tile_at(DY, m, n, dy_m, dy_n), mask=ok, other=0.0).to(tl.float32)
             # The first read serves the parameters, too: rows outside the band have dy = 0.
             out = Parts + band.to(tl.int64) * 2 * N + n
-            tl.store(out, tl.sum(dy * xhat, 0), mask=n < N)
-            tl.store(out + N, tl.sum(dy, 0), mask=n < N)
+            dw, db = tl.reduce((dy * xhat, dy), 0, _add_columns)
+            tl.store(out, dw, mask=n < N)
+            tl.store(out + N, db, mask=n < N)
             g = dy * tl.load(W + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
             sum_gx += g * xhat
             sum_g += g
         slope = (tl.sum(sum_gx, 1) / N)[:, None]
         shift = (tl.sum(sum_g, 1) / N)[:, None]
-        for start in range(0, N, BLOCK_N):
-            n = start + lane
+        # Features backwards: the last of the first walk are the likeliest to be in L2.
+        tiles = tl.cdiv(N, BLOCK_N)
+        for tile in tl.range(tiles, num_stages=4):
+            n = (tiles - 1 - tile) * BLOCK_N + lane
             ok = (m < M)[:, None] & (n < N)[None, :]
             xhat = (tl.load(_tile_at(X, m, n, x_m, x_n), mask=ok, other=0.0).to(tl.float32) - mean) * rstd
             dy = tl.load(_tile_at(DY, m, n, dy_m, dy_n), mask=ok, other=0.0).to(tl.float32)
@@ -130,8 +139,12 @@ def backward(saved, grad_y, needs=None):
     M, N = x.shape
     # For a dense x of any layout empty_like has its strides; for one with gaps, its order of dimensions.
     dx = torch.empty_like(x)
-    tile = _tile(x)
-    bands, programs = _bands(x, tile["BLOCK_M"])
+    # 64 rows of a transposed x are a line of memory; one band at a time on each processor is what L2 holds.
+    wide = x.stride(0) < x.stride(1)
+    tile = {"BLOCK_M": 64 if wide else 16, "BLOCK_N": 64 if wide else 256, "num_warps": 16}
+    bands = triton.cdiv(M, tile["BLOCK_M"])
+    processors = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 1
+    programs = min(bands, processors)
     parts = torch.empty(bands, 2, N, device=x.device, dtype=torch.float32)
     _ln_strided_bwd[(programs,)](
         grad_y, x, weight, mean, rstd, dx, parts, M, N, *grad_y.stride(), *x.stride(), *dx.stride(), **tile

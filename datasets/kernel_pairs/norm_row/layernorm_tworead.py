@@ -69,9 +69,15 @@ def forward(x, weight, bias, eps=1e-5):
 
 # --- backward ---
 @triton.jit
+def _add_shares(a0, b0, a1, b1):
+    return a0 + a1, b0 + b1
+
+
+@triton.jit
 def _ln_long_bwd(
-    DY, X, W, Mean, Rstd, DX, Parts, M, N, dy_m, dy_n, WEIGHTS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
-):
+    DY, X, W, Mean, Rstd, DX, Parts, M, N, dy_m, dy_n,
+    WEIGHTS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     band = tl.program_id(0).to(tl.int64)
     m = band * ROWS + tl.arange(0, ROWS)
     lane = tl.arange(0, BLOCK)
@@ -81,7 +87,8 @@ def _ln_long_bwd(
     dy_at = DY + m[:, None] * dy_m
     along_xhat = tl.zeros((ROWS, BLOCK), tl.float32)
     along_one = tl.zeros((ROWS, BLOCK), tl.float32)
-    for start in range(0, N, BLOCK):
+    # Tiles of both walks are copied three ahead: a program alone could not keep enough bytes under way.
+    for start in tl.range(0, N, BLOCK, num_stages=4):
         n = start + lane
         ok = (m[:, None] < M) & (n[None, :] < N)
         x = tl.load(x_at + n[None, :], mask=ok, other=0.0).to(tl.float32)
@@ -93,7 +100,7 @@ def _ln_long_bwd(
     c1 = (tl.sum(along_xhat, 1) / N)[:, None] * rstd
     c2 = (tl.sum(along_one, 1) / N)[:, None]
     tiles = tl.cdiv(N, BLOCK)
-    for tile in range(tiles):
+    for tile in tl.range(tiles, num_stages=4):
         n = (tiles - 1 - tile) * BLOCK + lane
         ok = (m[:, None] < M) & (n[None, :] < N)
         x = tl.load(x_at + n[None, :], mask=ok, other=0.0).to(tl.float32)
@@ -103,17 +110,18 @@ def _ln_long_bwd(
         tl.store(DX + m[:, None] * N + n[None, :], rstd * (wdy - c2 - xhat * c1), mask=ok)
         if WEIGHTS:
             out = Parts + band * 2 * N + n
-            tl.store(out, tl.sum(dy * xhat, 0), mask=n < N)
-            tl.store(out + N, tl.sum(dy, 0), mask=n < N)
+            dw, db = tl.reduce((dy * xhat, dy), 0, _add_shares)
+            tl.store(out, dw, mask=n < N)
+            tl.store(out + N, db, mask=n < N)
 
 
 def backward(saved, grad_y, needs=None):
     x, weight, mean, rstd = saved
     M, N = x.shape
     weights = needs is None or needs[1] or needs[2]
-    # A band of eight rows writes two rows of fp32 partials, half the bytes of one bf16 row for each; fewer rows where
-    # there are few bands.
-    ROWS = max(1, min(8, triton.next_power_of_2(triton.cdiv(M, 264))))
+    # A band of sixteen rows writes two rows of fp32 partials, a quarter of the bytes of its bf16 dx; fewer rows
+    # where there are few bands. A warp reads half a kilobyte of one row at a time.
+    ROWS = max(1, min(16, triton.next_power_of_2(triton.cdiv(M, 264))))
     BLOCK = max(64, min(4096 // ROWS, triton.next_power_of_2(N) // 4))
     bands = triton.cdiv(M, ROWS)
     dx = torch.empty_like(x)

@@ -2,8 +2,8 @@
 
 loss[b] = mean over pixels of sqrt(u^2 + v^2 + eps), u and v the differences to the pixel on the right and below, zero
 at the last column and row. A pixel takes part in its own norm and in those of its left and upper neighbours: the
-adjoint of forward differences. Their norms need two more pixels each, so that seven shifted reads of x, which the cache
-serves, replace any saved map.
+adjoint of forward differences. A program walks down a strip with a row's three pixels and its upper neighbour's term in
+registers, so that three shifted reads of x a row, which the cache serves, replace any saved map.
 """
 
 import torch
@@ -63,41 +63,65 @@ def forward(x, eps=1e-6):
 
 # --- backward ---
 @triton.jit
-def _variation_bwd(DLoss, X, DX, C, H, W, eps, dloss_stride, BLOCK_H: tl.constexpr, BLOCK_W: tl.constexpr):
-    down = tl.cdiv(H, BLOCK_H)
-    plane = (tl.program_id(0) // down).to(tl.int64)
-    h = (tl.program_id(0) % down * BLOCK_H + tl.arange(0, BLOCK_H))[:, None]
-    w = (tl.program_id(1) * BLOCK_W + tl.arange(0, BLOCK_W))[None, :]
-    inside = (h < H) & (w < W)
-    at = plane * H * W + h * W + w
-    has_left = w > 0
+def _variation_bwd(DLoss, X, DX, C, H, W, eps, dloss_stride, STRIP: tl.constexpr, BLOCK_W: tl.constexpr):
+    strips = tl.cdiv(H, STRIP)
+    plane = (tl.program_id(0) // strips).to(tl.int64)
+    top = tl.program_id(0) % strips * STRIP
+    w = tl.program_id(1) * BLOCK_W + tl.arange(0, BLOCK_W)
+    has_here = w < W
+    has_left = has_here & (w > 0)
     has_right = w + 1 < W
-    has_upper = h > 0
-    has_lower = h + 1 < H
-    x = _pixel(X, at, inside)
-    left = _pixel(X, at - 1, inside & has_left)
-    upper = _pixel(X, at - W, inside & has_upper)
-    u = tl.where(has_right, _pixel(X, at + 1, inside & has_right) - x, 0.0)
-    v = tl.where(has_lower, _pixel(X, at + W, inside & has_lower) - x, 0.0)
-    # The left neighbour's difference to the right ends here; downwards it has one of its own. Likewise the upper one's.
-    left_u = tl.where(has_left, x - left, 0.0)
-    left_v = tl.where(has_lower, _pixel(X, at - 1 + W, inside & has_left & has_lower) - left, 0.0)
-    upper_v = tl.where(has_upper, x - upper, 0.0)
-    upper_u = tl.where(has_right, _pixel(X, at - W + 1, inside & has_upper & has_right) - upper, 0.0)
-    dx = left_u * tl.rsqrt(left_u * left_u + left_v * left_v + eps)
-    dx += upper_v * tl.rsqrt(upper_u * upper_u + upper_v * upper_v + eps)
-    dx -= (u + v) * tl.rsqrt(u * u + v * v + eps)
+    X += plane * H * W
+    DX += plane * H * W
     scale = tl.load(DLoss + plane // C * dloss_stride).to(tl.float32) / (tl.cast(C, tl.float32) * H * W)
-    tl.store(DX + at, dx * scale, mask=inside)
+    at = top * W + w
+    x = _pixel(X, at, has_here)
+    left = _pixel(X, at - 1, has_left)
+    right = _pixel(X, at + 1, has_right)
+    # What the row above the strip sends down.
+    upper = _pixel(X, at - W, has_here & (top > 0))
+    upper_u = tl.where(has_right, _pixel(X, at - W + 1, has_right & (top > 0)) - upper, 0.0)
+    upper_v = tl.where(top > 0, x - upper, 0.0)
+    falling = upper_v * tl.rsqrt(upper_u * upper_u + upper_v * upper_v + eps)
+    # Down the strip: a row's lower neighbours are the next row itself, and its own vertical term falls to that row.
+    for h in tl.range(top, tl.minimum(top + STRIP, H), num_stages=3):
+        has_lower = h + 1 < H
+        at = h * W + w
+        lower = _pixel(X, at + W, has_here & has_lower)
+        lower_left = _pixel(X, at + W - 1, has_left & has_lower)
+        lower_right = _pixel(X, at + W + 1, has_right & has_lower)
+        u = tl.where(has_right, right - x, 0.0)
+        v = tl.where(has_lower, lower - x, 0.0)
+        # The left neighbour's difference to the right ends here; downwards it has one of its own.
+        left_u = tl.where(has_left, x - left, 0.0)
+        left_v = tl.where(has_left & has_lower, lower_left - left, 0.0)
+        share = tl.rsqrt(u * u + v * v + eps)
+        dx = falling + left_u * tl.rsqrt(left_u * left_u + left_v * left_v + eps) - (u + v) * share
+        tl.store(DX + at, dx * scale, mask=has_here)
+        falling = v * share
+        x = lower
+        left = lower_left
+        right = lower_right
 
 
 def backward(saved, grad_loss, needs=None):
     x, eps = saved
     B, C, H, W = x.shape
     dx = torch.empty_like(x)
-    patch = _patch(H, W)
-    _variation_bwd[(B * C * triton.cdiv(H, patch["BLOCK_H"]), triton.cdiv(W, patch["BLOCK_W"]))](
-        grad_loss, x, dx, C, H, W, eps, grad_loss.stride(0), **patch
+    # Strips of 32 rows: one row in 32 is read twice.
+    STRIP, BLOCK_W = 32, max(32, min(512, triton.next_power_of_2(W)))
+    _variation_bwd[(B * C * triton.cdiv(H, STRIP), triton.cdiv(W, BLOCK_W))](
+        grad_loss,
+        x,
+        dx,
+        C,
+        H,
+        W,
+        eps,
+        grad_loss.stride(0),
+        STRIP=STRIP,
+        BLOCK_W=BLOCK_W,
+        num_warps=max(1, BLOCK_W // 128),
     )
     return dx
 

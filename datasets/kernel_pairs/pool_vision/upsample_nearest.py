@@ -70,12 +70,20 @@ def _nearest_bwd(
     inside = (r[:, None] < rows) & (w[None, :] < W)
     # Cotangents may lie anyhow: image, channel and row are told apart, once for each row of the tile.
     row = DY + (r // H // C).to(tl.int64) * dy_b + (r // H % C).to(tl.int64) * dy_c + (r % H * UP).to(tl.int64) * dy_h
-    run = (w[:, None] * ACROSS + child[None, :]).to(tl.int64) * dy_w
-    mine = inside[:, :, None] & (child < ACROSS)[None, None, :]
     dx = tl.zeros((BLOCK_R, BLOCK_W), tl.float32)
-    for i in tl.static_range(UP):
-        children = tl.load((row + i * dy_h)[:, None, None] + run[None, :, :], mask=mine, other=0.0)
-        dx += tl.sum(children.to(tl.float32), 2)
+    if ACROSS == CHILDREN:
+        # No gap between children of neighbours: a row of the tile is one run, read in whole vectors and folded after.
+        run = tl.program_id(1) * BLOCK_W * CHILDREN + tl.arange(0, BLOCK_W * CHILDREN)
+        mine = (r[:, None] < rows) & (run[None, :] // CHILDREN < W)
+        for i in tl.static_range(UP):
+            children = tl.load((row + i * dy_h)[:, None] + run.to(tl.int64)[None, :] * dy_w, mask=mine, other=0.0)
+            dx += tl.sum(tl.reshape(children.to(tl.float32), (BLOCK_R, BLOCK_W, CHILDREN)), 2)
+    else:
+        run = (w[:, None] * ACROSS + child[None, :]).to(tl.int64) * dy_w
+        mine = inside[:, :, None] & (child < ACROSS)[None, None, :]
+        for i in tl.static_range(UP):
+            children = tl.load((row + i * dy_h)[:, None, None] + run[None, :, :], mask=mine, other=0.0)
+            dx += tl.sum(children.to(tl.float32), 2)
     tl.store(DX + r.to(tl.int64)[:, None] * W + w[None, :], dx, mask=inside)
 
 

@@ -71,14 +71,15 @@ def _column_softmax_bwd(DY, Y, DX, K, N, dy_b, dy_k, dy_n, BLOCK_K: tl.constexpr
     lane = tl.arange(0, BLOCK_K)[:, None]
     grad = DY + batch * dy_b + n.to(tl.int64) * dy_n
     dot = tl.zeros((BLOCK_K, BLOCK_N), tl.float32)
-    for start in range(0, K, BLOCK_K):
+    # Copies run five tiles ahead in both walks; few strips are under way at once, which L2 holds between the walks.
+    for start in tl.range(0, K, BLOCK_K, num_stages=6):
         k = (start + lane).to(tl.int64)
         mask = (k < K) & (n < N)
         y = tl.load(Y + (batch * K + k) * N + n, mask=mask, other=0.0).to(tl.float32)
         dot += y * tl.load(grad + k * dy_k, mask=mask, other=0.0).to(tl.float32)
     mean = tl.sum(dot, 0, keep_dims=True)
     # Upwards, from the rows that were read last and are still in cache.
-    for i in range(tl.cdiv(K, BLOCK_K)):
+    for i in tl.range(tl.cdiv(K, BLOCK_K), num_stages=6):
         k = ((tl.cdiv(K, BLOCK_K) - 1 - i) * BLOCK_K + lane).to(tl.int64)
         mask = (k < K) & (n < N)
         at = (batch * K + k) * N + n
@@ -91,9 +92,10 @@ def backward(saved, grad_y, needs=None):
     (y,) = saved
     B, K, N = y.shape
     dx = torch.empty_like(y)
-    BLOCK_K, BLOCK_N = _tile(K)
+    # 64 columns are a line of bf16; fp32 takes half of them.
+    BLOCK_K, BLOCK_N = min(64, triton.next_power_of_2(K)), 128 // y.element_size()
     _column_softmax_bwd[(triton.cdiv(N, BLOCK_N), B)](
-        grad_y, y, dx, K, N, *grad_y.stride(), BLOCK_K=BLOCK_K, BLOCK_N=BLOCK_N
+        grad_y, y, dx, K, N, *grad_y.stride(), BLOCK_K=BLOCK_K, BLOCK_N=BLOCK_N, num_warps=8
     )
     return dx
 

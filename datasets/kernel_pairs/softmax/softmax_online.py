@@ -61,14 +61,16 @@ def _online_softmax_bwd(DY, X, Lse, DX, N, dy_row, dy_col, BLOCK: tl.constexpr):
     lane = tl.arange(0, BLOCK)
     lse = tl.load(Lse + row)
     dot = tl.zeros((BLOCK,), tl.float32)
-    for start in range(0, N, BLOCK):
+    # Copies run ahead in both walks. They fill the shared memory of a processor: one row at a time is under way on it,
+    # so that what the walks of all rows share still fits L2 in good part.
+    for start in tl.range(0, N, BLOCK, num_stages=5):
         c = start + lane
         x = tl.load(X + row * N + c, mask=c < N, other=-float("inf")).to(tl.float32)
         dy = tl.load(DY + row * dy_row + c * dy_col, mask=c < N, other=0.0).to(tl.float32)
         dot += dy * tl.exp(x - lse)
     mean = tl.sum(dot, 0)
     # Last tile first: what the first loop read most recently is still in cache.
-    for i in range(tl.cdiv(N, BLOCK)):
+    for i in tl.range(tl.cdiv(N, BLOCK), num_stages=5):
         c = (tl.cdiv(N, BLOCK) - 1 - i) * BLOCK + lane
         x = tl.load(X + row * N + c, mask=c < N, other=-float("inf")).to(tl.float32)
         dy = tl.load(DY + row * dy_row + c * dy_col, mask=c < N, other=0.0).to(tl.float32)
@@ -79,9 +81,9 @@ def backward(saved, grad_y, needs=None):
     x, lse = saved
     M, N = x.shape
     dx = torch.empty_like(x)
-    BLOCK = max(32, min(8192, triton.next_power_of_2(N) // 4))
+    BLOCK = max(32, min(16384 // x.element_size(), triton.next_power_of_2(N) // 4))
     _online_softmax_bwd[(M,)](
-        grad_y, x, lse, dx, N, grad_y.stride(0), grad_y.stride(1), BLOCK=BLOCK, num_warps=max(1, BLOCK // 512)
+        grad_y, x, lse, dx, N, grad_y.stride(0), grad_y.stride(1), BLOCK=BLOCK, num_warps=max(1, BLOCK // 256)
     )
     return dx
 

@@ -130,7 +130,8 @@ def _chunk_pulls(DY, A, Shifts, L, C, dy_b, dy_t, dy_c, BLOCK_L: tl.constexpr, B
 @triton.jit
 def _chunk_gradients(DY, A, Y, Carries, DA, DX, L, C, dy_b, dy_t, dy_c, BLOCK_L: tl.constexpr, BLOCK_C: tl.constexpr):
     b = tl.program_id(1).to(tl.int64)
-    chunk = tl.program_id(0)
+    # Last chunks first: the first launch read them last, and L2 has them.
+    chunk = tl.num_programs(0) - 1 - tl.program_id(0)
     c = tl.program_id(2) * BLOCK_C + tl.arange(0, BLOCK_C)
     t = chunk * BLOCK_L + tl.arange(0, BLOCK_L)
     at = (b * L + t[:, None]) * C + c[None, :]
