@@ -23,7 +23,7 @@ from kernel_agent.sandbox import Sandbox
 def finished(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     script = Script(reply_text(SWAPPED), reply_text(CRASHING), reply_text(BACKWARD))
     out = tmp_path_factory.mktemp("out")
-    return run(config(out, rag=False, max_iters=3, mutant_seconds=2.0), model=script.model)
+    return run(config(out, rag=False, max_iters=3, mutant_seconds=15.0), model=script.model)
 
 
 def test_wrong_and_crashing_drafts_are_seen_and_the_right_one_is_delivered(finished: FinishedRun) -> None:

@@ -154,6 +154,26 @@ class MutantJudge:
         self.unjudged = planned - len(found)
         return found
 
+    def killed_early(
+        self, mutants: Sequence[Mutant], cases: int, on_result: Callable[[MutantResult], None]
+    ) -> list[Mutant]:
+        """Tell the fate of mutants that the first few cases settle, and return those that they leave open.
+
+        The honest backward answers these cases alone, so that the first mutants die at once. A mutant that there was
+        no time for is neither told nor returned.
+        """
+        left: list[Mutant] = []
+
+        def seen(one: Asked, _run: Run) -> None:
+            fate = self._fate(one)
+            if fate is not None and fate.outcome is not Outcome.SURVIVED:
+                on_result(self._result(one, fate))
+            elif isinstance(one.mutant, Mutant):
+                left.append(one.mutant)
+
+        self._crowd(self.suites.gate[:cases], [Asked(mutant) for mutant in mutants], on_done=seen)
+        return left
+
     def _crowd(
         self,
         questions: Sequence[Question],

@@ -20,6 +20,9 @@ from kernel_agent.gate.mutants.sources import Mutant, source_mutants
 from kernel_agent.gate.options import STANDARD, GateOptions
 from kernel_agent.oracle import Truths
 
+_FEW = 3
+"""Cases that settle most mutants: a random cotangent and a strided one, and another seed."""
+
 
 def gradient_report(truths: Truths, options: GateOptions = STANDARD) -> MutationReport:
     """Hold wrong gradients to the rule, made of the truth of every case: no backward is needed and no process started.
@@ -41,21 +44,24 @@ def backward_report(
 ) -> MutationReport:
     """Judge mutants of the backward of a pair file that is green, for as long as `seconds` allow.
 
-    Those made on source come first, then one of each class made on IR. Raises `InputError` where the honest
-    backward is red.
+    Those made on source come first, before a few cases, then what these leave open and one of each class made on IR
+    before all of them. Raises `InputError` where the honest backward is red.
     """
     start = time.perf_counter()
     judge = MutantJudge(truths, options, pair_source)
     judge.deadline = time.monotonic() + seconds
+    mutants = one_of_each(source_mutants(pair_source))
     results: list[MutantResult] = []
 
-    def on_result(result: MutantResult, planned: int) -> None:
+    def on_result(result: MutantResult, planned: int = 0) -> None:
         results.append(result)
         if on_mutant is not None:
-            on_mutant(result, len(results), planned)
+            on_mutant(result, len(results), max(planned, len(mutants)))
 
-    judge.judged_all(one_of_each(source_mutants(pair_source)), 1, on_result)
-    return _report(truths, results, judge.unjudged, start)
+    left = judge.killed_early(mutants, _FEW, on_result)
+    unreached = len(mutants) - len(results) - len(left)
+    judge.judged_all(left, 1, on_result)
+    return _report(truths, results, unreached + judge.unjudged, start)
 
 
 def one_of_each(mutants: Sequence[Mutant]) -> list[Mutant]:
