@@ -43,11 +43,12 @@ def at_kinks(truth: Tensor, moved: Sequence[Tensor]) -> Tensor | None:
     return found if 0 < count <= max(1, int(SHARE * truth.numel())) else None
 
 
-def jumps(truth: Tensor, other: Tensor) -> Tensor:
-    """Which elements of another gradient are further from the truth than rounding brings a smooth one, as booleans."""
+def jumps(truth: Tensor, other: Tensor, share: float = JUMP) -> Tensor:
+    """Which elements of another gradient are further from the truth than rounding brings a smooth one, as booleans:
+    than a share of the element, or of the root mean square of all."""
     size = torch.maximum(truth.abs(), truth.nan_to_num(0.0, 0.0, 0.0).square().mean().sqrt())
     other = other.to(truth.device)
-    return ((other - truth).abs() > JUMP * size) | (other.isfinite() != truth.isfinite())
+    return ((other - truth).abs() > share * size) | (other.isfinite() != truth.isfinite())
 
 
 def without(given: Tensor, truth: Tensor, kinks: Mapping[str, Tensor], name: str) -> Tensor:

@@ -111,8 +111,7 @@ class NarrowArithmetic(TorchDispatchMode):  # type: ignore[misc]
         another loses most.
         """
         into, dim, index, terms = args[:4]
-        within = self._summed.get(terms.numel(), 1.0)
-        self._summed.clear()
+        within = self._summed.pop(terms.numel(), 1.0)
         if into.dtype != torch.float64 or terms.numel() == 0:
             return func(*args, **kwargs)
         counts, squares = (
@@ -125,7 +124,9 @@ class NarrowArithmetic(TorchDispatchMode):  # type: ignore[misc]
     def _operand(self, value: Any) -> Any:
         if self._dot_bits is None or not isinstance(value, Tensor) or not value.is_floating_point():
             return value
-        return cut(value, self._dot_bits)
+        if self._draw is None or not self._narrow:
+            return cut(value, self._dot_bits)
+        return cut(value, self._dot_bits, 0.5 * shares(value.to(torch.float64), 2 * self._seed))
 
 
 class Approximated(TorchDispatchMode):  # type: ignore[misc]
@@ -177,11 +178,15 @@ def _float32(value: Any) -> Any:
     return value
 
 
-def cut(values: Tensor, bits: int) -> Tensor:
-    """Values with at most `bits` significant bits, to nearest, of the same dtype and any exponent."""
+def cut(values: Tensor, bits: int, off: Tensor | float = 0.0) -> Tensor:
+    """Values with at most `bits` significant bits, to nearest, of the same dtype and any exponent.
+
+    `off`: what is added before, in units of the last bit kept; even shares between -0.5 and 0.5 make the rounding
+    stochastic, and leave what needs no more bits.
+    """
     if bits >= _BITS_OF.get(values.dtype, 0):
         return values
     mantissa, exponent = torch.frexp(values.to(torch.float64))
     scale = 2.0**bits
-    narrow = torch.ldexp((mantissa * scale).round() / scale, exponent)
+    narrow = torch.ldexp((mantissa * scale + off).round() / scale, exponent)
     return torch.where(values.isfinite(), narrow, values.to(torch.float64)).to(values.dtype)

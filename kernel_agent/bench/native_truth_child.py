@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 _CLOSE = 4.0
 """The reference is honest when its error is at most so many times what the narrow tape's is, or the dtype's own."""
 _EXACT = ExecOptions(sanitize=False)
+_LEAP, _LEAP_BITS = 2.0**-6, 4
+"""A draw that is off by this share of a gradient, or by so many bits above those of products, took another side of a
+kink; less is what rounding makes of a badly conditioned element."""
 _SIZES = (1 << 27, 1 << 23, 1 << 20)
 """Elements of the arguments to try, one after the other, where memory is short."""
 
@@ -279,13 +282,14 @@ def drawn_errors(
     """The largest errors of computations in stochastic arithmetic, one for every number of `draws`, by gradient of
     `dtypes`. What jumps, as at a kink, does not count."""
     places = stub.leaves(arguments.args, arguments.kwargs)
+    leap = max(_LEAP, 2.0 ** (_LEAP_BITS - (dot_bits or FLOAT32_BITS)))
     found: dict[str, HonestError] = {}
     for draw in draws:
         torch.cuda.empty_cache()
         with NarrowArithmetic(dot_bits, narrow=True, draw=draw):
             drawn = exact_tape(stub, arguments, places).gradients(cotangents)
         for name, dtype in dtypes.items():
-            smooth = torch.where(jumps(truth[name], drawn[name]), truth[name], drawn[name])
+            smooth = torch.where(jumps(truth[name], drawn[name], leap), truth[name], drawn[name])
             error = honest_error(smooth, truth[name], dtype)
             found[name] = found[name].joined(error) if name in found else error
     return found
