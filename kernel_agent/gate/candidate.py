@@ -66,6 +66,9 @@ def read_candidate(spec: KernelSpec, source: str) -> CandidateText:
     problem: Problem | None = None
     if not sections.backward.strip():
         problem = Problem(Status.NO_CODE, "the backward section is empty")
+    elif any(node.lineno < sections.backward_line <= (node.end_lineno or 0) for node in tree.body):
+        message = "the backward section goes on with a statement that begins above it: begin it at the left margin"
+        problem = Problem(Status.BAD_FORMAT, message, sections.backward_line)
     elif "backward" not in functions or functions["backward"].lineno < sections.backward_line:
         message = "the backward section defines no function `backward(saved, *grad_outputs, needs=None)`"
         problem = Problem(Status.BAD_FORMAT, message)

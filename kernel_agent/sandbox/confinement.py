@@ -25,6 +25,8 @@ _SYSTEM = (
 )
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/dxg", "/dev/nvidia-caps")
 STOPS = {
+    "process namespace": "seeing the processes of others and signalling them, and leaving any process behind",
+    "mount namespace": "changing files outside of scratch and reading home folders, where Landlock is missing",
     "resource limits": "filling the disk with one file, and dumping memory to it",
     "network namespace": "sending anything over the network, and what runs on this machine from being asked",
     "no new privileges": "becoming root through a setuid program",
@@ -36,23 +38,24 @@ STOPS = {
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
-def confine(scratch: Path, readable: Iterable[Path], limits: Limits) -> tuple[Protection, ...]:
-    """Apply every protection in the order in which they permit each other. Must be called single-threaded."""
-    return (
-        _attempt("resource limits", lambda: _limit_resources(limits)),
-        _attempt("network namespace", _leave_network),
-        _attempt("no new privileges", _forbid_privileges),
-        _attempt("Landlock", lambda: _landlock(scratch, readable)),
-        _attempt("capabilities", _drop_capabilities),
-        _attempt("seccomp", _filter_calls),
-    )
-
-
-def _attempt(name: str, wall: Callable[[], str]) -> Protection:
+def attempt(name: str, wall: Callable[[], str]) -> Protection:
+    """Put up one wall and say whether it stands."""
     try:
         return Protection(name=name, active=True, detail=wall(), stops=STOPS[name])
     except OSError as error:
         return Protection(name=name, active=False, detail=str(error), stops=STOPS[name])
+
+
+def confine(scratch: Path, readable: Iterable[Path], limits: Limits) -> tuple[Protection, ...]:
+    """Apply every protection in the order in which they permit each other. Must be called single-threaded."""
+    return (
+        attempt("resource limits", lambda: _limit_resources(limits)),
+        attempt("network namespace", _leave_network),
+        attempt("no new privileges", _forbid_privileges),
+        attempt("Landlock", lambda: _landlock(scratch, readable)),
+        attempt("capabilities", _drop_capabilities),
+        attempt("seccomp", _filter_calls),
+    )
 
 
 def _limit_resources(limits: Limits) -> str:
@@ -73,11 +76,7 @@ def _leave_network() -> str:
         linux.unshare(linux.CLONE_NEWNET | linux.CLONE_NEWIPC)
         return "no network interface, own System V IPC"
     except PermissionError:  # an ordinary user, or root in a container: as root of a user namespace it is allowed
-        uid, gid = os.geteuid(), os.getegid()
-    linux.unshare(linux.CLONE_NEWUSER | linux.CLONE_NEWNET | linux.CLONE_NEWIPC)
-    Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
-    Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1", encoding="ascii")
-    Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1", encoding="ascii")
+        linux.unshare_as_user(linux.CLONE_NEWNET | linux.CLONE_NEWIPC)
     return "no network interface, own System V IPC, inside a user namespace"
 
 

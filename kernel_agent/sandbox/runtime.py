@@ -19,11 +19,11 @@ from typing import Any, NoReturn
 
 from pydantic import BaseModel, ConfigDict
 
-from kernel_agent.sandbox import environment
+from kernel_agent.sandbox import environment, linux
 from kernel_agent.sandbox.call import Call
 from kernel_agent.sandbox.confinement import confine
 from kernel_agent.sandbox.frames import Budget, FrameKind, FrameReader, encode
-from kernel_agent.sandbox.job import ChildError, Limits, TracebackLine
+from kernel_agent.sandbox.job import ChildError, Limits, Protection, TracebackLine
 
 _TRUSTED_BUDGET = 1 << 62
 _FRAMES_KEPT = 48
@@ -42,15 +42,19 @@ class LaunchRequest(BaseModel):
     limits: Limits
 
 
-def run_child(request: LaunchRequest, channel: socket.socket, out: int, err: int) -> NoReturn:
-    """Become the child: never returns, never raises."""
+def run_child(
+    request: LaunchRequest, channel: socket.socket, out: int, err: int, walls: tuple[Protection, ...]
+) -> NoReturn:
+    """Become the child, behind `walls` already: never returns, never raises."""
     status = 1
     try:
+        os.setsid()
+        linux.name_process("ka-child")
         _take_streams(out, err)
         _enter_scratch(request.scratch)
         sys.path[:] = request.search_path
         sys.argv[:] = [request.label or request.entry]
-        protections = confine(request.scratch, request.readable, request.limits)
+        protections = walls + confine(request.scratch, request.readable, request.limits)
         hello = {"protections": [wall.model_dump() for wall in protections]}
         _send(channel, FrameKind.HELLO, hello)
         job = FrameReader(Budget(_TRUSTED_BUDGET, _TRUSTED_BUDGET)).receive(channel)

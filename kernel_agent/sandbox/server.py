@@ -19,6 +19,7 @@ import sys
 from types import FrameType
 
 from kernel_agent.sandbox import linux, process_tree
+from kernel_agent.sandbox.namespaces import system_places
 from kernel_agent.sandbox.runtime import LaunchRequest
 from kernel_agent.sandbox.warden import run_warden
 
@@ -81,6 +82,7 @@ def main(socket_number: int, preload: list[str]) -> None:
     for name in preload:
         importlib.import_module(name)
     sys.dont_write_bytecode = True
+    system_places()
     gc.collect()
     gc.freeze()  # keeps the collector from touching, and thereby copying, the pages that children share
     threads = len(os.listdir("/proc/self/task"))

@@ -8,15 +8,16 @@ the parent dies, which it notices because its control socket closes.
 from __future__ import annotations
 
 import enum
+import itertools
 import os
 import select
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import time
 import traceback
+import uuid
 from pathlib import Path
 from typing import NoReturn
 
@@ -24,6 +25,7 @@ from pydantic import BaseModel, ConfigDict
 
 from kernel_agent.sandbox import linux, process_tree
 from kernel_agent.sandbox.job import Limits
+from kernel_agent.sandbox.namespaces import leave_mounts, leave_processes
 from kernel_agent.sandbox.runtime import LaunchRequest, run_child
 
 _POLL_S = 0.02
@@ -68,20 +70,22 @@ def run_warden(request: LaunchRequest, channel: socket.socket, control: socket.s
         linux.name_process("ka-warden")
         linux.adopt_orphans()
         warden = os.getpid()
+        alone = leave_processes((channel.fileno(), control.fileno(), out, err))
         child = os.fork()
         if child == 0:
             linux.die_with_parent(signal.SIGKILL)
-            if os.getppid() != warden:
+            if os.getppid() not in (warden, 0):  # 0: it is in another namespace
                 os._exit(1)
             control.close()
-            os.setsid()
-            linux.name_process("ka-child")
-            run_child(request, channel, out, err)
+            if alone.life is not None:
+                os.close(alone.life)
+            mounts = leave_mounts(request.scratch, request.readable, own_processes=alone.wall.active)
+            run_child(request, channel, out, err, (alone.wall, mounts))
         channel.close()
         os.close(out)
         os.close(err)
         _tell(control, Birth(warden=warden, child=child))
-        aftermath = _Watch(child, request.limits, control).until_the_end()
+        aftermath = _Watch(child, request.limits, control, alone.first).until_the_end()
         _tell(control, aftermath)
         if aftermath.cut is Cut.CANCELLED:
             remove_scratch(request.scratch)  # the parent may be dead; if it is not, it finds nothing left to do
@@ -97,8 +101,10 @@ def run_warden(request: LaunchRequest, channel: socket.socket, control: socket.s
 class _Watch:
     """Watches one child until it and everything it started has ended."""
 
-    def __init__(self, child: int, limits: Limits, control: socket.socket) -> None:
+    def __init__(self, child: int, limits: Limits, control: socket.socket, first: int | None) -> None:
+        """`first` is the first process of the child's namespace, which is ours."""
         self._child = child
+        self._first = first
         self._limits = limits
         self._control = control
         self._status: int | None = None
@@ -120,7 +126,7 @@ class _Watch:
             if self._status is not None:
                 break
             cut = Cut.CANCELLED if self._control.fileno() in ready else self._limit_passed()
-        left_behind = process_tree.usage(process_tree.descendants(os.getpid())).processes if cut is None else 0
+        left_behind = self._usage().processes if cut is None else 0
         survivors = process_tree.kill_descendants()
         return Aftermath(
             cut=cut,
@@ -131,6 +137,10 @@ class _Watch:
             left_behind=left_behind,
             survivors=survivors,
         )
+
+    def _usage(self) -> process_tree.Usage:
+        """Of the child and all it started."""
+        return process_tree.usage([pid for pid in process_tree.descendants(os.getpid()) if pid != self._first])
 
     def _reap(self) -> None:
         while self._status is None:
@@ -144,7 +154,7 @@ class _Watch:
                 self._status = status
 
     def _limit_passed(self) -> Cut | None:
-        now = process_tree.usage(process_tree.descendants(os.getpid()))
+        now = self._usage()
         self._peak = max(self._peak, now.memory_bytes)
         if now.processes > self._limits.processes or now.threads > self._limits.threads:
             return Cut.TOO_MANY_PROCESSES
@@ -163,11 +173,29 @@ def _tell(control: socket.socket, record: BaseModel) -> None:
 
 
 def remove_scratch(scratch: Path) -> None:
-    """Delete a scratch folder whatever a child has made of it: unreadable folders, very deep nesting."""
+    """Delete a scratch folder whatever a child has made of it: unreadable folders, very deep nesting.
+
+    Forks nothing, as a warden cannot once its namespace of processes has ended.
+    """
     try:
         shutil.rmtree(scratch)
     except FileNotFoundError:
         return
     except (OSError, RecursionError):
-        subprocess.run(["chmod", "-R", "u+rwx", str(scratch)], check=False, capture_output=True)
-        subprocess.run(["rm", "-rf", str(scratch)], check=False, capture_output=True)
+        _flatten(scratch)
+        shutil.rmtree(scratch)
+
+
+def _flatten(top: Path) -> None:
+    """Delete all files, and move folders up to `top` until none lies in another: no path grows long."""
+    fresh = (str(top / f"{uuid.uuid4().hex}-{number}") for number in itertools.count())
+    while folders := [entry.path for entry in os.scandir(top) if entry.is_dir(follow_symlinks=False)]:
+        for folder in folders:
+            os.chmod(folder, 0o700)
+            for inner in os.scandir(folder):
+                if inner.is_dir(follow_symlinks=False):
+                    os.chmod(inner.path, 0o700)  # a folder that is moved is written to
+                    os.rename(inner.path, next(fresh))
+                else:
+                    os.unlink(inner.path)
+            os.rmdir(folder)

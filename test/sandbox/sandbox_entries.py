@@ -194,6 +194,7 @@ ATTEMPTS = {
     "write": lambda call: Path(call.payload["path"]).write_text("changed"),
     "read": lambda call: Path(call.payload["path"]).read_text(),
     "list": lambda call: os.listdir(call.payload["path"]),
+    "list numbers": lambda call: sorted(int(name) for name in os.listdir(call.payload["path"]) if name.isdigit()),
     "delete": lambda call: os.unlink(call.payload["path"]),
     "truncate": lambda call: os.truncate(call.payload["path"], 0),
     "link": lambda call: os.link(call.payload["path"], call.scratch / "link"),

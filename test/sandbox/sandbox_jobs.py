@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 import kernel_agent
-from kernel_agent.sandbox import Job, Limits, Report
+from kernel_agent.sandbox import Job, Limits, Report, Sandbox
+from kernel_agent.sandbox.process_tree import descendants
 
 ENTRIES = Path(__file__).resolve().parent
 PATHS = [str(ENTRIES), str(Path(kernel_agent.__file__).resolve().parent.parent)]
@@ -27,6 +30,27 @@ def job(name: str, limits: Limits | None = None, tensors: object = None, **paylo
         label=name,
         readable=(ENTRIES,),
     )
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A job that was run and the processes that were below the server when it sent its messages."""
+
+    report: Report
+    pids: list[int]
+
+
+def run_watched(sandbox: Sandbox, asked: Job, **options: Any) -> Watched:
+    """Run a job and note its processes as they are numbered here: inside of it they have other numbers."""
+    pids: set[int] = set()
+    report = sandbox.run(asked, lambda message: pids.update(below(sandbox)), **options)
+    assert len(pids) >= 2, "a warden and a child at least"
+    return Watched(report, sorted(pids))
+
+
+def below(sandbox: Sandbox) -> list[int]:
+    """All processes below the sandbox's server."""
+    return [] if sandbox.server_pid is None else descendants(sandbox.server_pid)
 
 
 def alive(pids: list[int]) -> list[int]:

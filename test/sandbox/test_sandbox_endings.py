@@ -6,9 +6,9 @@ import signal
 import time
 
 import pytest
-from sandbox_jobs import Run, alive
+from sandbox_jobs import Run, job, run_watched, wait_until_gone
 
-from kernel_agent.sandbox import Ending, Limits
+from kernel_agent.sandbox import Ending, Limits, Sandbox
 
 
 def test_an_entry_that_returns_is_finished(run: Run) -> None:
@@ -18,12 +18,12 @@ def test_an_entry_that_returns_is_finished(run: Run) -> None:
     assert report.exit_code == 0
 
 
-def test_an_infinite_loop_times_out(run: Run) -> None:
+def test_an_infinite_loop_times_out(sandbox: Sandbox) -> None:
     start = time.monotonic()
-    report = run("loop", Limits(wall_s=0.5))
-    assert report.ending is Ending.TIMED_OUT
+    watched = run_watched(sandbox, job("loop", Limits(wall_s=0.5)))
+    assert watched.report.ending is Ending.TIMED_OUT
     assert time.monotonic() - start < 10, "the clock of the warden, not that of the loop, ends the job"
-    assert alive(report.messages[0].record["pids"]) == []
+    assert wait_until_gone(watched.pids) == []
 
 
 def test_leaving_with_status_zero_is_not_success(run: Run) -> None:
@@ -103,11 +103,12 @@ def test_a_missing_entry_is_an_exception(run: Run) -> None:
 
 
 @pytest.mark.parametrize(("entry", "ending"), [("outlive", Ending.FINISHED), ("outlive_and_loop", Ending.TIMED_OUT)])
-def test_a_grandchild_in_its_own_session_does_not_outlive_the_job(run: Run, entry: str, ending: Ending) -> None:
+def test_a_grandchild_in_its_own_session_does_not_outlive_the_job(sandbox: Sandbox, entry: str, ending: Ending) -> None:
     # Catches killing by process group: the grandchild left the group and its parent is gone.
-    report = run(entry, Limits(wall_s=1.5))
-    assert report.ending is ending
-    assert alive(report.messages[0].record["pids"]) == []
+    watched = run_watched(sandbox, job(entry, Limits(wall_s=1.5)))
+    assert watched.report.ending is ending
+    assert watched.report.left_behind == (1 if ending is Ending.FINISHED else 0), "our own processes do not count"
+    assert wait_until_gone(watched.pids) == []
 
 
 def test_a_fork_bomb_is_ended(run: Run) -> None:

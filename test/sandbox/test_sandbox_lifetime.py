@@ -11,10 +11,9 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from sandbox_jobs import PATHS, alive, job, wait_until_gone
+from sandbox_jobs import PATHS, alive, below, job, run_watched, wait_until_gone
 
 from kernel_agent.sandbox import Ending, Limits, Message, Report, Sandbox, SandboxError
-from kernel_agent.sandbox.process_tree import descendants
 
 LONG = Limits(wall_s=120)
 
@@ -30,8 +29,9 @@ def test_a_process_starts_in_under_a_third_of_a_second_after_the_first(sandbox: 
 
 
 def test_every_job_has_a_fresh_process(sandbox: Sandbox) -> None:
-    pids = [sandbox.run(job("outlive")).messages[0].record["pids"][0] for _ in range(3)]
-    assert len(set(pids)) == 3
+    pids = [set(run_watched(sandbox, job("outlive")).pids) for _ in range(3)]
+    assert not pids[0] & pids[1]
+    assert not pids[1] & pids[2]
 
 
 def test_two_jobs_run_at_the_same_time(sandbox: Sandbox) -> None:
@@ -50,9 +50,16 @@ def test_two_jobs_run_at_the_same_time(sandbox: Sandbox) -> None:
 
 def test_another_thread_can_cancel_a_job(sandbox: Sandbox) -> None:
     cancelled = threading.Event()
-    report = sandbox.run(job("outlive_and_loop", LONG), lambda message: cancelled.set(), cancelled=cancelled)
+    pids: set[int] = set()
+
+    def cancel(message: Message) -> None:
+        pids.update(below(sandbox))
+        cancelled.set()
+
+    report = sandbox.run(job("outlive_and_loop", LONG), cancel, cancelled=cancelled)
     assert report.ending is Ending.CANCELLED
-    assert alive([pid for message in report.messages for pid in message.record["pids"]]) == []
+    assert len(pids) > 2
+    assert wait_until_gone(list(pids)) == []
 
 
 def test_closing_the_sandbox_ends_jobs_and_server() -> None:
@@ -63,10 +70,12 @@ def test_closing_the_sandbox_ends_jobs_and_server() -> None:
     assert running.wait(60)
     server = sandbox.server_pid
     assert server is not None
+    pids = [server, *below(sandbox)]
     sandbox.close()
     thread.join()
     assert reports[0].ending is Ending.CANCELLED
-    assert alive([server, *reports[0].messages[0].record["pids"]]) == []
+    assert len(pids) > 2
+    assert wait_until_gone(pids) == []
     with pytest.raises(SandboxError, match="closed"):
         sandbox.run(job("say_nothing"))
 
@@ -75,12 +84,13 @@ def test_an_exception_in_on_message_ends_the_job_and_is_passed_on(sandbox: Sandb
     pids: list[int] = []
 
     def fail(message: Message) -> None:
-        pids.extend(message.record["pids"])
+        pids.extend(below(sandbox))
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         sandbox.run(job("loop", LONG), fail)
-    assert alive(pids) == []
+    assert pids
+    assert wait_until_gone(pids) == []
 
 
 def test_a_killed_server_is_replaced_for_the_next_job(sandbox: Sandbox) -> None:
@@ -95,12 +105,13 @@ def test_a_killed_server_is_replaced_for_the_next_job(sandbox: Sandbox) -> None:
 def test_a_killed_warden_takes_the_whole_job_with_it(sandbox: Sandbox) -> None:
     # The orphan in its own session falls to the server, which knows that it has no business being there.
     pids: list[int] = []
+    messages: list[Message] = []
 
     def kill_warden(message: Message) -> None:
-        pids.extend(message.record["pids"])
-        if len(pids) == 2:
-            assert sandbox.server_pid is not None
-            os.kill(descendants(sandbox.server_pid)[0], signal.SIGKILL)
+        messages.append(message)
+        if len(messages) == 2:
+            pids.extend(below(sandbox))
+            os.kill(pids[0], signal.SIGKILL)
 
     report = sandbox.run(job("outlive_and_loop", LONG), kill_warden)
     assert report.ending is Ending.EXITED
@@ -118,13 +129,13 @@ def test_an_import_error_of_the_server_is_told_in_its_words() -> None:
 SCRIPT = """
 import sys
 sys.path[:0] = {paths!r}
-from sandbox_jobs import job
+from sandbox_jobs import below, job
 from kernel_agent.sandbox import Limits, Sandbox
 
 def main():
     with Sandbox(preload=("torch",)) as sandbox:
         def tell(message):
-            print(sandbox.server_pid, *message.record["pids"], flush=True)
+            print(sandbox.server_pid, *below(sandbox), flush=True)
         try:
             sandbox.run(job("outlive_and_loop", Limits(wall_s=120)), tell)
         except KeyboardInterrupt:
@@ -147,7 +158,7 @@ def parent() -> Iterator[subprocess.Popen[str]]:
 
 
 def started(parent: subprocess.Popen[str]) -> list[int]:
-    """Process ids of server, grandchild and child, once all of them run."""
+    """Process ids of the server and of all below it, once grandchild and child run."""
     assert parent.stdout is not None
     lines = [parent.stdout.readline().split() for _ in range(2)]
     return sorted({int(word) for line in lines for word in line})
@@ -155,7 +166,7 @@ def started(parent: subprocess.Popen[str]) -> list[int]:
 
 def test_a_parent_killed_without_warning_takes_everything_with_it(parent: subprocess.Popen[str]) -> None:
     pids = started(parent)
-    assert len(alive(pids)) == 3
+    assert len(alive(pids)) >= 4, "server, warden, child and grandchild at least"
     parent.kill()
     assert wait_until_gone(pids) == []
 

@@ -6,6 +6,10 @@ import ctypes
 import os
 import platform
 import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +28,16 @@ needs_namespace = pytest.mark.skipif(
     not any(wall.name == "network namespace" and wall.active for wall in PROTECTIONS),
     reason="this machine permits no network namespace",
 )
+
+
+def stands(name: str) -> bool:
+    return any(wall.name == name and wall.active for wall in PROTECTIONS)
+
+
+needs_processes = pytest.mark.skipif(
+    not stands("process namespace"), reason="this machine permits no namespace of processes"
+)
+needs_mounts = pytest.mark.skipif(not stands("mount namespace"), reason="this machine permits no namespace of mounts")
 
 
 def attempt(run: Run, what: str, limits: Limits | None = None, **details: object) -> dict[str, str]:
@@ -205,6 +219,52 @@ def test_those_system_calls_are_not_refused_outside_of_a_child() -> None:
 @pytest.mark.skipif(landlock.abi() < 6, reason="this kernel's Landlock does not scope signals")
 def test_the_parent_cannot_be_signalled(run: Run) -> None:
     assert "refused" in attempt(run, "signal", pid=os.getpid())
+
+
+@needs_processes
+def test_other_processes_are_neither_seen_nor_reached(run: Run) -> None:
+    # Names and command lines of a user's programs stand in /proc; its own first process has number 1.
+    assert attempt(run, "list numbers", path="/proc")["done"] == "[1, 2]"
+    assert "refused" in attempt(run, "signal", pid=os.getpid())
+
+
+@needs_mounts
+@pytest.mark.parametrize("folder", ["/home", "/root", "/tmp", "/dev/shm"])
+def test_folders_of_users_are_empty_but_for_what_is_needed(folder: str, tmp_path: Path) -> None:
+    # Without Landlock this is what keeps other jobs' scratch folders and the user's files from being read or changed.
+    (tmp_path / "truth").write_text("the answer")
+    with tempfile.TemporaryDirectory(prefix="kernel-agent-") as scratch:
+        seen = in_mounts_alone(
+            Path(scratch),
+            f"""
+            import os
+            print(os.path.exists({str(tmp_path / "truth")!r}), os.path.isdir({scratch!r}))
+            open(os.path.join({scratch!r}, "own"), "w").close()
+            for place in ({folder!r}, "/usr", "/etc"):
+                try:
+                    open(os.path.join(place, "new"), "w").close()
+                except OSError as error:
+                    print(error.strerror)
+        """,
+        )
+    assert seen.splitlines() == ["False True", *["Read-only file system"] * 3]
+    assert not Path(folder, "new").exists()
+
+
+def in_mounts_alone(scratch: Path, program: str) -> str:
+    """What a program prints behind the mounts, with no other wall."""
+    head = f"""
+import os, sys
+sys.path[:] = {sys.path!r}
+from pathlib import Path
+from kernel_agent.sandbox.namespaces import leave_mounts
+wall = leave_mounts(Path({str(scratch)!r}), (), own_processes=False)
+assert wall.active, wall
+"""
+    program = head + textwrap.dedent(program)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert not done.stderr, done.stderr
+    return done.stdout
 
 
 def test_nothing_can_be_mounted(run: Run) -> None:
