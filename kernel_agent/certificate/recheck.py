@@ -110,6 +110,7 @@ def _options(certificate: Certificate) -> GateOptions:
         seeds=asked.seeds if usual else STANDARD.seeds,
         drawn=drawn,
         max_cases=STANDARD.max_cases + len(drawn) * len(STANDARD.values),
+        deterministic=asked.deterministic,
     )
 
 

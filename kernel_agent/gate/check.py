@@ -129,6 +129,7 @@ def suite(truths: Truths, options: GateOptions) -> Suite:
         max_cases=options.max_cases,
         max_elements=options.max_elements,
         max_volume=options.max_volume,
+        deterministic=options.deterministic,
     )
 
 

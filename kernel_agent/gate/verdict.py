@@ -134,6 +134,7 @@ class Suite(Record):
     max_cases: int
     max_elements: int = Field(description="elements of all tensor arguments together; larger entries were shrunk")
     max_volume: int = Field(description="product of an entry's whole-number dims, likewise")
+    deterministic: bool = Field(default=False, description="whether gradients had to be the same bits in every call")
 
 
 class CaseResult(Record):

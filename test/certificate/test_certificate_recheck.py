@@ -40,7 +40,8 @@ def from_elsewhere(issued: Certificate) -> Certificate:
     """The certificate as an older Triton, and a gate that asked less, would have written it."""
     assert issued.suite is not None
     machine = Machine(versions=installed_versions().model_copy(update={"triton": "3.5.0"}))
-    update = {"suite": issued.suite.model_copy(update={"odd_sizes": 0, "max_cases": 1}), "machine": machine}
+    asked = issued.suite.model_copy(update={"odd_sizes": 0, "max_cases": 1, "deterministic": True})
+    update = {"suite": asked, "machine": machine}
     return issued.model_copy(update={"verdict": issued.verdict.model_copy(update=update)})
 
 
@@ -85,6 +86,7 @@ def test_a_certificate_of_another_triton_holds_and_says_what_changed(
     assert found.now is not None
     assert found.now.suite is not None
     assert found.now.suite.odd_sizes == STANDARD.odd_sizes
+    assert found.now.suite.deterministic, "what was asked beyond the usual is asked again"
     assert len(found.now.cases) > 1
     # The seeds that the certificate drew are asked again, and so are some that nobody could write a backward for.
     assert from_elsewhere.suite is not None
