@@ -199,7 +199,7 @@ class Names:
         if op.code is Code.LOAD:
             return [stem_of(op.base.name)]
         if op.code is Code.DESCRIPTOR:
-            return [f"{stem_of(op.base.name)}_tiles"]
+            return [f"{stem_of(op.base.name)}_{'tiles' if len(op.attributes['block']) > 1 else 'strips'}"]
         if op.code is Code.PROGRAM_ID:
             return [_PIDS[op.attributes["axis"]]]
         if value.element == "i1":

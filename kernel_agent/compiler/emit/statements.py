@@ -255,9 +255,13 @@ class Statements(abc.ABC):
         return found
 
     def _descriptor(self, op: Op) -> Expression:
-        rows, columns, stride = (self.at(value) for value in op.operands[1:])
-        extents = ex.made(f"[{rows.text}, {columns.text}]", Level.PRIMARY, "", (rows, columns))
-        strides = ex.made(f"[{stride.text}, 1]", Level.PRIMARY, "", (stride,))
+        sizes = [self.at(value) for value in op.operands[1:]]
+        rank = len(op.attributes["block"])
+        listed = (
+            ", ".join(size.text for size in sizes[:rank]),
+            ", ".join([*(step.text for step in sizes[rank:]), "1"]),
+        )
+        extents, strides = (ex.made(f"[{text}]", Level.PRIMARY, "", sizes) for text in listed)
         block = self.operations.dims_of(op.attributes["block"])
         return ex.call("tl.make_tensor_descriptor", [self._pointer(op), extents, strides, block], op.result.element)
 

@@ -95,6 +95,8 @@ def _is_one(value: Value, axis: int) -> bool:
 def sum_of(copier: Copier, op: Op, terms: Sequence[Term]) -> Value:
     """The copy of a sum, term by term."""
     b, axis, shape = copier.b, op.attributes["axis"], op.operands[0].shape
+    if sum(not term.waits for term in terms) == 1:
+        terms = [term if term.waits else _bare(term, axis) for term in terms]
     together: Value | None = None
     for term in terms:
         if not term.waits:
@@ -110,6 +112,17 @@ def sum_of(copier: Copier, op: Op, terms: Sequence[Term]) -> Value:
             total = _added(b, total, part, term.negative)
     assert total is not None
     return total
+
+
+def _bare(term: Term, axis: int) -> Term:
+    """The term with factors of its tile that are the same along the axis beside it: the tile without them is mostly
+    there already, and one more would fill registers."""
+    op = term.tile.producer
+    if op is not None and op.code is Code.MUL:
+        for factor, rest in (op.operands, reversed(op.operands)):
+            if _is_one(factor, axis) and _is_along(rest, axis, term.tile.shape):
+                return _bare(replace(term, tile=rest, times=(*term.times, factor)), axis)
+    return term
 
 
 def _added(b: Builder, total: Value | None, part: Value, negative: bool) -> Value:

@@ -10,7 +10,7 @@ so that one kernel serves other strides too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from kernel_agent.compiler.schedule.forms import Forms, Launch
@@ -170,10 +170,11 @@ def _tile(load: Op) -> _Tile | None:
 def _lane(terms: Iterable[Term], axis: int) -> Term | None:
     """The term that counts the lanes of an axis, where one does."""
     found = [term for term in terms if term.index.shape and term.axis == axis]
-    return found[0] if len(found) == 1 and _is_count(found[0].index) else None
+    return found[0] if len(found) == 1 and is_count(found[0].index) else None
 
 
-def _is_count(value: Value) -> bool:
+def is_count(value: Value) -> bool:
+    """Whether a tile counts its lanes from zero."""
     op = value.producer
     return op is not None and op.code is Code.ARANGE and op.attributes["start"] == 0
 
@@ -268,46 +269,62 @@ def _asked(forms: Forms, tile: _Tile) -> Matrices | None:
     unit = ONE if tile.unit is None else forms.of(tile.unit).invariant
     if stride is None or unit is None or not unit.printable or (unit.number is not None and unit != ONE):
         return None
+    texts = asked_steps(forms, tile.start, EVEN, (stride,))
+    return None if texts is None else Matrices(tile.load.base.name, () if unit == ONE else (unit.text(),), texts)
+
+
+def asked_steps(
+    forms: Forms, start: Iterable[Value], even: int, others: Iterable[Polynomial] = ()
+) -> tuple[str, ...] | None:
+    """Expressions that must be multiples of `even` for what begins at the sum of `start` to do so in all programs, and
+    `others`; None where that cannot be asked, or does not hold."""
     steps: list[Polynomial] = []
-    for value in tile.start:
+    for value in start:
         form = forms.of(value)
         steps += [*(number for _, number in form.terms), form.base]
-    steps.append(stride)
-    if any(not step.printable or (step.number or 0) % EVEN for step in steps):
+    steps += others
+    if any(not step.printable or (step.number or 0) % even for step in steps):
         return None
-    texts = tuple(dict.fromkeys(step.text() for step in steps if step.number is None))
-    return Matrices(tile.load.base.name, () if unit == ONE else (unit.text(),), texts)
+    return tuple(dict.fromkeys(step.text() for step in steps if step.number is None))
 
 
-class _Describer(Copier):
-    """Copies a kernel, with a branch around the loads of each loop."""
+class Describer(Copier):
+    """Copies a kernel, with a branch around the loads of each loop that have descriptors. A subclass says which."""
 
-    def __init__(self, source: Kernel, tiles: dict[Op, _Tile], name: str) -> None:
+    def __init__(self, source: Kernel, loads: Collection[Op], name: str) -> None:
         super().__init__(source)
-        self.tiles = tiles
+        self.loads = loads
         self.name = name
         self.b.kernel.constants[name] = True
 
+    def descriptor_of(self, load: Op) -> Value:
+        """The descriptor for a load."""
+        raise NotImplementedError
+
+    def corner(self, load: Op) -> list[Value]:
+        """The numbers of the first row and column that it loads."""
+        raise NotImplementedError
+
     def block(self, block: Block, kept: Iterable[int] | None = None) -> list[Value]:
-        """All tiles of a block where the first one is loaded."""
-        mine = [op for op in block.ops if op in self.tiles]
+        """All of a block's loads where the first one is."""
+        mine = [op for op in block.ops if op in self.loads]
         for op in block.ops:
             if mine and op is mine[0]:
                 self._load(mine)
-            elif op not in self.tiles:
+            elif op not in self.loads:
                 self.op(op)
         return self.all(block.yields if kept is None else [block.yields[place] for place in kept])
 
     def _load(self, loads: Sequence[Op]) -> None:
         b = self.b
         hint, line, b.hint, b.line = b.hint, b.line, "", loads[0].result.source_line
-        descriptors = [self._descriptor(self.tiles[op]) for op in loads]
-        corners = [(self._sum(self.tiles[op].row), self._sum(self.tiles[op].col)) for op in loads]
+        descriptors = [self.descriptor_of(op) for op in loads]
+        corners = [self.corner(op) for op in loads]
 
         def by_descriptor() -> Sequence[Value]:
             return [
-                b.load_block(made, row, column, op.result.name)
-                for op, made, (row, column) in zip(loads, descriptors, corners, strict=True)
+                b.load_block(made, corner, op.result.name)
+                for op, made, corner in zip(loads, descriptors, corners, strict=True)
             ]
 
         def by_pointers() -> Sequence[Value]:
@@ -321,16 +338,30 @@ class _Describer(Copier):
             value.source_line = op.result.source_line
         b.hint, b.line = hint, line
 
-    def _descriptor(self, tile: _Tile) -> Value:
-        shape = tile.load.result.shape
-        rows, cols = tile.limits
-        assert rows is not None
-        width = self.b.extent(shape[1]) if cols is None else self[cols]
-        return self.b.descriptor(tile.load.base, self._sum(tile.start), (self[rows], width), self[tile.stride], shape)
-
-    def _sum(self, numbers: Sequence[Value]) -> Value:
+    def sum_of(self, numbers: Sequence[Value]) -> Value:
+        """Of numbers; zero of none."""
         found = [self[number] for number in numbers] or [self.b.const(0)]
         total = found[0]
         for number in found[1:]:
             total = self.b.add(total, number)
         return total
+
+
+class _Describer(Describer):
+    """Of tiles of matrices."""
+
+    def __init__(self, source: Kernel, tiles: dict[Op, _Tile], name: str) -> None:
+        super().__init__(source, tiles, name)
+        self.tiles = tiles
+
+    def descriptor_of(self, load: Op) -> Value:
+        """Of its matrix."""
+        tile, shape = self.tiles[load], load.result.shape
+        rows, cols = tile.limits
+        assert rows is not None
+        width = self.b.extent(shape[1]) if cols is None else self[cols]
+        return self.b.descriptor(load.base, self.sum_of(tile.start), (self[rows], width), (self[tile.stride],), shape)
+
+    def corner(self, load: Op) -> list[Value]:
+        """Row and column."""
+        return [self.sum_of(self.tiles[load].row), self.sum_of(self.tiles[load].col)]

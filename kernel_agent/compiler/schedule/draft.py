@@ -16,6 +16,7 @@ from kernel_agent.compiler.schedule.orient import oriented
 from kernel_agent.compiler.schedule.ownership import Ownership
 from kernel_agent.compiler.schedule.rowwise import rowwise
 from kernel_agent.compiler.schedule.slots import slotted
+from kernel_agent.compiler.schedule.strips import stripped
 from kernel_agent.compiler.schedule.twins import without_twins
 from kernel_agent.compiler.schedule.unmask import unmasked
 from kernel_agent.compiler.schedule.whole import NAME as WHOLE
@@ -89,6 +90,12 @@ class Draft:
             self.described.append(tiles)
             self.settings[tiles.name] = fits([one for one in self.described if one.name == tiles.name])
             self.flags.add(tiles.name)
+        if blocks is not None and tiles is not None:
+            strips = stripped(kernel, launch, name, {one.name for one in self.partials})
+            if strips is not None:
+                kernel = strips.kernel
+                self.settings[strips.name] = f"{tiles.name} and {name} and {strips.condition}"
+                self.flags.add(strips.name)
         return kernel
 
     def spare(self, base: BackwardPlan) -> dict[str, str]:

@@ -8,7 +8,7 @@ would have no room.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -25,6 +25,8 @@ BY_BYTES = ((32, 4), (64, 8), (128, 16))
 """KiB of a row, and warps of a program where it has less; Triton takes powers of two alone."""
 WIDEST = 8
 """Warps of a program where it has more than that: each has more registers."""
+FETCHED = 64
+"""KiB of a row from which on rows that stay in registers beside two sums are better loaded each time."""
 LONGEST = 8192
 """Elements of a tile that fits the registers of a processor with all that is computed of it."""
 STAGES = 3
@@ -47,6 +49,19 @@ class Pace:
     """The constexpr that says how many rows are in flight; empty where the loop over rows holds loops."""
     is_long: str = ""
     """Whether a row fills the registers of a processor; empty as `stages` is."""
+    extent: str = ""
+    """Lanes of a row."""
+
+    def crowded(self, shared: Sequence[str], fetch: str) -> dict[str, str]:
+        """What differs where sums and rows of `shared` tensors stay in registers from row to row: long rows have few
+        warps with many registers each. `fetch`: the constexpr for each row to load the shared ones."""
+        width = " + ".join(f"{tensor}.element_size()" for tensor in shared)
+        ahead = f"({BYTES} + {self.extent} * {width if len(shared) == 1 else f'({width})'})"
+        return {
+            WARPS: f"{FEWEST} if {BYTES} < {BY_BYTES[0][0]} * 1024 else {WIDEST}",
+            self.stages: f"max(1, min({STAGES}, 1 + {SHARED} // {ahead})) if {self.extent} <= {LONGEST} else 1",
+            fetch: f"{BYTES} >= {FETCHED} * 1024",
+        }
 
 
 def pace(forms: Forms, axis: int) -> Pace | None:
@@ -71,7 +86,7 @@ def pace(forms: Forms, axis: int) -> Pace | None:
         PER_PROCESSOR: f"max(1, min({PROGRAMS}, {AHEAD} // {BYTES}))",
         stages: f"max(1, min({STAGES}, 1 + {SHARED} // {BYTES})) if {extent} <= {LONGEST} else 1",
     }
-    return Pace(settings, stages, is_long)
+    return Pace(settings, stages, is_long, extent)
 
 
 def _extent(kernel: Kernel, shape: tuple[int, ...]) -> str:

@@ -4,12 +4,16 @@ A sum over a row is known only when all of the row was read, and what is compute
 after it: the row waits in registers, with all that was made of it. Where it is longer than those, it is spilled to
 memory; the row itself still lies in the caches. A constexpr says whether it is loaded again, and whether sums wait for
 each other (see `apart`), so that one kernel serves rows of every length.
+
+Sums over the rows stay in registers from the first row to the last, and so does what all rows are multiplied by. Where
+these are too many to leave room for a row, the latter is loaded again for each row and each half of its work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import prod
+from typing import Any
 
 from kernel_agent.compiler.schedule.apart import sum_of, waiting_sums
 from kernel_agent.compiler.ssa.code import CONTROL, EFFECTS, ELEMENTWISE, REDUCTIONS, Code
@@ -17,22 +21,39 @@ from kernel_agent.compiler.ssa.rebuild import Copier
 from kernel_agent.compiler.ssa.uses import captured
 from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value
 
+ROOM = 2
+"""Rows that may stay in registers from trip to trip, where one of such length takes a quarter of them."""
+_MOVES = frozenset((Code.CAST, Code.EXPAND, Code.BROADCAST))
 CHEAP = ELEMENTWISE | {Code.EXPAND, Code.BROADCAST, Code.FULL}
 """What is computed again from what was loaded again."""
 
 
-def reloaded(kernel: Kernel, stages: str, name: str) -> Kernel | None:
+def reloaded(kernel: Kernel, stages: str, name: str, fetch: str = "") -> Kernel | None:
     """The kernel with a new constexpr `name`: whether rows are loaded again behind their sums; the first time they are
     all loaded before the first sum. None where no tile is kept for what comes after the sums, or one is that cannot be
     had again from loads.
 
-    `stages`: the constexpr of the loop over the rows, which holds no loops or branches.
+    `stages`: the constexpr of the loop over the rows, which holds no loops or branches. `fetch`: another new one,
+    whether each row loads what all share; only where `crowding` names some.
     """
+    found = _halves(kernel, stages)
+    return None if found is None else _Reloaded(kernel, *found, name, fetch).copy()
+
+
+def crowding(kernel: Kernel, stages: str) -> tuple[str, ...]:
+    """Tensors of which a row stays in registers from the first trip of that loop to the last, with so many sums that
+    no room is left for the row that is worked on. None where `reloaded` does nothing."""
+    found = _halves(kernel, stages)
+    fetched = found[1].fetched if found is not None else ()
+    return tuple(dict.fromkeys(op.base.name for op in fetched if op.code is Code.LOAD))
+
+
+def _halves(kernel: Kernel, stages: str) -> tuple[Block, _Halves] | None:
     for op in kernel.body.ops:
         if op.code is Code.FOR and op.attributes.get("num_stages") == stages:
             (block,) = op.blocks
             halves = _Halves(kernel, block)
-            return _Reloaded(kernel, block, halves, name).copy() if halves.kept else None
+            return (block, halves) if halves.kept else None
     return None
 
 
@@ -46,6 +67,10 @@ class _Halves:
         """Tiles of the first half that the second reads, in order; none where they cannot be had again."""
         self.again: list[Op] = []
         """The operations of the first half that make them from what is loaded, in order."""
+        self.lasting: list[Value] = []
+        """What was loaded before the loop and is too much to hold throughout."""
+        self.fetched: list[Op] = []
+        """The operations that make it, in order."""
         if any(op.code in CONTROL for op in block.ops):
             return
         written = {op.base for op in kernel.ops if op.code in (Code.STORE, Code.ATOMIC_ADD, Code.ATOMIC)}
@@ -76,6 +101,7 @@ class _Halves:
                 of_loads.update(value for value in op.results if value.shape == self.tile)
         read = {value for op in self.late for value in op.operands} | set(block.yields)
         self.small = [value for op in self.last for value in op.results if value in read]
+        self.lasting, self.fetched = _lasting(block, self.tile, written)
         kept = [value for op in self.early for value in op.results if value in read & of_loads]
         again = {value.producer for value in _made_of(kept, of_loads)}
         if all(op is not None and (op.code is Code.LOAD or op.code in CHEAP) for op in again):
@@ -104,6 +130,24 @@ class _Halves:
             if changed & set(op.operands):
                 changed.update(op.results)
         return any(value.shape == self.tile for value in changed)
+
+
+def _lasting(block: Block, tile: tuple[int, ...], written: Collection[Value]) -> tuple[list[Value], list[Op]]:
+    """Rows that a loop reads and that were loaded before it, with the operations that make them; none where they and
+    the sums that the loop carries leave room for a row."""
+    values: list[Value] = []
+    ops: dict[Op, None] = {}
+    for value in captured([block]):
+        chain: list[Op] = []
+        op = value.producer
+        while op is not None and op.code in _MOVES:
+            chain.append(op)
+            op = op.operands[0].producer
+        if op is not None and op.code is Code.LOAD and value.shape[-1:] == tile[-1:] and op.base not in written:
+            values.append(value)
+            ops |= dict.fromkeys([op, *reversed(chain)])
+    sums = [value for value in block.arguments[1:] if value.shape[-1:] == tile[-1:]]
+    return (values, list(ops)) if len(values) + len(sums) > ROOM else ([], [])
 
 
 def _made_of(values: Iterable[Value], among: Collection[Value]) -> set[Value]:
@@ -143,20 +187,27 @@ def _needed_by(ops: Iterable[Op]) -> set[Op]:
 class _Reloaded(Copier):
     """Copies a kernel, with a branch between the halves of its loop."""
 
-    def __init__(self, source: Kernel, body: Block, halves: _Halves, name: str) -> None:
+    def __init__(self, source: Kernel, body: Block, halves: _Halves, name: str, fetch: str) -> None:
         super().__init__(source)
         self.body = body
         self.halves = halves
         self.name = name
-        self.b.kernel.constants[name] = True
+        self.fetch = fetch
+        self.lasting = halves.lasting if fetch else []
+        self.b.kernel.constants |= dict.fromkeys((name, fetch) if self.lasting else (name,), True)
 
     def block(self, block: Block, kept: Iterable[int] | None = None) -> list[Value]:
         """The loop's body by halves."""
         if block is not self.body:
             return super().block(block, kept)
+        if self.lasting:
+            self.b.hint = ""
+            found = self.b.branch(self.b.setting(self.fetch), lambda: self._fetched({}), lambda: self.all(self.lasting))
+            for old, new in zip(self.lasting, found, strict=True):
+                self[old] = new
         for op in self.halves.early:
             self.op(op)
-        held = [*self.halves.small, *self.halves.kept]
+        held = [*self.halves.small, *self.halves.kept, *self.lasting]
         self.b.hint = ""
         found = self.b.branch(self.b.setting(self.name), self._anew, self._held)
         for old, new in zip(held, found, strict=True):
@@ -169,7 +220,22 @@ class _Reloaded(Copier):
         """The sums that wait, and what is kept."""
         for op in self.halves.last:
             super().op(op)
-        return self.all([*self.halves.small, *self.halves.kept])
+        return self.all([*self.halves.small, *self.halves.kept, *self.lasting])
+
+    def _fetched(self, hints: Mapping[str, Any]) -> Sequence[Value]:
+        """What all rows share, from memory."""
+        for op in self.halves.fetched if self.lasting else ():
+            if op.code is Code.LOAD:
+                self._load_again(op, **hints)
+            else:
+                super().op(op)
+        return self.all(self.lasting)
+
+    def _load_again(self, op: Op, **hints: Any) -> None:
+        rest = [self[value] for value in op.operands[1:]]
+        mask = rest[0] if op.mask is not None else None
+        other = rest[1] if op.other is not None else None
+        self[op.result] = self.b.load(op.base, self[op.offset], mask, other, op.result.name, again=True, **hints)
 
     def _anew(self) -> Sequence[Value]:
         """Those sums without waiting; and what is kept once more from memory, which nobody reads after that."""
@@ -178,13 +244,11 @@ class _Reloaded(Copier):
                 self[op.result] = sum_of(self, op, self.halves.apart[op])
             else:
                 super().op(op)
+        # Two loads alike, with no store between them, Triton would make one of, and hold what it loads.
+        lasting = self._fetched({"eviction_policy": "evict_last"})
         for op in self.halves.again:
             if op.code is Code.LOAD:
-                rest = [self[value] for value in op.operands[1:]]
-                mask = rest[0] if op.mask is not None else None
-                other = rest[1] if op.other is not None else None
-                hints = {"again": True, "eviction_policy": "evict_first"}
-                self[op.result] = self.b.load(op.base, self[op.offset], mask, other, op.result.name, **hints)
+                self._load_again(op, eviction_policy="evict_first")
             else:
                 super().op(op)
-        return self.all([*self.halves.small, *self.halves.kept])
+        return [*self.all([*self.halves.small, *self.halves.kept]), *lasting]

@@ -31,7 +31,7 @@ from kernel_agent.compiler.schedule.owner import without
 from kernel_agent.compiler.schedule.owners import owners_of, parted_owners, turned
 from kernel_agent.compiler.schedule.ownership import owned
 from kernel_agent.compiler.schedule.pace import WARPS
-from kernel_agent.compiler.schedule.reload import reloaded
+from kernel_agent.compiler.schedule.reload import crowding, reloaded
 from kernel_agent.compiler.schedule.rows import persistent, summed_axis, width_of
 from kernel_agent.compiler.schedule.settle import settled
 from kernel_agent.compiler.schedule.share import loading, shared, storing
@@ -211,8 +211,11 @@ def _rows(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft |
     elif looped.pace is not None and looped.pace.stages:
         kernel, launch, scalars = draft.steps.pop()
         name = kernel.free_name("RELOAD")
-        again = reloaded(kernel, looped.pace.stages, name)
+        shared, fetch = crowding(kernel, looped.pace.stages), kernel.free_name("FETCH")
+        again = reloaded(kernel, looped.pace.stages, name, fetch if shared else "")
         if again is not None:
+            if shared:
+                draft.settings |= looped.pace.crowded(shared, fetch)
             draft.settings[name] = looped.pace.is_long
             trips, whole = next(iter(looped.scalars.values())), again.free_name("EVEN")
             even = evened(again, looped.pace.stages, trips, whole)

@@ -284,19 +284,24 @@ class Builder:
         return value
 
     def descriptor(
-        self, base: Value, start: Value, extents: tuple[Value, Value], stride: Value, block: Sequence[int]
+        self, base: Value, start: Value, extents: Sequence[Value], strides: Sequence[Value], block: Sequence[int]
     ) -> Value:
-        """A matrix of `extents` at `base` + start, rows `stride` apart, to load tiles of `block` from."""
+        """A matrix of two `extents` at `base` + start, rows `strides[0]` apart, to load tiles of `block` from; or a
+        strip of one."""
         attributes = {"base": base, "block": tuple(block)}
-        return self.pure(Code.DESCRIPTOR, (start, *extents, stride), "descriptor", (), attributes)
+        return self.pure(Code.DESCRIPTOR, (start, *extents, *strides), "descriptor", (), attributes)
 
-    def load_block(self, descriptor: Value, row: Value, column: Value, name: str = "") -> Value:
-        """A tile of a matrix from a row and a column on."""
+    def load_block(self, descriptor: Value, corner: Sequence[Value], name: str = "") -> Value:
+        """A tile of a matrix from a row and a column on, or a part of a strip."""
         made = descriptor.producer
         assert made is not None, descriptor
-        operands = (descriptor, row, column)
         return self.pure(
-            Code.LOAD_BLOCK, operands, made.base.pointee, made.attributes["block"], {"base": made.base}, name
+            Code.LOAD_BLOCK,
+            (descriptor, *corner),
+            made.base.pointee,
+            made.attributes["block"],
+            {"base": made.base},
+            name,
         )
 
     def store(

@@ -130,9 +130,10 @@ class Code(str, enum.Enum):
     """offset, value [, mask]; `operation` (max, min, xchg, ...) : what cannot be differentiated."""
     DESCRIPTOR = "descriptor"
     """start, rows, columns, stride: the matrix of so many rows and columns at `base` + start, rows `stride` apart, to
-    load tiles of the extents `block` from. Its element is `descriptor`."""
+    load tiles of the extents `block` from. Or start, extent: numbers without gaps. Its element is `descriptor`."""
     LOAD_BLOCK = "load_block"
-    """descriptor, row, column: the tile of its matrix from there on, zero outside of it. `base` as of the descriptor;
+    """descriptor, row, column: the tile of its matrix from there on, zero outside of it; of numbers in a row,
+    descriptor, first. `base` as of the descriptor;
     the kernel does not write there."""
     TAPE_STORE = "tape_store"
     """value: remembered for this program, `tape` and the trips of all loops around."""

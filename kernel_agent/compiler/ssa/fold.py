@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernel_agent.compiler.ssa.code import PURE, Code
 from kernel_agent.compiler.ssa.shapes import WHOLE, result_shape
-from kernel_agent.compiler.ssa.value import FLOATS, Block, Op, Value, constant, is_constant, is_smaller
+from kernel_agent.compiler.ssa.value import FLOATS, Block, Op, Value, constant, is_constant, is_smaller, unspread
 
 if TYPE_CHECKING:
     from kernel_agent.compiler.ssa.builder import Builder
@@ -91,9 +91,11 @@ def mul(b: Builder, x: Value, y: Value) -> Value:
 
 
 def div(b: Builder, x: Value, y: Value) -> Value:
-    """x / y of floats. Zero divided is zero, as with products."""
+    """x / y of floats. Zero divided is zero, as with products; by a reciprocal is to multiply."""
     if _is(y, 1):
         return x
+    if y.producer is not None and y.producer.code is Code.DIV and _is(unspread(y.producer.operands[0]), 1):
+        return mul(b, x, y.producer.operands[1])
     if _is(x, 0):
         return b.const(0.0, _wider(x, y))
     if (inner := _operand_of(Code.NEG, x)) is not None:

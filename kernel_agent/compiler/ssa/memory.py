@@ -72,15 +72,17 @@ class Memory:
         return result
 
     def load_block(self, op: Op, program: tuple[int, ...], matrix: list[int], corner: list[int]) -> Tensor:
-        """A LOAD_BLOCK of the matrix (start, rows, columns, stride). Raises OutOfBounds."""
-        start, rows, columns, stride = matrix
-        height, width = op.result.shape
-        row = corner[0] + torch.arange(height).unsqueeze(1)
-        column = corner[1] + torch.arange(width).unsqueeze(0)
-        inside = (row >= 0) & (row < rows) & (column >= 0) & (column < columns)
-        places, lanes = self._places(op, program, start + row * stride + column, inside)
-        result = torch.zeros((height, width), dtype=held_as(op.result.element))
-        result[lanes] = self._flat[op.base][places].to(result.dtype)
+        """A LOAD_BLOCK of the matrix (start, rows, columns, stride), or of (start, extent). Raises OutOfBounds."""
+        shape = op.result.shape
+        start, extents = matrix[0], matrix[1 : 1 + len(shape)]
+        places, inside = torch.tensor(start), torch.tensor(True)
+        for axis, (extent, step) in enumerate(zip(extents, (*matrix[1 + len(shape) :], 1), strict=True)):
+            lanes = (corner[axis] + torch.arange(shape[axis])).view([-1 if axis == n else 1 for n in range(len(shape))])
+            inside = inside & (lanes >= 0) & (lanes < extent)
+            places = places + lanes * step
+        places, held = self._places(op, program, places, inside)
+        result = torch.zeros(shape, dtype=held_as(op.result.element))
+        result[held] = self._flat[op.base][places].to(result.dtype)
         self._counts[op.base, "loaded"].index_add_(0, places, torch.ones_like(places))
         return result
 

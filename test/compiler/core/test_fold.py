@@ -260,3 +260,12 @@ def test_an_operation_with_two_results_again_has_two(b: Builder, tile: Value) ->
     found = b.again(split, [pairs])
     assert isinstance(found, tuple)
     assert [value.shape for value in found] == [(2,), (2,)]
+
+
+def test_dividing_by_a_reciprocal_is_to_multiply(b: Builder, s: Value, tile: Value) -> None:
+    # A norm's saved 1 / root gives 1 / rstd for the root again: each division costs a kernel more than the product.
+    product = b.div(tile, b.div(b.const(1.0, "f32"), s))
+    assert code(product) is Code.MUL
+    assert product.producer is not None
+    assert set(product.producer.operands) == {tile, s}
+    assert code(b.div(tile, b.div(b.const(2.0, "f32"), s))) is Code.DIV

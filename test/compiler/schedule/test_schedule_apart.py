@@ -84,7 +84,11 @@ def divided(b: Builder, x: Value, s: Value) -> Value:
     return b.neg(b.add(b.div(x, b.mul(s, s)), b.mul(b.mul(x, x), s)))
 
 
-@pytest.mark.parametrize("second", [centred, divided])
+def scaled(b: Builder, x: Value, s: Value) -> Value:
+    return b.sub(b.mul(b.mul(x, x), b.number(3.0, s)), b.mul(x, s))
+
+
+@pytest.mark.parametrize("second", [centred, divided, scaled])
 @pytest.mark.parametrize("rows", [1, 2])
 def test_a_sum_that_is_linear_in_an_earlier_one_does_not_wait_for_it(second: Second, rows: int) -> None:
     kernel = by_rows(second, rows=rows)
@@ -93,6 +97,15 @@ def test_a_sum_that_is_linear_in_an_earlier_one_does_not_wait_for_it(second: Sec
     assert not waiting(apart)
     # A lost sign, factor or divisor would change the gradient.
     torch.testing.assert_close(gradient(apart), gradient(kernel))
+
+
+def test_what_scales_a_whole_term_scales_its_sum() -> None:
+    # A scaled tile beside the plain one is another row in registers.
+    (branch,) = [op for op in again(by_rows(scaled)).ops if op.code is Code.IF]
+    (total,) = [op for op in branch.blocks[0].ops if op.code is Code.SUM]
+    product = total.operands[0].producer
+    assert product is not None
+    assert product.operands[0] is product.operands[1], "the sum is of x * x"
 
 
 def test_rows_that_are_kept_have_one_sum_less() -> None:

@@ -97,3 +97,23 @@ def test_kernels_that_load_no_rows_are_launched_as_the_forward() -> None:
         add_to(b, dw, lane, b.load(w, lane))
 
     assert pace_of(made("W:*f32 dW:*f32", build, BLOCK=8)) is None
+
+
+@pytest.mark.parametrize(
+    ("block", "dtype", "expected"),
+    [
+        (4096, torch.bfloat16, (4, 3, False)),
+        (8192, torch.bfloat16, (8, 3, False)),
+        (8192, torch.float32, (8, 3, True)),
+        (8192, torch.float64, (8, 2, True)),  # the weights are on their way, too, and shared memory holds no more
+        (16384, torch.bfloat16, (8, 1, True)),
+    ],
+)
+def test_rows_beside_sums_that_fill_the_registers_have_few_warps_and_load_the_weights(
+    block: int, dtype: torch.dtype, expected: tuple[int, int, bool]
+) -> None:
+    found = pace(Forms(made(ROWS, rows_adjoint, BLOCK=8), Launch.like_forward(1)), 0)
+    assert found is not None
+    x = torch.empty(1, dtype=dtype)
+    settings = numbers(dict(found.settings) | found.crowded(("W",), "FETCH"), BLOCK=block, X=x, dY=x, W=x)
+    assert (settings["num_warps"], settings["STAGES"], settings["FETCH"]) == expected
