@@ -100,7 +100,7 @@ class _Turned(Copier):
         else:
             if any(has_effects(turn.loop) for turn in chain.turns):
                 raise CannotDerive("its loop writes to memory")
-            before = self._aside()
+            before = self.aside()
             finals = {place: self._final(before, last.loop.results[place]) for place in last.degrees}
             number = finals.pop(last.place)
             self.ends[chain] = {place: value for place, value in finals.items() if place in last.decays}
@@ -160,20 +160,11 @@ class _Turned(Copier):
         first = turn.start(turn.place)
         if known == 0 or constant(bare(first)) == -math.inf:
             return self.b.zero(start)
-        aside = self._aside()
+        aside = self.aside()
         aside[turn.old] = self[first]
         for maximum in turn.maxima:
             aside[maximum] = self.gauges[chain]
         return self.b.mul(self[start], aside[turn.decays[place]])
-
-    def _aside(self) -> Copier:
-        """A copier that knows what this one does, and whose copies this one does not see."""
-        aside = Copier(self.source, self.b)
-        for scope in self.b.scopes:
-            known = self._copies.get(scope)
-            if known:
-                aside._copies[scope] = dict(known)
-        return aside
 
 
 def _fits(lanes: Lanes, chain: Chain, place: Place) -> bool:

@@ -109,6 +109,11 @@ def mask_bounds(forms: Forms, mask: Value, *, holds: bool = True) -> list[Bound]
     return [bound for negative in _negatives(forms, mask, holds=holds) for bound in _below(negative)]
 
 
+def mask_forms(forms: Forms, mask: Value) -> list[Form | None]:
+    """Forms that are less than 0 where a mask holds; None among them for what says something else."""
+    return _parts(forms, mask, holds=True)
+
+
 def whole_bounds(forms: Forms, mask: Value, *, holds: bool = True) -> list[Bound] | None:
     """The same, where that is all that the condition says; None where it says more. What holds always is left out."""
     parts = [part for part in _parts(forms, mask, holds=holds) if part is None or not _always_negative(part)]

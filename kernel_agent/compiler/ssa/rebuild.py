@@ -130,6 +130,15 @@ class Copier:
             remedy="store it, or compute it from the loop's index alone",
         )
 
+    def aside(self) -> Copier:
+        """A copier that knows what this one does, and whose copies this one does not see."""
+        found = Copier(self.source, self.b)
+        for scope in self.b.scopes:
+            known = self._copies.get(scope)
+            if known:
+                found._copies[scope] = dict(known)
+        return found
+
     # --- operations
 
     def block(self, block: Block, kept: Iterable[int] | None = None) -> list[Value]:
@@ -247,6 +256,7 @@ class Copier:
             for old, new in zip((block.arguments[0], *inside), (index, *inner), strict=True):
                 self[old] = new
                 new.source_line = old.source_line
+            self.entered(op)
             return self.block(block, kept)
 
         names = [value.name for value in inside]
@@ -255,6 +265,9 @@ class Copier:
         )
         for place, new in zip(kept, found, strict=True):
             self[op.results[place]] = new
+
+    def entered(self, op: Op) -> None:
+        """In a trip of a FOR, before anything of it is copied: nothing, unless a pass does otherwise."""
 
     def repeat(self, op: Op) -> None:
         """A WHILE."""
