@@ -61,14 +61,15 @@ def gate_changes(then: Suite | None, now: Suite) -> tuple[str, ...]:
 
 
 def missing_cases(then: Verdict, now: Verdict) -> tuple[str, ...]:
-    """Names of cases of the earlier verdict that the later one does not have."""
-    names = {case.case for case in now.cases}
-    return tuple(case.case for case in then.cases if case.case not in names)
+    """Names of cases of the earlier verdict that the later one lacks, in the tiers that it has."""
+    names, tiers = {case.case for case in now.cases}, {case.tier for case in now.cases}
+    return tuple(case.case for case in then.cases if case.case not in names and case.tier in tiers)
 
 
 def new_cases(then: Verdict, now: Verdict) -> tuple[str, ...]:
     """Names of cases of the later verdict that the earlier one does not have."""
-    return missing_cases(now, then)
+    names = {case.case for case in then.cases}
+    return tuple(case.case for case in now.cases if case.case not in names)
 
 
 def _words(value: object) -> str:

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from kernel_agent.certificate.issue import NotGreen, gradient_records, hashes_of, issue
+from kernel_agent.certificate.issue import NotGreen, gradient_records, hashes_of, issue, tier_records
 from kernel_agent.certificate.reading import read_certificate
 from kernel_agent.certificate.recheck import recheck
 from kernel_agent.certificate.record import Certificate, Sources
 from kernel_agent.errors import InputError
 from kernel_agent.gate import Status, Verdict
 from kernel_agent.gate.options import STANDARD
+from kernel_agent.gate.verdict import CaseResult, GradientScore, Tier
 from kernel_agent.machine import Machine, installed_versions
 from kernel_agent.sandbox import Sandbox
 
@@ -37,12 +38,16 @@ def with_pair(certificate: Certificate, pair: str) -> Certificate:
 
 @pytest.fixture(scope="module")
 def from_elsewhere(issued: Certificate) -> Certificate:
-    """The certificate as an older Triton, and a gate that asked less, would have written it."""
+    """The certificate as an older Triton on a GPU, and a gate that asked less, would have written it."""
     assert issued.suite is not None
-    machine = Machine(versions=installed_versions().model_copy(update={"triton": "3.5.0"}))
+    machine = Machine(gpu="NVIDIA H200", versions=installed_versions().model_copy(update={"triton": "3.5.0"}))
+    score = GradientScore(grad="x", passed=True, ratio=0.5)
+    native = CaseResult(case="n=100 native", required=True, status=Status.GREEN, grads=(score,), tier=Tier.NATIVE)
     asked = issued.suite.model_copy(update={"odd_sizes": 0, "max_cases": 1, "deterministic": True})
-    update = {"suite": asked, "machine": machine}
-    return issued.model_copy(update={"verdict": issued.verdict.model_copy(update=update)})
+    update = {"suite": asked, "machine": machine, "cases": (*issued.verdict.cases, native)}
+    verdict = issued.verdict.model_copy(update=update)
+    rows = {"gradients": gradient_records(verdict), "tiers": tier_records(verdict)}
+    return issued.model_copy(update={"verdict": verdict, **rows})
 
 
 def test_a_certificate_reads_back_as_it_was_written(issued: Certificate, tmp_path: Path) -> None:
@@ -76,11 +81,15 @@ def test_a_certificate_of_another_triton_holds_and_says_what_changed(
 ) -> None:
     found = recheck(from_elsewhere, sandbox)
     assert found.holds, found
-    assert found.machine == (f"triton {installed_versions().triton} instead of 3.5.0",)
-    assert {change.grad: change.now is not None and change.then is not None for change in found.gradients} == {
-        "x": True,
-        "a": True,
-    }
+    triton = installed_versions().triton
+    assert found.machine == ("no GPU instead of NVIDIA H200", f"triton {triton} instead of 3.5.0")
+    assert [(c.tier, c.grad, c.then is not None, c.now is not None) for c in found.gradients] == [
+        (Tier.EXACT, "x", True, True),
+        (Tier.EXACT, "a", True, True),
+        (Tier.NATIVE, "x", True, False),
+    ]
+    # Real kernels were not looked at here, which is not the same as right.
+    assert found.not_replayed == ("the native tier, real kernels on a GPU",)
     # A file that says so little was asked must not lead to asking as little.
     assert any("odd sizes at most: 4 instead of 0" in line for line in found.gate)
     assert found.now is not None
