@@ -1,7 +1,7 @@
 """What rules let by: `python bench/rules.py` prints the table that `docs/verification.md` holds.
 
 Wrong backwards of three small pairs (`kernel_agent.gate.mutants`, all that are made on source and that this gate does
-not call equivalent) run under a cotangent of ones and under a random one; each rule sees the gradients that they return.
+not call equivalent) run under a cotangent of ones and under a random one; each rule sees the gradients they return.
 Honest gradients are the exact ones as float32 and bfloat16 hold them, under a cotangent of size one and of 4,096, as a
 scaled loss makes them.
 """

@@ -5,13 +5,12 @@ The plan comes from the spec and one drawn seed, so that every candidate of a ru
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import combinations, permutations
 
 from kernel_agent.errors import InputError
+from kernel_agent.gate.derived_shapes import apart_entries, odd_entries
 from kernel_agent.gate.options import GateOptions
 from kernel_agent.gate.other_values import usable, value_points
 from kernel_agent.oracle import (
@@ -38,12 +37,6 @@ _SPECIAL = (
 )
 _ALONE = 4
 """Gradients up to which each is asked for alone."""
-_TILE = 128
-"""Edge of a tile that hardly a kernel exceeds: a size of one more has two tiles, the second with one element."""
-_TILES = 9
-"""Tiles along an axis of a wide shape: one more than grouped orders of tiles take before they begin again."""
-_TILED = 2
-"""Shapes with several tiles along several axes to run at most."""
 _NAMED = 3
 """Refused odd sizes that a note names."""
 
@@ -100,14 +93,16 @@ def make_plan(truths: Truths, options: GateOptions, *, accepts_needs: bool) -> P
     notes: list[str] = []
     swept = _swept(truths, options, notes)
     wanted = list(swept.values())
-    odd = [entry for entry in _odd_entries([shape.entry for shape in wanted]) if entry.label not in swept]
+    odd = [entry for entry in odd_entries([shape.entry for shape in wanted]) if entry.label not in swept]
     likely = odd[: options.odd_sizes]
     small = min((shape for shape in wanted if shape.required), key=lambda s: s.elements, default=None)
     other = [] if small is None else value_points(truths, small.entry, options)
     known = {entry.label for entry in likely} | swept.keys()
-    tiled = [entry for entry in tiled_entries([shape.entry for shape in wanted], options) if entry.label not in known]
-    answers = _forwards(truths, [*[shape.entry for shape in wanted], *likely, *tiled], options, other)
-    tiled_answers, odd_answers = answers[len(wanted) + len(likely) :], answers[len(wanted) :][: len(likely)]
+    # A surrogate is other code than the kernels: among many random elements the two round apart somewhere.
+    swept_entries = [] if truths.spec.custom_gradient else [shape.entry for shape in wanted]
+    apart = apart_entries(swept_entries, known, options)
+    answers = _forwards(truths, [*[shape.entry for shape in wanted], *likely, *apart], options, other)
+    apart_answers, odd_answers = answers[len(wanted) + len(likely) :], answers[len(wanted) :][: len(likely)]
     if len(odd) > len(likely) and any(isinstance(answer, Refusal) or answer.findings for answer in odd_answers):
         odd_answers += _forwards(truths, odd[len(likely) :], options)
     shapes: list[ShapePlan] = []
@@ -119,7 +114,7 @@ def make_plan(truths: Truths, options: GateOptions, *, accepts_needs: bool) -> P
         notes += [f"the forward itself at {shape.entry.label}: {finding}" for finding in answer.findings[:1]]
     shapes += _odd_shapes(odd[: len(odd_answers)], odd_answers, options, notes)
     planned = _with_cases(truths, _cheap_first(shapes), options, accepts_needs)
-    planned += _tiled_shapes(tiled, tiled_answers, options)
+    planned += _once(apart, apart_answers, options, {shape.entry.label for shape in shapes})
     if small is not None and other:
         planned[1:1] = _other_values(truths, small, other, options, notes)
     return _within_budget(planned, options, notes)
@@ -245,79 +240,19 @@ def _odd_shapes(
     return shapes
 
 
-def _odd_entries(entries: list[ShapeEntry]) -> list[ShapeEntry]:
-    """Odd neighbours of the smallest entry of each combination of flags, most telling first, without repetitions."""
-    bases: dict[str, ShapeEntry] = {}
-    for entry in sorted(entries, key=lambda e: sum(_sizes(e).values())):
-        flags = {name: value for name, value in entry.dims.items() if type(value) is not int}
-        bases.setdefault(repr(sorted(flags.items(), key=str)), entry)
-    found: dict[str, ShapeEntry] = {}
-    for number, base in enumerate(bases.values()):
-        for derived in (
-            _neighbours(base) if number == 0 else [_changed(base, {n: _prime(v) for n, v in _sizes(base).items()})]
-        ):
-            found.setdefault(derived.label, derived)
-    return list(found.values())
-
-
-def _neighbours(base: ShapeEntry) -> Iterator[ShapeEntry]:
-    sizes = _sizes(base)
-    largest_first = sorted(sizes, key=lambda name: -sizes[name])
-    yield _changed(base, {name: _prime(size) for name, size in sizes.items()})
-    for name in largest_first:
-        yield _changed(base, {name: _prime(sizes[name])})
-    for name in largest_first:
-        yield _changed(base, {name: 1})
-    for step in (1, -1):
-        for name in largest_first:
-            if sizes[name] + step >= 1:
-                yield _changed(base, {name: sizes[name] + step})
-
-
-def tiled_entries(entries: Sequence[ShapeEntry], options: GateOptions, *, wide: bool = False) -> list[ShapeEntry]:
-    """The smallest entry with two tiles or more along two or three of its largest dims, those with most first.
-
-    With `wide`, one dim has more tiles than a grouped order takes at once, and another one has two.
-    """
-    base = min(entries, key=lambda e: sum(_sizes(e).values()), default=None)
-    if base is None or options.odd_sizes == 0:
-        return []
-    sizes = _sizes(base)
-    largest = sorted(sizes, key=lambda name: -sizes[name])[:3]
-    some = [largest, *(list(pair) for pair in combinations(largest, 2))] if len(largest) > 2 else [largest]
-    found = [_changed(base, {name: max(sizes[name], _TILE + 1) for name in names}) for names in some]
-    if wide:
-        pairs = permutations(largest, 2)
-        found = [_changed(base, {a: _TILES * _TILE + 1, b: max(sizes[b], _TILE + 1)}) for a, b in pairs]
-    return [entry for entry in found if math.prod(_sizes(entry).values()) <= options.max_volume // 2]
-
-
-def _tiled_shapes(
-    entries: list[ShapeEntry], answers: Sequence[ForwardTruth | Refusal], options: GateOptions
+def _once(
+    entries: list[ShapeEntry],
+    answers: Sequence[ForwardTruth | Refusal],
+    options: GateOptions,
+    known: Collection[str],
 ) -> list[ShapePlan]:
-    """The first of them with a sound forward; where not all dims can have several tiles, some pairs of them."""
-    sound = [
+    """One case at each of them that has a sound forward."""
+    return [
         ShapePlan(entry, False, answer.elements, (Case(answer.point, CotangentKind.STRIDED, False),))
         for entry, answer in zip(entries, answers, strict=True)
         if isinstance(answer, ForwardTruth) and not answer.findings and answer.elements <= 2 * options.max_elements
+        if entry.label not in known
     ]
-    return sound[:1] if sound and sound[0].entry is entries[0] else sound[:_TILED]
-
-
-def _sizes(entry: ShapeEntry) -> dict[str, int]:
-    return {name: value for name, value in entry.dims.items() if type(value) is int and value > 0}
-
-
-def _changed(base: ShapeEntry, dims: dict[str, int]) -> ShapeEntry:
-    return ShapeEntry(dims={**base.dims, **dims}, required=False)
-
-
-def _prime(size: int) -> int:
-    """The smallest odd prime above `size`."""
-    number = max(3, size + 1)
-    while any(number % d == 0 for d in range(2, int(number**0.5) + 1)):
-        number += 1
-    return number
 
 
 def _cheap_first(shapes: list[ShapePlan]) -> list[ShapePlan]:

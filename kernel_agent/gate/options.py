@@ -24,7 +24,7 @@ class GateOptions:
     """Seeds that earlier verdicts drew, asked beside the one that is drawn now."""
     odd_sizes: int = 4
     """Derived odd shapes to run, of those that the forward accepts."""
-    max_cases: int = 48
+    max_cases: int = 64
     """Cases to run at most; each required entry gets at least one whatever this says."""
     deterministic: bool = False
     """Reject a backward whose float additions come in no fixed order."""

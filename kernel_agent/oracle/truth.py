@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from kernel_agent.errors import EnvironmentProblem
+from kernel_agent.errors import EnvironmentProblem, InputError
 from kernel_agent.oracle.cache import Entry, make_cache
 from kernel_agent.oracle.cotangents import Cotangents, unit_cotangents
 from kernel_agent.oracle.digest import tensor_digest
@@ -75,7 +75,7 @@ class Unanswered:
     """A point at which there are no exact gradients."""
 
     point: Point
-    error: TruthError
+    error: TruthError | InputError
 
 
 class Truths:
@@ -95,7 +95,7 @@ class Truths:
         self.drawn_seed = _drawn()
         """Nobody can foresee it: what is right for known inputs alone is wrong there. Cases are named by it, so that it
         is no secret any more once an author was told of one: see `draw_again`."""
-        self._unanswered: dict[str, TruthError] = {}
+        self._unanswered: dict[str, TruthError | InputError] = {}
         """By point: what need not be tried twice in one process, a time limit of minutes above all."""
         self.looks: dict[str, FullSize] = {}
         """By asked size: what `sampled.at_full_size` saw there."""
@@ -201,7 +201,7 @@ class Truths:
             payload[-1]["sets"].append([None if c is None else f"{i}.{j}" for j, c in enumerate(cotangents)])
         try:
             messages = self._run("gradients", {"requests": payload}, tensors)
-        except TruthError as error:
+        except (TruthError, InputError) as error:
             points = list(dict.fromkeys(wanted.place for wanted in missing))
             if len(points) == 1:
                 self._unanswered[points[0]] = error

@@ -132,7 +132,8 @@ class MutantJudge:
             nonlocal planned
             planned = max(planned, len(run.asked))
             fate = self._fate(one)
-            if fate is None:
+            rounds = isinstance(one.mutant, Mutant) and one.mutant.mutator.rounds
+            if fate is None or (rounds and fate.outcome is Outcome.SURVIVED):  # the rounding tier judges how much
                 green.append(one)
             elif fate.outcome is Outcome.SURVIVED:
                 other.append((one, fate.case or ""))

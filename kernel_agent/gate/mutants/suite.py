@@ -12,7 +12,8 @@ from functools import cached_property
 
 from kernel_agent.gate.batch import Question, ask
 from kernel_agent.gate.candidate import read_candidate
-from kernel_agent.gate.cases import Case, ShapePlan, make_plan, tiled_entries
+from kernel_agent.gate.cases import Case, ShapePlan, make_plan
+from kernel_agent.gate.derived_shapes import tiled_entries
 from kernel_agent.gate.mutants.same import rounding_scale, scale_of
 from kernel_agent.gate.options import GateOptions
 from kernel_agent.oracle import CotangentKind, ForwardTruth, GradientTruth, Point, Truths, make_cotangents
@@ -65,7 +66,7 @@ class Suites:
         cases = [replace(shape.cases[0], kind=kinds[k % 2]) for k, shape in enumerate(plan.shapes) if shape.cases]
         cases.sort(key=lambda case: case.point.entry.label in seen)
         required = [question.case.point.entry for question in self.gate if question.case.required]
-        tiled = tiled_entries(required, self.options, wide=True)
+        tiled = [entry for entry in tiled_entries(required, self.options) if entry.label not in seen]
         new = [Case(Point(entry=e, seed=seeds[0]), kinds[k % 2], False) for k, e in enumerate(tiled)]
         answers = self.truths.forwards([case.point for case in (*new, *cases)])
         sound = [

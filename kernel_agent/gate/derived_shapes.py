@@ -1,0 +1,98 @@
+"""Shapes that a plan derives from those of SWEEP: odd neighbours, one element, several tiles along every axis."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from itertools import combinations
+
+from kernel_agent.gate.options import GateOptions
+from kernel_agent.pairs.spec import ShapeEntry
+
+_TILE = 128
+"""Edge of a tile that hardly a kernel exceeds: a size of one more has two tiles, the second with one element."""
+_TILES = 8
+"""Tiles that grouped orders take before they begin again; a wide shape has one more along an axis."""
+_COUNTS = 8
+"""Sizes below it count batches, heads and the like."""
+_ONES = 8
+"""Shapes with a dim of one element at most."""
+
+
+def odd_entries(entries: list[ShapeEntry]) -> list[ShapeEntry]:
+    """Odd neighbours of the smallest entry of each combination of flags, most telling first, without repetitions."""
+    bases: dict[str, ShapeEntry] = {}
+    for entry in sorted(entries, key=lambda e: sum(_sizes(e).values())):
+        flags = {name: value for name, value in entry.dims.items() if type(value) is not int}
+        bases.setdefault(repr(sorted(flags.items(), key=str)), entry)
+    found: dict[str, ShapeEntry] = {}
+    for number, base in enumerate(bases.values()):
+        for derived in (
+            _neighbours(base) if number == 0 else [_changed(base, {n: _prime(v) for n, v in _sizes(base).items()})]
+        ):
+            found.setdefault(derived.label, derived)
+    return list(found.values())
+
+
+def _neighbours(base: ShapeEntry) -> Iterator[ShapeEntry]:
+    sizes = _sizes(base)
+    largest_first = sorted(sizes, key=lambda name: -sizes[name])
+    yield _changed(base, {name: _prime(size) for name, size in sizes.items()})
+    for name in largest_first:
+        yield _changed(base, {name: _prime(sizes[name])})
+    for name in largest_first:
+        yield _changed(base, {name: 1})
+    for step in (1, -1):
+        for name in largest_first:
+            if sizes[name] + step >= 1:
+                yield _changed(base, {name: sizes[name] + step})
+
+
+def tiled_entries(entries: Sequence[ShapeEntry], options: GateOptions) -> list[ShapeEntry]:
+    """The smallest entry with two tiles or more along its three largest dims, or two of them; then wide ones.
+
+    Of a wide one a dim has more tiles than a grouped order takes at once, which is more than one block of a thousand,
+    and another one may have two. Sizes that count batches or heads stay as they are.
+    """
+    base = min(entries, key=lambda e: sum(_sizes(e).values()), default=None)
+    if base is None:
+        return []
+    sizes = _sizes(base)
+    largest = sorted((name for name in sizes if sizes[name] >= _COUNTS), key=lambda name: -sizes[name])[:3]
+    groups = [largest, *(list(pair) for pair in combinations(largest, 2))] if len(largest) > 2 else [largest]
+    found = [_changed(base, {name: max(sizes[name], _TILE + 1) for name in names}) for names in groups if names]
+    for one in largest:
+        wide = {one: _TILES * _TILE + 1}
+        found.append(_changed(base, wide))
+        found += [_changed(base, {**wide, other: max(sizes[other], _TILE + 1)}) for other in largest if other != one]
+    return [entry for entry in found if math.prod(_sizes(entry).values()) <= options.max_volume // 2]
+
+
+def apart_entries(entries: list[ShapeEntry], known: Collection[str], options: GateOptions) -> list[ShapeEntry]:
+    """Shapes that are asked once: with several tiles, one dim at a time wide, and one dim at a time of one element."""
+    base = min(entries, key=lambda e: sum(_sizes(e).values()), default=None)
+    if base is None or options.odd_sizes == 0:
+        return []
+    sizes = _sizes(base)
+    tiled = tiled_entries([base], options)
+    wide = [entry for entry in tiled if sum(_sizes(entry)[name] != size for name, size in sizes.items()) == 1]
+    several = [entry for entry in tiled if entry not in wide and max(_sizes(entry).values()) <= _TILES * _TILE]
+    ones = [_changed(base, {name: 1}) for name in sizes if sizes[name] > 1]
+    found = {entry.label: entry for entry in (*several[:1], *wide, *ones[:_ONES])}
+    return [entry for label, entry in found.items() if label not in known]
+
+
+def _sizes(entry: ShapeEntry) -> dict[str, int]:
+    return {name: value for name, value in entry.dims.items() if type(value) is int and value > 0}
+
+
+def _changed(base: ShapeEntry, dims: dict[str, int]) -> ShapeEntry:
+    return ShapeEntry(dims={**base.dims, **dims}, required=False)
+
+
+def _prime(size: int) -> int:
+    """The smallest odd prime above `size`."""
+    number = max(3, size + 1)
+    while any(number % d == 0 for d in range(2, int(number**0.5) + 1)):
+        number += 1
+    return number
