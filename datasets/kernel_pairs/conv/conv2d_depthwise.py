@@ -1,8 +1,8 @@
 """Depthwise conv2d NCHW: one launch walks planes of a channel, writes dx by flipped taps and sums dweight per tap.
 
 A program owns one channel of a group of images. For each patch of a plane it adds w[tap] dy shifted back by the tap to
-dx, and multiplies the unshifted dy with x shifted forth: one number per tap, kept in the lanes of a vector until all
-planes of the group are done. dweight leaves as one short row per channel and group.
+dx. Then it runs through the taps and multiplies the unshifted dy of all its planes with x shifted forth: one reduction
+for each tap, whose number is kept in a lane of a vector. dweight leaves as one short row per channel and group.
 """
 
 import torch
@@ -64,6 +64,14 @@ def forward(x, weight):
 
 # --- backward ---
 @triton.jit
+def _patch_of(step, first, down, across, PATCH_H: tl.constexpr, PATCH_W: tl.constexpr):
+    """Image, rows and columns of a group's patch."""
+    h = step // across % down * PATCH_H + tl.arange(0, PATCH_H)
+    w = step % across * PATCH_W + tl.arange(0, PATCH_W)
+    return (first + step // (down * across)).to(tl.int64), h, w
+
+
+@triton.jit
 def _depthwise_bwd(
     DY, X, Weight, DX, Parts, B, C, H, W, dy_b, dy_c, dy_h, dy_w, images_each,
     NEED_X: tl.constexpr, NEED_W: tl.constexpr, SIDE: tl.constexpr, LANES: tl.constexpr,
@@ -77,36 +85,39 @@ def _depthwise_bwd(
     weights = Weight + channel * SIDE * SIDE
     lane = tl.arange(0, LANES)
     dweight = tl.zeros((LANES,), tl.float32)
-    for step in range(tl.minimum(images_each, B - first) * down * across):
-        image = (first + step // (down * across)).to(tl.int64)
-        h = step // across % down * PATCH_H + tl.arange(0, PATCH_H)
-        w = step % across * PATCH_W + tl.arange(0, PATCH_W)
-        inside = (h[:, None] < H) & (w[None, :] < W)
-        dy_plane = DY + image * dy_b + channel.to(tl.int64) * dy_c
-        plane = (image * C + channel) * H * W
-        if NEED_W:
-            dy_at = h.to(tl.int64)[:, None] * dy_h + w.to(tl.int64)[None, :] * dy_w
-            dy = tl.load(dy_plane + dy_at, mask=inside, other=0.0).to(tl.float32)
-        dx = tl.zeros((PATCH_H, PATCH_W), tl.float32)
-        for kh in range(SIDE):
-            for kw in tl.static_range(SIDE):
-                if NEED_W:
-                    hx = h + (kh - SIDE // 2)
-                    wx = w + (kw - SIDE // 2)
-                    there = ((hx >= 0) & (hx < H))[:, None] & ((wx >= 0) & (wx < W))[None, :]
-                    x = tl.load(X + plane + hx[:, None] * W + wx[None, :], mask=there, other=0.0).to(tl.float32)
-                    # Beside the patch dy is zero.
-                    dweight += tl.where(lane == kh * SIDE + kw, tl.sum(dy * x), 0.0)
-                if NEED_X:
+    steps = tl.minimum(images_each, B - first) * down * across
+    if NEED_X:
+        for step in range(steps):
+            image, h, w = _patch_of(step, first, down, across, PATCH_H, PATCH_W)
+            dy_plane = DY + image * dy_b + channel.to(tl.int64) * dy_c
+            dx = tl.zeros((PATCH_H, PATCH_W), tl.float32)
+            for kh in range(SIDE):
+                for kw in tl.static_range(SIDE):
                     hy = h - (kh - SIDE // 2)
                     wy = w - (kw - SIDE // 2)
                     there = ((hy >= 0) & (hy < H))[:, None] & ((wy >= 0) & (wy < W))[None, :]
                     from_at = hy.to(tl.int64)[:, None] * dy_h + wy.to(tl.int64)[None, :] * dy_w
                     from_dy = tl.load(dy_plane + from_at, mask=there, other=0.0).to(tl.float32)
                     dx += from_dy * tl.load(weights + kh * SIDE + kw).to(tl.float32)
-        if NEED_X:
-            tl.store(DX + plane + h[:, None] * W + w[None, :], dx, mask=inside)
+            out = DX + (image * C + channel) * H * W + h[:, None] * W + w[None, :]
+            tl.store(out, dx, mask=(h[:, None] < H) & (w[None, :] < W))
     if NEED_W:
+        # Tap by tap over all patches, which are in L1 by now: products meet lane by lane, and lanes once for each tap.
+        for tap in range(SIDE * SIDE):
+            products = tl.zeros((PATCH_H, PATCH_W), tl.float32)
+            for step in range(steps):
+                image, h, w = _patch_of(step, first, down, across, PATCH_H, PATCH_W)
+                dy_at = h.to(tl.int64)[:, None] * dy_h + w.to(tl.int64)[None, :] * dy_w
+                inside = (h[:, None] < H) & (w[None, :] < W)
+                dy_plane = DY + image * dy_b + channel.to(tl.int64) * dy_c
+                dy = tl.load(dy_plane + dy_at, mask=inside, other=0.0).to(tl.float32)
+                hx = h + (tap // SIDE - SIDE // 2)
+                wx = w + (tap % SIDE - SIDE // 2)
+                there = ((hx >= 0) & (hx < H))[:, None] & ((wx >= 0) & (wx < W))[None, :]
+                x_plane = X + (image * C + channel) * H * W
+                # Beside the patch dy is zero.
+                products += dy * tl.load(x_plane + hx[:, None] * W + wx[None, :], mask=there, other=0.0).to(tl.float32)
+            dweight += tl.where(lane == tap, tl.sum(products), 0.0)
         tl.store(Parts + (group * C + channel) * SIDE * SIDE + lane, dweight, mask=lane < SIDE * SIDE)
 
 
