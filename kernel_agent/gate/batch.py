@@ -182,7 +182,7 @@ def candidate_job(
     own = {"source": text.shown, "users_lines": text.users_lines}
     payload = {**own, "points": packed, "cases": cases, **(extra or {})}
     # The label is what the process is called, which the candidate can read: it tells neither case nor seed.
-    return Job(entry, payload, tensors, limits, "candidate")
+    return Job(entry, payload, tensors, limits, "candidate", own_files=("candidate.py",))
 
 
 def _points(questions: list[Question]) -> list[tuple[Point, ForwardTruth]]:

@@ -24,7 +24,7 @@ from kernel_agent.machine import Machine, installed_versions
 from kernel_agent.oracle import Truths
 from kernel_agent.pairs.sections import split_sections
 from kernel_agent.pairs.spec import KernelSpec
-from kernel_agent.sandbox import Sandbox, missing_walls
+from kernel_agent.sandbox import LeftFiles, Sandbox, missing_walls
 
 OnCase = Callable[[CaseResult, int, int], None]
 """Called after each case with its result, how many are done, and how many are planned."""
@@ -104,7 +104,7 @@ def check(
         runs.append(recompute(runs, spec, sandbox, text, options))
         _add(runs[-1], progress, options)
     walls = [note for run in runs[:1] for note in missing_walls(run.script.report.protections)]
-    progress.plan = replace(progress.plan, notes=(*progress.plan.notes, *seen(), *walls))
+    progress.plan = replace(progress.plan, notes=(*progress.plan.notes, *seen(), *walls, *_left_files(runs)))
     change = _forward_change(spec, text, progress)
     made_with = {"suite": suite(truths, options), "machine": Machine(versions=installed_versions())}
     if progress.first_red is not None and progress.first_red.problem is not None:
@@ -116,6 +116,15 @@ def check(
         return verdict
     chance = {"unordered": runs[-1].script.without_order(text.source) if runs else ()}
     return _accepted(progress, change, start).model_copy(update=made_with | chance)
+
+
+def _left_files(runs: list[BatchRun]) -> tuple[str, ...]:
+    """A note on files that the candidate made: nothing of a backward's, and where it is used they would stay."""
+    left = max((run.script.report.left_files for run in runs), key=lambda one: one.count, default=LeftFiles())
+    if not left.count:
+        return ()
+    more = ", ..." if left.count > len(left.names) else ""
+    return (f"the candidate left {left.count} files where it ran, since removed: {', '.join(left.names)}{more}",)
 
 
 def suite(truths: Truths, options: GateOptions) -> Suite:

@@ -12,6 +12,7 @@ from kernel_agent.sandbox.job import (
     SandboxError,
     TracebackLine,
 )
+from kernel_agent.sandbox.left_files import LeftFiles
 from kernel_agent.sandbox.protection import missing_walls
 from kernel_agent.sandbox.reach import why_reachable
 from kernel_agent.sandbox.supervisor import Sandbox
@@ -21,6 +22,7 @@ __all__ = [
     "ChildError",
     "Ending",
     "Job",
+    "LeftFiles",
     "Limits",
     "Message",
     "Protection",

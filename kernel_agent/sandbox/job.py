@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from kernel_agent.errors import EnvironmentProblem
+from kernel_agent.sandbox.left_files import LeftFiles
 
 if TYPE_CHECKING:
     import torch
@@ -55,6 +56,8 @@ class Job:
     limits: Limits = field(default_factory=Limits)
     label: str = ""
     """Names the job in messages."""
+    own_files: tuple[str, ...] = ()
+    """Names in the scratch folder of what the entry itself puts there: nothing that is left behind."""
     readable: tuple[Path, ...] = ()
     """Files and folders the child may read besides the system, the interpreter and this package."""
 
@@ -139,6 +142,8 @@ class Report:
     """What the child said it stood behind before it ran the entry."""
     left_behind: int = 0
     """Processes that the child had started and that were alive when it had ended by itself; they were killed."""
+    left_files: LeftFiles = field(default_factory=LeftFiles)
+    """What it left in its scratch folder; removed with it."""
     survivors: tuple[int, ...] = ()
     """Process ids that could not be killed (a hung driver call); empty in all but broken machines."""
 

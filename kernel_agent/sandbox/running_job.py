@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from kernel_agent.sandbox.ending import Evidence, judge
 from kernel_agent.sandbox.frames import Budget, Frame, FrameKind, FrameReader, ProtocolError, encode
 from kernel_agent.sandbox.job import ChildError, Job, Message, Protection, Report
+from kernel_agent.sandbox.left_files import look_for_files
 from kernel_agent.sandbox.runtime import LaunchRequest
 from kernel_agent.sandbox.tail import Tail
 from kernel_agent.sandbox.warden import Aftermath, Birth, remove_scratch
@@ -160,6 +161,7 @@ class RunningJob:
             peak_bytes=aftermath.peak_bytes if aftermath else 0,
             protections=self._protections or (),
             left_behind=aftermath.left_behind if aftermath else 0,
+            left_files=look_for_files(self._scratch, self._job.own_files),
             survivors=aftermath.survivors if aftermath else (),
         )
 

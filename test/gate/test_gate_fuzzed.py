@@ -59,3 +59,18 @@ def test_a_deed_at_import_or_in_a_call_leaves_nothing(gate: Gate, deed: str, sta
     # What is printed must not be kept whole, and a scratch folder of any shape must go. Of two limits, one is first.
     found = judged_without_a_trace(gate, section((), (deed,), (), "honest"))
     assert found is status or (status is None and found in (Status.OUT_OF_MEMORY, Status.TOO_MANY_PROCESSES))
+
+
+def test_files_that_a_candidate_leaves_are_told_with_the_verdict(gate: Gate) -> None:
+    # It is green all the same, and the reader learns of it before the file runs where such files would stay.
+    verdict = gate.judge(section((), ("leave files",), (), "honest"))
+    assert verdict.green, verdict.message
+    (note,) = [note for note in verdict.notes if "candidate left" in note]
+    assert "left 50 files where it ran, since removed: left" in note
+
+
+def test_an_honest_candidate_leaves_no_file(gate: Gate) -> None:
+    # Else what the gate itself puts into the folder, or a library's cache, would be told of every candidate.
+    verdict = gate.judge(section((), (), (), "honest"))
+    assert verdict.green, verdict.message
+    assert not [note for note in verdict.notes if "candidate left" in note]

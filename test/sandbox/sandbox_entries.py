@@ -251,6 +251,17 @@ def deep_scratch(call: Call) -> None:
     (call.scratch / "locked").chmod(0)
 
 
+def leave_files(call: Call) -> None:
+    """Files with names that a terminal would obey, among folders, links and a cache."""
+    (call.scratch / "\x1b[2Jname").write_text("x")
+    (call.scratch / "folder" / "inner").mkdir(parents=True)
+    (call.scratch / "folder" / "inner" / "file").write_text("x")
+    (call.scratch / "link").symlink_to("/usr")
+    (call.scratch / "triton").mkdir()
+    (call.scratch / "triton" / "kernel").write_text("x")
+    (call.scratch / "mine").write_text("x")
+
+
 def describe_process(call: Call) -> None:
     import triton
 

@@ -120,6 +120,19 @@ def test_a_scratch_folder_that_resists_deletion_is_deleted(run: Run) -> None:
     assert not Path(report.messages[0].record["scratch"]).exists()
 
 
+def test_files_left_behind_are_counted_and_their_names_can_be_printed(sandbox: Sandbox) -> None:
+    # Links are not followed: a child could have millions of files counted, and names of others shown.
+    report = sandbox.run(replace(job("leave_files"), own_files=("mine",)))
+    assert report.left_files.count == 3
+    assert report.left_files.names == ("\\x1b[2Jname", "folder/inner/file", "link")
+
+
+def test_folders_too_deep_to_enter_are_counted_once_and_removed(run: Run) -> None:
+    report = run("deep_scratch")
+    assert 1 <= report.left_files.count <= 2
+    assert not Path(report.messages[0].record["scratch"]).exists()
+
+
 def test_a_file_cannot_grow_past_its_limit(run: Run) -> None:
     assert "refused" in attempt(run, "big file", Limits(wall_s=30, file_bytes=1 << 20), bytes=2 << 20)
 
