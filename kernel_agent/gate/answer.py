@@ -73,7 +73,7 @@ class Returned(Said):
     value: str = Field(default="", max_length=5000, description="`plain_form` of what is no tensor")
     strides: tuple[int, ...] = Field(default=(), max_length=64, description="of a tensor, in elements")
     on_host: bool = Field(default=False, description="a tensor that was made in the memory of the host")
-    handed_back: bool = Field(default=False, description="an argument of the call, with the layout it came with")
+    handed_back: bool = Field(default=False, description="see `layout.is_handed_back`")
 
 
 class ByChance(Said):

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from kernel_agent.gate.answer import Answer, ByChance, Called, Failure, FailureKind, Found, Frame, Returned, Stage
 from kernel_agent.gate.foreign_attributes import watch_attributes
+from kernel_agent.gate.layout import is_handed_back
 from kernel_agent.ir import (
     ExecOptions,
     Execution,
@@ -215,15 +216,9 @@ def _returned(value: Any, execution: Execution) -> Returned:
             dtype=str(declared_dtype(value)).removeprefix("torch."),
             strides=tuple(value.stride()),
             on_host=made_on_host(value),
-            handed_back=any(_is_same(value, given) for given in execution.arguments.values()),
+            handed_back=any(is_handed_back(value, given) for given in execution.arguments.values()),
         )
     return Returned(type="None" if value is None else type(value).__name__, value=plain_form(value))
-
-
-def _is_same(value: Tensor, given: Tensor) -> bool:
-    """Whether two tensors are the same elements in the same order."""
-    same_start = bool(value.data_ptr() == given.data_ptr())
-    return same_start and value.size() == given.size() and value.stride() == given.stride()
 
 
 def say(call: Call, answer: Answer, values: tuple[Any, ...] = ()) -> None:

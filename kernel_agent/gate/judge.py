@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kernel_agent.gate import words
 from kernel_agent.gate.answer import Answer, Failure, FailureKind, Found, Returned
+from kernel_agent.gate.layout import shares_memory
 from kernel_agent.gate.naming import in_own_words, saved_as
 from kernel_agent.gate.rule import Agreement, Comparison, compare
 from kernel_agent.gate.torch_ops import foreign_calls
@@ -278,7 +279,7 @@ def _gradient(
 def layout_problem(name: str, returned: Returned, shape: tuple[int, ...]) -> Problem | None:
     """Where a right gradient lies: on the device of its input, and every element in memory of its own.
 
-    One that is an argument of the call may have the layout that it came with.
+    One that lies in an argument of the call may share memory as that does.
     """
     if returned.on_host:
         message = f"the gradient of `{name}` is made on the CPU; `{name}` is on the GPU, so its gradient must be too"
@@ -291,22 +292,6 @@ def layout_problem(name: str, returned: Returned, shape: tuple[int, ...]) -> Pro
     )
     remedy = "Write it out, as with .contiguous(): what changes it in place would change each several times."
     return Problem(Status.WRONG_STRIDES, message, details=remedy, grad=name)
-
-
-def shares_memory(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether the layout may put two indices at one place: dimensions from the narrowest must each step over the last.
-
-    Layouts that interleave and never meet are said to share as well; no kernel has a reason for one.
-    """
-    if 0 in shape or len(shape) != len(strides):
-        return len(shape) != len(strides)
-    reach = 0
-    for step, size in sorted(zip(strides, shape, strict=True)):
-        if size > 1:
-            if step <= reach:
-                return True
-            reach += step * (size - 1)
-    return False
 
 
 def _value_problem(name: str, seen: Comparison, given: Tensor, expected: Tensor) -> Problem:

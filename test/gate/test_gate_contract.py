@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from kernel_agent.gate import GateOptions, Status
+from kernel_agent.gate.layout import is_handed_back, shares_memory
 
 QUICK = GateOptions(seeds=(0,), odd_sizes=0, max_cases=4)
 SAME_BITS = GateOptions(seeds=(0,), odd_sizes=0, max_cases=4, deterministic=True)
@@ -144,3 +146,28 @@ def test_a_gradient_of_few_elements_cannot_be_kept_either(judge):
     refused = [program.refused for program in without_smuggled([first, first, kept], asked)]
     assert refused[:2] == ["", ""]
     assert "1 numbers in its steps stand in none of the calls before" in refused[2]
+
+
+def test_a_part_of_an_expanded_cotangent_may_be_handed_back_and_an_expanded_one_may_not_be_made():
+    # The gradient of a transposition, a slice or a concatenation is such a part: that layout is nobody's mistake.
+    expanded, dense = torch.randn(4, 1).expand(4, 6), torch.randn(4, 6)
+    assert is_handed_back(expanded[:, :3].t(), expanded)
+    assert is_handed_back(dense, dense)
+    assert not is_handed_back(dense[:, :1].expand(4, 6), dense)
+    assert not is_handed_back(torch.zeros(1).expand(6), expanded)
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "shared"),
+    [
+        ((4, 6), (6, 1), False),
+        ((4, 6), (1, 4), False),
+        ((4, 6), (12, 2), False),
+        ((4, 1), (0, 1), True),
+        ((1, 4), (0, 1), False),
+        ((4, 6), (1, 1), True),
+        ((0, 6), (0, 0), False),
+    ],
+)
+def test_elements_share_memory_where_a_step_does_not_pass_over_the_narrower_dimensions(shape, strides, shared):
+    assert shares_memory(shape, strides) is shared
