@@ -13,6 +13,8 @@ _TILE = 128
 """Edge of a tile that hardly a kernel exceeds: a size of one more has two tiles, the second with one element."""
 _TILES = 8
 """Tiles that grouped orders take before they begin again; a wide shape has one more along an axis."""
+_LONG = 4097
+"""One element more than a row that a program takes at once in most kernels."""
 _COUNTS = 8
 """Sizes below it count batches, heads and the like."""
 _ONES = 8
@@ -52,7 +54,8 @@ def tiled_entries(entries: Sequence[ShapeEntry], options: GateOptions) -> list[S
     """The smallest entry with two tiles or more along its three largest dims, or two of them; then wide ones.
 
     Of a wide one a dim has more tiles than a grouped order takes at once, which is more than one block of a thousand,
-    and another one may have two. Sizes that count batches or heads stay as they are.
+    and another one may have two. What has two sizes at most, as rows have, gets long ones too: in others, each element
+    may meet each other one. Sizes that count batches or heads stay as they are.
     """
     base = min(entries, key=lambda e: sum(_sizes(e).values()), default=None)
     if base is None:
@@ -65,6 +68,7 @@ def tiled_entries(entries: Sequence[ShapeEntry], options: GateOptions) -> list[S
         wide = {one: _TILES * _TILE + 1}
         found.append(_changed(base, wide))
         found += [_changed(base, {**wide, other: max(sizes[other], _TILE + 1)}) for other in largest if other != one]
+    found += [_changed(base, {one: _LONG}) for one in largest if len(sizes) <= 2]
     return [entry for entry in found if math.prod(_sizes(entry).values()) <= options.max_volume // 2]
 
 

@@ -126,7 +126,7 @@ class MutantJudge:
             on_result(found[-1], max(planned, len(found)))
 
         green: list[Asked] = []
-        other: list[tuple[Asked, str]] = []
+        other: list[Asked] = []
 
         def seen(one: Asked, run: Run) -> None:
             nonlocal planned
@@ -136,13 +136,16 @@ class MutantJudge:
             if fate is None or (rounds and fate.outcome is Outcome.SURVIVED):  # the rounding tier judges how much
                 green.append(one)
             elif fate.outcome is Outcome.SURVIVED:
-                other.append((one, fate.case or ""))
+                other.append(one)
             else:
                 told(one, fate)
 
         self._crowd(self.suites.gate, [Asked(mutant) for mutant in mutants], count, seen)
-        for one, case in other:
-            told(one, self._to_the_end(one, case))
+        for one in other:
+            if (fate := self._to_the_end(one)) is None:
+                green.append(one)
+            else:
+                told(one, fate)
         rounds = [one for one in green if isinstance(one.mutant, Mutant) and one.mutant.mutator.rounds]
         self._wider([one for one in green if one not in rounds], told)
         if self.rounding is not None:
@@ -250,23 +253,20 @@ class MutantJudge:
                 return Fate(Outcome.SURVIVED, case=name)
         return None
 
-    def _to_the_end(self, one: Asked, case: str) -> Fate:
-        """The whole suite for a mutant whose gradients are not the honest ones, and not red so far."""
-        gate = self.suites.gate
-        start = next(k for k, question in enumerate(gate) if question.case.name == case) + 1
-        again = Asked(one.mutant, start, whole=True)
-        limits = replace(self.options.limits, wall_s=_WALL_SECONDS)
-        if start < len(gate):
-            run_crowd(
-                gate, scales(gate, self.spec), self.text, [again], self.truths.sandbox, Way(limits, self.deadline)
-            )
+    def _to_the_end(self, one: Asked) -> Fate | None:
+        """The whole suite for a mutant that answers otherwise and is not red so far; None where no gradient differs."""
+        again = Asked(one.mutant, whole=True)
+        self._crowd(self.suites.gate, [again])
         if again.ended is not None:
             return Fate(Outcome.KILLED, again.ended)
+        differs: str | None = None
         for heard in again.heard:
             problem = judge_answer(heard, self.spec, self._text(one))
             if problem is not None:
                 return Fate(Outcome.KILLED, problem, heard.question.case.name)
-        return Fate(Outcome.SURVIVED, case=case)
+            if differs is None and not _is_rounding(heard):
+                differs = heard.question.case.name
+        return None if differs is None else Fate(Outcome.SURVIVED, case=differs)
 
     def _text(self, one: Asked) -> CandidateText:
         if isinstance(one.mutant, Mutation):
