@@ -47,10 +47,10 @@ def _aggregate_fwd(
         total += tl.sum(x, 0)
         value, slot = tl.max(tl.where(ok, x, float("-inf")), 0, return_indices=True)
         high_edge = tl.where(value > high, start + slot, high_edge)
-        high = tl.maximum(high, value)
+        high = tl.where(value > high, value, high)
         value, slot = tl.min(tl.where(ok, x, float("inf")), 0, return_indices=True)
         low_edge = tl.where(value < low, start + slot, low_edge)
-        low = tl.minimum(low, value)
+        low = tl.where(value < low, value, low)
     mean = total / count
     # The deviations in a second pass: the difference of mean squares would cancel.
     square = tl.zeros((BLOCK_F,), tl.float32)
@@ -106,15 +106,14 @@ def _slopes_bwd(
     dmean = tl.load(dy_at, mask=ok, other=0.0).to(tl.float32)
     dstd = tl.load(dy_at + 3 * dy_a, mask=ok, other=0.0).to(tl.float32)
     at = node[:, None] * 2 * F + f
-    mean = tl.load(Stats + at, mask=ok, other=0.0)
     slope = dstd / (count * tl.load(Stats + at + F, mask=ok, other=1.0))
-    tl.store(Slopes + at, dmean / count - slope * mean, mask=ok)
+    tl.store(Slopes + at, dmean / count, mask=ok)
     tl.store(Slopes + at + F, slope, mask=ok)
 
 
 @triton.jit
 def _aggregate_bwd(
-    DY, X, Slopes, Winners, SourcePtr, Target, Edge, DX, F, dy_n, dy_a, dy_f,
+    DY, X, Stats, Slopes, Winners, SourcePtr, Target, Edge, DX, F, dy_n, dy_a, dy_f,
     BLOCK_E: tl.constexpr, BLOCK_F: tl.constexpr,
 ):  # fmt: skip
     node = tl.program_id(0).to(tl.int64)
@@ -129,7 +128,9 @@ def _aggregate_bwd(
         ok = (place[:, None] < end) & (f[None, :] < F)
         at = target * 2 * F + f[None, :]
         dx += tl.load(Slopes + at, mask=ok, other=0.0)
-        dx += tl.load(Slopes + at + F, mask=ok, other=0.0) * x[None, :]
+        # The deviation first: one edge alone deviates by nothing, and its slope is 1 / sqrt(eps).
+        off = x[None, :] - tl.load(Stats + at, mask=ok, other=0.0)
+        dx += tl.load(Slopes + at + F, mask=ok, other=0.0) * off
         # Few edges win: the masked loads of their cotangents are mostly no traffic.
         dy_at = DY + target * dy_n + f[None, :].to(tl.int64) * dy_f
         highest = tl.load(Winners + at, mask=ok, other=-1) == edge
@@ -151,7 +152,7 @@ def backward(saved, grad_y, needs=None):
         grad_y, row_ptr, stats, slopes, nodes, F, *grad_y.stride(), BLOCK_R=BLOCK_R, BLOCK_F=BLOCK_F, num_warps=4
     )
     _aggregate_bwd[(nodes, columns)](
-        grad_y, x, slopes, winners, source_ptr, target, edge, dx, F, *grad_y.stride(),
+        grad_y, x, stats, slopes, winners, source_ptr, target, edge, dx, F, *grad_y.stride(),
         BLOCK_E=8, BLOCK_F=BLOCK_F, num_warps=1 if BLOCK_F <= 64 else 2,
     )  # fmt: skip
     return dx
