@@ -15,7 +15,7 @@ from kernel_agent.compiler.schedule.claims import Claim, conjunction, open_claim
 from kernel_agent.compiler.schedule.forms import Forms
 from kernel_agent.compiler.schedule.injective import scale
 from kernel_agent.compiler.schedule.linear import Atom, Form, Kind, lanes, quotient_of, remainder_of
-from kernel_agent.compiler.schedule.polynomial import ONE, Polynomial, ceiling
+from kernel_agent.compiler.schedule.polynomial import ONE, ZERO, Polynomial, ceiling
 from kernel_agent.compiler.schedule.sites import Bound, Site, loop_bound, loop_bounds, whole_bounds
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.value import Op, Value
@@ -92,6 +92,10 @@ class Counter:
     claims: list[Claim] = field(default_factory=list)
     axes: list[tuple[Form, Polynomial]] = field(default_factory=list)
     """Sums of indices that take every value below a number, one apart from the other."""
+    limited: Sequence[Bound] = ()
+    """What masks say where stores are counted."""
+    digits: list[Bound] = field(default_factory=list)
+    """Sums of indices that take every value below a number, as parts of those."""
 
     def count(self, site: Site) -> Polynomial | None:
         """How many (program, trip, lane) take part, or at least do; None where that is not known."""
@@ -108,10 +112,13 @@ class Counter:
         limits = self.limits(site, masks)
         if limits is None or any(loop.code is Code.WHILE for loop in site.loops):
             return None
+        self.digits, self.limited = [], limits
         rest = {atom: self.extent(site, atom) for atom in domain(self.forms, site)}
         self.split(site, limits, rest)
         count = ONE
         for bound in sorted(limits, key=lambda bound: -bound.size):
+            if bound in self.digits:
+                continue
             if not all(atom in rest for atom, _ in bound.form.terms) or not self.dense(site, bound, rest):
                 return None
             for atom, _ in bound.form.terms:
@@ -155,7 +162,9 @@ class Counter:
         conditions = [*site.conditions, *((mask, True) for mask in masks)]
         found: dict[Form, dict[Polynomial, None]] = {}
         for condition, holds in conditions:
-            inner = whole_bounds(self.forms, condition, holds=holds)
+            steps: list[Polynomial] = []
+            inner = whole_bounds(self.forms, condition, holds=holds, steps=steps)
+            self.claims += [Claim(step, ZERO) for step in steps]
             if inner is None:
                 return None
             for bound in inner:
@@ -203,7 +212,11 @@ class Counter:
                 return False
             if not rest and extent == ceiling(bound.below, width):
                 return True
+            inner = Form.of({one: number for one, number in bound.form.terms if one not in rest})
+            if reach is not None and Bound(inner, reach) in self.limited:
+                extent = None  # a mask ends the last trip where the loop ends
             width = width * extent if extent is not None else reach or ONE
+            self.digits.append(Bound(inner, width))
         self.claims.append(Claim(width, bound.below))
         return True
 

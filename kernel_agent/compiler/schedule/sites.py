@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kernel_agent.compiler.schedule.forms import Forms, relabelled
-from kernel_agent.compiler.schedule.linear import Form
+from kernel_agent.compiler.schedule.linear import Form, Kind
 from kernel_agent.compiler.schedule.polynomial import ONE, ZERO, Polynomial
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.value import Block, Op, Value
@@ -114,10 +114,15 @@ def mask_forms(forms: Forms, mask: Value) -> list[Form | None]:
     return _parts(forms, mask, holds=True)
 
 
-def whole_bounds(forms: Forms, mask: Value, *, holds: bool = True) -> list[Bound] | None:
-    """The same, where that is all that the condition says; None where it says more. What holds always is left out."""
+def whole_bounds(
+    forms: Forms, mask: Value, *, holds: bool = True, steps: list[Polynomial] | None = None
+) -> list[Bound] | None:
+    """The same, where that is all that the condition says; None where it says more. What holds always is left out.
+
+    `steps` gets what is taken to be no less than 0, though that is not known: the rows of a program, as an argument.
+    """
     parts = [part for part in _parts(forms, mask, holds=holds) if part is None or not _always_negative(part)]
-    found = [[] if part is None else _below(part) for part in parts]
+    found = [[] if part is None else _below(part) or _below_if(part, steps) for part in parts]
     return [bound for one in found for bound in one] if all(found) else None
 
 
@@ -165,6 +170,15 @@ def _sides(forms: Forms, value: Value, code: Code) -> list[Value]:
     if op is None or op.code is not code or op.attributes.get("unsigned") or forms.of(value).invariant is not None:
         return [value]
     return [side for operand in op.operands for side in _sides(forms, operand, code)]
+
+
+def _below_if(difference: Form, steps: list[Polynomial] | None) -> list[Bound]:
+    """The same, if coefficients whose sign is not known are no less than 0."""
+    upward = all(count > 0 for _, number in difference.terms for _, count in number.terms)
+    if steps is None or not upward or any(atom.kind is Kind.OPAQUE for atom, _ in difference.terms):
+        return []
+    steps += [number for _, number in difference.terms if not number.surely(0)]
+    return [Bound(Form(difference.terms), -difference.base)] if difference.terms else []
 
 
 def _below(difference: Form) -> list[Bound]:

@@ -220,3 +220,28 @@ def test_the_axes_of_an_address_that_does_not_start_at_the_first_element_are_not
 
     found = owned(made("X:*f32 dX:*f32 n", build, BLOCK=BLOCK), {"X": "dX"}, Launch.like_forward(1))
     assert found.axes["dX"] == ()
+
+
+def rows_of_programs() -> Kernel:
+    """Programs of `each` rows, in blocks; a block may end beyond the program's rows, the last program's beyond M."""
+
+    def build(b: Builder, x: Value, dx: Value, rows: Value, each: Value) -> None:
+        def body(index: Value, _: list[Value]) -> list[Value]:
+            own = b.add(index, b.arange(0, BLOCK, "BLOCK"))
+            row = b.add(b.mul(b.program_id(0), each), own)
+            mask = b.logical_and(b.compare("lt", own, each), b.compare("lt", row, rows))
+            add_to(b, dx, row, b.const(1.0, "f32"), mask)
+            return []
+
+        b.loop((b.const(0), each, b.extent(BLOCK)), [], body)
+
+    return made("X:*f32 dX:*f32 M each", build, BLOCK=BLOCK)
+
+
+def test_rows_that_programs_share_out_are_covered_where_they_are_enough() -> None:
+    found = empty_if(rows_of_programs())
+    assert holds(found, X=torch.empty(100), M=100, each=12, grid0=9, BLOCK=8)
+    assert not holds(found, X=torch.empty(100), M=100, each=12, grid0=8, BLOCK=8)
+    assert not holds(found, X=torch.empty(100), M=96, each=12, grid0=9, BLOCK=8)
+    # A product of two negative numbers is no number of rows.
+    assert not holds(found, X=torch.empty(100), M=100, each=-12, grid0=9, BLOCK=8)
