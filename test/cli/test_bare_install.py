@@ -155,7 +155,8 @@ def test_the_plan_of_a_run_is_read_priced_and_searched_for(manual):
 
 def test_a_replayed_run_is_delivered(bare, home, manual, tmp_path):
     shutil.copytree(manual[0], tmp_path / "recorded")
-    replayed = bare("--file-path", "square.py", "--replay", str(tmp_path / "recorded"), "--json", cwd=home)
+    words = ("--replay", str(tmp_path / "recorded"), "--mutant-seconds", "0", "--json")
+    replayed = bare("--file-path", "square.py", *words, cwd=home)
     assert replayed.code == 0, replayed.err
     assert json.loads(replayed.out)["verdict"]["status"] == "GREEN"
 

@@ -24,7 +24,7 @@ def home(tmp_path_factory):
 @pytest.fixture(scope="module")
 def waiting(home):
     """A run that asked once and found no reply."""
-    words = ("--backend", "manual", "--no-wait", "--no-rag", "--no-reflect", "--draft", "none")
+    words = ("--backend", "manual", "--no-wait", "--no-rag", "--no-reflect", "--draft", "none", "--mutant-seconds", "0")
     return kernel_agent("--file-path", "square.py", *words, cwd=home)
 
 
