@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=HERE / "mutants.jsonl")
     args = parser.parse_args()
     end = time.time() + args.seconds
-    done = {report.pair for report in _read(args.out)}
+    done = {report.pair for report in read(args.out)}
     files = [path for path in in_turn(args.pairs)[:: args.every] if path.stem not in done]
     if files and not args.table:
         args.out.parent.mkdir(parents=True, exist_ok=True)
@@ -58,7 +58,7 @@ def main() -> None:
             futures = {pool.submit(judged, path, args.sample, args.pair_seconds, end): path for path in files}
             for future in as_completed(futures):
                 _keep(future, futures[future], log)
-    text = "\n".join(summary(_read(args.out))) + "\n"
+    text = "\n".join(summary(read(args.out))) + "\n"
     args.out.with_suffix(".txt").write_text(text)
     print(text, end="")
 
@@ -136,19 +136,40 @@ def summary(reports: Sequence[MutationReport]) -> Iterator[str]:
         yield from ("", "notes", *notes)
 
 
+def table(reports: Sequence[MutationReport]) -> Iterator[str]:
+    """What came of all of them, as rows of Markdown."""
+    results = [result for report in reports for result in report.results]
+    yield (
+        f"| {len(results)} mutants of {len(reports)} pairs | " + " | ".join(outcome.value for outcome in Outcome) + " |"
+    )
+    yield "| --- " * (1 + len(Outcome)) + "|"
+    for kind in (*Kind, None):
+        counts = Counter(result.outcome for result in results if kind in (result.kind, None))
+        name = "all" if kind is None else f"made on {kind.value}"
+        yield f"| {' | '.join([name, *(str(counts[outcome]) for outcome in Outcome)])} |"
+
+
 def _row(results: Sequence[MutantResult]) -> str:
     counts = Counter(result.outcome for result in results)
     return "".join(f"{counts[outcome] or '':>11}" for outcome in Outcome)
 
 
 def _brief(report: MutationReport) -> object:
-    """The record without what a summary does not need: messages and the diffs of mutants that died."""
-    kept = [result.model_copy(update={"message": "", "seconds": round(result.seconds, 2)}) for result in report.results]
-    brief = report.model_copy(update={"results": tuple(kept), "seconds": round(report.seconds, 1)})
+    """The record without what a summary does not need: of mutants that died their class, kind and status alone."""
+
+    def short(result: MutantResult) -> MutantResult:
+        dead = result.outcome is Outcome.KILLED
+        update = {"mutant": "", "case": None, "line": None} if dead else {}
+        return result.model_copy(update={**update, "message": "", "seconds": round(result.seconds, 2)})
+
+    brief = report.model_copy(
+        update={"results": tuple(map(short, report.results)), "seconds": round(report.seconds, 1)}
+    )
     return brief.model_dump(mode="json", exclude_defaults=True)
 
 
-def _read(path: Path) -> list[MutationReport]:
+def read(path: Path) -> list[MutationReport]:
+    """The reports of a record; none where there is no file."""
     rows = path.read_text().splitlines() if path.exists() else []
     return [MutationReport.model_validate_json(row) for row in rows]
 
