@@ -18,6 +18,7 @@ from torch import Tensor
 from kernel_agent.gate.answer import Answer, ByChance, Called, Failure, FailureKind, Found, Frame, Returned, Stage
 from kernel_agent.gate.foreign_attributes import watch_attributes
 from kernel_agent.gate.layout import is_handed_back
+from kernel_agent.gate.one_stream import OneStream
 from kernel_agent.ir import (
     ExecOptions,
     Execution,
@@ -64,12 +65,15 @@ def answered(call: Call) -> None:
     path.write_text(call.payload["source"], encoding="utf-8")
     try:
         with standin():
-            module, replaced = _imported(call, path)
+            streams = OneStream()
+            module, replaced = _imported(call, path, streams)
             saved: dict[int, tuple[Any, ...]] = {}
             cases, images = call.payload["cases"], SameImages()
             for number, case in enumerate(cases):
                 if case["point"] not in saved:
+                    streams.refuses = False
                     saved[case["point"]] = run_forward(call, module.forward, path, case["point"], Recorder())
+                    streams.refuses = True
                 last = replaced if number == len(cases) - 1 else None
                 given = saved[case["point"]]
                 run_backward(call, module.backward, path, number, given, Recorder(), last, images.begin())
@@ -77,11 +81,16 @@ def answered(call: Call) -> None:
         return
 
 
-def _imported(call: Call, path: Path) -> tuple[ModuleType, Callable[[], tuple[str, ...]]]:
+def _imported(call: Call, path: Path, streams: OneStream) -> tuple[ModuleType, Callable[[], tuple[str, ...]]]:
     """The candidate's module, and what it has `replaced`: seen from where the user's own statements end."""
     looked: list[Callable[[], tuple[str, ...]]] = []
+
+    def below() -> None:
+        streams.begin()
+        looked.append(watch_attributes())
+
     try:
-        module = import_module(path, MODULE, call.payload["users_lines"], lambda: looked.append(watch_attributes()))
+        module = import_module(path, MODULE, call.payload["users_lines"], below)
     except (Exception, SystemExit) as error:
         raise tell_failure(call, Stage.IMPORT, 0, error, path) from error
     for name in ("forward", "backward"):
