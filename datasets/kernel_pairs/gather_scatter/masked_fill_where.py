@@ -56,8 +56,7 @@ def _where_bwd(DY, Mask, DA, Parts, M, N, dy_m, dy_n, BLOCK_M: tl.constexpr, BLO
     band = tl.program_id(0).to(tl.int64)
     m = band * BLOCK_M + tl.arange(0, BLOCK_M)
     rows = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    # The next two tiles are copied while the columns of this one are summed.
-    for start in tl.range(0, N, BLOCK_N, num_stages=3):
+    for start in range(0, N, BLOCK_N):
         n = start + tl.arange(0, BLOCK_N)
         ok = (m[:, None] < M) & (n[None, :] < N)
         mask = tl.load(Mask + m[:, None] * N + n[None, :], mask=ok, other=0) != 0
@@ -72,10 +71,10 @@ def backward(saved, grad_y, needs=None):
     mask, a, b = saved
     M, N = mask.shape
     da = torch.empty_like(a)
-    BLOCK_M, BLOCK_N = 64, min(128, triton.next_power_of_2(N))
+    BLOCK_M, BLOCK_N = 128, min(64, triton.next_power_of_2(N))
     bands = triton.cdiv(M, BLOCK_M)
     parts = torch.empty(bands, N, device=a.device, dtype=torch.float32)
-    _where_bwd[(bands,)](grad_y, mask, da, parts, M, N, *grad_y.stride(), BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, num_warps=8)
+    _where_bwd[(bands,)](grad_y, mask, da, parts, M, N, *grad_y.stride(), BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, num_warps=4)
     return da, parts.sum(0).to(b.dtype)
 
 

@@ -120,8 +120,7 @@ def _gn_silu_sums(DY, X, W, B, Stats, Shares, C, G, K, L, BLOCK: tl.constexpr):
 
 @triton.jit
 def _gn_silu_dx(DY, X, W, B, Stats, Shares, DX, C, G, K, L, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr):
-    # Last planes first: what the launch before read most recently is in L2.
-    plane = tl.num_programs(0) - 1 - tl.program_id(0)
+    plane = tl.program_id(0)
     c = plane % C
     n = plane // C
     k = tl.arange(0, BLOCK_K)
