@@ -52,7 +52,7 @@ def _bias_gelu_bwd(
     bias = tl.load(Bias + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
     share = tl.zeros((SLICE, TILE_N), tl.float32)
     # The tile goes by in slices of a few rows: the next two are copied meanwhile, sums stay with their lanes.
-    for start in tl.range(0, TILE_M, SLICE, num_stages=3):
+    for start in tl.range(0, TILE_M, SLICE, num_stages=4):
         m = (tl.program_id(0).to(tl.int64) * TILE_M + start + tl.arange(0, SLICE))[:, None]
         mask = (m < M) & (n[None, :] < N)
         u = tl.load(X + m * N + n[None, :], mask=mask, other=0.0).to(tl.float32) + bias
@@ -78,7 +78,7 @@ def _add_shares(Parts, DBias, tiles, N, ROWS: tl.constexpr, COLS: tl.constexpr):
 def backward(saved, grad_y, needs=None):
     x, bias = saved
     M, N = x.shape
-    TILE_M, TILE_N = 64, max(16, min(256, triton.next_power_of_2(N)))
+    TILE_M, TILE_N = 512, max(16, min(256, triton.next_power_of_2(N)))
     tiles = triton.cdiv(M, TILE_M)
     dx, dbias = torch.empty_like(x), torch.empty_like(bias)
     parts = torch.empty(tiles, N, device=x.device, dtype=torch.float32)

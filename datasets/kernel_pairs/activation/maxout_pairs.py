@@ -81,7 +81,7 @@ def backward(saved, grad_y, needs=None):
     winners, K = saved
     M, N = grad_y.shape
     words, _, BLOCK_K = _tile(N, K)
-    BLOCK_N = min(4096 // BLOCK_K, triton.next_power_of_2(N))
+    BLOCK_N = min(8192 // BLOCK_K, triton.next_power_of_2(N))
     dx = torch.empty(M, N * K, device=grad_y.device, dtype=grad_y.dtype)
     _maxout_bwd[(M, triton.cdiv(N, BLOCK_N))](
         grad_y, winners, dx, N, words, *grad_y.stride(), K=K, BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K, num_warps=4

@@ -93,7 +93,7 @@ def backward(saved, grad_y, needs=None):
     dx = torch.empty_like(x)
     parts = torch.empty(B, C, pieces, device=x.device, dtype=torch.float32)
     _snake_bwd[(B * C, pieces)](
-        grad_y, x, alpha, dx, parts, C, T, *grad_y.stride(), BLOCK=BLOCK, num_warps=max(1, min(8, BLOCK // 256))
+        grad_y, x, alpha, dx, parts, C, T, *grad_y.stride(), BLOCK=BLOCK, num_warps=max(1, min(2, BLOCK // 256))
     )
     return dx, parts.sum((0, 2)).to(alpha.dtype)
 

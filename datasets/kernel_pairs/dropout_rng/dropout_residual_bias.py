@@ -77,7 +77,7 @@ def _bias_drop_add_bwd(
     n = column + tl.arange(0, BLOCK_N)
     sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     last = tl.minimum((split + 1) * rows_each, M)
-    for start in tl.range(split * rows_each, last, BLOCK_M, num_stages=2):
+    for start in tl.range(split * rows_each, last, BLOCK_M, num_stages=3):
         m = start + tl.arange(0, BLOCK_M)
         ok = (m[:, None] < last) & (n[None, :] < N)
         dy_at = m[:, None].to(tl.int64) * dy_m + n[None, :].to(tl.int64) * dy_n
@@ -99,8 +99,9 @@ def backward(saved, grad_y, needs=None):
     dx = torch.empty(M, N, device=grad_y.device, dtype=grad_y.dtype)
     parts = torch.empty(splits, N, device=grad_y.device, dtype=torch.float32)
     _bias_drop_add_bwd[(columns, splits)](
-        grad_y, dx, parts, M, N, grad_y.stride(0), grad_y.stride(1), p, 1.0 / (1.0 - p), seed, rows_each, **tile
-    )
+        grad_y, dx, parts, M, N, grad_y.stride(0), grad_y.stride(1), p, 1.0 / (1.0 - p), seed, rows_each,
+        **tile, num_warps=2,
+    )  # fmt: skip
     return dx, parts.sum(0).to(bias.dtype), grad_y
 
 

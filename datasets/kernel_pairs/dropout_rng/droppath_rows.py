@@ -75,7 +75,7 @@ def _drop_path_bwd(
         return
     gain = scale * tl.load(Gamma + d, mask=d < D, other=0.0).to(tl.float32)[None, :]
     dgamma = tl.zeros((BLOCK_S, BLOCK_D), tl.float32)
-    for tile in tl.range(band * tiles_each, (band + 1) * tiles_each, num_stages=3):
+    for tile in tl.range(band * tiles_each, (band + 1) * tiles_each, num_stages=4):
         s = tile * BLOCK_S + tl.arange(0, BLOCK_S)
         ok = (s[:, None] < S) & (d[None, :] < D)
         at = (base + s[:, None]) * D + d[None, :]
@@ -97,7 +97,7 @@ def backward(saved, grad_y, needs=None):
     dx = torch.empty_like(x)
     parts = torch.empty(B, bands, D, device=x.device, dtype=torch.float32)
     _drop_path_bwd[(columns, bands, B)](
-        grad_y, x, gamma, dx, parts, S, D, *grad_y.stride(), p, 1.0 / (1.0 - p), seed, tiles_each, **tile, num_warps=8
+        grad_y, x, gamma, dx, parts, S, D, *grad_y.stride(), p, 1.0 / (1.0 - p), seed, tiles_each, **tile, num_warps=4
     )
     return dx, grad_y, parts.sum((0, 1)).to(gamma.dtype)
 

@@ -29,8 +29,8 @@ META = {
 @triton.jit
 def _envelope(u, P: tl.constexpr):
     """env(u) and its derivative; zeros from the cutoff on."""
-    low = u
-    for _ in tl.static_range(P - 2):
+    low = 1.0
+    for _ in tl.static_range(P - 1):
         low *= u
     inside = u < 1.0
     # Powers p - 1 and p of u serve value and slope; (1 - u)^2 divides the slope exactly.
@@ -120,7 +120,7 @@ def _bessel_bwd(
 def backward(saved, grad_y, needs=None):
     r, freq, cutoff, norm, p = saved
     E, K = r.numel(), freq.numel()
-    processors = torch.cuda.get_device_properties(r.device).multi_processor_count if r.is_cuda else 1
+    processors = 2 * torch.cuda.get_device_properties(r.device).multi_processor_count if r.is_cuda else 1
     BLOCK_E, BLOCK_K = _blocks(K)
     programs = min(triton.cdiv(E, BLOCK_E), 4 * processors)
     dr = torch.empty_like(r)

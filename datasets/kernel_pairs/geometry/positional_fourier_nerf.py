@@ -104,7 +104,7 @@ def backward(saved, grad_y, needs=None):
     M, D = x.shape
     dx = torch.empty_like(x)
     BLOCK_D = triton.next_power_of_2(D)
-    BLOCK_M = max(1, 512 // BLOCK_D)
+    BLOCK_M = max(1, 128 // BLOCK_D)
     _encode_bwd[(triton.cdiv(M, BLOCK_M),)](
         grad_y, x, dx, M, *grad_y.stride(), D=D, L=frequencies, BLOCK_M=BLOCK_M, BLOCK_D=BLOCK_D, num_warps=4
     )

@@ -68,7 +68,7 @@ def _bce_bwd(
     last = tl.minimum(first + band, M)
     w = tl.load(W + c, mask=real, other=1.0)
     dw = tl.zeros((BLOCK_M, BLOCK_C), tl.float32)
-    for start in tl.range(first, last, BLOCK_M, num_stages=2):
+    for start in tl.range(first, last, BLOCK_M, num_stages=3):
         m = start + tl.arange(0, BLOCK_M)
         inside = (m[:, None] < last) & real[None, :]
         at = m[:, None] * C + c[None, :]

@@ -104,7 +104,7 @@ def backward(saved, grad_loss, needs=None):
     M, V = logits.shape
     dlogits = torch.empty_like(logits)
     BLOCK_V = 32 if V <= 512 else triton.next_power_of_2(V)
-    BLOCK_M = max(1, 1024 // BLOCK_V)
+    BLOCK_M = max(1, 256 // BLOCK_V)
     _weighted_ce_bwd[(triton.cdiv(M, BLOCK_M),)](
         grad_loss, logits, target, weight, lse, total, dlogits, M, V,
         STRIPES=triton.cdiv(V, BLOCK_V), BLOCK_M=BLOCK_M, BLOCK_V=BLOCK_V, num_warps=4,

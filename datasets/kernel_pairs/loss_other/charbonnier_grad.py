@@ -129,10 +129,10 @@ def backward(saved, grad_loss, needs=(True, True)):
     dt = torch.empty_like(target) if needs[1] else None
     BLOCK_W = max(32, min(512, triton.next_power_of_2(W)))
     # A band begins with a row that is not its own: 32 rows make that a thirty-second of the work.
-    BAND = 32
+    BAND = 64
     _charbonnier_bwd[(triton.cdiv(W, BLOCK_W), triton.cdiv(H, BAND), B)](
         grad_loss, pred, target, dp, dt, H, W, eps * eps, float(pred.numel()),
-        NEED_P=needs[0], NEED_T=needs[1], BAND=BAND, BLOCK_W=BLOCK_W, num_warps=max(1, BLOCK_W // 128),
+        NEED_P=needs[0], NEED_T=needs[1], BAND=BAND, BLOCK_W=BLOCK_W, num_warps=max(1, BLOCK_W // 256),
     )  # fmt: skip
     return dp, dt
 

@@ -88,7 +88,7 @@ def backward(saved, grad_y, needs=(True, True)):
     # A product has sixteen features at least: those beyond K are zeros.
     BLOCK_K = 16
     BLOCK_N = max(16, min(128, triton.next_power_of_2(N)))
-    BLOCK_M = 128 if x.element_size() == 2 else 32
+    BLOCK_M = 64 if x.element_size() == 2 else 16
     columns = triton.cdiv(N, BLOCK_N)
     bands = max(1, min(triton.cdiv(M, 4 * BLOCK_M), 528 // columns))
     band = triton.cdiv(M, bands)

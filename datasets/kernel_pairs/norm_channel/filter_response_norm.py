@@ -111,7 +111,7 @@ def backward(saved, grad_y, needs=None):
     # Short tiles, which a plane fills to the last; copies run two ahead, and planes hide each other's reduction.
     _frn_bwd[(N * C,)](
         dy, x, gamma, beta, tau, inv_rms, dx, shares, C, H * W, *dy.stride(),
-        BLOCK=min(512, triton.next_power_of_2(H * W)), num_warps=2,
+        BLOCK=min(1024, triton.next_power_of_2(H * W)), num_warps=2,
     )  # fmt: skip
     sums = shares.sum(0).to(gamma.dtype)
     return dx, sums[:, 0], sums[:, 1], sums[:, 2]

@@ -86,7 +86,7 @@ def _gn_single_bwd(DY, X, W, Mean, Rstd, DX, DW, DB, N, C, T, dy_n, dy_c, dy_t, 
         rstd = tl.load(Rstd + c * N + n)
         gx = tl.zeros((BLOCK,), tl.float32)
         gs = tl.zeros((BLOCK,), tl.float32)
-        for start in tl.range(0, T, BLOCK, num_stages=4):
+        for start in tl.range(0, T, BLOCK, num_stages=3):
             t = start + lane
             x = tl.load(X + x_at + t, mask=t < T, other=0.0).to(tl.float32)
             dy = tl.load(DY + dy_at + t.to(tl.int64) * dy_t, mask=t < T, other=0.0).to(tl.float32)

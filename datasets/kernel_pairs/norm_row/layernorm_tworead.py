@@ -121,7 +121,7 @@ def backward(saved, grad_y, needs=None):
     weights = needs is None or needs[1] or needs[2]
     # A band of sixteen rows writes two rows of fp32 partials, a quarter of the bytes of its bf16 dx; fewer rows
     # where there are few bands. A warp reads half a kilobyte of one row at a time.
-    ROWS = max(1, min(16, triton.next_power_of_2(triton.cdiv(M, 264))))
+    ROWS = max(1, min(4, triton.next_power_of_2(triton.cdiv(M, 264))))
     BLOCK = max(64, min(4096 // ROWS, triton.next_power_of_2(N) // 4))
     bands = triton.cdiv(M, ROWS)
     dx = torch.empty_like(x)

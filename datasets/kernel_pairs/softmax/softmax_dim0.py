@@ -93,7 +93,7 @@ def backward(saved, grad_y, needs=None):
     B, K, N = y.shape
     dx = torch.empty_like(y)
     # 64 columns are a line of bf16; fp32 takes half of them.
-    BLOCK_K, BLOCK_N = min(64, triton.next_power_of_2(K)), 128 // y.element_size()
+    BLOCK_K, BLOCK_N = min(128, triton.next_power_of_2(K)), 128 // y.element_size()
     _column_softmax_bwd[(triton.cdiv(N, BLOCK_N), B)](
         grad_y, y, dx, K, N, *grad_y.stride(), BLOCK_K=BLOCK_K, BLOCK_N=BLOCK_N, num_warps=8
     )

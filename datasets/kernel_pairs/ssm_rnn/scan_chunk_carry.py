@@ -157,8 +157,8 @@ def backward(saved, grad_y, needs=None):
     da, dx = torch.empty_like(a), torch.empty_like(y)
     shifts, carries = torch.empty_like(decays), torch.empty_like(decays)
     strides = grad_y.stride()
-    _chunk_pulls[(chunks, B, columns)](grad_y, a, shifts, L, C, *strides, BLOCK_L=BLOCK_L, BLOCK_C=BLOCK_C)
-    _pass_carries[(B, triton.cdiv(C, 16))](decays, shifts, carries, chunks, C, REVERSE=True, BLOCK_K=64, BLOCK_C=16)
+    _chunk_pulls[(chunks, B, columns)](grad_y, a, shifts, L, C, *strides, BLOCK_L=BLOCK_L, BLOCK_C=BLOCK_C, num_warps=1)
+    _pass_carries[(B, triton.cdiv(C, 16))](decays, shifts, carries, chunks, C, REVERSE=True, BLOCK_K=256, BLOCK_C=16)
     _chunk_gradients[(chunks, B, columns)](
         grad_y, a, y, carries, da, dx, L, C, *strides, BLOCK_L=BLOCK_L, BLOCK_C=BLOCK_C
     )
