@@ -37,6 +37,8 @@ _SPECIAL = (
 )
 _ALONE = 4
 """Gradients up to which each is asked for alone."""
+_ONCE_SHARE = 4
+"""A shape that is asked once has arguments of at most such a part of the elements that others may have."""
 _NAMED = 3
 """Refused odd sizes that a note names."""
 
@@ -100,7 +102,7 @@ def make_plan(truths: Truths, options: GateOptions, *, accepts_needs: bool) -> P
     known = {entry.label for entry in likely} | swept.keys()
     # A surrogate is other code than the kernels: among many random elements the two round apart somewhere.
     swept_entries = [] if truths.spec.custom_gradient else [shape.entry for shape in wanted]
-    apart = apart_entries(swept_entries, known, options)
+    apart = _affordable(truths, apart_entries(swept_entries, known, options), options)
     answers = _forwards(truths, [*[shape.entry for shape in wanted], *likely, *apart], options, other)
     apart_answers, odd_answers = answers[len(wanted) + len(likely) :], answers[len(wanted) :][: len(likely)]
     if len(odd) > len(likely) and any(isinstance(answer, Refusal) or answer.findings for answer in odd_answers):
@@ -114,7 +116,7 @@ def make_plan(truths: Truths, options: GateOptions, *, accepts_needs: bool) -> P
         notes += [f"the forward itself at {shape.entry.label}: {finding}" for finding in answer.findings[:1]]
     shapes += _odd_shapes(odd[: len(odd_answers)], odd_answers, options, notes)
     planned = _with_cases(truths, _cheap_first(shapes), options, accepts_needs)
-    planned += _once(apart, apart_answers, options, {shape.entry.label for shape in shapes})
+    planned += _once(apart, apart_answers, {shape.entry.label for shape in shapes})
     if small is not None and other:
         planned[1:1] = _other_values(truths, small, other, options, notes)
     return _within_budget(planned, options, notes)
@@ -240,18 +242,21 @@ def _odd_shapes(
     return shapes
 
 
+def _affordable(truths: Truths, entries: list[ShapeEntry], options: GateOptions) -> list[ShapeEntry]:
+    """Those whose arguments are small, asked before a forward runs: a dim that stands twice in a shape squares it."""
+    few = options.max_elements // _ONCE_SHARE
+    fits = truths.fit(entries, max_elements=few, max_volume=options.max_volume // 2) if entries else ()
+    return [fit.asked for fit in fits if not fit.shrunk and not fit.refusal]
+
+
 def _once(
-    entries: list[ShapeEntry],
-    answers: Sequence[ForwardTruth | Refusal],
-    options: GateOptions,
-    known: Collection[str],
+    entries: list[ShapeEntry], answers: Sequence[ForwardTruth | Refusal], known: Collection[str]
 ) -> list[ShapePlan]:
     """One case at each of them that has a sound forward."""
     return [
         ShapePlan(entry, False, answer.elements, (Case(answer.point, CotangentKind.STRIDED, False),))
         for entry, answer in zip(entries, answers, strict=True)
-        if isinstance(answer, ForwardTruth) and not answer.findings and answer.elements <= 2 * options.max_elements
-        if entry.label not in known
+        if isinstance(answer, ForwardTruth) and not answer.findings and entry.label not in known
     ]
 
 
