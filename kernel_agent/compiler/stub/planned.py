@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -69,13 +70,8 @@ class Planned:
         chosen = self._choose()
         with self.wording.under([one.tiles for one in chosen]):
             self._check()
-        for name, text in plan.settings.items():
-            takers = [one.tiles for one in chosen if name in one.step.kernel.constants]
-            texts: dict[str, None] = {}
-            for tiles in takers or ({},):
-                with self.wording.under([tiles]):
-                    texts[self.wording.text(text)] = None
-            variables[name] = self._set(name, " and ".join(texts))
+        later = self._asking_of_buffers()
+        self._settle(chosen, {name: text for name, text in plan.settings.items() if name not in later})
         for one in chosen:
             with self.wording.under([one.tiles]):
                 self._bind(one.step)
@@ -83,6 +79,7 @@ class Planned:
         for buffer in plan.buffers:
             with self.wording.under([one.tiles for one in chosen if one.takes(buffer.name)]):
                 variables[buffer.name] = buffers.allocate(buffer)
+        self._settle(chosen, {name: plan.settings[name] for name in later})
         for one in chosen:
             with self.wording.under([one.tiles]):
                 self._launch(one)
@@ -90,6 +87,25 @@ class Planned:
             name = self.wording.gradient(total.name)
             variables[total.name] = self.body.bind(name, f"{variables[total.partials]}.sum(0)")
         self._contribute(buffers, given)
+
+    def _asking_of_buffers(self) -> list[str]:
+        """Settings that ask where memory lies which is made here, or follow from such: it must be there first."""
+        later, made = [], {buffer.name for buffer in self.plan.buffers}
+        for name, text in self.plan.settings.items():
+            if made & set(re.findall(r"[A-Za-z_]\w*", text)):
+                later.append(name)
+                made.add(name)
+        return later
+
+    def _settle(self, chosen: Sequence[Chosen], settings: Mapping[str, str]) -> None:
+        """Variables for settings: what holds for each launch that takes one."""
+        for name, text in settings.items():
+            takers = [one.tiles for one in chosen if name in one.step.kernel.constants]
+            texts: dict[str, None] = {}
+            for tiles in takers or ({},):
+                with self.wording.under([tiles]):
+                    texts[self.wording.text(text)] = None
+            self.wording.variables[name] = self._set(name, " and ".join(texts))
 
     def _set(self, name: str, text: str) -> str:
         """A variable for a number that the plan is free to choose."""

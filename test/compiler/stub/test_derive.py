@@ -11,6 +11,7 @@ import pytest
 from kernel_agent.compiler.derive import derive, drafts
 from kernel_agent.compiler.derived import Derived
 from kernel_agent.compiler.errors import CannotDerive
+from kernel_agent.data import pairs_root
 from kernel_agent.gate.options import GateOptions
 from kernel_agent.oracle import describe
 from kernel_agent.pairs.userfile import read_file
@@ -268,3 +269,12 @@ def test_schedules_behind_one_that_is_enough_are_not_tried_and_known_pairs_are_n
     assert [first.candidate, *(draft.candidate for draft in behind)] == [draft.candidate for draft in every[:2]]
     assert len(every) > 1
     assert drafts(spec, sandbox, known=[draft.candidate.digest for draft in every])[0] == []
+
+
+def test_memory_that_descriptors_are_asked_about_is_made_before(sandbox: Sandbox) -> None:
+    # Sums of rows that one launch keeps for the next lie in a tensor of the backward: to ask for its address first
+    # ended in an unbound variable, and a slower schedule took the place of this one.
+    spec = describe(read_file(pairs_root() / "linear_attention" / "retention_parallel.py"), sandbox)
+    text = drafts(spec, sandbox)[0][0].candidate.backward
+    assert "        (saved_d_out, " in text
+    assert text.index("saved_d_out = torch.empty") < text.index("        (saved_d_out, ")
