@@ -12,6 +12,8 @@ from kernel_agent.errors import InputError
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
+_TRIES = 5
+
 
 def parse(source: str, path: Path | None = None) -> ast.Module:
     """Parse a file. Raises `InputError` with path and line where it is not Python."""
@@ -19,13 +21,24 @@ def parse(source: str, path: Path | None = None) -> ast.Module:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SyntaxWarning)
             warnings.simplefilter("ignore", DeprecationWarning)
-            return ast.parse(source)
+            return _tree(source)
     except SyntaxError as error:
         raise InputError(
             f"this is not valid Python: {error.msg}", remedy="Correct the syntax.", path=path, line=error.lineno
         ) from None
     except (ValueError, RecursionError, MemoryError) as error:
         raise InputError(f"this is not valid Python: {error}", remedy="Correct the syntax.", path=path) from None
+
+
+def _tree(source: str) -> ast.Module:
+    """Parse. CPython 3.11 counts how deep it is in the trees of all threads together, so that two which parse at once
+    may find the count wrong at the end of a sound tree."""
+    for _ in range(_TRIES - 1):
+        try:
+            return ast.parse(source)
+        except SystemError:
+            continue
+    return ast.parse(source)
 
 
 def line_nested_deeper(tree: ast.Module, levels: int) -> int | None:

@@ -81,7 +81,7 @@ def test_an_offset_of_one_is_not_taken_for_a_lane_beyond_the_end(sandbox, tmp_pa
 
 def test_no_line_is_blamed_by_a_gradient_that_is_zero_by_algebra(sandbox, tmp_path):
     # The softmax of one element is constant. Many changes make its gradient zero; the loop that sums is the mistake.
-    slip = ("range(0, N, BLOCK)", "range(0, N - BLOCK + 1, BLOCK)")
+    slip = ("range(0, N, BLOCK,", "range(0, N - BLOCK + 1, BLOCK,")
     verdict = _judged_at(sandbox, tmp_path, "softmax/softmax_online", {"M": 5, "N": 1}, *slip)
     assert verdict.diagnosis.suspect is None, verdict.diagnosis.suspect
     assert all(found.fault is not Fault.FACTOR for found in verdict.diagnosis.what), verdict.diagnosis.what

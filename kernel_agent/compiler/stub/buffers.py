@@ -88,7 +88,7 @@ class Buffers:
     def _whole(self, buffer: Buffer) -> str:
         """The condition under which every element is stored to; a variable, if it is long."""
         text = self.wording.condition(buffer.empty_if)
-        return text if len(text) <= _LONG else self.body.bind("whole", text)
+        return text if len(text) <= _LONG else self.body.bind(f"{self.wording.gradient(buffer.name)}_whole", text)
 
     def _dtype(self, buffer: Buffer) -> str:
         return "" if self.as_like(buffer) else f", dtype={self._element(buffer.element)}"

@@ -105,6 +105,14 @@ class Line:
         return [opening, *rows, row.rstrip(), f"{pad}{closing}  # fmt: skip"]
 
 
+def bound(name: str, text: str) -> Line:
+    """`name = text`; conditions that fill more than a row stand one below the other."""
+    node = ast.parse(text, mode="eval").body if len(text) + len(name) > WIDTH - 8 else None
+    if not isinstance(node, ast.BoolOp):
+        return Line(f"{name} = {text}")
+    return Line(f"{name} = (", _conditions(node), ")", joint=_joint(node))
+
+
 def asked_unless(condition: str) -> Line:
     """`if not condition:`, which may take several rows."""
     node = ast.parse(condition, mode="eval").body
@@ -112,8 +120,17 @@ def asked_unless(condition: str) -> Line:
         return Line(f"if not {ast.unparse(node.func)}(", tuple(map(ast.unparse, node.args)), "):")
     if not isinstance(node, ast.BoolOp):
         return Line(f"if not ({condition}):")
-    texts = (f"({ast.unparse(part)})" if isinstance(part, ast.BoolOp) else ast.unparse(part) for part in node.values)
-    return Line("if not (", tuple(texts), "):", joint="and" if isinstance(node.op, ast.And) else "or")
+    return Line("if not (", _conditions(node), "):", joint=_joint(node))
+
+
+def _conditions(node: ast.BoolOp) -> tuple[str, ...]:
+    return tuple(
+        f"({ast.unparse(part)})" if isinstance(part, ast.BoolOp) else ast.unparse(part) for part in node.values
+    )
+
+
+def _joint(node: ast.BoolOp) -> str:
+    return "and" if isinstance(node.op, ast.And) else "or"
 
 
 def backward_name(name: str) -> str:
