@@ -102,7 +102,8 @@ def make_plan(truths: Truths, options: GateOptions, *, accepts_needs: bool) -> P
     known = {entry.label for entry in likely} | swept.keys()
     # A surrogate is other code than the kernels: among many random elements the two round apart somewhere.
     swept_entries = [] if truths.spec.custom_gradient else [shape.entry for shape in wanted]
-    apart = _affordable(truths, apart_entries(swept_entries, known, options), options)
+    apart = apart_entries(swept_entries, known, options)
+    apart = affordable(truths, apart, options.max_elements // _ONCE_SHARE, options)
     answers = _forwards(truths, [*[shape.entry for shape in wanted], *likely, *apart], options, other)
     apart_answers, odd_answers = answers[len(wanted) + len(likely) :], answers[len(wanted) :][: len(likely)]
     if len(odd) > len(likely) and any(isinstance(answer, Refusal) or answer.findings for answer in odd_answers):
@@ -242,10 +243,10 @@ def _odd_shapes(
     return shapes
 
 
-def _affordable(truths: Truths, entries: list[ShapeEntry], options: GateOptions) -> list[ShapeEntry]:
-    """Those whose arguments are small, asked before a forward runs: a dim that stands twice in a shape squares it."""
-    few = options.max_elements // _ONCE_SHARE
-    fits = truths.fit(entries, max_elements=few, max_volume=options.max_volume // 2) if entries else ()
+def affordable(truths: Truths, entries: list[ShapeEntry], elements: int, options: GateOptions) -> list[ShapeEntry]:
+    """Those whose arguments have at most so many elements, asked before a forward runs: a dim that stands twice in a
+    shape squares them."""
+    fits = truths.fit(entries, max_elements=elements, max_volume=options.max_volume) if entries else ()
     return [fit.asked for fit in fits if not fit.shrunk and not fit.refusal]
 
 

@@ -76,15 +76,6 @@ def _close(handles: Iterable[int]) -> None:
         os.close(handle)
 
 
-def _unshare_processes() -> str:
-    try:
-        linux.unshare(linux.CLONE_NEWPID)
-        return "own process ids, all killed with the first of them"
-    except PermissionError:
-        linux.unshare_as_user(linux.CLONE_NEWPID)
-    return "own process ids, all killed with the first of them, inside a user namespace"
-
-
 def _arrange_mounts(scratch: Path, readable: Iterable[Path], own_processes: bool) -> str:
     """All read-only but `scratch`, folders of users empty but for what is needed, `/proc` for these processes."""
     try:

@@ -12,7 +12,7 @@ from functools import cached_property
 
 from kernel_agent.gate.batch import Question, ask
 from kernel_agent.gate.candidate import read_candidate
-from kernel_agent.gate.cases import Case, ShapePlan, make_plan
+from kernel_agent.gate.cases import Case, ShapePlan, affordable, make_plan
 from kernel_agent.gate.derived_shapes import tiled_entries
 from kernel_agent.gate.mutants.same import rounding_scale, scale_of
 from kernel_agent.gate.options import GateOptions
@@ -67,6 +67,7 @@ class Suites:
         cases.sort(key=lambda case: case.point.entry.label in seen)
         required = [question.case.point.entry for question in self.gate if question.case.required]
         tiled = [entry for entry in tiled_entries(required, self.options) if entry.label not in seen]
+        tiled = affordable(self.truths, tiled, 2 * self.options.max_elements, self.options)
         new = [Case(Point(entry=e, seed=seeds[0]), kinds[k % 2], False) for k, e in enumerate(tiled)]
         answers = self.truths.forwards([case.point for case in (*new, *cases)])
         sound = [
@@ -74,7 +75,7 @@ class Suites:
             for case, answer in zip((*new, *cases), answers, strict=True)
             if isinstance(answer, ForwardTruth) and (case.required or not answer.findings)
         ]
-        few = [pair for pair in sound if pair[0] in new and pair[1].elements <= 2 * self.options.max_elements][:_TILED]
+        few = [pair for pair in sound if pair[0] in new][:_TILED]
         for case, forward in (*few, *(pair for pair in sound if pair[0] not in new)):
             cotangents = make_cotangents(case.kind, forward.forms, case.point.seed)
             nothing = GradientTruth({}, {}, {}, forward.provenance)
