@@ -3,7 +3,9 @@
 Every pair is checked, then mutated (`kernel_agent.gate.mutants`): `--sample` mutants of each class made on its source
 and on the IR of its kernels, and all that are made on gradients. Families come in turn, so that a run that is stopped
 has seen all of them. One line per pair is appended to `mutants.jsonl` as soon as it is done, and pairs that stand there
-are left out: a run that was stopped goes on. `mutants.txt` is the summary, with survivors and equivalents by name.
+are left out: a run that was stopped goes on. `--survivors` judges anew those pairs of the record of which a mutant
+survived, by the gate as it is now; the latest line of a pair counts. `mutants.txt` is the summary, with survivors and
+equivalents by name.
 """
 
 from __future__ import annotations
@@ -45,12 +47,15 @@ def main() -> None:
     parser.add_argument("--pairs", nargs="*", default=[], help="slugs; none: all")
     parser.add_argument("--pair-seconds", type=float, default=180.0, help="of one pair; what is left is counted")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="of the whole run")
+    parser.add_argument("--survivors", action="store_true", help="the recorded pairs with survivors, and no others")
     parser.add_argument("--table", action="store_true", help="measure nothing")
     parser.add_argument("--out", type=Path, default=HERE / "mutants.jsonl")
     args = parser.parse_args()
     end = time.time() + args.seconds
-    done = {report.pair for report in read(args.out)}
+    done = {report.pair: report for report in read(args.out)}
     files = [path for path in in_turn(args.pairs)[:: args.every] if path.stem not in done]
+    if args.survivors:
+        files = [path for path in in_turn(args.pairs) if path.stem in done and done[path.stem].survivors]
     if files and not args.table:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         context = multiprocessing.get_context("spawn")
@@ -169,9 +174,10 @@ def _brief(report: MutationReport) -> object:
 
 
 def read(path: Path) -> list[MutationReport]:
-    """The reports of a record; none where there is no file."""
+    """The reports of a record, the latest of each pair; none where there is no file."""
     rows = path.read_text().splitlines() if path.exists() else []
-    return [MutationReport.model_validate_json(row) for row in rows]
+    reports = (MutationReport.model_validate_json(row) for row in rows)
+    return list({report.pair: report for report in reports}.values())
 
 
 if __name__ == "__main__":

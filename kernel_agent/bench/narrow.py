@@ -21,6 +21,7 @@ FLOAT32_BITS = 24
 ULP = 2.0 ** (1 - FLOAT32_BITS)
 _PRODUCTS = frozenset({"mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "dot", "mv"})
 _SUMS = frozenset({"sum", "mean", "cumsum"})
+_PRODUCTS_OF_FACTORS = frozenset({"prod", "cumprod"})
 _SCATTERED = frozenset({"scatter_add_", "index_add_"})
 _ALLOWED = {
     torch.ops.aten.exp2.default: 2.0,
@@ -98,6 +99,8 @@ class NarrowArithmetic(TorchDispatchMode):  # type: ignore[misc]
             self._summed[exact.numel()] = terms
             levels = math.log2(max(1.0, terms)) / (terms if name == "mean" else 1.0)
             return func(args[0].square(), *args[1:], **kwargs).sqrt() * (_SPREAD * ULP * math.sqrt(levels))
+        if name in _PRODUCTS_OF_FACTORS and args[0].dtype == torch.float64 and exact.numel():
+            return exact * (_SPREAD * ULP * _roundings(name, args, exact).sqrt())
         if name in ("mm", "bmm") and (self._dot_bits or FLOAT32_BITS) >= FLOAT32_BITS:
             # A chain of one fused multiply-add per term.
             chain = math.sqrt(args[0].size(-1) / 2)
@@ -145,6 +148,14 @@ class Approximated(TorchDispatchMode):  # type: ignore[misc]
             return result
         off = result * (1.0 + shares(result, self._seed) * (_ALLOWED[func] * ULP))
         return torch.where(_float32(result) == result, result, off)
+
+
+def _roundings(name: str, args: tuple[Any, ...], exact: Tensor) -> Tensor:
+    """How often a product rounds: once for each factor but the first, in whatever order they are taken."""
+    if name == "prod":
+        return torch.tensor(args[0].numel() / exact.numel() - 1, dtype=exact.dtype, device=exact.device)
+    place = torch.arange(exact.size(args[1]), dtype=exact.dtype, device=exact.device)
+    return place.view(-1, *((1,) * (exact.dim() - 1 - args[1] % exact.dim())))
 
 
 def shares(values: Tensor, seed: int) -> Tensor:
