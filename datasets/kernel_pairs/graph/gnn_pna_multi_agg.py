@@ -2,7 +2,8 @@
 
 Mean and deviation act on a message x alike at all edges of a node, as A + B x with A = dmean/n - dstd mean/(n std) and
 B = dstd/(n std), which a first launch prepares per node. The owner of a source node then walks its outgoing edges, adds
-A + B x, and takes the maximum's and minimum's cotangents where the saved winner is this very edge.
+A + B x, and takes the maximum's and minimum's cotangents where the saved winner is this very edge. Messages that are
+nearly alike have a B of up to 1 / sqrt(eps), which brings out that the mean is rounded: what it is off by is saved too.
 """
 
 import torch
@@ -15,7 +16,7 @@ META = {
     "op": "pna_aggregate",
     "schema": 1,
     "techniques": ("inverse-map", "argmax-routing", "saved-statistics", "varlen", "strided-cotangent"),
-    "saves": ("stats: fp32 (nodes, 2, F)", "winners: i32 (nodes, 2, F)"),
+    "saves": ("stats: fp32 (nodes, 3, F)", "winners: i32 (nodes, 2, F)"),
     "grads": ("x",),
     "dtypes": ("float32", "bfloat16"),
     "license": "Apache-2.0",
@@ -54,6 +55,7 @@ def _aggregate_fwd(
     mean = total / count
     # The deviations in a second pass: the difference of mean squares would cancel.
     square = tl.zeros((BLOCK_F,), tl.float32)
+    rest = tl.zeros((BLOCK_F,), tl.float32)
     for start in range(begin, end, BLOCK_E):
         e = start + tl.arange(0, BLOCK_E)
         source = tl.load(Source + e, mask=e < end, other=0).to(tl.int64)
@@ -61,6 +63,7 @@ def _aggregate_fwd(
         x = tl.load(X + source[:, None] * F + f[None, :], mask=ok, other=0.0).to(tl.float32)
         off = tl.where(ok, x - mean[None, :], 0.0)
         square += tl.sum(off * off, 0)
+        rest += tl.sum(off, 0)
     std = tl.sqrt(square / count + eps)
     # A node that receives nothing has mean, maximum and minimum zero.
     at = Y + node * 4 * F + f
@@ -68,8 +71,9 @@ def _aggregate_fwd(
     tl.store(at + F, tl.where(high_edge >= 0, high, 0.0), mask=f < F)
     tl.store(at + 2 * F, tl.where(low_edge >= 0, low, 0.0), mask=f < F)
     tl.store(at + 3 * F, std, mask=f < F)
-    tl.store(Stats + node * 2 * F + f, mean, mask=f < F)
-    tl.store(Stats + (node * 2 + 1) * F + f, std, mask=f < F)
+    tl.store(Stats + node * 3 * F + f, mean, mask=f < F)
+    tl.store(Stats + (node * 3 + 1) * F + f, std, mask=f < F)
+    tl.store(Stats + (node * 3 + 2) * F + f, rest / count, mask=f < F)
     tl.store(Winners + node * 2 * F + f, high_edge, mask=f < F)
     tl.store(Winners + (node * 2 + 1) * F + f, low_edge, mask=f < F)
 
@@ -82,7 +86,7 @@ def forward(x, row_ptr, source, source_ptr, target, edge, eps=1e-5):
     x = x.contiguous()
     nodes, F = x.shape
     y = torch.empty(nodes, 4, F, device=x.device, dtype=x.dtype)
-    stats = torch.empty(nodes, 2, F, device=x.device, dtype=torch.float32)
+    stats = torch.empty(nodes, 3, F, device=x.device, dtype=torch.float32)
     winners = torch.empty(nodes, 2, F, device=x.device, dtype=torch.int32)
     BLOCK_F = min(128, triton.next_power_of_2(F))
     _aggregate_fwd[(nodes, triton.cdiv(F, BLOCK_F))](
@@ -105,9 +109,11 @@ def _slopes_bwd(
     dy_at = DY + node[:, None] * dy_n + f.to(tl.int64) * dy_f
     dmean = tl.load(dy_at, mask=ok, other=0.0).to(tl.float32)
     dstd = tl.load(dy_at + 3 * dy_a, mask=ok, other=0.0).to(tl.float32)
+    stat = Stats + node[:, None] * 3 * F + f
+    slope = dstd / (count * tl.load(stat + F, mask=ok, other=1.0))
+    rest = tl.load(stat + 2 * F, mask=ok, other=0.0)
     at = node[:, None] * 2 * F + f
-    slope = dstd / (count * tl.load(Stats + at + F, mask=ok, other=1.0))
-    tl.store(Slopes + at, dmean / count, mask=ok)
+    tl.store(Slopes + at, dmean / count - slope * rest, mask=ok)
     tl.store(Slopes + at + F, slope, mask=ok)
 
 
@@ -129,7 +135,7 @@ def _aggregate_bwd(
         at = target * 2 * F + f[None, :]
         dx += tl.load(Slopes + at, mask=ok, other=0.0)
         # The deviation first: one edge alone deviates by nothing, and its slope is 1 / sqrt(eps).
-        off = x[None, :] - tl.load(Stats + at, mask=ok, other=0.0)
+        off = x[None, :] - tl.load(Stats + target * 3 * F + f[None, :], mask=ok, other=0.0)
         dx += tl.load(Slopes + at + F, mask=ok, other=0.0) * off
         # Few edges win: the masked loads of their cotangents are mostly no traffic.
         dy_at = DY + target * dy_n + f[None, :].to(tl.int64) * dy_f
@@ -144,7 +150,7 @@ def backward(saved, grad_y, needs=None):
     x, row_ptr, source_ptr, target, edge, stats, winners = saved
     nodes, F = x.shape
     dx = torch.empty_like(x)
-    slopes = torch.empty_like(stats)
+    slopes = torch.empty(nodes, 2, F, device=x.device, dtype=torch.float32)
     BLOCK_F = min(128, triton.next_power_of_2(F))
     columns = triton.cdiv(F, BLOCK_F)
     BLOCK_R = 2048 // BLOCK_F

@@ -1,9 +1,11 @@
 """Top-k pooling of nodes: survivors are scaled by the tanh of their score, and that gate alone trains the score.
 
-    s = x p / |p|,    y = x[i] tanh(s[i]) for the k nodes i of largest score
+    s = x p / |p|,    y = x[i] tanh(s[i]) for the k nodes i of largest score, in the order of the nodes
 
-The choice of nodes has no derivative. A survivor's row gets tanh(s) dy + ds p / |p| with ds = (1 - tanh^2) <dy, x>, as
-a plain store since survivors differ; dp = sum of ds (x - s p / |p|) / |p| collects in registers of a fixed grid.
+The choice of nodes has no derivative. Survivors keep their order: that of their scores is one of rounding wherever two
+are alike, and neighbours in memory stay neighbours. A survivor's row gets tanh(s) dy + ds p / |p| with
+ds = (1 - tanh^2) <dy, x>, as a plain store since survivors differ; dp = sum of ds (x - s p / |p|) / |p| collects in
+registers of a fixed grid.
 """
 
 import torch
@@ -66,7 +68,7 @@ def forward(x, direction, k):
     _scores[(triton.cdiv(nodes, BLOCK_R),)](
         x, direction, score, nodes, F, BLOCK_R=BLOCK_R, BLOCK_F=BLOCK_F, num_warps=4
     )
-    chosen = score.detach().topk(k).indices
+    chosen = score.detach().topk(k).indices.sort().values
     y = torch.empty(k, F, device=x.device, dtype=x.dtype)
     _gated_rows[(triton.cdiv(k, BLOCK_R),)](
         x, score, chosen, y, k, F, BLOCK_R=BLOCK_R, BLOCK_F=BLOCK_F, num_warps=4
@@ -127,12 +129,19 @@ def make_args(nodes, k, F, dtype="float32", device="cpu", seed=0):
     if k > nodes:
         raise ValueError("no more survivors than nodes")
     g = torch.Generator().manual_seed(seed)
-    tensors = (torch.randn(nodes, F, generator=g), torch.randn(F, generator=g))
-    return *(t.to(device=device, dtype=getattr(torch, dtype)) for t in tensors), k
+    x, direction = torch.randn(nodes, F, generator=g), torch.randn(F, generator=g)
+    if k < nodes:
+        # Scores within rounding of the last one that survives would leave the choice to rounding: they move away.
+        unit = direction / direction.norm()
+        score = x @ unit
+        bound = score.topk(k + 1).values[k - 1 :].mean()
+        beyond = score - bound
+        x += torch.where(beyond.abs() < 0.05, 0.05 * beyond.sign(), 0.0)[:, None] * unit
+    return *(t.to(device=device, dtype=getattr(torch, dtype)) for t in (x, direction)), k
 
 
 def reference(x, direction, k):
     p = direction.float()
     score = x.float() @ p / p.norm()
-    chosen = score.detach().topk(k).indices
+    chosen = score.detach().topk(k).indices.sort().values
     return (x.float()[chosen] * score[chosen].tanh()[:, None]).to(x.dtype)

@@ -3,8 +3,9 @@
 s = t X Y^T,    L = 1/2N sum of (row lse - s[i, i]) + (column lse - s[j, j]),
     G = (exp(s - row lse) + exp(s - column lse)) / 2N - I / N,    dX = t G Y,    dY = t G^T X,    dt = sum G (X Y^T).
 One kernel serves both directions, forward and backward: with X and Y and the two sets of statistics exchanged it owns
-columns instead of rows. The diagonal stays out of the loops and is taken off at the end, one row per owner; dt is the
-dot of a finished dX with X, as sum G (X Y^T) = <G Y, X>, and costs no pass over the tiles.
+columns instead of rows. The diagonal stays out of the loops and is taken off at the end, one row per owner. dt is what
+large sums leave of each other, sum G (X Y^T): G meets the similarities of the very product that it was made of, as tf32
+makes all of them smaller by half a step, and so the diagonal that is taken off.
 """
 
 import torch
@@ -85,18 +86,23 @@ def _clip_grad(
     scale = tl.load(Scale)
     lse_i = tl.load(MineLse + i, mask=i < N, other=float("inf"))
     acc = tl.zeros((BLOCK_I, BLOCK_D), tl.float32)
+    likeness = tl.zeros((BLOCK_I,), tl.float32)
     for start in range(0, N, BLOCK_J):
         j = (start + tl.arange(0, BLOCK_J)).to(tl.int64)
         y = tl.load(Other + j[:, None] * D + d[None, :], mask=(j[:, None] < N) & (d[None, :] < D), other=0.0)
         lse_j = tl.load(OtherLse + j, mask=j < N, other=float("inf"))
-        s = tl.where(j[None, :] < N, scale * tl.dot(x, tl.trans(y)), -float("inf"))
-        both = tl.exp(s - lse_i[:, None]) + tl.exp(s - lse_j[None, :])
+        near = tl.dot(x, tl.trans(y))
+        s = scale * near
+        first = tl.where(j[None, :] < N, tl.exp(s - lse_i[:, None]), 0.0)
+        both = first + tl.exp(s - lse_j[None, :])
+        if SCALAR:
+            likeness += tl.sum(tl.where(i[:, None] == j[None, :], both - 2.0, both) * near, 1)
         acc = tl.dot(both.to(y.dtype), y, acc)
     pair = tl.load(Other + at, mask=own, other=0.0).to(tl.float32)
-    acc = tl.load(DLoss) / (2 * N) * (acc - 2.0 * pair)
+    share = tl.load(DLoss) / (2 * N)
     if SCALAR:
-        tl.store(DScale + tl.program_id(0), tl.sum(tl.sum(tl.where(own, acc * x.to(tl.float32), 0.0), 1), 0))
-    tl.store(DMine + at, scale * acc, mask=own)
+        tl.store(DScale + tl.program_id(0), share * tl.sum(likeness, 0))
+    tl.store(DMine + at, scale * share * (acc - 2.0 * pair), mask=own)
 
 
 def backward(saved, grad_loss, needs=(True, True, True)):
