@@ -21,10 +21,11 @@ from kernel_agent.compiler.ssa.value import Kernel
 from kernel_agent.compiler.stub.calls import calls_of
 from kernel_agent.compiler.stub.flow import launch_places
 from kernel_agent.compiler.stub.inline import without_helpers
-from kernel_agent.compiler.stub.section import Sections, Way, write_sections
+from kernel_agent.compiler.stub.section import Sections, write_sections
 from kernel_agent.compiler.stub.source import StubSource
 from kernel_agent.compiler.stub.trace import LaunchSeen
 from kernel_agent.compiler.stub.unroll import unrolled
+from kernel_agent.compiler.stub.ways import Way
 from kernel_agent.errors import InternalError, KernelAgentError
 from kernel_agent.ir import standin
 from kernel_agent.oracle.child import Stub, answered

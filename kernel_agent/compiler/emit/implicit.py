@@ -65,7 +65,7 @@ class _Implicit(Copier):
 def _rank(pair: tuple[Value, Value]) -> tuple[int, bool]:
     """Arguments before other scalars, those before tiles."""
     inner = _source(pair[0])
-    return len(pair[0].shape), inner is None or inner.producer is not None
+    return len(pair[0].shape), inner is None or inner.producer is not None or inner.depth > 0
 
 
 def _source(value: Value) -> Value | None:

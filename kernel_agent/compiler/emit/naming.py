@@ -74,11 +74,12 @@ class Names:
                     self._name(self.variables.of[value], block, place, taken, again=again)
             if op.code not in CONTROL:
                 continue
-            inside = dict(taken)
+            inside, lent = dict(taken), dict(self.lent)
             for result in op.results if op.code is Code.IF else ():
                 self._lend(op, result, inside)
             for inner in op.blocks:
                 inside = self._block(inner, inside)  # branches share theirs: Triton merges names of both
+            self.lent = lent
             if op.code is Code.IF and _of_arguments(op.operands[0]):
                 taken |= inside  # where an argument is a constant, Triton only sees one branch, and its names stay
         return taken

@@ -46,6 +46,8 @@ class Written:
     body: list[Line]
     kernels: list[Kernel]
     """In the order in which they are launched."""
+    launched: list[Launched]
+    """The launch of the forward that each of them takes back."""
     results: list[str]
     """One expression per gradient, in order."""
     helpers: tuple[str, ...] = ()
@@ -101,6 +103,7 @@ class BackwardWriter:
         self.before: dict[int, frozenset[int]] = {}
         """Memory that depends on differentiable inputs before each launch."""
         self.kernels: list[Kernel] = []
+        self.launched: list[Launched] = []
         self.plans: list[BackwardPlan] = []
         self.steps: list[tuple[BackwardPlan, Kernel]] = []
 
@@ -122,6 +125,7 @@ class BackwardWriter:
         return Written(
             self.body.lines,
             self.kernels,
+            self.launched,
             results,
             tuple(self.body.helpers),
             self.plans,
@@ -207,6 +211,7 @@ class BackwardWriter:
         planned = Planned(wording, self.cotangents, self.signature)
         planned.write(cotangents)
         self.kernels += planned.kernels
+        self.launched += [launched] * len(planned.kernels)
         self.steps += [(plan, kernel) for kernel in planned.kernels]
 
     def _refuse_overwritten(self, launched: Launched, plan: BackwardPlan) -> None:

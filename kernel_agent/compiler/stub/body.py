@@ -22,6 +22,10 @@ class Body:
         self._own.add(found)
         return found
 
+    def is_free(self, name: str) -> bool:
+        """Whether a variable can have that name without a number behind it."""
+        return self.names.is_free(name, self._own)
+
     def write(self, *lines: Line) -> None:
         """Add statements."""
         self.lines += lines

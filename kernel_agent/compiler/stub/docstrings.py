@@ -37,7 +37,7 @@ def backward_docstring(grads: Sequence[str], cotangents: Sequence[str], made: Ma
 
 def computed(plan: BackwardPlan, kernel: Kernel) -> str:
     """What a kernel of a plan writes, in words; empty where that is nothing."""
-    writes = _writes(kernel)
+    writes = written_by(kernel)
     sums = {total.partials: total.name for total in plan.totals}
     gradients = [name for name in plan.gradients.values() if name in writes]
     rows = [sums[name] for name in writes if name in sums]
@@ -62,7 +62,8 @@ class _Facts:
         """The first says what is computed."""
         reads = _reads(self.kernel)
         cotangents = {tensor: name for tensor, name in self.plan.cotangents.items() if name in reads}
-        shared = [one.name for one in self.plan.buffers if one.name in reads and one.name not in _writes(self.kernel)]
+        writes = written_by(self.kernel)
+        shared = [one.name for one in self.plan.buffers if one.name in reads and one.name not in writes]
         given = [*cotangents.values(), *shared]
         what = f"{computed(self.plan, self.kernel)}{f' from {_listed(given)}' if given else ''}."
         found = [f"P{what[1:]}" if what.startswith("partial") else what]
@@ -75,7 +76,7 @@ class _Facts:
 
     def _inputs(self) -> list[str]:
         """Tensors of the forward whose gradients, or partial sums of them, are written."""
-        writes = _writes(self.kernel)
+        writes = written_by(self.kernel)
         sums = {total.name: total.partials for total in self.plan.totals}
         return [tensor for tensor, name in self.plan.gradients.items() if sums.get(name, name) in writes]
 
@@ -183,7 +184,7 @@ class _Facts:
         reads = _reads(self.kernel)
         saved = [name for name in self.plan.saved if name in reads]
         buffers = [one.name for one in self.plan.buffers if one.name in reads]
-        mine = _writes(self.kernel)
+        mine = written_by(self.kernel)
         own = [name for name in buffers if name in mine and name not in self.plan.gradients.values()]
         shared = [name for name in buffers if name not in mine]
         starts = [name for name in own if name.startswith("segments_")]
@@ -246,7 +247,8 @@ def _goes_on(value: Value, carry: Value) -> bool:
     return op.code is Code.FOR and _goes_on(op.operands[3 + place], carry) and _sums_up(op, place)
 
 
-def _writes(kernel: Kernel) -> list[str]:
+def written_by(kernel: Kernel) -> list[str]:
+    """The pointer arguments that a kernel writes to."""
     codes = (Code.STORE, Code.ATOMIC_ADD, Code.ATOMIC)
     return list(dict.fromkeys(op.base.name for op in kernel.ops if op.code in codes))
 

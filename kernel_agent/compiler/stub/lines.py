@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kernel_agent.compiler.plan import NESTED, RISING
@@ -78,6 +78,8 @@ class Line:
     """In several rows the items need parentheses."""
     writes: tuple[str, ...] = ()
     """Of a launch: the variables whose memory it writes to."""
+    parameters: tuple[str, ...] = ()
+    """Of a launch: what its items are given for, parameters of the kernel and options."""
     joint: str = ""
     """`and` or `or` of conditions, `else` of alternatives; items of anything else have commas between them."""
 
@@ -111,6 +113,16 @@ def bound(name: str, text: str) -> Line:
     if not isinstance(node, ast.BoolOp):
         return Line(f"{name} = {text}")
     return Line(f"{name} = (", _conditions(node), ")", joint=_joint(node))
+
+
+def bound_together(names: Sequence[str], texts: str, first: int) -> list[Line]:
+    """`a, b = 1, 2`; where that is longer than a row, the `first` ones in a statement of their own."""
+    line = f"{', '.join(names)} = {texts}"
+    node = ast.parse(texts, mode="eval").body
+    if len(line) <= WIDTH - 8 or not isinstance(node, ast.Tuple) or not 0 < first < len(names):
+        return [Line(line)]
+    parts = list(map(ast.unparse, node.elts))
+    return [Line(f"{', '.join(names[some])} = {', '.join(parts[some])}") for some in (slice(first), slice(first, None))]
 
 
 def asked_unless(condition: str) -> Line:

@@ -68,12 +68,16 @@ class Names:
         """A name for a variable of one branch, which has `own` already; branches may have the same ones."""
         name = re.sub(r"\W+", "_", name)
         found, count = name, 1
-        while found in own or (found in self._taken and found not in self._locals):
+        while not self.is_free(found, own):
             count += 1
             found = f"{name}_{count}"
         self._taken.add(found)
         self._locals.add(found)
         return found
+
+    def is_free(self, name: str, own: Collection[str]) -> bool:
+        """Whether `local` gives a name as it is."""
+        return name not in own and (name not in self._taken or name in self._locals)
 
     # --- needs
 

@@ -19,9 +19,10 @@ from kernel_agent.compiler.ssa.value import NARROW, Kernel
 from kernel_agent.compiler.stub.accesses import Accesses
 from kernel_agent.compiler.stub.buffers import Buffers, element_of
 from kernel_agent.compiler.stub.cotangents import Cotangents, Grad
-from kernel_agent.compiler.stub.docstrings import kernel_docstring
+from kernel_agent.compiler.stub.docstrings import kernel_docstring, written_by
 from kernel_agent.compiler.stub.flow import tensors_in
-from kernel_agent.compiler.stub.lines import HELPERS, Line, asked_unless, backward_name, quoted
+from kernel_agent.compiler.stub.keywords import named_after, own_keywords, with_keywords
+from kernel_agent.compiler.stub.lines import HELPERS, Line, asked_unless, backward_name, bound_together, quoted
 from kernel_agent.compiler.stub.needs import variable_of
 from kernel_agent.compiler.stub.products import LARGE, WIDTHS, ProductTiles, product_tiles
 from kernel_agent.compiler.stub.tiles import Tiles, mentions, steps_by
@@ -61,6 +62,8 @@ class Planned:
         self.signature = signature
         self.kernels: list[Kernel] = []
         """What is launched, in order."""
+        self.several = False
+        """Whether more than one launch chooses its tiles."""
 
     def write(self, given: Mapping[str, Grad]) -> None:
         """Write it all and add the gradients to the cotangents. `given`: cotangents of what the launch wrote, by
@@ -100,12 +103,15 @@ class Planned:
     def _settle(self, chosen: Sequence[Chosen], settings: Mapping[str, str]) -> None:
         """Variables for settings: what holds for each launch that takes one."""
         for name, text in settings.items():
-            takers = [one.tiles for one in chosen if name in one.step.kernel.constants]
+            takers = [one for one in chosen if name in one.step.kernel.constants]
             texts: dict[str, None] = {}
-            for tiles in takers or ({},):
+            for tiles in [one.tiles for one in takers] or ({},):
                 with self.wording.under([tiles]):
                     texts[self.wording.text(text)] = None
-            self.wording.variables[name] = self._set(name, " and ".join(texts))
+            base = name.rstrip("_")
+            meets = sum(other.rstrip("_") == base for other in self.plan.settings) > 1
+            owner = takers[0].step if len(takers) == 1 else chosen[0].step if len(chosen) == 1 else None
+            self.wording.variables[name] = self._set(self._wanted(base, owner, meets), " and ".join(texts))
 
     def _set(self, name: str, text: str) -> str:
         """A variable for a number that the plan is free to choose."""
@@ -142,16 +148,33 @@ class Planned:
 
     def _choose(self) -> list[Chosen]:
         """Variables for the tiles of each launch, with those for warps and stages beside them."""
-        found = [Chosen(step, self._own(step)) for step in self.plan.steps]
+        names = [self._own(step) for step in self.plan.steps]
+        self.several = sum(map(bool, names)) > 1
+        found = [
+            Chosen(step, {name: self._variable(name, step) for name in own})
+            for step, own in zip(self.plan.steps, names, strict=True)
+        ]
         if any(one.tiles for one in found) and not self._apart(found):
             found = [Chosen(step, {}) for step in self.plan.steps]
         return [self._written(one) if one.tiles else one for one in found]
 
-    def _own(self, step: Step) -> dict[str, str]:
-        """Variables of the tiles of a launch."""
+    def _own(self, step: Step) -> list[str]:
+        """Tiles that a launch chooses."""
         candidates = steps_by(step.kernel)
-        names = [name for name in self.signature(step.kernel) if name in candidates and self._formula(name)]
-        return {name: self.body.fresh(name) for name in names}
+        return [name for name in self.signature(step.kernel) if name in candidates and self._formula(name)]
+
+    def _wanted(self, name: str, step: Step | None, meets: bool = False) -> str:
+        """What a number of a launch would best be called: after what the launch computes where it `meets` another."""
+        if step is None or not (meets or not self.body.is_free(name)):
+            return name
+        sums = {total.partials: total.name for total in self.plan.totals}
+        written = [sums.get(name, name) for name in written_by(step.kernel)]
+        gradients = [name for name in dict.fromkeys(self.plan.gradients.values()) if name in written]
+        return named_after(name, gradients)
+
+    def _variable(self, name: str, step: Step) -> str:
+        """A variable for a tile or an option of a launch."""
+        return self.body.fresh(self._wanted(name, step, self.several))
 
     def _formula(self, name: str) -> str:
         """What a tile is at first; empty where it keeps the name that it has in the stub.
@@ -199,32 +222,37 @@ class Planned:
         for option in ("num_warps", "num_stages"):
             text = self._option(one.step, option)
             if text is not None and text.isdecimal():
-                options[option] = self.body.fresh(option)
+                options[option] = self._variable(option, one.step)
                 values[options[option]] = text
         large = any(text.isdecimal() and int(text) > LARGE for text in values.values())
         tensors = self.launched.seen.tensors
         readable = [name for name, tensor in tensors.items() if self.flow.same_form(tensor) is not None]
         better = product_tiles(one.step.kernel, one.tiles, readable) if large and len(options) == 2 else None
-        found = self._by_width(better, {**one.tiles, **options}, values) if better else ", ".join(values.values())
+        found = self._by_width(better, one, options, values) if better else ", ".join(values.values())
         targets, alternatives = ", ".join(values), tuple(found.split(" else "))
         if len(alternatives) > 1:
             self.body.write(Line(f"{targets} = (", alternatives, ")", joint="else"))
         else:
-            self.body.write(Line(f"{targets} = {found}"))
+            self.body.write(*bound_together(list(values), found, len(one.tiles)))
         return replace(one, options=options)
 
-    def _by_width(self, better: ProductTiles, variables: Mapping[str, str], values: Mapping[str, str]) -> str:
+    def _by_width(
+        self, better: ProductTiles, one: Chosen, options: Mapping[str, str], values: Mapping[str, str]
+    ) -> str:
         """Sizes for a kernel that sums products, in the order of `values`, one of several where its width decides."""
+        variables = {**one.tiles, **options}
         tensor = self.launched.seen.tensors.get(better.operand)
         size = "" if tensor is None else self.references.asked(tensor, "element_size()")
         names = {variable: name for name, variable in variables.items()}
         shown = []
         for sizes in better.choices:
-            texts = [f"128 // {size}" if names[one] == better.per_row else str(sizes[names[one]]) for one in values]
+            texts = [f"128 // {size}" if names[it] == better.per_row else str(sizes[names[it]]) for it in values]
             shown.append(", ".join(texts))
         if not better.width:
             return shown[0]
-        row = self.body.bind("row_bytes", f"{self.wording.argument(better.width)} * {size}")
+        row = self.body.bind(
+            self._wanted("row_bytes", one.step, self.several), f"{self.wording.argument(better.width)} * {size}"
+        )
         tests = [f"({found}) if {row} <= {most} else" for found, most in zip(shown, WIDTHS, strict=False)]
         return " ".join((*tests, f"({shown[-1]})"))
 
@@ -258,23 +286,29 @@ class Planned:
     def _bind(self, step: Step) -> None:
         """Variables for long expressions that the launches share."""
         for name, text in step.scalars.items():
-            self.wording.bind(name, text)
-        for axis, text in enumerate(step.grid):
-            if not text.startswith("grid"):
-                self.wording.bind("programs" if axis == 0 else f"programs_{axis}", text)
+            self.wording.bind(self._wanted(name, step), text)
+        shared = {self.wording.text(text) for buffer in self.plan.buffers for text in buffer.shape}
+        for name, text in zip(("programs", "programs_y", "programs_z"), step.grid, strict=False):
+            if not text.startswith("grid") and self.wording.text(text) in shared:
+                self.wording.bind(self._wanted(name, step), text)
 
     def _launch(self, one: Chosen) -> None:
         step = one.step
-        kernel = replace(step.kernel, name=self.wording.names.fresh(backward_name(step.kernel.name)))
+        keywords = own_keywords(step.kernel)
+        settings = {keyword: name for name, keyword in keywords.items()}
+        kernel = replace(
+            with_keywords(step.kernel, keywords), name=self.wording.names.fresh(backward_name(step.kernel.name))
+        )
         self.kernels.append(kernel)
         grid = [self.wording.short(text) for text in step.grid]
         shown = f"({grid[0]},)" if len(grid) == 1 else f"({', '.join(grid)})"
-        items = []
+        items, parameters = [], []
         given = {value.name for value in kernel.arguments}
         document = partial(kernel_docstring, self.launched.kernel, self.plan, replace(step, kernel=kernel))
         for name in self.signature(kernel, document):
-            if name in self.wording.variables:
-                text = self.wording.variables[name]
+            parameters.append(name)
+            if settings.get(name, name) in self.wording.variables:
+                text = self.wording.variables[settings.get(name, name)]
             elif name in step.scalars:
                 items.append(self.wording.short(step.scalars[name]))
                 continue
@@ -285,9 +319,12 @@ class Planned:
             shown_option = one.options.get(option) or self._option(step, option)
             if shown_option is not None:
                 items.append(f"{option}={shown_option}")
+                parameters.append(option)
         written = Accesses.of(kernel).written
         buffers = tuple(self.wording.variables[name] for name in sorted(written) if name in self.wording.variables)
-        self.body.write(Line(f"{kernel.name}[{shown}](", tuple(items), ")", writes=tuple(map(variable_of, buffers))))
+        writes = tuple(map(variable_of, buffers))
+        opening = f"{kernel.name}[{shown}]("
+        self.body.write(Line(opening, tuple(items), ")", writes=writes, parameters=tuple(parameters)))
 
     def _contribute(self, made: Buffers, given: Mapping[str, Grad]) -> None:
         """Hand the gradients on to the tensors that they belong to."""

@@ -255,7 +255,7 @@ def _backward_frame() -> Mapping[str, Any]:
 
 def sizes_in(found: Mapping[str, Any]) -> dict[str, int]:
     """Whole numbers among the locals of a backward, and how wide the elements of its tensors are, by expression."""
-    sizes = {name: value for name, value in found.items() if type(value) is int}
+    sizes = {name: value for name, value in found.items() if type(value) in (int, bool)}
     wide = {
         f"{name}.element_size()": value.element_size() for name, value in found.items() if isinstance(value, Tensor)
     }

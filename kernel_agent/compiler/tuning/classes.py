@@ -19,7 +19,7 @@ class Class:
     """Calls with one choice."""
 
     conditions: tuple[str, ...]
-    """`N <= 4096`; all must hold. Empty: whatever no other class takes."""
+    """`N <= 4096`, `not causal`; all must hold. Empty: whatever no other class takes."""
     values: Mapping[int, int]
     labels: tuple[str, ...]
     """Entries it was chosen at."""
@@ -48,7 +48,7 @@ def _split(
             logs = sum(len(some) * math.log(part.mean(part.best(some), some)) for some in (low, high))
             time = math.exp(logs / len(labels))
             if time < (1 - WORTH) * whole and (chosen is None or time < 0.999 * chosen[0]):
-                chosen = time, f"{name} <= {least}", low, high
+                chosen = time, f"not {name}" if least is False else f"{name} <= {least}", low, high
     if chosen is None:
         yield Class((), dict(part.best(labels)), tuple(labels))
         return

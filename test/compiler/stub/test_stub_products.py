@@ -52,15 +52,16 @@ def test_a_product_owns_square_tiles_and_a_bias_narrow_ones(sandbox: Sandbox) ->
     assert "= 128 // x.element_size(), 128, 128, 8, 3" in text, "dW walks over rows"
     assert "= 128, 128 // weight.element_size(), 128, 8, 3" in text, "dX walks over columns"
     # one program for every 128 columns would be 32 programs, each of which walks over all rows
-    assert "BLOCK_M_2, BLOCK_N_2, num_warps_2, num_stages_2 = 256, 32, 8, 3" in text, "dBias"
+    assert "BLOCK_M_DBIAS, BLOCK_N_DBIAS, num_warps_dbias, num_stages_dbias = 256, 32, 8, 3" in text, "dBias"
 
 
 def test_kernels_of_a_product_have_names_without_numbers(sandbox: Sandbox) -> None:
-    # Masks were mask_1 and mask_2, loops went over program_0 to num_programs_0: what they belong to has a name. The
-    # second launch's own tiles and options are the numbered ones that are left.
+    # Masks were mask_1 and mask_2, loops went over program_0 to num_programs_0: what they belong to has a name, and so
+    # have the tiles and options of the second launch, which were BLOCK_M_2 and num_warps_2.
     source = read_file(ROOT / "datasets" / "kernel_pairs" / "matmul" / "matmul_nt.py")
     (draft,), _ = drafts(describe(source, sandbox), sandbox, most=1)
-    kernels = draft.candidate.backward.partition("def backward(")[0]
+    kernels, _, backward = draft.candidate.backward.partition("def backward(")
     numbered = set(re.findall(r"\b[a-z]\w*_\d+\b", kernels))
     assert len(numbered) <= 1, numbered
+    assert not re.findall(r"\b(?:BLOCK|num|programs|WHOLE|row)\w*_\d*\b", backward)
     assert "num_blocks_m" in kernels

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernel_agent.compiler.stub.section import Way, write_sections
+from kernel_agent.compiler.stub.section import write_sections
 from kernel_agent.compiler.stub.source import StubSource
 from kernel_agent.compiler.stub.trace import trace
+from kernel_agent.compiler.stub.ways import Way
 from kernel_agent.pairs.spec import ArgumentFacts, ArgumentKind, Candidate, KernelSpec
 from kernel_agent.pairs.userfile import read_source
 

@@ -169,6 +169,14 @@ def test_a_class_is_split_where_another_number_saves_time():
     assert [(one.conditions, dict(one.values)) for one in found] == [(("N <= 4096",), {0: 4}), ((), {0: 16})]
 
 
+def test_a_class_is_split_by_a_flag_of_the_call():
+    # one kernel serves both: without the flag the causal one would have the numbers of the other
+    part = part_with({0: {"full": 10, "causal": 10}, 4: {"full": 5, "causal": 20}, 16: {"full": 20, "causal": 5}})
+    sizes = {"full": {"N": 1024, "causal": False}, "causal": {"N": 1024, "causal": True}}
+    found = classes(part, sizes, ["N", "causal"])
+    assert [(one.conditions, dict(one.values)) for one in found] == [(("not causal",), {0: 4}), ((), {0: 16})]
+
+
 def test_a_branch_that_saves_next_to_nothing_is_not_written():
     part = part_with({0: {"s": 10, "l": 10}, 4: {"s": 5.0, "l": 5.1}, 16: {"s": 5.1, "l": 5.0}})
     assert len(classes(part, {"s": {"N": 1}, "l": {"N": 2}}, ["N"])) == 1

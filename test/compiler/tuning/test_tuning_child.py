@@ -92,8 +92,8 @@ def cubins(call: Call) -> list[Path]:
     return list((call.scratch / "triton").rglob("scale_kernel.cubin"))
 
 
-def test_sizes_are_the_whole_numbers_of_a_backward_and_how_wide_its_elements_are():
+def test_sizes_are_whole_numbers_and_flags_of_a_backward_and_how_wide_its_elements_are():
     import torch
 
     found = child.sizes_in({"N": 7, "flag": True, "x": torch.zeros(3, dtype=torch.bfloat16), "eps": 1e-5})
-    assert found == {"N": 7, "x.element_size()": 2}
+    assert found == {"N": 7, "flag": True, "x.element_size()": 2}
