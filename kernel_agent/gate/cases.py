@@ -100,9 +100,7 @@ def make_plan(truths: Truths, options: GateOptions, *, accepts_needs: bool) -> P
     small = min((shape for shape in wanted if shape.required), key=lambda s: s.elements, default=None)
     other = [] if small is None else value_points(truths, small.entry, options)
     known = {entry.label for entry in likely} | swept.keys()
-    # A surrogate is other code than the kernels: among many random elements the two round apart somewhere.
-    swept_entries = [] if truths.spec.custom_gradient else [shape.entry for shape in wanted]
-    apart = apart_entries(swept_entries, known, options)
+    apart = apart_entries([shape.entry for shape in wanted], known, options)
     apart = affordable(truths, apart, options.max_elements // _ONCE_SHARE, options)
     answers = _forwards(truths, [*[shape.entry for shape in wanted], *likely, *apart], options, other)
     apart_answers, odd_answers = answers[len(wanted) + len(likely) :], answers[len(wanted) :][: len(likely)]

@@ -74,10 +74,23 @@ def _scalar(text: str, type_name: str) -> Scalar:
     if not re.match(r"b?f\d", type_name):
         return int(text, 0)
     if not text.startswith("0x"):
+        if type_name == "f32" and _significant_digits(text) > _DECIMAL_DIGITS:
+            (named,) = struct.unpack("<f", struct.pack("<f", float(text)))
+            return float(named)
         return float(text)
     dtype = STORED_FLOATS[type_name]
     raw = int(text, 16).to_bytes(dtype.itemsize, "little")
     return float(torch.frombuffer(bytearray(raw), dtype=torch.uint8).view(dtype).double().item())
+
+
+_DECIMAL_DIGITS = 7
+"""A decimal of so many digits is what its author wrote, `0.1` or `0.044715`: the executor computes with that."""
+
+
+def _significant_digits(text: str) -> int:
+    """Digits of a float between the first and the last that is not zero. MLIR writes nine of them where six would name
+    another float32: there the float itself is meant, and the decimal may be off by half of its last digit."""
+    return len(re.sub(r"[eE].*|[^0-9]", "", text).strip("0"))
 
 
 def _from_bytes(raw: bytes, element: Type) -> tuple[Scalar, ...]:

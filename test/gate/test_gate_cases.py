@@ -110,3 +110,12 @@ def test_a_derived_shape_whose_arguments_grow_with_the_square_of_a_size_is_left_
     sizes = [shape.entry.dims for shape in plan_of(squared).shapes]
     assert max(dims["M"] for dims in sizes) < 100
     assert any(dims["N"] > 1000 for dims in sizes), "rows may be long"
+
+
+def test_a_shape_beyond_the_first_tile_is_asked_where_a_surrogate_is_the_truth(truths_of):
+    # Without it a backward that left out all programs but the first along a row was green.
+    surrogate = "def surrogate(x):\n    return torch.softmax(x, -1)\n\n\ndef reference"
+    custom = ("    license=", '    gradient="custom",\n    license=')
+    truths = truths_of("softmax", custom, ("def reference", surrogate))
+    assert truths.spec.custom_gradient
+    assert any(shape.entry.dims["N"] == 1025 for shape in plan_of(truths, odd_sizes=1).shapes)

@@ -170,6 +170,9 @@ def test_types(text, kind, shape, scalar):
         ("true", True),
         ("-5 : i32", -5),
         ("1.500000e+00 : f32", 1.5),
+        ("4.471500e-02 : f32", 0.044715),  # as its author wrote it
+        ("4.65661287E-10 : f32", 2.0**-31),  # nine digits name a float32, a double logarithm tells them apart
+        ("1.44269502 : f32", 12102203 * 2.0**-23),
         ("0xFF800000 : f32", float("-inf")),
         ("0x3C00 : f16", 1.0),
         ("array<i32: 1, 0, 2>", (1, 0, 2)),
