@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 
 from kernel_agent.compiler.schedule.calls import Calls
+from kernel_agent.compiler.schedule.claims import Claim, Rising
 from kernel_agent.compiler.schedule.coverage import domain
 from kernel_agent.compiler.schedule.forms import Forms, Launch
-from kernel_agent.compiler.schedule.injective import injective
+from kernel_agent.compiler.schedule.injective import Injectivity, injective
 from kernel_agent.compiler.schedule.linear import Atom, Form, Kind
+from kernel_agent.compiler.schedule.mirror import mirrored, reversed_axes
 from kernel_agent.compiler.schedule.ownership import Common
-from kernel_agent.compiler.schedule.sites import Site, sites
+from kernel_agent.compiler.schedule.polynomial import Monomial, Polynomial
+from kernel_agent.compiler.schedule.sites import Bound, Site, sites
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value, walk
 
@@ -22,8 +27,13 @@ class Apart:
         """`calls`: launches that were seen. What holds in all of them is relied on, and noted in `facts`."""
         self.calls = calls or Calls()
         self.facts: dict[str, None] = {}
-        self.forms = Forms(kernel, Launch.like_forward(3))
-        self.sites = {site.op: site for site in sites(kernel.body, frozenset((Code.STORE,)))}
+        # Numbers that fall with the programs say nothing of how far apart lanes are; counted from the end they rise.
+        rising = mirrored(kernel, reversed_axes(kernel))
+        self.forms = Forms(rising, Launch.like_forward(3))
+        stores = [op for op in kernel.ops if op.code is Code.STORE]
+        found = {site.op: site for site in sites(rising.body, frozenset((Code.STORE,)))}
+        again = [op for op in rising.ops if op.code is Code.STORE]
+        self.sites = {op: found[copy] for op, copy in zip(stores, again, strict=True)}
 
     def proved(self, one: Op, other: Op) -> bool:
         """Whether nothing in a program makes up for the distance between the offsets of two stores."""
@@ -57,7 +67,7 @@ class Apart:
                 b for b in common.bounds if all(atom in kept or not _is_fixed(atom) for atom in b.form.coefficients)
             ]
             found = injective(self._in_program(common.form, kept), bounds, needed | common.copies, self.calls)
-            facts = [] if found is None else found.facts()
+            facts = [] if found is None or _holds_where_stored(found, bounds) else found.facts()
             if found is not None and (not facts or self.calls.show(facts)):
                 self.facts |= dict.fromkeys(facts)
                 return True
@@ -66,6 +76,22 @@ class Apart:
     def _in_program(self, form: Form, kept: frozenset[Atom] = frozenset()) -> Form:
         """What of a form changes within a program, and indices that are kept."""
         return Form.of({atom: factor for atom, factor in form.terms if atom in kept or not _is_fixed(atom)}, form.base)
+
+
+def _holds_where_stored(found: Injectivity, bounds: Sequence[Bound]) -> bool:
+    """Whether a proof leaves nothing open once what indices are below is at least 1: else nothing is stored."""
+    ends = {bound.below for bound in bounds}
+
+    def proved(claim: Claim | Rising) -> bool:
+        if isinstance(claim, Rising):
+            return False
+        terms: dict[Monomial, int] = {}
+        for monomial, number in (claim.left - claim.right).terms:
+            told = tuple(replace(one, positive=one.positive or Polynomial.symbol(one.text) in ends) for one in monomial)
+            terms[told] = number
+        return Polynomial.of(terms).surely(0)
+
+    return all(map(proved, found.claims)) and any(all(map(proved, order)) for order in found.orders)
 
 
 def _is_fixed(atom: Atom) -> bool:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from kernel_agent.compiler.reverse.disjoint import Apart
 from kernel_agent.compiler.saved.lanes import Lanes
 from kernel_agent.compiler.ssa.code import CONTROL, MEMORY, Code
 from kernel_agent.compiler.ssa.rebuild import Copier
@@ -86,7 +87,7 @@ def saved_reads(kernel: Kernel, written: Iterable[str]) -> frozenset[str]:
 
 def places(kernel: Kernel, remarks: list[str]) -> list[Place]:
     """Where the values of a kernel can be loaded from after it has run, in the order they are computed in."""
-    lanes = Lanes(kernel)
+    lanes, apart = Lanes(kernel), Apart(kernel)
     written = written_to(kernel.body)
     accesses: dict[Value, list[Op]] = {}
     homes: dict[Op, Block] = {}
@@ -110,7 +111,7 @@ def places(kernel: Kernel, remarks: list[str]) -> list[Place]:
         if not value.is_float or op is None or homes.get(op) is not block or value.shape != store.offset.shape:
             continue
         name = store.base.name
-        if len(accesses[store.base]) > 1:
+        if not _has_its_own(store, accesses[store.base], apart):
             if is_heavy(value, ()):
                 remarks.append(
                     f"{_called(value)} is not read back: {name} is accessed at several places of the forward"
@@ -130,6 +131,12 @@ def places(kernel: Kernel, remarks: list[str]) -> list[Place]:
         found.append(Place(store, value, narrowed))
     order = {op: place for place, op in enumerate(homes)}
     return sorted(found, key=lambda place: order[place.value.producer] if place.value.producer else 0)
+
+
+def _has_its_own(store: Op, accesses: Iterable[Op], apart: Apart) -> bool:
+    """Whether nothing else that a program does to a tensor meets a store, as in planes of their own."""
+    others = [op for op in accesses if op is not store]
+    return all(op.code is Code.STORE and apart.proved(store, op) for op in others)
 
 
 def is_heavy(value: Value, cut: Iterable[Value]) -> bool:

@@ -6,6 +6,7 @@ from kernel_agent.compiler.saved.gauge import use_gauge
 from kernel_agent.compiler.saved.outputs import Saved, use_saved
 from kernel_agent.compiler.saved.prefetch import without_prefetch
 from kernel_agent.compiler.saved.quotients import use_quotients
+from kernel_agent.compiler.saved.remainder import with_last_trips
 from kernel_agent.compiler.saved.softmax import settle_maxima
 from kernel_agent.compiler.ssa.value import Kernel
 
@@ -16,7 +17,7 @@ def prepared(kernel: Kernel, written: frozenset[str]) -> Saved:
     `written`: arguments whose cotangents are given, as for `differentiate`. Reads of what the forward wrote are right
     only if nobody writes there before the backward.
     """
-    divided = use_quotients(without_prefetch(kernel), written)
+    divided = use_quotients(with_last_trips(without_prefetch(kernel)), written)
     turned = use_gauge(divided.kernel, written)
     settled = settle_maxima(turned.kernel, written)
     found = use_saved(settled.kernel)

@@ -111,3 +111,22 @@ def spread_of_a_row() -> Forward:
     given = {"x_ptr": seeded(ROWS, N), "y_ptr": empty(ROWS), "stride": N, "n": N}
     kernel = kernel_from(kernels.spread_of_a_row, {"x_ptr": F32, "y_ptr": F32, "stride": "i32", "n": "i32"}, BLOCK=16)
     return ran(kernel, (ROWS,), given, ["x_ptr"], ["y_ptr"])
+
+
+def log_sum_in_whole_tiles(last: str = "", *, n: int = N) -> Forward:
+    """Of tiles without a mask, and one with it for what is left."""
+    types = {"x_ptr": F32, "lse_ptr": F32, "stride": "i32", "n": "i32"}
+    given = {"x_ptr": 3 * seeded(ROWS, n), "lse_ptr": empty(ROWS), "stride": n, "n": n}
+    kernel = kernel_from(kernels.log_sum_in_whole_tiles, types, BLOCK=16, LAST=last)
+    return ran(kernel, (ROWS,), given, ["x_ptr"], ["lse_ptr"])
+
+
+def two_log_sums(*, planes: bool) -> Forward:
+    """Of one loop, stored to planes of one tensor, or at a distance that nobody knows."""
+    types = {"x_ptr": F32, "y_ptr": F32, "lse_ptr": F32, "stride": "i32", "n": "i32", "distance": "i32"}
+    given = {
+        "x_ptr": 3 * seeded(ROWS, N), "y_ptr": empty(ROWS), "lse_ptr": empty(2 * ROWS), "stride": N, "n": N,
+        "distance": ROWS,
+    }  # fmt: skip
+    kernel = kernel_from(kernels.two_log_sums, types, BLOCK=16, PLANES=planes)
+    return ran(kernel, (ROWS,), given, ["x_ptr"], ["y_ptr"])

@@ -246,3 +246,47 @@ def spread_of_a_row(x_ptr, y_ptr, stride, n, BLOCK: tl.constexpr):
         highest = tl.maximum(highest, tl.max(x, axis=0))
         lowest = tl.minimum(lowest, tl.min(x, axis=0))
     tl.store(y_ptr + row, highest - lowest)
+
+
+@triton.jit
+def _log_sum_step(m, d, x):
+    m_new = tl.maximum(m, tl.max(x, axis=0))
+    return m_new, d * tl.exp(m - m_new) + tl.sum(tl.exp(x - m_new), axis=0)
+
+
+@triton.jit
+def log_sum_in_whole_tiles(x_ptr, lse_ptr, stride, n, BLOCK: tl.constexpr, LAST: tl.constexpr):
+    row = tl.program_id(0)
+    m = -float("inf")
+    d = 0.0
+    whole = n // BLOCK * BLOCK
+    for off in range(0, whole, BLOCK):
+        cols = off + tl.arange(0, BLOCK)
+        m, d = _log_sum_step(m, d, tl.load(x_ptr + row * stride + cols))
+    if whole < n:
+        cols = whole + tl.arange(0, BLOCK)
+        end = n - 1 if LAST == "an element less" else n
+        x = tl.load(x_ptr + row * stride + cols, mask=cols < end, other=-float("inf"))
+        if LAST == "another factor":
+            x = x * 2
+        m, d = _log_sum_step(m, d, x)
+    tl.store(lse_ptr + row, m + tl.log(d))
+
+
+@triton.jit
+def two_log_sums(x_ptr, y_ptr, lse_ptr, stride, n, distance, BLOCK: tl.constexpr, PLANES: tl.constexpr):
+    row = tl.program_id(0)
+    m = -float("inf")
+    d = 0.0
+    m_half = -float("inf")
+    d_half = 0.0
+    for off in range(0, n, BLOCK):
+        cols = off + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + row * stride + cols, mask=cols < n, other=-float("inf"))
+        m, d = _log_sum_step(m, d, x)
+        m_half, d_half = _log_sum_step(m_half, d_half, 0.5 * x)
+    lse = m + tl.log(d)
+    lse_half = m_half + tl.log(d_half)
+    tl.store(lse_ptr + row, lse)
+    tl.store(lse_ptr + row + (tl.num_programs(0) if PLANES else distance), lse_half)
+    tl.store(y_ptr + row, lse * lse_half)

@@ -56,6 +56,24 @@ def test_a_softmax_in_two_passes_needs_no_tape() -> None:
     assert backward.tapes == 0
 
 
+def test_two_softmaxes_of_one_loop_read_their_log_sum_exps_from_planes_of_one_tensor() -> None:
+    forward = forwards.two_log_sums(planes=True)
+    saved = use_gauge(forward.kernel, frozenset(forward.written))
+    forward.forward_again(saved.kernel)
+    backward, plain = forward.backward(saved.kernel), forward.backward(forward.kernel)
+    same_gradients(backward, plain)
+    assert plain.tapes > 0
+    assert (backward.loops, backward.tapes, backward.count(Code.REDUCE_MAX)) == (1, 0, 0)
+
+
+def test_log_sum_exps_that_may_lie_in_one_place_are_not_read_back() -> None:
+    # A distance of zero would leave only the second one in memory.
+    forward = forwards.two_log_sums(planes=False)
+    saved = use_gauge(forward.kernel, frozenset(forward.written))
+    assert saved.read == frozenset()
+    same_gradients(forward.backward(saved.kernel), forward.backward(forward.kernel))
+
+
 @pytest.mark.parametrize("guard", [False, True], ids=["plain", "guarded"])
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 def test_attention_reads_its_output_and_log_sum_exp(causal: bool, guard: bool) -> None:
