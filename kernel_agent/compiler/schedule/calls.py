@@ -31,6 +31,12 @@ class Calls:
         found = [number for names in self.names if (number := _number(expression, names)) is not None]
         return max(found, default=None)
 
+    def total(self, expression: str) -> int | None:
+        """The sum of a whole number over the launches; None where it is not known of all, or none was seen."""
+        found = [_number(expression, names) for names in self.names]
+        known = [number for number in found if number is not None]
+        return sum(known) if known and len(known) == len(found) else None
+
 
 def _number(expression: str, names: Mapping[str, Any]) -> int | None:
     """What it is in a launch; None where it cannot be asked."""

@@ -104,7 +104,7 @@ def slotted(kernel: Kernel, gradients: Mapping[str, str], launch: Launch) -> Slo
     for tensor, name in gradients.items():
         added = written.get(name, [])
         if kernel.argument(tensor).is_pointer and added:
-            small = all(SMALL * _lanes(site) <= loaded.get(site.loops, 0) for site in added)
+            small = all(_is_small(forms, site, loaded.get(site.loops, [])) for site in added)
             slots = _slots(forms, added, tensor, wide=not small)
             found += [slots] if slots is not None else []
     return Slotted(_Slotter(kernel, found).copy() if found else kernel, tuple(found))
@@ -114,13 +114,32 @@ def _lanes(site: Site) -> int:
     return math.prod(site.op.offset.shape)
 
 
-def _loaded(kernel: Kernel) -> dict[tuple[Op, ...], int]:
-    """Elements that are loaded within some loops, in a trip of each."""
-    found: dict[tuple[Op, ...], int] = {}
+def _is_small(forms: Forms, added: Site, loads: Sequence[Site]) -> bool:
+    """Whether an addition has few elements beside what is loaded around it: at the tiles that the kernel was lowered
+    for, and at those of all calls together, of which large ones weigh most. The first entry of a sweep may have odd
+    tiles."""
+    if SMALL * _lanes(added) > sum(map(_lanes, loads)):
+        return False
+    calls = forms.launch.calls
+    row = calls.total(_tile(forms, added).text())
+    return row is None or SMALL * row <= (calls.total(" + ".join(_tile(forms, one).text() for one in loads)) or 0)
+
+
+def _tile(forms: Forms, site: Site) -> Polynomial:
+    """Lanes of an access, as the source calls their numbers."""
+    extents = {atom.number: atom.extent for atom, _ in forms.of(site.op.offset).terms if atom.kind is Kind.LANE}
+    found = ONE
+    for axis, size in enumerate(site.op.offset.shape):
+        found = found * (extents.get(axis) or Polynomial.integer(size))
+    return found
+
+
+def _loaded(kernel: Kernel) -> dict[tuple[Op, ...], list[Site]]:
+    """Loads within some loops."""
+    found: dict[tuple[Op, ...], list[Site]] = {}
     for site in sites(kernel.body, frozenset((Code.LOAD,))):
         for depth in range(len(site.loops) + 1):
-            around = site.loops[:depth]
-            found[around] = found.get(around, 0) + math.prod(site.op.result.shape)
+            found.setdefault(site.loops[:depth], []).append(site)
     return found
 
 

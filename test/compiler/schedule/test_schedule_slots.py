@@ -107,6 +107,14 @@ def test_rows_as_large_as_what_is_read_stay_atomic(lanes: int) -> None:
     assert slot(kernel(build)).slots == ()
 
 
+@pytest.mark.parametrize(("wide", "is_stored"), [((32,), True), ((32, 64), True), ((32, 4), True), ((4, 8), False)])
+def test_rows_are_small_beside_what_is_read_at_the_tiles_of_all_calls(wide: tuple[int, ...], is_stored: bool) -> None:
+    # The kernel is lowered for the first call, whose tiles may be the odd ones: rows as large as what is read were had.
+    calls = Calls(tuple({"grid0": 5, "grid1": 3, "grid2": 40, "W": torch.zeros(5), "WIDE": one} for one in wide))
+    found = slotted(kernel(), {"W": "dW"}, Launch.like_forward(3, calls))
+    assert (writes(found.kernel) == [Code.STORE]) is is_stored
+
+
 def test_elements_that_lanes_share_stay_atomic() -> None:
     # Only programs have rows of their own: lanes that meet in one would overwrite each other.
     def build(b: Builder, x: Value, w: Value, dw: Value, channels: Value) -> None:
