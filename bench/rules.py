@@ -17,7 +17,6 @@ from torch import Tensor
 
 from kernel_agent.bench.honest import honest_error
 from kernel_agent.bench.native_rule import compare_native
-from kernel_agent.gate.batch import Question
 from kernel_agent.gate.cases import Case
 from kernel_agent.gate.mutants.crowd import Asked, Way, run_crowd
 from kernel_agent.gate.mutants.judge import MutantJudge
@@ -25,6 +24,7 @@ from kernel_agent.gate.mutants.records import Outcome
 from kernel_agent.gate.mutants.sources import MUTATORS, source_mutants
 from kernel_agent.gate.mutants.suite import scales
 from kernel_agent.gate.options import STANDARD
+from kernel_agent.gate.questions import Question
 from kernel_agent.oracle import CotangentKind, Point, Truths, describe
 from kernel_agent.pairs.userfile import read_file
 from kernel_agent.sandbox import Sandbox

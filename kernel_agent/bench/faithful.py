@@ -19,7 +19,6 @@ from kernel_agent.bench.narrow import FLOAT32_BITS
 from kernel_agent.bench.native_rule import compare_native
 from kernel_agent.bench.native_truth import NativeGradient
 from kernel_agent.errors import KernelAgentError
-from kernel_agent.gate.batch import Question
 from kernel_agent.gate.candidate import read_candidate
 from kernel_agent.gate.judge import Problem
 from kernel_agent.gate.mutants.crowd import Asked, Heard, Run, Way, run_crowd
@@ -27,6 +26,7 @@ from kernel_agent.gate.mutants.judge import Fate, Rounded
 from kernel_agent.gate.mutants.records import Outcome
 from kernel_agent.gate.mutants.suite import Suites
 from kernel_agent.gate.options import STANDARD, GateOptions
+from kernel_agent.gate.questions import Question
 from kernel_agent.gate.verdict import Status
 from kernel_agent.oracle import CotangentKind, Truths
 from kernel_agent.oracle.job import run_truth

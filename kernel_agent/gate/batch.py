@@ -1,4 +1,4 @@
-"""A batch of cases: truth in one child, then the candidate in another, then the comparison in the parent."""
+"""A batch of cases: the candidate answers them in a child, and the parent compares."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor
 from kernel_agent.gate import words
 from kernel_agent.gate.answer import Answer, Stage
 from kernel_agent.gate.candidate import CandidateText
-from kernel_agent.gate.cases import Case, ShapePlan
+from kernel_agent.gate.cases import Case
 from kernel_agent.gate.judge import Judged, Problem, judge_backward, judge_failure, judge_forward
 from kernel_agent.gate.options import GateOptions
 from kernel_agent.gate.order import distinct, order_problem
+from kernel_agent.gate.questions import Put, Question
 from kernel_agent.gate.verdict import CaseResult, Status
-from kernel_agent.oracle import Cotangents, ForwardTruth, GradientTruth, Point, Truths, make_cotangents
+from kernel_agent.oracle import ForwardTruth, Point
 from kernel_agent.oracle.cotangents import rms
-from kernel_agent.oracle.truth import Request
 from kernel_agent.oracle.wire import pack
 from kernel_agent.pairs.spec import KernelSpec
 from kernel_agent.sandbox import Ending, Job, Limits, Message, Report, Sandbox
@@ -30,18 +30,6 @@ _STATUS_OF_ENDING = {
     Ending.TOO_MANY_PROCESSES: Status.TOO_MANY_PROCESSES,
 }
 _WHERE = {Stage.IMPORT: "importing the file", Stage.FORWARD: "forward", Stage.BACKWARD: "backward"}
-
-
-@dataclass(frozen=True)
-class Question:
-    """One case with everything that is needed to ask and to judge it."""
-
-    case: Case
-    forward: ForwardTruth
-    cotangents: Cotangents
-    truth: GradientTruth
-    stub_ops: frozenset[str]
-    """Computing torch functions that the stub calls here, at the smallest entry, or at any required shape."""
 
 
 @dataclass(frozen=True)
@@ -75,64 +63,6 @@ class BatchRun:
     """All that the child said."""
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What a candidate is asked."""
-
-    questions: list[list[Question]]
-    """Per shape of the plan; empty where the truth itself has no answer at a shape that is not required."""
-    skipped: tuple[str, ...]
-    """The points that were left out, each with its reason."""
-
-
-def ask(truths: Truths, shapes: Sequence[ShapePlan]) -> Asked:
-    """The questions of every shape, truth included; what is not known yet is computed in two children.
-
-    Raises `TruthError` where the truth has no answer for a required case.
-    """
-    cases = [case for shape in shapes for case in shape.cases]
-    points = {case.point.model_dump_json(): case.point for case in cases}
-    required = {case.point.model_dump_json() for case in cases if case.required}
-    skipped: dict[str, str] = {}
-    forwards: dict[str, ForwardTruth] = {}
-    for (key, point), answer in zip(points.items(), truths.forwards(list(points.values())), strict=True):
-        if isinstance(answer, ForwardTruth):
-            forwards[key] = answer
-        elif key in required:
-            truths.forward(point)
-        else:
-            skipped[key] = f"{point.label}: the forward has no answer there ({answer})"
-    sets: dict[str, list[Cotangents]] = {key: [] for key in forwards}
-    for case in cases:
-        key = case.point.model_dump_json()
-        if key in forwards:
-            sets[key].append(_cotangents(case, forwards))
-    for unanswered in truths.prepare([Request(forwards[key], tuple(sets[key])) for key in forwards]):
-        key = unanswered.point.model_dump_json()
-        if key in required:
-            raise unanswered.error
-        skipped[key] = f"{unanswered.point.label}: {unanswered.error.message}"
-    asked = [
-        [(case, _cotangents(case, forwards)) for case in shape.cases if case.point.model_dump_json() not in skipped]
-        for shape in shapes
-    ]
-    found = {key: iter(truths.gradients(forwards[key], sets[key])) for key in forwards if key not in skipped}
-    everywhere = frozenset(truths.spec.torch_ops).union(
-        *(forwards[c.point.model_dump_json()].torch_ops for pairs in asked for c, _ in pairs if c.required)
-    )
-
-    def question(case: Case, cotangents: Cotangents) -> Question:
-        key = case.point.model_dump_json()
-        return Question(case, forwards[key], cotangents, next(found[key]), everywhere.union(forwards[key].torch_ops))
-
-    questions = [[question(case, cotangents) for case, cotangents in pairs] for pairs in asked]
-    return Asked(questions, tuple(skipped.values()))
-
-
-def _cotangents(case: Case, forwards: dict[str, ForwardTruth]) -> Cotangents:
-    return make_cotangents(case.kind, forwards[case.point.model_dump_json()].forms, case.point.seed)
-
-
 def run_batch(
     questions: list[Question], spec: KernelSpec, sandbox: Sandbox, text: CandidateText, options: GateOptions
 ) -> BatchRun:
@@ -155,7 +85,7 @@ def judged_batch(
 
 
 def candidate_job(
-    questions: list[Question],
+    questions: Sequence[Put],
     text: CandidateText,
     limits: Limits,
     entry: str = "kernel_agent.gate.child:answered",
@@ -185,7 +115,7 @@ def candidate_job(
     return Job(entry, payload, tensors, limits, "candidate", own_files=("candidate.py",))
 
 
-def _points(questions: list[Question]) -> list[tuple[Point, ForwardTruth]]:
+def _points(questions: Sequence[Put]) -> list[tuple[Point, ForwardTruth]]:
     """The distinct points with their forwards, in order."""
     found: list[tuple[Point, ForwardTruth]] = []
     for question in questions:
@@ -199,6 +129,7 @@ class Script:
 
     def __init__(self, report: Report, questions: list[Question]) -> None:
         self.report = report
+        self.questions = questions
         self.answers: dict[tuple[Stage, int], tuple[Answer, Message]] = {}
         self.failure: tuple[Answer, Message] | None = None
         self.out_of_turn = ""
@@ -227,10 +158,9 @@ class Script:
         else:
             self.answers[expected] = (answer, message)
 
-    def programs(self, stage: Stage) -> list[str]:
-        """What the child wrote down of each point's forward, or of each case's backward, in order."""
-        count = len(self.point_of) if stage is Stage.BACKWARD else len(set(self.point_of))
-        return [self.answers[stage, number][0].program for number in range(count)]
+    def program(self, stage: Stage, number: int) -> str:
+        """What the child wrote down of a point's forward, or of a case's backward."""
+        return self.answers[stage, number][0].program
 
     @property
     def replaced(self) -> tuple[str, ...]:

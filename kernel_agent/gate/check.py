@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 
 from kernel_agent.errors import InputError
 from kernel_agent.gate import words
-from kernel_agent.gate.batch import Asked, BatchRun, Outcome, Question, ask, run_batch
+from kernel_agent.gate.ahead import Ahead
+from kernel_agent.gate.batch import BatchRun, Outcome, candidate_job, judged_batch
 from kernel_agent.gate.candidate import CandidateText, default_pair, read_candidate
 from kernel_agent.gate.cases import Plan, looks, make_plan
 from kernel_agent.gate.diagnosis.diagnose import make_diagnosis, with_headline
@@ -17,14 +18,15 @@ from kernel_agent.gate.diagnosis.evidence import Evidence
 from kernel_agent.gate.judge import Problem
 from kernel_agent.gate.options import STANDARD, GateOptions
 from kernel_agent.gate.other_values import in_doubt
-from kernel_agent.gate.recomputed import recompute
+from kernel_agent.gate.questions import Asked, Posed, Question, ask, pose
+from kernel_agent.gate.recomputed import Recomputation
 from kernel_agent.gate.rule import VERSION
 from kernel_agent.gate.verdict import CaseResult, ForwardChange, Status, Suite, Verdict
 from kernel_agent.machine import Machine, installed_versions
 from kernel_agent.oracle import Truths
 from kernel_agent.pairs.sections import split_sections
 from kernel_agent.pairs.spec import KernelSpec
-from kernel_agent.sandbox import LeftFiles, Sandbox, missing_walls
+from kernel_agent.sandbox import LeftFiles, Report, Sandbox, missing_walls
 
 OnCase = Callable[[CaseResult, int, int], None]
 """Called after each case with its result, how many are done, and how many are planned."""
@@ -88,37 +90,88 @@ def check(
         return _red(text.problem, None, None, start)
     seen = looks(truths, options)
     plan = make_plan(truths, options, accepts_needs=text.accepts_needs)
-    asked = ask(truths, plan.shapes)
-    progress = _Progress(_without_skipped(plan, asked), on_case)
-    runs: list[BatchRun] = []
-    for questions in _batches(asked.questions):
-        runs.append(_run(questions, progress, spec, sandbox, text, options))
-        if progress.first_red is not None and options.stop_at_red:
-            break
+    done = _examined(plan, truths, sandbox, text, options, on_case)
+    progress, runs = done.progress, done.runs
     red = progress.first_red
-    if red is not None and in_doubt(truths, red.case.point, red.result.status, options):
+    if red is not None and not done.again and in_doubt(truths, red.case.point, red.result.status, options):
         return _without_values(spec, pair_source, sandbox, options, on_case, truths, diagnose, red)
-    believed = progress.first_red is not None or not runs
-    if not believed:
-        progress.begin_again()
-        runs.append(recompute(runs, spec, sandbox, text, options))
-        _add(runs[-1], progress, options)
     walls = [note for run in runs[:1] for note in missing_walls(run.script.report.protections)]
-    progress.plan = replace(progress.plan, notes=(*progress.plan.notes, *seen(), *walls, *_left_files(runs)))
+    notes = (*progress.plan.notes, *seen(), *walls, *_left_files((*runs, *done.again)))
+    progress.plan = replace(progress.plan, notes=notes)
     change = _forward_change(spec, text, progress)
     made_with = {"suite": suite(truths, options), "machine": Machine(versions=installed_versions())}
     if progress.first_red is not None and progress.first_red.problem is not None:
         verdict = _red(_with_pattern(progress.first_red.problem, progress), progress, change, start)
         verdict = verdict.model_copy(update=made_with)
-        verdict = _diagnosed(verdict, progress, truths, text) if diagnose and believed else verdict
+        verdict = _diagnosed(verdict, progress, truths, text) if diagnose and not done.again else verdict
         if any(outcome.case.point.seed == truths.drawn_seed for outcome in progress.outcomes):
             truths.draw_again()  # the verdict names it, and the next candidate's author may read that
         return verdict
-    chance = {"unordered": runs[-1].script.without_order(text.source) if runs else ()}
+    chance = {"unordered": tuple(dict.fromkeys(n for run in done.again for n in run.script.without_order(text.source)))}
     return _accepted(progress, change, start).model_copy(update=made_with | chance)
 
 
-def _left_files(runs: list[BatchRun]) -> tuple[str, ...]:
+@dataclass(frozen=True)
+class _Examined:
+    """What the processes of a check have said."""
+
+    progress: _Progress
+    runs: tuple[BatchRun, ...]
+    """Of the candidate."""
+    again: tuple[BatchRun, ...]
+    """Of what was carried out again; empty where the candidate's own answers are red."""
+
+
+def _examined(
+    plan: Plan,
+    truths: Truths,
+    sandbox: Sandbox,
+    text: CandidateText,
+    options: GateOptions,
+    on_case: OnCase | None,
+) -> _Examined:
+    """Ask a plan. What has no need of each other runs side by side."""
+    with Ahead(sandbox) as ahead:
+        posed = pose(truths, plan.shapes)
+        first = _begun(posed, ahead, text, options)
+        asked = posed.answered(truths)
+        progress = _Progress(_without_skipped(plan, asked), on_case)
+        again = Recomputation(truths.spec, ahead, text, options)
+        runs: list[BatchRun] = []
+        for questions in _batches(asked.questions):
+            if runs or (report := first(questions)) is None:
+                job = candidate_job(questions, text, options.limits)
+                report = sandbox.run(job, again.listener(questions))
+            runs.append(judged_batch(report, questions, truths.spec, text, options))
+            _add(runs[-1], progress, options)
+            if progress.first_red is None:
+                again.go_on(runs[-1])
+            elif options.stop_at_red:
+                break
+        if progress.first_red is not None or not runs:
+            return _Examined(progress, tuple(runs), ())
+        progress.begin_again()
+        found = again.found(runs)
+        for run in found:
+            _add(run, progress, options)
+        return _Examined(progress, tuple(runs), found)
+
+
+def _begun(
+    posed: Posed, ahead: Ahead, text: CandidateText, options: GateOptions
+) -> Callable[[list[Question]], Report | None]:
+    """Ask the cheapest shape while the gradients of its truth are computed; the result has the report on its questions.
+
+    None for other questions, as where a truth turns out to have no gradients.
+    """
+    cases = [put.case for shape in posed.shapes[:1] for put in shape]
+    if not cases:
+        return lambda questions: None  # noqa: ARG005
+    report = ahead.begin(candidate_job(posed.shapes[0], text, options.limits))
+    return lambda questions: report() if [question.case for question in questions] == cases else None
+
+
+def _left_files(runs: tuple[BatchRun, ...]) -> tuple[str, ...]:
     """A note on files that the candidate made: nothing of a backward's, and where it is used they would stay."""
     left = max((run.script.report.left_files for run in runs), key=lambda one: one.count, default=LeftFiles())
     if not left.count:
@@ -198,19 +251,6 @@ def _batches(asked: list[list[Question]]) -> list[list[Question]]:
     """The cheapest shape by itself, since most candidates fail there; all others in one further process."""
     rest = [question for questions in asked[1:] for question in questions]
     return [batch for batch in (*asked[:1], rest) if batch]
-
-
-def _run(
-    questions: list[Question],
-    progress: _Progress,
-    spec: KernelSpec,
-    sandbox: Sandbox,
-    text: CandidateText,
-    options: GateOptions,
-) -> BatchRun:
-    run = run_batch(questions, spec, sandbox, text, options)
-    _add(run, progress, options)
-    return run
 
 
 def _add(run: BatchRun, progress: _Progress, options: GateOptions) -> None:

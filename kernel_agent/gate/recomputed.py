@@ -1,53 +1,125 @@
 """What a candidate's process says for the candidate is not believed: its record is carried out again without its code.
 
 A green answer comes from a process that ran the candidate, which may have patched everything in it. So the steps it
-wrote down (torch functions, launches with arguments and grid) go to a second process, which has the user's forward and
+wrote down (torch functions, launches with arguments and grid) go to other processes, which have the user's forward and
 the candidate's kernels and nothing else of the candidate. The gradients, launches, torch functions and findings that
-are judged are the second one's. What was red is red without it.
+are judged are theirs. What was red is red without them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
+from kernel_agent.gate.ahead import Ahead
 from kernel_agent.gate.answer import Stage
-from kernel_agent.gate.batch import BatchRun, Outcome, candidate_job, judged_batch
+from kernel_agent.gate.batch import BatchRun, Outcome, Script, candidate_job, judged_batch
 from kernel_agent.gate.candidate import CandidateText, default_pair
 from kernel_agent.gate.judge import Problem
 from kernel_agent.gate.kernels_alone import kernels_alone
 from kernel_agent.gate.options import GateOptions
+from kernel_agent.gate.questions import Question
 from kernel_agent.gate.verdict import Status
 from kernel_agent.gate.words import listed
 from kernel_agent.pairs.spec import KernelSpec
-from kernel_agent.sandbox import Sandbox
+from kernel_agent.sandbox import Ending, Message, Report
 
 ENTRY = "kernel_agent.gate.replay_child:replayed"
 _AGAIN = "carried out again from its record, without the candidate's code: "
 
 
-def recompute(
-    runs: Sequence[BatchRun], spec: KernelSpec, sandbox: Sandbox, text: CandidateText, options: GateOptions
-) -> BatchRun:
-    """All cases of green batches again, in one process that holds no code of the candidate."""
-    kernels = kernels_alone(text.source, default_pair(spec))
-    questions = [outcome.question for run in runs for outcome in run.outcomes]
-    extra = {
-        "source": kernels.text,
-        "trusted_lines": kernels.trusted_lines,
-        "forwards": [program for run in runs for program in run.script.programs(Stage.FORWARD)],
-        "backwards": [program for run in runs for program in run.script.programs(Stage.BACKWARD)],
-        "cotangents": [question.case.kind.value for question in questions],
-        "again": [question.case.again for question in questions],
-    }
-    limits = replace(options.limits, wall_s=len(runs) * options.limits.wall_s)
-    job = candidate_job(questions, text, limits, ENTRY, extra)
-    again = judged_batch(sandbox.run(job), questions, spec, text, options)
-    outcomes = [_named(outcome) for outcome in again.outcomes]
-    tampering = _tampering(runs)
-    if tampering is not None and all(outcome.problem is None for outcome in outcomes):
-        outcomes[-1] = _refused(outcomes[-1], tampering)
-    return replace(again, outcomes=tuple(outcomes))
+class Recomputation:
+    """All cases of green batches again, in processes that hold no code of the candidate.
+
+    Each works off a part of a batch, beside the candidate's process that answers what comes after it.
+    """
+
+    def __init__(self, spec: KernelSpec, ahead: Ahead, text: CandidateText, options: GateOptions) -> None:
+        self._spec = spec
+        self._ahead = ahead
+        self._text = text
+        self._options = options
+        self._kernels = kernels_alone(text.source, default_pair(spec))
+        self._parts: list[_Part] = []
+
+    def listener(self, questions: list[Question]) -> Callable[[Message], None]:
+        """To be told of each message of a batch's process: begins with a part as soon as it is answered."""
+        heard: list[Message] = []
+        waiting = _halves(questions)[:-1]
+
+        def hear(message: Message) -> None:
+            heard.append(message)
+            if waiting and len(heard) == _messages(questions[: waiting[0].stop]):
+                script = Script(Report(Ending.FINISHED, "", tuple(heard)), questions)
+                if not any(script.ended(number) for number in waiting[0]):
+                    self._begin(script, waiting.pop())
+
+        return hear
+
+    def go_on(self, run: BatchRun) -> None:
+        """Begin with what is left of a green batch."""
+        questions = run.script.questions
+        for part in _halves(questions):
+            if not any(begun.questions[0] is questions[part.start] for begun in self._parts):
+                self._begin(run.script, part)
+
+    def _begin(self, script: Script, part: range) -> None:
+        questions = script.questions[part.start : part.stop]
+        points = list(dict.fromkeys(script.point_of[number] for number in part))
+        extra = {
+            "source": self._kernels.text,
+            "trusted_lines": self._kernels.trusted_lines,
+            "forwards": [script.program(Stage.FORWARD, point) for point in points],
+            "backwards": [script.program(Stage.BACKWARD, number) for number in part],
+            "cotangents": [question.case.kind.value for question in questions],
+            "again": [question.case.again for question in questions],
+        }
+        job = candidate_job(questions, self._text, self._options.limits, ENTRY, extra)
+        self._parts.append(_Part(questions, self._ahead.begin(job)))
+
+    def found(self, runs: Sequence[BatchRun]) -> tuple[BatchRun, ...]:
+        """What the processes found, in the order of the questions; `runs` are the candidate's own.
+
+        It ends with the first part that has a question without an answer.
+        """
+        found: list[BatchRun] = []
+        for part in self._parts:
+            again = judged_batch(part.report(), part.questions, self._spec, self._text, self._options)
+            found.append(replace(again, outcomes=tuple(_named(outcome) for outcome in again.outcomes)))
+            if len(again.outcomes) < len(part.questions):
+                break
+        tampering = _tampering(runs)
+        if tampering is not None and all(outcome.problem is None for run in found for outcome in run.outcomes):
+            *others, last = found[-1].outcomes
+            found[-1] = replace(found[-1], outcomes=(*others, _refused(last, tampering)))
+        return tuple(found)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Some questions that are carried out again."""
+
+    questions: list[Question]
+    report: Callable[[], Report]
+    """Waits for what their process said."""
+
+
+def _messages(questions: Sequence[Question]) -> int:
+    """How many a candidate's process sends to answer them: of its import, of each point, of each case."""
+    return 1 + len({_point(question) for question in questions}) + len(questions)
+
+
+def _point(question: Question) -> str:
+    return question.case.point.model_dump_json()
+
+
+def _halves(questions: Sequence[Question]) -> list[range]:
+    """The questions in two parts, or in one where two would share a point."""
+    places = [_point(question) for question in questions]
+    for cut in range((len(places) + 1) // 2, len(places)):
+        if not any(place in places[:cut] for place in places[cut:]):
+            return [range(cut), range(cut, len(places))]
+    return [range(len(places))]
 
 
 def _tampering(runs: Sequence[BatchRun]) -> Problem | None:

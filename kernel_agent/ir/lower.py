@@ -45,7 +45,7 @@ def lower(kernel: Any, signature: Mapping[str, Any], constexprs: Mapping[Path, A
     `kernel` is a `triton.JITFunction`; `signature` maps every parameter to Triton's type string (`*fp32`, `i32`,
     `constexpr`); `constexprs` maps paths to constant values. Raises `LoweringError` when Triton refuses the kernel.
     """
-    _self_test()
+    self_test()
     constants = sorted((path, _constant_key(value)) for path, value in constexprs.items())
     # The same text in another file has other source lines to show.
     key = f"{kernel.fn.__code__.co_filename}|{kernel.cache_key}|{sorted(signature.items())}|{constants}"
@@ -61,7 +61,7 @@ def lower_whole(
     """As `lower`, for a reader of programs: device functions in `kept` (`triton.language.random.rand`) are called, not
     inlined, and what is computed twice stands there twice, so that other constants give the same operations.
     """
-    _self_test()
+    self_test()
     with _LOWERING, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return parse(_printed(kernel, signature, constexprs, whole=frozenset(kept)))
@@ -87,9 +87,7 @@ def _printed(
     source = ASTSource(kernel, dict(signature), dict(constexprs))
     # assertions are lowered in debug mode only; the overflow checks that come with it are not the user's
     options = _BACKEND.parse_options({"debug": True, "sanitize_overflow": False})
-    context = mlir.context()
-    mlir.load_dialects(context)
-    _BACKEND.load_dialects(context)
+    context = _context()
     helpers = (options, _BACKEND.get_codegen_implementation(options), _BACKEND.get_module_map(), context)
     try:
         module = source.make_ir(TARGET, *helpers)
@@ -118,6 +116,15 @@ def _printed(
         raise LoweringError(f"Triton's passes fail on kernel {name}: {error}", kernel=name) from error
     module.set_attr("generic", mlir.builder(context).get_int32_attr(1))
     return str(module)
+
+
+@lru_cache(maxsize=1)
+def _context() -> Any:
+    """Of all kernels that this process lowers: MLIR takes longer to load dialects than to lower a small kernel."""
+    context = mlir.context()
+    mlir.load_dialects(context)
+    _BACKEND.load_dialects(context)
+    return context
 
 
 def _keep(module: Any, functions: frozenset[str]) -> None:
@@ -170,7 +177,7 @@ def _probe_kernel(pointer, size, BLOCK: tl.constexpr):  # type: ignore[no-untype
 
 
 @lru_cache(maxsize=1)
-def _self_test() -> None:
+def self_test() -> None:
     """Lower and read one small kernel. Raises `EnvironmentProblem` when this Triton prints IR we cannot read."""
     wanted = {"tt.load", "tt.store", "tt.reduce", "scf.if", "tt.make_range"}
     try:

@@ -20,6 +20,9 @@ _NAME = re.compile(r"%[\w$.\-]+(?:#\d+)?")
 _STRING = re.compile(r'"([^"]+)"')
 _LABEL = re.compile(r"\^\w+")
 _KEY = re.compile(r'"[^"]+"|[\w.\-$]+')
+_TYPE = re.compile(r"!?[\w.]+")
+_MARK = re.compile(r'"(?:[^"\\]|\\.)*"|->|[()\[\]{}<>,]')
+"""A string, an arrow, or what nests and separates."""
 _LOCATION_LINE = re.compile(r"^(#loc\d*) = loc\((.*)\)\s*$")
 
 
@@ -46,6 +49,9 @@ class _Parser:
     # --- scanning
 
     def skip(self) -> None:
+        char = self.text[self.at : self.at + 1]
+        if char != "/" and not char.isspace():
+            return
         match = _BLANK.match(self.text, self.at)
         if match:
             self.at = match.end()
@@ -82,24 +88,17 @@ class _Parser:
     def until(self, stops: str) -> str:
         """Raw text up to the first top-level character of `stops`; strings, nesting and `->` are stepped over."""
         self.skip()
-        start, at, depth, text = self.at, self.at, 0, self.text
-        while at < len(text):
-            char = text[at]
-            if char == '"':
-                at += 1
-                while text[at] != '"':
-                    at += 2 if text[at] == "\\" else 1
-            elif text.startswith("->", at):
-                at += 1
-            elif depth == 0 and char in stops:
+        start, depth, self.at = self.at, 0, len(self.text)
+        for match in _MARK.finditer(self.text, start):
+            mark = match.group()
+            if depth == 0 and mark in stops:
+                self.at = match.start()
                 break
-            elif char in "([{<":
+            if mark in "([{<":
                 depth += 1
-            elif char in ")]}>":
+            elif mark in ")]}>":
                 depth -= 1
-            at += 1
-        self.at = at
-        return text[start:at].strip()
+        return self.text[start : self.at].strip()
 
     # --- pieces
 
@@ -114,7 +113,7 @@ class _Parser:
 
     def type(self) -> Type:
         self.skip()
-        match = re.compile(r"!?[\w.]+").match(self.text, self.at)
+        match = _TYPE.match(self.text, self.at)
         if match is None:
             raise self.error("a type")
         start, end = self.at, match.end()
@@ -178,7 +177,9 @@ class _Parser:
         if self.eat("{"):
             attributes.update(self.dictionary())
         self.need(":")
-        self.types()
+        self.need("(")
+        self.until(")")  # types of operands, which their definitions have told
+        self.need(")")
         self.need("->")
         result_types = self.types()
         location = self.location()

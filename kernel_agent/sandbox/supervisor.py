@@ -20,9 +20,11 @@ PRELOAD = (
     "kernel_agent.ir",
     "kernel_agent.oracle.child",
     "kernel_agent.gate.child",
+    "kernel_agent.gate.replay_child",
+    "kernel_agent.ir.lowered_first",
 )
 """torch loads the third, and with it sympy, at the first `empty_like` without contents, Triton the fourth when it first
-compiles: in every child, for half a second of processor time. The last two are what most children run."""
+compiles: in every child, for half a second of processor time. Then comes what most children run, and a first kernel."""
 _CLOSE_S = 60.0
 _LAUNCHES = 2
 _log = logging.getLogger(__name__)
@@ -41,6 +43,7 @@ class Sandbox:
         self._idle = threading.Condition()
         self._active = 0
         self._warned = False
+        self._walled = False
 
     def __enter__(self) -> Sandbox:
         return self
@@ -54,6 +57,11 @@ class Sandbox:
     def server_pid(self) -> int | None:
         """Process id of the fork server while it runs."""
         return self._server.pid
+
+    @property
+    def keeps_apart(self) -> bool:
+        """Whether no wall was missing around the last job: children that run at once cannot reach each other."""
+        return self._walled
 
     def warm(self) -> None:
         """Start the server in the background, so that the first job waits for less. Raises SandboxError."""
@@ -115,6 +123,7 @@ class Sandbox:
 
     def _warn_once(self, protections: tuple[Protection, ...]) -> None:
         missing = missing_walls(protections)
+        self._walled = bool(protections) and not missing
         if missing and not self._warned:
             self._warned = True
             _log.warning(

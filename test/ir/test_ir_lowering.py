@@ -103,10 +103,10 @@ def test_one_specialisation_is_lowered_once():
 
 def test_a_triton_that_prints_something_else_is_refused_at_start(monkeypatch):
     monkeypatch.setattr(lower, "generic_text", lambda *_: "module { tt.func @pretty_form() }")
-    lower._self_test.cache_clear()
+    lower.self_test.cache_clear()
     with pytest.raises(EnvironmentProblem, match="does not print IR as expected"):
-        lower._self_test()
-    lower._self_test.cache_clear()
+        lower.self_test()
+    lower.self_test.cache_clear()
 
 
 def test_unreadable_text_is_a_parse_error_that_quotes_it():

@@ -18,11 +18,12 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from kernel_agent.gate.batch import Question, candidate_job
+from kernel_agent.gate.batch import candidate_job
 from kernel_agent.gate.diagnosis.evidence import Evidence
 from kernel_agent.gate.diagnosis.records import Fault, Hypothesis, Suspect
 from kernel_agent.gate.diagnosis.what import cases_of
 from kernel_agent.gate.options import STANDARD
+from kernel_agent.gate.questions import Question
 from kernel_agent.gate.verdict import Status
 from kernel_agent.gate.words import line_text
 from kernel_agent.ir.trials import EditKind

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from kernel_agent.errors import InputError
 from kernel_agent.gate.answer import Answer
-from kernel_agent.gate.batch import Question, candidate_job, ended_problem
+from kernel_agent.gate.batch import candidate_job, ended_problem
 from kernel_agent.gate.candidate import CandidateText
 from kernel_agent.gate.judge import Problem, judge_backward, judge_failure
 from kernel_agent.gate.mutants.sources import Mutant
+from kernel_agent.gate.questions import Question
 from kernel_agent.gate.verdict import Status
 from kernel_agent.ir.mutations import Mutation
 from kernel_agent.oracle.cotangents import rms

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernel_agent.gate.batch import Question
 from kernel_agent.gate.mutants.records import Kind, MutantResult, Outcome
 from kernel_agent.gate.mutants.same import same, scale_of
+from kernel_agent.gate.questions import Question
 from kernel_agent.gate.rule import compare
 from kernel_agent.gate.verdict import Status
 

@@ -16,7 +16,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
-from kernel_agent.gate.batch import Question
 from kernel_agent.gate.candidate import CandidateText, read_candidate
 from kernel_agent.gate.judge import Problem
 from kernel_agent.gate.mutants.crowd import Asked, Heard, Run, Way, judge_answer, run_crowd
@@ -26,6 +25,7 @@ from kernel_agent.gate.mutants.same import same, scale_of
 from kernel_agent.gate.mutants.sources import Mutant, sample, source_mutants
 from kernel_agent.gate.mutants.suite import Suites, scales
 from kernel_agent.gate.options import STANDARD, GateOptions
+from kernel_agent.gate.questions import Question
 from kernel_agent.gate.verdict import Status
 from kernel_agent.ir.mutations import Mutation
 from kernel_agent.oracle import TruthError, Truths

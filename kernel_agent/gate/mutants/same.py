@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from kernel_agent.gate.batch import Question
+from kernel_agent.gate.questions import Question
 from kernel_agent.oracle import Cotangents, ForwardTruth
 from kernel_agent.oracle.cotangents import rms
 from kernel_agent.pairs.spec import KernelSpec

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 
-from kernel_agent.gate.batch import Question, ask
 from kernel_agent.gate.candidate import read_candidate
 from kernel_agent.gate.cases import Case, ShapePlan, affordable, make_plan
 from kernel_agent.gate.derived_shapes import tiled_entries
 from kernel_agent.gate.mutants.same import rounding_scale, scale_of
 from kernel_agent.gate.options import GateOptions
+from kernel_agent.gate.questions import Question, ask
 from kernel_agent.oracle import CotangentKind, ForwardTruth, GradientTruth, Point, Truths, make_cotangents
 from kernel_agent.pairs.spec import KernelSpec, ShapeEntry
 

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
 
-from kernel_agent.gate.batch import ask
 from kernel_agent.gate.cases import make_plan
 from kernel_agent.gate.mutants.gradients import gradient_mutants
 from kernel_agent.gate.mutants.judge import MutantJudge, OnMutant
 from kernel_agent.gate.mutants.records import MutantResult, MutationReport
 from kernel_agent.gate.mutants.sources import Mutant, source_mutants
 from kernel_agent.gate.options import STANDARD, GateOptions
+from kernel_agent.gate.questions import ask
 from kernel_agent.oracle import Truths
 
 _FEW = 3
