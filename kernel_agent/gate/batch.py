@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from kernel_agent.gate.candidate import CandidateText
 from kernel_agent.gate.cases import Case
 from kernel_agent.gate.judge import Judged, Problem, judge_backward, judge_failure, judge_forward
 from kernel_agent.gate.options import GateOptions
-from kernel_agent.gate.order import distinct, order_problem
+from kernel_agent.gate.order import order_problem
 from kernel_agent.gate.questions import Put, Question
 from kernel_agent.gate.verdict import CaseResult, Status
 from kernel_agent.oracle import ForwardTruth, Point
@@ -90,8 +90,12 @@ def candidate_job(
     limits: Limits,
     entry: str = "kernel_agent.gate.child:answered",
     extra: dict[str, Any] | None = None,
+    lowered: Mapping[str, str] | None = None,
 ) -> Job:
-    """A job that runs a candidate on the questions; `extra` is added to the payload."""
+    """A job that runs a candidate on the questions; `extra` is added to the payload.
+
+    `lowered` is what `Truths` has lowered: what a candidate shares with the user's forward needs no lowering again.
+    """
     tensors: dict[str, Tensor] = {}
     points = _points(questions)
     packed: list[dict[str, Any]] = []
@@ -109,7 +113,7 @@ def candidate_job(
                 "needs": question.case.needs,
             }
         )
-    own = {"source": text.shown, "users_lines": text.users_lines}
+    own = {"source": text.shown, "users_lines": text.users_lines, "lowered": dict(lowered or {})}
     payload = {**own, "points": packed, "cases": cases, **(extra or {})}
     # The label is what the process is called, which the candidate can read: it tells neither case nor seed.
     return Job(entry, payload, tensors, limits, "candidate", own_files=("candidate.py",))
@@ -172,9 +176,10 @@ class Script:
         """See `BatchRun`."""
         return max((a.extra_saved_bytes for a, _ in self.answers.values()), default=0)
 
-    def without_order(self, source: str) -> tuple[str, ...]:
-        """What leaves the bits of gradients to chance, in the words of `source`."""
-        return distinct([answer for (stage, _), (answer, _) in self.answers.items() if stage is Stage.BACKWARD], source)
+    @property
+    def of_backwards(self) -> tuple[Answer, ...]:
+        """What the child said of its calls of `backward`."""
+        return tuple(answer for (stage, _), (answer, _) in self.answers.items() if stage is Stage.BACKWARD)
 
     def given(self, number: int, names: tuple[str, ...]) -> dict[str, Tensor]:
         """The gradients that a case was answered with, where there is one for each name."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from kernel_agent.errors import InputError
@@ -17,6 +17,7 @@ from kernel_agent.gate.diagnosis.diagnose import make_diagnosis, with_headline
 from kernel_agent.gate.diagnosis.evidence import Evidence
 from kernel_agent.gate.judge import Problem
 from kernel_agent.gate.options import STANDARD, GateOptions
+from kernel_agent.gate.order import distinct
 from kernel_agent.gate.other_values import in_doubt
 from kernel_agent.gate.questions import Asked, Posed, Question, ask, pose
 from kernel_agent.gate.recomputed import Recomputation
@@ -107,7 +108,8 @@ def check(
         if any(outcome.case.point.seed == truths.drawn_seed for outcome in progress.outcomes):
             truths.draw_again()  # the verdict names it, and the next candidate's author may read that
         return verdict
-    chance = {"unordered": tuple(dict.fromkeys(n for run in done.again for n in run.script.without_order(text.source)))}
+    answers = [answer for run in done.again for answer in run.script.of_backwards]
+    chance = {"unordered": distinct(answers, text.source)}
     return _accepted(progress, change, start).model_copy(update=made_with | chance)
 
 
@@ -133,14 +135,14 @@ def _examined(
     """Ask a plan. What has no need of each other runs side by side."""
     with Ahead(sandbox) as ahead:
         posed = pose(truths, plan.shapes)
-        first = _begun(posed, ahead, text, options)
+        first = _begun(posed, ahead, text, options, truths.lowered)
         asked = posed.answered(truths)
         progress = _Progress(_without_skipped(plan, asked), on_case)
-        again = Recomputation(truths.spec, ahead, text, options)
+        again = Recomputation(truths, ahead, text, options)
         runs: list[BatchRun] = []
         for questions in _batches(asked.questions):
             if runs or (report := first(questions)) is None:
-                job = candidate_job(questions, text, options.limits)
+                job = candidate_job(questions, text, options.limits, lowered=truths.lowered)
                 report = sandbox.run(job, again.listener(questions))
             runs.append(judged_batch(report, questions, truths.spec, text, options))
             _add(runs[-1], progress, options)
@@ -158,7 +160,7 @@ def _examined(
 
 
 def _begun(
-    posed: Posed, ahead: Ahead, text: CandidateText, options: GateOptions
+    posed: Posed, ahead: Ahead, text: CandidateText, options: GateOptions, lowered: Mapping[str, str]
 ) -> Callable[[list[Question]], Report | None]:
     """Ask the cheapest shape while the gradients of its truth are computed; the result has the report on its questions.
 
@@ -167,7 +169,7 @@ def _begun(
     cases = [put.case for shape in posed.shapes[:1] for put in shape]
     if not cases:
         return lambda questions: None  # noqa: ARG005
-    report = ahead.begin(candidate_job(posed.shapes[0], text, options.limits))
+    report = ahead.begin(candidate_job(posed.shapes[0], text, options.limits, lowered=lowered))
     return lambda questions: report() if [question.case for question in questions] == cases else None
 
 

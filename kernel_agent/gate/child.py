@@ -35,6 +35,7 @@ from kernel_agent.ir import (
 from kernel_agent.ir.capture.images import Images, SameImages
 from kernel_agent.ir.execution import run_once
 from kernel_agent.ir.launch import Runner, launch
+from kernel_agent.ir.lower import know
 from kernel_agent.ir.memory import number_buffers_from
 from kernel_agent.ir.recorded.forms import CannotRecord
 from kernel_agent.ir.recorded.program import Program
@@ -59,8 +60,10 @@ class Ended(Exception):
 
 
 def answered(call: Call) -> None:
-    """Payload: `source`, `users_lines`, `points` (packed args and kwargs), `cases` (point, cotangent keys, needs)."""
+    """Payload: `source`, `users_lines`, `lowered` kernels, `points` (packed args and kwargs), `cases` (point, cotangent
+    keys, needs)."""
     torch.set_num_threads(1)
+    know(call.payload["lowered"])
     path = call.scratch / FILE
     path.write_text(call.payload["source"], encoding="utf-8")
     try:

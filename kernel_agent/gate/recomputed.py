@@ -21,7 +21,7 @@ from kernel_agent.gate.options import GateOptions
 from kernel_agent.gate.questions import Question
 from kernel_agent.gate.verdict import Status
 from kernel_agent.gate.words import listed
-from kernel_agent.pairs.spec import KernelSpec
+from kernel_agent.oracle import Truths
 from kernel_agent.sandbox import Ending, Message, Report
 
 ENTRY = "kernel_agent.gate.replay_child:replayed"
@@ -34,12 +34,13 @@ class Recomputation:
     Each works off a part of a batch, beside the candidate's process that answers what comes after it.
     """
 
-    def __init__(self, spec: KernelSpec, ahead: Ahead, text: CandidateText, options: GateOptions) -> None:
-        self._spec = spec
+    def __init__(self, truths: Truths, ahead: Ahead, text: CandidateText, options: GateOptions) -> None:
+        self._spec = truths.spec
+        self._lowered = truths.lowered
         self._ahead = ahead
         self._text = text
         self._options = options
-        self._kernels = kernels_alone(text.source, default_pair(spec))
+        self._kernels = kernels_alone(text.source, default_pair(truths.spec))
         self._parts: list[_Part] = []
 
     def listener(self, questions: list[Question]) -> Callable[[Message], None]:
@@ -74,7 +75,7 @@ class Recomputation:
             "cotangents": [question.case.kind.value for question in questions],
             "again": [question.case.again for question in questions],
         }
-        job = candidate_job(questions, self._text, self._options.limits, ENTRY, extra)
+        job = candidate_job(questions, self._text, self._options.limits, ENTRY, extra, self._lowered)
         self._parts.append(_Part(questions, self._ahead.begin(job)))
 
     def found(self, runs: Sequence[BatchRun]) -> tuple[BatchRun, ...]:

@@ -19,6 +19,7 @@ from kernel_agent.gate.answer import Answer, Stage
 from kernel_agent.gate.child import FILE, MODULE, Ended, run_backward, run_forward, say, tell_failure
 from kernel_agent.gate.kernel_names import refuse_foreign_names
 from kernel_agent.ir import import_module, standin
+from kernel_agent.ir.lower import know
 from kernel_agent.ir.recorded.program import Program
 from kernel_agent.ir.recorded.replay import Kernels, Replayed, find_kernels
 
@@ -36,6 +37,7 @@ def replayed(call: Call) -> None:
     the programs of all points and cases as JSON text, and per case its kind of `cotangents`, and whether it is one
     `again`."""
     torch.set_num_threads(1)
+    know(call.payload["lowered"])
     path = call.scratch / FILE
     path.write_text(call.payload["source"], encoding="utf-8")
     try:

@@ -31,6 +31,12 @@ TARGET = GPUTarget("cuda", 90, 32)
 
 _BACKEND = CUDABackend(TARGET)
 _MODULES: dict[str, Module] = {}
+_TEXTS: dict[str, str] = {}
+"""IR by what it is made of, wherever the kernel's file lies: lowered here, or in a process before; see `know`."""
+_PLACE = '"the file of the kernel":'
+"""Stands in kept IR where the file is named."""
+_MOST_BYTES = 1 << 20
+"""Of the texts that are kept for other processes."""
 _LOWERING = threading.RLock()
 """Triton's code generator and Python's warning filters know one thread at a time. A function that is derived when it is
 compiled is lowered while its kernel is."""
@@ -47,12 +53,28 @@ def lower(kernel: Any, signature: Mapping[str, Any], constexprs: Mapping[Path, A
     """
     self_test()
     constants = sorted((path, _constant_key(value)) for path, value in constexprs.items())
+    content = f"{kernel.cache_key}|{sorted(signature.items())}|{constants}"
     # The same text in another file has other source lines to show.
-    key = f"{kernel.fn.__code__.co_filename}|{kernel.cache_key}|{sorted(signature.items())}|{constants}"
+    place = f'"{kernel.fn.__code__.co_filename}":'
+    key = place + content
     with _LOWERING:
         if key not in _MODULES:
-            _MODULES[key] = parse(generic_text(kernel, signature, constexprs))
+            if content not in _TEXTS:
+                _TEXTS[content] = generic_text(kernel, signature, constexprs).replace(place, _PLACE)
+            _MODULES[key] = parse(_TEXTS[content].replace(_PLACE, place))
         return _MODULES[key]
+
+
+def lowered(known: Collection[str]) -> dict[str, str]:
+    """What this process has lowered, for `know` in another one, without what is known there; nothing of too much."""
+    if sum(len(text) for text in _TEXTS.values()) > _MOST_BYTES:
+        return {}
+    return {content: text for content, text in _TEXTS.items() if content not in known}
+
+
+def know(texts: Mapping[str, str]) -> None:
+    """Take the IR of kernels from a process that ran no other code than their own file's."""
+    _TEXTS.update(texts)
 
 
 def lower_whole(

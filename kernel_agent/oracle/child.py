@@ -29,6 +29,7 @@ from kernel_agent.ir import (
     execute,
     standin,
 )
+from kernel_agent.ir.lower import know, lowered
 from kernel_agent.oracle.digest import arguments_digest
 from kernel_agent.oracle.fit import fit_entry
 from kernel_agent.oracle.leaves import LeafCall, leaf_call
@@ -96,7 +97,8 @@ def fitted(call: Call) -> None:
 
 
 def forwards(call: Call) -> None:
-    """Payload: `spec`, `points`. Sends one message per point: a refusal, or arguments and outputs."""
+    """Payload: `spec`, `points`. Sends one message per point: a refusal, or arguments, outputs, `lowered` kernels."""
+    known: set[str] = set()
     with answered(call), standin():
         stub = load(call)
         for form in call.payload["points"]:
@@ -106,14 +108,18 @@ def forwards(call: Call) -> None:
             except Refused as refused:
                 call.send({"refusal": refused.refusal.model_dump(mode="json")})
             else:
-                call.send(record, tensors)
+                fresh = lowered(known)
+                known.update(fresh)
+                call.send({**record, "lowered": fresh}, tensors)
 
 
 def gradients(call: Call) -> None:
-    """Payload: `spec`, `requests`: each a `point` and `sets`, lists of cotangent tensor keys (or None) per output.
+    """Payload: `spec`, `lowered` kernels, `requests`: each a `point` and `sets`, lists of cotangent tensor keys (or None)
+    per output.
 
     Sends one message per set, in order.
     """
+    know(call.payload["lowered"])
     with answered(call), standin():
         stub = load(call)
         for request in call.payload["requests"]:

@@ -97,6 +97,8 @@ class Truths:
         is no secret any more once an author was told of one: see `draw_again`."""
         self._unanswered: dict[str, TruthError | InputError] = {}
         """By point: what need not be tried twice in one process, a time limit of minutes above all."""
+        self.lowered: dict[str, str] = {}
+        """The IR of the forward's kernels as truth children have lowered them: see `ir.lower.know`."""
         self.looks: dict[str, FullSize] = {}
         """By asked size: what `sampled.at_full_size` saw there."""
         self._base = (
@@ -200,7 +202,7 @@ class Truths:
             tensors |= {f"{i}.{j}": c for j, c in enumerate(cotangents) if c is not None}
             payload[-1]["sets"].append([None if c is None else f"{i}.{j}" for j, c in enumerate(cotangents)])
         try:
-            messages = self._run("gradients", {"requests": payload}, tensors)
+            messages = self._run("gradients", {"requests": payload, "lowered": self.lowered}, tensors)
         except (TruthError, InputError) as error:
             points = list(dict.fromkeys(wanted.place for wanted in missing))
             if len(points) == 1:
@@ -237,6 +239,7 @@ class Truths:
             self._cache.put(key, Entry(message.record, message.tensors), lasting=lasting)
             return
         provenance = self._provenance(f"forward at {point.label}", Source.KERNELS, message)
+        self.lowered.update(message.record.pop("lowered"))
         record = {**message.record, "provenance": provenance.model_dump(mode="json")}
         self._cache.put(key, Entry(record, message.tensors))
 
