@@ -46,7 +46,7 @@ class Recomputation:
     def listener(self, questions: list[Question]) -> Callable[[Message], None]:
         """To be told of each message of a batch's process: begins with a part as soon as it is answered."""
         heard: list[Message] = []
-        waiting = _halves(questions)[:-1]
+        waiting = halves(questions)[:-1]
 
         def hear(message: Message) -> None:
             heard.append(message)
@@ -60,7 +60,7 @@ class Recomputation:
     def go_on(self, run: BatchRun) -> None:
         """Begin with what is left of a green batch."""
         questions = run.script.questions
-        for part in _halves(questions):
+        for part in halves(questions):
             if not any(begun.questions[0] is questions[part.start] for begun in self._parts):
                 self._begin(run.script, part)
 
@@ -114,7 +114,7 @@ def _point(question: Question) -> str:
     return question.case.point.model_dump_json()
 
 
-def _halves(questions: Sequence[Question]) -> list[range]:
+def halves(questions: Sequence[Question]) -> list[range]:
     """The questions in two parts, or in one where two would share a point."""
     places = [_point(question) for question in questions]
     for cut in range((len(places) + 1) // 2, len(places)):

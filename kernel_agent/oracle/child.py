@@ -114,8 +114,8 @@ def forwards(call: Call) -> None:
 
 
 def gradients(call: Call) -> None:
-    """Payload: `spec`, `lowered` kernels, `requests`: each a `point` and `sets`, lists of cotangent tensor keys (or None)
-    per output.
+    """Payload: `spec`, `lowered` kernels, `requests`: each a `point` and `sets`, lists of cotangent tensor keys (or
+    None) per output.
 
     Sends one message per set, in order.
     """

@@ -101,6 +101,30 @@ def test_one_specialisation_is_lowered_once():
     assert lower.lower(_named, {"X": "*fp32", "BLOCK": "constexpr"}, {(1,): 32}) is not first
 
 
+def test_ir_that_another_process_has_lowered_names_the_lines_of_this_file(monkeypatch):
+    # A truth's file and a candidate's hold the same forward in different folders.
+    monkeypatch.setattr(lower, "_TEXTS", {})
+    monkeypatch.setattr(lower, "_MODULES", {})
+    signature = {"X": "*fp32", "BLOCK": "constexpr"}
+    lower.lower(_named, signature, {(1,): 16})
+    texts = lower.lowered(())
+    assert not any(__file__ in text for text in texts.values())
+    assert lower.lowered(texts) == {}, "what is known is not sent again"
+    monkeypatch.setattr(lower, "_TEXTS", {})
+    monkeypatch.setattr(lower, "_MODULES", {})
+    monkeypatch.setattr(lower, "generic_text", None)  # whoever lowers again, calls it
+    lower.know(texts)
+    module = lower.lower(_named, signature, {(1,): 16})
+    place = module.place(next(op for op in module.all_ops if op.name == "tt.reduce"))
+    assert place is not None
+    assert (place.file, place.line) == (__file__, line_of(_named, "sum"))
+
+
+def test_more_ir_than_can_be_sent_is_not_sent(monkeypatch):
+    monkeypatch.setattr(lower, "_TEXTS", {"one": "x" * (1 << 20), "two": "x"})
+    assert lower.lowered(()) == {}
+
+
 def test_a_triton_that_prints_something_else_is_refused_at_start(monkeypatch):
     monkeypatch.setattr(lower, "generic_text", lambda *_: "module { tt.func @pretty_form() }")
     lower.self_test.cache_clear()
