@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kernel_agent.compiler.ssa.code import MEMORY, Code
+from kernel_agent.compiler.ssa.order import only_adds
 from kernel_agent.compiler.ssa.rebuild import Copier
 from kernel_agent.compiler.ssa.uses import captured, tapes_of
 from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value, walk
@@ -44,7 +45,7 @@ def _free(block: Block, place: int, later: Op) -> bool:
 
     Two loops of products stay two: together their tiles would not fit in registers.
     """
-    if not _only_adds(later) or not _only_adds(block.ops[place]):
+    if not _may_move(later) or not _may_move(block.ops[place]):
         return False
     if all(any(op.code is Code.DOT for op in _all(loop)) for loop in (later, block.ops[place])):
         return False
@@ -74,12 +75,10 @@ def _free(block: Block, place: int, later: Op) -> bool:
     return True
 
 
-def _only_adds(loop: Op) -> bool:
-    """Whether a loop's effects are additions to memory that it does not load from."""
-    ops = list(_all(loop))
-    adds = {op.base for op in ops if op.code is Code.ATOMIC_ADD}
-    bad = (Code.STORE, Code.ATOMIC, Code.LEAVE_IF, Code.BARRIER, Code.TAPE_STORE, Code.TAPE_LOAD, Code.WHILE)
-    return not any(op.code in bad or (op.code is Code.LOAD and op.base in adds) for op in ops)
+def _may_move(loop: Op) -> bool:
+    """Whether a loop only adds to memory, and neither waits nor remembers trips."""
+    bad = (Code.BARRIER, Code.TAPE_STORE, Code.TAPE_LOAD, Code.WHILE)
+    return all(map(only_adds, loop.blocks)) and not any(op.code in bad for op in _all(loop))
 
 
 def _all(op: Op) -> list[Op]:

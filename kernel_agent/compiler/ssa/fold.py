@@ -14,6 +14,7 @@ from kernel_agent.compiler.ssa.value import FLOATS, Block, Op, Value, constant, 
 
 if TYPE_CHECKING:
     from kernel_agent.compiler.ssa.builder import Builder
+    from kernel_agent.compiler.ssa.calculus import Calculus
 
 _SYMBOLS = {Code.ADD: "+", Code.SUB: "-", Code.MUL: "*"}
 _PYTHON: dict[Code, Callable[[Any, Any], Any]] = {
@@ -26,7 +27,7 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 }  # fmt: skip
 
 
-def add(b: Builder, x: Value, y: Value) -> Value:
+def add(b: Calculus, x: Value, y: Value) -> Value:
     """x + y."""
     if _is(x, 0):
         return y
@@ -49,7 +50,7 @@ def add(b: Builder, x: Value, y: Value) -> Value:
     return b.elementwise(Code.ADD, (x, y), _wider(x, y))
 
 
-def sub(b: Builder, x: Value, y: Value) -> Value:
+def sub(b: Calculus, x: Value, y: Value) -> Value:
     """x - y."""
     if _is(y, 0):
         return x
@@ -65,7 +66,7 @@ def sub(b: Builder, x: Value, y: Value) -> Value:
     return b.elementwise(Code.SUB, (x, y), _wider(x, y))
 
 
-def mul(b: Builder, x: Value, y: Value) -> Value:
+def mul(b: Calculus, x: Value, y: Value) -> Value:
     """x * y. A product with the constant zero is zero: adjoints of what is constant vanish, infinite or not."""
     if _is(x, 1):
         return y
@@ -90,7 +91,7 @@ def mul(b: Builder, x: Value, y: Value) -> Value:
     return b.elementwise(Code.MUL, (x, y), _wider(x, y))
 
 
-def div(b: Builder, x: Value, y: Value) -> Value:
+def div(b: Calculus, x: Value, y: Value) -> Value:
     """x / y of floats. Zero divided is zero, as with products; by a reciprocal is to multiply."""
     if _is(y, 1):
         return x
@@ -103,7 +104,7 @@ def div(b: Builder, x: Value, y: Value) -> Value:
     return b.elementwise(Code.DIV, (x, y), _wider(x, y))
 
 
-def neg(b: Builder, x: Value) -> Value:
+def neg(b: Calculus, x: Value) -> Value:
     """-x."""
     value = constant(x)
     if value is not None and not isinstance(value, bool):
@@ -117,7 +118,7 @@ def neg(b: Builder, x: Value) -> Value:
     return b.elementwise(Code.NEG, (x,))
 
 
-def cast(b: Builder, x: Value, element: str, attributes: dict[str, Any]) -> Value:
+def cast(b: Calculus, x: Value, element: str, attributes: dict[str, Any]) -> Value:
     """Value conversion; constants are converted here, and what only became wider becomes what it was."""
     if x.element == element:
         return x
@@ -157,7 +158,7 @@ def _only_widens(op: Op) -> bool:
     return source[0] == target[0] == "i" and source != "i1" and int(source[1:]) <= int(target[1:])
 
 
-def compare(b: Builder, predicate: str, x: Value, y: Value, unsigned: bool) -> Value:
+def compare(b: Calculus, predicate: str, x: Value, y: Value, unsigned: bool) -> Value:
     """i1."""
     left, right = constant(x), constant(y)
     if left is not None and right is not None and not unsigned and not (_symbol(x) or _symbol(y)):
@@ -168,7 +169,7 @@ def compare(b: Builder, predicate: str, x: Value, y: Value, unsigned: bool) -> V
     return b.elementwise(Code.CMP, (x, y), "i1", {"predicate": predicate, **extra})
 
 
-def select(b: Builder, condition: Value, x: Value, y: Value) -> Value:
+def select(b: Calculus, condition: Value, x: Value, y: Value) -> Value:
     """x where the condition holds, else y; of a choice within by the same condition, what it can be here."""
     known = constant(condition)
     x, y = _chosen(condition, x, 1), _chosen(condition, y, 2)
@@ -190,7 +191,7 @@ def _is_left_out(loaded: Value, condition: Value, y: Value) -> bool:
     return op is not None and op.code is Code.LOAD and op.mask is condition and op.other is y
 
 
-def logical_and(b: Builder, x: Value, y: Value) -> Value:
+def logical_and(b: Calculus, x: Value, y: Value) -> Value:
     """Bitwise and; of conditions, true gives way."""
     for one, other in ((x, y), (y, x)):
         if constant(one) is True or one is other:
@@ -200,7 +201,7 @@ def logical_and(b: Builder, x: Value, y: Value) -> Value:
     return b.elementwise(Code.AND, (x, y))
 
 
-def trans(b: Builder, x: Value, order: tuple[int, ...]) -> Value:
+def trans(b: Calculus, x: Value, order: tuple[int, ...]) -> Value:
     """Permuted axes; two permutations are one, none is none."""
     if x.shape == ():
         return x
@@ -213,7 +214,7 @@ def trans(b: Builder, x: Value, order: tuple[int, ...]) -> Value:
     return b.pure(Code.TRANS, (x,), x.element, [x.shape[axis] for axis in order], {"order": order}, x.name)
 
 
-def total(b: Builder, x: Value, axis: int) -> Value:
+def total(b: Calculus, x: Value, axis: int) -> Value:
     """Sum over an axis; of an extent 1 it is the element itself."""
     op = x.producer
     if op is not None and op.code is Code.EXPAND and op.attributes["axis"] == axis:
@@ -271,7 +272,7 @@ def again(b: Builder, op: Op, operands: Sequence[Value], blocks: Sequence[Block]
     return b.pure(op.code, operands, op.result.element, shape, attributes, op.result.name)
 
 
-def _integers(b: Builder, code: Code, x: Value, y: Value) -> Value | None:
+def _integers(b: Calculus, code: Code, x: Value, y: Value) -> Value | None:
     """The constant that two integer constants make, with the expression of its symbols; None for anything else."""
     left, right = constant(x), constant(y)
     if left is None or right is None or x.is_float or x.element == "i1":

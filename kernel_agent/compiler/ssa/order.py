@@ -34,12 +34,12 @@ class _Forwards(Copier):
         (block,) = op.blocks
         return (
             set(tapes_of(block, Code.TAPE_LOAD)) <= set(tapes_of(block, Code.TAPE_STORE))
-            and _only_adds(block)
+            and only_adds(block)
             and all(adds_up(self.uses, op, place) for place in range(len(op.results)))
         )
 
 
-def _only_adds(block: Block) -> bool:
+def only_adds(block: Block) -> bool:
     """Whether a block's effects are additions to memory that it does not load from."""
     loaded = {op.base for op in walk(block) if op.code is Code.LOAD}
     for op in walk(block):
