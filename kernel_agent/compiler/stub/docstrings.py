@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from kernel_agent.compiler.plan import BackwardPlan, Step
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.value import Kernel, Op, Value, walk
+from kernel_agent.compiler.stub.formulas import formulas
 
 _WIDTH = 112
 _MOST = 4
@@ -26,7 +27,8 @@ _LOADED = re.compile(r"^\s*(\w+) = (?!tl\.load)", re.MULTILINE)
 def kernel_docstring(forward: Kernel, plan: BackwardPlan, step: Step, text: str) -> str:
     """The docstring of one launch's kernel, without quotes. `forward`: the kernel it takes back; `text`: the source of
     the kernel, without docstring."""
-    return _filled(_Facts(forward, plan, step.kernel, text).sentences(len(step.grid)))
+    facts = _Facts(forward, plan, step.kernel, text)
+    return _filled(facts.sentences(len(step.grid)), facts.formulas())
 
 
 def backward_docstring(grads: Sequence[str], cotangents: Sequence[str], made: Mapping[str, str]) -> str:
@@ -73,6 +75,14 @@ class _Facts:
             by = f"Derivatives of {_listed(outputs)} by {_listed(inputs)} in `{self.forward.name}`"
             found.append(f"{by}, applied to {_listed(outputs.values())}.")
         return [*found, *self._owners(axes), *self._sums(), *self._atomics(), *self._sources()]
+
+    def formulas(self) -> list[str]:
+        """Of the gradients, partial sums and values for later launches, as far as they can be said."""
+        sums = {total.partials: total.name for total in self.plan.totals}
+        reads = _reads(self.kernel)
+        written = {name: sums.get(name, name) for name in written_by(self.kernel) if name not in reads}
+        over = {op: name for op in self.kernel.ops if op.code is Code.FOR and (name := self._index(op))}
+        return formulas(self.kernel, written, self.assigned, over)
 
     def _inputs(self) -> list[str]:
         """Tensors of the forward whose gradients, or partial sums of them, are written."""
@@ -271,12 +281,13 @@ def _them(names: Sequence[str]) -> str:
     return "it" if len(names) == 1 else "them"
 
 
-def _filled(sentences: Sequence[str]) -> str:
-    """The first sentence, then the others as a paragraph; indented as a function's body is."""
+def _filled(sentences: Sequence[str], formulas: Sequence[str] = ()) -> str:
+    """The first sentence, formulas, then the others as a paragraph; indented as a function's body is."""
     first, *others = sentences
     head = textwrap.wrap(first, _WIDTH, break_long_words=False, break_on_hyphens=False)
-    if not others and len(head) == 1:
+    if not others and not formulas and len(head) == 1:
         return head[0]
     body = textwrap.wrap(" ".join(others), _WIDTH, break_long_words=False, break_on_hyphens=False)
-    lines = [*head, *([""] if body else []), *body]
+    shown = ["", *(f"    {line}" for line in formulas)] if formulas else []
+    lines = [*head, *shown, *([""] if body else []), *body]
     return "\n".join([lines[0], *(f"    {line}" if line else "" for line in lines[1:]), "    "])

@@ -240,17 +240,23 @@ def _broken(line: str) -> Iterator[str]:
 
 def _docstring(one: str, other: str, flag: str) -> list[str]:
     """Lines of the docstring: of what the two say of themselves, each with its condition where they differ."""
-    first, _, rest = one.partition("\n\n")
-    its_first, _, its_rest = other.partition("\n\n")
-    same = " ".join(rest.split()) == " ".join(its_rest.split())
-    paragraphs = [first if first == its_first else f"{first} Without {flag}: {its_first}"]
-    paragraphs += [rest] if same else [f"With {flag}: {rest}", f"Without {flag}: {its_rest}"]
-    rows = [
-        "\n".join(textwrap.wrap(" ".join(text.split()), WIDTH - 8, break_long_words=False, break_on_hyphens=False))
-        for text in paragraphs
-        if text
-    ]
-    if len(rows) == 1 and "\n" not in rows[0]:
-        return [f'{_PAD}"""{rows[0]}"""']
-    lines = "\n\n".join(rows).split("\n")
+    paragraphs = [text.split("\n\n") for text in (one, other)]
+    if len(paragraphs[0]) != len(paragraphs[1]):
+        paragraphs = [[mine[0], *(["\n\n".join(mine[1:])] if mine[1:] else [])] for mine in paragraphs]
+    lines: list[str] = []
+    for mine, its in itertools.zip_longest(*paragraphs, fillvalue=""):
+        for text, condition in ((mine, "With"), (its, "Without")) if mine.split() != its.split() else ((mine, ""),):
+            if text:
+                lines += [""] if lines else []
+                lines += _paragraph(text, f"{condition} {flag}: " if condition else "")
+    if len(lines) == 1:
+        return [f'{_PAD}"""{lines[0]}"""']
     return [f'{_PAD}"""{lines[0]}', *(_PAD + line if line else "" for line in lines[1:]), f'{_PAD}"""']
+
+
+def _paragraph(text: str, condition: str) -> list[str]:
+    """Formulas, which are indented, as they stand; anything else filled."""
+    if text.startswith(_PAD):
+        return [*([condition.strip(), ""] if condition else []), *text.split("\n")]
+    filled = " ".join(f"{condition}{text}".split())
+    return textwrap.wrap(filled, WIDTH - 8, break_long_words=False, break_on_hyphens=False)

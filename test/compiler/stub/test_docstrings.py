@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from kernel_agent.compiler.emit import triton_source
@@ -46,7 +47,7 @@ def scaled(b: Builder, rows: Value, x: Value, w: Value) -> Value:
 def test_gradients_of_own_rows_are_said_to_be_stored_once() -> None:
     kernel = rows_of(scaled)
     found = docstring(kernel, best(kernel, "X"))
-    assert found.startswith("dX from dY. Derivatives of Y by X in `forward`, applied to dY.")
+    assert found.startswith("dX from dY. dX = 2 * dY * W * X Derivatives of Y by X in `forward`, applied to dY.")
     assert "Every element is written by one program, with plain stores." in found
     assert "atomically" not in found
 
@@ -97,3 +98,47 @@ def test_the_backward_names_its_kernels_and_what_they_make() -> None:
     made = {"forward_bwd": computed(plan, plan.steps[0].kernel)}
     found = " ".join(backward_docstring(["x", "w"], ["grad_y"], made).split())
     assert found == "Gradients of x and w from grad_y. `forward_bwd` computes dX and partial sums of dW."
+
+
+def formula(kernel: Kernel, wanted: str, name: str) -> str:
+    """What is said of a gradient, with the names in it written out."""
+    plan = best(kernel, wanted)
+    lines = kernel_docstring(kernel, plan, plan.steps[0], triton_source(plan.steps[0].kernel).text).split("\n")
+    said = dict(line.strip().split(" = ") for line in lines if line.startswith("        ") and " = " in line)
+    text = said.pop(name)
+    for _ in said:
+        for other, meaning in said.items():
+            text = re.sub(rf"\b{other}\b", f"({meaning})", text)
+    return text
+
+
+def test_the_formula_of_a_gradient_is_its_derivative() -> None:
+    # Y = X * X * W: a factor lost, or numbers put together wrongly, would be another value
+    found = formula(rows_of(scaled), "X", "dX")
+    assert eval(found, {"X": 3.0, "W": 5.0, "dY": 7.0}) == 2 * 3.0 * 5.0 * 7.0
+
+
+def test_a_choice_by_values_stands_in_the_formula_and_a_mask_does_not() -> None:
+    # without the choice the derivative of relu would read dY everywhere; the mask of columns is everywhere
+    def relu(b: Builder, rows: Value, x: Value, w: Value) -> Value:
+        loaded = b.load(x, rows)
+        return b.select(b.compare("gt", loaded, b.zero(loaded)), b.mul(loaded, loaded), b.zero(loaded))
+
+    found = formula(rows_of(relu), "X", "dX")
+
+    def where(condition: bool, then: float, other: float) -> float:
+        return then if condition else other
+
+    values = [eval(found, {"X": x, "dY": 7.0, "where": where}) for x in (3.0, -3.0)]
+    assert values == [2 * 3.0 * 7.0, 0.0]
+    assert "n" not in re.findall(r"\w+", found)
+
+
+def test_sums_of_loops_are_sums_over_what_they_walk() -> None:
+    kernel = rows_of(scaled)
+    lines = kernel_docstring(kernel, plan := best(kernel, "X W"), plan.steps[0], text_of(plan)).split("\n")
+    assert any(re.fullmatch(r" +dW = sum over \w+ of .*dY.*", line) for line in lines), lines
+
+
+def text_of(plan: BackwardPlan) -> str:
+    return triton_source(plan.steps[0].kernel).text
