@@ -33,22 +33,24 @@ class Wanted:
 def planned(schedule: str, wanted: Wanted) -> BackwardPlan:
     """The plan of a launch by a schedule or, where that does not apply, the best one behind it. A pass with a defect
     costs what is made by it, and a remark says so. Raises CannotDerive."""
-    defects: list[str] = []
+    said: list[str] = []
 
     def defect(name: str, error: Exception) -> None:
-        defects.append(f"`{name}` failed on {wanted.kernel.name}: {InternalError.of(error).message}")
+        said.append(f"`{name}` failed on {wanted.kernel.name}: {InternalError.of(error).message}")
 
-    found = _Ways(schedule, wanted, defect).best()
-    return replace(found, remarks=(*found.remarks, *defects))
+    found = _Ways(schedule, wanted, defect, said).best()
+    return replace(found, remarks=(*found.remarks, *said))
 
 
 class _Ways:
     """Adjoints of a launch, and what schedules make of them."""
 
-    def __init__(self, schedule: str, wanted: Wanted, defect: Defect) -> None:
+    def __init__(self, schedule: str, wanted: Wanted, defect: Defect, said: list[str]) -> None:
         self.schedule = schedule
         self.wanted = wanted
         self.defect = defect
+        self.said = said
+        """What is to be told of the plan."""
 
     def best(self) -> BackwardPlan:
         """The plan with the fewest atomics; of two with as many the one with the shorter tapes."""
@@ -93,8 +95,9 @@ class _Ways:
             if cut is not None:
                 shorter = self._differentiated(cut.kernel, self.wanted.calls)
                 shorter = replace(shorter, settings=cut.settings, remarks=found.remarks)
-        except CannotDerive:
-            pass
+        except CannotDerive as reason:
+            if found is None:
+                self.said.append(f"what the forward stored is not read back: {reason.message}")
         except Exception as error:
             self.defect("saved" if found is None else "checkpoints", error)
         return found, shorter

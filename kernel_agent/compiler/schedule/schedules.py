@@ -85,11 +85,12 @@ def plans(
         whole = _tried("gathered", functools.partial(gathered, step.kernel, launch), defect) or Gathered(step.kernel)
         facts = [Fact(claim.text(), "every element of a row has a lane") for claim in whole.claims]
         made: dict[str, BackwardPlan] = {}
+        refused: dict[str, None] = {}
 
         def make(gathers: Mapping[str, Draft]) -> None:
             for name in better:
                 making = functools.partial(_with_gathers, name, whole.kernel, adjoint.gradients, launch, gathers)
-                draft = _tried(name, making, defect)
+                draft = _tried(name, making, defect, refused)
                 if draft is not None:
                     draft.facts += facts
                     made[name] = _plan(name, base, draft)
@@ -104,7 +105,7 @@ def plans(
         gathers = _windows(whole.kernel, adjoint.gradients, left, launch, defect) if left else {}
         if gathers:
             make(gathers)
-        found += made.values()
+        found += [replace(plan, remarks=(*plan.remarks, *refused)) for plan in made.values()]
         found.sort(key=lambda plan: (atomics(plan) + _additions(plan), atomics(plan)))
     if "plain" in schedules:
         try:
@@ -129,11 +130,16 @@ def _base(kernel: Kernel, adjoint: Adjoint, launch: Launch, defect: Defect | Non
     return joint or _tried("plain", lambda: made(pruned), defect)
 
 
-def _tried(name: str, make: Callable[[], Made | None], defect: Defect | None) -> Made | None:
-    """What a pass makes; None where it refuses, since those behind it do not need what it could not do."""
+def _tried(
+    name: str, make: Callable[[], Made | None], defect: Defect | None, refused: dict[str, None] | None = None
+) -> Made | None:
+    """What a pass makes; None where it refuses, since those behind it do not need what it could not do. `refused` is
+    told why."""
     try:
         return make()
-    except CannotDerive:
+    except CannotDerive as reason:
+        if refused is not None:
+            refused[f"`{name}` is not had: {reason.message}"] = None
         return None
     except Exception as error:
         if defect is None:

@@ -89,6 +89,18 @@ def test_where_tapes_have_no_bound_a_forward_with_its_gauge_is_planned_all_the_s
     assert all(plan.saved == ("y_ptr",) for plan in found)
 
 
+def test_a_schedule_that_is_refused_says_why_in_the_plan_that_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    # `derive --explain` prints remarks: without this one a better schedule would be missing for no visible reason.
+    def refuses(*_: object) -> None:
+        raise CannotDerive("its sums differ")
+
+    monkeypatch.setitem(schedules._MAKERS, "rows", refuses)
+    forward = forwards.layer_norm(looped=True)
+    found = plans(forward.kernel, forward.adjoint(forward.kernel), 1)
+    assert found[0].schedule != "rows"
+    assert "`rows` is not had: its sums differ" in found[0].remarks
+
+
 def test_a_defect_of_one_schedule_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     # an assertion that fails in one pass must not cost the backward, and must be told
     def broken(*_: object) -> None:
