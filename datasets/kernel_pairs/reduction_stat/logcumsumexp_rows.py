@@ -3,8 +3,7 @@
     dx[n] = exp(x[n] - y[n]) s[n],    s[n] = dy[n] + exp(y[n] - y[n + 1]) s[n + 1]
 
 y never falls along a row, so every exponential is of a number at most zero. The textbook form, exp(x) times a reversed
-sum of dy exp(-y), overflows as soon as a row spans more than fp32's range. The scan carries y beside s and takes one
-exponential from block to block: a product of the factors of single steps would collect the error of each.
+sum of dy exp(-y), overflows as soon as a row spans more than fp32's range.
 """
 
 import torch
@@ -75,30 +74,28 @@ def forward(x):
 
 # --- backward ---
 @triton.jit
-def _joined(right_y, right_s, y, s):
-    # Of two neighbouring spans y and s at their first elements.
-    return y, s + tl.exp(y - right_y) * right_s
+def _then(factor1, term1, factor2, term2):
+    # First step 1, then step 2, of s -> factor s + term.
+    return factor2 * factor1, factor2 * term1 + term2
 
 
 @triton.jit
 def _logcumsumexp_bwd(DY, X, LSE, DX, M, N, dy_m, dy_n, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
     first = (tl.arange(0, BLOCK_N) == 0)[None, :]
-    # Behind the end of the row: the exponential of a difference to it is zero.
-    beyond = 1.0e30
-    carry_y = tl.full((BLOCK_M,), beyond, tl.float32)
     carry = tl.zeros((BLOCK_M,), tl.float32)
     for start in tl.range((N - 1) // BLOCK_N * BLOCK_N, -1, -BLOCK_N, num_stages=2):
         n = start + tl.arange(0, BLOCK_N)[None, :]
         ok = (m < M) & (n < N)
         at = m * N + n
-        lse = tl.load(LSE + at, mask=ok, other=beyond)
+        lse = tl.load(LSE + at, mask=ok, other=0.0)
+        # Behind the end of the row the factor is exp(-inf) = 0.
+        following = tl.load(LSE + at + 1, mask=(m < M) & (n + 1 < N), other=float("inf"))
         dy = tl.load(DY + m * dy_m + n.to(tl.int64) * dy_n, mask=ok, other=0.0).to(tl.float32)
-        _, s = tl.associative_scan((lse, dy), 1, _joined, reverse=True)
-        s += tl.exp(lse - carry_y[:, None]) * carry[:, None]
+        reach, s = tl.associative_scan((tl.exp(lse - following), dy), 1, _then, reverse=True)
+        s += reach * carry[:, None]
         x = tl.load(X + at, mask=ok, other=0.0).to(tl.float32)
         tl.store(DX + at, tl.exp(x - lse) * s, mask=ok)
-        carry_y = tl.sum(tl.where(first, lse, 0.0), 1)
         carry = tl.sum(tl.where(first, s, 0.0), 1)
 
 
