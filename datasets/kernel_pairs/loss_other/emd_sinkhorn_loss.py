@@ -7,8 +7,9 @@ cost's own gradient is left. x[i] itself drops out, what stays is the difference
 
     dS/dx[i] = 1/N (sum over j of P_xx[i, j] x[j] - sum over j of P_xy[i, j] y[j]),
 
-whose weights are softmaxes normalised by the saved last potentials, as attention is by its log-sum-exp. No cost matrix
-is stored in either direction. A program owns a tile of points and walks over both clouds.
+whose weights are softmaxes that the saved last potentials keep in range. They would normalise them too, but the means
+are nearly alike, and what rounding a potential costs, over eps, would be left of them: each is divided by its own sum.
+No cost matrix is stored in either direction. A program owns a tile of points and walks over both clouds.
 """
 
 import torch
@@ -143,7 +144,8 @@ def forward(x, y, eps=0.05, iters=20):
 def _mean_of_cloud(
     Y, G, x0, x1, x2, f, M, eps, BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr
 ):  # fmt: skip
-    """Mean of the points Y under the softmax that made f of g: sum over j of exp((f + g - C) / eps) / M y[j]."""
+    """Mean of the points Y under the softmax that made f of g: weights exp((f + g - C) / eps)."""
+    norm = tl.zeros((BLOCK_I,), tl.float32)
     m0 = tl.zeros((BLOCK_I,), tl.float32)
     m1 = tl.zeros((BLOCK_I,), tl.float32)
     m2 = tl.zeros((BLOCK_I,), tl.float32)
@@ -153,10 +155,11 @@ def _mean_of_cloud(
         y0, y1, y2 = _point(Y, j, M)
         g = tl.load(G + j, mask=j < M, other=-1.0e30)
         p = tl.exp((f[:, None] + g[None, :] - _half_cost(x0, x1, x2, y0, y1, y2)) * inv_eps)
+        norm += tl.sum(p, 1)
         m0 += tl.sum(p * y0[None, :], 1)
         m1 += tl.sum(p * y1[None, :], 1)
         m2 += tl.sum(p * y2[None, :], 1)
-    return m0 / M, m1 / M, m2 / M
+    return m0 / norm, m1 / norm, m2 / norm
 
 
 @triton.jit
