@@ -41,6 +41,8 @@ class Printer(Statements):
         code = op.code
         if code in (Code.STORE, Code.ATOMIC_ADD, Code.ATOMIC):
             self._store(op)
+        elif code is Code.STORE_BLOCK:
+            self._store_block(op)
         elif code is Code.FOR:
             self._for(op)
         elif code is Code.WHILE:

@@ -42,7 +42,7 @@ def summed_for(values: Sequence[Value], places: Places) -> str:
                 made = [op.results[n] for n, given in enumerate(use.block.yields) if given is value]
                 if op.code is Code.FOR:
                     made += [use.block.arguments[n + 1] for n, given in enumerate(use.block.yields) if given is value]
-            elif use.op.code in (Code.STORE, Code.ATOMIC_ADD) and use.op.stored is value:
+            elif use.op.code in (Code.STORE, Code.STORE_BLOCK, Code.ATOMIC_ADD) and use.op.stored is value:
                 found.add(use.op.base.name)
             elif use.op.code is Code.FOR and value in use.op.operands[3:]:
                 places_of = [n for n, given in enumerate(use.op.operands[3:]) if given is value]

@@ -279,6 +279,12 @@ class Statements(abc.ABC):
         target = f"{self._target(op.result)} = " if op.results and self.places.readers(op.result) else ""
         self._statement(target, ex.call(function, [self._pointer(op), stored], "", **options), op.operands)
 
+    def _store_block(self, op: Op) -> None:
+        made, stored, *corner = (self.at(value) for value in op.operands)
+        whole = ex.made(f"[{', '.join(part.text for part in corner)}]", Level.PRIMARY, "", corner)
+        call = ex.call(f"{made.text}.store", [whole, stored], "")
+        self._statement("", replace(call, reads=call.reads | made.reads), op.operands)
+
     @abc.abstractmethod
     def _several(self, op: Op) -> Expression:
         """Source of an operation that may have several results, or a function of its own."""

@@ -10,7 +10,7 @@ so that one kernel serves other strides too.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kernel_agent.compiler.schedule.forms import Forms, Launch
@@ -18,7 +18,7 @@ from kernel_agent.compiler.schedule.polynomial import ONE, Polynomial
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.rebuild import Copier
 from kernel_agent.compiler.ssa.uses import Uses, written_to
-from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value, is_constant, is_setting, unspread
+from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value, broadcast_shape, is_constant, is_setting, unspread
 
 FITS = "loads_tiles"
 """Function of the stub: whether tiles of some tensors can be loaded by descriptors."""
@@ -63,10 +63,10 @@ class Term:
 
 
 @dataclass(frozen=True)
-class _Tile:
-    """A load of rows from `row` on and columns from `col` on of the matrix at `start`."""
+class Tile:
+    """A load or a store of rows from `row` on and columns from `col` on of the matrix at `start`."""
 
-    load: Op
+    access: Op
     start: tuple[Value, ...]
     """Numbers whose sum it is; so are the next two."""
     row: tuple[Value, ...]
@@ -78,31 +78,37 @@ class _Tile:
     """Rows and columns that there are, where the load asks."""
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """Its extents."""
+        value = self.access.result if self.access.code is Code.LOAD else self.access.stored
+        return broadcast_shape([self.access.offset.shape, value.shape])
+
+    @property
     def matrix(self) -> tuple[Value, ...]:
         """Alike for tiles of one matrix."""
-        return (self.load.base, self.stride, *self.start)
+        return (self.access.base, self.stride, *self.start)
 
 
 def described(kernel: Kernel, launch: Launch) -> Described | None:
     """The kernel with descriptors in its loops of products; None where no loop has a use for them."""
     forms, written = Forms(kernel, launch), written_to(kernel.body)
     uses = Uses.of(kernel)
-    tiles: dict[Op, _Tile] = {}
+    tiles: dict[Op, Tile] = {}
     for loop in kernel.ops:
         if loop.code is Code.FOR and _computes_between_products(loop.blocks[0]):
             for op in loop.blocks[0].ops:
                 if op.code is Code.LOAD and op.base not in written and _is_factor(op.result, uses):
-                    tile = _tile(op)
+                    tile = tile_of(op)
                     if tile is not None:
                         tiles[op] = tile
     tiles = _limited(tiles)
-    asked = {op: _asked(forms, tile) for op, tile in tiles.items()}
+    asked = {op: asked_of(forms, tile) for op, tile in tiles.items()}
     tiles = {op: tile for op, tile in tiles.items() if asked[op] is not None}
     if not tiles:
         return None
     name = kernel.free_name(NAME)
     matrices = tuple(dict.fromkeys(one for one in asked.values() if one is not None))
-    return Described(_Describer(kernel, tiles, name).copy(), name, matrices)
+    return Described(TileDescriber(kernel, tiles, name).copy(), name, matrices)
 
 
 def fits(kernels: Sequence[Described]) -> str:
@@ -137,14 +143,15 @@ def _is_factor(value: Value, uses: Uses) -> bool:
 # --- what a load loads
 
 
-def _tile(load: Op) -> _Tile | None:
-    """A load of a tile of a matrix as such; None where it is anything else."""
-    shape = load.result.shape
-    if len(shape) != 2 or not load.result.is_float or max(shape) > MOST or min(shape) < EVEN:
+def tile_of(access: Op) -> Tile | None:
+    """A load or a store of a tile of a matrix as such; None where it is anything else."""
+    value = access.result if access.code is Code.LOAD else access.stored
+    shape = broadcast_shape([operand.shape for operand in (access.offset, value)])
+    if len(shape) != 2 or not value.is_float or max(shape) > MOST or min(shape) < EVEN:
         return None
-    if load.other is not None and not is_constant(unspread(load.other), 0):
+    if access.code is Code.LOAD and access.other is not None and not is_constant(unspread(access.other), 0):
         return None
-    terms = index_terms(load.offset)
+    terms = index_terms(access.offset)
     lanes = [_lane(terms, axis) for axis in (0, 1)]
     if lanes[0] is None or lanes[1] is None or len(lanes[0].factors) != 1 or len(lanes[1].factors) > 1:
         return None
@@ -160,11 +167,11 @@ def _tile(load: Op) -> _Tile | None:
         parts[2 if axis is None else axis].append(term.index)
     if any(value.element != "i32" for value in (*parts[0], *parts[1])):
         return None
-    limits = _limits(load.mask, (lanes[0], lanes[1]), parts)
+    limits = _limits(access.mask, (lanes[0], lanes[1]), parts)
     if limits is None:
         return None
     unit = next(iter(lanes[1].factors), None)
-    return _Tile(load, tuple(parts[2]), tuple(parts[0]), tuple(parts[1]), lanes[0].factors[0], unit, limits)
+    return Tile(access, tuple(parts[2]), tuple(parts[0]), tuple(parts[1]), lanes[0].factors[0], unit, limits)
 
 
 def _lane(terms: Iterable[Term], axis: int) -> Term | None:
@@ -252,25 +259,25 @@ def _conjuncts(mask: Value, axis: int | None) -> list[tuple[Value, int | None]]:
     return [(mask, axis)]
 
 
-def _limited(tiles: dict[Op, _Tile]) -> dict[Op, _Tile]:
+def _limited(tiles: dict[Op, Tile]) -> dict[Op, Tile]:
     """Tiles with a number of rows: a loop whose trips ask no mask loads of the same matrix as the one that does."""
     known = {(tile.matrix, op.result.source_line): tile.limits[0] for op, tile in tiles.items() if tile.limits[0]}
     found = {}
     for op, tile in tiles.items():
         rows = tile.limits[0] or known.get((tile.matrix, op.result.source_line))
         if rows is not None and (tile.limits[1] is not None or not tile.col):
-            found[op] = _Tile(op, tile.start, tile.row, tile.col, tile.stride, tile.unit, (rows, tile.limits[1]))
+            found[op] = Tile(op, tile.start, tile.row, tile.col, tile.stride, tile.unit, (rows, tile.limits[1]))
     return found
 
 
-def _asked(forms: Forms, tile: _Tile) -> Matrices | None:
+def asked_of(forms: Forms, tile: Tile) -> Matrices | None:
     """What a launch must give; None where that cannot be asked, or does not hold."""
     stride = forms.of(tile.stride).invariant
     unit = ONE if tile.unit is None else forms.of(tile.unit).invariant
     if stride is None or unit is None or not unit.printable or (unit.number is not None and unit != ONE):
         return None
     texts = asked_steps(forms, tile.start, EVEN, (stride,))
-    return None if texts is None else Matrices(tile.load.base.name, () if unit == ONE else (unit.text(),), texts)
+    return None if texts is None else Matrices(tile.access.base.name, () if unit == ONE else (unit.text(),), texts)
 
 
 def asked_steps(
@@ -347,20 +354,20 @@ class Describer(Copier):
         return total
 
 
-class _Describer(Describer):
+class TileDescriber(Describer):
     """Of tiles of matrices."""
 
-    def __init__(self, source: Kernel, tiles: dict[Op, _Tile], name: str) -> None:
+    def __init__(self, source: Kernel, tiles: Mapping[Op, Tile], name: str) -> None:
         super().__init__(source, tiles, name)
         self.tiles = tiles
 
     def descriptor_of(self, load: Op) -> Value:
         """Of its matrix."""
-        tile, shape = self.tiles[load], load.result.shape
+        tile = self.tiles[load]
         rows, cols = tile.limits
         assert rows is not None
-        width = self.b.extent(shape[1]) if cols is None else self[cols]
-        return self.b.descriptor(load.base, self.sum_of(tile.start), (self[rows], width), (self[tile.stride],), shape)
+        extents = (self[rows], self.b.extent(tile.shape[1]) if cols is None else self[cols])
+        return self.b.descriptor(load.base, self.sum_of(tile.start), extents, (self[tile.stride],), tile.shape)
 
     def corner(self, load: Op) -> list[Value]:
         """Row and column."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kernel_agent.compiler.plan import Axis, BackwardPlan, Buffer, Fact, Total
 from kernel_agent.compiler.schedule.alone import summed_in_memory
 from kernel_agent.compiler.schedule.clear import cleared
 from kernel_agent.compiler.schedule.collect import collected
+from kernel_agent.compiler.schedule.deposit import deposited
 from kernel_agent.compiler.schedule.describe import Described, described, fits
 from kernel_agent.compiler.schedule.factor import factored
 from kernel_agent.compiler.schedule.forms import Launch
@@ -60,7 +61,7 @@ class Draft:
         """A launch. `gradients`: those that it adds or stores to."""
         done = {*found.empty_if, *found.alone}
         spread = slotted(found.kernel, {t: name for t, name in gradients.items() if name not in done}, launch)
-        kernel = self._choosing(finished(spread.kernel, launch), launch)
+        kernel = self._choosing(finished(spread.kernel, launch), launch, gradients)
         kernel = summed_in_memory(trimmed(kernel), found.alone)
         self.alone |= found.alone
         self.steps.append((kernel, launch, {**scalars, **spread.scalars}))
@@ -74,8 +75,8 @@ class Draft:
         spared = tuple(f"{name} stays atomic: " for name in (*found.alone, *(one.name for one in spread.slots)))
         self.remarks = [remark for remark in (*self.remarks, *found.remarks) if not remark.startswith(spared)]
 
-    def _choosing(self, kernel: Kernel, launch: Launch) -> Kernel:
-        """The kernel with constexprs for what its launch may choose of its loads."""
+    def _choosing(self, kernel: Kernel, launch: Launch, gradients: Mapping[str, str]) -> Kernel:
+        """The kernel with constexprs for what its launch may choose of its loads and stores."""
         name = kernel.free_name(WHOLE)
         while name in self.settings:
             name += "_"
@@ -88,8 +89,15 @@ class Draft:
         if tiles is not None:
             kernel = tiles.kernel
             self.described.append(tiles)
+            left = deposited(kernel, launch, {name: tensor for tensor, name in gradients.items()})
+            if left is not None:
+                kernel = left.described.kernel
+                self.described.append(replace(left.described, name=tiles.name))
             self.settings[tiles.name] = fits([one for one in self.described if one.name == tiles.name])
             self.flags.add(tiles.name)
+            if left is not None:
+                self.settings[left.described.name] = " and ".join(filter(None, (tiles.name, left.condition)))
+                self.flags.add(left.described.name)
         if blocks is not None and tiles is not None:
             strips = stripped(kernel, launch, name, {one.name for one in self.partials})
             if strips is not None:

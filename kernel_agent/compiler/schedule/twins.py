@@ -102,5 +102,5 @@ class _Without(Copier):
 
     def effect(self, op: Op) -> None:
         """Stores."""
-        if op.code is not Code.STORE or op.base.name not in self.dropped:
+        if op.code not in (Code.STORE, Code.STORE_BLOCK) or op.base.name not in self.dropped:
             super().effect(op)

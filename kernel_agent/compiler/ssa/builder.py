@@ -147,6 +147,13 @@ class Builder(Calculus):
             name,
         )
 
+    def store_block(self, descriptor: Value, value: Value, corner: Sequence[Value]) -> Op:
+        """A tile of a matrix from a row and a column on becomes the value."""
+        made = descriptor.producer
+        assert made is not None, descriptor
+        tile = self.whole(value, made.attributes["block"])
+        return self.add_op(Op(Code.STORE_BLOCK, [descriptor, tile, *corner], (), {"base": made.base}))
+
     def store(
         self,
         base: Value,

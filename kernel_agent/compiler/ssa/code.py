@@ -135,6 +135,9 @@ class Code(str, enum.Enum):
     """descriptor, row, column: the tile of its matrix from there on, zero outside of it; of numbers in a row,
     descriptor, first. `base` as of the descriptor;
     the kernel does not write there."""
+    STORE_BLOCK = "store_block"
+    """descriptor, value, row, column: the tile of its matrix from there on becomes the value, where there is a matrix.
+    One side of a branch; the other has the STORE that does the same. `base` as of the descriptor."""
     TAPE_STORE = "tape_store"
     """value: remembered for this program, `tape` and the trips of all loops around."""
     TAPE_LOAD = "tape_load"
@@ -163,7 +166,7 @@ ELEMENTWISE = frozenset(
 """One result element per element of the operands, at the same place."""
 CONTROL = frozenset((C.FOR, C.WHILE, C.IF))
 REDUCTIONS = frozenset((C.SUM, C.REDUCE_MAX, C.REDUCE_MIN))
-EFFECTS = frozenset((C.STORE, C.ATOMIC_ADD, C.ATOMIC, C.TAPE_STORE, C.BARRIER, C.LEAVE_IF))
+EFFECTS = frozenset((C.STORE, C.STORE_BLOCK, C.ATOMIC_ADD, C.ATOMIC, C.TAPE_STORE, C.BARRIER, C.LEAVE_IF))
 """What stays where it is, in its order, and is never dropped for want of a reader (a tape nobody loads is)."""
 MEMORY = frozenset((C.LOAD, C.STORE, C.ATOMIC_ADD, C.ATOMIC))
 """What has a `base`."""

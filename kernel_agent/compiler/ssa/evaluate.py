@@ -124,6 +124,13 @@ class _Program:
         corner = [int(value) for value in operands[1:]]
         return [self.memory.load_block(op, self.place, matrix, corner)]
 
+    def _store_block(self, op: Op, operands: list[Tensor]) -> list[Tensor]:
+        made = op.operands[0].producer
+        assert made is not None, op
+        matrix = [int(self.values[value]) for value in made.operands]
+        self.memory.store_block(op, self.place, matrix, operands[1], [int(value) for value in operands[2:]])
+        return []
+
     def _write(self, op: Op, operands: list[Tensor]) -> list[Tensor]:
         before = self.memory.write(op, self.place, operands)
         return [before.to(arithmetic.held_as(result.element)) for result in op.results]
@@ -204,6 +211,7 @@ _OWN: dict[Code, Callable[[_Program, Op, list[Tensor]], Sequence[Tensor]]] = {
     Code.DESCRIPTOR: _Program._descriptor,
     Code.LOAD_BLOCK: _Program._load_block,
     Code.STORE: _Program._write,
+    Code.STORE_BLOCK: _Program._store_block,
     Code.ATOMIC_ADD: _Program._write,
     Code.ATOMIC: _Program._write,
     Code.TAPE_STORE: _Program._tape_store,

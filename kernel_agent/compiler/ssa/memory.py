@@ -74,17 +74,20 @@ class Memory:
     def load_block(self, op: Op, program: tuple[int, ...], matrix: list[int], corner: list[int]) -> Tensor:
         """A LOAD_BLOCK of the matrix (start, rows, columns, stride), or of (start, extent). Raises OutOfBounds."""
         shape = op.result.shape
-        start, extents = matrix[0], matrix[1 : 1 + len(shape)]
-        places, inside = torch.tensor(start), torch.tensor(True)
-        for axis, (extent, step) in enumerate(zip(extents, (*matrix[1 + len(shape) :], 1), strict=True)):
-            lanes = (corner[axis] + torch.arange(shape[axis])).view([-1 if axis == n else 1 for n in range(len(shape))])
-            inside = inside & (lanes >= 0) & (lanes < extent)
-            places = places + lanes * step
-        places, held = self._places(op, program, places, inside)
+        places, held = self._places(op, program, *_tile(shape, matrix, corner))
         result = torch.zeros(shape, dtype=held_as(op.result.element))
         result[held] = self._flat[op.base][places].to(result.dtype)
         self._counts[op.base, "loaded"].index_add_(0, places, torch.ones_like(places))
         return result
+
+    def store_block(
+        self, op: Op, program: tuple[int, ...], matrix: list[int], value: Tensor, corner: list[int]
+    ) -> None:
+        """A STORE_BLOCK; `matrix` as of `load_block`. Raises OutOfBounds."""
+        places, held = self._places(op, program, *_tile(op.stored.shape, matrix, corner))
+        memory = self._flat[op.base]
+        memory[places] = value.broadcast_to(op.stored.shape)[held].to(memory.dtype)
+        self._counts[op.base, "stored"].index_add_(0, places, torch.ones_like(places))
 
     def _open(self, wanted: torch.dtype) -> Tensor:
         return torch.tensor(self._open_lanes if wanted is torch.float64 else 0, dtype=wanted)
@@ -139,10 +142,22 @@ class Memory:
         return places, lanes
 
 
+def _tile(shape: tuple[int, ...], matrix: list[int], corner: list[int]) -> tuple[Tensor, Tensor]:
+    """Offsets of a tile of a matrix (start, extents, strides), and which of them are inside of it."""
+    start, extents = matrix[0], matrix[1 : 1 + len(shape)]
+    places, inside = torch.tensor(start), torch.tensor(True)
+    for axis, (extent, step) in enumerate(zip(extents, (*matrix[1 + len(shape) :], 1), strict=True)):
+        lanes = (corner[axis] + torch.arange(shape[axis])).view([-1 if axis == n else 1 for n in range(len(shape))])
+        inside = inside & (lanes >= 0) & (lanes < extent)
+        places = places + lanes * step
+    return places, inside
+
+
 _VERBS = {
     Code.LOAD: "loads",
     Code.LOAD_BLOCK: "loads",
     Code.STORE: "stores to",
+    Code.STORE_BLOCK: "stores to",
     Code.ATOMIC_ADD: "adds to",
     Code.ATOMIC: "changes",
 }

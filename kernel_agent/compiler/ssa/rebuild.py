@@ -232,7 +232,7 @@ class Copier:
         attributes = dict(op.attributes)
         if "base" in attributes:
             attributes["base"] = self[op.base]
-        if op.code in (Code.ATOMIC, Code.TAPE_STORE):
+        if op.code in (Code.ATOMIC, Code.TAPE_STORE, Code.STORE_BLOCK):
             operands = [self.whole(old) for old in op.operands]
         new = [Value(result.element, result.shape, result.name) for result in op.results]
         self.results(op, self.b.add_op(Op(op.code, operands, new, attributes)).results)

@@ -66,7 +66,7 @@ def has_effects(op: Op) -> bool:
 
 def written_to(block: Block) -> frozenset[Value]:
     """Pointer arguments that a block stores or adds to."""
-    writes = (Code.STORE, Code.ATOMIC_ADD, Code.ATOMIC)
+    writes = (Code.STORE, Code.STORE_BLOCK, Code.ATOMIC_ADD, Code.ATOMIC)
     return frozenset(op.base for op in walk(block) if op.code in writes)
 
 

@@ -102,7 +102,7 @@ class Op:
 
     @property
     def stored(self) -> Value:
-        """What a STORE or ATOMIC_ADD writes."""
+        """What a STORE, STORE_BLOCK or ATOMIC_ADD writes."""
         return self.operands[1]
 
     @property

@@ -72,6 +72,11 @@ class _Verifier:
             _CONTROLS[op.code](self, op)
         elif op.code in (Code.TAPE_STORE, Code.TAPE_LOAD):
             self.expect(isinstance(op.attributes.get("tape"), str), op, "it needs the name of a tape")
+        elif op.code is Code.STORE_BLOCK:
+            made = op.operands[0].producer
+            self.expect(made is not None and made.code is Code.DESCRIPTOR, op, "it needs a descriptor")
+            block = made.attributes["block"] if made is not None else None
+            self.expect(op.stored.shape == block, op, f"a tile of {block} belongs there")
         elif op.code is Code.LEAVE_IF:
             self.expect(not self.changed, op, "a program may not leave after it has changed memory")
             self._condition(op, op.operands[0])

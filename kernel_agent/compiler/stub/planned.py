@@ -12,6 +12,8 @@ from torch import Tensor
 
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.plan import BackwardPlan, Fact, Step
+from kernel_agent.compiler.schedule.deposit import NAME as DEPOSITS
+from kernel_agent.compiler.schedule.deposit import REGISTERS
 from kernel_agent.compiler.schedule.describe import FITS
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.uses import Uses
@@ -320,6 +322,12 @@ class Planned:
             if shown_option is not None:
                 items.append(f"{option}={shown_option}")
                 parameters.append(option)
+        deposits = [
+            self.wording.variables[settings.get(name, name)] for name in parameters if name.startswith(DEPOSITS)
+        ]
+        if deposits:
+            items.append(f"maxnreg={REGISTERS} if {deposits[0]} else None")
+            parameters.append("maxnreg")
         written = Accesses.of(kernel).written
         buffers = tuple(self.wording.variables[name] for name in sorted(written) if name in self.wording.variables)
         writes = tuple(map(variable_of, buffers))
