@@ -172,8 +172,10 @@ class Names:
         return [f"{wanted}_t"] if code is Code.TRANS else [wanted, f"{wanted}_{value.element}"]
 
     def _meant(self, value: Value) -> bool:
-        """Whether a name is the value's own: `_` says that there is none."""
-        return value.name != "_" and (value.producer is None or value.is_float or value.name not in self.floats)
+        """Whether a name is the value's own: `_` says that there is none, and no condition is an adjoint."""
+        if value.name == "_" or (value.element == "i1" and value.name.startswith("d_")):
+            return False
+        return value.producer is None or value.is_float or value.name not in self.floats
 
     def _carried(self, variable: Variable) -> str:
         """Of what loops and branches carry: `dk` of a sum that is stored to `dK`, `row_block` of a number of rows."""
@@ -196,6 +198,8 @@ class Names:
     def _by_role(self, value: Value) -> list[str]:
         op = value.producer
         if op is None or op.code in CONTROL:
+            if value.element == "i1":
+                return ["active", "go_on"]
             return ["acc" if value.is_float else "trip" if value.name == "_" else "start"]
         if op.code is Code.LOAD:
             return [stem_of(op.base.name)]

@@ -93,3 +93,21 @@ def test_loops_one_after_another_have_the_same_index() -> None:
     b.store(out, cols, first)
     b.store(out, cols, b.elementwise(Code.MUL, (summed(b, x, cols, b.add(n, n)), first)))
     assert triton_source(made).text.count("for row in range(") == 2
+
+
+def test_a_condition_is_not_called_after_an_adjoint() -> None:
+    # What a pass computes while it works on an adjoint has that one's name: `d_q = start < whole` read like a gradient.
+    made, b, (x, out, n) = kernel("asked", "*f32 X, *f32 OUT, i32 n", {"BLOCK": 16})
+    asked = b.compare("lt", b.program_id(0), n)
+    asked.name = "d_q"
+
+    def copy() -> list[Value]:
+        b.store(out, cols, b.load(x, cols))
+        return []
+
+    for place in (0, 16):
+        cols = b.add(b.arange(0, 16, "BLOCK"), b.const(place))
+        b.branch(asked, copy, list)
+    text = triton_source(made).text
+    assert "d_q" not in text
+    assert text.count("if active:") == 2
