@@ -37,6 +37,8 @@ from kernel_agent.sandbox import Limits, Message, Sandbox
 if TYPE_CHECKING:
     from kernel_agent.oracle.sampled import FullSize
 
+OUTPUT_ROUNDOFF = 16 * torch.finfo(torch.float64).eps
+"""Norm of an output over that of an input up to which the output is rounding of a zero: some ulps of float64."""
 DRAWN_FROM = 1 << 30
 """Seeds beyond which drawn ones begin: chosen ones are small."""
 
@@ -315,12 +317,21 @@ class Truths:
         positions = _differentiable(forward)
         size = _finite_norm(value) if isinstance(value, Tensor) else 0.0
         return tuple(
-            _finite_norm(output) / size if i in positions and size > 0 else 0.0
-            for i, output in enumerate(forward.outputs)
+            gain(_finite_norm(output), size) if i in positions else 0.0 for i, output in enumerate(forward.outputs)
         )
 
     def _key(self, *parts: Any) -> str:
         return hashlib.sha256(json.dumps([self._base, parts], sort_keys=True).encode()).hexdigest()
+
+
+def gain(output: float, value: float) -> float:
+    """The size of a gradient by units alone: norm of an output over norm of an input.
+
+    An output that is itself rounding of a zero, such as the log of a softmax over one class, has no unit to tell: 1.
+    """
+    if value <= 0.0:
+        return 0.0
+    return 1.0 if output <= OUTPUT_ROUNDOFF * value else output / value
 
 
 def _drawn() -> int:

@@ -19,7 +19,7 @@ from kernel_agent.oracle import (
     describe,
     make_cotangents,
 )
-from kernel_agent.oracle.truth import Request
+from kernel_agent.oracle.truth import Request, gain
 from kernel_agent.pairs.spec import ShapeEntry
 from kernel_agent.pairs.userfile import read_file
 from kernel_agent.sandbox import Limits, Sandbox
@@ -218,3 +218,15 @@ def test_a_reference_that_raises_is_inconclusive_and_said(spec_of, sandbox):
     seen = cross_check(Truths(spec, sandbox))
     assert seen.agrees
     assert "no GPU" in seen.references[0].reason
+
+
+def test_an_output_that_is_rounding_of_zero_leaves_the_unit_gain():
+    # With the noise as the unit nothing would be allowed: a right gradient of a mixture over one class was refused,
+    # 1.5e5 times over an allowance of 1e-22.
+    assert gain(1e-16, 2.0) == 1.0
+    assert gain(0.0, 2.0) == 1.0
+
+
+def test_a_small_output_keeps_its_own_unit():
+    # A floor under every gain would let wrong gradients of small outputs pass.
+    assert gain(2e-9, 2.0) == 1e-9
