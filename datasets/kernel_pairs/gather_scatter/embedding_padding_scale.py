@@ -85,7 +85,7 @@ def backward(saved, grad_y, needs=None):
 
 # --- check ---
 SWEEP = ({"V": 10, "T": 40, "D": 64}, {"V": 7, "T": 29, "D": 50}, {"V": 16, "T": 24, "D": 32, "dtype": "bfloat16"})
-BENCH = ({"V": 32000, "T": 16384, "D": 2048, "dtype": "bfloat16"},)
+BENCH = ({"V": 128256, "T": 16384, "D": 2048, "dtype": "bfloat16"},)
 
 
 def make_args(V, T, D, dtype="float32", device="cpu", seed=0):

@@ -94,7 +94,7 @@ SWEEP = (
     {"V": 7, "T": 229, "D": 50},
     {"V": 16, "T": 40, "D": 300, "dtype": "bfloat16"},
 )
-BENCH = ({"V": 32768, "T": 131072, "D": 512, "dtype": "bfloat16"},)
+BENCH = ({"V": 32768, "T": 524288, "D": 512, "dtype": "bfloat16"},)
 
 
 def make_args(V, T, D, dtype="float32", device="cpu", seed=0):

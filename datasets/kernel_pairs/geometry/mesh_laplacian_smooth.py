@@ -94,7 +94,7 @@ def backward(saved, grad_energy, needs=None):
 
 # --- check ---
 SWEEP = ({"ROWS": 9, "COLUMNS": 14}, {"ROWS": 1, "COLUMNS": 37}, {"ROWS": 16, "COLUMNS": 8})
-BENCH = ({"ROWS": 2048, "COLUMNS": 1024},)
+BENCH = ({"ROWS": 4096, "COLUMNS": 2048},)
 
 
 def make_args(ROWS, COLUMNS, device="cpu", seed=0):

@@ -85,7 +85,7 @@ SWEEP = (
     {"S": 6, "L": 203, "D": 21},
     {"S": 4, "L": 60, "D": 300, "dtype": "bfloat16"},
 )
-BENCH = ({"S": 256, "L": 131072, "D": 512, "dtype": "bfloat16"},)
+BENCH = ({"S": 1024, "L": 524288, "D": 512, "dtype": "bfloat16"},)
 
 
 def make_args(S, L, D, dtype="float32", device="cpu", seed=0):

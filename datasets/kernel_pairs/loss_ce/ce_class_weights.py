@@ -82,21 +82,28 @@ def forward(logits, target, weight):
 # --- backward ---
 @triton.jit
 def _weighted_ce_bwd(
-    DLoss, Logits, Target, Weight, Lse, Total, DLogits, M, V,
-    STRIPES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_V: tl.constexpr,
+    DLoss, Logits, Target, Weight, Lse, Total, DLogits, M, groups,
+    LANES: tl.constexpr, STRIPES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
+    # Classes come in groups of LANES that exist as a whole: rows begin at words of so many logits, and no mask cuts one.
+    V = groups * LANES
     m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     target = tl.load(Target + m, mask=m < M, other=0)
     w = tl.load(Weight + target, mask=m < M, other=0.0) * (tl.load(DLoss) / tl.load(Total))
-    lse = tl.load(Lse + m, mask=m < M, other=0.0)
+    lse = tl.load(Lse + m, mask=m < M, other=0.0) * 1.4426950408889634
     # Nothing is summed over the classes: they come in stripes of 32, of which the last wastes less than a power of two.
+    # All are read before the first is written, since no load passes a store.
+    stripes = ()
     for stripe in tl.static_range(STRIPES):
         v = stripe * BLOCK_V + tl.arange(0, BLOCK_V)
-        inside = (m[:, None] < M) & (v[None, :] < V)
-        at = m[:, None] * V + v[None, :]
-        p = tl.exp(tl.load(Logits + at, mask=inside, other=0.0).to(tl.float32) - lse[:, None])
-        onehot = tl.where(v[None, :] == target[:, None], 1.0, 0.0)
-        tl.store(DLogits + at, w[:, None] * (p - onehot), mask=inside)
+        inside = (m[:, None] < M) & (v // LANES < groups)[None, :]
+        stripes += (tl.load(Logits + m[:, None] * V + v[None, :], mask=inside, other=0.0),)
+    for stripe in tl.static_range(STRIPES):
+        v = stripe * BLOCK_V + tl.arange(0, BLOCK_V)
+        inside = (m[:, None] < M) & (v // LANES < groups)[None, :]
+        p = tl.exp2(stripes[stripe].to(tl.float32) * 1.4426950408889634 - lse[:, None])
+        p = tl.where(v[None, :] == target[:, None], p - 1.0, p)
+        tl.store(DLogits + m[:, None] * V + v[None, :], w[:, None] * p, mask=inside)
 
 
 def backward(saved, grad_loss, needs=None):
@@ -104,10 +111,11 @@ def backward(saved, grad_loss, needs=None):
     M, V = logits.shape
     dlogits = torch.empty_like(logits)
     BLOCK_V = 32 if V <= 512 else triton.next_power_of_2(V)
-    BLOCK_M = max(1, 256 // BLOCK_V)
+    BLOCK_M = max(1, 512 // BLOCK_V)
+    LANES = next(lanes for lanes in (8, 4, 2, 1) if V % lanes == 0)
     _weighted_ce_bwd[(triton.cdiv(M, BLOCK_M),)](
-        grad_loss, logits, target, weight, lse, total, dlogits, M, V,
-        STRIPES=triton.cdiv(V, BLOCK_V), BLOCK_M=BLOCK_M, BLOCK_V=BLOCK_V, num_warps=4,
+        grad_loss, logits, target, weight, lse, total, dlogits, M, V // LANES,
+        LANES=LANES, STRIPES=triton.cdiv(V, BLOCK_V), BLOCK_M=BLOCK_M, BLOCK_V=BLOCK_V, num_warps=4,
     )  # fmt: skip
     return dlogits
 

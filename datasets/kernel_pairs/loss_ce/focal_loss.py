@@ -3,12 +3,14 @@
 With z = x for positives and -x for negatives, q = sigmoid(z) and n = -log q = log(1 + exp(-z)):
     L = sum of a (1 - q)^gamma n / positives,    dL/dz = -a (1 - q)^gamma (gamma q n + 1 - q) / positives.
 log(1 - q) is -(z + n), so the power is one exponential of gamma times it, exact where q is nearly one and 1 - q would
-round to zero. The count of positives is a sum over the labels that runs beside the loss.
+round to zero. The count of positives is a sum over the labels that runs beside the loss. Special functions cost more
+than the bytes: the backward takes logarithms and powers to base two, and both sigmoids from one reciprocal.
 """
 
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
 
 META = {
     "slug": "focal_loss",
@@ -21,7 +23,7 @@ META = {
     "dtypes": ("float32", "bfloat16", "float16"),
     "license": "Apache-2.0",
     "origin": "original",
-    "interpreter_ok": True,
+    "interpreter_ok": False,
 }
 
 
@@ -76,22 +78,33 @@ def forward(logits, label, alpha=0.25, gamma=2.0):
 # --- backward ---
 @triton.jit
 def _focal_bwd(DLoss, Logits, Label, Positives, DLogits, numel, alpha, gamma, BLOCK: tl.constexpr):
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(Logits + i, mask=i < numel, other=0.0).to(tl.float32)
-    positive = tl.load(Label + i, mask=i < numel, other=0) != 0
-    z, n, q = _focal_parts(x, positive)
-    hard = tl.exp(-(z + n))
+    # 64 bits to find the block, 32 within it.
+    first = tl.program_id(0).to(tl.int64) * BLOCK
+    i = tl.arange(0, BLOCK)
+    left = tl.minimum(numel - first, BLOCK).to(tl.int32)
+    x = tl.load(Logits + first + i, mask=i < left, other=0.0).to(tl.float32)
+    positive = tl.load(Label + first + i, mask=i < left, other=0) != 0
+    share = tl.load(DLoss) / tl.load(Positives)
+    # z and n in units of log 2: powers of two and logarithms to base two are single instructions.
+    z = tl.where(positive, x, -x) * 1.4426950408889634
+    e = tl.exp2(-tl.abs(z))
+    n = tl.maximum(-z, 0.0) + libdevice.fast_log2f(1.0 + e)
+    # q and 1 - q without a difference: one is 1 / (1 + e), the other e / (1 + e).
+    larger = libdevice.fast_dividef(tl.full(e.shape, 1.0, tl.float32), 1.0 + e)
+    smaller = e * larger
+    q = tl.where(z < 0.0, smaller, larger)
+    hard = tl.where(z < 0.0, larger, smaller)
     # Toward the label for positives, away from it for negatives.
-    weight = tl.where(positive, -alpha, 1.0 - alpha) * tl.exp(-gamma * (z + n))
-    slope = weight * (gamma * q * n + hard)
-    tl.store(DLogits + i, tl.load(DLoss) / tl.load(Positives) * slope, mask=i < numel)
+    weight = tl.where(positive, -alpha * share, (1.0 - alpha) * share) * tl.exp2(-gamma * (z + n))
+    slope = weight * (gamma * 0.6931471805599453 * q * n + hard)
+    tl.store(DLogits + first + i, slope, mask=i < left)
 
 
 def backward(saved, grad_loss, needs=None):
     logits, label, positives, alpha, gamma = saved
     dlogits = torch.empty_like(logits)
-    _focal_bwd[(triton.cdiv(logits.numel(), 1024),)](
-        grad_loss, logits, label, positives, dlogits, logits.numel(), alpha, gamma, BLOCK=1024, num_warps=4
+    _focal_bwd[(triton.cdiv(logits.numel(), 2048),)](
+        grad_loss, logits, label, positives, dlogits, logits.numel(), alpha, gamma, BLOCK=2048, num_warps=4
     )
     return dlogits
 

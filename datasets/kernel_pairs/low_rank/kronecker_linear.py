@@ -112,7 +112,7 @@ SWEEP = (
     {"M": 7, "P1": 19, "Q1": 11, "P2": 13, "Q2": 21, "dtype": "float16"},
     {"M": 4, "P1": 8, "Q1": 16, "P2": 24, "Q2": 32, "dtype": "bfloat16"},
 )
-BENCH = ({"M": 8192, "P1": 64, "Q1": 64, "P2": 64, "Q2": 64, "dtype": "bfloat16"},)
+BENCH = ({"M": 32768, "P1": 64, "Q1": 64, "P2": 64, "Q2": 64, "dtype": "bfloat16"},)
 
 
 def make_args(M, P1, Q1, P2, Q2, dtype="float32", device="cpu", seed=0):

@@ -8,13 +8,14 @@ launch over row tiles of both ranges: no tile straddles the seam, the tile's num
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 META = {
     "slug": "linear_cat_two_inputs",
     "family": "matmul",
     "op": "linear_cat",
     "schema": 1,
-    "techniques": ("owner-grid", "one-launch", "column-owner", "strided-cotangent"),
+    "techniques": ("owner-grid", "one-launch", "column-owner"),
     "saves": (),
     "grads": ("x1", "x2", "weight"),
     "dtypes": ("float32", "bfloat16", "float16"),
@@ -71,73 +72,81 @@ def forward(x1, x2, weight):
 # --- backward ---
 @triton.jit
 def _part_dx(
-    DY, W, DX, M, N, K, first_row, dy_m, dy_n, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr
+    DY, W, DX, M, N, K, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr
 ):
-    m = tl.program_id(1).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-    k = tl.program_id(0).to(tl.int64) * BLOCK_K + tl.arange(0, BLOCK_K)
-    n = tl.arange(0, BLOCK_N).to(tl.int64)
-    dy_at = DY + m[:, None] * dy_m + n[None, :] * dy_n
-    wt_at = W + (first_row + k)[None, :] * N + n[:, None]
+    # W is one input's range of rows. GROUP row tiles are walked before the next column tile: dY stays in L2.
+    tiles_k = tl.cdiv(K, BLOCK_K)
+    band = tl.program_id(0) // (GROUP * tiles_k)
+    height = tl.minimum(tl.cdiv(M, BLOCK_M) - band * GROUP, GROUP)
+    inside = tl.program_id(0) % (GROUP * tiles_k)
+    m, k = (band * GROUP + inside % height) * BLOCK_M, inside // height * BLOCK_K
     dx = tl.zeros((BLOCK_M, BLOCK_K), tl.float32)
-    for left in range(N, 0, -BLOCK_N):
-        dy = tl.load(dy_at, mask=(m[:, None] < M) & (n[None, :] < left), other=0.0)
-        wt = tl.load(wt_at, mask=(n[:, None] < left) & (k[None, :] < K), other=0.0)
-        dx = tl.dot(dy, wt, dx)
-        dy_at += BLOCK_N * dy_n
-        wt_at += BLOCK_N
-    tl.store(DX + m[:, None] * K + k[None, :], dx, mask=(m[:, None] < M) & (k[None, :] < K))
+    for n in range(0, N, BLOCK_N):
+        dx = tl.dot(DY.load([m, n]), W.load([k, n]).T, dx)
+    rows, cols = m.to(tl.int64) + tl.arange(0, BLOCK_M), k + tl.arange(0, BLOCK_K)
+    tl.store(DX + rows[:, None] * K + cols[None, :], dx, mask=(rows[:, None] < M) & (cols[None, :] < K))
 
 
 @triton.jit
-def _range_dw(
-    X, DY, DW, k, n, M, N, K, dy_m, dy_n, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr
-):
-    """Rows k of one input's range of dW, which starts at DW."""
+def _range_dw(X, DY, DW, k, n, M, N, K, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
+    """The tile at row k of one input's range of dW, which starts at DW."""
     acc = tl.zeros((BLOCK_K, BLOCK_N), tl.float32)
-    for start in range(0, M, BLOCK_M):
-        m = (start + tl.arange(0, BLOCK_M)).to(tl.int64)
-        xt = tl.load(X + m[None, :] * K + k[:, None], mask=(m[None, :] < M) & (k[:, None] < K), other=0.0)
-        dy = tl.load(DY + m[:, None] * dy_m + n[None, :] * dy_n, mask=(m[:, None] < M) & (n[None, :] < N), other=0.0)
-        acc = tl.dot(xt, dy, acc)
-    tl.store(DW + k[:, None] * N + n[None, :], acc, mask=(k[:, None] < K) & (n[None, :] < N))
+    for m in range(0, M, BLOCK_M):
+        acc = tl.dot(X.load([m, k]).T, DY.load([m, n]), acc)
+    rows, cols = k.to(tl.int64) + tl.arange(0, BLOCK_K), n + tl.arange(0, BLOCK_N)
+    tl.store(DW + rows[:, None] * N + cols[None, :], acc, mask=(rows[:, None] < K) & (cols[None, :] < N))
 
 
 @triton.jit
-def _cat_dw(
-    X1, X2, DY, DW, M, N, K1, K2, dy_m, dy_n, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr
-):
-    n = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-    tile = tl.program_id(1)
+def _cat_dw(X1, X2, DY, DW, M, N, K1, K2, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
+    # Row tiles are the fast axis: programs that run together share their columns of dY.
     tiles1 = tl.cdiv(K1, BLOCK_K)
+    tile = tl.program_id(0)
+    n = tl.program_id(1) * BLOCK_N
     if tile < tiles1:
-        k = tile.to(tl.int64) * BLOCK_K + tl.arange(0, BLOCK_K)
-        _range_dw(X1, DY, DW, k, n, M, N, K1, dy_m, dy_n, BLOCK_M, BLOCK_N, BLOCK_K)
+        _range_dw(X1, DY, DW, tile * BLOCK_K, n, M, N, K1, BLOCK_M, BLOCK_N, BLOCK_K)
     else:
-        k = (tile - tiles1).to(tl.int64) * BLOCK_K + tl.arange(0, BLOCK_K)
-        _range_dw(X2, DY, DW + K1 * N, k, n, M, N, K2, dy_m, dy_n, BLOCK_M, BLOCK_N, BLOCK_K)
+        DW += tl.cast(K1, tl.int64) * N
+        _range_dw(X2, DY, DW, (tile - tiles1) * BLOCK_K, n, M, N, K2, BLOCK_M, BLOCK_N, BLOCK_K)
+
+
+def _tiles(matrix, rows, cols):
+    """A descriptor of (rows, cols) tiles of a matrix, or of a copy where its rows are not dense or not aligned."""
+    step = 16 // matrix.element_size()
+    width = matrix.shape[1]
+    if matrix.stride(1) != 1 or matrix.stride(0) % step or matrix.stride(0) < width or matrix.storage_offset() % step:
+        dense = matrix.new_empty(matrix.shape[0], triton.cdiv(width, step) * step)[:, :width]
+        dense.copy_(matrix)
+        matrix = dense
+    return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, cols])
+
+
+def _up(size):
+    return max(16, triton.next_power_of_2(size))
 
 
 def backward(saved, grad_y, needs=(True, True, True)):
     x1, x2, weight = saved
     (M, K1), K2, N = x1.shape, x2.shape[1], weight.shape[1]
-    BM, BN, step = _side(M), _side(N), 128 // x1.element_size()
+    step = 128 // x1.element_size()
     dxs = []
-    for x, first_row, need in ((x1, 0, needs[0]), (x2, K1, needs[1])):
+    for x, rows, need in ((x1, weight[:K1], needs[0]), (x2, weight[K1:], needs[1])):
         dx = torch.empty_like(x) if need else None
         if need:
-            BK = _side(x.shape[1])
-            _part_dx[(triton.cdiv(x.shape[1], BK), triton.cdiv(M, BM))](
-                grad_y, weight, dx, M, N, x.shape[1], first_row, *grad_y.stride(),
-                BLOCK_M=BM, BLOCK_N=min(BN, step), BLOCK_K=BK, num_warps=16, num_stages=3,
+            K = x.shape[1]
+            BM, BK, BN = min(128, _up(M)), min(256, _up(K)), min(step, _up(N))
+            _part_dx[(triton.cdiv(M, BM) * triton.cdiv(K, BK),)](
+                _tiles(grad_y, BM, BN), _tiles(rows, BK, BN), dx, M, N, K,
+                GROUP=8, BLOCK_M=BM, BLOCK_N=BN, BLOCK_K=BK, num_warps=8, num_stages=4,
             )  # fmt: skip
         dxs.append(dx)
     dw = None
     if needs[2]:
         dw = torch.empty_like(weight)
-        BK = _side(min(K1, K2))
-        _cat_dw[(triton.cdiv(N, BN), triton.cdiv(K1, BK) + triton.cdiv(K2, BK))](
-            x1, x2, grad_y, dw, M, N, K1, K2, *grad_y.stride(),
-            BLOCK_M=min(BM, step), BLOCK_N=BN, BLOCK_K=BK, num_warps=8, num_stages=3,
+        BK, BN, BM = min(128, _up(min(K1, K2))), min(256, _up(N)), min(step, _up(M))
+        _cat_dw[(triton.cdiv(K1, BK) + triton.cdiv(K2, BK), triton.cdiv(N, BN))](
+            _tiles(x1, BM, BK), _tiles(x2, BM, BK), _tiles(grad_y, BM, BN), dw, M, N, K1, K2,
+            BLOCK_M=BM, BLOCK_N=BN, BLOCK_K=BK, num_warps=8, num_stages=4,
         )  # fmt: skip
     return *dxs, dw
 
@@ -149,7 +158,7 @@ SWEEP = (
     {"M": 40, "N": 136, "K1": 24, "K2": 150, "dtype": "bfloat16"},
     {"M": 130, "N": 20, "K1": 17, "K2": 33, "dtype": "float16"},
 )
-BENCH = ({"M": 8192, "N": 2048, "K1": 2048, "K2": 1024, "dtype": "bfloat16"},)
+BENCH = ({"M": 8192, "N": 4096, "K1": 4096, "K2": 2048, "dtype": "bfloat16"},)
 
 
 def make_args(M, N, K1, K2, dtype="float32", device="cpu", seed=0):

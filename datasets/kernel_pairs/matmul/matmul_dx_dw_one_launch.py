@@ -8,13 +8,14 @@ Each program is of one kind throughout, so the branch on the program's number co
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 META = {
     "slug": "matmul_dx_dw_one_launch",
     "family": "matmul",
     "op": "matmul",
     "schema": 1,
-    "techniques": ("one-launch", "row-local", "column-owner", "strided-cotangent"),
+    "techniques": ("one-launch", "row-local", "column-owner"),
     "saves": (),
     "grads": ("x", "weight"),
     "dtypes": ("float32", "bfloat16", "float16"),
@@ -68,20 +69,55 @@ def forward(x, weight):
 
 # --- backward ---
 @triton.jit
+def _own_tile(
+    L, R, OUT, tile, P, Q, S, TURN_L: tl.constexpr, TURN_R: tl.constexpr,
+    GROUP: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_S: tl.constexpr,
+):  # fmt: skip
+    """One tile of OUT (P, Q), the sum over s of L R. Operands that lie the other way round are turned tile by tile."""
+    down, across = tl.cdiv(P, BLOCK_P), tl.cdiv(Q, BLOCK_Q)
+    band = tile // (GROUP * across)
+    height = tl.minimum(down - band * GROUP, GROUP)
+    inside = tile - band * GROUP * across
+    p, q = (band * GROUP + inside % height) * BLOCK_P, inside // height * BLOCK_Q
+    acc = tl.zeros((BLOCK_P, BLOCK_Q), tl.float32)
+    for s in range(0, S, BLOCK_S):
+        left = L.load([s, p]).T if TURN_L else L.load([p, s])
+        right = R.load([q, s]).T if TURN_R else R.load([s, q])
+        acc = tl.dot(left, right, acc)
+    row, col = p.to(tl.int64) + tl.arange(0, BLOCK_P), q + tl.arange(0, BLOCK_Q)
+    tl.store(OUT + row[:, None] * Q + col[None, :], acc, mask=(row[:, None] < P) & (col[None, :] < Q))
+
+
+@triton.jit
 def _dx_dw(
-    DY, X, W, DX, DW, M, N, K, dy_m, dy_n,
-    NEED_X: tl.constexpr, NEED_W: tl.constexpr, BLOCK: tl.constexpr, BLOCK_S: tl.constexpr,
+    XT, DYR, DYL, W, DX, DW, M, N, K, NEED_X: tl.constexpr, NEED_W: tl.constexpr,
+    GROUP: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
     tiles_dw = 0
     if NEED_W:
-        tiles_dw = tl.cdiv(K, BLOCK) * tl.cdiv(N, BLOCK)
+        tiles_dw = tl.cdiv(K, HIGH) * tl.cdiv(N, WIDE)
         if tile < tiles_dw:
-            _tile_product(X, DY, DW, tile, K, N, M, 1, K, dy_m, dy_n, BLOCK, BLOCK, BLOCK_S)
+            _own_tile(XT, DYR, DW, tile, K, N, M, True, False, GROUP, HIGH, WIDE, STEP)
     if NEED_X:
         rest = tile - tiles_dw
         if rest >= 0:
-            _tile_product(DY, W, DX, rest, M, K, N, dy_m, dy_n, 1, N, BLOCK, BLOCK, BLOCK_S)
+            _own_tile(DYL, W, DX, rest, M, K, N, False, True, GROUP, HIGH, WIDE, STEP)
+
+
+def _aligned(matrix):
+    """The matrix, or a copy of it, with dense rows that start on sixteen bytes, as descriptors need them."""
+    step = 16 // matrix.element_size()
+    width = matrix.shape[1]
+    if matrix.stride(1) == 1 and matrix.stride(0) >= width and not (matrix.stride(0) | matrix.storage_offset()) % step:
+        return matrix
+    dense = matrix.new_empty(matrix.shape[0], triton.cdiv(width, step) * step)[:, :width]
+    dense.copy_(matrix)
+    return dense
+
+
+def _tiles(matrix, rows, cols):
+    return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, cols])
 
 
 def backward(saved, grad_y, needs=(True, True)):
@@ -90,12 +126,15 @@ def backward(saved, grad_y, needs=(True, True)):
     need_x, need_w = needs
     dx = torch.empty_like(x) if need_x else None
     dw = torch.empty_like(weight) if need_w else None
-    side, step = _blocks(x, min(M, N, K))
-    down = triton.cdiv(K, side)
-    tiles = need_w * down * triton.cdiv(N, side) + need_x * down * triton.cdiv(M, side)
+    # Both products share one tile: dX (M, K) sums over N, dW (K, N) over M.
+    least = max(16, triton.next_power_of_2(min(M, N, K)))
+    HIGH, WIDE, STEP = min(128, least), min(128, least), min(128 // x.element_size(), least)
+    tiles = need_w * triton.cdiv(K, HIGH) * triton.cdiv(N, WIDE) + need_x * triton.cdiv(M, HIGH) * triton.cdiv(K, WIDE)
+    x, weight, grad_y = _aligned(x), _aligned(weight), _aligned(grad_y)
     _dx_dw[(tiles,)](
-        grad_y, x, weight, dx, dw, M, N, K, grad_y.stride(0), grad_y.stride(1),
-        NEED_X=need_x, NEED_W=need_w, BLOCK=side, BLOCK_S=step, num_warps=8 if side == 128 else 4, num_stages=3,
+        _tiles(x, STEP, HIGH), _tiles(grad_y, STEP, WIDE), _tiles(grad_y, HIGH, STEP), _tiles(weight, WIDE, STEP),
+        dx, dw, M, N, K, NEED_X=need_x, NEED_W=need_w,
+        GROUP=16, HIGH=HIGH, WIDE=WIDE, STEP=STEP, num_warps=8, num_stages=4,
     )  # fmt: skip
     return dx, dw
 
@@ -107,7 +146,7 @@ SWEEP = (
     {"M": 96, "N": 24, "K": 136, "dtype": "bfloat16"},
     {"M": 40, "N": 90, "K": 64, "dtype": "float16"},
 )
-BENCH = ({"M": 4096, "N": 2048, "K": 1408, "dtype": "bfloat16"},)
+BENCH = ({"M": 8192, "N": 4096, "K": 5632, "dtype": "bfloat16"},)
 
 
 def make_args(M, N, K, dtype="float32", device="cpu", seed=0):

@@ -133,7 +133,7 @@ def _channel_sums(
     gx = tl.zeros((BLOCK_L, BLOCK_C), tl.float32)
     gs = tl.zeros((BLOCK_L, BLOCK_C), tl.float32)
     last = tl.minimum((split + 1) * rows_each, L)
-    for start in tl.range(split * rows_each, last, BLOCK_L, num_stages=2):
+    for start in tl.range(split * rows_each, last, BLOCK_L, num_stages=3):
         p = start + tl.arange(0, BLOCK_L)
         ok = (p[:, None] < last) & (c[None, :] < C)
         x = tl.load(X + (n * L + p[:, None]) * C + c[None, :], mask=ok, other=0.0).to(tl.float32)
@@ -213,7 +213,7 @@ SWEEP = (
     {"N": 2, "H": 13, "W": 11, "G": 3, "K": 5, "dtype": "float16"},
     {"N": 3, "H": 6, "W": 5, "G": 2, "K": 8, "dtype": "bfloat16"},
 )
-BENCH = ({"N": 16, "H": 64, "W": 64, "G": 32, "K": 10, "dtype": "bfloat16"},)
+BENCH = ({"N": 64, "H": 64, "W": 64, "G": 32, "K": 10, "dtype": "bfloat16"},)
 
 
 def make_args(N, H, W, G, K, dtype="float32", device="cpu", seed=0):

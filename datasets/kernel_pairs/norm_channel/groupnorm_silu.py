@@ -96,6 +96,11 @@ def _through_silu(dy, xhat, w, b):
 
 
 @triton.jit
+def _add_both(a0, b0, a1, b1):
+    return a0 + a1, b0 + b1
+
+
+@triton.jit
 def _gn_silu_sums(DY, X, W, B, Stats, Shares, C, G, K, L, BLOCK: tl.constexpr):
     plane = tl.program_id(0)
     c = plane % C
@@ -114,13 +119,15 @@ def _gn_silu_sums(DY, X, W, B, Stats, Shares, C, G, K, L, BLOCK: tl.constexpr):
         g = _through_silu(dy, xhat, w, b)
         dw += g * xhat
         db += g
-    tl.store(Shares + 2 * plane, tl.sum(dw, 0))
-    tl.store(Shares + 2 * plane + 1, tl.sum(db, 0))
+    share_w, share_b = tl.reduce((dw, db), 0, _add_both)
+    tl.store(Shares + 2 * plane, share_w)
+    tl.store(Shares + 2 * plane + 1, share_b)
 
 
 @triton.jit
 def _gn_silu_dx(DY, X, W, B, Stats, Shares, DX, C, G, K, L, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr):
-    plane = tl.program_id(0)
+    # The last plane first: L2 still holds what the first launch read at its end.
+    plane = tl.num_programs(0) - 1 - tl.program_id(0)
     c = plane % C
     n = plane // C
     k = tl.arange(0, BLOCK_K)
@@ -168,7 +175,7 @@ SWEEP = (
     {"N": 2, "G": 3, "K": 3, "H": 11, "W": 9, "dtype": "float16"},
     {"N": 3, "G": 2, "K": 2, "H": 7, "W": 7, "dtype": "bfloat16"},
 )
-BENCH = ({"N": 16, "G": 32, "K": 10, "H": 64, "W": 64, "dtype": "bfloat16"},)
+BENCH = ({"N": 64, "G": 32, "K": 10, "H": 64, "W": 64, "dtype": "bfloat16"},)
 
 
 def make_args(N, G, K, H, W, dtype="float32", device="cpu", seed=0):

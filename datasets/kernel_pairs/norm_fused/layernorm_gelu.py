@@ -63,7 +63,7 @@ def forward(x, weight, bias, eps=1e-5):
 @triton.jit
 def _gelu_slope(a):
     """Phi(a) + a phi(a). erf is Abramowitz and Stegun's 7.1.26, good to 1.5e-7: it is made of phi, which is here."""
-    density = tl.exp(-0.5 * a * a)
+    density = tl.exp2(-0.7213475204444817 * a * a)
     t = 1.0 / (1.0 + 0.3275911 * 0.7071067811865476 * tl.abs(a))
     poly = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
     tail = 0.5 * poly * density
@@ -86,7 +86,8 @@ def _ln_gelu_bwd(DY, X, W, B, Mean, Rstd, DX, Parts, M, N, x_row, dy_row, dy_col
     # Few programs to a processor: the next rows are copied while this one is reduced.
     for row in tl.range(pid, M, tl.num_programs(0), num_stages=4):
         rstd = tl.load(Rstd + row)
-        xhat = (tl.load(X + row * x_row + n, mask=n < N, other=0.0).to(tl.float32) - tl.load(Mean + row)) * rstd
+        centre = tl.load(Mean + row) * rstd
+        xhat = tl.load(X + row * x_row + n, mask=n < N, other=0.0).to(tl.float32) * rstd - centre
         a = xhat * w + b
         g = tl.load(DY + row * dy_row + n * dy_col, mask=n < N, other=0.0).to(tl.float32) * _gelu_slope(a)
         dw += g * xhat
@@ -103,7 +104,7 @@ def backward(saved, grad_y, needs=None):
     x, weight, bias, mean, rstd = saved
     M, N = x.shape
     BLOCK = triton.next_power_of_2(N)
-    warps = max(1, min(16, BLOCK // 256))
+    warps = max(1, min(4, BLOCK // 256))
     # One wave: 768 threads for each of 132 processors, as the registers allow.
     programs = min(132 * 24 // warps, triton.cdiv(M, 2))
     dx = torch.empty(M, N, device=x.device, dtype=x.dtype)
@@ -122,7 +123,7 @@ SWEEP = (
     {"M": 11, "N": 93, "dtype": "float16"},
     {"M": 7, "N": 128, "dtype": "bfloat16"},
 )
-BENCH = ({"M": 16384, "N": 2048, "dtype": "bfloat16"},)
+BENCH = ({"M": 65536, "N": 2048, "dtype": "bfloat16"},)
 
 
 def make_args(M, N, dtype="float32", device="cpu", seed=0):

@@ -123,7 +123,7 @@ def backward(saved, grad_y, needs=None):
 
 # --- check ---
 SWEEP = ({"M": 80, "N": 64}, {"M": 101, "N": 75, "dtype": "float16"}, {"M": 96, "N": 48, "dtype": "bfloat16"})
-BENCH = ({"M": 131072, "N": 256, "dtype": "bfloat16"},)
+BENCH = ({"M": 524288, "N": 256, "dtype": "bfloat16"},)
 
 
 def make_args(M, N, dtype="float32", device="cpu", seed=0):

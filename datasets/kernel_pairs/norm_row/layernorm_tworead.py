@@ -87,8 +87,9 @@ def _ln_long_bwd(
     dy_at = DY + m[:, None] * dy_m
     along_xhat = tl.zeros((ROWS, BLOCK), tl.float32)
     along_one = tl.zeros((ROWS, BLOCK), tl.float32)
-    # Tiles of both walks are copied three ahead: a program alone could not keep enough bytes under way.
-    for start in tl.range(0, N, BLOCK, num_stages=4):
+    # Tiles of both walks are copied four ahead. They fill the shared memory of a processor: one band at a time is under
+    # way on it, so that its last tiles are in L2 still when the second walk comes.
+    for start in tl.range(0, N, BLOCK, num_stages=5):
         n = start + lane
         ok = (m[:, None] < M) & (n[None, :] < N)
         x = tl.load(x_at + n[None, :], mask=ok, other=0.0).to(tl.float32)
@@ -100,7 +101,7 @@ def _ln_long_bwd(
     c1 = (tl.sum(along_xhat, 1) / N)[:, None] * rstd
     c2 = (tl.sum(along_one, 1) / N)[:, None]
     tiles = tl.cdiv(N, BLOCK)
-    for tile in tl.range(tiles, num_stages=4):
+    for tile in tl.range(tiles, num_stages=5):
         n = (tiles - 1 - tile) * BLOCK + lane
         ok = (m[:, None] < M) & (n[None, :] < N)
         x = tl.load(x_at + n[None, :], mask=ok, other=0.0).to(tl.float32)
@@ -115,14 +116,29 @@ def _ln_long_bwd(
             tl.store(out + N, db, mask=n < N)
 
 
+@triton.jit
+def _add_bands(Parts, DW, DB, bands, N, BLOCK_B: tl.constexpr, BLOCK_N: tl.constexpr):
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    dw = tl.zeros((BLOCK_B, BLOCK_N), tl.float32)
+    db = tl.zeros((BLOCK_B, BLOCK_N), tl.float32)
+    for start in tl.range(0, bands, BLOCK_B, num_stages=4):
+        band = start + tl.arange(0, BLOCK_B)
+        at = Parts + band[:, None].to(tl.int64) * 2 * N + n[None, :]
+        ok = (band[:, None] < bands) & (n[None, :] < N)
+        dw += tl.load(at, mask=ok, other=0.0)
+        db += tl.load(at + N, mask=ok, other=0.0)
+    tl.store(DW + n, tl.sum(dw, 0), mask=n < N)
+    tl.store(DB + n, tl.sum(db, 0), mask=n < N)
+
+
 def backward(saved, grad_y, needs=None):
     x, weight, mean, rstd = saved
     M, N = x.shape
     weights = needs is None or needs[1] or needs[2]
-    # A band of sixteen rows writes two rows of fp32 partials, a quarter of the bytes of its bf16 dx; fewer rows
-    # where there are few bands. A warp reads half a kilobyte of one row at a time.
+    # A band of eight rows writes two rows of fp32 partials, half the bytes of its bf16 dx; fewer rows where there are
+    # few bands.
     ROWS = max(1, min(4, triton.next_power_of_2(triton.cdiv(M, 264))))
-    BLOCK = max(64, min(4096 // ROWS, triton.next_power_of_2(N) // 4))
+    BLOCK = max(64, min(16384 // x.element_size() // ROWS, triton.next_power_of_2(N) // 4))
     bands = triton.cdiv(M, ROWS)
     dx = torch.empty_like(x)
     parts = torch.empty(bands if weights else 0, 2, N, device=x.device, dtype=torch.float32)
@@ -132,7 +148,8 @@ def backward(saved, grad_y, needs=None):
     )  # fmt: skip
     if not weights:
         return dx, None, None
-    dweight, dbias = parts.sum(0).to(weight.dtype)
+    dweight, dbias = torch.empty_like(weight), torch.empty_like(weight)
+    _add_bands[(triton.cdiv(N, 128),)](parts, dweight, dbias, bands, N, BLOCK_B=16, BLOCK_N=128, num_warps=4)
     return dx, dweight, dbias
 
 

@@ -113,7 +113,7 @@ def backward(saved, grad_y, needs=None):
 
 # --- check ---
 SWEEP = ({"M": 9, "N": 64}, {"M": 18, "N": 93, "dtype": "float16"}, {"M": 12, "N": 128, "dtype": "bfloat16"})
-BENCH = ({"M": 16384, "N": 1024, "dtype": "bfloat16"},)
+BENCH = ({"M": 131072, "N": 1024, "dtype": "bfloat16"},)
 
 
 def make_args(M, N, dtype="float32", device="cpu", seed=0):

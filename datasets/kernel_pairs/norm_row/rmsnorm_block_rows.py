@@ -101,7 +101,7 @@ def backward(saved, grad_y, needs=None):
 
 # --- check ---
 SWEEP = ({"M": 70, "N": 64}, {"M": 101, "N": 41, "dtype": "float16"}, {"M": 60, "N": 96, "dtype": "bfloat16"})
-BENCH = ({"M": 262144, "N": 128, "dtype": "bfloat16"},)
+BENCH = ({"M": 1048576, "N": 128, "dtype": "bfloat16"},)
 
 
 def make_args(M, N, dtype="float32", device="cpu", seed=0):

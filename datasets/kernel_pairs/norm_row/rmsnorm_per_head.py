@@ -94,7 +94,7 @@ SWEEP = (
     {"B": 1, "S": 31, "H": 5, "D": 24, "dtype": "float16"},
     {"B": 2, "S": 6, "H": 2, "D": 64, "dtype": "bfloat16"},
 )
-BENCH = ({"B": 4, "S": 2048, "H": 32, "D": 128, "dtype": "bfloat16"},)
+BENCH = ({"B": 4, "S": 8192, "H": 32, "D": 128, "dtype": "bfloat16"},)
 
 
 def make_args(B, S, H, D, dtype="float32", device="cpu", seed=0):

@@ -1,13 +1,15 @@
 """Power-average pooling along time: dx takes the power rule as a ratio to the saved output, which never overflows.
 
 y[o] = (sum over the window of |x|^p)^(1/p), and dy[o]/dx[t] = sign(x) (|x| / y)^(p - 1). As |x| <= y the ratio lies in
-[0, 1], where x^(p-1) and y^(1-p) alone would leave the range of fp32. Windows overlap: each step gathers the few
-windows over it; its own logarithm is taken once. A window of zeros passes no gradient.
+[0, 1], where x^(p-1) and y^(1-p) alone would leave the range of fp32. Windows overlap: a lane owns the steps between
+two beginnings of windows, over which the same few windows lie, and takes each window and each logarithm once. A window
+of zeros passes no gradient.
 """
 
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
 
 META = {
     "slug": "lp_pool",
@@ -20,7 +22,7 @@ META = {
     "dtypes": ("float32", "bfloat16", "float16"),
     "license": "Apache-2.0",
     "origin": "original",
-    "interpreter_ok": True,
+    "interpreter_ok": False,
 }
 
 
@@ -57,33 +59,39 @@ def forward(x, kernel, stride, power):
 @triton.jit
 def _lp_pool_bwd(
     DY, X, Root, DX, C, T, T_OUT, power, dy_b, dy_c, dy_t,
-    K: tl.constexpr, STRIDE: tl.constexpr, REACH: tl.constexpr, BLOCK: tl.constexpr,
+    K: tl.constexpr, STRIDE: tl.constexpr, REACH: tl.constexpr, BLOCK: tl.constexpr, SIDE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    t = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    # Step r behind the beginning of window a; SIDE is STRIDE or the power of two above it.
+    a = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[:, None]
+    r = tl.arange(0, SIDE)[None, :]
+    t = a * STRIDE + r
+    own = (r < STRIDE) & (t < T)
     DY += row // C * dy_b + row % C * dy_c
-    x = tl.load(X + row * T + t, mask=t < T, other=1.0).to(tl.float32)
-    log_x = tl.log2(tl.abs(x))
-    total = tl.zeros((BLOCK,), tl.float32)
+    x = tl.load(X + row * T + t, mask=own, other=1.0).to(tl.float32)
+    log_x = libdevice.fast_log2f(tl.abs(x))
+    total = tl.zeros((BLOCK, SIDE), tl.float32)
     # At most REACH windows lie over a step: the last that begins at or before it, and those before that one.
     for back in tl.static_range(REACH):
-        o = t // STRIDE - back
-        covers = (o >= 0) & (o < T_OUT) & (o * STRIDE + K > t)
-        y = tl.load(Root + row * T_OUT + o, mask=covers, other=0.0)
-        dy = tl.load(DY + o.to(tl.int64) * dy_t, mask=covers, other=0.0).to(tl.float32)
-        share = tl.exp2((power - 1.0) * (log_x - tl.log2(y)))
-        total += tl.where(y > 0.0, dy * share, 0.0)
-    tl.store(DX + row * T + t, tl.where(x < 0.0, -total, total), mask=t < T)
+        o = a - back
+        exists = (o >= 0) & (o < T_OUT)
+        y = tl.load(Root + row * T_OUT + o, mask=exists, other=0.0)
+        dy = tl.load(DY + o.to(tl.int64) * dy_t, mask=exists, other=0.0).to(tl.float32)
+        share = tl.exp2((power - 1.0) * (log_x - libdevice.fast_log2f(y)))
+        total += tl.where((y > 0.0) & (r + back * STRIDE < K), dy * share, 0.0)
+    tl.store(DX + row * T + t, tl.where(x < 0.0, -total, total), mask=own)
 
 
 def backward(saved, grad_y, needs=None):
     x, root, kernel, stride, power = saved
     B, C, T = x.shape
     dx = torch.empty_like(x)
-    BLOCK = min(1024, max(32, triton.next_power_of_2(T)))
-    _lp_pool_bwd[(B * C, triton.cdiv(T, BLOCK))](
+    cells = triton.cdiv(T, stride)
+    BLOCK = min(2048, max(32, triton.next_power_of_2(cells)))
+    _lp_pool_bwd[(B * C, triton.cdiv(cells, BLOCK))](
         grad_y, x, root, dx, C, T, root.shape[2], power, *grad_y.stride(),
-        K=kernel, STRIDE=stride, REACH=triton.cdiv(kernel, stride), BLOCK=BLOCK, num_warps=4,
+        K=kernel, STRIDE=stride, REACH=triton.cdiv(kernel, stride), BLOCK=BLOCK, SIDE=triton.next_power_of_2(stride),
+        num_warps=4,
     )  # fmt: skip
     return dx
 
