@@ -85,7 +85,7 @@ def _weighted_ce_bwd(
     DLoss, Logits, Target, Weight, Lse, Total, DLogits, M, groups,
     LANES: tl.constexpr, STRIPES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
-    # Classes come in groups of LANES that exist as a whole: rows begin at words of so many logits, and no mask cuts one.
+    # Classes come in groups of LANES that exist as a whole: rows begin at words of that many logits, no mask cuts one.
     V = groups * LANES
     m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     target = tl.load(Target + m, mask=m < M, other=0)

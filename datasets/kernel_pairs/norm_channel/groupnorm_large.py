@@ -1,8 +1,8 @@
 """GroupNorm whose group is far larger than a block: one program walks the group twice in each direction.
 
 The first walk of the backward leaves per-channel sums of dy and dy * xhat. They are this sample's share of dweight and
-dbias, and weighted by w they add up to the two group sums, so the group's projection costs no reduction of its own. What the
-first walk reads last stays in registers for the second.
+dbias, and weighted by w they add up to the two group sums, so the group's projection costs no reduction of its own.
+What the first walk reads last stays in registers for the second.
 """
 
 import torch
@@ -81,7 +81,8 @@ def _wide_blocks(K, L, size):
     block_k = triton.next_power_of_2(K)
     block_l = max(16, min(triton.next_power_of_2(L), 16384 // size // block_k))
     tail = 2 * block_l
-    return {"BLOCK_K": block_k, "BLOCK_L": block_l, "TAIL": tail, "num_warps": max(4, min(16, block_k * block_l // 512))}
+    warps = max(4, min(16, block_k * block_l // 512))
+    return {"BLOCK_K": block_k, "BLOCK_L": block_l, "TAIL": tail, "num_warps": warps}
 
 
 @triton.jit
