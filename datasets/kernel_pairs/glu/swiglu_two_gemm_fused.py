@@ -123,7 +123,7 @@ def _gate_up_dw(
 
 
 def _tiles(matrix, rows, cols):
-    """Descriptor of (rows, cols) tiles of a matrix, or of a copy where rows are not dense or not aligned to 16 bytes."""
+    """Descriptor of (rows, cols) tiles of a matrix, or a copy where rows are not dense or aligned to 16 bytes."""
     step = 16 // matrix.element_size()
     width = matrix.shape[1]
     if matrix.stride(1) != 1 or matrix.stride(0) % step or matrix.stride(0) < width or matrix.storage_offset() % step:
