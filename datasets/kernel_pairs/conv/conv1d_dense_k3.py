@@ -1,21 +1,22 @@
 """Dense conv1d of three taps, channels last, as implicit products: dx flips the taps, dweight splits the time.
 
-y[t] = sum over taps of x[t + tap - 1] W[tap], zero outside the sequence. Rows of all sequences are one long axis; a
-tap is a shifted load of the same rows, masked at the sequence's ends, so that no unfolded input exists. dx is the same
-kernel on dy with taps reversed and W transposed. dweight has few tiles and many rows: splits of the rows meet as fp32
-partials, and a program keeps all three taps, which share each tile of dy.
+y[t] = sum over taps of x[t + tap - 1] W[tap], zero outside the sequence. A tap is a shifted load of the same rows, zero
+past the sequence's ends, so that no unfolded input exists. dx is the same sum over dy with taps reversed and W
+transposed. dweight has few tiles and many rows: splits of the rows meet as fp32 partials, and the three taps of a tile
+are neighbours in the grid, which find dy in the cache.
 """
 
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 META = {
     "slug": "conv1d_dense_k3",
     "family": "conv",
     "op": "conv1d",
     "schema": 1,
-    "techniques": ("split-k", "two-stage-partials", "owner-grid", "halo", "strided-cotangent"),
+    "techniques": ("split-k", "two-stage-partials", "owner-grid", "halo"),
     "saves": (),
     "grads": ("x", "weight"),
     "dtypes": ("float32", "bfloat16", "float16"),
@@ -69,58 +70,85 @@ def forward(x, weight):
 
 # --- backward ---
 @triton.jit
+def _conv3_dx(DY, Weight, DX, T, K, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
+    # Row t of dx takes dy[t + 1 - tap] by tap. Rows before the first and after the last of a sequence read as zeros.
+    t, k = tl.program_id(0) * BLOCK_M, tl.program_id(1) * BLOCK_K
+    sequence = tl.program_id(2)
+    pieces = tl.cdiv(N, BLOCK_N)
+    acc = tl.zeros((BLOCK_M, BLOCK_K), tl.float32)
+    for step in range(3 * pieces):
+        tap, n = step // pieces, step % pieces * BLOCK_N
+        dy = tl.reshape(DY.load([sequence, t + 1 - tap, n]), (BLOCK_M, BLOCK_N))
+        acc = tl.dot(dy, tl.reshape(Weight.load([tap, k, n]), (BLOCK_K, BLOCK_N)).T, acc)
+    rows, cols = t + tl.arange(0, BLOCK_M), k + tl.arange(0, BLOCK_K)
+    at = (sequence.to(tl.int64) * T + rows[:, None]) * K + cols[None, :]
+    tl.store(DX + at, acc, mask=(rows[:, None] < T) & (cols[None, :] < K))
+
+
+@triton.jit
 def _conv3_dweight(
-    X, DY, Parts, rows, T, K, N, x_b, x_t, x_c, dy_b, dy_t, dy_c, rows_each,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    # Tile (k, n) of all three taps over the rows of one split. Lanes of x are transposed: k is its first axis.
-    k = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
-    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    split = tl.program_id(2).to(tl.int64)
-    first = split * rows_each
-    last = tl.minimum(first + rows_each, rows)
-    before = tl.zeros((BLOCK_K, BLOCK_N), tl.float32)
-    centre = tl.zeros((BLOCK_K, BLOCK_N), tl.float32)
-    after = tl.zeros((BLOCK_K, BLOCK_N), tl.float32)
-    for start in range(first, last, BLOCK_M):
-        m = start + tl.arange(0, BLOCK_M)
-        t = m % T
-        inside = m < last
-        dy_at = DY + (m // T * dy_b + t * dy_t)[:, None] + n[None, :] * dy_c
-        dy = tl.load(dy_at, mask=inside[:, None] & (n[None, :] < N), other=0.0)
-        x_at = X + (m // T * x_b + t * x_t)[None, :] + k[:, None] * x_c
-        x = tl.load(x_at - x_t, mask=(inside & (t > 0))[None, :] & (k[:, None] < K), other=0.0)
-        before = tl.dot(x, dy, before)
-        x = tl.load(x_at, mask=inside[None, :] & (k[:, None] < K), other=0.0)
-        centre = tl.dot(x, dy, centre)
-        x = tl.load(x_at + x_t, mask=(inside & (t + 1 < T))[None, :] & (k[:, None] < K), other=0.0)
-        after = tl.dot(x, dy, after)
-    at = Parts + 3 * split * K * N + k[:, None] * N + n[None, :]
-    tile = (k[:, None] < K) & (n[None, :] < N)
-    tl.store(at, before, mask=tile)
-    tl.store(at + K * N, centre, mask=tile)
-    tl.store(at + 2 * K * N, after, mask=tile)
+    X, DY, Parts, T, K, N, steps, each, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr
+):
+    # Tile (k, n) of one tap over one run of steps; the steps of all sequences are one line.
+    tiles_k = tl.cdiv(K, BLOCK_K)
+    tap = tl.program_id(0) // tiles_k
+    k, n = tl.program_id(0) % tiles_k * BLOCK_K, tl.program_id(1) * BLOCK_N
+    split = tl.program_id(2)
+    pieces = tl.cdiv(T, BLOCK_M)
+    acc = tl.zeros((BLOCK_K, BLOCK_N), tl.float32)
+    for step in range(split * each, tl.minimum((split + 1) * each, steps)):
+        sequence, t = step // pieces, step % pieces * BLOCK_M
+        xt = tl.reshape(X.load([sequence, t + tap - 1, k]), (BLOCK_M, BLOCK_K)).T
+        acc = tl.dot(xt, tl.reshape(DY.load([sequence, t, n]), (BLOCK_M, BLOCK_N)), acc)
+    rows, cols = k + tl.arange(0, BLOCK_K), n + tl.arange(0, BLOCK_N)
+    at = ((3 * split + tap).to(tl.int64) * K + rows[:, None]) * N + cols[None, :]
+    tl.store(Parts + at, acc, mask=(rows[:, None] < K) & (cols[None, :] < N))
+
+
+def _tiles(tensor, *block):
+    """A descriptor of tiles of a matrix, or of the matrices of a batch; of a copy where rows are not aligned."""
+    step = 16 // tensor.element_size()
+    width = tensor.shape[-1]
+    outer = tensor.stride()[:-1]
+    if tensor.stride(-1) != 1 or any(s % step or s < width for s in outer) or tensor.storage_offset() % step:
+        dense = tensor.new_empty(*tensor.shape[:-1], triton.cdiv(width, step) * step)[..., :width]
+        dense.copy_(tensor)
+        tensor = dense
+    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), list(block))
+
+
+def _up(size):
+    return max(16, triton.next_power_of_2(size))
 
 
 def backward(saved, grad_y, needs=None):
     x, weight = saved
     need_x, need_w = needs or (True, True)
-    B, T, K = x.shape
-    N = weight.shape[2]
-    dx = _convolve(grad_y, weight.transpose(1, 2), flip=True) if need_x else None
-    if not need_w:
-        return dx, None
-    # Two waves on 132 processors, but no split shorter than four tiles of 64 rows.
-    tiles = triton.cdiv(K, 64) * triton.cdiv(N, 64)
-    splits = max(1, min(triton.cdiv(B * T, 256), 264 // tiles))
-    rows_each = triton.cdiv(triton.cdiv(B * T, splits), 64) * 64
-    splits = triton.cdiv(B * T, rows_each)
-    parts = torch.empty(splits, 3, K, N, device=x.device, dtype=torch.float32)
-    _conv3_dweight[(triton.cdiv(K, 64), triton.cdiv(N, 64), splits)](
-        x, grad_y, parts, B * T, T, K, N, *x.stride(), *grad_y.stride(), rows_each,
-        BLOCK_M=128 // x.element_size(), BLOCK_N=64, BLOCK_K=64, num_warps=8, num_stages=3,
-    )  # fmt: skip
-    return dx, parts.sum(0).to(weight.dtype)
+    (B, T, K), N = x.shape, weight.shape[2]
+    depth = 128 // x.element_size()
+    dx = dweight = None
+    if need_x:
+        dx = torch.empty(B, T, K, device=x.device, dtype=x.dtype)
+        BM, BK, BN = min(256, _up(T)), min(128, _up(K)), min(depth, _up(N))
+        _conv3_dx[(triton.cdiv(T, BM), triton.cdiv(K, BK), B)](
+            _tiles(grad_y, 1, BM, BN), _tiles(weight, 1, BK, BN), dx, T, K, N,
+            BLOCK_M=BM, BLOCK_N=BN, BLOCK_K=BK, num_warps=8, num_stages=4,
+        )  # fmt: skip
+    if need_w:
+        BK, BN, BM = min(128, _up(K)), min(256, _up(N)), min(depth, _up(T))
+        tiles_k, tiles_n = triton.cdiv(K, BK), triton.cdiv(N, BN)
+        # One wave on 132 processors, but no split shorter than four steps.
+        steps = B * triton.cdiv(T, BM)
+        splits = max(1, min(triton.cdiv(steps, 4), 132 // (3 * tiles_k * tiles_n)))
+        each = triton.cdiv(steps, splits)
+        splits = triton.cdiv(steps, each)
+        parts = torch.empty(splits, 3, K, N, device=x.device, dtype=torch.float32)
+        _conv3_dweight[(3 * tiles_k, tiles_n, splits)](
+            _tiles(x, 1, BM, BK), _tiles(grad_y, 1, BM, BN), parts, T, K, N, steps, each,
+            BLOCK_M=BM, BLOCK_N=BN, BLOCK_K=BK, num_warps=8, num_stages=4,
+        )  # fmt: skip
+        dweight = parts.sum(0).to(weight.dtype)
+    return dx, dweight
 
 
 # --- check ---
@@ -130,7 +158,7 @@ SWEEP = (
     {"B": 1, "T": 40, "CI": 32, "CO": 16, "dtype": "bfloat16"},
     {"B": 2, "T": 19, "CI": 16, "CO": 16, "dtype": "float16"},
 )
-BENCH = ({"B": 16, "T": 2048, "CI": 512, "CO": 512, "dtype": "bfloat16"},)
+BENCH = ({"B": 16, "T": 4096, "CI": 1024, "CO": 1024, "dtype": "bfloat16"},)
 
 
 def make_args(B, T, CI, CO, dtype="float32", device="cpu", seed=0):

@@ -87,7 +87,7 @@ def _depthwise_bwd(
     dweight = tl.zeros((LANES,), tl.float32)
     steps = tl.minimum(images_each, B - first) * down * across
     if NEED_X:
-        for step in range(steps):
+        for step in tl.range(steps, num_stages=2):
             image, h, w = _patch_of(step, first, down, across, PATCH_H, PATCH_W)
             dy_plane = DY + image * dy_b + channel.to(tl.int64) * dy_c
             dx = tl.zeros((PATCH_H, PATCH_W), tl.float32)
@@ -134,7 +134,7 @@ def backward(saved, grad_y, needs=None):
     PATCH_H, PATCH_W = _patch(H, W, 1024)
     _depthwise_bwd[(groups * C,)](
         grad_y, x, weight, dx, parts, B, C, H, W, *grad_y.stride(), images_each, NEED_X=need_x, NEED_W=need_w,
-        SIDE=SIDE, LANES=triton.next_power_of_2(SIDE * SIDE), PATCH_H=PATCH_H, PATCH_W=PATCH_W, num_warps=8,
+        SIDE=SIDE, LANES=triton.next_power_of_2(SIDE * SIDE), PATCH_H=PATCH_H, PATCH_W=PATCH_W, num_warps=4,
     )  # fmt: skip
     return dx, parts.sum(0).to(weight.dtype) if need_w else None
 

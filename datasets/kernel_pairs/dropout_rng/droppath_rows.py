@@ -108,7 +108,7 @@ SWEEP = (
     {"B": 5, "S": 7, "D": 83, "dtype": "float16"},
     {"B": 7, "S": 4, "D": 32, "dtype": "bfloat16"},
 )
-BENCH = ({"B": 64, "S": 1024, "D": 1024, "dtype": "bfloat16"},)
+BENCH = ({"B": 64, "S": 4096, "D": 1024, "dtype": "bfloat16"},)
 
 
 def make_args(B, S, D, dtype="float32", device="cpu", seed=0):

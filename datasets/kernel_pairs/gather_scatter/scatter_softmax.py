@@ -68,25 +68,32 @@ def forward(x, group, groups):
 
 # --- backward ---
 @triton.jit
-def _group_dots(DY, Y, Group, Dots, T, H, dy_t, dy_h, BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr):
+def _group_dots(
+    DY, Y, Group, Dots, T, words, dy_words, dy_h, LANES: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr
+):
+    # Heads come in words of LANES that exist as a whole: a lane loads and adds a word, and no mask cuts one.
+    H = words * LANES
     t = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)[:, None]
     h = tl.arange(0, BLOCK_H)[None, :]
-    ok = (t < T) & (h < H)
+    ok = (t < T) & (h // LANES < words)
     group = tl.load(Group + t, mask=t < T, other=0).to(tl.int64)
-    dy = tl.load(DY + t * dy_t + h.to(tl.int64) * dy_h, mask=ok, other=0.0).to(tl.float32)
+    dy = tl.load(DY + t * (dy_words * LANES) + h.to(tl.int64) * dy_h, mask=ok, other=0.0).to(tl.float32)
     y = tl.load(Y + t * H + h, mask=ok, other=0.0).to(tl.float32)
     tl.atomic_add(Dots + group * H + h, y * dy, mask=ok, sem="relaxed")
 
 
 @triton.jit
-def _group_softmax_bwd(DY, Y, Group, Dots, DX, T, H, dy_t, dy_h, BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr):
+def _group_softmax_bwd(
+    DY, Y, Group, Dots, DX, T, words, dy_words, dy_h, LANES: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr
+):
+    H = words * LANES
     t = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)[:, None]
     h = tl.arange(0, BLOCK_H)[None, :]
-    ok = (t < T) & (h < H)
+    ok = (t < T) & (h // LANES < words)
     group = tl.load(Group + t, mask=t < T, other=0).to(tl.int64)
-    dot = tl.load(Dots + group * H + h, mask=ok, other=0.0)
-    dy = tl.load(DY + t * dy_t + h.to(tl.int64) * dy_h, mask=ok, other=0.0).to(tl.float32)
+    dy = tl.load(DY + t * (dy_words * LANES) + h.to(tl.int64) * dy_h, mask=ok, other=0.0).to(tl.float32)
     y = tl.load(Y + t * H + h, mask=ok, other=0.0).to(tl.float32)
+    dot = tl.load(Dots + group * H + h, mask=ok, other=0.0)
     tl.store(DX + t * H + h, y * (dy - dot), mask=ok)
 
 
@@ -96,10 +103,13 @@ def backward(saved, grad_y, needs=None):
     dx = torch.empty_like(y)
     dots = torch.zeros(groups, H, device=y.device, dtype=torch.float32)
     BLOCK_H = triton.next_power_of_2(H)
-    BLOCK_T = max(1, 1024 // BLOCK_H)
+    BLOCK_T = max(1, 2048 // BLOCK_H)
+    dy_t, dy_h = grad_y.stride()
+    LANES = next(lanes for lanes in (8, 4, 2, 1) if H % lanes == 0 and dy_t % lanes == 0)
+    sizes, blocks = (T, H // LANES, dy_t // LANES, dy_h), {"LANES": LANES, "BLOCK_T": BLOCK_T, "BLOCK_H": BLOCK_H}
     grid = (triton.cdiv(T, BLOCK_T),)
-    _group_dots[grid](grad_y, y, group, dots, T, H, *grad_y.stride(), BLOCK_T=BLOCK_T, BLOCK_H=BLOCK_H)
-    _group_softmax_bwd[grid](grad_y, y, group, dots, dx, T, H, *grad_y.stride(), BLOCK_T=BLOCK_T, BLOCK_H=BLOCK_H)
+    _group_dots[grid](grad_y, y, group, dots, *sizes, **blocks, num_warps=4)
+    _group_softmax_bwd[grid](grad_y, y, group, dots, dx, *sizes, **blocks, num_warps=4)
     return dx
 
 

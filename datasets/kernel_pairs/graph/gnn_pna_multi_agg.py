@@ -151,7 +151,7 @@ def backward(saved, grad_y, needs=None):
     nodes, F = x.shape
     dx = torch.empty_like(x)
     slopes = torch.empty(nodes, 2, F, device=x.device, dtype=torch.float32)
-    BLOCK_F = min(128, triton.next_power_of_2(F))
+    BLOCK_F = min(32, triton.next_power_of_2(F))
     columns = triton.cdiv(F, BLOCK_F)
     BLOCK_R = 2048 // BLOCK_F
     _slopes_bwd[(triton.cdiv(nodes, BLOCK_R), columns)](

@@ -111,7 +111,7 @@ def backward(saved, grad_y, needs=None):
     parts = torch.empty(programs, F, device=x.device, dtype=torch.float32)
     _gate_bwd[(programs,)](
         grad_y, x, direction, score, chosen, dx, parts, k, F, *grad_y.stride(),
-        BLOCK_R=BLOCK_R, BLOCK_F=BLOCK_F, num_warps=4,
+        BLOCK_R=BLOCK_R, BLOCK_F=BLOCK_F, num_warps=8,
     )  # fmt: skip
     return dx, parts.sum(0).to(direction.dtype)
 

@@ -5,12 +5,13 @@ u, v are z1, z2 with zero mean and unit variance per column, c = u^T v / N:
 Normalisation takes the mean of du and its projection on u off du. Here both are known beforehand: v has zero mean,
 hence so has du, and sum over n of u du is R[i] = sum over j of G[i, j] c[i, j], which the forward adds up while it
 holds c. So    dz1 = rstd (du - u R / N),    straight from the accumulator, without another pass. The same for z2 with
-G turned. Views are normalised while they load.
+G turned. Views are normalised as they load, in the backward by a pass before each product.
 """
 
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 META = {
     "slug": "barlow_twins",
@@ -31,7 +32,6 @@ META = {
     "license": "Apache-2.0",
     "origin": "original",
     "interpreter_ok": True,
-    "spills": "a tile of the view and one of its gradient do not fit four warps, and are a fifth faster than eight",
 }
 
 
@@ -112,47 +112,87 @@ def forward(z1, z2, off=0.005, eps=1e-5):
 
 # --- backward ---
 @triton.jit
-def _view_gradient(
-    DLoss, Mine, Other, GradC, Stats, Projection, DZ, N, D, mine, other, g_own, g_sum,
-    BLOCK_N: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr,
-):  # fmt: skip
-    # Columns i of my view: sum over the other view's columns j, whose weights are G or, by strides, its transpose.
-    n = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-    i = tl.program_id(1) * BLOCK_I + tl.arange(0, BLOCK_I)
-    acc = tl.zeros((BLOCK_N, BLOCK_I), tl.float32)
-    for start in range(0, D, BLOCK_J):
-        j = start + tl.arange(0, BLOCK_J)
-        z = tl.load(Other + n[:, None] * D + j[None, :], mask=(n[:, None] < N) & (j[None, :] < D), other=0.0)
-        mean = tl.load(Stats + other * D + j, mask=j < D, other=0.0)
-        rstd = tl.load(Stats + (other + 1) * D + j, mask=j < D, other=0.0)
-        v = ((z.to(tl.float32) - mean[None, :]) * rstd[None, :]).to(z.dtype)
-        g_at = GradC + i[None, :].to(tl.int64) * g_own + j[:, None].to(tl.int64) * g_sum
-        g = tl.load(g_at, mask=(i[None, :] < D) & (j[:, None] < D), other=0.0)
-        acc = tl.dot(v, g, acc)
+def _normalised(Z, Stats, Out, D, out_n, place, BLOCK: tl.constexpr):
+    # Once for all tiles: the product then takes the view straight into shared memory.
+    n = tl.program_id(0).to(tl.int64)
+    j = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    z = tl.load(Z + n * D + j, mask=j < D, other=0.0).to(tl.float32)
+    mean = tl.load(Stats + place * D + j, mask=j < D, other=0.0)
+    rstd = tl.load(Stats + (place + 1) * D + j, mask=j < D, other=0.0)
+    tl.store(Out + n * out_n + j, (z - mean) * rstd, mask=j < D)
+
+
+@triton.jit
+def _dz_out(acc, DLoss, Mine, Stats, Projection, DZ, n, i, N, D, mine):
+    """Store a piece of dz from the accumulator, which is N du."""
     inside = (n[:, None] < N) & (i[None, :] < D)
     at = n[:, None] * D + i[None, :]
     mean = tl.load(Stats + mine * D + i, mask=i < D, other=0.0)
     rstd = tl.load(Stats + (mine + 1) * D + i, mask=i < D, other=0.0)
     projection = tl.load(Projection + i, mask=i < D, other=0.0)
     u = (tl.load(Mine + at, mask=inside, other=0.0).to(tl.float32) - mean[None, :]) * rstd[None, :]
-    # The accumulator is N du, and R enters with 1 / N: both share the factor in front.
+    # R enters with 1 / N: both share the factor in front.
     dz = tl.load(DLoss) / N * rstd[None, :] * (acc - u * projection[None, :])
     tl.store(DZ + at, dz, mask=inside)
+
+
+@triton.jit
+def _view_gradient(
+    DLoss, Mine, V, GradC, Stats, Projection, DZ, N, D, mine, TURN: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr,
+):  # fmt: skip
+    # Columns i of my view: sum over the other view's columns j, whose weights are G^T or, for the second view, G.
+    # Programs walk GROUP row tiles before the next column tile, so that neighbours find their operands in L2.
+    tiles_i = tl.cdiv(D, BLOCK_I)
+    band = tl.program_id(0) // (GROUP * tiles_i)
+    height = tl.minimum(tl.cdiv(N, BLOCK_N) - band * GROUP, GROUP)
+    inside = tl.program_id(0) % (GROUP * tiles_i)
+    row, col = (band * GROUP + inside % height) * BLOCK_N, inside // height * BLOCK_I
+    acc = tl.zeros((BLOCK_N, BLOCK_I), tl.float32)
+    for j in range(0, D, BLOCK_J):
+        g = GradC.load([col, j]).T if TURN else GradC.load([j, col])
+        acc = tl.dot(V.load([row, j]), g, acc)
+    n, i = row.to(tl.int64) + tl.arange(0, BLOCK_N), col + tl.arange(0, BLOCK_I // 2)
+    # The tile leaves in halves of its columns, which need half the registers each.
+    left, right = tl.split(tl.permute(tl.reshape(acc, (BLOCK_N, 2, BLOCK_I // 2)), (0, 2, 1)))
+    _dz_out(left, DLoss, Mine, Stats, Projection, DZ, n, i, N, D, mine)
+    _dz_out(right, DLoss, Mine, Stats, Projection, DZ, n, i + BLOCK_I // 2, N, D, mine)
+
+
+def _room(rows, cols, like):
+    """A matrix whose rows start on sixteen bytes, as descriptors need them."""
+    step = 16 // like.element_size()
+    return like.new_empty(rows, triton.cdiv(cols, step) * step)[:, :cols]
+
+
+def _tiles(matrix, rows, cols):
+    """A descriptor of (rows, cols) tiles of a matrix, or of a copy where its rows are not dense or not aligned."""
+    starts = (matrix.stride(0) | matrix.storage_offset()) * matrix.element_size()
+    if matrix.stride(1) != 1 or matrix.stride(0) < matrix.shape[1] or starts % 16:
+        dense = _room(*matrix.shape, matrix)
+        dense.copy_(matrix)
+        matrix = dense
+    return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, cols])
+
+
+def _up(size):
+    return max(16, triton.next_power_of_2(size))
 
 
 def backward(saved, grad_loss, needs=(True, True)):
     z1, z2, grad_c, stats, projections = saved
     N, D = z1.shape
-    BLOCK_N, BLOCK_I = _side(N, 128), _side(D, 128)
     grads = []
     for view, (mine, other) in enumerate(((z1, z2), (z2, z1))):
         dz = torch.empty_like(mine) if needs[view] else None
         if needs[view]:
-            g = grad_c if view == 0 else grad_c.t()
-            _view_gradient[(triton.cdiv(N, BLOCK_N), triton.cdiv(D, BLOCK_I))](
-                grad_loss, mine, other, g, stats, projections[view], dz, N, D, 2 * view, 2 - 2 * view, *g.stride(),
-                BLOCK_N=BLOCK_N, BLOCK_I=BLOCK_I, BLOCK_J=_side(D, 128 // z1.element_size()),
-                num_warps=4, num_stages=3,
+            v = _room(N, D, other)
+            _normalised[(N, triton.cdiv(D, 1024))](other, stats, v, D, v.stride(0), 2 - 2 * view, BLOCK=1024)
+            BN, BI, BJ = min(128, _up(N)), min(256, _up(D)), min(128 // z1.element_size(), _up(D))
+            g = _tiles(grad_c, BI, BJ) if view == 0 else _tiles(grad_c, BJ, BI)
+            _view_gradient[(triton.cdiv(N, BN) * triton.cdiv(D, BI),)](
+                grad_loss, mine, _tiles(v, BN, BJ), g, stats, projections[view], dz, N, D, 2 * view, TURN=view == 0,
+                GROUP=8, BLOCK_N=BN, BLOCK_I=BI, BLOCK_J=BJ, num_warps=8, num_stages=4,
             )  # fmt: skip
         grads.append(dz)
     return tuple(grads)

@@ -4,7 +4,8 @@ Node (t, u) has emitted u labels before frame t is done; it leaves by a blank to
 Nodes of one anti-diagonal d = t + u are independent: they are the lanes of a sequence's program, which walks d upwards
 for alpha and, in the backward, downwards for beta. Log-probabilities, alpha and posteriors are stored as (B, d, u), so
 that a step reads neighbouring words, the next one's ahead of their use. The downward walk leaves the probabilities of
-leaving each node by blank and by label; owners of logit rows make of them, with softmax p,
+leaving each node by blank and by label, its loads copied ahead of the steps, whose chain is all that it waits for;
+owners of logit rows make of them, with softmax p,
 
     dlogits[k] = dloss (p[k] (blank + label) - [k is blank] blank - [k is the label] label).
 """
@@ -12,6 +13,7 @@ leaving each node by blank and by label; owners of logit rows make of them, with
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
 
 META = {
     "slug": "rnnt_loss",
@@ -29,7 +31,7 @@ META = {
     "dtypes": ("float32", "bfloat16", "float16"),
     "license": "Apache-2.0",
     "origin": "original",
-    "interpreter_ok": True,
+    "interpreter_ok": False,
 }
 
 
@@ -133,43 +135,39 @@ def _rnnt_beta(Blank, Label, Frames, Lengths, Alpha, LogZ, ByBlank, ByLabel, D, 
     length = tl.load(Lengths + b)
     log_z = tl.load(LogZ + b)
     last = frames + length - 1
-    at = (b * D + last) * U1 + u
-    real, blank, label = _diagonal(Blank, Label, at, last, u, frames, length)
-    alpha = tl.load(Alpha + at, mask=real, other=-1.0e30)
     # What lies behind the last node costs nothing.
     beta = tl.where(u == length, 0.0, -1.0e30)
-    for back in range(frames + length):
+    # A step takes less than a word from memory needs: eight steps are on their way.
+    for back in tl.range(0, frames + length, num_stages=8):
         d = last - back
-        before = tl.maximum(d - 1, 0)
-        at_before = (b * D + before) * U1 + u
-        real_before, blank_before, label_before = _diagonal(Blank, Label, at_before, before, u, frames, length)
-        alpha_before = tl.load(Alpha + at_before, mask=real_before, other=-1.0e30)
-        after = tl.gather(beta, tl.minimum(u + 1, BLOCK_U - 1), 0)
+        at = (b * D + d) * U1 + u
+        real, blank, label = _diagonal(Blank, Label, at, d, u, frames, length)
+        alpha = tl.load(Alpha + at, mask=real, other=-1.0e30)
         on_blank = blank + beta
-        on_label = label + after
-        tl.store(ByBlank + (b * D + d) * U1 + u, tl.exp(alpha + on_blank - log_z), mask=real)
-        tl.store(ByLabel + (b * D + d) * U1 + u, tl.exp(alpha + on_label - log_z), mask=real)
-        beta = tl.where(real, _log_add(on_blank, on_label), -1.0e30)
-        real = real_before
-        blank = blank_before
-        label = label_before
-        alpha = alpha_before
+        on_label = label + tl.gather(beta, tl.minimum(u + 1, BLOCK_U - 1), 0)
+        tl.store(ByBlank + at, tl.exp(alpha + on_blank - log_z), mask=real)
+        tl.store(ByLabel + at, tl.exp(alpha + on_label - log_z), mask=real)
+        # log(exp(a) + exp(b)) in units of log 2, where both functions are single instructions.
+        apart = tl.exp2(-1.4426950408889634 * tl.abs(on_blank - on_label))
+        joined = tl.maximum(on_blank, on_label) + 0.6931471805599453 * libdevice.fast_log2f(1.0 + apart)
+        beta = tl.where(real, joined, -1.0e30)
 
 
 @triton.jit
 def _rnnt_dlogits(DLoss, Logits, Target, Lse, ByBlank, ByLabel, DLogits, T, U1, V, dl_b, BLOCK_V: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    b, t, u = _node(row, T, U1)
+    # The node is the program's place in the grid: nothing is divided.
+    u, t, b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    row = (b * T + t) * U1 + u
     g = tl.load(DLoss + b * dl_b)
     at = (b * (T + U1 - 1) + t + u) * U1 + u
     by_blank = tl.load(ByBlank + at)
     by_label = tl.load(ByLabel + at)
     label = tl.load(Target + b * (U1 - 1) + u, mask=u < U1 - 1, other=0)
-    lse = tl.load(Lse + row)
-    for start in range(0, V, BLOCK_V):
+    lse = tl.load(Lse + row) * 1.4426950408889634
+    for start in tl.range(0, V, BLOCK_V, num_stages=2):
         v = start + tl.arange(0, BLOCK_V)
         z = tl.load(Logits + row * V + v, mask=v < V, other=float("-inf")).to(tl.float32)
-        dz = tl.exp(z - lse) * (by_blank + by_label)
+        dz = tl.exp2(z * 1.4426950408889634 - lse) * (by_blank + by_label)
         dz -= tl.where(v == 0, by_blank, 0.0) + tl.where(v == label, by_label, 0.0)
         tl.store(DLogits + row * V + v, g * dz, mask=v < V)
 
@@ -184,8 +182,8 @@ def backward(saved, grad_loss, needs=None):
         leaving[0], leaving[1], frames, lengths, alpha, log_z, posterior[0], posterior[1], D, U1, **_lanes(U1)
     )
     dlogits = torch.empty_like(logits)
-    BLOCK_V = max(16, min(1024, triton.next_power_of_2(V)))
-    _rnnt_dlogits[(B * T * U1,)](
+    BLOCK_V = max(16, min(512, triton.next_power_of_2(V)))
+    _rnnt_dlogits[(U1, T, B)](
         grad_loss, logits, target, lse, posterior[0], posterior[1], dlogits, T, U1, V, grad_loss.stride(0),
         BLOCK_V=BLOCK_V, num_warps=max(1, BLOCK_V // 256),
     )  # fmt: skip

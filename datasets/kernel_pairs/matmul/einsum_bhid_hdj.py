@@ -9,6 +9,7 @@ as attention hands it back: head by head, or with heads inside the rows.
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 META = {
     "slug": "einsum_bhid_hdj",
@@ -61,61 +62,70 @@ def forward(x, weight):
 
 # --- backward ---
 @triton.jit
-def _sum_heads_dx(
-    DY, W, DX, S, D, K, H, dy_b, dy_h, dy_s, dy_k,
-    BLOCK_S: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    d = tl.program_id(0) * BLOCK_D + tl.arange(0, BLOCK_D)
-    s = tl.program_id(1).to(tl.int64) * BLOCK_S + tl.arange(0, BLOCK_S)
-    batch = tl.program_id(2).to(tl.int64)
+def _sum_heads_dx(DY, W, DX, S, D, K, H, BLOCK_S: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr):
+    # Row tiles are the fast axis: programs that run together share a column tile of the weights.
+    s, d = tl.program_id(0) * BLOCK_S, tl.program_id(1) * BLOCK_D
+    batch = tl.program_id(2)
     pieces = tl.cdiv(K, BLOCK_K)
     dx = tl.zeros((BLOCK_S, BLOCK_D), tl.float32)
     for step in range(H * pieces):
-        head = (step // pieces).to(tl.int64)
-        k = ((step % pieces) * BLOCK_K + tl.arange(0, BLOCK_K)).to(tl.int64)
-        dy_at = DY + batch * dy_b + head * dy_h + s[:, None] * dy_s + k[None, :] * dy_k
-        dy = tl.load(dy_at, mask=(s[:, None] < S) & (k[None, :] < K), other=0.0)
-        wt = tl.load(W + (head * D + d[None, :]) * K + k[:, None], mask=(d[None, :] < D) & (k[:, None] < K), other=0.0)
-        dx = tl.dot(dy, wt, dx)
-    tl.store(DX + (batch * S + s[:, None]) * D + d[None, :], dx, mask=(s[:, None] < S) & (d[None, :] < D))
+        head, k = step // pieces, step % pieces * BLOCK_K
+        dy = tl.reshape(DY.load([batch, head, s, k]), (BLOCK_S, BLOCK_K))
+        dx = tl.dot(dy, tl.reshape(W.load([head, d, k]), (BLOCK_D, BLOCK_K)).T, dx)
+    rows, cols = s + tl.arange(0, BLOCK_S), d + tl.arange(0, BLOCK_D)
+    at = (batch.to(tl.int64) * S + rows[:, None]) * D + cols[None, :]
+    tl.store(DX + at, dx, mask=(rows[:, None] < S) & (cols[None, :] < D))
 
 
 @triton.jit
-def _head_dw(
-    DY, X, DW, B, S, D, K, dy_b, dy_h, dy_s, dy_k,
-    BLOCK_S: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    k = tl.program_id(0).to(tl.int64) * BLOCK_K + tl.arange(0, BLOCK_K)
-    d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
-    head = tl.program_id(2).to(tl.int64)
+def _head_dw(DY, X, DW, B, S, D, K, BLOCK_S: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr):
+    d, k = tl.program_id(0) * BLOCK_D, tl.program_id(1) * BLOCK_K
+    head = tl.program_id(2)
     pieces = tl.cdiv(S, BLOCK_S)
     dw = tl.zeros((BLOCK_D, BLOCK_K), tl.float32)
     for step in range(B * pieces):
-        batch = (step // pieces).to(tl.int64)
-        s = ((step % pieces) * BLOCK_S + tl.arange(0, BLOCK_S)).to(tl.int64)
-        xt = tl.load(X + (batch * S + s[None, :]) * D + d[:, None], mask=(s[None, :] < S) & (d[:, None] < D), other=0.0)
-        dy_at = DY + batch * dy_b + head * dy_h + s[:, None] * dy_s + k[None, :] * dy_k
-        dy = tl.load(dy_at, mask=(s[:, None] < S) & (k[None, :] < K), other=0.0)
-        dw = tl.dot(xt, dy, dw)
-    tl.store(DW + (head * D + d[:, None]) * K + k[None, :], dw, mask=(d[:, None] < D) & (k[None, :] < K))
+        batch, s = step // pieces, step % pieces * BLOCK_S
+        xt = tl.reshape(X.load([batch, s, d]), (BLOCK_S, BLOCK_D)).T
+        dw = tl.dot(xt, tl.reshape(DY.load([batch, head, s, k]), (BLOCK_S, BLOCK_K)), dw)
+    rows, cols = d + tl.arange(0, BLOCK_D), k + tl.arange(0, BLOCK_K)
+    at = (head.to(tl.int64) * D + rows[:, None]) * K + cols[None, :]
+    tl.store(DW + at, dw, mask=(rows[:, None] < D) & (cols[None, :] < K))
+
+
+def _tiles(tensor, *block):
+    """A descriptor of tiles of a matrix, or of the matrices of a batch; of a copy where rows are not aligned."""
+    step = 16 // tensor.element_size()
+    width = tensor.shape[-1]
+    outer = tensor.stride()[:-1]
+    if tensor.stride(-1) != 1 or any(s % step or s < width for s in outer) or tensor.storage_offset() % step:
+        dense = tensor.new_empty(*tensor.shape[:-1], triton.cdiv(width, step) * step)[..., :width]
+        dense.copy_(tensor)
+        tensor = dense
+    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), list(block))
+
+
+def _up(size):
+    return max(16, triton.next_power_of_2(size))
 
 
 def backward(saved, grad_y, needs=(True, True)):
     x, weight = saved
     (B, S, D), (H, _, K) = x.shape, weight.shape
-    BS, BD, BK, step = _side(S), _side(D), _side(K), 256 // x.element_size()
+    step = 128 // x.element_size()
     dx = dw = None
     if needs[0]:
         dx = torch.empty_like(x)
-        _sum_heads_dx[(triton.cdiv(D, BD), triton.cdiv(S, BS), B)](
-            grad_y, weight, dx, S, D, K, H, *grad_y.stride(),
-            BLOCK_S=BS, BLOCK_K=min(BK, step), BLOCK_D=BD, num_warps=8, num_stages=3,
+        BS, BD, BK = min(256, _up(S)), min(128, _up(D)), min(step, _up(K))
+        _sum_heads_dx[(triton.cdiv(S, BS), triton.cdiv(D, BD), B)](
+            _tiles(grad_y, 1, 1, BS, BK), _tiles(weight, 1, BD, BK), dx, S, D, K, H,
+            BLOCK_S=BS, BLOCK_K=BK, BLOCK_D=BD, num_warps=8, num_stages=4,
         )  # fmt: skip
     if needs[1]:
         dw = torch.empty_like(weight)
-        _head_dw[(triton.cdiv(K, BK), triton.cdiv(D, BD), H)](
-            grad_y, x, dw, B, S, D, K, *grad_y.stride(),
-            BLOCK_S=min(BS, step), BLOCK_K=BK, BLOCK_D=BD, num_warps=8, num_stages=3,
+        BD, BK, BS = min(256, _up(D)), min(128, _up(K)), min(step, _up(S))
+        _head_dw[(triton.cdiv(D, BD), triton.cdiv(K, BK), H)](
+            _tiles(grad_y, 1, 1, BS, BK), _tiles(x, 1, BS, BD), dw, B, S, D, K,
+            BLOCK_S=BS, BLOCK_K=BK, BLOCK_D=BD, num_warps=8, num_stages=4,
         )  # fmt: skip
     return dx, dw
 
@@ -127,7 +137,7 @@ SWEEP = (
     {"B": 2, "S": 20, "D": 24, "H": 4, "K": 40, "dtype": "bfloat16"},
     {"B": 3, "S": 17, "D": 150, "H": 2, "K": 8, "dtype": "float16"},
 )
-BENCH = ({"B": 4, "S": 2048, "D": 1024, "H": 16, "K": 64, "dtype": "bfloat16"},)
+BENCH = ({"B": 4, "S": 2048, "D": 4096, "H": 32, "K": 128, "dtype": "bfloat16"},)
 
 
 def make_args(B, S, D, H, K, dtype="float32", device="cpu", seed=0):

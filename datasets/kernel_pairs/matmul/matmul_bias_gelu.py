@@ -3,13 +3,14 @@
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 META = {
     "slug": "matmul_bias_gelu",
     "family": "matmul",
     "op": "linear_gelu",
     "schema": 1,
-    "techniques": ("two-stage-partials", "owner-grid", "strided-cotangent"),
+    "techniques": ("two-stage-partials", "owner-grid"),
     "saves": ("z: fp32 or bf16 or fp16 (M, N)",),
     "grads": ("x", "weight", "bias"),
     "dtypes": ("float32", "bfloat16", "float16"),
@@ -57,7 +58,7 @@ def forward(x, weight, bias):
 
 # --- backward ---
 @triton.jit
-def _gelu_bias_bwd(DY, Z, DZ, DBP, M, N, dy_m, dy_n, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+def _gelu_bias_bwd(DY, Z, DZ, DBP, M, N, dz_m, dy_m, dy_n, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     # The summed dz must be complete before a product can use it, so the elementwise part is a pass of its own.
     part = tl.program_id(0).to(tl.int64)
     m = part * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -69,49 +70,76 @@ def _gelu_bias_bwd(DY, Z, DZ, DBP, M, N, dy_m, dy_n, BLOCK_M: tl.constexpr, BLOC
     gate = tl.sigmoid(1.5957691216057308 * (z + 0.044715 * z * z * z))
     slope = 1.5957691216057308 * (1.0 + 0.134145 * z * z)
     dz = dy * gate * (1.0 + z * (1.0 - gate) * slope)
-    tl.store(DZ + at, dz, mask=inside)
+    tl.store(DZ + m[:, None] * dz_m + n[None, :], dz, mask=inside)
     tl.store(DBP + part * N + n, tl.sum(dz, 0), mask=n < N)
 
 
 @triton.jit
 def _linear_gelu_product(
-    L, R, OUT, M, N, K, l_m, l_k, r_k, r_n,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    L, R, OUT, M, N, K, TURN_L: tl.constexpr, TURN_R: tl.constexpr,
+    GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-    n = tl.program_id(1).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-    k = tl.arange(0, BLOCK_K).to(tl.int64)
+    # Programs walk GROUP row tiles before the next column tile, so that neighbours find their operands in L2.
+    pid = tl.program_id(0)
+    tiles_n = tl.cdiv(N, BLOCK_N)
+    first = (pid // (GROUP * tiles_n)) * GROUP
+    height = tl.minimum(tl.cdiv(M, BLOCK_M) - first, GROUP)
+    m = (first + pid % (GROUP * tiles_n) % height) * BLOCK_M
+    n = (pid % (GROUP * tiles_n) // height) * BLOCK_N
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for start in range(0, K, BLOCK_K):
-        kk = start + k
-        left = tl.load(L + m[:, None] * l_m + kk[None, :] * l_k, mask=(m[:, None] < M) & (kk[None, :] < K), other=0.0)
-        right = tl.load(R + kk[:, None] * r_k + n[None, :] * r_n, mask=(kk[:, None] < K) & (n[None, :] < N), other=0.0)
+    for k in range(0, K, BLOCK_K):
+        left = L.load([k, m]).T if TURN_L else L.load([m, k])
+        right = R.load([n, k]).T if TURN_R else R.load([k, n])
         acc = tl.dot(left, right, acc)
-    tl.store(OUT + m[:, None] * N + n[None, :], acc, mask=(m[:, None] < M) & (n[None, :] < N))
+    rows = m.to(tl.int64) + tl.arange(0, BLOCK_M)
+    cols = n + tl.arange(0, BLOCK_N)
+    tl.store(OUT + rows[:, None] * N + cols[None, :], acc, mask=(rows[:, None] < M) & (cols[None, :] < N))
 
 
-def _product(left, right):
-    M, K = left.shape
-    N = right.shape[1]
-    out = torch.empty(M, N, device=left.device, dtype=left.dtype)
-    _linear_gelu_product[(triton.cdiv(M, 128), triton.cdiv(N, 128))](
-        left, right, out, M, N, K, left.stride(0), left.stride(1), right.stride(0), right.stride(1),
-        BLOCK_M=128, BLOCK_N=128, BLOCK_K=128 // left.element_size(), num_warps=4, num_stages=3,
-    )  # fmt: skip
-    return out
+def _tiles(matrix, rows, cols):
+    """A descriptor of (rows, cols) tiles of a matrix, or of a copy where its rows are not dense or not aligned."""
+    step = 16 // matrix.element_size()
+    width = matrix.shape[1]
+    if matrix.stride(1) != 1 or matrix.stride(0) % step or matrix.stride(0) < width or matrix.storage_offset() % step:
+        dense = matrix.new_empty(matrix.shape[0], triton.cdiv(width, step) * step)[:, :width]
+        dense.copy_(matrix)
+        matrix = dense
+    return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, cols])
+
+
+def _up(size):
+    return max(16, triton.next_power_of_2(size))
 
 
 def backward(saved, grad_y, needs=None):
     x, weight, bias, z = saved
     need_x, need_w, _ = needs or (True, True, True)
-    M, N = z.shape
-    dz = torch.empty_like(z)
-    db_parts = torch.empty(triton.cdiv(M, 64), N, device=z.device, dtype=torch.float32)
-    _gelu_bias_bwd[(triton.cdiv(M, 64), triton.cdiv(N, 64))](
-        grad_y, z, dz, db_parts, M, N, grad_y.stride(0), grad_y.stride(1), BLOCK_M=64, BLOCK_N=64, num_warps=4
-    )
-    dx = _product(dz, weight.t()) if need_x else None
-    dw = _product(x.t(), dz) if need_w else None
+    (M, K), N = x.shape, weight.shape[1]
+    width = triton.cdiv(N, 8) * 8
+    dz = torch.empty(M, width, device=z.device, dtype=z.dtype)[:, :N]
+    ROWS = 64
+    parts = triton.cdiv(M, ROWS)
+    db_parts = torch.empty(parts, N, device=z.device, dtype=torch.float32)
+    _gelu_bias_bwd[(parts, triton.cdiv(N, 64))](
+        grad_y, z, dz, db_parts, M, N, width, grad_y.stride(0), grad_y.stride(1),
+        BLOCK_M=ROWS, BLOCK_N=64, num_warps=4,
+    )  # fmt: skip
+    dx = dw = None
+    depth = 128 // x.element_size()
+    if need_x:
+        dx = torch.empty_like(x)
+        BM, BN, BK = min(256, _up(M)), min(128, _up(K)), min(depth, _up(N))
+        _linear_gelu_product[(triton.cdiv(M, BM) * triton.cdiv(K, BN),)](
+            _tiles(dz, BM, BK), _tiles(weight, BN, BK), dx, M, K, N, TURN_L=False, TURN_R=True,
+            GROUP=8, BLOCK_M=BM, BLOCK_N=BN, BLOCK_K=BK, num_warps=8, num_stages=4,
+        )  # fmt: skip
+    if need_w:
+        dw = torch.empty(K, N, device=x.device, dtype=weight.dtype)
+        BM, BN, BK = min(128, _up(K)), min(256, _up(N)), min(depth, _up(M))
+        _linear_gelu_product[(triton.cdiv(K, BM) * triton.cdiv(N, BN),)](
+            _tiles(x, BK, BM), _tiles(dz, BK, BN), dw, K, N, M, TURN_L=True, TURN_R=False,
+            GROUP=8, BLOCK_M=BM, BLOCK_N=BN, BLOCK_K=BK, num_warps=8, num_stages=4,
+        )  # fmt: skip
     return dx, dw, db_parts.sum(0).to(bias.dtype)
 
 
@@ -121,7 +149,7 @@ SWEEP = (
     {"M": 75, "N": 150, "K": 41, "dtype": "float16"},
     {"M": 32, "N": 24, "K": 80, "dtype": "bfloat16"},
 )
-BENCH = ({"M": 4096, "N": 4096, "K": 1024, "dtype": "bfloat16"},)
+BENCH = ({"M": 16384, "N": 4096, "K": 1024, "dtype": "bfloat16"},)
 
 
 def make_args(M, N, K, dtype="float32", device="cpu", seed=0):

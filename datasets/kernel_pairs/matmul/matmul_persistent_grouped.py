@@ -3,19 +3,21 @@
 As many programs as processors take tiles round robin, so that those in flight are neighbours in the order of the tiles.
 A band of GROUP tile rows, walked column by column, re-reads a square patch of both operands instead of whole rows. For
 C and dA = dC B^T the bands lie along M. dB = A^T dC has a long sum and, with few rows, would give bands of odd height:
-its bands are chosen along whichever axis of B has more tiles.
+its bands are chosen along whichever axis of B has more tiles. In the backward the loops over tiles and over the sum are
+one pipeline, fed by tensor descriptors: operands of a program's next tile arrive while it stores the last one.
 """
 
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 META = {
     "slug": "matmul_persistent_grouped",
     "family": "matmul",
     "op": "matmul",
     "schema": 1,
-    "techniques": ("persistent-grid", "owner-grid", "strided-cotangent"),
+    "techniques": ("persistent-grid", "owner-grid"),
     "saves": (),
     "grads": ("a", "b"),
     "dtypes": ("float32", "bfloat16", "float16"),
@@ -82,73 +84,95 @@ def forward(a, b):
 
 # --- backward ---
 @triton.jit
+def _left_right(tile, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """The two halves of a tile's columns."""
+    return tl.split(tl.permute(tl.reshape(tile, (ROWS, 2, COLS // 2)), (0, 2, 1)))
+
+
+@triton.jit
 def _persistent_da(
-    DC, B, DA, M, N, K, dc_m, dc_n,
-    GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
+    DC, B, DA, M, N, K, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr
+):
     rows, cols = tl.cdiv(M, BLOCK_M), tl.cdiv(K, BLOCK_K)
-    n = tl.arange(0, BLOCK_N).to(tl.int64)
-    for tile in range(tl.program_id(0), rows * cols, tl.num_programs(0)):
+    for tile in tl.range(tl.program_id(0), rows * cols, tl.num_programs(0), flatten=True):
         row, col = _in_bands(tile, rows, cols, GROUP)
-        m = row.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-        k = col.to(tl.int64) * BLOCK_K + tl.arange(0, BLOCK_K)
-        dc_at = DC + m[:, None] * dc_m + n[None, :] * dc_n
-        bt_at = B + k[None, :] * N + n[:, None]
         da = tl.zeros((BLOCK_M, BLOCK_K), tl.float32)
-        for left in range(N, 0, -BLOCK_N):
-            dc = tl.load(dc_at, mask=(m[:, None] < M) & (n[None, :] < left), other=0.0)
-            bt = tl.load(bt_at, mask=(n[:, None] < left) & (k[None, :] < K), other=0.0)
-            da = tl.dot(dc, bt, da)
-            dc_at += BLOCK_N * dc_n
-            bt_at += BLOCK_N
-        tl.store(DA + m[:, None] * K + k[None, :], da, mask=(m[:, None] < M) & (k[None, :] < K))
+        for n in range(0, N, BLOCK_N):
+            da = tl.dot(DC.load([row * BLOCK_M, n]), B.load([col * BLOCK_K, n]).T, da)
+        # By halves, so that a fourth stage fits beside the tile on its way out.
+        left, right = _left_right(da, BLOCK_M, BLOCK_K)
+        DA.store([row * BLOCK_M, col * BLOCK_K], left.to(DA.dtype))
+        DA.store([row * BLOCK_M, col * BLOCK_K + BLOCK_K // 2], right.to(DA.dtype))
 
 
 @triton.jit
 def _persistent_db(
-    A, DC, DB, M, N, K, dc_m, dc_n,
-    BANDS_ON_K: tl.constexpr, GROUP: tl.constexpr,
+    A, DC, DB, M, N, K, BANDS_ON_K: tl.constexpr, GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     rows, cols = tl.cdiv(K, BLOCK_K), tl.cdiv(N, BLOCK_N)
-    m = tl.arange(0, BLOCK_M).to(tl.int64)
-    for tile in range(tl.program_id(0), rows * cols, tl.num_programs(0)):
+    for tile in tl.range(tl.program_id(0), rows * cols, tl.num_programs(0), flatten=True):
         if BANDS_ON_K:
             row, col = _in_bands(tile, rows, cols, GROUP)
         else:
             col, row = _in_bands(tile, cols, rows, GROUP)
-        k = row.to(tl.int64) * BLOCK_K + tl.arange(0, BLOCK_K)
-        n = col.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-        at_at = A + m[None, :] * K + k[:, None]
-        dc_at = DC + m[:, None] * dc_m + n[None, :] * dc_n
         db = tl.zeros((BLOCK_K, BLOCK_N), tl.float32)
-        for left in range(M, 0, -BLOCK_M):
-            at = tl.load(at_at, mask=(k[:, None] < K) & (m[None, :] < left), other=0.0)
-            dc = tl.load(dc_at, mask=(m[:, None] < left) & (n[None, :] < N), other=0.0)
-            db = tl.dot(at, dc, db)
-            at_at += BLOCK_M * K
-            dc_at += BLOCK_M * dc_m
-        tl.store(DB + k[:, None] * N + n[None, :], db, mask=(k[:, None] < K) & (n[None, :] < N))
+        for m in range(0, M, BLOCK_M):
+            db = tl.dot(A.load([m, row * BLOCK_K]).T, DC.load([m, col * BLOCK_N]), db)
+        left, right = _left_right(db, BLOCK_K, BLOCK_N)
+        DB.store([row * BLOCK_K, col * BLOCK_N], left.to(DB.dtype))
+        DB.store([row * BLOCK_K, col * BLOCK_N + BLOCK_N // 2], right.to(DB.dtype))
+
+
+def _aligned(matrix):
+    """The matrix, or a copy that a descriptor can point at: dense rows that start on sixteen bytes."""
+    step = 16 // matrix.element_size()
+    starts = matrix.stride(0) | matrix.storage_offset()
+    if matrix.stride(1) == 1 and matrix.stride(0) >= matrix.shape[1] and starts % step == 0:
+        return matrix
+    wide = matrix.new_empty(matrix.shape[0], triton.cdiv(matrix.shape[1], step) * step)
+    wide = wide[:, : matrix.shape[1]]
+    wide.copy_(matrix)
+    return wide
+
+
+def _tiles(matrix, rows, cols):
+    return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, cols])
+
+
+def _like(tensor):
+    """Room for a gradient, with rows that start on sixteen bytes."""
+    rows, cols = tensor.shape
+    step = 16 // tensor.element_size()
+    return tensor.new_empty(rows, triton.cdiv(cols, step) * step)[:, :cols]
+
+
+def _most(size):
+    return max(16, triton.next_power_of_2(size))
 
 
 def backward(saved, grad_c, needs=(True, True)):
     a, b = saved
     (M, K), N = a.shape, b.shape[1]
-    BLOCK_M, BLOCK_N, BLOCK_K = _side(M), _side(N), _side(K)
-    rows_k, cols_n = triton.cdiv(K, BLOCK_K), triton.cdiv(N, BLOCK_N)
-    depth = 256 // a.element_size()
+    a, b, grad_c = (_aligned(tensor) for tensor in (a, b, grad_c))
+    depth = 128 // a.element_size()
     da = db = None
     if needs[0]:
-        da = torch.empty_like(a)
-        _persistent_da[(_programs(a, triton.cdiv(M, BLOCK_M) * rows_k),)](
-            grad_c, b, da, M, N, K, grad_c.stride(0), grad_c.stride(1),
-            GROUP=8, BLOCK_M=BLOCK_M, BLOCK_N=min(BLOCK_N, depth), BLOCK_K=BLOCK_K, num_warps=8, num_stages=3,
+        da = _like(a)
+        BLOCK_M, BLOCK_K, BLOCK_N = min(128, _most(M)), min(256, _most(K)), min(depth, _most(N))
+        tiles = triton.cdiv(M, BLOCK_M) * triton.cdiv(K, BLOCK_K)
+        _persistent_da[(_programs(a, tiles),)](
+            _tiles(grad_c, BLOCK_M, BLOCK_N), _tiles(b, BLOCK_K, BLOCK_N), _tiles(da, BLOCK_M, BLOCK_K // 2), M, N, K,
+            GROUP=8, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K, num_warps=8, num_stages=4,
         )  # fmt: skip
     if needs[1]:
-        db = torch.empty_like(b)
+        db = _like(b)
+        BLOCK_K, BLOCK_N, BLOCK_M = min(128, _most(K)), min(256, _most(N)), min(depth, _most(M))
+        rows_k, cols_n = triton.cdiv(K, BLOCK_K), triton.cdiv(N, BLOCK_N)
         _persistent_db[(_programs(a, rows_k * cols_n),)](
-            a, grad_c, db, M, N, K, grad_c.stride(0), grad_c.stride(1), BANDS_ON_K=rows_k >= cols_n,
-            GROUP=8, BLOCK_M=min(BLOCK_M, depth), BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K, num_warps=8, num_stages=3,
+            _tiles(a, BLOCK_M, BLOCK_K), _tiles(grad_c, BLOCK_M, BLOCK_N), _tiles(db, BLOCK_K, BLOCK_N // 2), M, N, K,
+            BANDS_ON_K=rows_k >= cols_n, GROUP=8, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K,
+            num_warps=8, num_stages=4,
         )  # fmt: skip
     return da, db
 
@@ -160,7 +184,7 @@ SWEEP = (
     {"M": 140, "N": 260, "K": 136, "dtype": "bfloat16"},
     {"M": 32, "N": 16, "K": 200, "dtype": "float16"},
 )
-BENCH = ({"M": 8192, "N": 4096, "K": 2048, "dtype": "bfloat16"},)
+BENCH = ({"M": 8192, "N": 4096, "K": 4096, "dtype": "bfloat16"},)
 
 
 def make_args(M, N, K, dtype="float32", device="cpu", seed=0):

@@ -109,7 +109,7 @@ SWEEP = (
     {"M": 130, "N": 40, "K": 16, "dtype": "bfloat16"},
     {"M": 33, "N": 72, "K": 5, "dtype": "float16"},
 )
-BENCH = ({"M": 131072, "N": 512, "K": 8, "dtype": "bfloat16"},)
+BENCH = ({"M": 524288, "N": 512, "K": 8, "dtype": "bfloat16"},)
 
 
 def make_args(M, N, K, dtype="float32", device="cpu", seed=0):

@@ -3,13 +3,14 @@
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 META = {
     "slug": "matmul_splitk_dw",
     "family": "matmul",
     "op": "matmul",
     "schema": 1,
-    "techniques": ("split-k", "two-stage-partials", "owner-grid", "strided-cotangent"),
+    "techniques": ("split-k", "two-stage-partials", "owner-grid"),
     "saves": (),
     "grads": ("x", "weight"),
     "dtypes": ("float32", "bfloat16", "float16"),
@@ -55,24 +56,33 @@ def forward(x, weight):
 
 # --- backward ---
 @triton.jit
-def _splitk_dw(
-    X, DY, Parts, M, N, K, x_m, x_k, dy_m, dy_n, rows_each,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    # Tile (k, n) of x^T dy over the rows of one split.
-    k = tl.program_id(0).to(tl.int64) * BLOCK_K + tl.arange(0, BLOCK_K)
-    n = tl.program_id(1).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-    split = tl.program_id(2).to(tl.int64)
-    first = split * rows_each
-    last = tl.minimum(first + rows_each, M)
+def _tall_dx(
+    DY, W, DX, M, N, K, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr
+):
+    # Programs walk GROUP row tiles before the next column tile, so that neighbours find their operands in L2.
+    tiles_k = tl.cdiv(K, BLOCK_K)
+    band = tl.program_id(0) // (GROUP * tiles_k)
+    height = tl.minimum(tl.cdiv(M, BLOCK_M) - band * GROUP, GROUP)
+    inside = tl.program_id(0) % (GROUP * tiles_k)
+    m, k = (band * GROUP + inside % height) * BLOCK_M, inside // height * BLOCK_K
+    acc = tl.zeros((BLOCK_M, BLOCK_K), tl.float32)
+    for n in range(0, N, BLOCK_N):
+        acc = tl.dot(DY.load([m, n]), W.load([k, n]).T, acc)
+    rows, cols = m.to(tl.int64) + tl.arange(0, BLOCK_M), k + tl.arange(0, BLOCK_K)
+    tl.store(DX + rows[:, None] * K + cols[None, :], acc, mask=(rows[:, None] < M) & (cols[None, :] < K))
+
+
+@triton.jit
+def _splitk_dw(X, DY, Parts, M, N, K, rows_each, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
+    # Tile (k, n) of x^T dy over the rows of one split, which are whole steps, but for the last that ends with M.
+    k, n = tl.program_id(0) * BLOCK_K, tl.program_id(1) * BLOCK_N
+    split = tl.program_id(2)
     acc = tl.zeros((BLOCK_K, BLOCK_N), tl.float32)
-    for start in range(first, last, BLOCK_M):
-        m = start + tl.arange(0, BLOCK_M)
-        xt = tl.load(X + k[:, None] * x_k + m[None, :] * x_m, mask=(k[:, None] < K) & (m[None, :] < last), other=0.0)
-        dy = tl.load(DY + m[:, None] * dy_m + n[None, :] * dy_n, mask=(m[:, None] < last) & (n[None, :] < N), other=0.0)
-        acc = tl.dot(xt, dy, acc)
-    at = split * K * N + k[:, None] * N + n[None, :]
-    tl.store(Parts + at, acc, mask=(k[:, None] < K) & (n[None, :] < N))
+    for m in range(split * rows_each, tl.minimum((split + 1) * rows_each, M), BLOCK_M):
+        acc = tl.dot(X.load([m, k]).T, DY.load([m, n]), acc)
+    rows, cols = k + tl.arange(0, BLOCK_K), n + tl.arange(0, BLOCK_N)
+    at = (split.to(tl.int64) * K + rows[:, None]) * N + cols[None, :]
+    tl.store(Parts + at, acc, mask=(rows[:, None] < K) & (cols[None, :] < N))
 
 
 @triton.jit
@@ -86,23 +96,46 @@ def _splitk_add(Parts, DW, size, splits, BLOCK: tl.constexpr):
     tl.store(DW + at, total, mask=at < size)
 
 
+def _tiles(matrix, rows, cols):
+    """A descriptor of (rows, cols) tiles of a matrix, or of a copy where its rows are not dense or not aligned."""
+    step = 16 // matrix.element_size()
+    width = matrix.shape[1]
+    if matrix.stride(1) != 1 or matrix.stride(0) % step or matrix.stride(0) < width or matrix.storage_offset() % step:
+        dense = matrix.new_empty(matrix.shape[0], triton.cdiv(width, step) * step)[:, :width]
+        dense.copy_(matrix)
+        matrix = dense
+    return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, cols])
+
+
+def _up(size):
+    return max(16, triton.next_power_of_2(size))
+
+
 def backward(saved, grad_y, needs=None):
     x, weight = saved
     need_x, need_w = needs or (True, True)
-    M, K = x.shape
-    N = weight.shape[1]
-    dx = _product(grad_y, weight.t()) if need_x else None
+    (M, K), N = x.shape, weight.shape[1]
+    depth = 128 // x.element_size()
+    dx = None
+    if need_x:
+        dx = torch.empty_like(x)
+        BM, BK, BN = min(256, _up(M)), min(128, _up(K)), min(depth, _up(N))
+        _tall_dx[(triton.cdiv(M, BM) * triton.cdiv(K, BK),)](
+            _tiles(grad_y, BM, BN), _tiles(weight, BK, BN), dx, M, N, K,
+            GROUP=8, BLOCK_M=BM, BLOCK_N=BN, BLOCK_K=BK, num_warps=8, num_stages=4,
+        )  # fmt: skip
     if not need_w:
         return dx, None
-    # Two waves on 132 processors, but at least two row tiles of 64 for each split.
-    tiles = triton.cdiv(K, 64) * triton.cdiv(N, 64)
-    splits = max(1, min(triton.cdiv(M, 128), 264 // tiles))
-    rows_each = triton.cdiv(triton.cdiv(M, splits), 64) * 64
+    BK, BN, BM = min(128, _up(K)), min(256, _up(N)), min(depth, _up(M))
+    tiles_k, tiles_n = triton.cdiv(K, BK), triton.cdiv(N, BN)
+    # One wave on 132 processors, but at least two steps for each split.
+    splits = max(1, min(triton.cdiv(M, 2 * BM), 132 // (tiles_k * tiles_n)))
+    rows_each = triton.cdiv(triton.cdiv(M, splits), BM) * BM
     splits = triton.cdiv(M, rows_each)
     parts = torch.empty(splits, K, N, device=x.device, dtype=torch.float32)
-    _splitk_dw[(triton.cdiv(K, 128), triton.cdiv(N, 128), splits)](
-        x, grad_y, parts, M, N, K, x.stride(0), x.stride(1), grad_y.stride(0), grad_y.stride(1), rows_each,
-        BLOCK_M=128, BLOCK_N=128, BLOCK_K=128, num_warps=4, num_stages=3,
+    _splitk_dw[(tiles_k, tiles_n, splits)](
+        _tiles(x, BM, BK), _tiles(grad_y, BM, BN), parts, M, N, K, rows_each,
+        BLOCK_M=BM, BLOCK_N=BN, BLOCK_K=BK, num_warps=8, num_stages=4,
     )  # fmt: skip
     dw = torch.empty(K, N, device=x.device, dtype=weight.dtype)
     _splitk_add[(triton.cdiv(K * N, 256),)](parts, dw, K * N, splits, BLOCK=256, num_warps=2)
@@ -115,7 +148,7 @@ SWEEP = (
     {"M": 407, "N": 67, "K": 18, "dtype": "float16"},
     {"M": 192, "N": 16, "K": 24, "dtype": "bfloat16"},
 )
-BENCH = ({"M": 16384, "N": 512, "K": 512, "dtype": "bfloat16"},)
+BENCH = ({"M": 131072, "N": 512, "K": 512, "dtype": "bfloat16"},)
 
 
 def make_args(M, N, K, dtype="float32", device="cpu", seed=0):

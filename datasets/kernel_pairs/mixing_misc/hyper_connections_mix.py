@@ -73,52 +73,77 @@ def _streams_bwd(
     i = tl.arange(0, N)
     square = i[:, None] * N + i[None, :]
     gate = tl.load(Gate).to(tl.float32)
-    static = tl.load(Static + square).to(tl.float32)
-    inject = tl.load(Inject + i).to(tl.float32)
     dstatic = tl.zeros((N, N), tl.float32)
     dgate = tl.zeros((N, N), tl.float32)
-    dinject = tl.zeros((N, BLOCK_D), tl.float32)
+    dinject = tl.zeros((N,), tl.float32)
+    inject = ()
+    for stream in tl.static_range(N):
+        inject += (tl.load(Inject + stream).to(tl.float32),)
     for token in range(first, T, tl.num_programs(0)):
-        swing = _tanh(tl.load(Dynamic + token * N * N + square).to(tl.float32))
-        mix = static + gate * swing
-        products = tl.zeros((N, N, BLOCK_D), tl.float32)
-        for start in tl.range(0, D, BLOCK_D, num_stages=4):
+        # The matrix as N * N numbers beside lanes of features: a sum over streams never leaves a lane.
+        mix = ()
+        products = ()
+        for place in tl.static_range(N * N):
+            swing = _tanh(tl.load(Dynamic + token * N * N + place).to(tl.float32))
+            mix += (tl.load(Static + place).to(tl.float32) + gate * swing,)
+            products += (tl.zeros((BLOCK_D,), tl.float32),)
+        injected = ()
+        for _ in tl.static_range(N):
+            injected += (tl.zeros((BLOCK_D,), tl.float32),)
+        for start in range(0, D, BLOCK_D):
             d = start + tl.arange(0, BLOCK_D)
-            at = (token * N + i[:, None]) * D + d[None, :]
-            dy_at = token * dy_t + i[:, None].to(tl.int64) * dy_n + d[None, :].to(tl.int64) * dy_d
-            inside = (i[:, None] < N) & (d[None, :] < D)
-            dy = tl.load(DY + dy_at, mask=inside, other=0.0).to(tl.float32)
-            x = tl.load(X + at, mask=inside, other=0.0).to(tl.float32)
-            h = tl.load(H + token * D + d, mask=d < D, other=0.0).to(tl.float32)
-            tl.store(DX + at, tl.sum(mix[:, :, None] * dy[:, None, :], 0), mask=inside)
-            tl.store(DH + token * D + d, tl.sum(inject[:, None] * dy, 0), mask=d < D)
-            products += dy[:, None, :] * x[None, :, :]
-            dinject += dy * h[None, :]
-        dmix = tl.sum(products, 2)
+            inside = d < D
+            dys = ()
+            xs = ()
+            for stream in tl.static_range(N):
+                dy_at = DY + token * dy_t + stream * dy_n + d.to(tl.int64) * dy_d
+                dys += (tl.load(dy_at, mask=inside, other=0.0).to(tl.float32),)
+                xs += (tl.load(X + (token * N + stream) * D + d, mask=inside, other=0.0).to(tl.float32),)
+            h = tl.load(H + token * D + d, mask=inside, other=0.0).to(tl.float32)
+            dh = tl.zeros((BLOCK_D,), tl.float32)
+            sums = ()
+            collected = ()
+            for stream in tl.static_range(N):
+                dx = tl.zeros((BLOCK_D,), tl.float32)
+                for row in tl.static_range(N):
+                    dx += mix[row * N + stream] * dys[row]
+                    sums += (products[stream * N + row] + dys[stream] * xs[row],)
+                tl.store(DX + (token * N + stream) * D + d, dx, mask=inside)
+                dh += inject[stream] * dys[stream]
+                collected += (injected[stream] + dys[stream] * h,)
+            tl.store(DH + token * D + d, dh, mask=inside)
+            products = sums
+            injected = collected
+        dmix = tl.zeros((N, N), tl.float32)
+        for place in tl.static_range(N * N):
+            dmix = tl.where(square == place, tl.sum(products[place], 0), dmix)
+        for stream in tl.static_range(N):
+            dinject += tl.where(i == stream, tl.sum(injected[stream], 0), 0.0)
+        swing = _tanh(tl.load(Dynamic + token * N * N + square).to(tl.float32))
         tl.store(DDynamic + token * N * N + square, dmix * gate * (1.0 - swing * swing))
         dstatic += dmix
         dgate += dmix * swing
     tl.store(DStatic + first * N * N + square, dstatic)
     tl.store(DGate + first, tl.sum(dgate))
-    tl.store(DInject + first * N + i, tl.sum(dinject, 1))
+    tl.store(DInject + first * N + i, dinject)
 
 
 def backward(saved, grad_y, needs=None):
     streams, hidden, static, dynamic, gate, inject = saved
     T, N, D = streams.shape
     processors = torch.cuda.get_device_properties(streams.device).multi_processor_count if streams.is_cuda else 4
-    # One wave: registers take four programs on a processor.
-    programs = min(T, 4 * processors)
+    # One wave: registers take twelve programs of one warp on a processor, whose sums need no barrier.
+    programs = min(T, 12 * processors)
     dx, dh, ddynamic = torch.empty_like(streams), torch.empty_like(hidden), torch.empty_like(dynamic)
     fp32 = {"device": streams.device, "dtype": torch.float32}
     dstatic = torch.empty(programs, N, N, **fp32)
     dgate = torch.empty(programs, 1, **fp32)
     dinject = torch.empty(programs, N, **fp32)
-    # N * N * BLOCK_D products stay in registers: 16 a thread leave room for several programs on a processor.
-    BLOCK_D = max(16, min(1024 // (N * N), triton.next_power_of_2(D)))
+    # N * N products for each of the lane's features stay in registers: four features leave room for other programs.
+    BLOCK_D = max(16, min(128, triton.next_power_of_2(D)))
     _streams_bwd[(programs,)](
         grad_y, streams, hidden, static, dynamic, gate, inject, dx, dh, ddynamic, dstatic, dgate, dinject,
-        T, D, *grad_y.stride(), N=N, BLOCK_D=BLOCK_D, num_warps=4,
+        T, D, *grad_y.stride(), N=N, BLOCK_D=BLOCK_D, num_warps=1,
     )  # fmt: skip
     shared = (part.sum(0).to(like.dtype) for part, like in ((dstatic, static), (dgate, gate), (dinject, inject)))
     dstatic, dgate, dinject = shared

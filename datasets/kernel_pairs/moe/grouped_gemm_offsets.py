@@ -3,13 +3,14 @@
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 META = {
     "slug": "grouped_gemm_offsets",
     "family": "moe",
     "op": "grouped_gemm",
     "schema": 1,
-    "techniques": ("varlen", "owner-grid", "strided-cotangent"),
+    "techniques": ("varlen", "owner-grid"),
     "saves": (),
     "grads": ("x", "weight"),
     "dtypes": ("float32", "bfloat16", "float16"),
@@ -73,38 +74,100 @@ def forward(x, weight, offsets):
 
 # --- backward ---
 @triton.jit
-def _grouped_dw(
-    X, DY, Offsets, DW, N, K, x_m, x_k, dy_m, dy_n,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+def _grouped_dx(
+    DY, W, Offsets, DX, N, K, E,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
+    # Row tiles never straddle experts. Each program finds its expert by counting tiles, without a table from the host.
+    tile = tl.program_id(1)
+    e = tl.arange(0, BLOCK_E)
+    begin = tl.load(Offsets + e, mask=e < E, other=0)
+    end = tl.load(Offsets + e + 1, mask=e < E, other=0)
+    tiles = (end - begin + BLOCK_M - 1) // BLOCK_M
+    after = tl.cumsum(tiles, 0)
+    if tile >= tl.sum(tiles, 0):
+        return
+    expert = tl.sum((after <= tile).to(tl.int32), 0)
+    mine = e == expert
+    tile -= tl.sum(tl.where(mine, after - tiles, 0), 0)
+    last = tl.sum(tl.where(mine, end, 0), 0)
+    m = (tl.sum(tl.where(mine, begin, 0), 0) + tile * BLOCK_M).to(tl.int32)
+    k = tl.program_id(0) * BLOCK_K
+    acc = tl.zeros((BLOCK_M, BLOCK_K), tl.float32)
+    # Rows of the next expert are read past `last`, and not stored.
+    for n in range(0, N, BLOCK_N):
+        w = tl.reshape(W.load([expert, k, n]), (BLOCK_K, BLOCK_N))
+        acc = tl.dot(DY.load([m, n]), w.T, acc)
+    rows, cols = m.to(tl.int64) + tl.arange(0, BLOCK_M), k + tl.arange(0, BLOCK_K)
+    tl.store(DX + rows[:, None] * K + cols[None, :], acc, mask=(rows[:, None] < last) & (cols[None, :] < K))
+
+
+@triton.jit
+def _add_rows(acc, X, DY, first, last, k, n, PARTIAL: tl.constexpr, BLOCK_M: tl.constexpr):
+    """acc + x^T dy over the rows from first to last, whole steps or, if PARTIAL, one step that other experts share."""
+    for m in range(first, last, BLOCK_M):
+        x, dy = X.load([m, k]), DY.load([m, n])
+        if PARTIAL:
+            # Both are cleared: a row of another expert may hold anything.
+            own = (m + tl.arange(0, BLOCK_M))[:, None] < last
+            x, dy = tl.where(own, x, 0.0), tl.where(own, dy, 0.0)
+        acc = tl.dot(x.T, dy, acc)
+    return acc
+
+
+@triton.jit
+def _grouped_dw(X, DY, Offsets, DW, N, K, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
     # Tile (k, n) of one expert's x^T dy: its rows are contiguous, so the owner walks them and no partial sums leave it.
-    k = tl.program_id(0).to(tl.int64) * BLOCK_K + tl.arange(0, BLOCK_K)
-    n = tl.program_id(1).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-    expert = tl.program_id(2).to(tl.int64)
-    first = tl.load(Offsets + expert).to(tl.int64)
-    last = tl.load(Offsets + expert + 1).to(tl.int64)
+    k, n = tl.program_id(0) * BLOCK_K, tl.program_id(1) * BLOCK_N
+    expert = tl.program_id(2)
+    first = tl.load(Offsets + expert).to(tl.int32)
+    last = tl.load(Offsets + expert + 1).to(tl.int32)
+    whole = first + (last - first) // BLOCK_M * BLOCK_M
     acc = tl.zeros((BLOCK_K, BLOCK_N), tl.float32)
-    for start in range(first, last, BLOCK_M):
-        m = start + tl.arange(0, BLOCK_M)
-        xt = tl.load(X + k[:, None] * x_k + m[None, :] * x_m, mask=(k[:, None] < K) & (m[None, :] < last), other=0.0)
-        dy = tl.load(DY + m[:, None] * dy_m + n[None, :] * dy_n, mask=(m[:, None] < last) & (n[None, :] < N), other=0.0)
-        acc = tl.dot(xt, dy, acc)
+    acc = _add_rows(acc, X, DY, first, whole, k, n, False, BLOCK_M)
+    acc = _add_rows(acc, X, DY, whole, last, k, n, True, BLOCK_M)
     # An expert without rows stores its zeros like any other.
-    at = expert * K * N + k[:, None] * N + n[None, :]
-    tl.store(DW + at, acc, mask=(k[:, None] < K) & (n[None, :] < N))
+    rows, cols = k + tl.arange(0, BLOCK_K), n + tl.arange(0, BLOCK_N)
+    at = (expert.to(tl.int64) * K + rows[:, None]) * N + cols[None, :]
+    tl.store(DW + at, acc, mask=(rows[:, None] < K) & (cols[None, :] < N))
+
+
+def _tiles(tensor, *block):
+    """A descriptor of tiles of a matrix, or of the matrices of a batch; of a copy where rows are not aligned."""
+    step = 16 // tensor.element_size()
+    width = tensor.shape[-1]
+    outer = tensor.stride()[:-1]
+    if tensor.stride(-1) != 1 or any(s % step or s < width for s in outer) or tensor.storage_offset() % step:
+        dense = tensor.new_empty(*tensor.shape[:-1], triton.cdiv(width, step) * step)[..., :width]
+        dense.copy_(tensor)
+        tensor = dense
+    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), list(block))
+
+
+def _up(size):
+    return max(16, triton.next_power_of_2(size))
 
 
 def backward(saved, grad_y, needs=None):
     x, weight, offsets = saved
     need_x, need_w = needs or (True, True)
-    E, K, N = weight.shape
-    dx = _rows(grad_y, weight.transpose(1, 2), offsets) if need_x else None
-    dw = None
+    T, (E, K, N) = x.shape[0], weight.shape
+    depth = 128 // x.element_size()
+    dx = dw = None
+    if need_x:
+        dx = torch.empty(T, K, device=x.device, dtype=x.dtype)
+        BM, BK, BN = min(256, _up(T // E)), min(128, _up(K)), min(depth, _up(N))
+        # At most one tile per expert is partly filled; superfluous programs leave at once.
+        _grouped_dx[(triton.cdiv(K, BK), triton.cdiv(T, BM) + E)](
+            _tiles(grad_y, BM, BN), _tiles(weight, 1, BK, BN), offsets, dx, N, K, E,
+            BLOCK_M=BM, BLOCK_N=BN, BLOCK_K=BK, BLOCK_E=triton.next_power_of_2(E), num_warps=8, num_stages=4,
+        )  # fmt: skip
     if need_w:
         dw = torch.empty(E, K, N, device=weight.device, dtype=weight.dtype)
-        _grouped_dw[(triton.cdiv(K, 128), triton.cdiv(N, 128), E)](
-            x, grad_y, offsets, dw, N, K, x.stride(0), x.stride(1), grad_y.stride(0), grad_y.stride(1),
-            BLOCK_M=256 // x.element_size(), BLOCK_N=128, BLOCK_K=128, num_warps=8, num_stages=3,
+        BK, BN, BM = min(128, _up(K)), min(256, _up(N)), min(depth, _up(T // E))
+        _grouped_dw[(triton.cdiv(K, BK), triton.cdiv(N, BN), E)](
+            _tiles(x, BM, BK), _tiles(grad_y, BM, BN), offsets, dw, N, K,
+            BLOCK_M=BM, BLOCK_N=BN, BLOCK_K=BK, num_warps=8, num_stages=4,
         )  # fmt: skip
     return dx, dw
 
@@ -115,7 +178,7 @@ SWEEP = (
     {"T": 171, "E": 5, "K": 24, "N": 35, "dtype": "float16"},
     {"T": 60, "E": 3, "K": 16, "N": 40, "dtype": "bfloat16"},
 )
-BENCH = ({"T": 16384, "E": 8, "K": 1024, "N": 2048, "dtype": "bfloat16"},)
+BENCH = ({"T": 32768, "E": 8, "K": 1024, "N": 2048, "dtype": "bfloat16"},)
 
 
 def make_args(T, E, K, N, dtype="float32", device="cpu", seed=0):

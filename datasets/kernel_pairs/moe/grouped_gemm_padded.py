@@ -11,13 +11,14 @@ import math
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 META = {
     "slug": "grouped_gemm_padded",
     "family": "moe",
     "op": "grouped_gemm",
     "schema": 1,
-    "techniques": ("varlen", "inverse-map", "owner-grid", "column-owner", "strided-cotangent"),
+    "techniques": ("varlen", "inverse-map", "owner-grid", "column-owner"),
     "saves": (),
     "grads": ("x", "weight"),
     "dtypes": ("float32", "bfloat16", "float16"),
@@ -75,40 +76,64 @@ def forward(x, weight, tile_expert, first_tile):
 
 # --- backward ---
 @triton.jit
+def _padded_dx(DY, W, TileExpert, DX, N, K, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
+    # Row tiles are the slow axis: programs in flight share rows of dY and, mostly, one expert's weight.
+    tile = tl.program_id(1)
+    expert = tl.load(TileExpert + tile).to(tl.int32)
+    k = tl.program_id(0) * BLOCK_K
+    acc = tl.zeros((BLOCK_M, BLOCK_K), tl.float32)
+    for n in range(0, N, BLOCK_N):
+        # Weights of all experts lie below one another, as one matrix (E K, N).
+        acc = tl.dot(DY.load([tile * BLOCK_M, n]), W.load([expert * K + k, n]).T, acc)
+    rows, cols = tile.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M), k + tl.arange(0, BLOCK_K)
+    tl.store(DX + rows[:, None] * K + cols[None, :], acc)
+
+
+@triton.jit
 def _padded_dw(
-    X, DY, FirstTile, DW, N, K, x_m, x_k, dy_m, dy_n,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STEP: tl.constexpr,
-):  # fmt: skip
-    expert = tl.program_id(2).to(tl.int64)
-    k = tl.program_id(1).to(tl.int64) * BLOCK_K + tl.arange(0, BLOCK_K)
-    n = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-    first = tl.load(FirstTile + expert).to(tl.int64) * BLOCK_M
-    last = tl.load(FirstTile + expert + 1).to(tl.int64) * BLOCK_M
-    m = first + tl.arange(0, STEP)
-    xt_at = X + k[:, None] * x_k + m[None, :] * x_m
-    dy_at = DY + m[:, None] * dy_m + n[None, :] * dy_n
+    X, DY, FirstTile, DW, N, K, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STEP: tl.constexpr
+):
+    expert = tl.program_id(2)
+    k, n = tl.program_id(0) * BLOCK_K, tl.program_id(1) * BLOCK_N
+    first = tl.load(FirstTile + expert).to(tl.int32) * BLOCK_M
+    last = tl.load(FirstTile + expert + 1).to(tl.int32) * BLOCK_M
     acc = tl.zeros((BLOCK_K, BLOCK_N), tl.float32)
     # STEP divides BLOCK_M: a step never leaves the expert. An expert without tiles stores zeros.
-    for _ in range(first, last, STEP):
-        acc = tl.dot(tl.load(xt_at), tl.load(dy_at), acc)
-        xt_at += STEP * x_m
-        dy_at += STEP * dy_m
-    tl.store(DW + (expert * K + k[:, None]) * N + n[None, :], acc)
+    for m in range(first, last, STEP):
+        acc = tl.dot(X.load([m, k]).T, DY.load([m, n]), acc)
+    rows, cols = k + tl.arange(0, BLOCK_K), n + tl.arange(0, BLOCK_N)
+    tl.store(DW + (expert.to(tl.int64) * K + rows[:, None]) * N + cols[None, :], acc)
+
+
+def _tiles(matrix, rows, cols):
+    """A descriptor of (rows, cols) tiles; rows of sixteen elements or more are aligned once they are dense."""
+    if matrix.stride(1) != 1 or matrix.stride(0) % 16 or matrix.stride(0) < matrix.shape[1]:
+        matrix = matrix.contiguous()
+    if matrix.storage_offset() % 16:
+        matrix = matrix.clone()
+    return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, cols])
 
 
 def backward(saved, grad_y, needs=(True, True)):
     x, weight, tile_expert, first_tile = saved
     E, K, N = weight.shape
-    dx = _rows(grad_y, weight.transpose(1, 2), tile_expert) if needs[0] else None
-    dw = None
+    P, depth = x.shape[0], 128 // x.element_size()
+    BLOCK_M = P // tile_expert.shape[0]
+    dx = dw = None
+    if needs[0]:
+        dx = torch.empty(P, K, device=x.device, dtype=x.dtype)
+        # Blocks that divide K and N: the largest powers of two up to these.
+        BLOCK_K, BLOCK_N = math.gcd(K, 128), math.gcd(N, depth)
+        _padded_dx[(K // BLOCK_K, P // BLOCK_M)](
+            _tiles(grad_y, BLOCK_M, BLOCK_N), _tiles(weight.reshape(E * K, N), BLOCK_K, BLOCK_N), tile_expert, dx, N, K,
+            BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K, num_warps=4, num_stages=3,
+        )  # fmt: skip
     if needs[1]:
         dw = torch.empty(E, K, N, device=weight.device, dtype=weight.dtype)
-        BLOCK_M = x.shape[0] // tile_expert.shape[0]
-        BLOCK_K, BLOCK_N = _divisor(K, 128), _divisor(N, 128)
-        _padded_dw[(N // BLOCK_N, K // BLOCK_K, E)](
-            x, grad_y, first_tile, dw, N, K, *x.stride(), *grad_y.stride(),
-            BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K, STEP=min(BLOCK_M, 128 // x.element_size()),
-            num_warps=4, num_stages=3,
+        BLOCK_K, BLOCK_N, STEP = math.gcd(K, 128), math.gcd(N, 256), min(BLOCK_M, depth)
+        _padded_dw[(K // BLOCK_K, N // BLOCK_N, E)](
+            _tiles(x, STEP, BLOCK_K), _tiles(grad_y, STEP, BLOCK_N), first_tile, dw, N, K,
+            BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K, STEP=STEP, num_warps=8, num_stages=4,
         )  # fmt: skip
     return dx, dw
 
@@ -120,7 +145,7 @@ SWEEP = (
     {"T": 60, "E": 3, "K16": 1, "N16": 5, "BLOCK_M": 16, "dtype": "bfloat16"},
     {"T": 77, "E": 2, "K16": 5, "N16": 2, "BLOCK_M": 16, "dtype": "float16"},
 )
-BENCH = ({"T": 16000, "E": 16, "K16": 64, "N16": 128, "BLOCK_M": 128, "dtype": "bfloat16"},)
+BENCH = ({"T": 32000, "E": 16, "K16": 64, "N16": 128, "BLOCK_M": 128, "dtype": "bfloat16"},)
 
 
 def make_args(T, E, K16, N16, BLOCK_M, dtype="float32", device="cpu", seed=0):

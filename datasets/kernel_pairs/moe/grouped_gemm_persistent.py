@@ -1,22 +1,23 @@
-"""Grouped product by persistent programs that find their problem themselves; dW of hot experts is cut into chunks.
+"""Grouped product by persistent programs that find their problem themselves, for rows and for weights.
 
 Rows are sorted by expert, and only the device knows how many each has. Every program keeps the running count of units
 per expert in registers and walks through unit numbers with a fixed stride; the expert of a unit is the number of
-experts that end before it. For forward and dX a unit is a tile of the output. For dW it is a tile over at most CHUNK
-rows: an expert with half of all tokens becomes many units instead of one long tail. Chunks of one expert meet by fp32
-atomics; an only chunk just stores.
+experts that end before it. For forward and dX a unit is a tile of rows. For dW it is a tile of one expert's weight,
+over all of the expert's rows: neighbours in the order of units are tiles of one expert, so that those of an expert with
+half of all tokens fall to different programs, a long one to each.
 """
 
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 META = {
     "slug": "grouped_gemm_persistent",
     "family": "moe",
     "op": "grouped_gemm",
     "schema": 1,
-    "techniques": ("persistent-grid", "varlen", "split-k", "atomics", "strided-cotangent"),
+    "techniques": ("persistent-grid", "varlen"),
     "saves": (),
     "grads": ("x", "weight"),
     "dtypes": ("float32", "bfloat16", "float16"),
@@ -92,52 +93,86 @@ def forward(x, weight, offsets):
 
 # --- backward ---
 @triton.jit
-def _persistent_dw(
-    X, DY, Offsets, DW, N, K, E, x_m, x_k, dy_m, dy_n, CHUNK: tl.constexpr,
+def _persistent_dx(
+    DY, W, Offsets, DX, N, K, E,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
     e = tl.arange(0, BLOCK_E)
     begin = tl.load(Offsets + e, mask=e < E, other=0)
     end = tl.load(Offsets + e + 1, mask=e < E, other=0)
-    units = (end - begin + CHUNK - 1) // CHUNK
+    units = (end - begin + BLOCK_M - 1) // BLOCK_M
     after = tl.cumsum(units, 0)
+    columns = tl.cdiv(K, BLOCK_K)
+    for tile in range(tl.program_id(0), tl.sum(units, 0) * columns, tl.num_programs(0)):
+        expert, first, last = _unit_rows(tile // columns, begin, end, after, units, e, BLOCK_M)
+        m, k = first.to(tl.int32), tile % columns * BLOCK_K
+        acc = tl.zeros((BLOCK_M, BLOCK_K), tl.float32)
+        # Rows of the next expert are read past `last`, and not stored.
+        for n in range(0, N, BLOCK_N):
+            w = tl.reshape(W.load([expert, k, n]), (BLOCK_K, BLOCK_N))
+            acc = tl.dot(DY.load([m, n]), w.T, acc)
+        rows, cols = m.to(tl.int64) + tl.arange(0, BLOCK_M), k + tl.arange(0, BLOCK_K)
+        tl.store(DX + rows[:, None] * K + cols[None, :], acc, mask=(rows[:, None] < last) & (cols[None, :] < K))
+
+
+@triton.jit
+def _persistent_dw(X, DY, Offsets, DW, N, K, E, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
     columns = tl.cdiv(N, BLOCK_N)
     tiles = tl.cdiv(K, BLOCK_K) * columns
-    # Tiles of one chunk are neighbours in time: they share its rows in L2.
-    for number in range(tl.program_id(0), tl.sum(units, 0) * tiles, tl.num_programs(0)):
-        expert, first, last = _unit_rows(number // tiles, begin, end, after, units, e, CHUNK)
-        tile = number % tiles
-        k = (tile // columns).to(tl.int64) * BLOCK_K + tl.arange(0, BLOCK_K)
-        n = (tile % columns).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    for unit in range(tl.program_id(0), E * tiles, tl.num_programs(0)):
+        expert, tile = unit // tiles, unit % tiles
+        first = tl.load(Offsets + expert).to(tl.int32)
+        last = tl.load(Offsets + expert + 1).to(tl.int32)
+        k, n = tile // columns * BLOCK_K, tile % columns * BLOCK_N
         acc = tl.zeros((BLOCK_K, BLOCK_N), tl.float32)
-        for start in range(first, last, BLOCK_M):
-            m = (start + tl.arange(0, BLOCK_M)).to(tl.int64)
-            live = m < last
-            xt = tl.load(X + k[:, None] * x_k + m[None, :] * x_m, mask=(k[:, None] < K) & live[None, :], other=0.0)
-            dy = tl.load(DY + m[:, None] * dy_m + n[None, :] * dy_n, mask=live[:, None] & (n[None, :] < N), other=0.0)
-            acc = tl.dot(xt, dy, acc)
-        out = DW + (expert.to(tl.int64) * K + k[:, None]) * N + n[None, :]
-        inside = (k[:, None] < K) & (n[None, :] < N)
-        if tl.sum(tl.where(e == expert, units, 0), 0) == 1:
-            tl.store(out, acc, mask=inside)
-        else:
-            tl.atomic_add(out, acc, mask=inside, sem="relaxed")
+        whole = first + (last - first) // BLOCK_M * BLOCK_M
+        for m in range(first, whole, BLOCK_M):
+            acc = tl.dot(X.load([m, k]).T, DY.load([m, n]), acc)
+        if whole < last:
+            # The last step shares its rows with the next expert, whose rows are cleared in both operands.
+            own = (whole + tl.arange(0, BLOCK_M))[:, None] < last
+            x = tl.where(own, X.load([whole, k]), 0.0)
+            acc = tl.dot(x.T, tl.where(own, DY.load([whole, n]), 0.0), acc)
+        rows, cols = k + tl.arange(0, BLOCK_K), n + tl.arange(0, BLOCK_N)
+        at = (expert.to(tl.int64) * K + rows[:, None]) * N + cols[None, :]
+        tl.store(DW + at, acc, mask=(rows[:, None] < K) & (cols[None, :] < N))
+
+
+def _tiles(tensor, *block):
+    """A descriptor of tiles of a matrix, or of the matrices of a batch; of a copy where rows are not aligned."""
+    step = 16 // tensor.element_size()
+    width = tensor.shape[-1]
+    outer = tensor.stride()[:-1]
+    if tensor.stride(-1) != 1 or any(s % step or s < width for s in outer) or tensor.storage_offset() % step:
+        dense = tensor.new_empty(*tensor.shape[:-1], triton.cdiv(width, step) * step)[..., :width]
+        dense.copy_(tensor)
+        tensor = dense
+    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), list(block))
+
+
+def _up(size):
+    return max(16, triton.next_power_of_2(size))
 
 
 def backward(saved, grad_y, needs=(True, True)):
     x, weight, offsets = saved
-    E, K, N = weight.shape
-    dx = _rows(grad_y, weight.transpose(1, 2), offsets) if needs[0] else None
-    dw = None
-    if needs[1]:
-        # Zeros also for experts without rows, which are no unit.
-        total = torch.zeros(E, K, N, device=weight.device, dtype=torch.float32)
-        _persistent_dw[(_processors(x),)](
-            x, grad_y, offsets, total, N, K, E, *x.stride(), *grad_y.stride(),
-            CHUNK=2048 if x.shape[0] >= 4096 else 64, BLOCK_M=256 // x.element_size() if x.shape[0] >= 4096 else 32,
-            BLOCK_N=_side(N), BLOCK_K=_side(K), BLOCK_E=triton.next_power_of_2(E), num_warps=8, num_stages=3,
+    T, (E, K, N) = x.shape[0], weight.shape
+    depth = 128 // x.element_size()
+    dx = dw = None
+    if needs[0]:
+        dx = torch.empty(T, K, device=x.device, dtype=x.dtype)
+        BM, BK, BN = min(128, _up(T // E)), min(256, _up(K)), min(depth, _up(N))
+        _persistent_dx[(_processors(x),)](
+            _tiles(grad_y, BM, BN), _tiles(weight, 1, BK, BN), offsets, dx, N, K, E,
+            BLOCK_M=BM, BLOCK_N=BN, BLOCK_K=BK, BLOCK_E=triton.next_power_of_2(E), num_warps=8, num_stages=4,
         )  # fmt: skip
-        dw = total.to(weight.dtype)
+    if needs[1]:
+        dw = torch.empty(E, K, N, device=weight.device, dtype=weight.dtype)
+        BK, BN, BM = min(128, _up(K)), min(256, _up(N)), min(depth, _up(T // E))
+        _persistent_dw[(_processors(x),)](
+            _tiles(x, BM, BK), _tiles(grad_y, BM, BN), offsets, dw, N, K, E,
+            BLOCK_M=BM, BLOCK_N=BN, BLOCK_K=BK, num_warps=8, num_stages=4,
+        )  # fmt: skip
     return dx, dw
 
 
@@ -148,7 +183,7 @@ SWEEP = (
     {"T": 160, "E": 3, "K": 16, "N": 40, "dtype": "bfloat16"},
     {"T": 90, "E": 1, "K": 20, "N": 30, "dtype": "float16"},
 )
-BENCH = ({"T": 16384, "E": 16, "K": 1024, "N": 2048, "dtype": "bfloat16"},)
+BENCH = ({"T": 32768, "E": 16, "K": 2048, "N": 2048, "dtype": "bfloat16"},)
 
 
 def make_args(T, E, K, N, dtype="float32", device="cpu", seed=0):

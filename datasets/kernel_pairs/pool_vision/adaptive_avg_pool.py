@@ -82,11 +82,13 @@ def _covering(i, place, size, bins):
 
 @triton.jit
 def _adaptive_bwd(
-    DY, DX, planes, C, H, W, HO, WO, dy_b, dy_c, dy_h, dy_w,
+    DY, DX, planes, C, dy_b, dy_c, dy_h, dy_w,
+    H: tl.constexpr, W: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr,
     REACH_H: tl.constexpr, REACH_W: tl.constexpr, PLANES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     # The same pixels of PLANES planes: all divisions stand before the loop, and a plane costs a pixel its loads, its
-    # products and a store.
+    # products and a store. A network sees one image size: as constants, sizes divide by multiplying, and a plane's
+    # beginning is known to lie at a whole word.
     pixel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     h = pixel // W
     w = pixel % W
@@ -124,7 +126,7 @@ def backward(saved, grad_y, needs=None):
     )
     PLANES = 16 if B * C >= 4096 else 1
     _adaptive_bwd[(triton.cdiv(B * C, PLANES), triton.cdiv(H * W, 512))](
-        grad_y, dx, B * C, C, H, W, out_h, out_w, *grad_y.stride(),
+        grad_y, dx, B * C, C, *grad_y.stride(), H=H, W=W, HO=out_h, WO=out_w,
         REACH_H=reach_h, REACH_W=reach_w, PLANES=PLANES, BLOCK=512, num_warps=4,
     )  # fmt: skip
     return dx

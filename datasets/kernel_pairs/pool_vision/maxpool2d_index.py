@@ -121,7 +121,7 @@ SWEEP = (
     {"B": 2, "C": 1, "H": 13, "W": 17, "kernel": 3, "stride": 1, "pad": 0, "dtype": "float16"},
     {"B": 1, "C": 2, "H": 8, "W": 12, "kernel": 2, "stride": 2, "pad": 0, "dtype": "bfloat16"},
 )
-BENCH = ({"B": 32, "C": 64, "H": 112, "W": 112, "kernel": 3, "stride": 2, "pad": 1, "dtype": "float32"},)
+BENCH = ({"B": 128, "C": 64, "H": 112, "W": 112, "kernel": 3, "stride": 2, "pad": 1, "dtype": "float32"},)
 
 
 def make_args(B, C, H, W, kernel, stride, pad, dtype="float32", device="cpu", seed=0):

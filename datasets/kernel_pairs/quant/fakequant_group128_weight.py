@@ -95,23 +95,39 @@ def _add_three(a0, b0, c0, a1, b1, c1):
 
 
 @triton.jit
+def _quotient(x, scale):
+    """x / scale, correctly rounded as by the forward, with one division for a group: exact remainders correct twice."""
+    inverse = tl.div_rn(tl.full(scale.shape, 1.0, tl.float32), scale)
+    q = x * inverse
+    q = tl.fma(tl.fma(-q, scale, x), inverse, q)
+    return tl.fma(tl.fma(-q, scale, x), inverse, q)
+
+
+@triton.jit
 def _group_quant_bwd(
-    DY, W, DW, groups, K, levels, dy_n, dy_k, GROUP: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_K: tl.constexpr
-):
+    DY, W, DW, groups, K, levels, dy_n, dy_k,
+    GROUP: tl.constexpr, WHOLE: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
     n = tl.program_id(0).to(tl.int64)
     k, mask = _places(groups, K, GROUP, BLOCK_G, BLOCK_K)
+    if WHOLE:
+        # Groups fill all tiles: a mask known here costs nothing below.
+        mask = tl.full((BLOCK_G, BLOCK_K), True, tl.int1)
     w = tl.load(W + n * K + k, mask=mask, other=0.0).to(tl.float32)
     # Cotangents are fetched before anything waits; the five reductions of a group are two.
     dy = tl.load(DY + n * dy_n + k.to(tl.int64) * dy_k, mask=mask, other=0.0).to(tl.float32)
     lowest = tl.where(mask, w, float("inf"))
     highest = tl.where(mask, w, -float("inf"))
     low, high = tl.reduce((lowest, highest), 1, _least_and_most, keep_dims=True)
-    _, v = _scaled(w, mask, low, high, levels)
+    spread = tl.where(high > low, high - low, levels)
+    v = _quotient(w - low, tl.div_rn(spread, tl.broadcast_to(levels, spread.shape)))
     is_high = mask & (w == high)
     is_low = mask & (w == low)
+    # Masked lanes have no cotangent.
     off = dy * (libdevice.rint(v) - v)
-    spread, highs, lows = tl.reduce((off, is_high.to(tl.float32), is_low.to(tl.float32)), 1, _add_three, keep_dims=True)
-    d_spread = spread / levels
+    parts = (off, is_high.to(tl.float32), is_low.to(tl.float32))
+    d_scale, highs, lows = tl.reduce(parts, 1, _add_three, keep_dims=True)
+    d_spread = d_scale / levels
     to_high = d_spread / tl.maximum(highs, 1.0)
     to_low = d_spread / tl.maximum(lows, 1.0)
     dw = dy + tl.where(is_high, to_high, 0.0) - tl.where(is_low, to_low, 0.0)
@@ -124,9 +140,10 @@ def backward(saved, grad_y, needs=None):
     groups = triton.cdiv(K, group)
     dw = torch.empty_like(weight)
     BLOCK_G, BLOCK_K = _tile(groups, group)
+    whole = K % (BLOCK_G * BLOCK_K) == 0 and group == BLOCK_K
     _group_quant_bwd[(N, triton.cdiv(groups, BLOCK_G))](
         grad_y, weight, dw, groups, K, levels, grad_y.stride(0), grad_y.stride(1),
-        GROUP=group, BLOCK_G=BLOCK_G, BLOCK_K=BLOCK_K, num_warps=4,
+        GROUP=group, WHOLE=whole, BLOCK_G=BLOCK_G, BLOCK_K=BLOCK_K, num_warps=4,
     )  # fmt: skip
     return dw
 

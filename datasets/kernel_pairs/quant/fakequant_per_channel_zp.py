@@ -58,6 +58,14 @@ def forward(x, scale, zero, bits=8):
 
 # --- backward ---
 @triton.jit
+def _quotient(x, scale, inverse):
+    """x / scale, correctly rounded as by the forward: two corrections by exact remainders, one division per column."""
+    q = x * inverse
+    q = tl.fma(tl.fma(-q, scale, x), inverse, q)
+    return tl.fma(tl.fma(-q, scale, x), inverse, q)
+
+
+@triton.jit
 def _channel_quant_bwd(
     DY, X, Scale, Zero, DX, Parts, M, N, high, steps, dy_row, dy_col, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
 ):
@@ -65,17 +73,19 @@ def _channel_quant_bwd(
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     scale = tl.load(Scale + n, mask=n < N, other=1.0)[None, :]
     zero = libdevice.rint(tl.load(Zero + n, mask=n < N, other=0.0))[None, :]
+    inverse = tl.div_rn(tl.full(scale.shape, 1.0, tl.float32), scale)
     d_scale = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     d_zero = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for step in range(steps):
+    for step in tl.range(steps, num_stages=4):
         m = ((strip * steps + step).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]
         mask = (m < M) & (n[None, :] < N)
         x = tl.load(X + m * N + n[None, :], mask=mask, other=0.0).to(tl.float32)
         dy = tl.load(DY + m * dy_row + n[None, :].to(tl.int64) * dy_col, mask=mask, other=0.0).to(tl.float32)
-        free = _levels(x, scale, zero, high)
+        ratio = _quotient(x, scale, inverse)
+        free = libdevice.rint(ratio + zero)
         level = tl.minimum(tl.maximum(free, 0.0), high)
         inside = level == free
-        d_scale += dy * (level - zero - tl.where(inside, x / scale, 0.0))
+        d_scale += dy * (level - zero - tl.where(inside, ratio, 0.0))
         d_zero += tl.where(inside, 0.0, dy)
         tl.store(DX + m * N + n[None, :], tl.where(inside, dy, 0.0), mask=mask)
     # Rows 2 * strip and 2 * strip + 1 of one buffer: one sum over strips ends both gradients.

@@ -2,7 +2,7 @@
 
 The scale of a tensor is the largest maximum of the last steps over 448, so that one pass rounds it to e4m3 while it
 takes the maximum for the steps to come; that goes out as a new history beside y. Saved are the two e4m3 images in place
-of the 16-bit tensors. They widen to 16 bits without error while tiles are loaded, and the scales are factors of the
+of the 16-bit tensors. Each widens to 16 bits without error in a pass of its own, and the scales are factors of the
 accumulators: dx = s_w dy W8, dW = s_x dy^T X8, one kernel for both. Gradients pass rounding and saturation unchanged;
 scales are constants of the step.
 """
@@ -10,13 +10,14 @@ scales are constants of the step.
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 META = {
     "slug": "fp8_delayed_scaling",
     "family": "quant",
     "op": "quantized_linear",
     "schema": 1,
-    "techniques": ("straight-through", "owner-grid", "prologue-fusion", "epilogue-fusion", "strided-cotangent"),
+    "techniques": ("straight-through", "owner-grid", "epilogue-fusion"),
     "saves": ("x8: fp8 (M, K)", "w8: fp8 (N, K)", "scales: fp32 (2)"),
     "grads": ("x", "weight"),
     "dtypes": ("bfloat16", "float16"),
@@ -83,28 +84,64 @@ def forward(x, weight, history):
 
 # --- backward ---
 @triton.jit
+def _widen(R8, Out, cols, out_r, BLOCK: tl.constexpr):
+    # Once, without error: every tile of the image is read by many programs of the product.
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    image = tl.load(R8 + row * cols + at, mask=at < cols, other=0.0)
+    tl.store(Out + row * out_r + at, image.to(tl.float32), mask=at < cols)
+
+
+@triton.jit
 def _times_fp8(
-    L, R8, Scale, OUT, M, N, K, l_m, l_k, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr
-):
-    # OUT (M, N) = scale * L (M, K) R8 (K, N) with L in any strides: dy W8, and dy^T X8.
-    m = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)[:, None]
-    n = (tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)[None, :]
+    L, R, Scale, OUT, M, N, K, TURN: tl.constexpr,
+    GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    # OUT (M, N) = scale * L (M, K) R (K, N), L turned tile by tile if it lies as (K, M): dy W8, and dy^T X8.
+    # Programs walk GROUP row tiles before the next column tile, so that neighbours find their operands in L2.
+    tiles_n = tl.cdiv(N, BLOCK_N)
+    band = tl.program_id(0) // (GROUP * tiles_n)
+    height = tl.minimum(tl.cdiv(M, BLOCK_M) - band * GROUP, GROUP)
+    inside = tl.program_id(0) % (GROUP * tiles_n)
+    m, n = (band * GROUP + inside % height) * BLOCK_M, inside // height * BLOCK_N
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for start in range(0, K, BLOCK_K):
-        k = (start + tl.arange(0, BLOCK_K)).to(tl.int64)
-        left = tl.load(L + m * l_m + k[None, :] * l_k, mask=(m < M) & (k[None, :] < K), other=0.0)
-        right = tl.load(R8 + k[:, None] * N + n, mask=(k[:, None] < K) & (n < N), other=0.0)
-        acc = tl.dot(left, right.to(left.dtype), acc)
-    tl.store(OUT + m * N + n, acc * tl.load(Scale), mask=(m < M) & (n < N))
+    for k in range(0, K, BLOCK_K):
+        left = L.load([k, m]).T if TURN else L.load([m, k])
+        acc = tl.dot(left, R.load([k, n]), acc)
+    rows, cols = m.to(tl.int64) + tl.arange(0, BLOCK_M), n + tl.arange(0, BLOCK_N)
+    out = OUT + rows[:, None] * N + cols[None, :]
+    tl.store(out, acc * tl.load(Scale), mask=(rows[:, None] < M) & (cols[None, :] < N))
 
 
-def _product(left, right8, scale):
-    (M, K), N = left.shape, right8.shape[1]
+def _room(rows, cols, like):
+    """A matrix whose rows start on sixteen bytes, as descriptors need them."""
+    step = 16 // like.element_size()
+    return like.new_empty(rows, triton.cdiv(cols, step) * step)[:, :cols]
+
+
+def _tiles(matrix, rows, cols):
+    """A descriptor of (rows, cols) tiles of a matrix, or of a copy where its rows are not dense or not aligned."""
+    starts = (matrix.stride(0) | matrix.storage_offset()) * matrix.element_size()
+    if matrix.stride(1) != 1 or matrix.stride(0) < matrix.shape[1] or starts % 16:
+        dense = _room(*matrix.shape, matrix)
+        dense.copy_(matrix)
+        matrix = dense
+    return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, cols])
+
+
+def _up(size):
+    return max(16, triton.next_power_of_2(size))
+
+
+def _product(left, right8, scale, turn):
+    (K, N), M = right8.shape, left.shape[1 if turn else 0]
     out = torch.empty(M, N, device=left.device, dtype=left.dtype)
-    BLOCK_M, BLOCK_N = _side(M), _side(N)
-    _times_fp8[(triton.cdiv(M, BLOCK_M), triton.cdiv(N, BLOCK_N))](
-        left, right8, scale, out, M, N, K, *left.stride(),
-        BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_K=64, num_warps=8, num_stages=3,
+    right = _room(K, N, left)
+    _widen[(K, triton.cdiv(N, 2048))](right8, right, N, right.stride(0), BLOCK=2048, num_warps=4)
+    BM, BN, BK = min(128, _up(M)), min(256, _up(N)), min(64, _up(K))
+    _times_fp8[(triton.cdiv(M, BM) * triton.cdiv(N, BN),)](
+        _tiles(left, BK, BM) if turn else _tiles(left, BM, BK), _tiles(right, BK, BN), scale, out, M, N, K, TURN=turn,
+        GROUP=8, BLOCK_M=BM, BLOCK_N=BN, BLOCK_K=BK, num_warps=8, num_stages=4,
     )  # fmt: skip
     return out
 
@@ -112,8 +149,8 @@ def _product(left, right8, scale):
 def backward(saved, grad_y, grad_history, needs=None):
     x8, w8, scales = saved
     need_x, need_weight = needs or (True, True)
-    dx = _product(grad_y, w8, scales[1:2]) if need_x else None
-    return dx, _product(grad_y.t(), x8, scales[0:1]) if need_weight else None
+    dx = _product(grad_y, w8, scales[1:2], False) if need_x else None
+    return dx, _product(grad_y, x8, scales[0:1], True) if need_weight else None
 
 
 # --- check ---

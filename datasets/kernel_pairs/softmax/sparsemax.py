@@ -89,7 +89,7 @@ def backward(saved, grad_y, needs=None):
 
 # --- check ---
 SWEEP = ({"M": 16, "N": 64, "dtype": "float16"}, {"M": 21, "N": 101}, {"M": 9, "N": 32, "dtype": "bfloat16"})
-BENCH = ({"M": 32768, "N": 1024, "dtype": "bfloat16"},)
+BENCH = ({"M": 65536, "N": 1024, "dtype": "bfloat16"},)
 
 
 def make_args(M, N, dtype="float32", device="cpu", seed=0):

@@ -60,8 +60,10 @@ def _scan_bwd(DY, A, Y, DA, DX, L, C, dy_b, dy_t, dy_c, BLOCK_L: tl.constexpr, B
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     carry = tl.zeros((BLOCK_C,), tl.float32)
     tiles = tl.cdiv(L, BLOCK_L)
-    for i in range(tiles):
-        t = (tiles - 1 - i) * BLOCK_L + tl.arange(0, BLOCK_L)
+    # One warp holds a tile: the scan stays in its lanes, and the copies of tiles to come run ahead of it.
+    for i in tl.range(0, tiles, num_stages=3):
+        # Rows of a tile lie in it from late to early: a scan backwards would exchange all of them first.
+        t = (tiles - i) * BLOCK_L - 1 - tl.arange(0, BLOCK_L)
         live = c[None, :] < C
         mask = (t[:, None] < L) & live
         at = (b * L + t[:, None]) * C + c[None, :]
@@ -69,19 +71,22 @@ def _scan_bwd(DY, A, Y, DA, DX, L, C, dy_b, dy_t, dy_c, BLOCK_L: tl.constexpr, B
         a_next = tl.load(A + at + C, mask=(t[:, None] + 1 < L) & live, other=1.0).to(tl.float32)
         y_prev = tl.load(Y + at - C, mask=mask & (t[:, None] > 0), other=0.0).to(tl.float32)
         dy = tl.load(DY + b * dy_b + t[:, None] * dy_t + c[None, :] * dy_c, mask=mask, other=0.0).to(tl.float32)
-        decay, local = tl.associative_scan((a_next, dy), 0, _compose, reverse=True)
+        decay, local = tl.associative_scan((a_next, dy), 0, _compose)
         g = local + decay * carry[None, :]
         tl.store(DX + at, g, mask=mask)
         tl.store(DA + at, g * y_prev, mask=mask)
-        carry = tl.sum(tl.where((tl.arange(0, BLOCK_L) == 0)[:, None], g, 0.0), 0)
+        carry = tl.sum(tl.where((tl.arange(0, BLOCK_L) == BLOCK_L - 1)[:, None], g, 0.0), 0)
 
 
 def backward(saved, grad_y, needs=None):
     a, y = saved
     B, L, C = y.shape
     da, dx = torch.empty_like(a), torch.empty_like(y)
-    BLOCK_C = min(32, triton.next_power_of_2(C))
-    _scan_bwd[(B, triton.cdiv(C, BLOCK_C))](grad_y, a, y, da, dx, L, C, *grad_y.stride(), BLOCK_L=32, BLOCK_C=BLOCK_C)
+    BLOCK_C = min(64, triton.next_power_of_2(C))
+    _scan_bwd[(B, triton.cdiv(C, BLOCK_C))](
+        grad_y, a, y, da, dx, L, C, *grad_y.stride(),
+        BLOCK_L=32, BLOCK_C=BLOCK_C, num_warps=1,
+    )  # fmt: skip
     return da, dx
 
 
@@ -91,7 +96,7 @@ SWEEP = (
     {"B": 1, "L": 45, "C": 21, "dtype": "float16"},
     {"B": 1, "L": 32, "C": 8, "dtype": "bfloat16"},
 )
-BENCH = ({"B": 8, "L": 2048, "C": 1024, "dtype": "float32"},)
+BENCH = ({"B": 8, "L": 2048, "C": 4096, "dtype": "float32"},)
 
 
 def make_args(B, L, C, dtype="float32", device="cpu", seed=0):
