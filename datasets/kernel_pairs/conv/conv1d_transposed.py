@@ -1,15 +1,16 @@
-"""Transposed conv1d, channels last: its backward is a plain strided conv, and that is a product with overlapping rows.
+"""Transposed conv1d, channels last: its backward is a plain strided conv, whose rows are read by phases of the stride.
 
 y[s stride - pad + tap] += x[s] W[:, tap], weight (CI, TAPS, CO). The forward gathers: outputs of one residue modulo the
 stride form a tile, which meets every stride-th tap only. In the backward input step s reads the TAPS steps of dy from
-s stride - pad on. Channels last these are one contiguous run of TAPS CO numbers, and the runs of neighbouring steps
-overlap: a matrix U with row pitch stride CO that nobody stores. So dx = U W^T and dweight = x^T U, without a loop over
-taps and without transposing the weight; runs that leave the sequence are masked. dweight splits the rows over programs.
+s stride - pad on. Time of dy is seen as (row, phase) with `stride` phases: what a tap wants of neighbouring steps are
+neighbouring rows of one phase, a tile of a descriptor, zero outside the sequence. dx sums over taps and channels in one
+accumulator. dweight owns a tile of one tap and splits the rows over programs.
 """
 
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 META = {
     "slug": "conv1d_transposed",
@@ -78,53 +79,64 @@ def forward(x, weight, stride, pad):
 
 # --- backward ---
 @triton.jit
-def _run_start(m, S, T, CO, STRIDE: tl.constexpr, PAD: tl.constexpr):
-    """Where the run of row m = (sequence, step) starts, and where the sequence starts that it must not leave."""
-    first = (m % S * STRIDE - PAD).to(tl.int64) * CO
-    return first, (m // S).to(tl.int64) * T * CO
+def _dy_tile(DY, batch, s, tap, c, STRIDE: tl.constexpr, PAD: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """dy at the steps s stride + tap - pad of ROWS rows: a step is a row of `stride` phases; zero outside."""
+    place = tap - PAD + PAD * STRIDE
+    return tl.reshape(DY.load([batch, s + place // STRIDE - PAD, place % STRIDE, c]), (ROWS, COLS))
 
 
 @triton.jit
 def _transposed_dx(
-    DY, Weight, DX, rows, S, T, CI, CO, run, STRIDE: tl.constexpr, PAD: tl.constexpr,
+    DY, Weight, DX, S, CI, CO, TAPS: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    first, sequence = _run_start(m, S, T, CO, STRIDE, PAD)
+    s, n = tl.program_id(0) * BLOCK_M, tl.program_id(1) * BLOCK_N
+    batch = tl.program_id(2)
+    pieces = tl.cdiv(CO, BLOCK_K)
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for start in range(0, run, BLOCK_K):
-        j = start + tl.arange(0, BLOCK_K)
-        at = first[:, None] + j[None, :]
-        inside = (at >= 0) & (at < T * CO) & (j[None, :] < run) & (m[:, None] < rows)
-        dy = tl.load(DY + sequence[:, None] + at, mask=inside, other=0.0)
-        w = tl.load(Weight + n[None, :] * run + j[:, None], mask=(j[:, None] < run) & (n[None, :] < CI), other=0.0)
-        acc = tl.dot(dy, w, acc)
-    tl.store(DX + m.to(tl.int64)[:, None] * CI + n[None, :], acc, mask=(m[:, None] < rows) & (n[None, :] < CI))
+    for step in range(TAPS * pieces):
+        tap, c = step // pieces, step % pieces * BLOCK_K
+        dy = _dy_tile(DY, batch, s, tap, c, STRIDE, PAD, BLOCK_M, BLOCK_K)
+        acc = tl.dot(dy, tl.reshape(Weight.load([n, tap, c]), (BLOCK_N, BLOCK_K)).T, acc)
+    rows, cols = s + tl.arange(0, BLOCK_M), n + tl.arange(0, BLOCK_N)
+    at = (batch.to(tl.int64) * S + rows[:, None]) * CI + cols[None, :]
+    tl.store(DX + at, acc, mask=(rows[:, None] < S) & (cols[None, :] < CI))
 
 
 @triton.jit
 def _transposed_dweight(
-    X, DY, Parts, rows, S, T, CI, CO, run, rows_each, STRIDE: tl.constexpr, PAD: tl.constexpr,
+    X, DY, Parts, S, CI, CO, steps, each, TAPS: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    # Tile (input channel, place in the run) over the rows of one split.
-    k = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
-    j = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    # Tile (input channel, output channel) of one tap over one run of row steps; those of all sequences are one line.
+    k = tl.program_id(0) * BLOCK_K
+    tap, c = tl.program_id(1) % TAPS, tl.program_id(1) // TAPS * BLOCK_N
     split = tl.program_id(2)
-    last = tl.minimum((split + 1) * rows_each, rows)
+    pieces = tl.cdiv(S, BLOCK_M)
     acc = tl.zeros((BLOCK_K, BLOCK_N), tl.float32)
-    for start in range(split * rows_each, last, BLOCK_M):
-        m = start + tl.arange(0, BLOCK_M)
-        first, sequence = _run_start(m, S, T, CO, STRIDE, PAD)
-        x_at = m.to(tl.int64)[None, :] * CI + k[:, None]
-        x = tl.load(X + x_at, mask=(m[None, :] < last) & (k[:, None] < CI), other=0.0)
-        at = first[:, None] + j[None, :]
-        inside = (at >= 0) & (at < T * CO) & (j[None, :] < run) & (m[:, None] < last)
-        dy = tl.load(DY + sequence[:, None] + at, mask=inside, other=0.0)
-        acc = tl.dot(x, dy, acc)
-    at = (split * CI + k[:, None]).to(tl.int64) * run + j[None, :]
-    tl.store(Parts + at, acc, mask=(k[:, None] < CI) & (j[None, :] < run))
+    for step in range(split * each, tl.minimum((split + 1) * each, steps)):
+        batch, s = step // pieces, step % pieces * BLOCK_M
+        xt = tl.reshape(X.load([batch, s, k]), (BLOCK_M, BLOCK_K)).T
+        acc = tl.dot(xt, _dy_tile(DY, batch, s, tap, c, STRIDE, PAD, BLOCK_M, BLOCK_N), acc)
+    rows, cols = k + tl.arange(0, BLOCK_K), c + tl.arange(0, BLOCK_N)
+    at = ((split * CI + rows[:, None]).to(tl.int64) * TAPS + tap) * CO + cols[None, :]
+    tl.store(Parts + at, acc, mask=(rows[:, None] < CI) & (cols[None, :] < CO))
+
+
+def _tiles(tensor, *block):
+    """A descriptor of tiles of a matrix, or of the matrices of a batch; of a copy where rows are not aligned."""
+    step = 16 // tensor.element_size()
+    width = tensor.shape[-1]
+    outer = tensor.stride()[:-1]
+    if tensor.stride(-1) != 1 or any(s % step or s < width for s in outer) or tensor.storage_offset() % step:
+        dense = tensor.new_empty(*tensor.shape[:-1], triton.cdiv(width, step) * step)[..., :width]
+        dense.copy_(tensor)
+        tensor = dense
+    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), list(block))
+
+
+def _up(size):
+    return max(16, triton.next_power_of_2(size))
 
 
 def backward(saved, grad_y, needs=None):
@@ -132,29 +144,34 @@ def backward(saved, grad_y, needs=None):
     need_x, need_w = needs or (True, True)
     B, S, CI = x.shape
     TAPS, CO = weight.shape[1:]
-    T, rows, run = grad_y.shape[1], B * S, TAPS * CO
-    # A run is contiguous only if steps and channels of the cotangent are.
-    grad_y = grad_y.contiguous()
-    inner = 128 // x.element_size()
+    T, depth = grad_y.shape[1], 128 // x.element_size()
+    if T % stride:
+        # Steps come in rows of `stride` phases: the last row is filled up with zeros.
+        filled = grad_y.new_zeros(B, triton.cdiv(T, stride) * stride, CO)
+        filled[:, :T].copy_(grad_y)
+        grad_y = filled
+    phases = grad_y.unflatten(1, (-1, stride))
+    constants = {"TAPS": TAPS, "STRIDE": stride, "PAD": pad}
     dx = dweight = None
     if need_x:
         dx = torch.empty_like(x)
-        BLOCK_M, BLOCK_N = _tile(rows, 128), _tile(CI, 128)
-        _transposed_dx[(triton.cdiv(rows, BLOCK_M), triton.cdiv(CI, BLOCK_N))](
-            grad_y, weight, dx, rows, S, T, CI, CO, run, STRIDE=stride, PAD=pad,
-            BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_K=_tile(run, inner), num_warps=8, num_stages=3,
+        BM, BN, BK = min(256, _up(S)), min(128, _up(CI)), min(depth, _up(CO))
+        _transposed_dx[(triton.cdiv(S, BM), triton.cdiv(CI, BN), B)](
+            _tiles(phases, 1, BM, 1, BK), _tiles(weight, BN, 1, BK), dx, S, CI, CO, **constants,
+            BLOCK_M=BM, BLOCK_N=BN, BLOCK_K=BK, num_warps=8, num_stages=4,
         )  # fmt: skip
     if need_w:
-        BLOCK_K, BLOCK_N, BLOCK_M = _tile(CI, 128), _tile(run, 128), _tile(rows, inner)
-        # Two programs for each of 132 processors, but splits of at least eight row tiles.
-        tiles = triton.cdiv(CI, BLOCK_K) * triton.cdiv(run, BLOCK_N)
-        splits = max(1, min(rows // (8 * BLOCK_M), 264 // tiles))
-        rows_each = triton.cdiv(triton.cdiv(rows, splits), BLOCK_M) * BLOCK_M
-        splits = triton.cdiv(rows, rows_each)
+        BK, BN, BM = min(128, _up(CI)), min(256, _up(CO)), min(depth, _up(S))
+        tiles_k, tiles_n = triton.cdiv(CI, BK), triton.cdiv(CO, BN)
+        # One wave on 132 processors, but no split shorter than eight steps.
+        steps = B * triton.cdiv(S, BM)
+        splits = max(1, min(steps // 8, 132 // (TAPS * tiles_k * tiles_n)))
+        each = triton.cdiv(steps, splits)
+        splits = triton.cdiv(steps, each)
         parts = torch.empty(splits, CI, TAPS, CO, device=x.device, dtype=torch.float32)
-        _transposed_dweight[(triton.cdiv(CI, BLOCK_K), triton.cdiv(run, BLOCK_N), splits)](
-            x, grad_y, parts, rows, S, T, CI, CO, run, rows_each, STRIDE=stride, PAD=pad,
-            BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K, num_warps=4, num_stages=3,
+        _transposed_dweight[(tiles_k, TAPS * tiles_n, splits)](
+            _tiles(x, 1, BM, BK), _tiles(phases, 1, BM, 1, BN), parts, S, CI, CO, steps, each, **constants,
+            BLOCK_M=BM, BLOCK_N=BN, BLOCK_K=BK, num_warps=8, num_stages=4,
         )  # fmt: skip
         dweight = parts.sum(0).to(weight.dtype)
     return dx, dweight
@@ -167,7 +184,7 @@ SWEEP = (
     {"B": 1, "S": 19, "CI": 32, "CO": 16, "TAPS": 3, "stride": 1, "pad": 1, "dtype": "bfloat16"},
     {"B": 1, "S": 300, "CI": 16, "CO": 8, "TAPS": 2, "stride": 3, "pad": 0, "dtype": "float16"},
 )
-BENCH = ({"B": 16, "S": 2048, "CI": 512, "CO": 256, "TAPS": 8, "stride": 4, "pad": 2, "dtype": "bfloat16"},)
+BENCH = ({"B": 32, "S": 2048, "CI": 512, "CO": 256, "TAPS": 8, "stride": 4, "pad": 2, "dtype": "bfloat16"},)
 
 
 def make_args(B, S, CI, CO, TAPS, stride, pad, dtype="float32", device="cpu", seed=0):

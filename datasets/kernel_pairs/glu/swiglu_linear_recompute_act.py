@@ -8,13 +8,14 @@ nor dH, each as large as gate, ever lies in memory. What is saved is what the ca
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 META = {
     "slug": "swiglu_linear_recompute_act",
     "family": "glu",
     "op": "swiglu_linear",
     "schema": 1,
-    "techniques": ("prologue-fusion", "epilogue-fusion", "recompute", "owner-grid", "strided-cotangent"),
+    "techniques": ("prologue-fusion", "epilogue-fusion", "recompute", "owner-grid"),
     "saves": (),
     "grads": ("gate", "up", "weight"),
     "dtypes": ("float16", "bfloat16"),
@@ -66,37 +67,61 @@ def forward(gate, up, weight):
 # --- backward ---
 @triton.jit
 def _down_dgate_dup(
-    DY, W, Gate, Up, DGate, DUp, M, N, K, dy_m, dy_n,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    DY, W, Gate, Up, DGate, DUp, M, N, K,
+    GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    m = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)[:, None]
-    k = (tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K))[None, :]
+    # Programs walk GROUP row tiles before the next column tile, so that neighbours find their operands in L2.
+    tiles_k = tl.cdiv(K, BLOCK_K)
+    band = tl.program_id(0) // (GROUP * tiles_k)
+    height = tl.minimum(tl.cdiv(M, BLOCK_M) - band * GROUP, GROUP)
+    inside = tl.program_id(0) % (GROUP * tiles_k)
+    m, k = (band * GROUP + inside % height) * BLOCK_M, inside // height * BLOCK_K
     dh = tl.zeros((BLOCK_M, BLOCK_K), tl.float32)
-    for start in range(0, N, BLOCK_N):
-        n = (start + tl.arange(0, BLOCK_N)).to(tl.int64)
-        dy = tl.load(DY + m * dy_m + n[None, :] * dy_n, mask=(m < M) & (n[None, :] < N), other=0.0)
-        w = tl.load(W + n[:, None] * K + k, mask=(n[:, None] < N) & (k < K), other=0.0)
-        dh = tl.dot(dy, w, dh)
-    at, mask = m * K + k, (m < M) & (k < K)
+    for n in range(0, N, BLOCK_N):
+        dh = tl.dot(DY.load([m, n]), W.load([n, k]), dh)
+    rows, cols = m.to(tl.int64) + tl.arange(0, BLOCK_M), k + tl.arange(0, BLOCK_K)
+    at, mask = rows[:, None] * K + cols[None, :], (rows[:, None] < M) & (cols[None, :] < K)
     _, gate, up, s = _activation(Gate, Up, at, mask)
     act = gate * s
-    tl.store(DGate + at, dh * up * (s + act * (1.0 - s)), mask=mask)
     tl.store(DUp + at, dh * act, mask=mask)
+    tl.store(DGate + at, dh * up * (s + act * (1.0 - s)), mask=mask)
 
 
 @triton.jit
 def _down_dw(
-    DY, Gate, Up, DW, M, N, K, dy_m, dy_n, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr
-):
-    n = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)[:, None]
-    k = (tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K))[None, :]
-    acc = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
-    for start in range(0, M, BLOCK_M):
-        m = (start + tl.arange(0, BLOCK_M)).to(tl.int64)
-        dy = tl.load(DY + m[None, :] * dy_m + n * dy_n, mask=(m[None, :] < M) & (n < N), other=0.0)
-        h, _, _, _ = _activation(Gate, Up, m[:, None] * K + k, (m[:, None] < M) & (k < K))
-        acc = tl.dot(dy, h.to(dy.dtype), acc)
-    tl.store(DW + n * K + k, acc, mask=(n < N) & (k < K))
+    DY, Gate, Up, DW, M, N, K,
+    GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    # Programs walk GROUP row tiles before the next column tile, so that neighbours find their operands in L2.
+    tiles_k = tl.cdiv(K, BLOCK_K)
+    band = tl.program_id(0) // (GROUP * tiles_k)
+    height = tl.minimum(tl.cdiv(N, BLOCK_N) - band * GROUP, GROUP)
+    inside = tl.program_id(0) % (GROUP * tiles_k)
+    n, k = (band * GROUP + inside % height) * BLOCK_N, inside // height * BLOCK_K
+    # dW^T = h^T dy: h is made in registers, and the left operand of a product is taken from there.
+    acc = tl.zeros((BLOCK_K, BLOCK_N), tl.float32)
+    for m in range(0, M, BLOCK_M):
+        gate = Gate.load([m, k]).T.to(tl.float32)
+        h = gate * tl.sigmoid(gate) * Up.load([m, k]).T.to(tl.float32)
+        dy = DY.load([m, n])
+        acc = tl.dot(h.to(dy.dtype), dy, acc)
+    rows, cols = n.to(tl.int64) + tl.arange(0, BLOCK_N), k + tl.arange(0, BLOCK_K)
+    tl.store(DW + rows[:, None] * K + cols[None, :], acc.T, mask=(rows[:, None] < N) & (cols[None, :] < K))
+
+
+def _tiles(matrix, rows, cols):
+    """A descriptor of (rows, cols) tiles of a matrix, or of a copy where its rows are not dense or not aligned."""
+    step = 16 // matrix.element_size()
+    width = matrix.shape[1]
+    if matrix.stride(1) != 1 or matrix.stride(0) % step or matrix.stride(0) < width or matrix.storage_offset() % step:
+        dense = matrix.new_empty(matrix.shape[0], triton.cdiv(width, step) * step)[:, :width]
+        dense.copy_(matrix)
+        matrix = dense
+    return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, cols])
+
+
+def _up(size):
+    return max(16, triton.next_power_of_2(size))
 
 
 def backward(saved, grad_y, needs=None):
@@ -106,18 +131,18 @@ def backward(saved, grad_y, needs=None):
     dgate = dup = dw = None
     if need_gate or need_up:
         dgate, dup = torch.empty_like(gate), torch.empty_like(up)
-        # Half as wide as the others: four tiles are alive in the epilogue.
-        BLOCK_M, BLOCK_K = _side(M), min(128, _side(K))
-        _down_dgate_dup[(triton.cdiv(M, BLOCK_M), triton.cdiv(K, BLOCK_K))](
-            grad_y, weight, gate, up, dgate, dup, M, N, K, *grad_y.stride(),
-            BLOCK_M=BLOCK_M, BLOCK_N=128, BLOCK_K=BLOCK_K, num_warps=16, num_stages=3,
+        # Half as wide as it could be: four tiles are alive in the epilogue.
+        BM, BK, BN = min(128, _up(M)), min(128, _up(K)), min(64, _up(N))
+        _down_dgate_dup[(triton.cdiv(M, BM) * triton.cdiv(K, BK),)](
+            _tiles(grad_y, BM, BN), _tiles(weight, BN, BK), gate, up, dgate, dup, M, N, K,
+            GROUP=8, BLOCK_M=BM, BLOCK_N=BN, BLOCK_K=BK, num_warps=8, num_stages=4,
         )  # fmt: skip
     if need_weight:
         dw = torch.empty_like(weight)
-        BLOCK_N, BLOCK_K = _side(N), _side(K)
-        _down_dw[(triton.cdiv(N, BLOCK_N), triton.cdiv(K, BLOCK_K))](
-            grad_y, gate, up, dw, M, N, K, *grad_y.stride(),
-            BLOCK_M=64, BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K, num_warps=8, num_stages=3,
+        BN, BK, BM = min(256, _up(N)), min(128, _up(K)), min(64, _up(M))
+        _down_dw[(triton.cdiv(N, BN) * triton.cdiv(K, BK),)](
+            _tiles(grad_y, BM, BN), _tiles(gate, BM, BK), _tiles(up, BM, BK), dw, M, N, K,
+            GROUP=8, BLOCK_M=BM, BLOCK_N=BN, BLOCK_K=BK, num_warps=8, num_stages=3,
         )  # fmt: skip
     return dgate, dup, dw
 

@@ -93,37 +93,42 @@ def _sequence_norm_bwd(
     w = tl.load(W + d, mask=d < D, other=0.0).to(tl.float32)
     dweight = tl.zeros((BLOCK_R, BLOCK_D), tl.float32)
     dbias = tl.zeros((BLOCK_R, BLOCK_D), tl.float32)
+    # The last tile is asked for first: it waits in registers, the first walk hides its way.
     tail = tl.maximum(begin, end - BLOCK_R)
-    # The longest sequence is the last to end, and waits for memory alone: copies run three tiles ahead.
-    for start in tl.range(begin, tail, BLOCK_R, num_stages=4):
+    r_end = tail + tl.arange(0, BLOCK_R)[:, None]
+    inside = (r_end < end) & (d < D)
+    dy_last = tl.load(DY + r_end * dy_r + d.to(tl.int64) * dy_d, mask=inside, other=0.0)
+    x_last = tl.load(X + r_end * D + d, mask=inside, other=0.0)
+    # The longest sequence is the last to end, and waits for memory alone: copies run four tiles ahead.
+    for start in tl.range(begin, tail, BLOCK_R, num_stages=5):
         r = start + tl.arange(0, BLOCK_R)[:, None]
         ok = (r < tail) & (d < D)
         dy = tl.load(DY + r * dy_r + d.to(tl.int64) * dy_d, mask=ok, other=0.0).to(tl.float32)
         x = tl.load(X + r * D + d, mask=ok, other=0.0).to(tl.float32)
-        dweight += dy * ((x - mean) * rstd)
+        dweight += dy * (x - mean)
         dbias += dy
-    r_end = tail + tl.arange(0, BLOCK_R)[:, None]
-    inside = (r_end < end) & (d < D)
-    dy_end = tl.load(DY + r_end * dy_r + d.to(tl.int64) * dy_d, mask=inside, other=0.0).to(tl.float32)
-    xhat_end = (tl.load(X + r_end * D + d, mask=inside, other=0.0).to(tl.float32) - mean) * rstd
-    dw, db = tl.reduce((dweight + dy_end * xhat_end, dbias + dy_end), 0, _add_both)
+    dy_end = dy_last.to(tl.float32)
+    away = x_last.to(tl.float32) - mean
+    dw, db = tl.reduce((dweight + dy_end * away, dbias + dy_end), 0, _add_both)
+    dw *= rstd
     # The sums over everything are those of the columns, weighted: sum(w dy) = w . dbias, sum(w dy xhat) = w . dweight.
     along_one, along_xhat = tl.reduce((w * db[None, :], w * dw[None, :]), 1, _add_both)
-    shift = along_one[:, None] / count
-    slope = along_xhat[:, None] / count
+    # What does not depend on the element is multiplied once: dx = gain dy - shift - slope (x - mean).
+    gain = w * rstd
+    shift = along_one[:, None] / count * rstd
+    slope = along_xhat[:, None] / count * rstd * rstd
     parts = Parts + sequence * 2 * D + d
     tl.store(parts, dw[None, :], mask=d < D)
     tl.store(parts + D, db[None, :], mask=d < D)
-    tl.store(DX + r_end * D + d, rstd * (w * dy_end - shift - slope * xhat_end), mask=inside)
+    tl.store(DX + r_end * D + d, gain * dy_end - shift - slope * away, mask=inside)
     # Back from the end, which is what L2 still holds.
     last = begin + (tl.cdiv(tail - begin, BLOCK_R) - 1) * BLOCK_R
-    for back in tl.range(0, tail - begin, BLOCK_R, num_stages=4):
+    for back in tl.range(0, tail - begin, BLOCK_R, num_stages=5):
         r = last - back + tl.arange(0, BLOCK_R)[:, None]
         ok = (r < tail) & (d < D)
         dy = tl.load(DY + r * dy_r + d.to(tl.int64) * dy_d, mask=ok, other=0.0).to(tl.float32)
         x = tl.load(X + r * D + d, mask=ok, other=0.0).to(tl.float32)
-        dx = rstd * (w * dy - shift - slope * ((x - mean) * rstd))
-        tl.store(DX + r * D + d, dx, mask=ok)
+        tl.store(DX + r * D + d, gain * dy - shift - slope * (x - mean), mask=ok)
 
 
 def backward(saved, grad_y, needs=None):
@@ -131,11 +136,10 @@ def backward(saved, grad_y, needs=None):
     sequences, D = offsets.numel() - 1, x.shape[1]
     dx = torch.empty_like(x)
     parts = torch.empty(sequences, 2, D, device=x.device, dtype=torch.float32)
-    # Tiles of 8192 elements, 32 for each thread: two sequences on a processor, whose rows fit L2 between the reads.
-    BLOCK_D = triton.next_power_of_2(D)
-    BLOCK_R = max(1, 8192 // BLOCK_D)
+    # Tiles of 4096 elements, 16 for each thread: two sequences on a processor, whose rows fit L2 between the reads.
+    BLOCK_R, BLOCK_D = _tile(D)
     _sequence_norm_bwd[(sequences,)](
-        grad_y, x, weight, offsets, stats, dx, parts, D, *grad_y.stride(), BLOCK_R=BLOCK_R, BLOCK_D=BLOCK_D, num_warps=4
+        grad_y, x, weight, offsets, stats, dx, parts, D, *grad_y.stride(), BLOCK_R=BLOCK_R, BLOCK_D=BLOCK_D, num_warps=8
     )
     dweight, dbias = parts.sum(0).to(weight.dtype).unbind()
     return dx, dweight, dbias

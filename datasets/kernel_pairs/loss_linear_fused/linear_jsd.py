@@ -11,6 +11,7 @@ dx of the chunk is complete, and dW adds up over chunks in fp32.
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 META = {
     "slug": "linear_jsd",
@@ -135,37 +136,111 @@ def forward(hidden, weight, teacher_hidden, teacher_weight, beta=0.5, chunk=1024
 
 # --- backward ---
 @triton.jit
-def _jsd_slopes(Student, Teacher, Stats, Slopes, T, V, beta, BLOCK: tl.constexpr):
+def _jsd_slopes(Student, Teacher, Stats, Slopes, T, V, slopes_row, beta, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     v = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     log_q = tl.load(Student + row * V + v, mask=v < V, other=0.0) - tl.load(Stats + row)
     log_p = tl.load(Teacher + row * V + v, mask=v < V, other=0.0) - tl.load(Stats + T + row)
     log_m = _log_m_over_q(log_p - log_q, beta)
     slope = tl.exp(log_q) * (-(1.0 - beta) * log_m - tl.load(Stats + 2 * T + row))
-    tl.store(Slopes + row * V + v, slope, mask=v < V)
+    tl.store(Slopes + row * slopes_row + v, slope, mask=v < V)
+
+
+@triton.jit
+def _weighted_rows(X, DLoss, GX, H, gx_t, stride_g, BLOCK: tl.constexpr):
+    # The cotangent joins the products: slopes times 1/T would flush to zero in fp16.
+    t = tl.program_id(0).to(tl.int64)
+    h = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(X + t * H + h, mask=h < H, other=0.0).to(tl.float32)
+    tl.store(GX + t * gx_t + h, x * tl.load(DLoss + t * stride_g), mask=h < H)
+
+
+@triton.jit
+def _chunk_out(acc, OUT, Factor, m, n, M, N, stride_g, SCALE: tl.constexpr, ADD: tl.constexpr):
+    out = OUT + m[:, None] * N + n[None, :]
+    inside = (m[:, None] < M) & (n[None, :] < N)
+    if SCALE:
+        acc *= tl.load(Factor + m * stride_g, mask=m < M, other=0.0)[:, None]
+    if ADD:
+        acc += tl.load(out, mask=inside, other=0.0)
+    tl.store(out, acc, mask=inside)
+
+
+@triton.jit
+def _chunk_product(
+    L, R, OUT, Factor, M, N, K, stride_g, TURN_L: tl.constexpr, TURN_R: tl.constexpr,
+    SCALE: tl.constexpr, ADD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    # Row tiles are the fast axis: a chunk has few of them, and they share a column tile of the wide operand.
+    row, col = tl.program_id(0) * BLOCK_M, tl.program_id(1) * BLOCK_N
+    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for k in range(0, K, BLOCK_K):
+        left = L.load([k, row]).T if TURN_L else L.load([row, k])
+        right = R.load([col, k]).T if TURN_R else R.load([k, col])
+        acc = tl.dot(left, right, acc)
+    # The tile leaves in halves of its columns, which need half the registers each.
+    one, other = tl.split(tl.permute(tl.reshape(acc, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1)))
+    m, n = row.to(tl.int64) + tl.arange(0, BLOCK_M), col + tl.arange(0, BLOCK_N // 2)
+    _chunk_out(one, OUT, Factor, m, n, M, N, stride_g, SCALE, ADD)
+    _chunk_out(other, OUT, Factor, m, n + BLOCK_N // 2, M, N, stride_g, SCALE, ADD)
+
+
+def _room(rows, cols, like):
+    """A matrix whose rows start on sixteen bytes, as descriptors need them."""
+    step = 16 // like.element_size()
+    return like.new_empty(rows, triton.cdiv(cols, step) * step)[:, :cols]
+
+
+def _tiles(matrix, rows, cols):
+    """A descriptor of (rows, cols) tiles of a matrix, or of a copy where its rows are not dense or not aligned."""
+    starts = (matrix.stride(0) | matrix.storage_offset()) * matrix.element_size()
+    if matrix.stride(1) != 1 or matrix.stride(0) < matrix.shape[1] or starts % 16:
+        dense = _room(*matrix.shape, matrix)
+        dense.copy_(matrix)
+        matrix = dense
+    return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, cols])
+
+
+def _up(size):
+    return max(16, triton.next_power_of_2(size))
+
+
+def _multiplied(left, right, out, turn_left=False, turn_right=False, add=False, factor=None):
+    """out (M, N) of left (M, K), or (K, M) if it is to be turned, and right (K, N), or (N, K)."""
+    M, K = left.shape[::-1] if turn_left else left.shape
+    N = out.shape[1]
+    BM, BN, BK = min(128, _up(M)), min(256, _up(N)), min(128 // left.element_size(), _up(K))
+    _chunk_product[(triton.cdiv(M, BM), triton.cdiv(N, BN))](
+        _tiles(left, *((BK, BM) if turn_left else (BM, BK))), _tiles(right, *((BN, BK) if turn_right else (BK, BN))),
+        out, factor, M, N, K, 0 if factor is None else factor.stride(0), TURN_L=turn_left, TURN_R=turn_right,
+        SCALE=factor is not None, ADD=add, BLOCK_M=BM, BLOCK_N=BN, BLOCK_K=BK, num_warps=8, num_stages=4,
+    )  # fmt: skip
 
 
 def backward(saved, grad_loss, needs=(True, True)):
     hidden, weight, teacher_hidden, teacher_weight, stats, beta, chunk = saved
     T, V = hidden.shape[0], weight.shape[0]
     student, teacher = torch.empty(2, min(chunk, T), V, device=hidden.device, dtype=torch.float32)
-    slopes = torch.empty(min(chunk, T), V, device=hidden.device, dtype=hidden.dtype)
+    slopes = _room(min(chunk, T), V, hidden)
+    weighted = _room(*hidden.shape, hidden)
+    _weighted_rows[(T, triton.cdiv(hidden.shape[1], 1024))](
+        hidden, grad_loss, weighted, hidden.shape[1], weighted.stride(0), grad_loss.stride(0), BLOCK=1024, num_warps=4
+    )
     dx = torch.empty_like(hidden) if needs[0] else None
     dw = torch.empty(weight.shape, device=weight.device, dtype=torch.float32) if needs[1] else None
     BLOCK = _side(V, 1024)
     for first in range(0, T, chunk):
         x, y = hidden[first : first + chunk], teacher_hidden[first : first + chunk]
-        _matmul(x, weight.t(), student)
-        _matmul(y, teacher_weight.t(), teacher)
+        _multiplied(x, weight, student, turn_right=True)
+        _multiplied(y, teacher_weight, teacher, turn_right=True)
         _jsd_slopes[(x.shape[0], triton.cdiv(V, BLOCK))](
-            student, teacher, stats[:, first:], slopes, T, V, beta, BLOCK=BLOCK, num_warps=4
+            student, teacher, stats[:, first:], slopes, T, V, slopes.stride(0), beta, BLOCK=BLOCK, num_warps=4
         )
-        # The cotangent joins the products: slopes times 1/T would flush to zero in fp16.
-        g = grad_loss[first : first + chunk]
+        mine = slopes[: x.shape[0]]
         if needs[0]:
-            _matmul(slopes[: x.shape[0]], weight, dx[first:], factor=g, scaled="rows")
+            _multiplied(mine, weight, dx[first:], factor=grad_loss[first : first + chunk])
         if needs[1]:
-            _matmul(slopes[: x.shape[0]].t(), x, dw, add=first > 0, factor=g, scaled="summed")
+            _multiplied(mine, weighted[first : first + chunk], dw, turn_left=True, add=first > 0)
     return dx, dw.to(weight.dtype) if needs[1] else None
 
 

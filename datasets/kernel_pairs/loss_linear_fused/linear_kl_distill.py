@@ -11,6 +11,7 @@ second does both products of the strip with g in them, the tiles of dW in its fi
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 META = {
     "slug": "linear_kl_distill",
@@ -98,68 +99,105 @@ def forward(hidden, weight, teacher_hidden, teacher_weight, strip=8192):
 
 # --- backward ---
 @triton.jit
+def _weighted_rows(X, DLoss, GX, H, gx_t, stride_g, BLOCK: tl.constexpr):
+    # x times the cotangent, once for all strips: it is an operand of dW.
+    t = tl.program_id(0).to(tl.int64)
+    h = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(X + t * H + h, mask=h < H, other=0.0).to(tl.float32)
+    tl.store(GX + t * gx_t + h, x * tl.load(DLoss + t * stride_g), mask=h < H)
+
+
+@triton.jit
+def _strip_logits(X, W, t, v, H, BLOCK_T: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_H: tl.constexpr):
+    z = tl.zeros((BLOCK_T, BLOCK_V), tl.float32)
+    for h in range(0, H, BLOCK_H):
+        z = tl.dot(X.load([t, h]), W.load([v, h]).T, z)
+    return z
+
+
+@triton.jit
 def _distill_strip(
-    X, W, Y, U, Lse, DZ, first, T, V, H, G, width,
+    X, Y, W, U, Lse, DZ, first, T, H, G, width, dz_t,
     BLOCK_T: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_H: tl.constexpr,
 ):  # fmt: skip
-    t = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
-    c = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
-    v = (first + c).to(tl.int64)
+    # Token tiles are the fast axis: programs that run together share their words of both heads.
+    row, column = tl.program_id(0) * BLOCK_T, tl.program_id(1) * BLOCK_V
+    t, c = row.to(tl.int64) + tl.arange(0, BLOCK_T), column + tl.arange(0, BLOCK_V)
     # One tile becomes probabilities before the other is formed: two accumulators would not fit the registers.
-    q = tl.exp(_head_tile(Y, U, t, v, T, V, G, BLOCK_T, BLOCK_V, BLOCK_H)
-               - tl.load(Lse + T + t, mask=t < T, other=0.0)[:, None])  # fmt: skip
-    p = tl.exp(_head_tile(X, W, t, v, T, V, H, BLOCK_T, BLOCK_V, BLOCK_H)
-               - tl.load(Lse + t, mask=t < T, other=0.0)[:, None])  # fmt: skip
+    q = _strip_logits(Y, U, row, first + column, G, BLOCK_T, BLOCK_V, BLOCK_H)
+    q = tl.exp(q - tl.load(Lse + T + t, mask=t < T, other=0.0)[:, None])
+    p = _strip_logits(X, W, row, first + column, H, BLOCK_T, BLOCK_V, BLOCK_H)
+    p = tl.exp(p - tl.load(Lse + t, mask=t < T, other=0.0)[:, None])
     # Without the cotangent: p - q times 1/T would flush to zero in fp16.
-    tl.store(DZ + t[:, None] * width + c[None, :], p - q, mask=(t[:, None] < T) & (c[None, :] < width))
+    tl.store(DZ + t[:, None] * dz_t + c[None, :], p - q, mask=(t[:, None] < T) & (c[None, :] < width))
+
+
+@triton.jit
+def _dx_out(dx, DX, g, t, h, T, H, FIRST: tl.constexpr):
+    """Add a piece of dx: strips follow one another on the stream, and the owner adds to what the last one left."""
+    out = DX + t[:, None] * H + h[None, :]
+    inside = (t[:, None] < T) & (h[None, :] < H)
+    dx *= g[:, None]
+    if not FIRST:
+        dx += tl.load(out, mask=inside, other=0.0)
+    tl.store(out, dx, mask=inside)
 
 
 @triton.jit
 def _distill_products(
-    DZ, X, W, DLoss, DX, DW, first, T, H, width, stride_g,
-    FIRST: tl.constexpr, NEED_X: tl.constexpr, NEED_W: tl.constexpr, BLOCK: tl.constexpr, BLOCK_S: tl.constexpr,
+    DZW, GX, DZX, W, DLoss, DX, DW, first, T, H, width, stride_g,
+    FIRST: tl.constexpr, NEED_X: tl.constexpr, NEED_W: tl.constexpr,
+    HIGH: tl.constexpr, WIDE: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    columns = tl.cdiv(H, BLOCK)
+    columns = tl.cdiv(H, WIDE)
     tile = tl.program_id(0)
-    h = (tile % columns) * BLOCK + tl.arange(0, BLOCK)
-    row = tile // columns
+    column, row = tile % columns * WIDE, tile // columns
     word_rows = 0
     if NEED_W:
-        word_rows = tl.cdiv(width, BLOCK)
+        word_rows = tl.cdiv(width, HIGH)
         if row < word_rows:
             # The strip finishes its rows of dW: they sum over all tokens.
-            c = row * BLOCK + tl.arange(0, BLOCK)
-            dw = tl.zeros((BLOCK, BLOCK), tl.float32)
-            for start in range(0, T, BLOCK_S):
-                t = (start + tl.arange(0, BLOCK_S)).to(tl.int64)
-                dz = tl.load(
-                    DZ + t[None, :] * width + c[:, None], mask=(t[None, :] < T) & (c[:, None] < width), other=0.0
-                )
-                x = tl.load(X + t[:, None] * H + h[None, :], mask=(t[:, None] < T) & (h[None, :] < H), other=0.0)
-                g = tl.load(DLoss + t * stride_g, mask=t < T, other=0.0)
-                dw = tl.dot(dz, (x * g[:, None]).to(x.dtype), dw)
-            v = (first + c).to(tl.int64)
-            tl.store(DW + v[:, None] * H + h[None, :], dw, mask=(c[:, None] < width) & (h[None, :] < H))
+            dw = tl.zeros((HIGH, WIDE), tl.float32)
+            for t in range(0, T, STEP):
+                dw = tl.dot(DZW.load([t, row * HIGH]).T, GX.load([t, column]), dw)
+            c = row * HIGH + tl.arange(0, HIGH)
+            h = column + tl.arange(0, WIDE)
+            out = DW + (first + c).to(tl.int64)[:, None] * H + h[None, :]
+            tl.store(out, dw, mask=(c[:, None] < width) & (h[None, :] < H))
     if NEED_X:
         token_row = row - word_rows
         if token_row >= 0:
-            t = token_row.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-            out = DX + t[:, None] * H + h[None, :]
-            inside = (t[:, None] < T) & (h[None, :] < H)
-            dx = tl.zeros((BLOCK, BLOCK), tl.float32)
-            for start in range(0, width, BLOCK_S):
-                c = start + tl.arange(0, BLOCK_S)
-                v = (first + c).to(tl.int64)
-                dz = tl.load(
-                    DZ + t[:, None] * width + c[None, :], mask=(t[:, None] < T) & (c[None, :] < width), other=0.0
-                )
-                w = tl.load(W + v[:, None] * H + h[None, :], mask=(c[:, None] < width) & (h[None, :] < H), other=0.0)
-                dx = tl.dot(dz, w, dx)
-            dx *= tl.load(DLoss + t * stride_g, mask=t < T, other=0.0)[:, None]
-            # Strips follow one another on the stream: the owner adds to what the last one left.
-            if not FIRST:
-                dx += tl.load(out, mask=inside, other=0.0)
-            tl.store(out, dx, mask=inside)
+            dx = tl.zeros((HIGH, WIDE), tl.float32)
+            # Words past the strip meet a dz of zeros.
+            for c in range(0, width, STEP):
+                dx = tl.dot(DZX.load([token_row * HIGH, c]), W.load([first + c, column]), dx)
+            t = token_row.to(tl.int64) * HIGH + tl.arange(0, HIGH)
+            g = tl.load(DLoss + t * stride_g, mask=t < T, other=0.0)
+            # The tile leaves in halves of its columns, which need half the registers each.
+            left, right = tl.split(tl.permute(tl.reshape(dx, (HIGH, 2, WIDE // 2)), (0, 2, 1)))
+            h = column + tl.arange(0, WIDE // 2)
+            _dx_out(left, DX, g, t, h, T, H, FIRST)
+            _dx_out(right, DX, g, t, h + WIDE // 2, T, H, FIRST)
+
+
+def _room(rows, cols, like):
+    """A matrix whose rows start on sixteen bytes, as descriptors need them."""
+    step = 16 // like.element_size()
+    return like.new_empty(rows, triton.cdiv(cols, step) * step)[:, :cols]
+
+
+def _tiles(matrix, rows, cols):
+    """A descriptor of (rows, cols) tiles of a matrix, or of a copy where its rows are not dense or not aligned."""
+    starts = (matrix.stride(0) | matrix.storage_offset()) * matrix.element_size()
+    if matrix.stride(1) != 1 or matrix.stride(0) < matrix.shape[1] or starts % 16:
+        dense = _room(*matrix.shape, matrix)
+        dense.copy_(matrix)
+        matrix = dense
+    return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, cols])
+
+
+def _up(size):
+    return max(16, triton.next_power_of_2(size))
 
 
 def backward(saved, grad_loss, needs=(True, True)):
@@ -168,20 +206,29 @@ def backward(saved, grad_loss, needs=(True, True)):
     need_x, need_w = needs
     dx = torch.empty(T, H, device=hidden.device, dtype=torch.float32) if need_x else None
     dw = torch.empty_like(weight) if need_w else None
-    scratch = torch.empty(T * min(strip, V), device=hidden.device, dtype=hidden.dtype)
-    step = 128 // hidden.element_size()
-    BT, BV, side = _side(T), _side(min(strip, V)), _side(min(T, H, strip))
+    depth, strip = 128 // hidden.element_size(), min(strip, V)
+    weighted = _room(T, H, hidden)
+    _weighted_rows[(T, triton.cdiv(H, 1024))](
+        hidden, grad_loss, weighted, H, weighted.stride(0), grad_loss.stride(0), BLOCK=1024, num_warps=4
+    )
+    scratch = _room(T, strip, hidden)
+    BT, BV, BH = min(128, _up(T)), min(128, _up(strip)), min(depth, _up(min(H, G)))
+    HIGH, WIDE, STEP = min(128, _up(min(T, strip))), min(256, _up(H)), min(depth, _up(min(T, strip)))
+    states, words = (hidden, teacher_hidden), (weight, teacher_weight)
+    heads = (*(_tiles(t, BT, BH) for t in states), *(_tiles(t, BV, BH) for t in words))
+    factors = _tiles(weighted, STEP, WIDE), _tiles(weight, STEP, WIDE)
     for first in range(0, V, strip):
         width = min(strip, V - first)
         _distill_strip[(triton.cdiv(T, BT), triton.cdiv(width, BV))](
-            hidden, weight, teacher_hidden, teacher_weight, lse, scratch, first, T, V, H, G, width,
-            BLOCK_T=BT, BLOCK_V=BV, BLOCK_H=_side(H, step), num_warps=8, num_stages=3,
+            *heads, lse, scratch, first, T, H, G, width, scratch.stride(0),
+            BLOCK_T=BT, BLOCK_V=BV, BLOCK_H=BH, num_warps=8, num_stages=3,
         )  # fmt: skip
-        rows = need_w * triton.cdiv(width, side) + need_x * triton.cdiv(T, side)
-        _distill_products[(rows * triton.cdiv(H, side),)](
-            scratch, hidden, weight, grad_loss, dx, dw, first, T, H, width, grad_loss.stride(0),
-            FIRST=first == 0, NEED_X=need_x, NEED_W=need_w,
-            BLOCK=side, BLOCK_S=min(side, step), num_warps=8 if side == 128 else 4, num_stages=3,
+        rows = need_w * triton.cdiv(width, HIGH) + need_x * triton.cdiv(T, HIGH)
+        dz = scratch[:, :width]
+        _distill_products[(rows * triton.cdiv(H, WIDE),)](
+            _tiles(dz, STEP, HIGH), factors[0], _tiles(dz, HIGH, STEP), factors[1], grad_loss, dx, dw,
+            first, T, H, width, grad_loss.stride(0), FIRST=first == 0, NEED_X=need_x, NEED_W=need_w,
+            HIGH=HIGH, WIDE=WIDE, STEP=STEP, num_warps=8, num_stages=4,
         )  # fmt: skip
     return dx.to(hidden.dtype) if need_x else None, dw
 

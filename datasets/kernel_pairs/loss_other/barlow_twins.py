@@ -20,7 +20,6 @@ META = {
     "schema": 1,
     "techniques": (
         "closed-form",
-        "prologue-fusion",
         "epilogue-fusion",
         "saved-statistics",
         "owner-grid",

@@ -10,6 +10,7 @@ e and u while it loads its tiles, so h never takes memory in the backward.
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 META = {
     "slug": "lora_mlp_swiglu",
@@ -138,6 +139,42 @@ def forward(x, w_g, w_u, w_d, a_g, b_g, a_u, b_u, a_d, b_d, scale):
 
 # --- backward ---
 @triton.jit
+def _grad_step(
+    acc, DY, W, Low, V, row, col, M, N, K, RANK,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+):  # fmt: skip
+    """acc + DY W + Low V on the tile that starts at (row, col)."""
+    m, n = row.to(tl.int64) + tl.arange(0, BLOCK_M), col + tl.arange(0, BLOCK_N)
+    r = tl.arange(0, BLOCK_R)
+    low = tl.load(Low + m[:, None] * RANK + r[None, :], mask=(m[:, None] < M) & (r[None, :] < RANK), other=0.0)
+    v = tl.load(V + r[:, None] * N + n[None, :], mask=(r[:, None] < RANK) & (n[None, :] < N), other=0.0)
+    acc = tl.dot(low, v, acc)
+    for k in range(0, K, BLOCK_K):
+        acc = tl.dot(DY.load([row, k]), W.load([k, col]), acc)
+    return acc
+
+
+@triton.jit
+def _wide_grad(
+    DY, W, Low, V, DY2, W2, Low2, V2, OUT, M, N, K, RANK, out_m, PAIRS: tl.constexpr,
+    GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+):  # fmt: skip
+    # Programs walk GROUP row tiles before the next column tile, so that neighbours find their operands in L2.
+    tiles_n = tl.cdiv(N, BLOCK_N)
+    band = tl.program_id(0) // (GROUP * tiles_n)
+    height = tl.minimum(tl.cdiv(M, BLOCK_M) - band * GROUP, GROUP)
+    inside = tl.program_id(0) % (GROUP * tiles_n)
+    row, col = (band * GROUP + inside % height) * BLOCK_M, inside // height * BLOCK_N
+    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    acc = _grad_step(acc, DY, W, Low, V, row, col, M, N, K, RANK, BLOCK_M, BLOCK_N, BLOCK_K, BLOCK_R)
+    if PAIRS == 2:
+        # A second pair of the same layout: dx is the sum over gate and up.
+        acc = _grad_step(acc, DY2, W2, Low2, V2, row, col, M, N, K, RANK, BLOCK_M, BLOCK_N, BLOCK_K, BLOCK_R)
+    m, n = row.to(tl.int64) + tl.arange(0, BLOCK_M), col + tl.arange(0, BLOCK_N)
+    tl.store(OUT + m[:, None] * out_m + n[None, :], acc, mask=(m[:, None] < M) & (n[None, :] < N))
+
+
+@triton.jit
 def _swiglu_bwd_in_place(E, U, DH, DU, size, BLOCK: tl.constexpr):
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     e = tl.load(E + i, mask=i < size, other=0.0).to(tl.float32)
@@ -175,6 +212,33 @@ def _thin_grad(
     tl.store(out, acc, mask=(c[:, None] < C) & (r[None, :] < RANK))
 
 
+def _tiles(matrix, rows, cols):
+    """A descriptor of (rows, cols) tiles of a matrix, or of a copy where its rows are not dense or not aligned."""
+    step = 16 // matrix.element_size()
+    width = matrix.shape[1]
+    if matrix.stride(1) != 1 or matrix.stride(0) % step or matrix.stride(0) < width or matrix.storage_offset() % step:
+        dense = matrix.new_empty(matrix.shape[0], triton.cdiv(width, step) * step)[:, :width]
+        dense.copy_(matrix)
+        matrix = dense
+    return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, cols])
+
+
+def _up(size):
+    return max(16, triton.next_power_of_2(size))
+
+
+def _wide_gradient(out, *terms):
+    """out = sum over one or two terms (dy, weight, low, v) of dy @ weight + low @ v."""
+    (M, N), K, R = out.shape, terms[0][0].shape[1], terms[0][2].shape[1]
+    BM, BN, BK = min(128, _up(M)), min(256, _up(N)), min(128 // out.element_size(), _up(K))
+    terms = [(_tiles(dy, BM, BK), _tiles(weight, BK, BN), low, v) for dy, weight, low, v in terms]
+    _wide_grad[(triton.cdiv(M, BM) * triton.cdiv(N, BN),)](
+        *terms[0], *terms[-1], out, M, N, K, R, out.stride(0), PAIRS=len(terms),
+        GROUP=8, BLOCK_M=BM, BLOCK_N=BN, BLOCK_K=BK, BLOCK_R=_rank_block(R), num_warps=8, num_stages=4,
+    )  # fmt: skip
+    return out
+
+
 def _thin_gradient(wide, low, like, transposed=False, up=None):
     """wide^T low (C, R) for a B, or its transpose (R, C) for an A, in the dtype of `like`."""
     M, C = wide.shape
@@ -200,14 +264,14 @@ def backward(saved, grad_y, needs=None):
     da_d = _thin_gradient(e, dlow_d, a_d, transposed=True, up=u)
     # `de` holds dh first.
     de, du = torch.empty_like(e), torch.empty_like(u)
-    _wide_product(de, (grad_y, w_d, dlow_d, a_d))
+    _wide_gradient(de, (grad_y, w_d, dlow_d, a_d))
     _swiglu_bwd_in_place[(triton.cdiv(e.numel(), 2048),)](e, u, de, du, e.numel(), BLOCK=2048, num_warps=8)
     dlow_g, dlow_u = _thin_product(de, b_g, scale), _thin_product(du, b_u, scale)
     db_g, db_u = _thin_gradient(de, low_g, b_g), _thin_gradient(du, low_u, b_u)
     da_g, da_u = _thin_gradient(x, dlow_g, a_g, transposed=True), _thin_gradient(x, dlow_u, a_u, transposed=True)
     dx = None
     if needs is None or needs[0]:
-        dx = _wide_product(torch.empty_like(x), (de, w_g, dlow_g, a_g), (du, w_u, dlow_u, a_u))
+        dx = _wide_gradient(torch.empty_like(x), (de, w_g, dlow_g, a_g), (du, w_u, dlow_u, a_u))
     return dx, da_g, db_g, da_u, db_u, da_d, db_d
 
 

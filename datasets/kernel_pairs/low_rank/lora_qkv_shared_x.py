@@ -8,6 +8,7 @@ runs through dy_q W_q, dy_k W_k, dy_v W_v and the low-rank terms without leaving
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 META = {
     "slug": "lora_qkv_shared_x",
@@ -16,7 +17,6 @@ META = {
     "schema": 1,
     "techniques": (
         "partial-gradient", "split-k", "two-stage-partials", "epilogue-fusion", "optional-cotangent",
-        "strided-cotangent",
     ),
     "saves": ("low: fp32 or bf16 or fp16 (3, M, R)",),
     "grads": ("x", "a_q", "b_q", "a_k", "b_k", "a_v", "b_v"),
@@ -116,33 +116,37 @@ def _dy_b(DY, B, DLow, M, N, R, scale, dy_m, dy_n, BLOCK_M: tl.constexpr, BLOCK_
 
 @triton.jit
 def _add_dy_w(
-    acc, DY, W, DLow, A, m, k, M, N, K, R, dy_m, dy_n, BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr
+    acc, DY, W, DLow, A, row, col, M, N, K, R,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     """One projection's share of a tile of dx: dy W + dlow A, the rank being one more slice of the summed axis."""
+    m, k = row.to(tl.int64) + tl.arange(0, BLOCK_M), col + tl.arange(0, BLOCK_K)
     r = tl.arange(0, BLOCK_R)
     dlow = tl.load(DLow + m[:, None] * R + r[None, :], mask=(m[:, None] < M) & (r[None, :] < R), other=0.0)
     a = tl.load(A + r[:, None] * K + k[None, :], mask=(r[:, None] < R) & (k[None, :] < K), other=0.0)
     acc = tl.dot(dlow, a, acc)
-    for start in range(0, N, BLOCK_N):
-        n = (start + tl.arange(0, BLOCK_N)).to(tl.int64)
-        dy = tl.load(DY + m[:, None] * dy_m + n[None, :] * dy_n, mask=(m[:, None] < M) & (n[None, :] < N), other=0.0)
-        w = tl.load(W + n[:, None] * K + k[None, :], mask=(n[:, None] < N) & (k[None, :] < K), other=0.0)
-        acc = tl.dot(dy, w, acc)
+    for n in range(0, N, BLOCK_N):
+        acc = tl.dot(DY.load([row, n]), W.load([n, col]), acc)
     return acc
 
 
 @triton.jit
 def _shared_dx(
-    DYQ, DYK, DYV, WQ, WK, WV, DLow, AQ, AK, AV, DX, M, NQ, NK, NV, K, R, q_m, q_n, k_m, k_n, v_m, v_n,
+    DYQ, DYK, DYV, WQ, WK, WV, DLow, AQ, AK, AV, DX, M, NQ, NK, NV, K, R, GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
-    k = tl.program_id(0).to(tl.int64) * BLOCK_K + tl.arange(0, BLOCK_K)
-    m = tl.program_id(1).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    # Programs walk GROUP row tiles before the next column tile, so that neighbours find their operands in L2.
+    tiles_k = tl.cdiv(K, BLOCK_K)
+    band = tl.program_id(0) // (GROUP * tiles_k)
+    height = tl.minimum(tl.cdiv(M, BLOCK_M) - band * GROUP, GROUP)
+    inside = tl.program_id(0) % (GROUP * tiles_k)
+    row, col = (band * GROUP + inside % height) * BLOCK_M, inside // height * BLOCK_K
     size = tl.cast(M, tl.int64) * R
     acc = tl.zeros((BLOCK_M, BLOCK_K), tl.float32)
-    acc = _add_dy_w(acc, DYQ, WQ, DLow, AQ, m, k, M, NQ, K, R, q_m, q_n, BLOCK_N, BLOCK_R)
-    acc = _add_dy_w(acc, DYK, WK, DLow + size, AK, m, k, M, NK, K, R, k_m, k_n, BLOCK_N, BLOCK_R)
-    acc = _add_dy_w(acc, DYV, WV, DLow + 2 * size, AV, m, k, M, NV, K, R, v_m, v_n, BLOCK_N, BLOCK_R)
+    acc = _add_dy_w(acc, DYQ, WQ, DLow, AQ, row, col, M, NQ, K, R, BLOCK_M, BLOCK_N, BLOCK_K, BLOCK_R)
+    acc = _add_dy_w(acc, DYK, WK, DLow + size, AK, row, col, M, NK, K, R, BLOCK_M, BLOCK_N, BLOCK_K, BLOCK_R)
+    acc = _add_dy_w(acc, DYV, WV, DLow + 2 * size, AV, row, col, M, NV, K, R, BLOCK_M, BLOCK_N, BLOCK_K, BLOCK_R)
+    m, k = row.to(tl.int64) + tl.arange(0, BLOCK_M), col + tl.arange(0, BLOCK_K)
     tl.store(DX + m[:, None] * K + k[None, :], acc, mask=(m[:, None] < M) & (k[None, :] < K))
 
 
@@ -202,6 +206,21 @@ def _splits(M, tiles):
     return triton.cdiv(M, rows_each), rows_each
 
 
+def _tiles(matrix, rows, cols):
+    """A descriptor of (rows, cols) tiles of a matrix, or of a copy where its rows are not dense or not aligned."""
+    step = 16 // matrix.element_size()
+    width = matrix.shape[1]
+    if matrix.stride(1) != 1 or matrix.stride(0) % step or matrix.stride(0) < width or matrix.storage_offset() % step:
+        dense = matrix.new_empty(matrix.shape[0], triton.cdiv(width, step) * step)[:, :width]
+        dense.copy_(matrix)
+        matrix = dense
+    return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, cols])
+
+
+def _up(size):
+    return max(16, triton.next_power_of_2(size))
+
+
 def backward(saved, grad_q, grad_k, grad_v, needs=None):
     x, w_q, w_k, w_v, a_q, b_q, a_k, b_k, a_v, b_v, low, scale = saved
     needs = needs or (True,) * 7
@@ -240,10 +259,11 @@ def backward(saved, grad_q, grad_k, grad_v, needs=None):
         # A missing cotangent has no columns: its loop does not run.
         widths = [0 if dy is None else dy.shape[1] for dy in cotangents]
         dys = [x if dy is None else dy for dy in cotangents]
-        strides = [stride for dy in dys for stride in dy.stride()]
-        _shared_dx[(triton.cdiv(K, 128), triton.cdiv(M, 128))](
-            *dys, w_q, w_k, w_v, dlow, a_q, a_k, a_v, dx, M, *widths, K, R, *strides,
-            BLOCK_M=128, BLOCK_N=step, BLOCK_K=128, BLOCK_R=rank, num_warps=8, num_stages=3,
+        BM, BK, BN = min(128, _up(M)), min(256, _up(K)), min(step, _up(min(w_q.shape[0], w_k.shape[0])))
+        tiles = (*(_tiles(dy, BM, BN) for dy in dys), *(_tiles(w, BN, BK) for w in (w_q, w_k, w_v)))
+        _shared_dx[(triton.cdiv(M, BM) * triton.cdiv(K, BK),)](
+            *tiles, dlow, a_q, a_k, a_v, dx, M, *widths, K, R,
+            GROUP=8, BLOCK_M=BM, BLOCK_N=BN, BLOCK_K=BK, BLOCK_R=rank, num_warps=8, num_stages=4,
         )  # fmt: skip
     das = (None, None, None)
     if need_a:
@@ -263,7 +283,7 @@ SWEEP = (
     {"M": 71, "NQ": 45, "NK": 23, "K": 37, "R": 5, "dtype": "float16"},
     {"M": 64, "NQ": 32, "NK": 16, "K": 40, "R": 8, "dtype": "bfloat16"},
 )
-BENCH = ({"M": 8192, "NQ": 4096, "NK": 1024, "K": 4096, "R": 16, "dtype": "bfloat16"},)
+BENCH = ({"M": 16384, "NQ": 4096, "NK": 1024, "K": 4096, "R": 16, "dtype": "bfloat16"},)
 
 
 def make_args(M, NQ, NK, K, R, dtype="float32", device="cpu", seed=0):

@@ -16,7 +16,7 @@ META = {
     "family": "matmul",
     "op": "head_projection",
     "schema": 1,
-    "techniques": ("head-reduction", "owner-grid", "column-owner", "strided-cotangent"),
+    "techniques": ("head-reduction", "owner-grid", "column-owner"),
     "saves": (),
     "grads": ("x", "weight"),
     "dtypes": ("float32", "bfloat16", "float16"),

@@ -156,7 +156,7 @@ SWEEP = (
     {"T": 11, "n": 2, "D": 75},
     {"T": 5, "n": 4, "D": 300, "dtype": "bfloat16"},
 )
-BENCH = ({"T": 8192, "n": 4, "D": 2048, "dtype": "bfloat16"},)
+BENCH = ({"T": 16384, "n": 4, "D": 2048, "dtype": "bfloat16"},)
 
 
 def make_args(T, n, D, dtype="float32", device="cpu", seed=0):

@@ -8,6 +8,7 @@ one accumulator for dx, and the third forms dWg and dWu with one load of x for b
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 META = {
     "slug": "grouped_swiglu",
@@ -89,21 +90,38 @@ def forward(x, w_gate, w_up, offsets):
 
 # --- backward ---
 @triton.jit
+def _slopes_out(gate, up, DY, DGate, DUp, m, f, last, F, d_m, dy_m, dy_f):
+    """Store a piece of dgate and dup."""
+    inside = (m[:, None] < last) & (f[None, :] < F)
+    dy = tl.load(DY + m[:, None] * dy_m + f[None, :].to(tl.int64) * dy_f, mask=inside, other=0.0).to(tl.float32)
+    s = tl.sigmoid(gate)
+    at = m[:, None] * d_m + f[None, :]
+    tl.store(DUp + at, dy * gate * s, mask=inside)
+    tl.store(DGate + at, dy * up * s * (1.0 + gate * (1.0 - s)), mask=inside)
+
+
+@triton.jit
 def _swiglu_slopes(
-    DY, X, WG, WU, Offsets, DGate, DUp, D, F, E, dy_m, dy_f,
+    DY, X, WG, WU, Offsets, DGate, DUp, D, F, E, d_m, dy_m, dy_f,
     BLOCK_M: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
     expert, first, last = _row_tile(Offsets, E, BLOCK_M, BLOCK_E)
     if first >= last:
         return
-    m = first + tl.arange(0, BLOCK_M)
-    f = tl.program_id(0) * BLOCK_F + tl.arange(0, BLOCK_F)
-    gate, up = _gate_up(X, WG, WU, expert, m, f, last, D, F, BLOCK_M, BLOCK_F, BLOCK_D)
-    inside = (m[:, None] < last) & (f[None, :] < F)
-    dy = tl.load(DY + m[:, None] * dy_m + f[None, :].to(tl.int64) * dy_f, mask=inside, other=0.0).to(tl.float32)
-    s = tl.sigmoid(gate)
-    tl.store(DGate + m[:, None] * F + f[None, :], dy * up * s * (1.0 + gate * (1.0 - s)), mask=inside)
-    tl.store(DUp + m[:, None] * F + f[None, :], dy * gate * s, mask=inside)
+    expert, row, col = expert.to(tl.int32), first.to(tl.int32), tl.program_id(0) * BLOCK_F
+    gate = tl.zeros((BLOCK_M, BLOCK_F), tl.float32)
+    up = tl.zeros((BLOCK_M, BLOCK_F), tl.float32)
+    # Rows of the next expert are read past `last`, and not stored.
+    for d in range(0, D, BLOCK_D):
+        x = X.load([row, d])
+        gate = tl.dot(x, tl.reshape(WG.load([expert, d, col]), (BLOCK_D, BLOCK_F)), gate)
+        up = tl.dot(x, tl.reshape(WU.load([expert, d, col]), (BLOCK_D, BLOCK_F)), up)
+    # The tile leaves in halves of its columns, which need half the registers each.
+    gate_l, gate_r = tl.split(tl.permute(tl.reshape(gate, (BLOCK_M, 2, BLOCK_F // 2)), (0, 2, 1)))
+    up_l, up_r = tl.split(tl.permute(tl.reshape(up, (BLOCK_M, 2, BLOCK_F // 2)), (0, 2, 1)))
+    m, f = first + tl.arange(0, BLOCK_M), col + tl.arange(0, BLOCK_F // 2)
+    _slopes_out(gate_l, up_l, DY, DGate, DUp, m, f, last, F, d_m, dy_m, dy_f)
+    _slopes_out(gate_r, up_r, DY, DGate, DUp, m, f + BLOCK_F // 2, last, F, d_m, dy_m, dy_f)
 
 
 @triton.jit
@@ -114,18 +132,13 @@ def _swiglu_dx(
     expert, first, last = _row_tile(Offsets, E, BLOCK_M, BLOCK_E)
     if first >= last:
         return
-    m = first + tl.arange(0, BLOCK_M)
-    d = tl.program_id(0) * BLOCK_D + tl.arange(0, BLOCK_D)
+    expert, row, col = expert.to(tl.int32), first.to(tl.int32), tl.program_id(0) * BLOCK_D
     dx = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    for start in range(0, F, BLOCK_F):
-        f = start + tl.arange(0, BLOCK_F)
-        rows = (m[:, None] < last) & (f[None, :] < F)
-        at = (expert * D + d[None, :]) * F + f[:, None]
-        inside = (d[None, :] < D) & (f[:, None] < F)
-        dgate = tl.load(DGate + m[:, None] * F + f[None, :], mask=rows, other=0.0)
-        dx = tl.dot(dgate, tl.load(WG + at, mask=inside, other=0.0), dx)
-        dup = tl.load(DUp + m[:, None] * F + f[None, :], mask=rows, other=0.0)
-        dx = tl.dot(dup, tl.load(WU + at, mask=inside, other=0.0), dx)
+    for f in range(0, F, BLOCK_F):
+        dx = tl.dot(DGate.load([row, f]), tl.reshape(WG.load([expert, col, f]), (BLOCK_D, BLOCK_F)).T, dx)
+    for f in range(0, F, BLOCK_F):
+        dx = tl.dot(DUp.load([row, f]), tl.reshape(WU.load([expert, col, f]), (BLOCK_D, BLOCK_F)).T, dx)
+    m, d = first + tl.arange(0, BLOCK_M), col + tl.arange(0, BLOCK_D)
     tl.store(DX + m[:, None] * D + d[None, :], dx, mask=(m[:, None] < last) & (d[None, :] < D))
 
 
@@ -133,49 +146,72 @@ def _swiglu_dx(
 def _swiglu_dw(
     DGate, DUp, X, Offsets, DWG, DWU, D, F, BLOCK_M: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr
 ):
-    expert = tl.program_id(2).to(tl.int64)
-    d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
-    f = tl.program_id(0) * BLOCK_F + tl.arange(0, BLOCK_F)
-    last = tl.load(Offsets + expert + 1)
+    expert = tl.program_id(2)
+    row, col = tl.program_id(0) * BLOCK_D, tl.program_id(1) * BLOCK_F
+    first = tl.load(Offsets + expert).to(tl.int32)
+    last = tl.load(Offsets + expert + 1).to(tl.int32)
+    whole = first + (last - first) // BLOCK_M * BLOCK_M
     dwg = tl.zeros((BLOCK_D, BLOCK_F), tl.float32)
     dwu = tl.zeros((BLOCK_D, BLOCK_F), tl.float32)
-    for start in range(tl.load(Offsets + expert), last, BLOCK_M):
-        m = (start + tl.arange(0, BLOCK_M)).to(tl.int64)
-        xt = tl.load(X + m[None, :] * D + d[:, None], mask=(m[None, :] < last) & (d[:, None] < D), other=0.0)
-        rows = (m[:, None] < last) & (f[None, :] < F)
-        dwg = tl.dot(xt, tl.load(DGate + m[:, None] * F + f[None, :], mask=rows, other=0.0), dwg)
-        dwu = tl.dot(xt, tl.load(DUp + m[:, None] * F + f[None, :], mask=rows, other=0.0), dwu)
-    out = (expert * D + d[:, None]) * F + f[None, :]
+    for m in range(first, whole, BLOCK_M):
+        xt = X.load([m, row]).T
+        dwg = tl.dot(xt, DGate.load([m, col]), dwg)
+        dwu = tl.dot(xt, DUp.load([m, col]), dwu)
+    if whole < last:
+        # The last step shares its rows with the next expert, whose rows are cleared in all operands.
+        own = (whole + tl.arange(0, BLOCK_M))[:, None] < last
+        xt = tl.where(own, X.load([whole, row]), 0.0).T
+        dwg = tl.dot(xt, tl.where(own, DGate.load([whole, col]), 0.0), dwg)
+        dwu = tl.dot(xt, tl.where(own, DUp.load([whole, col]), 0.0), dwu)
+    d, f = row + tl.arange(0, BLOCK_D), col + tl.arange(0, BLOCK_F)
+    out = (expert.to(tl.int64) * D + d[:, None]) * F + f[None, :]
     inside = (d[:, None] < D) & (f[None, :] < F)
     tl.store(DWG + out, dwg, mask=inside)
     tl.store(DWU + out, dwu, mask=inside)
 
 
+def _tiles(tensor, *block):
+    """A descriptor of tiles of a matrix, or of the matrices of a batch; of a copy where rows are not aligned."""
+    step = 16 // tensor.element_size()
+    width = tensor.shape[-1]
+    outer = tensor.stride()[:-1]
+    if tensor.stride(-1) != 1 or any(s % step or s < width for s in outer) or tensor.storage_offset() % step:
+        dense = tensor.new_empty(*tensor.shape[:-1], triton.cdiv(width, step) * step)[..., :width]
+        dense.copy_(tensor)
+        tensor = dense
+    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), list(block))
+
+
+def _up(size):
+    return max(16, triton.next_power_of_2(size))
+
+
 def backward(saved, grad_y, needs=(True, True, True)):
     x, w_gate, w_up, offsets = saved
     T, (E, D, F) = x.shape[0], w_gate.shape
-    rows, step, BLOCK_E = triton.cdiv(T, 64) + E, 128 // x.element_size(), triton.next_power_of_2(E)
-    dgate, dup = torch.empty(2, T, F, device=x.device, dtype=x.dtype)
-    BLOCK_F = _side(F)
-    _swiglu_slopes[(triton.cdiv(F, BLOCK_F), rows)](
-        grad_y, x, w_gate, w_up, offsets, dgate, dup, D, F, E, *grad_y.stride(),
-        BLOCK_M=128, BLOCK_F=BLOCK_F, BLOCK_D=_side(D, step), BLOCK_E=BLOCK_E, num_warps=16, num_stages=4,
+    step, BLOCK_E, mean = 128 // x.element_size(), triton.next_power_of_2(E), _up(T // E)
+    width = triton.cdiv(F, 8) * 8
+    dgate, dup = torch.empty(2, T, width, device=x.device, dtype=x.dtype)[:, :, :F]
+    BM, BF, BD = min(128, mean), min(128, _up(F)), min(step, _up(D))
+    _swiglu_slopes[(triton.cdiv(F, BF), triton.cdiv(T, BM) + E)](
+        grad_y, _tiles(x, BM, BD), _tiles(w_gate, 1, BD, BF), _tiles(w_up, 1, BD, BF), offsets, dgate, dup, D, F, E,
+        width, *grad_y.stride(), BLOCK_M=BM, BLOCK_F=BF, BLOCK_D=BD, BLOCK_E=BLOCK_E, num_warps=8, num_stages=4,
     )  # fmt: skip
     dx = dwg = dwu = None
     if needs[0]:
         dx = torch.empty_like(x)
-        BLOCK_D = _side(D)
-        _swiglu_dx[(triton.cdiv(D, BLOCK_D), rows)](
-            dgate, dup, w_gate, w_up, offsets, dx, D, F, E,
-            BLOCK_M=64, BLOCK_F=_side(F, step), BLOCK_D=BLOCK_D, BLOCK_E=BLOCK_E, num_warps=4, num_stages=2,
+        BM, BD, BF = min(256, mean), min(128, _up(D)), min(step, _up(F))
+        _swiglu_dx[(triton.cdiv(D, BD), triton.cdiv(T, BM) + E)](
+            *(_tiles(t, BM, BF) for t in (dgate, dup)), *(_tiles(w, 1, BD, BF) for w in (w_gate, w_up)), offsets, dx,
+            D, F, E, BLOCK_M=BM, BLOCK_F=BF, BLOCK_D=BD, BLOCK_E=BLOCK_E, num_warps=8, num_stages=4,
         )  # fmt: skip
     if needs[1] or needs[2]:
         dwg, dwu = torch.empty_like(w_gate), torch.empty_like(w_up)
-        # Two accumulators: half as many rows of W in a tile.
-        BLOCK_D = _side(D, 64)
-        _swiglu_dw[(triton.cdiv(F, BLOCK_F), triton.cdiv(D, BLOCK_D), E)](
-            dgate, dup, x, offsets, dwg, dwu, D, F,
-            BLOCK_M=step, BLOCK_F=BLOCK_F, BLOCK_D=BLOCK_D, num_warps=8, num_stages=3,
+        # Two accumulators share the registers.
+        BD, BF, BM = min(128, _up(D)), min(128, _up(F)), min(step, mean)
+        _swiglu_dw[(triton.cdiv(D, BD), triton.cdiv(F, BF), E)](
+            *(_tiles(t, BM, BF) for t in (dgate, dup)), _tiles(x, BM, BD), offsets, dwg, dwu, D, F,
+            BLOCK_M=BM, BLOCK_F=BF, BLOCK_D=BD, num_warps=8, num_stages=4,
         )  # fmt: skip
     return dx, dwg, dwu
 
@@ -187,7 +223,7 @@ SWEEP = (
     {"T": 60, "E": 3, "D": 16, "F": 40, "dtype": "bfloat16"},
     {"T": 70, "E": 1, "D": 40, "F": 20, "dtype": "float16"},
 )
-BENCH = ({"T": 8192, "E": 8, "D": 1024, "F": 2048, "dtype": "bfloat16"},)
+BENCH = ({"T": 16384, "E": 8, "D": 2048, "F": 2048, "dtype": "bfloat16"},)
 
 
 def make_args(T, E, D, F, dtype="float32", device="cpu", seed=0):

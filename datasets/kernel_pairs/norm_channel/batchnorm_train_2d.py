@@ -82,7 +82,8 @@ def _batchnorm_bwd(
     rstd = tl.load(Rstd + c, mask=live_c, other=0.0)
     sum_g = tl.zeros((BLOCK_N, BLOCK_C), tl.float32)
     sum_gx = tl.zeros((BLOCK_N, BLOCK_C), tl.float32)
-    # Two programs to a processor cannot hide the latency of their loads: copies run four tiles ahead.
+    # Copies run four tiles ahead. They fill the shared memory of a processor: one tile of channels at a time is under
+    # way on it, so that what all of them read fits L2 until their second walk.
     for start in tl.range(0, N, BLOCK_N, num_stages=5):
         n = (start + tl.arange(0, BLOCK_N)).to(tl.int64)
         mask = (n[:, None] < N) & live_c[None, :]
@@ -113,7 +114,8 @@ def backward(saved, grad_y, needs=None):
     N, C = x.shape
     dx = torch.empty_like(x)
     dw, db = torch.empty_like(weight), torch.empty_like(weight)
-    tile = _tile(N, C)
+    # 64 bytes of a 16-bit row, and tiles of 16 KiB.
+    tile = {"BLOCK_C": 32, "BLOCK_N": max(16, min(256, triton.next_power_of_2(N))), "num_warps": 16}
     _batchnorm_bwd[(triton.cdiv(C, tile["BLOCK_C"]),)](
         grad_y, x, weight, mean, rstd, dx, dw, db, N, C, grad_y.stride(0), grad_y.stride(1), **tile
     )

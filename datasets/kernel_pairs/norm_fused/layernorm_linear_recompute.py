@@ -8,6 +8,7 @@ turns it into dx in place and sums the shares of gamma and beta.
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 META = {
     "slug": "layernorm_linear_recompute",
@@ -15,7 +16,7 @@ META = {
     "op": "layer_norm_linear",
     "schema": 1,
     "techniques": (
-        "prologue-fusion", "recompute", "in-place", "saved-statistics", "two-stage-partials", "strided-cotangent",
+        "prologue-fusion", "recompute", "in-place", "saved-statistics", "two-stage-partials",
     ),
     "saves": ("stats: fp32 (2, M)",),
     "grads": ("x", "gamma", "beta", "weight"),
@@ -84,17 +85,19 @@ def forward(x, gamma, beta, weight, eps=1e-5):
 # --- backward ---
 @triton.jit
 def _dnormed(
-    DY, W, DN, M, N, K, dy_m, dy_n, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr
+    DY, W, DN, M, N, K, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr
 ):  # fmt: skip
-    k = tl.program_id(0).to(tl.int64) * BLOCK_K + tl.arange(0, BLOCK_K)
-    m = tl.program_id(1).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    # Programs walk GROUP row tiles before the next column tile, so that neighbours find their operands in L2.
+    tiles_k = tl.cdiv(K, BLOCK_K)
+    band = tl.program_id(0) // (GROUP * tiles_k)
+    height = tl.minimum(tl.cdiv(M, BLOCK_M) - band * GROUP, GROUP)
+    inside = tl.program_id(0) % (GROUP * tiles_k)
+    m, k = (band * GROUP + inside % height) * BLOCK_M, inside // height * BLOCK_K
     acc = tl.zeros((BLOCK_M, BLOCK_K), tl.float32)
-    for start in range(0, N, BLOCK_N):
-        n = (start + tl.arange(0, BLOCK_N)).to(tl.int64)
-        dy = tl.load(DY + m[:, None] * dy_m + n[None, :] * dy_n, mask=(m[:, None] < M) & (n[None, :] < N), other=0.0)
-        w = tl.load(W + n[:, None] * K + k[None, :], mask=(n[:, None] < N) & (k[None, :] < K), other=0.0)
-        acc = tl.dot(dy, w, acc)
-    tl.store(DN + m[:, None] * K + k[None, :], acc, mask=(m[:, None] < M) & (k[None, :] < K))
+    for n in range(0, N, BLOCK_N):
+        acc = tl.dot(DY.load([m, n]), W.load([n, k]), acc)
+    rows, cols = m.to(tl.int64) + tl.arange(0, BLOCK_M), k + tl.arange(0, BLOCK_K)
+    tl.store(DN + rows[:, None] * K + cols[None, :], acc, mask=(rows[:, None] < M) & (cols[None, :] < K))
 
 
 @triton.jit
@@ -122,20 +125,45 @@ def _ln_rows_in_place(X, Gamma, Stats, DX, Parts, M, K, BLOCK: tl.constexpr):
 
 @triton.jit
 def _dweight(
-    DY, X, Gamma, Beta, Stats, DW, M, N, K, dy_m, dy_n,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    DY, X, Gamma, Beta, Stats, DW, M, N, K,
+    GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    k = tl.program_id(0).to(tl.int64) * BLOCK_K + tl.arange(0, BLOCK_K)
-    n = tl.program_id(1).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-    acc = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
+    # Programs walk GROUP row tiles before the next column tile, so that neighbours find their operands in L2.
+    tiles_k = tl.cdiv(K, BLOCK_K)
+    band = tl.program_id(0) // (GROUP * tiles_k)
+    height = tl.minimum(tl.cdiv(N, BLOCK_N) - band * GROUP, GROUP)
+    inside = tl.program_id(0) % (GROUP * tiles_k)
+    first_n, first_k = (band * GROUP + inside % height) * BLOCK_N, inside // height * BLOCK_K
+    # dW^T = normed^T dy: what is normalised in registers is the left operand, which a product takes from there.
+    acc = tl.zeros((BLOCK_K, BLOCK_N), tl.float32)
+    k = first_k + tl.arange(0, BLOCK_K)
+    gamma = tl.load(Gamma + k, mask=k < K, other=0.0).to(tl.float32)
+    beta = tl.load(Beta + k, mask=k < K, other=0.0).to(tl.float32)
     for start in range(0, M, BLOCK_M):
-        m = (start + tl.arange(0, BLOCK_M)).to(tl.int64)
+        m = start + tl.arange(0, BLOCK_M)
         mean = tl.load(Stats + m, mask=m < M, other=0.0)
         rstd = tl.load(Stats + M + m, mask=m < M, other=0.0)
-        normed = _normed_tile(X, Gamma, Beta, mean, rstd, m, k, M, K)
-        dyt = tl.load(DY + m[None, :] * dy_m + n[:, None] * dy_n, mask=(m[None, :] < M) & (n[:, None] < N), other=0.0)
-        acc = tl.dot(dyt, normed, acc)
-    tl.store(DW + n[:, None] * K + k[None, :], acc, mask=(n[:, None] < N) & (k[None, :] < K))
+        # Rows past the end meet a dy of zeros.
+        x = X.load([start, first_k]).T
+        normed = (x.to(tl.float32) - mean[None, :]) * rstd[None, :] * gamma[:, None] + beta[:, None]
+        acc = tl.dot(normed.to(x.dtype), DY.load([start, first_n]), acc)
+    n = first_n + tl.arange(0, BLOCK_N)
+    tl.store(DW + n[:, None].to(tl.int64) * K + k[None, :], acc.T, mask=(n[:, None] < N) & (k[None, :] < K))
+
+
+def _tiles(matrix, rows, cols):
+    """A descriptor of (rows, cols) tiles of a matrix, or of a copy where its rows are not dense or not aligned."""
+    step = 16 // matrix.element_size()
+    width = matrix.shape[1]
+    if matrix.stride(1) != 1 or matrix.stride(0) % step or matrix.stride(0) < width or matrix.storage_offset() % step:
+        dense = matrix.new_empty(matrix.shape[0], triton.cdiv(width, step) * step)[:, :width]
+        dense.copy_(matrix)
+        matrix = dense
+    return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, cols])
+
+
+def _up(size):
+    return max(16, triton.next_power_of_2(size))
 
 
 def backward(saved, grad_y, needs=None):
@@ -143,13 +171,14 @@ def backward(saved, grad_y, needs=None):
     M, K = x.shape
     N = weight.shape[0]
     needs = needs or (True, True, True, True)
-    step = 256 // x.element_size()
+    step = 128 // x.element_size()
     dx = dgamma = dbeta = dweight = None
     if any(needs[:3]):
         dx = torch.empty_like(x)
-        _dnormed[(triton.cdiv(K, 128), triton.cdiv(M, 128))](
-            grad_y, weight, dx, M, N, K, grad_y.stride(0), grad_y.stride(1),
-            BLOCK_M=128, BLOCK_N=step, BLOCK_K=128, num_warps=16, num_stages=3,
+        BM, BK, BN = min(128, _up(M)), min(256, _up(K)), min(step, _up(N))
+        _dnormed[(triton.cdiv(M, BM) * triton.cdiv(K, BK),)](
+            _tiles(grad_y, BM, BN), _tiles(weight, BN, BK), dx, M, N, K,
+            GROUP=8, BLOCK_M=BM, BLOCK_N=BN, BLOCK_K=BK, num_warps=8, num_stages=4,
         )  # fmt: skip
         BLOCK = triton.next_power_of_2(K)
         warps = max(1, min(16, BLOCK // 256))
@@ -160,9 +189,10 @@ def backward(saved, grad_y, needs=None):
         dgamma, dbeta = parts.sum(0).to(gamma.dtype)
     if needs[3]:
         dweight = torch.empty_like(weight)
-        _dweight[(triton.cdiv(K, 128), triton.cdiv(N, 128))](
-            grad_y, x, gamma, beta, stats, dweight, M, N, K, grad_y.stride(0), grad_y.stride(1),
-            BLOCK_M=step, BLOCK_N=128, BLOCK_K=128, num_warps=8, num_stages=3,
+        BK, BN, BM = min(128, _up(K)), min(256, _up(N)), min(step, _up(M))
+        _dweight[(triton.cdiv(N, BN) * triton.cdiv(K, BK),)](
+            _tiles(grad_y, BM, BN), _tiles(x, BM, BK), gamma, beta, stats, dweight, M, N, K,
+            GROUP=8, BLOCK_M=BM, BLOCK_N=BN, BLOCK_K=BK, num_warps=8, num_stages=3,
         )  # fmt: skip
     return dx, dgamma, dbeta, dweight
 
@@ -173,7 +203,7 @@ SWEEP = (
     {"M": 71, "N": 45, "K": 37, "dtype": "float16"},
     {"M": 40, "N": 24, "K": 64, "dtype": "bfloat16"},
 )
-BENCH = ({"M": 8192, "N": 4096, "K": 2048, "dtype": "bfloat16"},)
+BENCH = ({"M": 8192, "N": 4096, "K": 4096, "dtype": "bfloat16"},)
 
 
 def make_args(M, N, K, dtype="float32", device="cpu", seed=0):

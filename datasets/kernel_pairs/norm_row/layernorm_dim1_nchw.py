@@ -1,7 +1,8 @@
 """LayerNorm over the channels of (N, C, H, W): the reduced axis is strided, so a tile is channels by pixels.
 
-Loads coalesce along the pixels while sums run along the channels. A program walks pixel tiles in strides of the grid;
-for dweight and dbias, sums over all samples and pixels, it keeps one number per channel and stores them once.
+Loads coalesce along the pixels while sums run along the channels. A program of the backward owns a line of pixels and
+walks its channels twice: statistics and the sums that dx needs on the first walk, lane by lane, with one reduction at
+its end; dx on the second, with the line's share of dweight and dbias.
 """
 
 import torch
@@ -13,7 +14,7 @@ META = {
     "family": "norm_row",
     "op": "layer_norm",
     "schema": 1,
-    "techniques": ("persistent-grid", "two-stage-partials", "recompute", "strided-cotangent"),
+    "techniques": ("two-pass", "two-stage-partials", "recompute", "strided-cotangent"),
     "saves": (),
     "grads": ("x", "weight", "bias"),
     "dtypes": ("float32", "bfloat16", "float16"),
@@ -69,38 +70,55 @@ def _add_fours(a0, b0, c0, d0, a1, b1, c1, d1):
 
 
 @triton.jit
-def _ln_channels_bwd(DY, X, W, DX, Parts, N, C, S, dy_n, dy_c, dy_s, eps, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr):
-    c = tl.arange(0, BLOCK_C)[:, None]
-    w = tl.load(W + c, mask=c < C, other=0.0).to(tl.float32)
-    dw = tl.zeros((BLOCK_C, 1), tl.float32)
-    db = tl.zeros((BLOCK_C, 1), tl.float32)
-    across = tl.cdiv(S, BLOCK_S)
-    # The next tile is copied while this one is reduced.
-    for tile in tl.range(tl.program_id(0), N * across, tl.num_programs(0), num_stages=3):
-        n = tl.cast(tile // across, tl.int64)
-        s = tile % across * BLOCK_S + tl.arange(0, BLOCK_S)[None, :]
-        at = n * C * S + c * S + s
+def _add_both(a0, b0, a1, b1):
+    return a0 + a1, b0 + b1
+
+
+@triton.jit
+def _ln_channels_bwd(DY, X, W, DX, Parts, C, S, dy_n, dy_c, dy_s, eps, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr):
+    n = tl.program_id(1).to(tl.int64)
+    s = tl.program_id(0) * BLOCK_S + tl.arange(0, BLOCK_S)[None, :]
+    lane = tl.arange(0, BLOCK_C)[:, None]
+    x_at = X + n * C * S + s
+    dy_at = DY + n * dy_n + s.to(tl.int64) * dy_s
+    # Moments about the pixel's first channel: nothing cancels, and the sums that dx needs are taken on the same walk.
+    pivot = tl.load(x_at, mask=s < S, other=0.0).to(tl.float32)
+    first = tl.zeros((BLOCK_C, BLOCK_S), tl.float32)
+    second = tl.zeros((BLOCK_C, BLOCK_S), tl.float32)
+    g_sum = tl.zeros((BLOCK_C, BLOCK_S), tl.float32)
+    g_away = tl.zeros((BLOCK_C, BLOCK_S), tl.float32)
+    for start in tl.range(0, C, BLOCK_C, num_stages=4):
+        c = start + lane
         ok = (c < C) & (s < S)
-        x = tl.load(X + at, mask=ok, other=0.0).to(tl.float32)
-        dy_at = n * dy_n + c.to(tl.int64) * dy_c + s.to(tl.int64) * dy_s
-        dy = tl.load(DY + dy_at, mask=ok, other=0.0).to(tl.float32)
-        # The pixel's channels are in registers: mean and 1/std cost less than two more tensors. About the pixel's first
-        # channel nothing cancels, and the sums that dx needs join theirs in one reduction instead of three.
-        pivot = tl.load(X + n * C * S + s, mask=s < S, other=0.0).to(tl.float32)
+        x = tl.load(x_at + c * S, mask=ok, other=0.0).to(tl.float32)
+        dy = tl.load(dy_at + c.to(tl.int64) * dy_c, mask=ok, other=0.0).to(tl.float32)
         away = tl.where(ok, x - pivot, 0.0)
-        g = dy * w
-        first, second, g_sum, g_away = tl.reduce((away, away * away, g, g * away), 0, _add_fours, keep_dims=True)
-        mean = first / C
-        rstd = tl.rsqrt(tl.maximum(second / C - mean * mean, 0.0) + eps)
-        xhat = tl.where(ok, (away - mean) * rstd, 0.0)
-        slope = (g_away - mean * g_sum) * rstd / C
-        tl.store(DX + at, rstd * (g - g_sum / C - xhat * slope), mask=ok)
-        # Pixels of a channel lie in few lanes: their sum is cheaper than registers that keep them apart.
-        dw += tl.sum(dy * xhat, 1, keep_dims=True)
-        db += tl.sum(dy, 1, keep_dims=True)
-    out = Parts + tl.program_id(0) * 2 * C + c
-    tl.store(out, dw, mask=c < C)
-    tl.store(out + C, db, mask=c < C)
+        g = dy * tl.load(W + c, mask=c < C, other=0.0).to(tl.float32)
+        first += away
+        second += away * away
+        g_sum += g
+        g_away += g * away
+    first, second, g_sum, g_away = tl.reduce((first, second, g_sum, g_away), 0, _add_fours, keep_dims=True)
+    shift = first / C
+    rstd = tl.rsqrt(tl.maximum(second / C - shift * shift, 0.0) + eps)
+    mean = pivot + shift
+    slope = (g_away - shift * g_sum) * rstd / C
+    level = g_sum / C
+    parts = Parts + (n * tl.num_programs(0) + tl.program_id(0)) * 2 * C
+    # The last channels first: they are in the cache.
+    last = (tl.cdiv(C, BLOCK_C) - 1) * BLOCK_C
+    for back in tl.range(0, C, BLOCK_C, num_stages=4):
+        c = last - back + lane
+        ok = (c < C) & (s < S)
+        x = tl.load(x_at + c * S, mask=ok, other=0.0).to(tl.float32)
+        dy = tl.load(dy_at + c.to(tl.int64) * dy_c, mask=ok, other=0.0).to(tl.float32)
+        # dy is zero outside the tile: xhat may be anything finite there.
+        xhat = (x - mean) * rstd
+        g = dy * tl.load(W + c, mask=c < C, other=0.0).to(tl.float32)
+        tl.store(DX + n * C * S + c * S + s, rstd * (g - level - xhat * slope), mask=ok)
+        dw, db = tl.reduce((dy * xhat, dy), 1, _add_both, keep_dims=True)
+        tl.store(parts + c, dw, mask=c < C)
+        tl.store(parts + C + c, db, mask=c < C)
 
 
 def backward(saved, grad_y, needs=None):
@@ -108,12 +126,15 @@ def backward(saved, grad_y, needs=None):
     N, C, H, W = x.shape
     S = H * W
     dy = grad_y.flatten(2)
-    tile = _tile(C)
-    # One wave: 512 threads for each of 132 processors, as the registers allow.
-    programs = min(132 * 16 // tile["num_warps"], N * triton.cdiv(S, tile["BLOCK_S"]))
+    # A line of 64 pixels: few enough that L2 holds what the tiles under way read until their second walk.
+    block_s = max(16, min(64, triton.next_power_of_2(S)))
+    block_c = min(32, triton.next_power_of_2(C))
+    across = triton.cdiv(S, block_s)
     dx = torch.empty_like(x)
-    parts = torch.empty(programs, 2, C, device=x.device, dtype=torch.float32)
-    _ln_channels_bwd[(programs,)](dy, x, weight, dx, parts, N, C, S, *dy.stride(), eps, **tile)
+    parts = torch.empty(N * across, 2, C, device=x.device, dtype=torch.float32)
+    _ln_channels_bwd[(across, N)](
+        dy, x, weight, dx, parts, C, S, *dy.stride(), eps, BLOCK_C=block_c, BLOCK_S=block_s, num_warps=4
+    )
     dweight, dbias = parts.sum(0).to(weight.dtype)
     return dx, dweight, dbias
 
@@ -125,8 +146,8 @@ SWEEP = (
     {"N": 3, "C": 24, "H": 7, "W": 7, "dtype": "bfloat16"},
 )
 BENCH = (
-    {"N": 64, "C": 96, "H": 56, "W": 56, "dtype": "bfloat16"},
-    {"N": 64, "C": 384, "H": 28, "W": 28, "dtype": "bfloat16"},
+    {"N": 256, "C": 96, "H": 56, "W": 56, "dtype": "bfloat16"},
+    {"N": 256, "C": 384, "H": 28, "W": 28, "dtype": "bfloat16"},
 )
 
 

@@ -1,6 +1,7 @@
 """Linear layer of ternary weights scale * {-1, 0, 1}, scale = mean |W|: straight through, the scale on demand.
 
-Weight tiles are rounded to -1, 0, 1 while they are loaded, exact in 16 bits, and the scale multiplies accumulators.
+Weights are rounded to -1, 0, 1, exact in 16 bits: in the forward as their tiles load, for dX by a pass beforehand. The
+scale multiplies accumulators.
 With T the ternary weight and G = dY^T X, dX = scale * dY T and dW = G. If the scale is to be differentiated, dW gains
 sign(W) / size * sum(G * (T - W / scale)): the product that makes G leaves one number of that sum per tile in its
 epilogue, and a second launch adds the term, which needs the whole sum first.
@@ -9,13 +10,14 @@ epilogue, and a second launch adds the term, which needs the whole sum first.
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 META = {
     "slug": "bitnet_ternary_linear",
     "family": "quant",
     "op": "quantized_linear",
     "schema": 1,
-    "techniques": ("straight-through", "prologue-fusion", "epilogue-fusion", "two-stage-partials", "strided-cotangent"),
+    "techniques": ("straight-through", "epilogue-fusion", "two-stage-partials"),
     "saves": ("abs_sum: fp32 (1,)",),
     "grads": ("x", "weight"),
     "dtypes": ("float16", "bfloat16"),
@@ -86,26 +88,56 @@ def forward(x, weight, keep_scale=False):
 
 # --- backward ---
 @triton.jit
-def _weight_gradient(
-    DY, X, W, AbsSum, DW, Parts, M, N, K, size, dy_m, dy_n, x_m, x_k,
-    KEEP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+def _ternary_rows(W, AbsSum, Out, K, size, out_n, BLOCK: tl.constexpr):
+    # Once for the product: rounding in its loop would take every tile off the way straight into shared memory.
+    n = tl.program_id(0).to(tl.int64)
+    k = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    scale = tl.maximum(tl.load(AbsSum) / size, 1e-5)
+    w = tl.load(W + n * K + k, mask=k < K, other=0.0)
+    tl.store(Out + n * out_n + k, _ternary(w, scale), mask=k < K)
+
+
+@triton.jit
+def _ternary_dx(
+    DY, T, AbsSum, DX, M, N, K, size,
+    GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    n = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)[:, None]
-    k = (tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)).to(tl.int64)[None, :]
+    # Programs walk GROUP row tiles before the next column tile, so that neighbours find their operands in L2.
+    tiles_k = tl.cdiv(K, BLOCK_K)
+    band = tl.program_id(0) // (GROUP * tiles_k)
+    height = tl.minimum(tl.cdiv(M, BLOCK_M) - band * GROUP, GROUP)
+    inside = tl.program_id(0) % (GROUP * tiles_k)
+    m, k = (band * GROUP + inside % height) * BLOCK_M, inside // height * BLOCK_K
+    acc = tl.zeros((BLOCK_M, BLOCK_K), tl.float32)
+    for n in range(0, N, BLOCK_N):
+        acc = tl.dot(DY.load([m, n]), T.load([n, k]), acc)
+    scale = tl.maximum(tl.load(AbsSum) / size, 1e-5)
+    rows, cols = m.to(tl.int64) + tl.arange(0, BLOCK_M), k + tl.arange(0, BLOCK_K)
+    tl.store(DX + rows[:, None] * K + cols[None, :], acc * scale, mask=(rows[:, None] < M) & (cols[None, :] < K))
+
+
+@triton.jit
+def _weight_gradient(
+    DY, X, W, AbsSum, DW, Parts, M, N, K, size, KEEP: tl.constexpr,
+    GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    # Programs walk GROUP row tiles before the next column tile, so that neighbours find their operands in L2.
+    tiles_k = tl.cdiv(K, BLOCK_K)
+    band = tl.program_id(0) // (GROUP * tiles_k)
+    height = tl.minimum(tl.cdiv(N, BLOCK_N) - band * GROUP, GROUP)
+    inside = tl.program_id(0) % (GROUP * tiles_k)
+    n, k = (band * GROUP + inside % height) * BLOCK_N, inside // height * BLOCK_K
     acc = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
-    for start in range(0, M, BLOCK_M):
-        m = (start + tl.arange(0, BLOCK_M)).to(tl.int64)
-        dy = tl.load(DY + m[None, :] * dy_m + n * dy_n, mask=(m[None, :] < M) & (n < N), other=0.0)
-        x = tl.load(X + m[:, None] * x_m + k * x_k, mask=(m[:, None] < M) & (k < K), other=0.0)
-        acc = tl.dot(dy, x, acc)
-    ok = (n < N) & (k < K)
-    tl.store(DW + n * K + k, acc, mask=ok)
+    for m in range(0, M, BLOCK_M):
+        acc = tl.dot(DY.load([m, n]).T, X.load([m, k]), acc)
+    rows, cols = n.to(tl.int64) + tl.arange(0, BLOCK_N), k + tl.arange(0, BLOCK_K)
+    at, ok = rows[:, None] * K + cols[None, :], (rows[:, None] < N) & (cols[None, :] < K)
+    tl.store(DW + at, acc, mask=ok)
     if KEEP:
         scale = tl.maximum(tl.load(AbsSum) / size, 1e-5)
-        w = tl.load(W + n * K + k, mask=ok, other=0.0).to(tl.float32)
+        w = tl.load(W + at, mask=ok, other=0.0).to(tl.float32)
         # Lanes outside hold zero in both factors.
-        share = tl.sum(acc * (_ternary(w, scale) - w / scale))
-        tl.store(Parts + tl.program_id(0) * tl.num_programs(1) + tl.program_id(1), share)
+        tl.store(Parts + tl.program_id(0), tl.sum(acc * (_ternary(w, scale) - w / scale)))
 
 
 @triton.jit
@@ -117,21 +149,52 @@ def _add_scale_path(Straight, W, ScaleGrad, DW, size, BLOCK: tl.constexpr):
     tl.store(DW + i, straight + sign * tl.load(ScaleGrad) / size, mask=i < size)
 
 
+def _room(rows, cols, like):
+    """A matrix whose rows start on sixteen bytes, as descriptors need them."""
+    step = 16 // like.element_size()
+    return like.new_empty(rows, triton.cdiv(cols, step) * step)[:, :cols]
+
+
+def _tiles(matrix, rows, cols):
+    """A descriptor of (rows, cols) tiles of a matrix, or of a copy where its rows are not dense or not aligned."""
+    starts = (matrix.stride(0) | matrix.storage_offset()) * matrix.element_size()
+    if matrix.stride(1) != 1 or matrix.stride(0) < matrix.shape[1] or starts % 16:
+        dense = _room(*matrix.shape, matrix)
+        dense.copy_(matrix)
+        matrix = dense
+    return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, cols])
+
+
+def _up(size):
+    return max(16, triton.next_power_of_2(size))
+
+
 def backward(saved, grad_y, needs=None):
     x, weight, abs_sum, keep_scale = saved
     need_x, need_weight = needs or (True, True)
-    dx = _product(grad_y, weight, abs_sum) if need_x else None
+    (M, K), N, size = x.shape, weight.shape[0], weight.numel()
+    dx = None
+    if need_x:
+        dx = torch.empty(M, K, device=x.device, dtype=x.dtype)
+        ternary = _room(N, K, x)
+        _ternary_rows[(N, triton.cdiv(K, 2048))](
+            weight, abs_sum, ternary, K, size, ternary.stride(0), BLOCK=2048, num_warps=4
+        )
+        BM, BK, BN = min(128, _up(M)), min(256, _up(K)), min(64, _up(N))
+        _ternary_dx[(triton.cdiv(M, BM) * triton.cdiv(K, BK),)](
+            _tiles(grad_y, BM, BN), _tiles(ternary, BN, BK), abs_sum, dx, M, N, K, size,
+            GROUP=8, BLOCK_M=BM, BLOCK_N=BN, BLOCK_K=BK, num_warps=8, num_stages=4,
+        )  # fmt: skip
     if not need_weight:
         return dx, None
-    (M, K), N, size = x.shape, weight.shape[0], weight.numel()
-    BLOCK_N, BLOCK_K = _side(N), _side(K)
-    grid = triton.cdiv(N, BLOCK_N), triton.cdiv(K, BLOCK_K)
+    BN, BK, BM = min(128, _up(N)), min(128, _up(K)), min(64, _up(M))
+    tiles = triton.cdiv(N, BN) * triton.cdiv(K, BK)
     # With a second term to come, the first one is kept in fp32.
     dw = torch.empty(N, K, device=x.device, dtype=torch.float32 if keep_scale else weight.dtype)
-    parts = torch.empty(grid, device=x.device, dtype=torch.float32) if keep_scale else None
-    _weight_gradient[grid](
-        grad_y, x, weight, abs_sum, dw, parts, M, N, K, size, *grad_y.stride(), *x.stride(),
-        KEEP=keep_scale, BLOCK_M=64, BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K, num_warps=8, num_stages=3,
+    parts = torch.empty(tiles, device=x.device, dtype=torch.float32) if keep_scale else None
+    _weight_gradient[(tiles,)](
+        _tiles(grad_y, BM, BN), _tiles(x, BM, BK), weight, abs_sum, dw, parts, M, N, K, size, KEEP=keep_scale,
+        GROUP=8, BLOCK_M=BM, BLOCK_N=BN, BLOCK_K=BK, num_warps=8, num_stages=4,
     )  # fmt: skip
     if keep_scale:
         straight, dw = dw, torch.empty_like(weight)
@@ -145,7 +208,7 @@ SWEEP = (
     {"M": 37, "N": 51, "K": 43, "keep_scale": True, "dtype": "float16"},
     {"M": 32, "N": 16, "K": 32, "keep_scale": True, "dtype": "bfloat16"},
 )
-BENCH = ({"M": 4096, "N": 4096, "K": 4096, "keep_scale": True, "dtype": "bfloat16"},)
+BENCH = ({"M": 8192, "N": 4096, "K": 4096, "keep_scale": True, "dtype": "bfloat16"},)
 
 
 def make_args(M, N, K, keep_scale=False, dtype="float16", device="cpu", seed=0):

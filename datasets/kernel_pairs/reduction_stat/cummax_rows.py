@@ -1,8 +1,9 @@
 """Running maximum along rows with its positions: a gradient is the sum over the stretch that a maximum reigned.
 
 Positions never decrease, so the places that one element dominates are a stretch which begins at that element. What
-the backward needs of the positions is one byte each, whether a new stretch begins; a segmented scan from the right
-sums every stretch and hands the total to its first place. No scatter, no atomics, one read of the cotangent.
+the backward needs of the positions is one byte each, whether a stretch begins there and whether one ends; a segmented
+scan from the right sums every stretch and hands the total to its first place. No scatter, no atomics, one read of the
+cotangent.
 """
 
 import torch
@@ -15,7 +16,7 @@ META = {
     "op": "cummax",
     "schema": 1,
     "techniques": ("argmax-routing", "reverse-scan", "sorted-segments", "chunked", "strided-cotangent"),
-    "saves": ("begins: i8 (M, N)",),
+    "saves": ("bounds: i8 (M, N)",),
     "grads": ("x",),
     "nondiff_outputs": (1,),
     "dtypes": ("float32", "bfloat16"),
@@ -33,7 +34,7 @@ def _later_unless_smaller(value1, place1, value2, place2):
 
 
 @triton.jit
-def _cummax_fwd(X, Value, Place, Begins, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+def _cummax_fwd(X, Value, Place, Bounds, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
     lane = tl.broadcast_to(tl.arange(0, BLOCK_N)[None, :], (BLOCK_M, BLOCK_N))
     top = tl.full((BLOCK_M,), float("-inf"), tl.float32)
@@ -47,9 +48,13 @@ def _cummax_fwd(X, Value, Place, Begins, M, N, BLOCK_M: tl.constexpr, BLOCK_N: t
         value, place = _later_unless_smaller(top[:, None], holder[:, None], value, place)
         tl.store(Value + m * N + n, value, mask=ok)
         tl.store(Place + m * N + n, place.to(tl.int64), mask=ok)
-        tl.store(Begins + m * N + n, (place == n).to(tl.int8), mask=ok)
-        top = tl.max(value, 1)
-        holder = tl.max(place, 1)
+        # Bit 0: a stretch begins here. Bit 1: one ends here, for the next element is no smaller.
+        after = tl.load(X + m * N + n + 1, mask=(m < M) & (n + 1 < N), other=float("inf")).to(tl.float32)
+        bounds = (place == n).to(tl.int32) | ((after >= value).to(tl.int32) << 1)
+        tl.store(Bounds + m * N + n, bounds.to(tl.int8), mask=ok)
+        # Of the last place: a maximum over places would meet the same value in many, and its derivative is anyone's.
+        top = tl.sum(tl.where(lane == BLOCK_N - 1, value, 0.0), 1)
+        holder = tl.sum(tl.where(lane == BLOCK_N - 1, place, 0), 1)
 
 
 def _tile(N):
@@ -62,12 +67,12 @@ def forward(x):
     M, N = x.shape
     value = torch.empty_like(x)
     place = torch.empty(M, N, device=x.device, dtype=torch.int64)
-    begins = torch.empty(M, N, device=x.device, dtype=torch.int8)
+    bounds = torch.empty(M, N, device=x.device, dtype=torch.int8)
     BLOCK_M, BLOCK_N = _tile(N)
     _cummax_fwd[(triton.cdiv(M, BLOCK_M),)](
-        x, value, place, begins, M, N, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, num_warps=4
+        x, value, place, bounds, M, N, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, num_warps=4
     )
-    return (value, place), (begins,)
+    return (value, place), (bounds,)
 
 
 # --- backward ---
@@ -78,7 +83,7 @@ def _until_begin(stop1, sum1, stop2, sum2):
 
 
 @triton.jit
-def _cummax_bwd(DY, Begins, DX, M, N, dy_m, dy_n, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+def _cummax_bwd(DY, Bounds, DX, M, N, dy_m, dy_n, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
     lane = tl.arange(0, BLOCK_N)[None, :]
     # The open stretch of the tile on the right.
@@ -88,22 +93,24 @@ def _cummax_bwd(DY, Begins, DX, M, N, dy_m, dy_n, BLOCK_M: tl.constexpr, BLOCK_N
         n = (tiles - 1 - back) * BLOCK_N + lane
         ok = (m < M) & (n < N)
         dy = tl.load(DY + m * dy_m + n.to(tl.int64) * dy_n, mask=ok, other=0.0).to(tl.float32)
-        begins = tl.load(Begins + m * N + n, mask=ok, other=1)
-        ends = tl.load(Begins + m * N + n + 1, mask=(m < M) & (n + 1 < N), other=1).to(tl.int32)
-        closed, total = tl.associative_scan((ends, dy), 1, _until_begin, reverse=True)
+        bounds = tl.load(Bounds + m * N + n, mask=ok, other=3).to(tl.int32)
+        closed, total = tl.associative_scan((bounds & 2, dy), 1, _until_begin, reverse=True)
         total += tl.where(closed != 0, 0.0, pending[:, None])
-        tl.store(DX + m * N + n, tl.where(begins != 0, total, 0.0), mask=ok)
+        tl.store(DX + m * N + n, tl.where((bounds & 1) != 0, total, 0.0), mask=ok)
         pending = tl.sum(tl.where(lane == 0, total, 0.0), 1)
 
 
 def backward(saved, grad_value, grad_place, needs=None):
-    (begins,) = saved
-    M, N = begins.shape
+    (bounds,) = saved
+    M, N = bounds.shape
     dx = torch.empty(M, N, device=grad_value.device, dtype=grad_value.dtype)
-    BLOCK_M, BLOCK_N = _tile(N)
+    # A row in one tile, where it fits 4096 places: no tile waits for the one on its right.
+    BLOCK_N = max(16, min(4096, triton.next_power_of_2(N)))
+    BLOCK_M = max(1, 1024 // BLOCK_N)
     _cummax_bwd[(triton.cdiv(M, BLOCK_M),)](
-        grad_value, begins, dx, M, N, *grad_value.stride(), BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, num_warps=4
-    )
+        grad_value, bounds, dx, M, N, *grad_value.stride(),
+        BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, num_warps=max(4, BLOCK_N // 512),
+    )  # fmt: skip
     return dx
 
 
