@@ -32,7 +32,9 @@ TARGET = GPUTarget("cuda", 90, 32)
 _BACKEND = CUDABackend(TARGET)
 _MODULES: dict[str, Module] = {}
 _TEXTS: dict[str, str] = {}
-"""IR by what it is made of, wherever the kernel's file lies: lowered here, or in a process before; see `know`."""
+"""IR that was lowered here by what it is made of, wherever the kernel's file lies."""
+_KNOWN: dict[str, str] = {}
+"""The same of processes before; see `know`."""
 _PLACE = '"the file of the kernel":'
 """Stands in kept IR where the file is named."""
 _MOST_BYTES = 1 << 20
@@ -59,9 +61,11 @@ def lower(kernel: Any, signature: Mapping[str, Any], constexprs: Mapping[Path, A
     key = place + content
     with _LOWERING:
         if key not in _MODULES:
-            if content not in _TEXTS:
-                _TEXTS[content] = generic_text(kernel, signature, constexprs).replace(place, _PLACE)
-            _MODULES[key] = parse(_TEXTS[content].replace(_PLACE, place))
+            text = _KNOWN.get(content)
+            if text is None:
+                # Lowered for each file: a function that is derived when it is called learns of its calls so.
+                text = _TEXTS[content] = generic_text(kernel, signature, constexprs).replace(place, _PLACE)
+            _MODULES[key] = parse(text.replace(_PLACE, place))
         return _MODULES[key]
 
 
@@ -74,7 +78,7 @@ def lowered(known: Collection[str]) -> dict[str, str]:
 
 def know(texts: Mapping[str, str]) -> None:
     """Take the IR of kernels from a process that ran no other code than their own file's."""
-    _TEXTS.update(texts)
+    _KNOWN.update(texts)
 
 
 def lower_whole(

@@ -110,7 +110,7 @@ def test_ir_that_another_process_has_lowered_names_the_lines_of_this_file(monkey
     texts = lower.lowered(())
     assert not any(__file__ in text for text in texts.values())
     assert lower.lowered(texts) == {}, "what is known is not sent again"
-    monkeypatch.setattr(lower, "_TEXTS", {})
+    monkeypatch.setattr(lower, "_KNOWN", {})
     monkeypatch.setattr(lower, "_MODULES", {})
     monkeypatch.setattr(lower, "generic_text", None)  # whoever lowers again, calls it
     lower.know(texts)

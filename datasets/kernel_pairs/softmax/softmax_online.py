@@ -56,29 +56,22 @@ def forward(x):
 
 # --- backward ---
 @triton.jit
-def _online_softmax_bwd(DY, X, Lse, DX, N, dy_row, dy_col, KEPT: tl.constexpr, BLOCK: tl.constexpr):
+def _online_softmax_bwd(DY, X, Lse, DX, N, dy_row, dy_col, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, BLOCK)
     lse = tl.load(Lse + row)
-    # The first piece of the row is read once: it waits in registers for the second walk.
-    k = tl.arange(0, KEPT)
-    x_kept = tl.load(X + row * N + k, mask=k < N, other=-float("inf"))
-    dy_kept = tl.load(DY + row * dy_row + k * dy_col, mask=k < N, other=0.0)
     dot = tl.zeros((BLOCK,), tl.float32)
     # Copies run ahead in both walks. They fill the shared memory of a processor: one row at a time is under way on it,
     # so that what the walks of all rows share still fits L2 in good part.
-    for start in tl.range(KEPT, N, BLOCK, num_stages=4):
+    for start in tl.range(0, N, BLOCK, num_stages=5):
         c = start + lane
         x = tl.load(X + row * N + c, mask=c < N, other=-float("inf")).to(tl.float32)
         dy = tl.load(DY + row * dy_row + c * dy_col, mask=c < N, other=0.0).to(tl.float32)
         dot += dy * tl.exp(x - lse)
-    y_kept = tl.exp(x_kept.to(tl.float32) - lse)
-    mean = tl.sum(dot, 0) + tl.sum(dy_kept.to(tl.float32) * y_kept, 0)
-    tl.store(DX + row * N + k, y_kept * (dy_kept.to(tl.float32) - mean), mask=k < N)
+    mean = tl.sum(dot, 0)
     # Last tile first: what the first loop read most recently is still in cache.
-    tiles = tl.cdiv(tl.maximum(N - KEPT, 0), BLOCK)
-    for i in tl.range(tiles, num_stages=4):
-        c = KEPT + (tiles - 1 - i) * BLOCK + lane
+    for i in tl.range(tl.cdiv(N, BLOCK), num_stages=5):
+        c = (tl.cdiv(N, BLOCK) - 1 - i) * BLOCK + lane
         x = tl.load(X + row * N + c, mask=c < N, other=-float("inf")).to(tl.float32)
         dy = tl.load(DY + row * dy_row + c * dy_col, mask=c < N, other=0.0).to(tl.float32)
         tl.store(DX + row * N + c, tl.exp(x - lse) * (dy - mean), mask=c < N)
@@ -89,12 +82,9 @@ def backward(saved, grad_y, needs=None):
     M, N = x.shape
     dx = torch.empty_like(x)
     BLOCK = max(32, min(16384 // x.element_size(), triton.next_power_of_2(N) // 4))
-    # 32 elements of x and of dy to each thread.
-    KEPT = min(4 * BLOCK, max(BLOCK, triton.next_power_of_2(N) // 4))
     _online_softmax_bwd[(M,)](
-        grad_y, x, lse, dx, N, grad_y.stride(0), grad_y.stride(1),
-        KEPT=KEPT, BLOCK=BLOCK, num_warps=max(1, BLOCK // 256),
-    )  # fmt: skip
+        grad_y, x, lse, dx, N, grad_y.stride(0), grad_y.stride(1), BLOCK=BLOCK, num_warps=max(1, BLOCK // 256)
+    )
     return dx
 
 
