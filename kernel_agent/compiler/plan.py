@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.value import Kernel
 
 NESTED = "axes_nested"
@@ -122,3 +123,18 @@ class BackwardPlan:
     """What the stub has to check before the launches."""
     remarks: tuple[str, ...] = ()
     """Why something was left as it is: "dW stays atomic because ..."."""
+
+    @property
+    def sums(self) -> dict[str, str]:
+        """What the sum of each buffer of partial results is called."""
+        return {total.partials: total.name for total in self.totals}
+
+    def results(self, kernel: Kernel) -> list[str]:
+        """What a kernel writes to: buffers, and for one of partial results the name of their sum."""
+        return [self.sums.get(name, name) for name in written_by(kernel)]
+
+
+def written_by(kernel: Kernel) -> list[str]:
+    """The pointer arguments that a kernel writes to."""
+    codes = (Code.STORE, Code.ATOMIC_ADD, Code.ATOMIC)
+    return list(dict.fromkeys(op.base.name for op in kernel.ops if op.code in codes))

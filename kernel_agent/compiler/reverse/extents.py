@@ -7,9 +7,7 @@ from dataclasses import dataclass
 
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.ssa.code import Code
-from kernel_agent.compiler.ssa.value import Op, Value, constant, is_setting
-
-_KEPT = frozenset((Code.CAST, Code.FULL, Code.EXPAND, Code.BROADCAST))
+from kernel_agent.compiler.ssa.value import VEILS, Op, Value, bare, constant, is_setting
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ class Extents:
 
     def _beyond(self, stop: Value, start: Value) -> str | None:
         """The same where the one is computed from the other, and what they have in common does not count; else None."""
-        stop, start = _bare(stop), _bare(start)
+        stop, start = bare(stop), bare(start)
         if stop is start:
             return "0"
         op = stop.producer
@@ -103,7 +101,7 @@ class Extents:
             return Range("0", f"(grid{op.attributes['axis']} - 1)", True)
         if op.code is Code.NUM_PROGRAMS:
             return _one(f"grid{op.attributes['axis']}", True)
-        if op.code in _KEPT:
+        if op.code in VEILS:
             return self.of(op.operands[0])
         if op.code is Code.LOAD and op.mask is None and not value.is_float:
             low, high = (f"(int({op.base.name}.{end}()) if {op.base.name}.numel() else 0)" for end in ("min", "max"))
@@ -126,27 +124,20 @@ class Extents:
 
 def segment_size(loop: Op) -> Op | None:
     """The constexpr that no trips of a loop are more than: it ends at `start + SEGMENT * step`, or before."""
-    start, stop, step = (_bare(value) for value in loop.operands[:3])
+    start, stop, step = (bare(value) for value in loop.operands[:3])
     ends = stop.producer.operands if stop.producer is not None and stop.producer.code is Code.MIN else ()
-    for end in map(_bare, ends):
+    for end in map(bare, ends):
         if end.producer is None or end.producer.code is not Code.ADD:
             continue
         for first, length in (end.producer.operands, end.producer.operands[::-1]):
-            stride = _bare(length).producer
-            if _bare(first) is not start or stride is None:
+            stride = bare(length).producer
+            if bare(first) is not start or stride is None:
                 continue
-            factors = [_bare(one) for one in stride.operands] if stride.code is Code.MUL else [step, _bare(length)]
+            factors = [bare(one) for one in stride.operands] if stride.code is Code.MUL else [step, bare(length)]
             sizes = [one.producer for one in factors if one is not step and is_setting(one)]
             if len(sizes) == 1 and (step in factors or constant(step) == 1):
                 return sizes[0]
     return None
-
-
-def _bare(value: Value) -> Value:
-    """A number before conversions and broadcasts."""
-    while value.producer is not None and value.producer.code in _KEPT:
-        (value,) = value.producer.operands
-    return value
 
 
 def _follows(load: Op, start: Value) -> bool:
@@ -154,11 +145,11 @@ def _follows(load: Op, start: Value) -> bool:
     before = start.producer
     if before is None or before.code is not Code.LOAD or before.base is not load.base:
         return False
-    step = _bare(load.offset).producer
+    step = bare(load.offset).producer
     if load.mask is not None or before.mask is not None or step is None or step.code is not Code.ADD:
         return False
     return any(
-        _bare(one) is _bare(before.offset) and constant(_bare(other)) == 1
+        bare(one) is bare(before.offset) and constant(bare(other)) == 1
         for one, other in (step.operands, step.operands[::-1])
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kernel_agent.compiler.ssa.code import Code
-from kernel_agent.compiler.ssa.value import Op, Value, constant
+from kernel_agent.compiler.ssa.value import Op, Value, beneath, constant
 
 DEEP = 100
 """Operations in a row after which nobody looks further."""
@@ -15,9 +15,7 @@ _KEPT = frozenset((Code.CAST, Code.FULL, Code.EXPAND, Code.BROADCAST, Code.TRANS
 
 def source(value: Value) -> Value:
     """What a value is a conversion or another shape of."""
-    while value.producer is not None and value.producer.code in _KEPT:
-        value = value.producer.operands[0]
-    return value
+    return beneath(value, _KEPT)
 
 
 class Signs:

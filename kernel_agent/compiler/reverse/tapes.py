@@ -17,7 +17,7 @@ from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.rebuild import Copier, emptied
 from kernel_agent.compiler.ssa.uses import tapes_of, written_to
-from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value, is_setting
+from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value, beneath, is_setting
 
 
 @dataclass(frozen=True)
@@ -219,8 +219,7 @@ def _stem(name: str) -> str:
 
 def _bare_factors(value: Value) -> list[Value]:
     """What a step is a product of."""
-    while value.producer is not None and value.producer.code is Code.CAST:
-        (value,) = value.producer.operands
+    value = beneath(value, (Code.CAST,))
     op = value.producer
     return (
         [value]

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.saved.lanes import Lanes
-from kernel_agent.compiler.saved.online import Chain, Turn, bare, find_chains, is_guard
+from kernel_agent.compiler.saved.online import Chain, Turn, find_chains, is_guard
 from kernel_agent.compiler.saved.outputs import Place, Saved, load_back, places
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.rebuild import Copier
 from kernel_agent.compiler.ssa.uses import has_effects
-from kernel_agent.compiler.ssa.value import Kernel, Op, Value, constant
+from kernel_agent.compiler.ssa.value import Kernel, Op, Value, bare, constant
 
 
 @dataclass(frozen=True)

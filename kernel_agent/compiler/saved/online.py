@@ -15,9 +15,7 @@ from dataclasses import dataclass
 from kernel_agent.compiler.saved.degree import STAYS, Degree, Degrees, Kind, shift
 from kernel_agent.compiler.ssa.code import EFFECTS, Code
 from kernel_agent.compiler.ssa.uses import captured, has_effects
-from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value, constant
-
-_VEILS = frozenset((Code.EXPAND, Code.CAST, Code.BROADCAST, Code.FULL))
+from kernel_agent.compiler.ssa.value import VEILS, Block, Kernel, Op, Value, bare, constant, unspread
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,13 +100,6 @@ def find_chains(kernel: Kernel, differentiated: frozenset[str] | None, remarks: 
 
     visit(kernel.body)
     return [chain for chain in found if _proved(chain, differentiated, remarks)]
-
-
-def bare(value: Value) -> Value:
-    """A value without what only changes its element or broadcasts it."""
-    while value.producer is not None and value.producer.code in _VEILS:
-        value = value.producer.operands[0]
-    return value
 
 
 def is_guard(op: Op, guarded: Iterable[Value]) -> bool:
@@ -271,11 +262,8 @@ def decayed(value: Value, carry: Value) -> tuple[Value | None, list[Value]]:
     decays: list[Value] = []
     stack = [value]
     while stack:
-        term = stack.pop()
+        term = unspread(stack.pop())
         op = term.producer
-        while op is not None and op.code in (Code.BROADCAST, Code.FULL):
-            term = op.operands[0]
-            op = term.producer
         if op is not None and op.code is Code.ADD:
             stack.extend(op.operands)
         elif op is not None and op.code in (Code.FMA, Code.MUL) and carry in op.operands[:2]:
@@ -291,7 +279,7 @@ def _vanishes(value: Value, old: Value, maxima: frozenset[Value]) -> bool:
     op = value.producer
     if op is None:
         return False
-    if op.code in _VEILS or op.code is Code.NEG:
+    if op.code in VEILS or op.code is Code.NEG:
         return _vanishes(op.operands[0], old, maxima)
     if op.code is Code.SUB:
         return _alike(op.operands[0], op.operands[1], old, maxima) or _alike(

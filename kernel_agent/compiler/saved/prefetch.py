@@ -18,7 +18,7 @@ from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.prune import prune
 from kernel_agent.compiler.ssa.rebuild import Copier
 from kernel_agent.compiler.ssa.uses import Uses, written_to
-from kernel_agent.compiler.ssa.value import Kernel, Op, Value, constant
+from kernel_agent.compiler.ssa.value import Kernel, Op, Value, beneath, constant
 
 
 @dataclass(frozen=True)
@@ -92,9 +92,7 @@ def _same_padding(load: Op, first: Op) -> bool:
 
 def _loaded(value: Value) -> Op | None:
     """The load that a value is, but for a conversion."""
-    while value.producer is not None and value.producer.code in (Code.CAST, Code.BROADCAST, Code.FULL):
-        (value,) = value.producer.operands
-    op = value.producer
+    op = beneath(value, (Code.CAST, Code.BROADCAST, Code.FULL)).producer
     return op if op is not None and op.code is Code.LOAD else None
 
 

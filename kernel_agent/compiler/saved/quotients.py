@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from kernel_agent.compiler.saved.online import Turn, bare, decayed, find_chains
+from kernel_agent.compiler.saved.online import Turn, decayed, find_chains
 from kernel_agent.compiler.saved.outputs import Place, Saved, load_back, places
 from kernel_agent.compiler.saved.softmax import quotient, vanishes_outside
 from kernel_agent.compiler.ssa.builder import Builder
@@ -19,7 +19,7 @@ from kernel_agent.compiler.ssa.code import EFFECTS, Code
 from kernel_agent.compiler.ssa.prune import prune
 from kernel_agent.compiler.ssa.rebuild import Copier
 from kernel_agent.compiler.ssa.uses import written_to
-from kernel_agent.compiler.ssa.value import Kernel, Op, Value, is_constant
+from kernel_agent.compiler.ssa.value import Kernel, Op, Value, bare, is_constant
 
 EXPONENTIALS = (Code.EXP, Code.EXP2)
 

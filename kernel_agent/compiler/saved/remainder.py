@@ -16,7 +16,9 @@ from kernel_agent.compiler.ssa.code import EFFECTS, Code
 from kernel_agent.compiler.ssa.prune import prune
 from kernel_agent.compiler.ssa.rebuild import Copier
 from kernel_agent.compiler.ssa.uses import Uses, has_effects
-from kernel_agent.compiler.ssa.value import Kernel, Op, Value, is_constant
+from kernel_agent.compiler.ssa.value import Kernel, Op, Value, beneath, is_constant
+
+_SPREADS = (Code.EXPAND, Code.BROADCAST, Code.FULL)
 
 
 @dataclass(frozen=True)
@@ -124,9 +126,7 @@ class _Alike:
 
     def _holds(self, mask: Value) -> bool:
         """Whether a mask says no more of a whole tile than that its lanes are below the end."""
-        op = mask.producer
-        while op is not None and op.code in (Code.EXPAND, Code.BROADCAST, Code.FULL):
-            op = op.operands[0].producer
+        op = beneath(mask, _SPREADS).producer
         if (
             op is None
             or op.code is not Code.CMP
@@ -134,9 +134,7 @@ class _Alike:
             or op.operands[1] is not self.end
         ):
             return False
-        lanes = op.operands[0].producer
-        while lanes is not None and lanes.code in (Code.EXPAND, Code.BROADCAST):
-            lanes = lanes.operands[0].producer
+        lanes = beneath(op.operands[0], _SPREADS).producer
         if lanes is None or lanes.code is not Code.ADD or self.whole not in lanes.operands:
             return False
         (row,) = (value.producer for value in lanes.operands if value is not self.whole)

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 
 from kernel_agent.compiler.saved.degree import Degrees, shift
 from kernel_agent.compiler.saved.lanes import conditions
-from kernel_agent.compiler.saved.online import NotOneError, bare, examine, is_guard
+from kernel_agent.compiler.saved.online import NotOneError, examine, is_guard
 from kernel_agent.compiler.saved.outputs import Place, Saved, load_back, places
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.rebuild import Copier
 from kernel_agent.compiler.ssa.uses import Uses
-from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value, constant, is_constant
+from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value, bare, constant, is_constant
 
 
 @dataclass

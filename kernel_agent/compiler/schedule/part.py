@@ -15,7 +15,7 @@ from kernel_agent.compiler.schedule.polynomial import Polynomial
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.prune import prune
 from kernel_agent.compiler.ssa.rebuild import Copier
-from kernel_agent.compiler.ssa.value import Kernel, Op, Value
+from kernel_agent.compiler.ssa.value import Kernel, Op, Value, beneath
 
 MOST_AXES = 6
 """Of what is parted."""
@@ -76,9 +76,7 @@ def _divided(op: Op) -> int | None:
     """The axis whose number of a program an operation divides."""
     if op.code not in (Code.FLOORDIV, Code.REM) or op.result.shape:
         return None
-    value = op.operands[0]
-    while value.producer is not None and value.producer.code is Code.CAST:
-        value = value.producer.operands[0]
+    value = beneath(op.operands[0], (Code.CAST,))
     if value.producer is None or value.producer.code is not Code.PROGRAM_ID:
         return None
     axis: int = value.producer.attributes["axis"]

@@ -24,7 +24,7 @@ from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import CONTROL, Code
 from kernel_agent.compiler.ssa.rebuild import Copier, emptied
 from kernel_agent.compiler.ssa.uses import captured
-from kernel_agent.compiler.ssa.value import NARROW, Kernel, Op, Value
+from kernel_agent.compiler.ssa.value import NARROW, Kernel, Op, Value, beneath
 
 WORK = CONTROL | {
     Code.SUM, Code.REDUCE_MAX, Code.REDUCE_MIN, Code.CUMSUM, Code.DOT, Code.EXP, Code.EXP2, Code.LOG, Code.LOG2,
@@ -108,9 +108,7 @@ def _taken(kernel: Kernel) -> list[Value]:
         if loop.code is not Code.FOR:
             continue
         for value in captured(loop.blocks):
-            while value.producer is not None and value.producer.code in _SPREADS:
-                value = value.producer.operands[0]
-            found[value] = None
+            found[beneath(value, _SPREADS)] = None
     return list(found)
 
 

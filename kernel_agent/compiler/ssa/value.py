@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,8 @@ from kernel_agent.compiler.ssa.code import Code
 FLOATS = frozenset({"f64", "f32", "f16", "bf16", "f8E5M2", "f8E4M3FN", "f8E4M3FNUZ", "f8E5M2FNUZ"})
 """Elements that derivatives are taken of, by their names in Triton's IR; integers are i1, i8, i16, i32, i64."""
 NARROW = FLOATS - {"f64", "f32"}
+VEILS = frozenset((Code.EXPAND, Code.CAST, Code.BROADCAST, Code.FULL))
+"""What only changes the element of a value, or repeats it."""
 
 _numbers = itertools.count()
 
@@ -189,11 +191,21 @@ def is_setting(value: Value) -> bool:
     )
 
 
+def beneath(value: Value, codes: Collection[Code]) -> Value:
+    """What a value is made of by operations of these codes alone, each of which has one operand."""
+    while value.producer is not None and value.producer.code in codes:
+        (value,) = value.producer.operands
+    return value
+
+
 def unspread(value: Value) -> Value:
     """The scalar, or the smaller tile, that a tile repeats; any other value as it is."""
-    while value.producer is not None and value.producer.code in (Code.FULL, Code.BROADCAST):
-        value = value.producer.operands[0]
-    return value
+    return beneath(value, (Code.FULL, Code.BROADCAST))
+
+
+def bare(value: Value) -> Value:
+    """A value without what only changes its element or repeats it."""
+    return beneath(value, VEILS)
 
 
 def surely_runs(start: Value, stop: Value, step: Value) -> bool:

@@ -11,7 +11,7 @@ import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
-from kernel_agent.compiler.plan import BackwardPlan, Step
+from kernel_agent.compiler.plan import BackwardPlan, Step, written_by
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.value import Kernel, Op, Value, walk
 from kernel_agent.compiler.stub.formulas import formulas
@@ -40,10 +40,9 @@ def backward_docstring(grads: Sequence[str], cotangents: Sequence[str], made: Ma
 def computed(plan: BackwardPlan, kernel: Kernel) -> str:
     """What a kernel of a plan writes, in words; empty where that is nothing."""
     writes = written_by(kernel)
-    sums = {total.partials: total.name for total in plan.totals}
     gradients = [name for name in plan.gradients.values() if name in writes]
-    rows = [sums[name] for name in writes if name in sums]
-    rest = [name for name in writes if name not in sums and name not in gradients and name not in _reads(kernel)]
+    rows = [plan.sums[name] for name in writes if name in plan.sums]
+    rest = [name for name in writes if name not in plan.sums and name not in gradients and name not in _reads(kernel)]
     parts = [_listed(gradients)] if gradients else []
     parts += [f"partial sums of {_listed(rows)}"] if rows else []
     parts += [f"{_listed(rest)} for later launches"] if rest else []
@@ -78,17 +77,15 @@ class _Facts:
 
     def formulas(self) -> list[str]:
         """Of the gradients, partial sums and values for later launches, as far as they can be said."""
-        sums = {total.partials: total.name for total in self.plan.totals}
-        reads = _reads(self.kernel)
+        reads, sums = _reads(self.kernel), self.plan.sums
         written = {name: sums.get(name, name) for name in written_by(self.kernel) if name not in reads}
         over = {op: name for op in self.kernel.ops if op.code is Code.FOR and (name := self._index(op))}
         return formulas(self.kernel, written, self.assigned, over)
 
     def _inputs(self) -> list[str]:
         """Tensors of the forward whose gradients, or partial sums of them, are written."""
-        writes = written_by(self.kernel)
-        sums = {total.name: total.partials for total in self.plan.totals}
-        return [tensor for tensor, name in self.plan.gradients.items() if sums.get(name, name) in writes]
+        results = self.plan.results(self.kernel)
+        return [tensor for tensor, name in self.plan.gradients.items() if name in results]
 
     # --- who owns what
 
@@ -146,7 +143,7 @@ class _Facts:
     def _sums(self) -> list[str]:
         """Gradients that come out of loops."""
         over: dict[str, list[str]] = {}
-        kept = {total.partials: total.name for total in self.plan.totals}
+        kept = self.plan.sums
         for op in self.kernel.ops:
             if op.code in (Code.STORE, Code.ATOMIC_ADD) and op.base.name in {*self.plan.gradients.values(), *kept}:
                 loops = [name for loop in self._loops_of(op.stored) if (name := self._index(loop))]
@@ -180,7 +177,7 @@ class _Facts:
         for op in self.kernel.ops:
             if op.code in (Code.STORE, Code.ATOMIC_ADD):
                 writes.setdefault(op.base.name, set()).add(op.code)
-        names = {*self.plan.gradients.values(), *(total.partials for total in self.plan.totals)}
+        names = {*self.plan.gradients.values(), *self.plan.sums}
         atomic = [name for name, codes in writes.items() if name in names and Code.ATOMIC_ADD in codes]
         if atomic:
             return [
@@ -255,12 +252,6 @@ def _goes_on(value: Value, carry: Value) -> bool:
     if op.code is Code.IF:
         return all(_goes_on(block.yields[place], carry) for block in op.blocks)
     return op.code is Code.FOR and _goes_on(op.operands[3 + place], carry) and _sums_up(op, place)
-
-
-def written_by(kernel: Kernel) -> list[str]:
-    """The pointer arguments that a kernel writes to."""
-    codes = (Code.STORE, Code.ATOMIC_ADD, Code.ATOMIC)
-    return list(dict.fromkeys(op.base.name for op in kernel.ops if op.code in codes))
 
 
 def _reads(kernel: Kernel) -> list[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from kernel_agent.compiler.ssa.code import Code
-from kernel_agent.compiler.ssa.value import Kernel, Op, Value, constant, is_setting
+from kernel_agent.compiler.ssa.value import Kernel, Op, Value, beneath, constant, is_setting
 
 _WIDTH = 104
 """Characters of a formula that is read at a glance."""
@@ -189,7 +189,7 @@ class _Formulas:
             axis = f", axis={op.attributes['axis']}" if len(op.operands[0].shape) > 1 else ""
             return f"{_OVER[op.code]}({self._written(op.operands[0], inside=True)[0]}{axis})", _ATOM
         if op.code is Code.SELECT:
-            return self._where(op), _ATOM
+            return self._chosen(op.operands[0], op.operands[1:]), _ATOM
         if op.code in _FUNCTIONS:
             arguments = ", ".join(self._written(one, inside=True)[0] for one in op.operands)
             return f"{op.code.value}({arguments})", _ATOM
@@ -223,11 +223,8 @@ class _Formulas:
             text = f"{text} {sign} {said}" if text else said
         return text, _LEVELS["*"]
 
-    def _where(self, op: Op) -> str:
-        """A choice by what is loaded or computed."""
-        return self._chosen(op.operands[0], op.operands[1:])
-
     def _chosen(self, condition: Value, sides: Sequence[Value]) -> str:
+        """A choice by what is loaded or computed."""
         test = _plain(condition).producer
         if test is None or test.code is not Code.CMP:
             raise _Unsaid
@@ -335,9 +332,7 @@ def _is_of_places(condition: Value) -> bool:
 
 
 def _plain(value: Value) -> Value:
-    while value.producer is not None and value.producer.code in _AS_IT_IS:
-        value = value.producer.operands[0]
-    return value
+    return beneath(value, _AS_IT_IS)
 
 
 def _is_zero(value: Value) -> bool:

@@ -21,7 +21,7 @@ from kernel_agent.compiler.ssa.value import NARROW, Kernel
 from kernel_agent.compiler.stub.accesses import Accesses
 from kernel_agent.compiler.stub.buffers import Buffers, element_of
 from kernel_agent.compiler.stub.cotangents import Cotangents, Grad
-from kernel_agent.compiler.stub.docstrings import kernel_docstring, written_by
+from kernel_agent.compiler.stub.docstrings import kernel_docstring
 from kernel_agent.compiler.stub.flow import tensors_in
 from kernel_agent.compiler.stub.keywords import named_after, own_keywords, with_keywords
 from kernel_agent.compiler.stub.lines import HELPERS, Line, asked_unless, backward_name, bound_together, quoted
@@ -169,8 +169,7 @@ class Planned:
         """What a number of a launch would best be called: after what the launch computes where it `meets` another."""
         if step is None or not (meets or not self.body.is_free(name)):
             return name
-        sums = {total.partials: total.name for total in self.plan.totals}
-        written = [sums.get(name, name) for name in written_by(step.kernel)]
+        written = self.plan.results(step.kernel)
         gradients = [name for name in dict.fromkeys(self.plan.gradients.values()) if name in written]
         return named_after(name, gradients)
 

@@ -15,10 +15,10 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
-from kernel_agent.ir.capture.autocast import autocast
 from kernel_agent.ir.capture.custom_ops import custom_function
 from kernel_agent.ir.capture.device import CUDA, names_gpu
 from kernel_agent.ir.capture.exactness import exactly
+from kernel_agent.ir.capture.expected import Fresh, Same, expected_of
 from kernel_agent.ir.capture.host_memory import note_place
 from kernel_agent.ir.capture.images import declare, declared_dtype, held_dtype, is_image
 from kernel_agent.ir.capture.placement import compute_on
@@ -80,8 +80,6 @@ _PRODUCTS = frozenset(
     }
 )
 """Sums of products, which GPUs accumulate in float32."""
-_UNDECIDED = (RuntimeError, TypeError, ValueError, IndexError)
-"""What a call on meta tensors may raise when its result depends on values; the real call then decides."""
 
 _PARTS = tuple(getattr(Tensor, name) for name in ("data", "T", "mT", "H", "mH", "real", "imag"))
 """Attributes that are tensors on the same memory."""
@@ -171,7 +169,7 @@ class ImageMode(TorchFunctionMode):  # type: ignore[misc]
                 return python(*args, **kwargs)
         if name == "detach" and self.session.functions:  # a forward is not recorded: there detaching changes nothing
             func = _alias
-        expected = _expected(name, func, args, kwargs, bool(inputs))
+        expected = expected_of(name, func, args, kwargs, bool(inputs))
         if name in _ABOUT_DTYPES and expected is not None:
             return expected
         followed = unsigned_followed(
@@ -233,12 +231,12 @@ class ImageMode(TorchFunctionMode):  # type: ignore[misc]
                 changed.append(leaf)
                 continue
             known = any(leaf is tensor for tensor in inputs)
-            if known and not (isinstance(hint, _Fresh)):
+            if known and not (isinstance(hint, Fresh)):
                 changed.append(leaf)
                 continue
             tensor = leaf.clone() if known else leaf
-            dtype = hint.dtype if isinstance(hint, (_Fresh, _Same)) else _guess(name, tensor, inputs)
-            if isinstance(hint, (_Fresh, _Same)) and hint.shape != tensor.shape:
+            dtype = hint.dtype if isinstance(hint, (Fresh, Same)) else _guess(name, tensor, inputs)
+            if isinstance(hint, (Fresh, Same)) and hint.shape != tensor.shape:
                 raise CaptureError(
                     f"torch function {name} reads the bits of {tensor.dtype} memory, which is not followed",
                     remedy="Convert values with .to(dtype), or reinterpret bits inside of a kernel.",
@@ -273,53 +271,6 @@ class ImageMode(TorchFunctionMode):  # type: ignore[misc]
                 buffer = self.session.known_buffer(tensor) if any(tensor is given for given in inputs) else None
                 if buffer is not None:
                     buffer.mark_written(tensor)
-
-
-class _Same:
-    """On meta tensors the call returned one of its arguments, of this dtype and shape."""
-
-    def __init__(self, dtype: torch.dtype, shape: torch.Size) -> None:
-        self.dtype = dtype
-        self.shape = shape
-
-
-class _Fresh(_Same):
-    """On meta tensors the call returned a new tensor of this dtype and shape."""
-
-
-def _expected(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], has_inputs: bool) -> Any:
-    """The result of the same call on meta tensors, each as `_Fresh` or `_Same`; None when that cannot be told."""
-    seen: list[Tensor] = []
-
-    def meta(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            twin = torch.empty_strided(value.size(), value.stride(), dtype=declared_dtype(value), device="meta")
-            seen.append(twin)
-            return twin
-        if names_gpu(value):
-            return torch.device("meta")
-        return value
-
-    meta_args, meta_kwargs = tree_map(meta, (args, kwargs))
-    meta_kwargs.pop("pin_memory", None)
-    meta_kwargs.pop("generator", None)
-    if name in ("cuda", "cpu"):
-        return _Same(declared_dtype(args[0]), args[0].shape)
-    if not has_inputs and class_of(name, floats=True) is CallClass.ALLOCATION:
-        meta_kwargs["device"] = torch.device("meta")
-    try:
-        with torch.no_grad():
-            result = func(*meta_args, **meta_kwargs)
-    except _UNDECIDED:
-        return None
-
-    def describe(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        same = any(value is twin for twin in seen)
-        return (_Same if same else _Fresh)(autocast(name, value.dtype), value.shape)
-
-    return tree_map(describe, result)
 
 
 def _question(session: Session, func: Any, args: tuple[Any, ...]) -> Any:
