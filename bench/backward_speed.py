@@ -176,8 +176,15 @@ def measured(case: Case, path: Path, sandbox: Sandbox, known: list[dict[str, Any
             "sweep": read_sweep(case.entries, path),
         }
     )
+    start = time.monotonic()
+
+    def told(step: str) -> None:
+        print(f"  {case.name}: {step} after {time.monotonic() - start:.0f} s", flush=True)
+
     rig = Rig(spec, sandbox, OPTIONS)
+    told(f"exact gradients of {len(rig.natives)} entries")
     verdict = check_native(spec, source, sandbox, rig)
+    told(f"native tier {verdict.status.value}")
     if not verdict.green:
         return [{"case": case.name, "status": verdict.status.value, "message": verdict.message[:400]}]
     mine = [row for row in known if row["case"] == case.name and row.get("device") == rig.gpu.name]
@@ -186,9 +193,12 @@ def measured(case: Case, path: Path, sandbox: Sandbox, known: list[dict[str, Any
         shapes = (ShapeTime(label=row["entry"], median_us=row["us"], **{key: row[key] for key in keys}) for row in mine)
         rig.learn(Measurement(basis=Basis.MEASURED, device=rig.gpu.name, shapes=tuple(shapes)))
     found = measure_source(spec, source, sandbox, rig)
-    fused = {
-        entry.label: asdict(flash(values)) for entry, values in zip(spec.sweep, case.entries, strict=True) if case.flash
-    }
+    told(f"{', '.join(f'{shape.median_us:.0f} us' for shape in found.shapes)}")
+    fused: dict[str, dict[str, Any]] = {}
+    for entry, values in zip(spec.sweep, case.entries, strict=True):
+        if case.flash:
+            fused[entry.label] = asdict(flash(values))
+            told(f"{entry.label}: {fused[entry.label]}")
     return [
         {
             "case": case.name,
