@@ -46,21 +46,21 @@ class Recomputation:
     def listener(self, questions: list[Question]) -> Callable[[Message], None]:
         """To be told of each message of a batch's process: begins with a part as soon as it is answered."""
         heard: list[Message] = []
-        waiting = halves(questions)[:-1]
+        waiting = parts(questions)[:-1]
 
         def hear(message: Message) -> None:
             heard.append(message)
             if waiting and len(heard) == _messages(questions[: waiting[0].stop]):
                 script = Script(Report(Ending.FINISHED, "", tuple(heard)), questions)
                 if not any(script.ended(number) for number in waiting[0]):
-                    self._begin(script, waiting.pop())
+                    self._begin(script, waiting.pop(0))
 
         return hear
 
     def go_on(self, run: BatchRun) -> None:
         """Begin with what is left of a green batch."""
         questions = run.script.questions
-        for part in halves(questions):
+        for part in parts(questions):
             if not any(begun.questions[0] is questions[part.start] for begun in self._parts):
                 self._begin(run.script, part)
 
@@ -114,13 +114,20 @@ def _point(question: Question) -> str:
     return question.case.point.model_dump_json()
 
 
-def halves(questions: Sequence[Question]) -> list[range]:
-    """The questions in two parts, or in one where two would share a point."""
+def parts(questions: Sequence[Question]) -> list[range]:
+    """The questions in three parts, fewer where two would share a point.
+
+    The first is half of them, carried out while the candidate's process answers the rest; what is left when that ends
+    is a quarter.
+    """
     places = [_point(question) for question in questions]
-    for cut in range((len(places) + 1) // 2, len(places)):
-        if not any(place in places[:cut] for place in places[cut:]):
-            return [range(cut), range(cut, len(places))]
-    return [range(len(places))]
+    cuts = [0]
+    for wanted in ((len(places) + 1) // 2, (3 * len(places) + 3) // 4):
+        apart = (
+            cut for cut in range(max(wanted, cuts[-1] + 1), len(places)) if set(places[:cut]).isdisjoint(places[cut:])
+        )
+        cuts += [cut for cut in (next(apart, 0),) if cut]
+    return [range(start, stop) for start, stop in zip(cuts, [*cuts[1:], len(places)], strict=True)]
 
 
 def _tampering(runs: Sequence[BatchRun]) -> Problem | None:

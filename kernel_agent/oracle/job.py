@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -25,6 +26,7 @@ def run_truth(
     limits: Limits = LIMITS,
     on_message: Callable[[Message], None] | None = None,
     room: str = "oracle",
+    cancelled: threading.Event | None = None,
 ) -> tuple[Message, ...]:
     """Run an entry of this or another room in a fresh process; returns its messages, and tells each one as it comes.
 
@@ -39,7 +41,7 @@ def run_truth(
         limits=limits,
         label=f"truth of {facts.path.name}",
     )
-    report = sandbox.run(job, on_message=on_message)
+    report = sandbox.run(job, on_message, cancelled=cancelled)
     for message in report.messages:
         if "error" in message.record:
             raise_again(message.record["error"])

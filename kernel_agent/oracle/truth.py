@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ from kernel_agent.oracle.records import (
     RefusalKind,
     TruthError,
 )
+from kernel_agent.oracle.side_by_side import side_by_side
 from kernel_agent.oracle.wire import unpack
 from kernel_agent.pairs.sections import truth_source
 from kernel_agent.pairs.spec import KernelSpec, ShapeEntry, content_hash
@@ -41,6 +43,9 @@ OUTPUT_ROUNDOFF = 16 * torch.finfo(torch.float64).eps
 """Norm of an output over that of an input up to which the output is rounding of a zero: some ulps of float64."""
 DRAWN_FROM = 1 << 30
 """Seeds beyond which drawn ones begin: chosen ones are small."""
+
+_ENTRIES_OF_TWO = 4
+"""Entries from which on two children compute forwards: a child costs as much as some small forwards."""
 
 
 @dataclass(frozen=True)
@@ -131,16 +136,14 @@ class Truths:
         return tuple(Fit.model_validate(fit) for fit in found.record["fits"])
 
     def forwards(self, points: Sequence[Point]) -> tuple[ForwardTruth | Refusal, ...]:
-        """The forward at each point, or why there is none; all that are not known yet run in one child."""
+        """The forward at each point, or why there is none; what is not known yet runs in one child, or much in two."""
         keys = [self._key("forward", point.model_dump(mode="json")) for point in points]
         missing = [i for i, key in enumerate(keys) if self._cache.get(key) is None]
-        while missing:
-            answered = self._run_forwards([points[i] for i in missing])
-            if not answered:
-                raise _silent(self.spec, len(missing))
-            for i, message in zip(missing, answered, strict=False):
+        shares = _shares(missing, [points[i].entry.label for i in missing])
+        found = side_by_side(lambda share, left: self._all_forwards([points[i] for i in share], left), shares)
+        for share, messages in zip(shares, found, strict=True):
+            for i, message in zip(share, messages, strict=True):
                 self._keep_forward(points[i], keys[i], message)
-            missing = missing[len(answered) :]
         entries = [self._cache.get(key) for key in keys]
         return tuple(self._forward(point, entry) for point, entry in zip(points, entries, strict=True))
 
@@ -269,22 +272,37 @@ class Truths:
         grads = {name: entry.tensors[f"grad.{name}"] for name in entry.record["names"]}
         return Found(grads, Provenance.model_validate(entry.record["provenance"]))
 
-    def _run_forwards(self, points: list[Point]) -> list[Message]:
+    def _all_forwards(self, points: list[Point], left: threading.Event) -> list[Message]:
+        """A message for each point."""
+        found: list[Message] = []
+        while len(found) < len(points):
+            answered = self._run_forwards(points[len(found) :], left)
+            if not answered:
+                raise _silent(self.spec, len(points) - len(found))
+            found += answered
+        return found
+
+    def _run_forwards(self, points: list[Point], left: threading.Event) -> list[Message]:
         """Messages for a non-empty beginning of `points`: a point that kills the child is answered with a refusal."""
         payload = {"points": [point.model_dump(mode="json") for point in points]}
         try:
-            return list(self._run("forwards", payload))
+            return list(self._run("forwards", payload, cancelled=left))
         except TruthError as error:
             if len(points) > 1:
-                return self._run_forwards(points[: len(points) // 2])
+                return self._run_forwards(points[: len(points) // 2], left)
             refusal = Refusal(kind=RefusalKind.RESOURCES, message=error.message)
             return [Message({"refusal": refusal.model_dump(mode="json")}, {})]
 
     def _run(
-        self, entry: str, payload: dict[str, Any], tensors: dict[str, Tensor] | None = None
+        self,
+        entry: str,
+        payload: dict[str, Any],
+        tensors: dict[str, Tensor] | None = None,
+        cancelled: threading.Event | None = None,
     ) -> tuple[Message, ...]:
         whole = {"spec": self.spec.model_dump(mode="json"), **payload}
-        return run_truth(self.sandbox, f"child:{entry}", self.spec.facts, whole, tensors, self._limits)
+        facts = self.spec.facts
+        return run_truth(self.sandbox, f"child:{entry}", facts, whole, tensors, self._limits, cancelled=cancelled)
 
     def _forward(self, point: Point, entry: Entry | None) -> ForwardTruth | Refusal:
         if entry is None:
@@ -322,6 +340,16 @@ class Truths:
 
     def _key(self, *parts: Any) -> str:
         return hashlib.sha256(json.dumps([self._base, parts], sort_keys=True).encode()).hexdigest()
+
+
+def _shares(numbers: Sequence[int], entries: Sequence[str]) -> list[list[int]]:
+    """What two children work off, each all points of an entry: they lower the same kernels. Few are one share."""
+    distinct = list(dict.fromkeys(entries))
+    if len(distinct) < _ENTRIES_OF_TWO:
+        return [list(numbers)] if numbers else []
+    first = frozenset(distinct[::2])
+    pairs = list(zip(numbers, entries, strict=True))
+    return [[n for n, entry in pairs if (entry in first) is mine] for mine in (True, False)]
 
 
 def gain(output: float, value: float) -> float:

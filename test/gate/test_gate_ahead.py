@@ -13,7 +13,7 @@ from kernel_agent.gate import GateOptions
 from kernel_agent.gate.ahead import Ahead
 from kernel_agent.gate.cases import make_plan
 from kernel_agent.gate.questions import ask
-from kernel_agent.gate.recomputed import halves
+from kernel_agent.gate.recomputed import parts
 from kernel_agent.sandbox import Call, Ending, Job, Sandbox
 
 HERE = Path(__file__).resolve().parent
@@ -73,7 +73,21 @@ def test_the_parts_that_are_carried_out_again_hold_every_case_and_share_no_point
     truths = judge.truths("layernorm")
     shapes = ask(truths, make_plan(truths, GateOptions(), accepts_needs=False).shapes).questions
     rest = [question for shape in shapes[1:] for question in shape]
-    first, second = halves(rest)
-    assert [*first, *second] == list(range(len(rest)))
-    assert not {rest[n].case.point.label for n in first} & {rest[n].case.point.label for n in second}
-    assert halves(shapes[0]) == [range(len(shapes[0]))], "its cases are of two points, in turns"
+    found = parts(rest)
+    assert [number for part in found for number in part] == list(range(len(rest)))
+    points = [{rest[number].case.point.label for number in part} for part in found]
+    assert len(set().union(*points)) == sum(map(len, points))
+    assert len(found) == 3
+    assert len(found[0]) >= len(rest) // 2, "what is left when the candidate has answered is small"
+    assert parts(shapes[0]) == [range(len(shapes[0]))], "its cases are of two points, in turns"
+
+
+def test_few_questions_are_carried_out_again_in_no_more_parts_than_there_are(judge):
+    # An empty part would be a process that is asked nothing, and answers that nobody begins with.
+    truths = judge.truths("layernorm")
+    shapes = ask(truths, make_plan(truths, GateOptions(), accepts_needs=False).shapes).questions
+    rest = [question for shape in shapes[1:] for question in shape]
+    for count in (1, 2, 3, 4, 5):
+        found = parts(rest[:count])
+        assert all(found)
+        assert [number for part in found for number in part] == list(range(count))

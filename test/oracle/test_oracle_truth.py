@@ -114,7 +114,7 @@ def test_a_truth_on_disk_needs_no_child_again(judge, tmp_path):
 class SilentTruths(Truths):
     """Truths whose child finishes and says nothing."""
 
-    def _run(self, entry, payload, tensors=None):
+    def _run(self, entry, payload, tensors=None, cancelled=None):
         return ()
 
 

@@ -202,15 +202,17 @@ class _Event:
 
 def names_gpu(value: Any) -> bool:
     """Whether a device argument names a GPU."""
-    if isinstance(value, torch.device):
-        return bool(value.type == "cuda")
-    return isinstance(value, str) and value.split(":")[0] == "cuda"
+    if isinstance(value, str):
+        return value.split(":")[0] == "cuda"
+    return isinstance(value, torch.device) and value.type == "cuda"
 
 
 class _Place(threading.local):
     """Where the current thread computes what is meant for the GPU."""
 
     device = CPU
+    redirects = False
+    """Whether a stand-in further out redirects device arguments already: each asked again takes its time."""
 
 
 _PLACE = _Place()
@@ -234,6 +236,8 @@ class _CpuTensors(TorchFunctionMode):  # type: ignore[misc]
         self, func: Any, _types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Redirect device arguments."""
+        if not kwargs and not any(map(names_gpu, args)) and func is not torch.Tensor.cuda:  # as most calls are
+            return func(*args)
         if func is torch.device:  # naming the GPU is not using it
             return func(*args, **(kwargs or {}))
         if func is torch.Tensor.cuda:
@@ -332,13 +336,13 @@ def standin(device: torch.device | None = None) -> Iterator[None]:
 
     Tensors meant for the GPU are made on `device`; None: where a stand-in further out makes them, or on the CPU.
     """
-    outer = _PLACE.device
-    _PLACE.device = device or outer
+    outer, redirected = _PLACE.device, _PLACE.redirects
+    _PLACE.device, _PLACE.redirects = device or outer, True
     try:
-        with SCENE.entered(True), _CpuTensors():
+        with SCENE.entered(True), contextlib.nullcontext() if redirected else _CpuTensors():
             yield
     finally:
-        _PLACE.device = outer
+        _PLACE.device, _PLACE.redirects = outer, redirected
 
 
 def import_module(
