@@ -1,20 +1,22 @@
-"""Are honest backwards ever refused? `python bench/honest.py [--jobs 32] [--native] [--pairs NAME ...] [--derived]`.
+"""Are honest backwards ever refused? `python bench/honest.py [--jobs 32] [--native [--small]] [--pairs NAME ...]`.
 
 Every pair of the dataset is proven in the exact tier, so each red verdict here is a false alarm of the native tier's
 rule, a kernel that loses precision, or one that fails on a device. Judged are the required entries of SWEEP and of
 BENCH, made small, and one entry more in each dtype of the pair's META that none of them has: without a GPU by the
 pair's own kernels in faithful arithmetic, rounded to nearest and once more with functions that are off by what PTX
-permits; with `--native` by real kernels at BENCH. `--derived` takes what the compiler derives of the forward in
-place of the pair's backward.
+permits; with `--native` by real kernels at BENCH, or with `--small` at SWEEP and in each further dtype of META.
+`--derived` takes what the compiler derives of the forward in place of the pair's backward.
 
 Every pair is a process of its own and a line of `--out` (JSON) when it is done; a second run goes on with those that
-lack one, and prints the table of all.
+lack one, and prints the table of all. A truth whose execution on the GPU is not done in time, such as that of a loop
+over thousands of steps, is computed again of a smaller entry, and the verdict says of which.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -46,10 +48,13 @@ from kernel_agent.sandbox import Sandbox
 
 ROOT = Path(__file__).resolve().parents[1]
 PAIRS, EXAMPLES = ROOT / "datasets" / "kernel_pairs", ROOT / "examples"
+UNJUDGED = "UNJUDGED"
+PATIENCE = 20.0
+"""Seconds for a process to end its children."""
 VOLUME = 64
 """Product of all dims at most, in elements of the arguments."""
-PROOF = 1 << 24
-"""Elements of the arguments of a native proof, as for the dataset's figures."""
+PROOFS = (1 << 24, 1 << 20, 1 << 16)
+"""Elements of the arguments of a native proof at most: as for the dataset's figures, and where that takes too long."""
 
 
 @dataclass(frozen=True)
@@ -70,14 +75,18 @@ class Judged:
     seconds: float = 0.0
 
 
-def entries_of(spec: KernelSpec, module: ModuleType, elements: int) -> Iterator[ShapeEntry]:
-    """Required entries of SWEEP and of BENCH, made small, and one entry for each further dtype of META."""
+def in_every_dtype(spec: KernelSpec) -> list[ShapeEntry]:
+    """The required entries of SWEEP, and the first of them in each dtype of META that none of them has."""
     asked = [entry for entry in spec.sweep if entry.required]
     dtypes = {_dtype(entry) for entry in asked}
     more = [name for name in read_meta(spec.facts.source).dtypes if name not in dtypes] if spec.facts.is_pair else []
-    asked += [asked[0].model_copy(update={"dims": {**asked[0].dims, "dtype": name}}) for name in more]
+    return asked + [asked[0].model_copy(update={"dims": {**asked[0].dims, "dtype": name}}) for name in more]
+
+
+def entries_of(spec: KernelSpec, module: ModuleType, elements: int) -> Iterator[ShapeEntry]:
+    """Required entries of SWEEP and of BENCH, made small, and one entry for each further dtype of META."""
     seen: set[str] = set()
-    for entry in (*asked, *spec.facts.bench):
+    for entry in (*in_every_dtype(spec), *spec.facts.bench):
         fit = fit_entry(
             entry,
             lambda entry: build_arguments(module, entry, device="cpu", seed=0),
@@ -121,15 +130,18 @@ def faithful(path: Path, facts: FileFacts, pair: str, elements: int) -> Iterator
                     start = time.monotonic()
             except Exception as error:  # the pair's own code, or an operation that nobody executes: a line, and on
                 said = f"{type(error).__name__}: {error}"[:500]
-                yield Judged(path.stem, entry.label, _dtype(entry), "faithful", "UNJUDGED", {}, said)
+                yield Judged(path.stem, entry.label, _dtype(entry), "faithful", UNJUDGED, {}, said)
 
 
-def native(path: Path, facts: FileFacts, pair: str, sandbox: Sandbox) -> Iterator[Judged]:
-    """Judge the real kernels of `pair` on this machine's GPU, at BENCH where there is one."""
+def native(path: Path, facts: FileFacts, pair: str, sandbox: Sandbox, options: argparse.Namespace) -> Iterator[Judged]:
+    """Judge the real kernels of `pair` on this machine's GPU: at SWEEP, or at BENCH where there is one."""
     start = time.monotonic()
     spec = describe(facts, sandbox)
-    spec = at_bench(spec) if facts.bench else spec
-    rig = Rig(spec, sandbox, BenchOptions(proof_elements=PROOF))
+    if options.small:
+        spec = spec.model_copy(update={"sweep": tuple(in_every_dtype(spec))})
+    elif facts.bench:
+        spec = at_bench(spec)
+    rig = Rig(spec, sandbox, BenchOptions(proof_elements=options.proof, device=options.device))
     verdict = check_native(spec, pair if pair != facts.source else spec.facts.source, sandbox, rig)
     for case in verdict.cases:
         ratios = {score.grad: score.ratio for score in case.grads}
@@ -138,8 +150,10 @@ def native(path: Path, facts: FileFacts, pair: str, sandbox: Sandbox) -> Iterato
         yield Judged(
             path.stem, case.case, dtype, "native", case.status.value, ratios, case.message, verdict.notes, took
         )
-    if not verdict.cases:
-        yield Judged(path.stem, "", "", "native", verdict.status.value, {}, verdict.message, verdict.notes)
+    unjudged = [note for note in verdict.notes if "no exact gradients" in note or "does not run here" in note]
+    if unjudged or not verdict.cases:
+        said = "; ".join((verdict.message, *unjudged))
+        yield Judged(path.stem, "", "", "native", UNJUDGED, {}, said, (*verdict.notes, *rig.notes))
 
 
 def judge(path: Path, options: argparse.Namespace) -> None:
@@ -149,7 +163,7 @@ def judge(path: Path, options: argparse.Namespace) -> None:
             facts = read_file(path)
             pair = drafts(describe(facts, sandbox), sandbox)[0][0].pair if options.derived else facts.source
             if options.native:
-                found = native(path, facts, pair, sandbox)
+                found = native(path, facts, pair, sandbox, options)
             else:
                 found = faithful(path, facts, pair, options.elements)
             for one in found:
@@ -160,18 +174,35 @@ def judge(path: Path, options: argparse.Namespace) -> None:
             )
 
 
-def in_a_process(path: Path, options: argparse.Namespace) -> list[Judged]:
+def in_processes(path: Path, options: argparse.Namespace, device: int) -> list[Judged]:
+    """What is said of one pair; natively by one process after the other, at smaller entries, until one is in time."""
+    rows: list[Judged] = []
+    for proof in PROOFS if options.native else PROOFS[:1]:
+        rows = in_a_process(path, options, device, proof)
+        if any(row.entry for row in rows):
+            break
+    return rows
+
+
+def in_a_process(path: Path, options: argparse.Namespace, device: int, proof: int) -> list[Judged]:
     """What a process of its own says of one pair; what it had said when its time was up counts."""
     words = [sys.executable, __file__, "--one", str(path), "--elements", str(options.elements)]
-    words += [f"--{name}" for name in ("native", "derived") if getattr(options, name)]
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=options.limit)
-        out, last = done.stdout, "" if done.returncode == 0 else done.stderr.strip()[-300:]
-    except subprocess.TimeoutExpired as error:
-        out = (error.stdout or b"").decode() if isinstance(error.stdout, bytes) else error.stdout or ""
-        last = f"not done within {options.limit} s"
+    words += ["--device", str(device), "--proof", str(proof)]
+    words += [f"--{name}" for name in ("native", "small", "derived") if getattr(options, name)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            out, said = process.communicate(timeout=options.limit)
+            last = "" if process.returncode == 0 else said.strip()[-300:]
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)  # as by Ctrl-C: it ends its own children first
+            try:
+                out, _ = process.communicate(timeout=PATIENCE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                out, _ = process.communicate()
+            last = f"not done within {options.limit} s"
     rows = [Judged(**json.loads(line)) for line in out.splitlines() if line.startswith("{")]
-    return [*rows, Judged(path.stem, "", "", "", "UNJUDGED", {}, last)] if last or not rows else rows
+    return [*rows, Judged(path.stem, "", "", "", UNJUDGED, {}, last)] if last or not rows else rows
 
 
 def told(rows: list[Judged]) -> str:
@@ -203,9 +234,12 @@ def main() -> None:
     parser.add_argument("--elements", type=int, default=1 << 14, help="of the arguments of an entry at most")
     parser.add_argument("--limit", type=float, default=240.0, help="seconds for one pair")
     parser.add_argument("--native", action="store_true")
+    parser.add_argument("--small", action="store_true", help="with --native: at SWEEP, in each dtype")
+    parser.add_argument("--gpus", type=int, default=1, help="pairs are spread over so many")
     parser.add_argument("--derived", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("honest.jsonl"))
-    parser.add_argument("--one", type=Path, default=None, help=argparse.SUPPRESS)
+    for name, kind, default in (("--one", Path, None), ("--device", int, 0), ("--proof", int, PROOFS[0])):
+        parser.add_argument(name, type=kind, default=default, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one is not None:
         judge(options.one, options)
@@ -219,7 +253,8 @@ def main() -> None:
     known = {row.pair for row in rows}
     waiting = [path for path in paths[:: options.every] if path.stem not in known]
     with ThreadPoolExecutor(options.jobs) as pool, options.out.open("a", encoding="utf-8") as file:
-        for number, future in enumerate(as_completed(pool.submit(in_a_process, p, options) for p in waiting)):
+        futures = [pool.submit(in_processes, path, options, at % options.gpus) for at, path in enumerate(waiting)]
+        for number, future in enumerate(as_completed(futures)):
             found = future.result()
             rows += found
             file.writelines(json.dumps(asdict(row)) + "\n" for row in found)

@@ -6,7 +6,8 @@ b is the running sum of g in a chunk. Split as (q exp(b_i)) (k exp(-b_j)) the sc
 Between two sub-blocks the split is made at a border between them, so that both exponents are negative: the begin of
 the queries' sub-block for scores and dq, the end of the keys' for dk, each one reference for a whole row or column of
 sub-blocks. The diagonal sub-blocks take the differences themselves, one key (or query) at a time. As only differences
-enter, db = q dq - k dk, and dg is its sum over all later tokens.
+enter, db = q dq - k dk, and dg is its sum over all later tokens. Over whole chunks these terms cancel but for rounding:
+the sum ends with its chunk, and what is behind it is the sum over v of S dS at the chunk's end.
 """
 
 import torch
@@ -180,10 +181,10 @@ def forward(q, k, v, g):
 # --- backward ---
 @triton.jit
 def _chunk_grads(
-    K, V, Bsum, Scores, States, DStates, DO, DScores, DQ, DKey, DVal, T, DK, DV, scale,
+    K, V, Bsum, Scores, States, DStates, DO, DScores, DQ, DKey, DVal, DEnd, T, DK, DV, scale,
     C: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
-    # dv whole; of dq and dk what passes through the states; and the gradient of the scores for the sub-blocks.
+    # dv whole; of dq and dk what passes through the states; S dS of the chunk's end; and dscores for the sub-blocks.
     chunk = tl.program_id(0)
     head = tl.program_id(1).to(tl.int64)
     row, first = head * T, chunk * C
@@ -192,21 +193,24 @@ def _chunk_grads(
     c = tl.arange(0, BLOCK_K)
     b = _rows(Bsum, row, first, T, DK, 0, C, BLOCK_K)
     last = tl.minimum(first + C, T) - 1
-    b_end = tl.load(Bsum + (row + last) * DK + c, mask=c < DK, other=0.0)[None, :]
-    to_end = tl.exp(tl.minimum(b_end - b, 0.0))
-    k_ending = _rows(K, row, first, T, DK, 0, C, BLOCK_K)
-    k_ending = (k_ending * to_end).to(k_ending.dtype)
+    b_end = tl.load(Bsum + (row + last) * DK + c, mask=c < DK, other=0.0)
+    to_end = tl.exp(tl.minimum(b_end[None, :] - b, 0.0))
+    k = _rows(K, row, first, T, DK, 0, C, BLOCK_K)
+    k_ending = (k * to_end).to(k.dtype)
     square = (row + first + i[:, None]) * C + i[None, :]
     in_t = first + i[:, None] < T
     scores = tl.load(Scores + square, mask=in_t, other=0.0)
     dscores = tl.zeros((C, C), tl.float32)
     dq = tl.zeros((C, BLOCK_K), tl.float32)
     dk = tl.zeros((C, BLOCK_K), tl.float32)
+    passed = tl.zeros((BLOCK_K,), tl.float32)
     for col in range(0, DV, BLOCK_V):
         v = _rows(V, row, first, T, DV, col, C, BLOCK_V)
         do = _rows(DO, row, first, T, DV, col, C, BLOCK_V)
-        state = _rows(States, state_row, 0, DK, DV, col, BLOCK_K, BLOCK_V).to(v.dtype)
-        dstate = _rows(DStates, state_row, 0, DK, DV, col, BLOCK_K, BLOCK_V).to(v.dtype)
+        state = _rows(States, state_row, 0, DK, DV, col, BLOCK_K, BLOCK_V)
+        dstate = _rows(DStates, state_row, 0, DK, DV, col, BLOCK_K, BLOCK_V)
+        passed += tl.sum(state * dstate, 1)
+        state, dstate = state.to(v.dtype), dstate.to(v.dtype)
         dscores = tl.dot(do, tl.trans(v), dscores)
         dq = tl.dot(do, tl.trans(state), dq)
         dk = tl.dot(v, tl.trans(dstate), dk)
@@ -214,7 +218,11 @@ def _chunk_grads(
         _put_rows(DVal, dv, row, first, T, DV, col, C, BLOCK_V)
     tl.store(DScores + square, tl.where(i[:, None] >= i[None, :], dscores * scale, 0.0), mask=in_t)
     _put_rows(DQ, dq * tl.exp(b) * scale, row, first, T, DK, 0, C, BLOCK_K)
-    _put_rows(DKey, dk * to_end, row, first, T, DK, 0, C, BLOCK_K)
+    dk *= to_end
+    _put_rows(DKey, dk, row, first, T, DK, 0, C, BLOCK_K)
+    # The state at the chunk's end: what it began with, and this chunk's keys.
+    at_end = DEnd + (head * tl.num_programs(0) + chunk) * DK + c
+    tl.store(at_end, passed * tl.exp(b_end) + tl.sum(k * dk, 0), mask=c < DK)
 
 
 @triton.jit
@@ -272,15 +280,14 @@ def _block_grads(
 
 
 @triton.jit
-def _later_sums(DB, DG, T, DK, ROWS: tl.constexpr, COLS: tl.constexpr):
-    row = tl.program_id(1).to(tl.int64) * T
-    col = tl.program_id(0) * COLS
-    carry = tl.zeros((COLS,), tl.float32)
-    for back in range(tl.cdiv(T, ROWS)):
-        first = (tl.cdiv(T, ROWS) - 1 - back) * ROWS
-        db = _rows(DB, row, first, T, DK, col, ROWS, COLS)
-        _put_rows(DG, tl.cumsum(db, 0, reverse=True) + carry[None, :], row, first, T, DK, col, ROWS, COLS)
-        carry += tl.sum(db, 0)
+def _later_sums(DB, DEnd, DG, T, DK, C: tl.constexpr, BLOCK_K: tl.constexpr):
+    chunk = tl.program_id(0)
+    head = tl.program_id(1).to(tl.int64)
+    c = tl.arange(0, BLOCK_K)
+    db = _rows(DB, head * T, chunk * C, T, DK, 0, C, BLOCK_K)
+    behind = tl.load(DEnd + (head * tl.num_programs(0) + chunk) * DK + c, mask=c < DK, other=0.0)
+    dg = tl.cumsum(db, 0, reverse=True) + behind[None, :]
+    _put_rows(DG, dg, head * T, chunk * C, T, DK, 0, C, BLOCK_K)
 
 
 def backward(saved, grad_out, needs=None):
@@ -294,8 +301,10 @@ def backward(saved, grad_out, needs=None):
     dscores = torch.empty(scores.shape, device=q.device, dtype=torch.float32)
     dq_part, dk_part, db = (torch.empty_like(b) for _ in range(3))
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    _chunk_grads[(triton.cdiv(T, tiles["C"]), B * H)](
-        k, v, b, scores, states, dstates, do, dscores, dq_part, dk_part, dv, T, DK, DV, DK**-0.5,
+    chunks = triton.cdiv(T, tiles["C"])
+    dend = torch.empty(B * H, chunks, DK, device=q.device, dtype=torch.float32)
+    _chunk_grads[(chunks, B * H)](
+        k, v, b, scores, states, dstates, do, dscores, dq_part, dk_part, dv, dend, T, DK, DV, DK**-0.5,
         **(tiles | {"num_warps": 8}),
     )  # fmt: skip
     _block_grads[(triton.cdiv(T, 16), B * H)](
@@ -305,7 +314,7 @@ def backward(saved, grad_out, needs=None):
     if not need_g:
         return dq, dk, dv, None
     dg = torch.empty(q.shape, device=q.device, dtype=gate_dtype)
-    _later_sums[(triton.cdiv(DK, 32), B * H)](db, dg, T, DK, ROWS=64, COLS=32, num_warps=4)
+    _later_sums[(chunks, B * H)](db, dend, dg, T, DK, C=tiles["C"], BLOCK_K=tiles["BLOCK_K"], num_warps=4)
     return dq, dk, dv, dg
 
 

@@ -1,11 +1,13 @@
-"""Linear-chain CRF: alphas are saved on the way forward, betas made on the way back, transitions gather pair marginals.
+"""Linear-chain CRF: alphas are saved on the way forward, marginals handed back by the softmaxes that made the alphas.
 
 With emissions e and transitions A:    alpha[t, j] = e[t, j] + lse over i of (alpha[t - 1, i] + A[i, j]),
-    beta[t, i] = lse over j of (A[i, j] + e[t + 1, j] + beta[t + 1, j]),    L = log Z - score of the given tags.
-    de[t, j] = exp(alpha + beta - log Z) - [tag],
-    dA[i, j] = sum over t of exp(alpha[t - 1, i] + A[i, j] + e[t, j] + beta[t, j] - log Z) - count of (i, j) in tags.
+    L = log Z - score of the given tags,  m[last] = softmax of alpha[last],  m[t, i] = sum over j of pair[t + 1, i, j],
+    pair[t, i, j] = m[t, j] softmax over i of (alpha[t - 1, i] + A[i, j]),
+    de[t, j] = m[t, j] - [tag],    dA[i, j] = sum over t of pair[t, i, j] - count of (i, j) in tags.
+The textbook's exp(alpha + beta - log Z) takes what is left of three numbers that grow with the sentence, and with them
+what rounding them costs; a softmax needs differences of two alphas of neighbouring words alone.
 A program owns a sentence. Its (tags, tags) tile of A stays in registers in both directions, and backward so does dA, to
-which every step adds its outer product of pair marginals. One partial dA per sentence leaves.
+which every step adds its pair marginals. One partial dA per sentence leaves.
 """
 
 import torch
@@ -18,7 +20,7 @@ META = {
     "op": "crf_nll",
     "schema": 1,
     "techniques": ("reverse-scan", "checkpointed-states", "varlen", "two-stage-partials", "one-launch"),
-    "saves": ("alpha: fp32 (B, T, K)", "log_z: fp32 (B,)"),
+    "saves": ("alpha: fp32 (B, T, K)",),
     "grads": ("emission", "transition"),
     "dtypes": ("float32", "bfloat16"),
     "license": "Apache-2.0",
@@ -29,7 +31,7 @@ META = {
 
 # --- forward ---
 @triton.jit
-def _crf_fwd(Emission, Transition, Tag, Length, Alpha, LogZ, Loss, T, K, BLOCK_K: tl.constexpr, BLOCK_T: tl.constexpr):
+def _crf_fwd(Emission, Transition, Tag, Length, Alpha, Loss, T, K, BLOCK_K: tl.constexpr, BLOCK_T: tl.constexpr):
     b = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK_K)
     j = tl.arange(0, BLOCK_K)
@@ -56,7 +58,6 @@ def _crf_fwd(Emission, Transition, Tag, Length, Alpha, LogZ, Loss, T, K, BLOCK_K
         before = tl.load(Tag + b * T + t - 1, mask=(t > 0) & (t < length), other=0)
         score += tl.load(Emission + (b * T + t) * K + tag, mask=t < length, other=0.0).to(tl.float32)
         score += tl.load(Transition + before * K + tag, mask=(t > 0) & (t < length), other=0.0).to(tl.float32)
-    tl.store(LogZ + b, log_z)
     tl.store(Loss + b, log_z - tl.sum(score, 0))
 
 
@@ -72,58 +73,57 @@ def forward(emission, transition, tag, length):
     B, T, K = emission.shape
     # Steps past a sentence's end stay zero: what is saved is defined throughout.
     alpha = torch.zeros(B, T, K, device=emission.device, dtype=torch.float32)
-    log_z, loss = (torch.empty(B, device=emission.device, dtype=torch.float32) for _ in range(2))
+    loss = torch.empty(B, device=emission.device, dtype=torch.float32)
     BLOCK_K, warps = _tile(K)
-    _crf_fwd[(B,)](
-        emission, transition, tag, length, alpha, log_z, loss, T, K, BLOCK_K=BLOCK_K, BLOCK_T=64, num_warps=warps
-    )
-    return loss, (emission, transition, tag, length, alpha, log_z)
+    _crf_fwd[(B,)](emission, transition, tag, length, alpha, loss, T, K, BLOCK_K=BLOCK_K, BLOCK_T=64, num_warps=warps)
+    return loss, (emission, transition, tag, length, alpha)
 
 
 # --- backward ---
 @triton.jit
 def _crf_bwd(
-    DLoss, Emission, Transition, Tag, Length, Alpha, LogZ, DEmission, DTransition, T, K, stride_g,
-    BLOCK_K: tl.constexpr,
-):  # fmt: skip
+    DLoss, Emission, Transition, Tag, Length, Alpha, DEmission, DTransition, T, K, stride_g, BLOCK_K: tl.constexpr
+):
     b = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK_K)
     j = tl.arange(0, BLOCK_K)
     g = tl.load(DLoss + b * stride_g)
-    log_z = tl.load(LogZ + b)
-    length = tl.load(Length + b)
+    last = tl.load(Length + b) - 1
     pair = (i[:, None] < K) & (j[None, :] < K)
     a = tl.load(Transition + i[:, None] * K + j[None, :], mask=pair, other=-1.0e30).to(tl.float32)
     da = tl.zeros((BLOCK_K, BLOCK_K), tl.float32)
-    beta = tl.zeros((BLOCK_K,), tl.float32)
-    for back in range(length):
-        t = length - 1 - back
+    alpha = tl.load(Alpha + (b * T + last) * K + j, mask=j < K, other=-1.0e30)
+    marginal = tl.exp(alpha - tl.max(alpha, 0))
+    marginal /= tl.sum(marginal, 0)
+    tag = tl.load(Tag + b * T + last)
+    for back in range(last):
+        t = last - back
         rows = (b * T + t) * K
-        tag = tl.load(Tag + b * T + t)
-        alpha = tl.load(Alpha + rows + j, mask=j < K, other=-1.0e30)
-        marginal = tl.exp(alpha + beta - log_z)
         tl.store(DEmission + rows + j, g * (marginal - tl.where(j == tag, 1.0, 0.0)), mask=j < K)
-        # The first word has no word before it: its unreachable alphas make the pair marginals zero.
-        before = tl.load(Tag + b * T + t - 1, mask=t > 0, other=-1)
-        alpha = tl.load(Alpha + rows - K + i, mask=(i < K) & (t > 0), other=-1.0e30)
+        before = tl.load(Tag + b * T + t - 1)
+        # e - alpha is minus the log-sum-exp: close enough to the largest term for the exponentials' range.
+        here = tl.load(Alpha + rows + j, mask=j < K, other=0.0)
         e = tl.load(Emission + rows + j, mask=j < K, other=0.0).to(tl.float32)
-        s = a + (e + beta)[None, :]
-        da += tl.exp(alpha[:, None] + s - log_z)
+        alpha = tl.load(Alpha + rows - K + i, mask=i < K, other=-1.0e30)
+        weight = tl.exp((alpha[:, None] - here[None, :]) + (a + e[None, :]))
+        weight *= (marginal / tl.where(j < K, tl.sum(weight, 0), 1.0))[None, :]
+        da += weight
         da -= tl.where((i[:, None] == before) & (j[None, :] == tag), 1.0, 0.0)
-        top = tl.max(s, 1)
-        beta = top + tl.log(tl.sum(tl.exp(s - top[:, None]), 1))
+        marginal = tl.sum(weight, 1)
+        tag = before
+    tl.store(DEmission + b * T * K + j, g * (marginal - tl.where(j == tag, 1.0, 0.0)), mask=j < K)
     tl.store(DTransition + b * K * K + i[:, None] * K + j[None, :], g * da, mask=pair)
 
 
 def backward(saved, grad_loss, needs=None):
-    emission, transition, tag, length, alpha, log_z = saved
+    emission, transition, tag, length, alpha = saved
     B, T, K = emission.shape
     # Words past a sentence's end are not visited.
     demission = torch.zeros_like(emission)
     parts = torch.empty(B, K, K, device=emission.device, dtype=torch.float32)
     BLOCK_K, warps = _tile(K)
     _crf_bwd[(B,)](
-        grad_loss, emission, transition, tag, length, alpha, log_z, demission, parts, T, K, grad_loss.stride(0),
+        grad_loss, emission, transition, tag, length, alpha, demission, parts, T, K, grad_loss.stride(0),
         BLOCK_K=BLOCK_K, num_warps=warps,
     )  # fmt: skip
     return demission, parts.sum(0).to(transition.dtype)

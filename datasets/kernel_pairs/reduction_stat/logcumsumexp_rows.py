@@ -84,6 +84,7 @@ def _logcumsumexp_bwd(DY, X, LSE, DX, M, N, dy_m, dy_n, BLOCK_M: tl.constexpr, B
     m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
     first = (tl.arange(0, BLOCK_N) == 0)[None, :]
     carry = tl.zeros((BLOCK_M,), tl.float32)
+    behind = tl.full((BLOCK_M,), float("inf"), tl.float32)
     for start in tl.range((N - 1) // BLOCK_N * BLOCK_N, -1, -BLOCK_N, num_stages=2):
         n = start + tl.arange(0, BLOCK_N)[None, :]
         ok = (m < M) & (n < N)
@@ -92,18 +93,21 @@ def _logcumsumexp_bwd(DY, X, LSE, DX, M, N, dy_m, dy_n, BLOCK_M: tl.constexpr, B
         # Behind the end of the row the factor is exp(-inf) = 0.
         following = tl.load(LSE + at + 1, mask=(m < M) & (n + 1 < N), other=float("inf"))
         dy = tl.load(DY + m * dy_m + n.to(tl.int64) * dy_n, mask=ok, other=0.0).to(tl.float32)
-        reach, s = tl.associative_scan((tl.exp(lse - following), dy), 1, _then, reverse=True)
-        s += reach * carry[:, None]
+        _, s = tl.associative_scan((tl.exp(lse - following), dy), 1, _then, reverse=True)
+        s += tl.exp(lse - behind[:, None]) * carry[:, None]
         x = tl.load(X + at, mask=ok, other=0.0).to(tl.float32)
         tl.store(DX + at, tl.exp(x - lse) * s, mask=ok)
         carry = tl.sum(tl.where(first, s, 0.0), 1)
+        behind = tl.sum(tl.where(first, lse, 0.0), 1)
 
 
 def backward(saved, grad_y, needs=None):
     x, lse = saved
     M, N = x.shape
     dx = torch.empty_like(x)
-    BLOCK_M, BLOCK_N = _tile(N)
+    # A product of n factors is off by what n exponentials are: few columns, and one exponential to those behind.
+    BLOCK_N = max(16, min(128, triton.next_power_of_2(N)))
+    BLOCK_M = 1024 // BLOCK_N
     _logcumsumexp_bwd[(triton.cdiv(M, BLOCK_M),)](
         grad_y, x, lse, dx, M, N, *grad_y.stride(), BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, num_warps=4
     )

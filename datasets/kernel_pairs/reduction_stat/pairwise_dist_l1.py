@@ -56,15 +56,18 @@ def _signs_bwd(G, X, Y, DX, M, N, D, g_m, g_n, BLOCK_M: tl.constexpr, BLOCK_D: t
     dx = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     g_at = G + m * g_m
     y_at = Y + d
-    for start in range(0, N, 8):
-        # Eight rows unrolled: their loads are under way together, and share the sectors of g.
-        for step in tl.static_range(8):
+    for start in range(0, N, 16):
+        # Sixteen rows unrolled: their loads are under way together, and share the sectors of g. They have a sum of
+        # their own: added one by one to thousands before them, each would cost a rounding at the size of the whole.
+        part = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+        for step in tl.static_range(16):
             there = start + step < N
             g = tl.load(g_at, mask=(m < M) & there, other=0.0).to(tl.float32)[:, None]
             y = tl.load(y_at, mask=(d < D) & there, other=0.0).to(tl.float32)[None, :]
-            dx += tl.where(x > y, g, tl.where(x < y, -g, 0.0))
+            part += tl.where(x > y, g, tl.where(x < y, -g, 0.0))
             g_at += g_n
             y_at += D
+        dx += part
     tl.store(DX + m[:, None] * D + d[None, :], dx, mask=ok)
 
 
