@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import io
+import tokenize
 import warnings
 from dataclasses import dataclass
 
@@ -20,6 +22,9 @@ from kernel_agent.pairs.syntax import accepts, line_nested_deeper
 
 _DEEPEST = 256
 """Levels of a file's syntax tree that are read: what is accepted is walked by functions that call themselves."""
+
+_ASCII_LIKE = ("ascii", "iso-8859-1", "cp1252")
+"""Encodings in which ASCII characters stand for themselves, whatever stands before them."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,9 @@ def read_candidate(spec: KernelSpec, source: str) -> CandidateText:
     """Read a pair file without executing it. Raises `InputError` where its format is broken beyond judging."""
     sections = split_sections(source)
     shown = sections.above_check
+    if not reads_as_it_is(shown):
+        said = "its first lines declare an encoding other than UTF-8: Python would read other text than is judged"
+        return _invalid(spec, source, shown, f"the file is no valid Python here: {said}", 1)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python's advice on escapes is for who wrote them
@@ -81,6 +89,18 @@ def read_candidate(spec: KernelSpec, source: str) -> CandidateText:
     backward = functions.get("backward")
     accepts_needs = backward is not None and accepts(backward, "needs")
     return CandidateText(source, shown, meta, accepts_needs, problem, users_lines(source, default_pair(spec)))
+
+
+def reads_as_it_is(text: str) -> bool:
+    """Whether Python reads these characters in a UTF-8 file, where a comment on the first lines may declare otherwise.
+
+    An encoding such as `raw_unicode_escape` makes code of what is a comment to all that read the text.
+    """
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(text.encode(errors="replace")).readline)
+    except SyntaxError:  # one that Python does not know either
+        return False
+    return encoding in ("utf-8", "utf-8-sig") or (encoding in _ASCII_LIKE and text.isascii())
 
 
 def default_pair(spec: KernelSpec) -> str:
