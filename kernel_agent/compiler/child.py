@@ -6,19 +6,22 @@ The parent imports this module for nothing but its entry's name.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from kernel_agent.compiler.adjoint import adjoint_text
-from kernel_agent.compiler.configurations import Configuration, configurations
+from kernel_agent.compiler.configurations import configurations
 from kernel_agent.compiler.emit import comments_above, triton_source
 from kernel_agent.compiler.errors import CannotDerive
-from kernel_agent.compiler.plan import BackwardPlan
+from kernel_agent.compiler.inplace import Apart, kept_apart, overwritten
+from kernel_agent.compiler.plan import BackwardPlan, Fact
 from kernel_agent.compiler.planning import Wanted, planned
-from kernel_agent.compiler.schedule.calls import Calls
+from kernel_agent.compiler.schedule.erase import erasing
 from kernel_agent.compiler.schedule.schedules import SCHEDULES
-from kernel_agent.compiler.ssa.value import Kernel
 from kernel_agent.compiler.stub.calls import calls_of
+from kernel_agent.compiler.stub.clones import with_clones
 from kernel_agent.compiler.stub.flow import launch_places
 from kernel_agent.compiler.stub.inline import without_helpers
 from kernel_agent.compiler.stub.section import Sections, write_sections
@@ -36,6 +39,18 @@ if TYPE_CHECKING:
     from kernel_agent.sandbox import Call
 
 
+@dataclass(frozen=True)
+class _Followed:
+    """A stub whose calls were followed."""
+
+    stub: Stub
+    source: StubSource
+    configurations: list[Apart]
+    remarks: list[str]
+    clones: Mapping[str, str] = field(default_factory=dict)
+    """Locals that were put into the stub -> the local that each is a clone of."""
+
+
 def derived(call: Call) -> None:
     """Payload: `spec`, `schedules` to try in order, `most`, the pairs that are enough (None: all), and `known`, digests
     of candidates that are not sent again.
@@ -45,9 +60,8 @@ def derived(call: Call) -> None:
     """
     with answered(call), standin():
         stub = _loaded(call)
-        source = StubSource(stub.spec.facts.source, stub.spec.facts.stub, stub.module)
         try:
-            found, remarks = configurations(stub)
+            followed = _followed(call, stub)
         except KernelAgentError as error:
             call.send(_refusal("", error))
             return
@@ -59,7 +73,7 @@ def derived(call: Call) -> None:
                 return
             start = time.perf_counter()
             try:
-                sections = _sections(stub, source, found, schedule, adjoints)
+                sections = _sections(followed, schedule, adjoints)
             except KernelAgentError as error:
                 call.send(_refusal(schedule, error))
                 continue
@@ -76,7 +90,10 @@ def derived(call: Call) -> None:
                     "backward": sections.candidate.backward,
                     "torch_ops": list(sections.candidate.torch_ops),
                     "schedules": [plan.schedule for plan in sections.plans],
-                    "remarks": [*remarks, *dict.fromkeys(text for plan in sections.plans for text in plan.remarks)],
+                    "remarks": [
+                        *followed.remarks,
+                        *dict.fromkeys(text for plan in sections.plans for text in plan.remarks),
+                    ],
                     "adjoint": "\n".join(text for text in adjoints.values() if text),
                     "seconds": time.perf_counter() - start,
                 }
@@ -88,43 +105,59 @@ def _loaded(call: Call) -> Stub:
     spec = KernelSpec.model_validate(call.payload["spec"])
     facts = spec.facts
     text = unrolled(without_helpers(unrolled(facts.source, facts.stub), facts.stub), facts.stub)
-    text = without_helpers(text, facts.stub)
-    facts = facts.model_copy(update={"source": text})
+    return _of_text(call, spec, without_helpers(text, facts.stub))
+
+
+def _of_text(call: Call, spec: KernelSpec, text: str) -> Stub:
+    """The stub of a spec with another text."""
+    facts = spec.facts.model_copy(update={"source": text})
     module = load_truth(facts, call.scratch)
     return Stub(spec.model_copy(update={"facts": facts}), module, getattr(module, facts.stub))
 
 
-def _sections(
-    stub: Stub,
-    source: StubSource,
-    found: list[Configuration],
-    schedule: str,
-    adjoints: dict[str, str],
-) -> Sections:
+def _followed(call: Call, stub: Stub) -> _Followed:
+    """A stub with its configurations. Where launches update memory in place it keeps what was there before."""
+    source = StubSource(stub.spec.facts.source, stub.spec.facts.stub, stub.module)
+    found, remarks = configurations(stub)
+    wanted = overwritten(source, found)
+    if not wanted:
+        return _Followed(stub, source, [Apart(one, {}) for one in found], remarks)
+    text, clones = with_clones(source, wanted)
+    stub = _of_text(call, stub.spec, text)
+    source = StubSource(text, stub.spec.facts.stub, stub.module)
+    found, remarks = configurations(stub)
+    return _Followed(stub, source, [kept_apart(source, one, clones) for one in found], remarks, clones)
+
+
+def _sections(followed: _Followed, schedule: str, adjoints: dict[str, str]) -> Sections:
     """`adjoints`: where each kernel's is put, by its name."""
-    ways = []
-    for one in found:
-        known = {id(seen): one.programs[place] for place, seen in launch_places(one.trace)}
-        calls = {
-            id(seen): calls_of(call.launches[number] for call in one.calls)
-            for number, seen in enumerate(one.trace.launches)
-        }
-
-        def planner(
-            seen: LaunchSeen,
-            read: frozenset[str],
-            written: frozenset[str],
-            known: dict[int, Kernel] = known,
-            calls: dict[int, Calls] = calls,
-        ) -> BackwardPlan:
-            kernel = known[id(seen)]
-            if kernel.name not in adjoints:
-                adjoints[kernel.name] = adjoint_text(kernel, len(seen.grid), read, written)
-            return planned(schedule, Wanted(kernel, len(seen.grid), calls[id(seen)], read, written))
-
-        ways.append(Way(one.trace, one.programs, planner, one.conditions, one.decisions))
+    stub, source = followed.stub, followed.source
+    ways = [_way(one, schedule, adjoints) for one in followed.configurations]
     printer = partial(triton_source, comments=comments_above(source.text))
-    return write_sections(stub.spec, source, ways, printer)
+    return write_sections(stub.spec, source, ways, printer, followed.clones)
+
+
+def _way(apart: Apart, schedule: str, adjoints: dict[str, str]) -> Way:
+    one = apart.configuration
+    places = {id(seen): place for place, seen in launch_places(one.trace)}
+    calls = {
+        id(seen): calls_of(call.launches[number] for call in one.calls)
+        for number, seen in enumerate(one.trace.launches)
+    }
+
+    def planner(seen: LaunchSeen, read: frozenset[str], written: frozenset[str], lost: frozenset[str]) -> BackwardPlan:
+        kernel = one.programs[places[id(seen)]]
+        if kernel.name not in adjoints:
+            adjoints[kernel.name] = adjoint_text(kernel, len(seen.grid), read, written)
+        plan = planned(schedule, Wanted(kernel, len(seen.grid), calls[id(seen)], read, written, lost))
+        facts = apart.facts.get(places[id(seen)], ())
+        return replace(plan, facts=(*plan.facts, *(Fact(text, "no trip reads what another stored") for text in facts)))
+
+    def eraser(seen: LaunchSeen, name: str, whole: bool) -> BackwardPlan:
+        kernel = one.programs[places[id(seen)]]
+        return erasing(kernel, name, len(seen.grid), calls[id(seen)], whole=whole)
+
+    return Way(one.trace, one.programs, planner, eraser, one.conditions, one.decisions)
 
 
 def _refusal(schedule: str, error: KernelAgentError) -> dict[str, object]:

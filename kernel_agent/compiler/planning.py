@@ -28,6 +28,8 @@ class Wanted:
     """Tensors whose gradients are wanted."""
     written: frozenset[str]
     """Tensors whose cotangents are given."""
+    lost: frozenset[str] = frozenset()
+    """Tensors that something overwrites after the launch: what it stored to them cannot be read back."""
 
 
 def planned(schedule: str, wanted: Wanted) -> BackwardPlan:
@@ -89,6 +91,9 @@ class _Ways:
         found = shorter = None
         try:
             saved = prepared(self.wanted.kernel, self.wanted.written)
+            overwritten = sorted(saved.read & self.wanted.lost)
+            if overwritten:
+                raise CannotDerive(f"{', '.join(overwritten)} is overwritten later")
             found = self._differentiated(saved.kernel, self.wanted.calls)
             found = replace(found, remarks=(*found.remarks, *saved.remarks))
             cut = checkpointed(saved.kernel, found, self.wanted.calls)

@@ -72,6 +72,7 @@ class Recomputation:
             "trusted_lines": self._kernels.trusted_lines,
             "forwards": [script.program(Stage.FORWARD, point) for point in points],
             "backwards": [script.program(Stage.BACKWARD, number) for number in part],
+            "parameters": [one.name for one in self._spec.inputs],
             "cotangents": [question.case.kind.value for question in questions],
             "again": [question.case.again for question in questions],
         }

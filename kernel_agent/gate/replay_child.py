@@ -34,8 +34,8 @@ MOST_OF_ONE_CASE = 32
 
 def replayed(call: Call) -> None:
     """Payload: as for `child.answered`, with `source` reduced to kernels, `trusted_lines`, `forwards` and `backwards`,
-    the programs of all points and cases as JSON text, and per case its kind of `cotangents`, and whether it is one
-    `again`."""
+    the programs of all points and cases as JSON text, the forward's `parameters`, and per case its kind of
+    `cotangents`, and whether it is one `again`."""
     torch.set_num_threads(1)
     know(call.payload["lowered"])
     path = call.scratch / FILE
@@ -50,7 +50,9 @@ def replayed(call: Call) -> None:
                 point = case["point"]
                 if point not in saved:
                     forward: Callable[..., Any] = (
-                        Replayed(forwards[point], kernels) if forwards else getattr(module, "forward")  # noqa: B009
+                        Replayed(forwards[point], kernels, call.payload["parameters"])
+                        if forwards
+                        else getattr(module, "forward")  # noqa: B009
                     )
                     saved[point] = run_forward(call, forward, path, point)
                 run_backward(call, Replayed(backwards[number], kernels), path, number, saved[point])

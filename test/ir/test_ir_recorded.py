@@ -49,6 +49,20 @@ def test_a_call_carried_out_again_gives_the_same_bits(call) -> None:
     assert again.torch_ops == execution.torch_ops
 
 
+def doubled(x, count):
+    x.mul_(count)
+    return x
+
+
+def test_what_a_call_writes_into_has_the_name_that_its_function_gives_it() -> None:
+    # Named by its place instead, it would not be found among what the user's own stub writes into.
+    recorder = Recorder()
+    execution, _ = run_once(doubled, (torch.ones(3), 2), {}, (), ExecOptions(), safe=False, recorder=recorder)
+    named = Replayed(recorder.program, {}, ("x", "count"))
+    again, _ = run_once(named, (torch.ones(3), 2), {}, (), ExecOptions(), safe=False)
+    assert again.mutated == execution.mutated == ("x",)
+
+
 def test_other_arguments_give_another_result() -> None:
     # A record that held the values instead of the steps would pass every test above.
     recorder = Recorder()

@@ -40,6 +40,10 @@ class Apart:
         both = [self.sites[one], self.sites[other]]
         return self._out_of_step(both) or self._digits_of_one_number(both)
 
+    def tells_trips(self, store: Op) -> bool:
+        """Whether a program stores to no element twice at one place, whatever trip and lane it is of."""
+        return self._digits_of_one_number([self.sites[store]])
+
     def _out_of_step(self, both: list[Site]) -> bool:
         """Whether the distance is no multiple of what all strides are multiples of: of 2 i and 2 j + 1."""
         first, second = (self._in_program(self.forms.of(site.op.offset)) for site in both)

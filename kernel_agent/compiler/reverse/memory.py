@@ -7,7 +7,7 @@ launch. `Accesses` proves it, or refuses.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from kernel_agent.compiler.errors import CannotDerive
@@ -58,11 +58,7 @@ class Accesses:
         """`written`: arguments whose cotangent is given. `calls`: launches that were seen, on whose numbers it may rely
         where that is noted in `facts`. Raises CannotDerive for accesses whose effect is not sure."""
         found = cls()
-        places: dict[Value, list[Place]] = {}
-        targets = written_to(kernel.body)
-        for place in _places(kernel.body):
-            if place.op.base in targets:
-                places.setdefault(place.op.base, []).append(place)
+        places = accesses_to(kernel, written_to(kernel.body))
         axes, apart = Axes(kernel), Apart(kernel, calls)
         for base, accesses in places.items():
             found._loads(base, accesses)
@@ -78,12 +74,12 @@ class Accesses:
             if place.op.attributes.get("saved"):
                 self.saved.add(place.op)
                 continue
-            before = [other for other in accesses if other.op.code in _WRITES and _may_precede(other, place)]
+            before = [other for other in accesses if other.op.code in _WRITES and may_precede(other, place)]
             if not before:
                 self.gone.add(place.op)
                 continue
             last = before[-1]
-            if not _gives(last, place):
+            if not gives(last, place):
                 raise CannotDerive(
                     f"{base.name} is written and read again{place.op.offset.where}, "
                     "which need not be the same addresses",
@@ -154,6 +150,15 @@ def _may_meet(earlier: Place, later: Place, apart: Apart) -> bool:
     return not _exclusive(earlier, later) and not apart.proved(earlier.op, later.op)
 
 
+def accesses_to(kernel: Kernel, targets: Collection[Value]) -> dict[Value, list[Place]]:
+    """The accesses to some arguments, by argument, in the order of the source."""
+    found: dict[Value, list[Place]] = {}
+    for place in _places(kernel.body):
+        if place.op.base in targets:
+            found.setdefault(place.op.base, []).append(place)
+    return found
+
+
 def _places(body: Block) -> Iterator[Place]:
     """All accesses, in order."""
     count = 0
@@ -170,7 +175,7 @@ def _places(body: Block) -> Iterator[Place]:
     yield from visit(body, (), ())
 
 
-def _may_precede(write: Place, load: Place) -> bool:
+def may_precede(write: Place, load: Place) -> bool:
     """Whether a write may run before a load in one program: it stands before it, or in a loop around both."""
     if _exclusive(write, load):
         return False
@@ -180,7 +185,7 @@ def _may_precede(write: Place, load: Place) -> bool:
     return write.position < load.position or bool(shared)
 
 
-def _gives(store: Place, load: Place) -> bool:
+def gives(store: Place, load: Place) -> bool:
     """Whether a load reads exactly what a store before it wrote, in the same trip."""
     return (
         store.op.code is Code.STORE

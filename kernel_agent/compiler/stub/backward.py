@@ -22,7 +22,6 @@ from kernel_agent.compiler.stub.flow import (
     disjoint,
     is_float,
     launch_places,
-    replaced,
     storage_of,
     tensors_in,
 )
@@ -35,8 +34,10 @@ from kernel_agent.compiler.stub.tiles import axes_of_tiles, tiles_of_axes, tiles
 from kernel_agent.compiler.stub.trace import LaunchSeen, TorchSeen, Trace
 from kernel_agent.compiler.stub.wording import Launched, Wording
 
-Planner = Callable[[LaunchSeen, frozenset[str], frozenset[str]], BackwardPlan]
-"""The plan of a launch, given which tensors want gradients and which have cotangents."""
+Planner = Callable[[LaunchSeen, frozenset[str], frozenset[str], frozenset[str]], BackwardPlan]
+"""The plan of a launch, given which tensors want gradients, which have cotangents, and which are overwritten later."""
+Eraser = Callable[[LaunchSeen, str, bool], BackwardPlan]
+"""What a launch leaves of the cotangent of an argument; see `erasing`."""
 
 
 @dataclass
@@ -69,6 +70,7 @@ class BackwardWriter:
         names: Names,
         kernels: Mapping[int, Kernel],
         planner: Planner,
+        eraser: Eraser,
         signature: Signature,
         grads: Sequence[str],
     ) -> None:
@@ -77,6 +79,7 @@ class BackwardWriter:
         self.source = source
         self.names = names
         self.planner = planner
+        self.eraser = eraser
         self.signature = signature
         self.grads = grads
         self.launches = {
@@ -187,16 +190,17 @@ class BackwardWriter:
         for key, root in roots.items():
             grad = self.cotangents.settled(root)
             if grad is not None:
-                held[key] = grad
+                held[key] = self._laid_out(grad, root)
         if not held:
             return
         for name in written:
             root = homes[name]
             if id(root) in held:
-                cotangents[name] = self._laid_out(held[id(root)], root, tensors[name], launched.text.arguments[name])
+                cotangents[name] = self._part(held[id(root)], root, tensors[name], launched.text.arguments[name])
         for key, root in roots.items():
-            if key in held and self._leaves_some(launched, root):
-                self.cotangents.add(root, held[key])
+            left = self._left(launched, root, held[key]) if key in held else None
+            if left is not None:
+                self.cotangents.add(root, left)
         read = frozenset(
             name
             for name in launched.accesses.read
@@ -204,15 +208,49 @@ class BackwardWriter:
         )
         if not read:
             return
-        plan = self.planner(seen, read, frozenset(cotangents))
+        self._refuse_aliases(launched, read)
+        stored = launched.accesses.written & tensors.keys()
+        lost = frozenset(name for name in stored if self.flow.written_after(launched.place, tensors[name]))
+        plan = self.planner(seen, read, frozenset(cotangents), lost)
         self.plans.append(plan)
+        self._write(launched, plan, cotangents)
+
+    def _write(self, launched: Launched, plan: BackwardPlan, cotangents: Mapping[str, Grad]) -> Wording:
+        """The statements of one plan; the words that they have for what it names."""
         self._refuse_overwritten(launched, plan)
+        self._check_clones(launched, plan)
         wording = Wording(launched, plan, self.references, self.names, self.body)
         planned = Planned(wording, self.cotangents, self.signature)
         planned.write(cotangents)
         self.kernels += planned.kernels
         self.launched += [launched] * len(planned.kernels)
         self.steps += [(plan, kernel) for kernel in planned.kernels]
+        return wording
+
+    def _check_clones(self, launched: Launched, plan: BackwardPlan) -> None:
+        """Ask whether clones that kernels read lie in memory as what they are clones of."""
+        used = {argument.name for step in plan.steps for argument in step.kernel.arguments}
+        for name, clone in launched.seen.clones.items():
+            tensor, node = launched.seen.tensors[clone.of], launched.text.arguments[clone.of]
+            if name in used and isinstance(node, ast.Name) and not self.flow.always_dense(tensor):
+                strides = f"{self.names.tensor(clone.local)}.stride() != {self.names.ask(node.id, 'stride()')}"
+                objection = (
+                    f"raise ValueError('elements of {node.id} have gaps between them: pass it with .contiguous()')"
+                )
+                self.body.write(Line(f"if {strides}:"), Line(objection, depth=1))
+
+    def _refuse_aliases(self, launched: Launched, read: frozenset[str]) -> None:
+        """Raise `CannotDerive` where a launch reads by one argument what it may overwrite by another one."""
+        tensors = launched.seen.tensors
+        for name in sorted(read):
+            for other in sorted(launched.accesses.stored & tensors.keys()):
+                one, two = tensors[name], tensors[other]
+                if name != other and self.flow.shares(one, two) and not disjoint([one, two]):
+                    raise CannotDerive(
+                        f"kernel `{launched.seen.name}` reads through `{name}` what it overwrites through `{other}`",
+                        remedy="Pass a tensor that is read and overwritten as one argument, or write to another one.",
+                        line=launched.seen.site.line,
+                    )
 
     def _refuse_overwritten(self, launched: Launched, plan: BackwardPlan) -> None:
         """Raise `CannotDerive` where the plan reads what a later launch or torch function changes."""
@@ -236,27 +274,37 @@ class BackwardWriter:
             return tensor
         return self.flow.root(tensor)
 
-    def _leaves_some(self, launched: Launched, root: Tensor) -> bool:
-        """Whether what was in a memory before a launch has a part in what is there after it: where the launch only
-        adds, or where another one wrote other elements. Raises `CannotDerive` where that cannot be told."""
+    def _left(self, launched: Launched, root: Tensor, grad: Grad) -> Grad | None:
+        """What of the cotangent of a memory belongs to what was there before a launch: all of it where the launch only
+        adds, or where another one wrote other elements; else zeros where it stored. Raises `CannotDerive`."""
         place, tensors, accesses = launched.place, launched.seen.tensors, launched.accesses
         held, earlier = self.flow.held_before(place, root), self.flow.written_before(place, root)
-        stored = [tensors[name] for name in accesses.stored if name in tensors]
-        stored = list({id(one): one for one in stored if self.flow.shares(one, root)}.values())
-        if not (held or earlier) or not stored:
-            return held or bool(earlier)
-        if held or any(not disjoint([one, other]) for one in stored for other in earlier):
-            what = "what was there before" if held else "what another launch wrote"
-            raise CannotDerive(
-                f"kernel `{launched.seen.name}` stores to `{self.references.hint(root)}` over {what}, and how much of "
-                "that is left cannot be told",
-                remedy="Give every launch an output of its own.",
-                line=launched.seen.site.line,
-            )
-        return True
+        if not (held or earlier):
+            return None
+        stored = [name for name in accesses.stored if name in tensors and self.flow.shares(tensors[name], root)]
+        stored = list({id(tensors[name]): name for name in sorted(stored)}.values())
+        if not held and all(disjoint([tensors[name], other]) for name in stored for other in earlier):
+            return grad
+        for name in stored:
+            left = self._erased(launched, name, root, grad)
+            if left is None:
+                return None
+            grad = left
+        return grad
 
-    def _laid_out(self, grad: Grad, root: Tensor, tensor: Tensor, node: ast.expr) -> Grad:
-        """A cotangent that lies in memory as what the launch wrote."""
+    def _erased(self, launched: Launched, name: str, root: Tensor, grad: Grad) -> Grad | None:
+        """The cotangent of a memory with zeros where a launch stores to an argument; None where that is everywhere."""
+        tensor, node = launched.seen.tensors[name], launched.text.arguments[name]
+        plan = self.eraser(launched.seen, name, tensor is root or not self.flow.is_slice(tensor))
+        if not plan.steps:
+            self._write(launched, plan, {})
+            return None
+        left = Grad(self.body.bind(f"left_of_{self.references.hint(root)}", f"{grad.text}.clone()"), grad.element)
+        self._write(launched, plan, {name: self._part(left, root, tensor, node)})
+        return left
+
+    def _laid_out(self, grad: Grad, root: Tensor) -> Grad:
+        """A cotangent that lies in memory as what was written."""
         name = grad.text
         if not name.isidentifier():
             name = self.body.bind(f"grad_{self.references.hint(root)}", grad.text)
@@ -266,8 +314,12 @@ class BackwardWriter:
             like = self.references.named(root, "an output in the layout of an input")
             self.body.once(Line(f"if {name}.stride() != {like}.stride():"))
             self.body.once(Line(f"{name} = torch.empty_like({like}).copy_({name})", depth=1))
+        return Grad(name, grad.element)
+
+    def _part(self, grad: Grad, root: Tensor, tensor: Tensor, node: ast.expr) -> Grad:
+        """What of the cotangent of a memory a launch is given that wrote to a part of it."""
         if root is tensor or not self.flow.is_slice(tensor):
-            return Grad(name, grad.element)
+            return grad
         found = self.references.part(tensor, node)
         if found is None:
             raise CannotDerive(
@@ -275,7 +327,7 @@ class BackwardWriter:
                 remedy="Write views as plain assignments.",
                 line=node.lineno if hasattr(node, "lineno") else None,
             )
-        return Grad(replaced(found[0], found[1], name), grad.element)
+        return Grad(self.references.over(found[0], found[1], grad.text), grad.element)
 
     # --- results
 

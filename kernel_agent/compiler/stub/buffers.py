@@ -11,7 +11,7 @@ from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.plan import Buffer, Fill
 from kernel_agent.compiler.ssa.value import NARROW
 from kernel_agent.compiler.stub.dtypes import follows_tensors
-from kernel_agent.compiler.stub.flow import disjoint, replaced, tensors_in
+from kernel_agent.compiler.stub.flow import disjoint, tensors_in
 from kernel_agent.compiler.stub.lines import ROOM, Line
 from kernel_agent.compiler.stub.wording import Wording
 from kernel_agent.ir.capture.images import declared_dtype
@@ -123,7 +123,7 @@ class Buffers:
     def _like(self, buffer: Buffer, tensor: Tensor) -> str:
         dtype = self._dtype(buffer)
         name = self.body.fresh(self.wording.gradient(buffer.name))
-        like = self.wording.argument(buffer.like)
+        like = self.wording.form(buffer.like)
         expanded = self.flow.is_expanded(tensor)
         if expanded:
             # Kernels add to the elements that the indices share, so that the sum over them is there already.
@@ -168,4 +168,4 @@ class Buffers:
             self.body.write(Line(f"{name} = torch.zeros_like({like}, dtype=torch.float32)"))
             known = self._sliced[id(root)] = Sliced(root, name)
         known.parts.append(tensor)
-        return replaced(view, whole, known.variable)
+        return self.references.over(view, whole, known.variable)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.stub.body import Body
-from kernel_agent.compiler.stub.flow import SLICED, Flow, is_float, replaced, storage_of, tensors_in
+from kernel_agent.compiler.stub.flow import SLICED, Flow, is_float, storage_of, tensors_in
 from kernel_agent.compiler.stub.lines import Line
 from kernel_agent.compiler.stub.references import References
 from kernel_agent.compiler.stub.torchcall import SUMMED, SUMMED_TO, TorchCall
@@ -117,7 +117,7 @@ class Cotangents:
             known = self.references.part(changed, target)
         if known is None:
             raise _refused(event, "writes to a part of a tensor that cannot be told from the stub's text")
-        return replaced(known[0], known[1], grad)
+        return self.references.over(known[0], known[1], grad)
 
     def _undo(self, event: TorchSeen) -> None:
         """Bring the cotangents of a torch function's results to its arguments."""

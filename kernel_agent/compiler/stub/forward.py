@@ -32,16 +32,22 @@ class Kept:
 
 
 def forward_function(
-    source: StubSource, saved: Sequence[Kept], first: Sequence[str] = (), *, returns_saved: bool = False
+    source: StubSource,
+    saved: Sequence[Kept],
+    first: Sequence[str] = (),
+    spare: Sequence[int] = (),
+    *,
+    returns_saved: bool = False,
 ) -> str:
     """Text of `forward(...) -> (outputs, saved)`, the stub with another return.
 
-    `first` are statements to begin with. `returns_saved`: the stub is the forward of a pair, and already returns
-    (outputs, saved). Raises `CannotDerive` for a stub whose return cannot be extended.
+    `first` are statements to begin with, `spare` lines that are left out. `returns_saved`: the stub is the forward of a
+    pair, and already returns (outputs, saved). Raises `CannotDerive` for a stub whose return cannot be extended.
     """
     function = source.function
     edits = [_renamed(source)] if function.name != "forward" else []
     edits += _without_context(source)
+    edits += [Edit((line, 0), (line + 1, 0), "") for line in spare]
     returns = [node for node in own_nodes(function) if isinstance(node, ast.Return)]
     if len(returns) != 1 or returns[0].value is None:
         raise CannotDerive(

@@ -118,7 +118,7 @@ def _written_out(
     if returns:
         result = rest.pop().value or result
     last = _Replacing(call, result).visit(copy.deepcopy(statement))
-    if isinstance(statement, ast.Expr) and statement.value is call:
+    if isinstance(statement, ast.Expr) and _place(statement.value) == _place(call):
         return [ast.fix_missing_locations(one) for one in (*first, *rest)]
     return [ast.fix_missing_locations(one) for one in (*first, *rest, last)]
 
@@ -177,6 +177,11 @@ def _names(function: ast.FunctionDef) -> set[str]:
     }
 
 
+def _place(node: ast.expr) -> tuple[int | None, ...]:
+    """Where an expression stands in the text."""
+    return node.lineno, node.col_offset, node.end_lineno, node.end_col_offset
+
+
 def _stores(node: ast.Name) -> bool:
     return isinstance(node.ctx, (ast.Store, ast.Del))
 
@@ -201,11 +206,11 @@ class _Replacing(ast.NodeTransformer):
     """What a helper returns, for its call, which is found by its place."""
 
     def __init__(self, call: ast.Call, result: ast.expr) -> None:
-        self.place = (call.lineno, call.col_offset, call.end_lineno, call.end_col_offset)
+        self.place = _place(call)
         self.result = result
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         """The call itself, or one around it."""
-        if (node.lineno, node.col_offset, node.end_lineno, node.end_col_offset) == self.place:
+        if _place(node) == self.place:
             return self.result
         return self.generic_visit(node)

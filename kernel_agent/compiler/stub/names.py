@@ -42,10 +42,12 @@ class Unpacked:
 class Names:
     """Collects what expressions need, then decides how each name reaches the backward."""
 
-    def __init__(self, source: StubSource, final: Mapping[str, Any]) -> None:
-        """`final`: the stub's locals as it returned."""
+    def __init__(self, source: StubSource, final: Mapping[str, Any], clones: Mapping[str, str] | None = None) -> None:
+        """`final`: the stub's locals as it returned. `clones`: locals that only hold what other ones held before, and
+        which; those are asked for the form of both."""
         self.source = source
         self.final = final
+        self.clones = clones or {}
         self._needed: dict[str, None] = {}
         self._evaluated: dict[str, str] = {}
         self._asked: dict[str, str] = {}
@@ -116,7 +118,7 @@ class Names:
 
     def ask(self, name: str, question: str) -> str:
         """`name.shape`, `name.stride(0)` of a local tensor at the end of the forward, without keeping it for that."""
-        key = f"{name}.{question}"
+        key = f"{self.clones.get(name, name)}.{question}"
         if key not in self._asked:
             self._asked[key] = f"ASKED_{len(self._asked)}_"
         return self._asked[key]

@@ -7,7 +7,7 @@ import ast
 from torch import Tensor
 
 from kernel_agent.compiler.errors import CannotDerive
-from kernel_agent.compiler.stub.flow import PERMUTED, RESHAPED, SAME, SLICED, Flow, tensors_in
+from kernel_agent.compiler.stub.flow import PERMUTED, RESHAPED, SAME, SLICED, Flow, replaced, tensors_in
 from kernel_agent.compiler.stub.names import Names
 from kernel_agent.compiler.stub.source import StubSource, free_names
 from kernel_agent.compiler.stub.trace import TorchSeen
@@ -92,6 +92,14 @@ class References:
         if found is None or self.names.final.get(found[1]) is not self.flow.root(tensor):
             return None
         return found
+
+    def over(self, node: ast.expr, name: str, other: str) -> str:
+        """The text of a view of a local with another variable in its place; what else it names reaches the backward.
+        Raises `CannotDerive`."""
+        for inner in ast.walk(node):
+            if isinstance(inner, ast.Name) and inner.id != name and self.source.is_local(inner.id):
+                self.names.expression(inner, inner.lineno, inner.id)
+        return replaced(node, name, other)
 
     def refuse_changed(self, node: ast.expr, event: TorchSeen) -> None:
         """Raise `CannotDerive` where a tensor in an argument of a torch function has other values at the end."""

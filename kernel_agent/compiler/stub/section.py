@@ -12,6 +12,7 @@ from kernel_agent.compiler.emit.source import KernelSource, documented
 from kernel_agent.compiler.plan import BackwardPlan
 from kernel_agent.compiler.ssa.value import Kernel
 from kernel_agent.compiler.stub.backward import BackwardWriter
+from kernel_agent.compiler.stub.clones import clone_lines
 from kernel_agent.compiler.stub.docstrings import backward_docstring, computed
 from kernel_agent.compiler.stub.dtypes import for_every_dtype
 from kernel_agent.compiler.stub.forward import forward_function
@@ -21,7 +22,9 @@ from kernel_agent.compiler.stub.needs import sparing
 from kernel_agent.compiler.stub.shared import shared_kernels
 from kernel_agent.compiler.stub.source import StubSource
 from kernel_agent.compiler.stub.trace import Trace
+from kernel_agent.compiler.stub.unbound import unbound
 from kernel_agent.compiler.stub.ways import Way, branched
+from kernel_agent.errors import InternalError
 from kernel_agent.pairs.adjoints import declarable
 from kernel_agent.pairs.sections import split_sections
 from kernel_agent.pairs.spec import Candidate, KernelSpec
@@ -39,9 +42,16 @@ class Sections:
     """Of the launches whose backward is launched, from the last to the first."""
 
 
-def write_sections(spec: KernelSpec, source: StubSource, ways: Sequence[Way], printer: Printer) -> Sections:
-    """Write both sections. Raises `CannotDerive`."""
-    names = Names(source, _merged([way.trace.names for way in ways]))
+def write_sections(
+    spec: KernelSpec,
+    source: StubSource,
+    ways: Sequence[Way],
+    printer: Printer,
+    clones: Mapping[str, str] | None = None,
+) -> Sections:
+    """Write both sections. `clones`: locals of the stub that the user's has not, and what each is a clone of; those
+    that the backward does not need are left out again. Raises `CannotDerive`."""
+    names = Names(source, _merged([way.trace.names for way in ways]), clones or {})
     sources: dict[int, KernelSource] = {}
 
     def signature(kernel: Kernel, document: Callable[[str], str] | None = None) -> Sequence[str]:
@@ -52,7 +62,8 @@ def write_sections(spec: KernelSpec, source: StubSource, ways: Sequence[Way], pr
         return sources[id(kernel)].parameters
 
     writers = [
-        BackwardWriter(way.trace, source, names, way.kernels, way.planner, signature, spec.grads) for way in ways
+        BackwardWriter(way.trace, source, names, way.kernels, way.planner, way.eraser, signature, spec.grads)
+        for way in ways
     ]
     written = [writer.write(_outputs(spec, way.trace)) for way, writer in zip(ways, writers, strict=True)]
     optional = {(place, name) for way in ways for place, name, value in way.conditions if value is None}
@@ -61,7 +72,8 @@ def write_sections(spec: KernelSpec, source: StubSource, ways: Sequence[Way], pr
     shared = shared_kernels(written, texts, tests, names)
     written = shared.written
     unpacked = names.unpacked()
-    forward = forward_function(source, unpacked.saved, unpacked.first, returns_saved=spec.facts.is_pair)
+    spare = clone_lines(source, set(clones or {}) - {kept.name for kept in unpacked.saved})
+    forward = forward_function(source, unpacked.saved, unpacked.first, spare, returns_saved=spec.facts.is_pair)
     flags = [names.fresh(f"need_{name}") for name in spec.grads]
     spared = [sparing(one.body, one.results, flags) for one in written]
     written = [
@@ -80,6 +92,9 @@ def write_sections(spec: KernelSpec, source: StubSource, ways: Sequence[Way], pr
     head = Line("def backward(", tuple(parameters), "):").shown(names.filled, 0)
     head.append(f'    """{docstring}"""')
     function = "\n".join([*head, *(row for line in body for row in line.shown(names.filled, 1))])
+    lost = unbound(function, flags)
+    if lost:
+        raise InternalError(f"the derived backward reads {', '.join(lost)} before anything binds it")
     helpers = dict.fromkeys(helper for one in written for helper in one.helpers)
     ops = {name for one in written for name in one.torch_ops}
     candidate = Candidate(

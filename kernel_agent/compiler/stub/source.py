@@ -55,6 +55,7 @@ class StubSource:
         call = self._call(seen)
         values = self._bound(call, seen)
         given = {name: value for name, value in values.items() if name in seen.values}
+        given |= {name: ast.Name(clone.local, ast.Load()) for name, clone in seen.clones.items()}
         for name, value in seen.values.items():
             if name not in given:
                 given[name] = self._constant(value, name, seen)

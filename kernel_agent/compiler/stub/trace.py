@@ -11,7 +11,7 @@ import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -67,6 +67,16 @@ class Site:
 
 
 @dataclass(frozen=True)
+class Clone:
+    """What a tensor held before a launch overwrote it."""
+
+    of: str
+    """The argument that is overwritten."""
+    local: str
+    """Of the stub, which holds it."""
+
+
+@dataclass(frozen=True)
 class LaunchSeen:
     """One launch."""
 
@@ -79,6 +89,8 @@ class LaunchSeen:
     options: Mapping[str, Any]
     """Keywords of the launch that are no parameters: `num_warps` and the like, those of a tuned configuration too."""
     site: Site
+    clones: Mapping[str, Clone] = field(default_factory=dict)
+    """Arguments that the compiler has given the kernel, among `values` too."""
 
     @property
     def name(self) -> str:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kernel_agent.compiler.errors import OTHER_CONFIGURATIONS
 from kernel_agent.compiler.ssa.value import Kernel
-from kernel_agent.compiler.stub.backward import BackwardWriter, Planner, Written
+from kernel_agent.compiler.stub.backward import BackwardWriter, Eraser, Planner, Written
 from kernel_agent.compiler.stub.branches import branches_taken
 from kernel_agent.compiler.stub.checks import shared_checks
 from kernel_agent.compiler.stub.decisions import Decision
@@ -30,6 +30,7 @@ class Way:
     kernels: Mapping[int, Kernel]
     """Programs of the launches, by their position among the trace's events."""
     planner: Planner
+    eraser: Eraser
     conditions: tuple[tuple[int, str, object], ...] = ()
     """What must hold for it: launch, parameter, value."""
     decisions: tuple[Decision, ...] = ()

@@ -123,6 +123,12 @@ class Wording:
             )
         return self.names.expression(given.arguments[name], given.line, name)
 
+    def form(self, name: str) -> str:
+        """A parameter that is only asked for its size or strides: of a clone, what it is a clone of, so that it need
+        not be kept for that."""
+        clone = self.launched.seen.clones.get(name)
+        return self.argument(name if clone is None else clone.of)
+
     def option(self, name: str) -> str | None:
         """An option of the forward's launch, such as `num_warps`, where that has it."""
         given = self.launched.text
@@ -145,7 +151,7 @@ class Wording:
             return self.variables[name]
         if name in self._tiles[0]:
             return self._tiles[0][name]
-        return self.argument(name) if name in given.arguments else None
+        return self.form(name) if name in given.arguments else None
 
     def _extent(self, axis: int) -> ast.expr:
         """An extent of the forward's grid, over the tiles of the launch that is spoken of."""

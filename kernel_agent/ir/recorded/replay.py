@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+import itertools
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -37,9 +39,14 @@ class Replayed:
 
     __name__ = "replayed"
 
-    def __init__(self, program: Program, kernels: Kernels) -> None:
+    def __init__(self, program: Program, kernels: Kernels, parameters: Sequence[str] = ()) -> None:
+        """`parameters`: of the function that was recorded; what is told of arguments names them so."""
         self._program = program
         self._kernels = kernels
+        known = itertools.takewhile(str.isidentifier, parameters)
+        listed = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in known]
+        rest = inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)
+        self.__signature__ = inspect.Signature([*listed, *([] if "args" in parameters else [rest])])
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The result of the program. Raises `CannotRecord` for steps that no call can have made."""
