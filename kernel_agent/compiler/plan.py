@@ -21,6 +21,9 @@ smaller."""
 RISING = "bounds_rise"
 """Whether no element of a tensor of bounds is less than the one before."""
 
+LEFT = "rows_left"
+"""Rows that nothing is stored to, as a mask, by how often each row is; raises where one is stored to twice."""
+
 
 class Fill(enum.Enum):
     """What a buffer holds before the first launch."""
@@ -74,6 +77,25 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Census:
+    """A launch before all others that counts how often each row of a gradient will be stored to. More than once, and
+    the plan is wrong: what was stored first would be lost."""
+
+    gradient: str
+    """Argument of the kernels that store to it."""
+    counts: Buffer
+    """Of rows."""
+    step: Step
+    width: str
+    """Elements of a row, an expression."""
+    whole: str = ""
+    """Expression under which stores to a row reach all of its elements, so that only rows without any need zeros;
+    empty: not known."""
+    facts: tuple[Fact, ...] = ()
+    """Under which what is counted are rows."""
+
+
+@dataclass(frozen=True)
 class Total:
     """Partial results that torch sums over their first axis after the launches."""
 
@@ -112,6 +134,7 @@ class BackwardPlan:
     """Tensor argument the forward read -> buffer, total or cotangent that holds its gradient, in whatever dtype. What
     several have in common lies in memory as the gradient of each would."""
     totals: tuple[Total, ...] = ()
+    censuses: tuple[Census, ...] = ()
     consumed: tuple[str, ...] = ()
     """Kernel arguments with cotangents that a launch overwrites: it is given copies, of the same strides."""
     saved: tuple[str, ...] = ()

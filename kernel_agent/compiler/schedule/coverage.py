@@ -96,24 +96,26 @@ class Counter:
     """What masks say where stores are counted."""
     digits: list[Bound] = field(default_factory=list)
     """Sums of indices that take every value below a number, as parts of those."""
+    apart: frozenset[Atom] = frozenset()
+    """Indices that are not counted: each of their values has as many stores."""
 
     def count(self, site: Site) -> Polynomial | None:
         """How many (program, trip, lane) take part, or at least do; None where that is not known."""
         claims, axes = len(self.claims), len(self.axes)
         for masks in alternatives(site.op.mask):
-            found = self._count(site, masks)
+            found = self.count_where(site, masks)
             if found is not None:
                 return found
             del self.claims[claims:], self.axes[axes:]
         return None
 
-    def _count(self, site: Site, masks: Sequence[Value]) -> Polynomial | None:
+    def count_where(self, site: Site, masks: Sequence[Value]) -> Polynomial | None:
         """The same where the site's mask is that all of some hold."""
         limits = self.limits(site, masks)
         if limits is None or any(loop.code is Code.WHILE for loop in site.loops):
             return None
         self.digits, self.limited = [], limits
-        rest = {atom: self.extent(site, atom) for atom in domain(self.forms, site)}
+        rest = {atom: self.extent(site, atom) for atom in domain(self.forms, site) - self.apart}
         self.split(site, limits, rest)
         count = ONE
         for bound in sorted(limits, key=lambda bound: -bound.size):

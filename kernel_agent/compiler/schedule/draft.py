@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from kernel_agent.compiler.plan import Axis, BackwardPlan, Buffer, Fact, Total
+from kernel_agent.compiler.plan import Axis, BackwardPlan, Buffer, Census, Fact, Total
 from kernel_agent.compiler.schedule.alone import summed_in_memory
 from kernel_agent.compiler.schedule.clear import cleared
 from kernel_agent.compiler.schedule.collect import collected
@@ -54,6 +54,7 @@ class Draft:
     """Gradients that are sums in memory."""
     described: list[Described] = field(default_factory=list)
     """Kernels that may load by descriptors."""
+    censuses: list[Census] = field(default_factory=list)
     flags: set[str] = field(default_factory=set)
     """Settings that are true only where all that several kernels ask for holds."""
 
@@ -72,6 +73,9 @@ class Draft:
         for name, empty_if in found.empty_if.items():
             self.stored[name] = Stored(kernel.argument(name).pointee, empty_if, found.axes[name])
         self.facts += found.facts
+        for census in found.censuses:
+            step = replace(census.step, scalars={**scalars, **census.step.scalars})
+            self.censuses.append(replace(census, step=step))
         spared = tuple(f"{name} stays atomic: " for name in (*found.alone, *(one.name for one in spread.slots)))
         self.remarks = [remark for remark in (*self.remarks, *found.remarks) if not remark.startswith(spared)]
 
@@ -109,7 +113,9 @@ class Draft:
     def spare(self, base: BackwardPlan) -> dict[str, str]:
         """Leave out stores of what is elsewhere: gradient -> the cotangent or gradient that it is."""
         calls = self.steps[0][1].calls
-        covered = {name for name, one in self.stored.items() if one.empty_if and not calls.refute((one.empty_if,))}
+        asked = {one.gradient for one in self.censuses}  # of these a launch knows more than is known here
+        known = {name: one.empty_if for name, one in self.stored.items() if one.empty_if and name not in asked}
+        covered = {name for name, empty_if in known.items() if not calls.refute((empty_if,))}
         order = [value.name for value in base.steps[0].kernel.arguments]
         stored = [base.gradients[tensor] for tensor in order if base.gradients.get(tensor) in self.stored]
         kernels = [kernel for kernel, _, _ in self.steps]
@@ -136,6 +142,7 @@ class Draft:
         self.described += other.described
         self.partials += other.partials
         self.totals += other.totals
+        self.censuses += other.censuses
         self.facts += other.facts
         self.remarks += other.remarks
         self.alone |= other.alone

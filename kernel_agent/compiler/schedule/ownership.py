@@ -9,8 +9,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kernel_agent.compiler.plan import Axis, Fact
+from kernel_agent.compiler.plan import Axis, Census, Fact
 from kernel_agent.compiler.schedule.alone import programs_apart
+from kernel_agent.compiler.schedule.census import census_of
 from kernel_agent.compiler.schedule.coverage import covered_if, domain, stored_axes
 from kernel_agent.compiler.schedule.forms import Forms, Launch
 from kernel_agent.compiler.schedule.injective import Injectivity, injective
@@ -42,6 +43,8 @@ class Ownership:
     """Gradient arguments that are left atomic, though each element is added to by one program: see `alone`."""
     axes: dict[str, tuple[Axis, ...]] = field(default_factory=dict)
     """What of each gradient is stored to where `empty_if` holds; empty: not known."""
+    censuses: tuple[Census, ...] = ()
+    """Launches that have to find some of that right."""
 
 
 def owned(kernel: Kernel, gradients: Mapping[str, str], launch: Launch) -> Ownership:
@@ -60,6 +63,7 @@ def owned(kernel: Kernel, gradients: Mapping[str, str], launch: Launch) -> Owner
     facts: dict[Fact, None] = {}
     remarks: list[str] = []
     alone: set[str] = set()
+    censuses: list[Census] = []
     unread = unread_axes(kernel, launch)
     if launch.calls.refute(fact.expression for fact in unread):
         return Ownership(kernel, remarks=("programs along an axis that the kernel does not read do the same work",))
@@ -75,6 +79,12 @@ def owned(kernel: Kernel, gradients: Mapping[str, str], launch: Launch) -> Owner
             facts.update(dict.fromkeys(Fact(text, reason, tensor) for text in apart.facts()))
             facts.update(dict.fromkeys(unread))
             continue
+        census = census_of(forms, written.get(name, []), tensor, name) if isinstance(found, str) else None
+        if census is not None:
+            stored[name], empty_if[name], axes[name] = source.pointee, census.whole, ()
+            censuses.append(census)
+            facts.update(dict.fromkeys((*census.facts, *unread)))
+            continue
         if isinstance(found, str):
             remarks.append(f"{name} stays atomic: {found}")
             continue
@@ -84,7 +94,9 @@ def owned(kernel: Kernel, gradients: Mapping[str, str], launch: Launch) -> Owner
         facts.update(dict.fromkeys(unread))
         empty_if[name] = covered_if(forms, written[name], tensor)
         axes[name] = stored_axes(forms, written[name]) if empty_if[name] else ()
-    return Ownership(_stores(kernel, stored), empty_if, tuple(facts), tuple(remarks), frozenset(alone), axes)
+    return Ownership(
+        _stores(kernel, stored), empty_if, tuple(facts), tuple(remarks), frozenset(alone), axes, tuple(censuses)
+    )
 
 
 def proof(forms: Forms, written: Sequence[Site]) -> Injectivity | str:

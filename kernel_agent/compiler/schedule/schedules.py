@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from kernel_agent.compiler.errors import CannotDerive
-from kernel_agent.compiler.plan import BackwardPlan, Buffer, Fact, Fill, Step, Total
+from kernel_agent.compiler.plan import BackwardPlan, Buffer, Census, Fact, Fill, Step, Total
 from kernel_agent.compiler.reverse.adjoint import Adjoint
 from kernel_agent.compiler.reverse.plain import plain
 from kernel_agent.compiler.schedule.accumulate import accumulated
@@ -368,10 +368,19 @@ def _plan(schedule: str, base: BackwardPlan, draft: Draft) -> BackwardPlan:
             tensor: same.get(name, name) for tensor, name in sorted(base.gradients.items(), key=lambda g: g[1] in same)
         },
         totals=tuple(draft.totals),
+        censuses=tuple(_given(one, base) for one in draft.censuses if one.gradient not in same),
         settings={**{name: text for name, text in base.settings.items() if name in asked}, **draft.settings},
         facts=tuple(dict.fromkeys((*base.facts, *draft.facts))),
         remarks=(*base.remarks, *dict.fromkeys(draft.remarks)),
     )
+
+
+def _given(census: Census, base: BackwardPlan) -> Census:
+    """The census with what its kernel asks for and nothing else."""
+    own = {value.name for value in census.step.kernel.arguments}
+    known = {**base.steps[0].scalars, **census.step.scalars}
+    scalars = {name: text for name, text in known.items() if name in own}
+    return replace(census, step=replace(census.step, scalars=scalars))
 
 
 def _grid(launch: Launch) -> tuple[str, ...]:

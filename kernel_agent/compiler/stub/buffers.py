@@ -83,7 +83,8 @@ class Buffers:
             return f"torch.empty{end}"
         if not buffer.empty_if:
             return f"torch.zeros{end}"
-        return f"(torch.empty{end} if {self._whole(buffer)} else torch.zeros{end})"
+        whole = self._whole(buffer)
+        return f"torch.empty{end}" if whole == "True" else f"(torch.empty{end} if {whole} else torch.zeros{end})"
 
     def _whole(self, buffer: Buffer) -> str:
         """The condition under which every element is stored to; a variable, if it is long."""

@@ -27,6 +27,9 @@ _LOADED = re.compile(r"^\s*(\w+) = (?!tl\.load)", re.MULTILINE)
 def kernel_docstring(forward: Kernel, plan: BackwardPlan, step: Step, text: str) -> str:
     """The docstring of one launch's kernel, without quotes. `forward`: the kernel it takes back; `text`: the source of
     the kernel, without docstring."""
+    counted = _counted(plan, step.kernel)
+    if counted:
+        return _filled([f"How often each row of {counted} will be stored to: more than once, and a sum would be lost."])
     facts = _Facts(forward, plan, step.kernel, text)
     return _filled(facts.sentences(len(step.grid)), facts.formulas())
 
@@ -39,6 +42,9 @@ def backward_docstring(grads: Sequence[str], cotangents: Sequence[str], made: Ma
 
 def computed(plan: BackwardPlan, kernel: Kernel) -> str:
     """What a kernel of a plan writes, in words; empty where that is nothing."""
+    counted = _counted(plan, kernel)
+    if counted:
+        return f"how often each row of {counted} will be stored to"
     writes = written_by(kernel)
     gradients = [name for name in plan.gradients.values() if name in writes]
     rows = [plan.sums[name] for name in writes if name in plan.sums]
@@ -47,6 +53,12 @@ def computed(plan: BackwardPlan, kernel: Kernel) -> str:
     parts += [f"partial sums of {_listed(rows)}"] if rows else []
     parts += [f"{_listed(rest)} for later launches"] if rest else []
     return _listed(parts)
+
+
+def _counted(plan: BackwardPlan, kernel: Kernel) -> str:
+    """The gradient whose rows a kernel counts; empty of a kernel that does not."""
+    writes = written_by(kernel)
+    return next((one.gradient for one in plan.censuses if one.counts.name in writes), "")
 
 
 class _Facts:

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kernel_agent.compiler.plan import NESTED, RISING
+from kernel_agent.compiler.plan import LEFT, NESTED, RISING
 from kernel_agent.compiler.schedule.describe import EVEN, FITS
 
 WIDTH = 110
@@ -49,6 +49,12 @@ RISE = f'''def {RISING}(bounds):
     """Whether no element is less than the one before: what lies between two is between no others."""
     return bounds.is_contiguous() and bool((bounds.flatten().diff() >= 0).all())
 '''
+ONCE = f'''def {LEFT}(stores):
+    """A mask of the rows that nothing will be stored to, by how often each will be. Twice raises ValueError."""
+    if bool((stores > 1).any()):
+        raise ValueError("programs of this call share rows of a gradient: derive it again with such a call in SWEEP")
+    return stores == 0
+'''
 TILES = f'''def {FITS}(*matrices):
     """Whether descriptors can load tiles of all (tensor, strides along rows, other steps); they get memory then."""
     for x, units, steps in matrices:
@@ -61,7 +67,7 @@ TILES = f'''def {FITS}(*matrices):
     triton.set_allocator(lambda size, _align, _stream: torch.empty(size, dtype=torch.int8, device=device))
     return True
 '''
-HELPERS = {NESTED: APART, RISING: RISE, FITS: TILES}
+HELPERS = {NESTED: APART, RISING: RISE, LEFT: ONCE, FITS: TILES}
 """Functions that conditions of a plan may call, by name."""
 
 

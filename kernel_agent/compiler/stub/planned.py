@@ -11,7 +11,7 @@ from functools import partial
 from torch import Tensor
 
 from kernel_agent.compiler.errors import CannotDerive
-from kernel_agent.compiler.plan import BackwardPlan, Fact, Step
+from kernel_agent.compiler.plan import BackwardPlan, Step
 from kernel_agent.compiler.schedule.deposit import NAME as DEPOSITS
 from kernel_agent.compiler.schedule.deposit import REGISTERS
 from kernel_agent.compiler.schedule.describe import FITS
@@ -19,12 +19,13 @@ from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.uses import Uses
 from kernel_agent.compiler.ssa.value import NARROW, Kernel
 from kernel_agent.compiler.stub.accesses import Accesses
+from kernel_agent.compiler.stub.asking import Asking
 from kernel_agent.compiler.stub.buffers import Buffers, element_of
 from kernel_agent.compiler.stub.cotangents import Cotangents, Grad
 from kernel_agent.compiler.stub.docstrings import kernel_docstring
 from kernel_agent.compiler.stub.flow import tensors_in
 from kernel_agent.compiler.stub.keywords import named_after, own_keywords, with_keywords
-from kernel_agent.compiler.stub.lines import HELPERS, Line, asked_unless, backward_name, bound_together, quoted
+from kernel_agent.compiler.stub.lines import HELPERS, Line, backward_name, bound_together
 from kernel_agent.compiler.stub.needs import variable_of
 from kernel_agent.compiler.stub.products import LARGE, WIDTHS, ProductTiles, product_tiles
 from kernel_agent.compiler.stub.tiles import Tiles, mentions, steps_by
@@ -32,8 +33,6 @@ from kernel_agent.compiler.stub.wording import Wording, divisible
 
 Signature = Callable[..., Sequence[str]]
 """Parameters of a kernel as it is printed. `document`, if it is given, makes a docstring of the text without one."""
-_ROOM = 80
-"""Characters of a message on one line."""
 
 
 @dataclass(frozen=True)
@@ -72,18 +71,25 @@ class Planned:
         parameter. Raises `CannotDerive`."""
         plan, variables = self.plan, self.wording.variables
         variables |= self._held(given)
-        chosen = self._choose()
+        chosen, asking = self._choose(), Asking(self.wording)
         with self.wording.under([one.tiles for one in chosen]):
-            self._check()
+            asking.facts()
         later = self._asking_of_buffers()
         self._settle(chosen, {name: text for name, text in plan.settings.items() if name not in later})
         for one in chosen:
             with self.wording.under([one.tiles]):
                 self._bind(one.step)
         buffers = Buffers(self.wording)
+        for census in plan.censuses:
+            counted = Chosen(census.step, {})
+            self._bind(counted.step)
+            variables[census.counts.name] = buffers.allocate(census.counts)
+            self._launch(counted)
         for buffer in plan.buffers:
             with self.wording.under([one.tiles for one in chosen if one.takes(buffer.name)]):
                 variables[buffer.name] = buffers.allocate(buffer)
+        for census in plan.censuses:
+            asking.census(census)
         self._settle(chosen, {name: plan.settings[name] for name in later})
         for one in chosen:
             with self.wording.under([one.tiles]):
@@ -262,27 +268,6 @@ class Planned:
         stages = "" if step.num_stages is None else str(step.num_stages)
         given = step.num_warps if option == "num_warps" else stages
         return self.wording.text(given) if given else self.wording.option(option)
-
-    def _check(self) -> None:
-        """Statements that raise where the plan would be wrong."""
-        for fact in self.plan.facts:
-            shown = self.wording.condition(fact.expression)
-            if shown == "True":
-                continue
-            self.body.helpers |= {text: None for name, text in HELPERS.items() if f"{name}(" in fact.expression}
-            self.body.write(
-                asked_unless(shown), Line(f"raise ValueError({quoted(self._objection(fact, shown))})", depth=1)
-            )
-
-    def _objection(self, fact: Fact, shown: str) -> str:
-        """What the backward says where a fact does not hold: the fact itself if a line has room for it."""
-        reason = f"{fact.reason} only if {shown}"
-        if len(reason) <= _ROOM:
-            return reason
-        if fact.tensor:
-            tensor = self.references.hint(self.launched.seen.tensors[fact.tensor])
-            return f"strides of {tensor} do not show that {fact.reason}: pass {tensor}.contiguous()"
-        return f"{fact.reason}, but not for these sizes"
 
     def _bind(self, step: Step) -> None:
         """Variables for long expressions that the launches share."""

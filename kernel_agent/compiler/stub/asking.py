@@ -1,0 +1,49 @@
+"""`Asking`: statements that raise where the plan of a launch would be wrong."""
+
+from __future__ import annotations
+
+from kernel_agent.compiler.plan import LEFT, Census, Fact
+from kernel_agent.compiler.stub.lines import HELPERS, Line, asked_unless, quoted
+from kernel_agent.compiler.stub.wording import Wording
+
+_ROOM = 80
+"""Characters of a message on one line."""
+
+
+class Asking:
+    """Writes what one plan asks for."""
+
+    def __init__(self, wording: Wording) -> None:
+        self.wording = wording
+        self.body = wording.body
+
+    def facts(self) -> None:
+        """Of the launch's numbers and tensors."""
+        for fact in self.wording.plan.facts:
+            shown = self.wording.condition(fact.expression)
+            if shown == "True":
+                continue
+            self.body.helpers |= {text: None for name, text in HELPERS.items() if f"{name}(" in fact.expression}
+            self.body.write(
+                asked_unless(shown), Line(f"raise ValueError({quoted(self._objection(fact, shown))})", depth=1)
+            )
+
+    def _objection(self, fact: Fact, shown: str) -> str:
+        """What the backward says where a fact does not hold: the fact itself if a line has room for it."""
+        reason = f"{fact.reason} only if {shown}"
+        if len(reason) <= _ROOM:
+            return reason
+        if fact.tensor:
+            tensor = self.wording.references.hint(self.wording.launched.seen.tensors[fact.tensor])
+            return f"strides of {tensor} do not show that {fact.reason}: pass {tensor}.contiguous()"
+        return f"{fact.reason}, but not for these sizes"
+
+    def census(self, census: Census) -> None:
+        """Of the counts of rows, which are there by now: it zeroes those that are not counted, too."""
+        variables = self.wording.variables
+        self.body.helpers[HELPERS[LEFT]] = None
+        left = f"{LEFT}({variables[census.counts.name]})"
+        if census.whole:
+            width = self.wording.short(census.width)
+            left = f"{variables[census.gradient]}.view(-1, {width})[{left}] = 0"
+        self.body.write(Line(left))
