@@ -1,11 +1,12 @@
 """What the compiler derives: the forwards of the pairs, the examples and the executor's corpus, each proven by a quick
 check of the gate.
 
-    python bench/compiler_coverage.py [--jobs 2] [--every 5] [--limit N] [--only TEXT]
+    python bench/compiler_coverage.py [--jobs 2] [--every 5] [--limit N] [--only TEXT] [--resume]
 
-Writes `bench/compiler_coverage.json` and `.txt`. A forward is DERIVED where the gate accepts a pair at the swept sizes
-under random and strided cotangents, REFUSED where the compiler says why it cannot, and RED where it writes a pair that
-the gate does not accept, which would be a defect. Pairs with a custom gradient are left out.
+Writes `bench/compiler_coverage.json` and `.txt` as it goes: `--resume` keeps the rows that are there, so that a run
+which was cut short goes on, with the same compiler. A forward is DERIVED where the gate accepts a pair at the swept
+sizes under random and strided cotangents, REFUSED where the compiler says why it cannot, and RED where it writes a
+pair that the gate does not accept, which would be a defect. Pairs with a custom gradient are left out.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import enum
 import json
 import re
+import statistics
 import tempfile
 import time
 from collections import Counter
@@ -68,8 +70,12 @@ class Coverage:
     """Atomic operations in the source of the hand-written backward; 0 where there is none."""
     lines: int = 0
     """Of the derived backward section."""
+    kernels: int = 0
+    """That were derived for it, those of schedules not taken left out."""
     derive_s: float = 0.0
+    """From reading the file to its text, on one core."""
     total_s: float = 0.0
+    """With the gate's check."""
 
     @property
     def kind(self) -> str:
@@ -78,9 +84,27 @@ class Coverage:
         return folder if folder in ("examples", "corpus") else "pairs"
 
 
+def name_of(path: Path) -> str:
+    """Family and slug, or folder and stem."""
+    return f"{path.parent.name}/{path.stem}"
+
+
+def read(path: Path) -> list[Coverage]:
+    """The rows of a record; none where there is no file."""
+    rows = json.loads(path.read_text()) if path.exists() else []
+    return [Coverage(**{**row, "outcome": Outcome(row["outcome"]), "red": tuple(row["red"])}) for row in rows]
+
+
+def keep(results: list[Coverage], out: Path) -> None:
+    """Write record and table."""
+    rows = sorted(results, key=lambda one: one.name)
+    out.with_suffix(".json").write_text(json.dumps([asdict(one) for one in rows], indent=1) + "\n")
+    out.with_suffix(".txt").write_text(told(rows))
+
+
 def cover(path: Path) -> Coverage:
     """Derive one forward and judge it."""
-    name, start = f"{path.parent.name}/{path.stem}", time.perf_counter()
+    name, start = name_of(path), time.perf_counter()
     try:
         with Sandbox() as sandbox:
             spec = describe(read_file(path), sandbox)
@@ -100,6 +124,7 @@ def cover(path: Path) -> Coverage:
                         atomics=backward.count("tl.atomic_add("),
                         written_atomics=_written_atomics(path.read_text()),
                         lines=backward.count("\n"),
+                        kernels=backward.count("@triton.jit"),
                         derive_s=derive_s,
                         total_s=time.perf_counter() - start,
                     )
@@ -132,6 +157,7 @@ def told(results: list[Coverage]) -> str:
     rows += [_shares(kind, group) for kind, group in kinds.items() if group]
     schedules = Counter(one.schedule for one in derived)
     rows.append("schedules: " + ", ".join(f"{name} {count}" for name, count in schedules.most_common()))
+    rows += _pace(derived)
     for outcome in (Outcome.RED, Outcome.UNJUDGED):
         rows += ["", f"{outcome.value}:"] if counts[outcome] else []
         rows += [f"  {one.name}: {one.why.splitlines()[0]}" for one in results if one.outcome is outcome]
@@ -142,6 +168,15 @@ def told(results: list[Coverage]) -> str:
     rows += ["", "refused because:"] if reasons else []
     rows += [f"  {count:4d}  {reason}" for reason, count in reasons.most_common()]
     return "\n".join(rows) + "\n"
+
+
+def _pace(derived: list[Coverage]) -> list[str]:
+    """How long derivation took, for each kernel that it wrote."""
+    paces = sorted(one.derive_s / one.kernels for one in derived if one.kernels)
+    if not paces:
+        return []
+    median, within = statistics.median(paces), sum(pace <= 5.0 for pace in paces) / len(paces)
+    return [f"seconds to derive a kernel: median {median:.1f}, {within:.1%} within 5, most {paces[-1]:.1f}"]
 
 
 def _shares(kind: str, results: list[Coverage]) -> str:
@@ -167,20 +202,20 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, help="take one of so many")
     parser.add_argument("--limit", type=int, default=None)
     parser.add_argument("--only", default="", help="take those whose path holds this")
+    parser.add_argument("--resume", action="store_true", help="keep the rows that are there, and derive the others")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(""))
     given = parser.parse_args()
-    results: list[Coverage] = []
+    results = read(given.out.with_suffix(".json")) if given.resume else []
+    known = {one.name for one in results}
     with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(given.jobs) as pool:
         chosen = [path for path in forwards(Path(folder)) if given.only in str(path)][:: given.every][: given.limit]
-        running = {pool.submit(cover, path): path for path in chosen}
+        running = [pool.submit(cover, path) for path in chosen if name_of(path) not in known]
         for future in as_completed(running):
             one = future.result()
             results.append(one)
+            keep(results, given.out)
             print(f"{len(results)}/{len(chosen)} {one.name} {one.outcome.value} {one.why[:150]}", flush=True)
-    results.sort(key=lambda one: one.name)
-    given.out.with_suffix(".json").write_text(json.dumps([asdict(one) for one in results], indent=1) + "\n")
-    given.out.with_suffix(".txt").write_text(told(results))
-    print(told(results))
+    print(told(sorted(results, key=lambda one: one.name)))
 
 
 if __name__ == "__main__":
