@@ -159,5 +159,5 @@ class BackwardPlan:
 
 def written_by(kernel: Kernel) -> list[str]:
     """The pointer arguments that a kernel writes to."""
-    codes = (Code.STORE, Code.ATOMIC_ADD, Code.ATOMIC)
+    codes = (Code.STORE, Code.STORE_BLOCK, Code.ATOMIC_ADD, Code.ATOMIC)
     return list(dict.fromkeys(op.base.name for op in kernel.ops if op.code in codes))

@@ -52,7 +52,7 @@ class _Implicit(Copier):
 
     def effect(self, op: Op) -> None:
         """A store, which converts floats to what its pointer points to; a descriptor's, too."""
-        if op.code is Code.STORE_BLOCK and not self.slicing:
+        if op.code is Code.STORE_BLOCK and "checked" not in op.attributes and not self.slicing:
             inner = _source(self[op.stored])
             if inner is not None and inner.is_float and op.stored.is_float and op.stored.element == op.base.pointee:
                 self.b.store_block(self[op.operands[0]], inner, self.all(op.operands[2:]))

@@ -153,7 +153,7 @@ class Names:
         load = value.producer
         if load is not None and load.code is Code.CAST:
             load = load.operands[0].producer
-        if load is not None and load.code is Code.LOAD and wanted.lower() == stem_of(load.base.name):
+        if load is not None and load.code in (Code.LOAD, Code.LOAD_BLOCK) and wanted.lower() == stem_of(load.base.name):
             wanted = wanted.lower()
         if not wanted:
             wanted, *others = self._by_role(value)
@@ -201,10 +201,12 @@ class Names:
             if value.element == "i1":
                 return ["active", "go_on"]
             return ["acc" if value.is_float else "trip" if value.name == "_" else "start"]
-        if op.code is Code.LOAD:
+        if op.code in (Code.LOAD, Code.LOAD_BLOCK):
             return [stem_of(op.base.name)]
         if op.code is Code.DESCRIPTOR:
             return [f"{stem_of(op.base.name)}_{'tiles' if len(op.attributes['block']) > 1 else 'strips'}"]
+        if op.code is Code.BLOCK_POINTER:
+            return [f"{stem_of(op.base.name)}_block"]
         if op.code is Code.PROGRAM_ID:
             return [_PIDS[op.attributes["axis"]]]
         if value.element == "i1":
@@ -215,7 +217,7 @@ class Names:
             return [str(op.attributes["function"]).rsplit(".", 1)[-1]]
         if op.code in (Code.CAST, Code.BROADCAST, Code.RESHAPE):
             inner = op.operands[0]
-            if inner.producer is not None and inner.producer.code is Code.LOAD:
+            if inner.producer is not None and inner.producer.code in (Code.LOAD, Code.LOAD_BLOCK):
                 return [inner.name or stem_of(inner.producer.base.name)]
             if inner in self.variables.of or inner.name:
                 return [inner.name or self.variables.of[inner].name or "value"]

@@ -17,6 +17,7 @@ LARGEST = 5
 _DEAR = {
     Code.LOAD: LARGEST,
     Code.DESCRIPTOR: LARGEST + 1,
+    Code.BLOCK_POINTER: LARGEST + 1,
     Code.LOAD_BLOCK: LARGEST + 1,
     Code.DOT: 3,
     Code.SUM: 2,

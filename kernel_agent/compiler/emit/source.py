@@ -81,8 +81,8 @@ def _in_order(kernel: Kernel) -> list[Value]:
     read: set[Value] = set()
     written: set[Value] = set()
     for op in kernel.ops:
-        if op.code in MEMORY:
-            (read if op.code is Code.LOAD else written).add(op.base)
+        if op.code in MEMORY or op.code in (Code.LOAD_BLOCK, Code.STORE_BLOCK):
+            (read if op.code in (Code.LOAD, Code.LOAD_BLOCK) else written).add(op.base)
     pointers = [value for value in kernel.arguments if value.is_pointer and value in read | written]
     scalars = [value for value in kernel.arguments if not value.is_pointer]
     return [v for v in pointers if v not in written] + [v for v in pointers if v in written] + scalars

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kernel_agent.compiler.emit import expression as ex
@@ -225,10 +225,10 @@ class Statements(abc.ABC):
             return self._load(op)
         if op.code is Code.DESCRIPTOR:
             return self._descriptor(op)
+        if op.code is Code.BLOCK_POINTER:
+            return self._block_pointer(op)
         if op.code is Code.LOAD_BLOCK:
-            made, *corner = (self.at(value) for value in op.operands)
-            whole = ex.made(f"[{', '.join(part.text for part in corner)}]", Level.PRIMARY, "", corner)
-            return replace(ex.call(f"{made.text}.load", [whole], op.result.element), reads=whole.reads | made.reads)
+            return self._load_block(op)
         if op.code in (Code.SCAN, Code.REDUCE, Code.LINEAR_SCAN, Code.LINEAR_SCAN_BEFORE):
             return self._several(op)
         return self.operations.of(op)
@@ -265,6 +265,42 @@ class Statements(abc.ABC):
         block = self.operations.dims_of(op.attributes["block"])
         return ex.call("tl.make_tensor_descriptor", [self._pointer(op), extents, strides, block], op.result.element)
 
+    def _block_pointer(self, op: Op) -> Expression:
+        numbers = [self.at(value) for value in op.operands[1:]]
+        rank = len(op.attributes["block"])
+        groups = [numbers[n : n + rank] for n in range(0, len(numbers), rank)]
+        listed = [ex.made(_row([part.text for part in group]), Level.PRIMARY, "", group) for group in groups]
+        block = self.operations.dims_of(op.attributes["block"])
+        shape = replace(block, text=_row(block.text[1:-1].split(", ")))
+        turned = rank == 2 and is_constant(op.operands[1 + rank], 1) and not is_constant(op.operands[2 + rank], 1)
+        order = "(0, 1)" if turned else _row([str(axis) for axis in reversed(range(rank))])
+        return ex.call("tl.make_block_ptr", [self._pointer(op), *listed, shape, order], op.result.element)
+
+    def _load_block(self, op: Op) -> Expression:
+        made, *corner = (self.at(value) for value in op.operands)
+        if "checked" in op.attributes:
+            options = self._bounds(op, corner)
+            if options:
+                options["padding_option"] = '"zero"'
+            for hint in ("cache_modifier", "eviction_policy"):
+                if op.attributes.get(hint):
+                    options[hint] = quoted(op.attributes[hint])
+            return ex.call("tl.load", [made], op.result.element, **options)
+        whole = ex.made(f"[{', '.join(part.text for part in corner)}]", Level.PRIMARY, "", corner)
+        return replace(ex.call(f"{made.text}.load", [whole], op.result.element), reads=whole.reads | made.reads)
+
+    def _bounds(self, op: Op, spares: Sequence[Expression]) -> dict[str, Expression | str]:
+        """Which borders an access through a block pointer asks about."""
+        checked = op.attributes["checked"]
+        if not checked:
+            return {}
+        text = _row([str(axis) for axis in checked])
+        if not spares:
+            return {"boundary_check": text}
+        left = [str(axis) for axis in checked if axis not in op.attributes["spared"]]
+        whole = f"{_row(left)} if {spares[0].text} else {text}"
+        return {"boundary_check": ex.made(whole, Level.PRIMARY, "", spares)}
+
     def _store(self, op: Op) -> None:
         stored = self.at(op.stored)
         options: dict[str, Expression | str] = {**self._mask(op)}
@@ -281,6 +317,9 @@ class Statements(abc.ABC):
 
     def _store_block(self, op: Op) -> None:
         made, stored, *corner = (self.at(value) for value in op.operands)
+        if "checked" in op.attributes:
+            self._statement("", ex.call("tl.store", [made, stored], "", **self._bounds(op, corner)), op.operands)
+            return
         whole = ex.made(f"[{', '.join(part.text for part in corner)}]", Level.PRIMARY, "", corner)
         call = ex.call(f"{made.text}.store", [whole, stored], "")
         self._statement("", replace(call, reads=call.reads | made.reads), op.operands)
@@ -293,6 +332,11 @@ class Statements(abc.ABC):
 def _is_load(value: Value) -> bool:
     """Whether a value is loaded: a name for it would only take its conversion away."""
     return value.producer is not None and value.producer.code is Code.LOAD
+
+
+def _row(parts: Sequence[str]) -> str:
+    """A tuple."""
+    return f"({parts[0]},)" if len(parts) == 1 else f"({', '.join(parts)})"
 
 
 def quoted(value: object) -> str:

@@ -21,11 +21,22 @@ class Pointer:
 
 
 @dataclass(frozen=True)
+class Form:
+    """How the source says where a block lies."""
+
+    kind: str
+    """BY_POINTER or BY_DESCRIPTOR."""
+    name: str
+    """Its variable, where it has one."""
+
+
+@dataclass(frozen=True)
 class Blocked:
     """A block pointer, or a tensor descriptor: it has no offsets of its own."""
 
     pointer: Pointer
     """To the tensor's first element."""
+    form: Form
     extents: tuple[Value, ...]
     strides: tuple[Value, ...]
     offsets: tuple[Value, ...] = ()
@@ -52,7 +63,7 @@ def with_parts(item: Item, values: Iterator[Value]) -> Item:
     if isinstance(item, Blocked):
         pointer = replace(item.pointer, offset=next(values))
         some = [tuple(next(values) for _ in group) for group in (item.extents, item.strides, item.offsets)]
-        return Blocked(pointer, some[0], some[1], some[2], item.pad_nan)
+        return replace(item, pointer=pointer, extents=some[0], strides=some[1], offsets=some[2])
     return next(values)
 
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from kernel_agent.compiler.front import library
-from kernel_agent.compiler.front.items import Blocked, Item, Pointer
+from kernel_agent.compiler.front.items import Blocked, Form, Item, Pointer
 from kernel_agent.compiler.front.offsets import at_least_zero, narrowed, plus, product
 from kernel_agent.compiler.front.reader import Reader, element_of, reads
-from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.code import BY_DESCRIPTOR, BY_POINTER, Code
 from kernel_agent.compiler.ssa.value import Op as Made
 from kernel_agent.compiler.ssa.value import Value, broadcast_shape, constant
 from kernel_agent.ir.operations.atomics import OF_DESCRIPTORS, Update
@@ -46,17 +46,21 @@ def _known(reader: Reader, op: Op, item: Item) -> None:
 
 
 @reads("tt.make_tensor_ptr")
-def _make_block(_: Reader, __: Op, operands: list[Any]) -> Blocked:
+def _make_block(reader: Reader, _: Op, operands: list[Any]) -> Blocked:
     pointer, *numbers = operands
     rank = len(numbers) // 3
-    return Blocked(pointer, tuple(numbers[:rank]), tuple(numbers[rank : 2 * rank]), tuple(numbers[2 * rank :]))
+    form = Form(BY_POINTER, reader.builder.hint)
+    groups = (tuple(numbers[:rank]), tuple(numbers[rank : 2 * rank]), tuple(numbers[2 * rank :]))
+    return Blocked(pointer, form, *groups)
 
 
 @reads("tt.make_tensor_descriptor")
-def _make_descriptor(_: Reader, op: Op, operands: list[Any]) -> Blocked:
+def _make_descriptor(reader: Reader, op: Op, operands: list[Any]) -> Blocked:
     pointer, *numbers = operands
     rank = len(numbers) // 2
-    return Blocked(pointer, tuple(numbers[:rank]), tuple(numbers[rank:]), (), op.attributes.get("padding") == PAD_NAN)
+    form = Form(BY_DESCRIPTOR, reader.builder.hint)
+    pad_nan = op.attributes.get("padding") == PAD_NAN
+    return Blocked(pointer, form, tuple(numbers[:rank]), tuple(numbers[rank:]), (), pad_nan)
 
 
 @reads("tt.advance")
@@ -72,9 +76,11 @@ def _block(
 ) -> tuple[Pointer, Value | None]:
     """Where a tile of `shape` lies, and which of its elements are inside of the tensor in the `checked` dimensions.
 
-    The shape has as many dimensions as the block; leading ones of extent 1 are no dimensions of the result.
+    The shape has as many dimensions as the block; leading ones of extent 1 are no dimensions of the result. Nothing of
+    it has the name of what is loaded.
     """
     builder = reader.builder
+    hint, builder.hint = builder.hint, ""
     leading = 0
     while leading < len(shape) - 1 and shape[leading] == 1 and len(shape) - leading > _rank(op):
         leading += 1
@@ -98,6 +104,7 @@ def _block(
         if not at_least_zero(place, reader.at_least_zero):
             inside = builder.logical_and(builder.compare("ge", place, builder.zero(place)), inside)
         mask = inside if mask is None else builder.logical_and(mask, inside)
+    builder.hint = hint
     return replace(block.pointer, offset=offset), mask
 
 
@@ -110,7 +117,9 @@ def _rank(op: Op) -> int:
 # --- loads
 
 
-def _load(reader: Reader, op: Op, pointer: Pointer, mask: Value | None, other: Value | None) -> Value:
+def _load(
+    reader: Reader, op: Op, pointer: Pointer, mask: Value | None, other: Value | None, form: Form | None = None
+) -> Value:
     builder, type_ = reader.builder, op.results[0].type
     reader.loaded.add(pointer.base.name)
     element = pointer.base.pointee
@@ -122,7 +131,7 @@ def _load(reader: Reader, op: Op, pointer: Pointer, mask: Value | None, other: V
         other = _as_held(reader, other, element)
     shapes = [value.shape for value in (pointer.offset, mask, other) if value is not None]
     offset = builder.whole(pointer.offset, broadcast_shape(shapes))
-    value = builder.load(pointer.base, offset, mask, other)
+    value = builder.load(pointer.base, offset, mask, other, **_hints(form))
     return _as_read(reader, value, element_of(type_))
 
 
@@ -151,7 +160,8 @@ def _read(reader: Reader, op: Op, operands: list[Any]) -> Value:
     if isinstance(operands[0], Blocked):
         block = operands[0]
         pointer, inside = _block(reader, op, block, block.offsets, type_.tile, op.attributes.get("boundaryCheck", ()))
-        return _load(reader, op, pointer, inside, _padding(reader, inside, pointer, op.attributes.get("padding")))
+        padding = _padding(reader, inside, pointer, op.attributes.get("padding"))
+        return _load(reader, op, pointer, inside, padding, block.form)
     _, has_mask, has_other = op.attributes.get("operandSegmentSizes", (1, len(operands) > 1, len(operands) > 2))
     mask = operands[1] if has_mask else None
     return _load(reader, op, operands[0], mask, operands[1 + has_mask] if has_other else None)
@@ -171,7 +181,8 @@ def _padding(reader: Reader, mask: Value | None, pointer: Pointer, padding: obje
 def _read_block(reader: Reader, op: Op, operands: list[Any]) -> Value:
     block, *starts = operands
     pointer, mask = _block(reader, op, block, starts, _block_shape(block, op.results[0].type), range(len(starts)))
-    return _load(reader, op, pointer, mask, _padding(reader, mask, pointer, PAD_NAN if block.pad_nan else None))
+    padding = _padding(reader, mask, pointer, PAD_NAN if block.pad_nan else None)
+    return _load(reader, op, pointer, mask, padding, block.form)
 
 
 def _block_shape(block: Blocked, type_: Type) -> tuple[int, ...]:
@@ -204,11 +215,17 @@ def _rows(reader: Reader, block: Blocked, rows: Value, start: Value, type_: Type
 # --- stores
 
 
-def _store(reader: Reader, pointer: Pointer, value: Value, mask: Value | None, code: Code = Code.STORE) -> None:
+def _store(reader: Reader, pointer: Pointer, value: Value, mask: Value | None, form: Form | None = None) -> None:
     reader.stored.add(pointer.base.name)
     reader.effects = True
     mask = None if mask is not None and constant(mask) is True else mask
-    reader.builder.store(pointer.base, pointer.offset, _as_held(reader, value, pointer.base.pointee), mask, code)
+    held = _as_held(reader, value, pointer.base.pointee)
+    reader.builder.store(pointer.base, pointer.offset, held, mask, Code.STORE, **_hints(form))
+
+
+def _hints(form: Form | None) -> dict[str, str]:
+    """What an access remembers of how the source says it."""
+    return {} if form is None else {"form": form.kind, "handle": form.name}
 
 
 @reads("tt.store")
@@ -220,16 +237,16 @@ def _write(reader: Reader, op: Op, operands: list[Any]) -> None:
         block, value = operands
         checked = op.attributes.get("boundaryCheck", ())
         pointer, mask = _block(reader, op, block, block.offsets, op.operands[1].type.tile, checked)
+        _store(reader, pointer, value, mask, block.form)
     else:
-        pointer, value, mask = operands[0], operands[1], operands[2] if len(operands) > 2 else None
-    _store(reader, pointer, value, mask)
+        _store(reader, operands[0], operands[1], operands[2] if len(operands) > 2 else None)
 
 
 @reads("tt.descriptor_store")
 def _write_block(reader: Reader, op: Op, operands: list[Any]) -> None:
     block, value, *starts = operands
     pointer, mask = _block(reader, op, block, starts, _block_shape(block, op.operands[1].type), range(len(starts)))
-    _store(reader, pointer, value, mask)
+    _store(reader, pointer, value, mask, block.form)
 
 
 @reads("tt.descriptor_scatter")

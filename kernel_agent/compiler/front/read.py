@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.front import arithmetic, combine, control, library, memory, shapes
 from kernel_agent.compiler.front.control import arguments_of, run_function
-from kernel_agent.compiler.front.items import Blocked, Item
+from kernel_agent.compiler.front.items import Blocked, Form, Item
 from kernel_agent.compiler.front.reader import Reader, Symbols, pointer_to
-from kernel_agent.compiler.ssa.code import MEMORY, Code
+from kernel_agent.compiler.ssa.code import BY_DESCRIPTOR, MEMORY, Code
 from kernel_agent.compiler.ssa.prune import prune
 from kernel_agent.compiler.ssa.value import Block, Kernel, Value, walk
 from kernel_agent.ir.program import Function, Module
@@ -107,7 +107,8 @@ def _given(reader: Reader, entry: Function, arguments: Sequence[Value]) -> list[
             rank = len(source.type.shape)
             numbers = arguments[place + 1 : place + 1 + 2 * rank]
             pointer = pointer_to(argument, reader.builder)
-            found.append(Blocked(pointer, tuple(numbers[:rank]), tuple(numbers[rank:])))
+            form = Form(BY_DESCRIPTOR, argument.name)
+            found.append(Blocked(pointer, form, tuple(numbers[:rank]), tuple(numbers[rank:])))
         else:
             found.append(pointer_to(argument, reader.builder) if argument.is_pointer else argument)
     return found

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from kernel_agent.compiler.schedule.forms import Forms, Launch
 from kernel_agent.compiler.schedule.polynomial import ONE, Polynomial
-from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.code import BY_DESCRIPTOR, Code
 from kernel_agent.compiler.ssa.rebuild import Copier
 from kernel_agent.compiler.ssa.uses import Uses, written_to
 from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value, broadcast_shape, is_constant, is_setting, unspread
@@ -97,7 +97,8 @@ def described(kernel: Kernel, launch: Launch) -> Described | None:
     for loop in kernel.ops:
         if loop.code is Code.FOR and _computes_between_products(loop.blocks[0]):
             for op in loop.blocks[0].ops:
-                if op.code is Code.LOAD and op.base not in written and _is_factor(op.result, uses):
+                free = op.code is Code.LOAD and op.base not in written
+                if free and op.attributes.get("form") != BY_DESCRIPTOR and _is_factor(op.result, uses):
                     tile = tile_of(op)
                     if tile is not None:
                         tiles[op] = tile
@@ -227,14 +228,14 @@ def _limits(
 ) -> tuple[Value | None, Value | None] | None:
     """The extents that a mask asks for along both axes; None where it asks for anything else."""
     found: list[Value | None] = [None, None]
-    for part, axis in _conjuncts(mask, None) if mask is not None else ():
-        op = part.producer
+    for condition in conditions_of(mask, None) if mask is not None else ():
+        op = condition.value.producer
         if op is None or op.code is not Code.CMP or op.attributes.get("unsigned"):
             return None
         predicate = op.attributes["predicate"]
         index, limit = op.operands if predicate == "lt" else op.operands[::-1]
         limit = unspread(limit)
-        terms = index_terms(index, (), axis)
+        terms = index_terms(index, (), condition.axis)
         counted = [(term.index, term.axis) for term in terms]
         place = next((n for n, lane in enumerate(lanes) if (lane.index, n) in counted), None)
         if predicate not in ("lt", "gt") or place is None or limit.shape or found[place] is not None:
@@ -248,15 +249,26 @@ def _limits(
     return found[0], found[1]
 
 
-def _conjuncts(mask: Value, axis: int | None) -> list[tuple[Value, int | None]]:
-    """What all must hold where a mask does, with the axis that it speaks of."""
+@dataclass(frozen=True)
+class Condition:
+    """What must hold where a mask does."""
+
+    value: Value
+    axis: int | None
+    """Of the tile that it speaks of; None where it was met on the whole tile."""
+    spares: Value | None = None
+    """The constexpr that says that it holds, where one may."""
+
+
+def conditions_of(mask: Value, axis: int | None, spares: Value | None = None) -> list[Condition]:
+    """What all must hold where a mask does."""
     op = mask.producer
-    if op is not None and op.code is Code.OR and is_setting(op.operands[1]):  # which says that it holds
-        return _conjuncts(op.operands[0], axis)
+    if op is not None and op.code is Code.OR and is_setting(op.operands[1]):
+        return conditions_of(op.operands[0], axis, op.operands[1])
     if op is not None and op.code in _MOVES | {Code.AND}:
         axis = 1 - int(op.attributes["axis"]) if op.code is Code.EXPAND else axis
-        return [part for operand in op.operands for part in _conjuncts(operand, axis)]
-    return [(mask, axis)]
+        return [part for operand in op.operands for part in conditions_of(operand, axis, spares)]
+    return [Condition(mask, axis, spares)]
 
 
 def _limited(tiles: dict[Op, Tile]) -> dict[Op, Tile]:
@@ -293,6 +305,15 @@ def asked_steps(
     if any(not step.printable or (step.number or 0) % even for step in steps):
         return None
     return tuple(dict.fromkeys(step.text() for step in steps if step.number is None))
+
+
+def sum_of(copier: Copier, numbers: Sequence[Value]) -> Value:
+    """Of the copies of numbers; zero of none."""
+    found = copier.all(numbers) or [copier.b.const(0)]
+    total = found[0]
+    for number in found[1:]:
+        total = copier.b.add(total, number)
+    return total
 
 
 class Describer(Copier):
@@ -345,14 +366,6 @@ class Describer(Copier):
             value.source_line = op.result.source_line
         b.hint, b.line = hint, line
 
-    def sum_of(self, numbers: Sequence[Value]) -> Value:
-        """Of numbers; zero of none."""
-        found = [self[number] for number in numbers] or [self.b.const(0)]
-        total = found[0]
-        for number in found[1:]:
-            total = self.b.add(total, number)
-        return total
-
 
 class TileDescriber(Describer):
     """Of tiles of matrices."""
@@ -367,8 +380,8 @@ class TileDescriber(Describer):
         rows, cols = tile.limits
         assert rows is not None
         extents = (self[rows], self.b.extent(tile.shape[1]) if cols is None else self[cols])
-        return self.b.descriptor(load.base, self.sum_of(tile.start), extents, (self[tile.stride],), tile.shape)
+        return self.b.descriptor(load.base, sum_of(self, tile.start), extents, (self[tile.stride],), tile.shape)
 
     def corner(self, load: Op) -> list[Value]:
         """Row and column."""
-        return [self.sum_of(self.tiles[load].row), self.sum_of(self.tiles[load].col)]
+        return [sum_of(self, self.tiles[load].row), sum_of(self, self.tiles[load].col)]

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from kernel_agent.compiler.schedule.describe import MOST, Describer, asked_steps, index_terms, is_count
+from kernel_agent.compiler.schedule.describe import MOST, Describer, asked_steps, index_terms, is_count, sum_of
 from kernel_agent.compiler.schedule.forms import Forms, Launch
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.uses import written_to
@@ -114,8 +114,8 @@ class _Stripper(Describer):
     def descriptor_of(self, load: Op) -> Value:
         """Of the numbers that a strip is a part of."""
         strip = self.strips[load]
-        return self.b.descriptor(load.base, self.sum_of(strip.start), (self[strip.size],), (), load.result.shape)
+        return self.b.descriptor(load.base, sum_of(self, strip.start), (self[strip.size],), (), load.result.shape)
 
     def corner(self, load: Op) -> list[Value]:
         """The first of them that it loads."""
-        return [self.sum_of(self.strips[load].first)]
+        return [sum_of(self, self.strips[load].first)]

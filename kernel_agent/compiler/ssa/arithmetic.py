@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.ssa import philox
-from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.code import BY_DESCRIPTOR, BY_POINTER, Code
 from kernel_agent.compiler.ssa.value import FLOATS, Op
 from kernel_agent.ir.operations import integers, libdevice
 from kernel_agent.ir.operations.registry import POINTWISE
@@ -26,7 +26,7 @@ def held_as(element: str) -> torch.dtype:
     """The dtype that values of an element are computed in. Raises CannotDerive for one that is not known."""
     if element in FLOATS:
         return torch.float64
-    if element == "descriptor":
+    if element in (BY_DESCRIPTOR, BY_POINTER):
         return torch.int64  # of the operation that makes it, which says it all
     if element not in INTEGERS:
         raise CannotDerive(f"values of type {element} cannot be evaluated")

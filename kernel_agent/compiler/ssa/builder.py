@@ -8,13 +8,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from kernel_agent.compiler.ssa import fold
 from kernel_agent.compiler.ssa.calculus import Calculus
-from kernel_agent.compiler.ssa.code import MEMORY, PURE, Code
+from kernel_agent.compiler.ssa.code import BY_DESCRIPTOR, BY_POINTER, MEMORY, PURE, Code
 from kernel_agent.compiler.ssa.scopes import Scope, known, outermost
 from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value, broadcast_shape, surely_runs
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Along which axes of its tile a block pointer asks what lies outside."""
+
+    checked: tuple[int, ...]
+    spared: tuple[int, ...] = ()
+    """Those that need not be asked where `spares` is true."""
+    spares: Value | None = None
+
+    @property
+    def operands(self) -> tuple[Value, ...]:
+        """Of an access, behind the pointer."""
+        return () if self.spares is None else (self.spares,)
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """Of an access."""
+        return {"checked": self.checked, "spared": self.spared}
 
 
 class Builder(Calculus):
@@ -127,12 +148,18 @@ class Builder(Calculus):
         return value
 
     def descriptor(
-        self, base: Value, start: Value, extents: Sequence[Value], strides: Sequence[Value], block: Sequence[int]
+        self,
+        base: Value,
+        start: Value,
+        extents: Sequence[Value],
+        strides: Sequence[Value],
+        block: Sequence[int],
+        name: str = "",
     ) -> Value:
         """A matrix of two `extents` at `base` + start, rows `strides[0]` apart, to load tiles of `block` from; or a
         strip of one."""
         attributes = {"base": base, "block": tuple(block)}
-        return self.pure(Code.DESCRIPTOR, (start, *extents, *strides), "descriptor", (), attributes)
+        return self.pure(Code.DESCRIPTOR, (start, *extents, *strides), BY_DESCRIPTOR, (), attributes, name)
 
     def load_block(self, descriptor: Value, corner: Sequence[Value], name: str = "") -> Value:
         """A tile of a matrix from a row and a column on, or a part of a strip."""
@@ -146,6 +173,28 @@ class Builder(Calculus):
             {"base": made.base},
             name,
         )
+
+    def block_pointer(self, base: Value, operands: Sequence[Value], block: Sequence[int], name: str = "") -> Value:
+        """The tile of `block` of a matrix at `base` + start, or of numbers; `operands`: start, then for each axis
+        extents, strides, corner."""
+        attributes = {"base": base, "block": tuple(block)}
+        return self.pure(Code.BLOCK_POINTER, operands, BY_POINTER, (), attributes, name)
+
+    def load_pointed(self, pointer: Value, bounds: Bounds, name: str = "", **hints: Any) -> Value:
+        """The tile of a block pointer, zero where a checked axis has no element."""
+        made = pointer.producer
+        assert made is not None, pointer
+        attributes = {"base": made.base, **bounds.attributes, **hints}
+        element, block = made.base.pointee, made.attributes["block"]
+        return self.pure(Code.LOAD_BLOCK, (pointer, *bounds.operands), element, block, attributes, name)
+
+    def store_pointed(self, pointer: Value, value: Value, bounds: Bounds) -> Op:
+        """The tile of a block pointer becomes the value, where checked axes have elements."""
+        made = pointer.producer
+        assert made is not None, pointer
+        tile = self.whole(value, made.attributes["block"])
+        attributes = {"base": made.base, **bounds.attributes}
+        return self.add_op(Op(Code.STORE_BLOCK, [pointer, tile, *bounds.operands], (), attributes))
 
     def store_block(self, descriptor: Value, value: Value, corner: Sequence[Value]) -> Op:
         """A tile of a matrix from a row and a column on becomes the value."""

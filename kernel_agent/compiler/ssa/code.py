@@ -121,7 +121,8 @@ class Code(str, enum.Enum):
     # --- memory: `base` is a pointer argument of the kernel, offsets count elements
     LOAD = "load"
     """offset [, mask [, other]]; `masked`, `padded` say which of the two are there. `saved`: in a forward that is to be
-    differentiated, what will be there after it has run. `again`: it was loaded before and is on purpose once more."""
+    differentiated, what will be there after it has run. `again`: it was loaded before and is on purpose once more.
+    `form`: BY_POINTER or BY_DESCRIPTOR, where the source has either, and `handle`, what it calls that."""
     STORE = "store"
     """offset, value [, mask]; `masked`."""
     ATOMIC_ADD = "atomic_add"
@@ -131,13 +132,17 @@ class Code(str, enum.Enum):
     DESCRIPTOR = "descriptor"
     """start, rows, columns, stride: the matrix of so many rows and columns at `base` + start, rows `stride` apart, to
     load tiles of the extents `block` from. Or start, extent: numbers without gaps. Its element is `descriptor`."""
+    BLOCK_POINTER = "block_pointer"
+    """start, extents, strides, corner: the tile of the extents `block` from the corner on of the matrix, or the
+    numbers, at `base` + start. Its element is `block_pointer`."""
     LOAD_BLOCK = "load_block"
     """descriptor, row, column: the tile of its matrix from there on, zero outside of it; of numbers in a row,
-    descriptor, first. `base` as of the descriptor;
+    descriptor, first. Or block pointer [, spares]: its tile, zero outside of the matrix along the axes `checked`;
+    where `spares` is true, nothing is outside along the axes `spared`. `base` as of the descriptor;
     the kernel does not write there."""
     STORE_BLOCK = "store_block"
     """descriptor, value, row, column: the tile of its matrix from there on becomes the value, where there is a matrix.
-    One side of a branch; the other has the STORE that does the same. `base` as of the descriptor."""
+    Or block pointer, value [, spares], as LOAD_BLOCK. `base` as of the descriptor."""
     TAPE_STORE = "tape_store"
     """value: remembered for this program, `tape` and the trips of all loops around."""
     TAPE_LOAD = "tape_load"
@@ -157,6 +162,8 @@ class Code(str, enum.Enum):
     """condition: the program ends here where it holds. Only before any effect."""
 
 
+BY_POINTER, BY_DESCRIPTOR = "block_pointer", "descriptor"
+"""How the source says an access, other than by a pointer for each lane."""
 C = Code
 ELEMENTWISE = frozenset(
     (C.ADD, C.SUB, C.MUL, C.DIV, C.FLOORDIV, C.REM, C.NEG, C.MAX, C.MIN, C.FMA, C.ABS, C.EXP, C.EXP2, C.LOG, C.LOG2,

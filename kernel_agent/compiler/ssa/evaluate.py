@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kernel_agent.compiler.ssa import arithmetic, tiles
 from kernel_agent.compiler.ssa.code import ELEMENTWISE, Code
-from kernel_agent.compiler.ssa.memory import Evaluation, Memory
+from kernel_agent.compiler.ssa.memory import Evaluation, Memory, TileOfMatrix
 from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value
 from kernel_agent.compiler.ssa.verify import verify
 from kernel_agent.errors import InternalError
@@ -118,18 +118,26 @@ class _Program:
         return [torch.zeros((), dtype=torch.int64)]
 
     def _load_block(self, op: Op, operands: list[Tensor]) -> list[Tensor]:
-        made = op.operands[0].producer
-        assert made is not None, op
-        matrix = [int(self.values[value]) for value in made.operands]
-        corner = [int(value) for value in operands[1:]]
-        return [self.memory.load_block(op, self.place, matrix, corner)]
+        return [self.memory.load_block(op, self.place, self._tile(op, operands[1:]))]
 
     def _store_block(self, op: Op, operands: list[Tensor]) -> list[Tensor]:
+        self.memory.store_block(op, self.place, self._tile(op, operands[2:]), operands[1])
+        return []
+
+    def _tile(self, op: Op, behind: list[Tensor]) -> TileOfMatrix:
+        """What a block access moves; `behind`: its last operands, a corner, or what spares a block pointer checks."""
         made = op.operands[0].producer
         assert made is not None, op
-        matrix = [int(self.values[value]) for value in made.operands]
-        self.memory.store_block(op, self.place, matrix, operands[1], [int(value) for value in operands[2:]])
-        return []
+        shape: tuple[int, ...] = made.attributes["block"]
+        start, *numbers = (int(self.values[value]) for value in made.operands)
+        rank = len(shape)
+        if made.code is Code.DESCRIPTOR:
+            corner = [int(value) for value in behind]
+            return TileOfMatrix(shape, start, numbers[:rank], [*numbers[rank:], 1], corner, range(rank))
+        spared = op.attributes["spared"] if behind and bool(behind[0]) else ()
+        checked = [axis for axis in op.attributes["checked"] if axis not in spared]
+        groups = (numbers[:rank], numbers[rank : 2 * rank], numbers[2 * rank :])
+        return TileOfMatrix(shape, start, *groups, checked)
 
     def _write(self, op: Op, operands: list[Tensor]) -> list[Tensor]:
         before = self.memory.write(op, self.place, operands)
@@ -209,6 +217,7 @@ _OWN: dict[Code, Callable[[_Program, Op, list[Tensor]], Sequence[Tensor]]] = {
     Code.NUM_PROGRAMS: _Program._num_programs,
     Code.LOAD: _Program._load,
     Code.DESCRIPTOR: _Program._descriptor,
+    Code.BLOCK_POINTER: _Program._descriptor,
     Code.LOAD_BLOCK: _Program._load_block,
     Code.STORE: _Program._write,
     Code.STORE_BLOCK: _Program._store_block,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -12,6 +12,31 @@ from kernel_agent.compiler.errors import CannotDerive, OutOfBounds
 from kernel_agent.compiler.ssa.arithmetic import held_as
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.value import Op, Value
+
+
+@dataclass(frozen=True)
+class TileOfMatrix:
+    """A tile that a block access moves."""
+
+    shape: tuple[int, ...]
+    start: int
+    """Of the matrix."""
+    extents: Sequence[int]
+    strides: Sequence[int]
+    corner: Sequence[int]
+    checked: Collection[int]
+    """Axes along which elements outside of the matrix are no part of the tile."""
+
+    def places(self) -> tuple[Tensor, Tensor]:
+        """Offsets of the tile's elements, and which of them are parts of it."""
+        places, inside = torch.tensor(self.start), torch.tensor(True)
+        for axis, (extent, step) in enumerate(zip(self.extents, self.strides, strict=True)):
+            shape = [-1 if axis == n else 1 for n in range(len(self.shape))]
+            lanes = (self.corner[axis] + torch.arange(self.shape[axis])).view(shape)
+            if axis in self.checked:
+                inside = inside & (lanes >= 0) & (lanes < extent)
+            places = places + lanes * step
+        return places, inside.expand(self.shape)
 
 
 @dataclass(frozen=True)
@@ -71,20 +96,17 @@ class Memory:
         result[lanes] = found
         return result
 
-    def load_block(self, op: Op, program: tuple[int, ...], matrix: list[int], corner: list[int]) -> Tensor:
-        """A LOAD_BLOCK of the matrix (start, rows, columns, stride), or of (start, extent). Raises OutOfBounds."""
-        shape = op.result.shape
-        places, held = self._places(op, program, *_tile(shape, matrix, corner))
-        result = torch.zeros(shape, dtype=held_as(op.result.element))
+    def load_block(self, op: Op, program: tuple[int, ...], tile: TileOfMatrix) -> Tensor:
+        """A LOAD_BLOCK. Raises OutOfBounds."""
+        places, held = self._places(op, program, *tile.places())
+        result = torch.zeros(tile.shape, dtype=held_as(op.result.element))
         result[held] = self._flat[op.base][places].to(result.dtype)
         self._counts[op.base, "loaded"].index_add_(0, places, torch.ones_like(places))
         return result
 
-    def store_block(
-        self, op: Op, program: tuple[int, ...], matrix: list[int], value: Tensor, corner: list[int]
-    ) -> None:
-        """A STORE_BLOCK; `matrix` as of `load_block`. Raises OutOfBounds."""
-        places, held = self._places(op, program, *_tile(op.stored.shape, matrix, corner))
+    def store_block(self, op: Op, program: tuple[int, ...], tile: TileOfMatrix, value: Tensor) -> None:
+        """A STORE_BLOCK. Raises OutOfBounds."""
+        places, held = self._places(op, program, *tile.places())
         memory = self._flat[op.base]
         memory[places] = value.broadcast_to(op.stored.shape)[held].to(memory.dtype)
         self._counts[op.base, "stored"].index_add_(0, places, torch.ones_like(places))
@@ -140,17 +162,6 @@ class Memory:
                 f"program {program} {_VERBS[op.code]} element {int(wrong)} of {op.base.name}, which has {extent}"
             )
         return places, lanes
-
-
-def _tile(shape: tuple[int, ...], matrix: list[int], corner: list[int]) -> tuple[Tensor, Tensor]:
-    """Offsets of a tile of a matrix (start, extents, strides), and which of them are inside of it."""
-    start, extents = matrix[0], matrix[1 : 1 + len(shape)]
-    places, inside = torch.tensor(start), torch.tensor(True)
-    for axis, (extent, step) in enumerate(zip(extents, (*matrix[1 + len(shape) :], 1), strict=True)):
-        lanes = (corner[axis] + torch.arange(shape[axis])).view([-1 if axis == n else 1 for n in range(len(shape))])
-        inside = inside & (lanes >= 0) & (lanes < extent)
-        places = places + lanes * step
-    return places, inside
 
 
 _VERBS = {

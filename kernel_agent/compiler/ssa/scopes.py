@@ -39,5 +39,6 @@ def outermost(scopes: Sequence[Scope], code: Code, operands: Sequence[Value], sh
     least = max((value.depth for value in operands), default=0)
     if code in CHEAP and (not shape or all(not v.is_float for v in operands)):
         return least
-    stays = (not scope.certain if code is Code.LOAD else scope.guarded for scope in scopes)
+    loads = code in (Code.LOAD, Code.LOAD_BLOCK)
+    stays = (not scope.certain if loads else scope.guarded for scope in scopes)
     return max([least, *(place for place, stay in enumerate(stays) if stay)])

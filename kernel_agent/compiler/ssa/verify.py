@@ -74,7 +74,8 @@ class _Verifier:
             self.expect(isinstance(op.attributes.get("tape"), str), op, "it needs the name of a tape")
         elif op.code is Code.STORE_BLOCK:
             made = op.operands[0].producer
-            self.expect(made is not None and made.code is Code.DESCRIPTOR, op, "it needs a descriptor")
+            described = made is not None and made.code in (Code.DESCRIPTOR, Code.BLOCK_POINTER)
+            self.expect(described, op, "it needs a descriptor or a block pointer")
             block = made.attributes["block"] if made is not None else None
             self.expect(op.stored.shape == block, op, f"a tile of {block} belongs there")
         elif op.code is Code.LEAVE_IF:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kernel_agent.compiler.plan import BackwardPlan
 from kernel_agent.compiler.ssa.code import Code
-from kernel_agent.compiler.ssa.value import FLOATS, Kernel
+from kernel_agent.compiler.ssa.uses import Uses
+from kernel_agent.compiler.ssa.value import FLOATS, NARROW, Kernel
 
 
 @dataclass(frozen=True)
@@ -31,3 +33,14 @@ class Accesses:
                 if op.code is not Code.ATOMIC_ADD:
                     stored.add(op.base.name)
         return cls(frozenset(read), frozenset(written), frozenset(stored))
+
+
+def takes_as_it_is(plan: BackwardPlan, argument: str) -> bool:
+    """Whether a kernel computes with what it loads of a narrow cotangent before it is converted, as products do."""
+    for step in plan.steps:
+        uses = Uses.of(step.kernel)
+        for op in step.kernel.ops:
+            narrow = op.code is Code.LOAD and op.base.name == argument and op.result.element in NARROW
+            if narrow and (op.result in uses.yielded or any(one.code is not Code.CAST for one in uses[op.result])):
+                return True
+    return False

@@ -21,6 +21,7 @@ _MOST = 4
 """Values that are listed as computed again."""
 _THROUGH = frozenset((Code.CAST, Code.MUL, Code.DIV, Code.TRANS, Code.SELECT, Code.RESHAPE, Code.NEG, Code.SUM))
 """What is done to a sum before it is stored."""
+_WRITES = (Code.STORE, Code.STORE_BLOCK, Code.ATOMIC_ADD)
 _LOADED = re.compile(r"^\s*(\w+) = (?!tl\.load)", re.MULTILINE)
 
 
@@ -157,7 +158,7 @@ class _Facts:
         over: dict[str, list[str]] = {}
         kept = self.plan.sums
         for op in self.kernel.ops:
-            if op.code in (Code.STORE, Code.ATOMIC_ADD) and op.base.name in {*self.plan.gradients.values(), *kept}:
+            if op.code in _WRITES and op.base.name in {*self.plan.gradients.values(), *kept}:
                 loops = [name for loop in self._loops_of(op.stored) if (name := self._index(loop))]
                 for name in dict.fromkeys(loops):
                     bases = over.setdefault(name, [])
@@ -187,7 +188,7 @@ class _Facts:
     def _atomics(self) -> list[str]:
         writes: dict[str, set[Code]] = {}
         for op in self.kernel.ops:
-            if op.code in (Code.STORE, Code.ATOMIC_ADD):
+            if op.code in _WRITES:
                 writes.setdefault(op.base.name, set()).add(op.code)
         names = {*self.plan.gradients.values(), *self.plan.sums}
         atomic = [name for name, codes in writes.items() if name in names and Code.ATOMIC_ADD in codes]
@@ -267,7 +268,7 @@ def _goes_on(value: Value, carry: Value) -> bool:
 
 
 def _reads(kernel: Kernel) -> list[str]:
-    return list(dict.fromkeys(op.base.name for op in kernel.ops if op.code is Code.LOAD))
+    return list(dict.fromkeys(op.base.name for op in kernel.ops if op.code in (Code.LOAD, Code.LOAD_BLOCK)))
 
 
 def _listed(names: Iterable[str]) -> str:

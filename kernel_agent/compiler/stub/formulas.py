@@ -74,7 +74,9 @@ class _Formulas:
 
     def of(self, base: str, name: str) -> str:
         """What is stored for a gradient; empty where that has no formula."""
-        ops = [op for op in self.kernel.ops if op.code in (Code.STORE, Code.ATOMIC_ADD) and op.base.name == base]
+        mine = [op for op in self.kernel.ops if "base" in op.attributes and op.base.name == base]
+        blocks = [op for op in mine if op.code is Code.STORE_BLOCK]
+        ops = [op for op in mine if op.code in (Code.STORE, Code.ATOMIC_ADD)] or blocks
         before = dict(self.wanted), dict(self.defined)
         self.open, self.steps = set(), 0
         try:

@@ -67,6 +67,12 @@ TILES = f'''def {FITS}(*matrices):
     triton.set_allocator(lambda size, _align, _stream: torch.empty(size, dtype=torch.int8, device=device))
     return True
 '''
+LENDS = "lend_memory"
+"""Function that gives kernels the memory in which they make descriptors."""
+MEMORY = f'''def {LENDS}(device):
+    """Memory for tensor descriptors: autograd runs a backward in a thread of its own, which has no allocator yet."""
+    triton.set_allocator(lambda size, _align, _stream: torch.empty(size, dtype=torch.int8, device=device))
+'''
 HELPERS = {NESTED: APART, RISING: RISE, LEFT: ONCE, FITS: TILES}
 """Functions that conditions of a plan may call, by name."""
 

@@ -12,20 +12,19 @@ from torch import Tensor
 
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.plan import BackwardPlan, Step
+from kernel_agent.compiler.schedule.blocks import in_blocks
 from kernel_agent.compiler.schedule.deposit import NAME as DEPOSITS
 from kernel_agent.compiler.schedule.deposit import REGISTERS
 from kernel_agent.compiler.schedule.describe import FITS
-from kernel_agent.compiler.ssa.code import Code
-from kernel_agent.compiler.ssa.uses import Uses
-from kernel_agent.compiler.ssa.value import NARROW, Kernel
-from kernel_agent.compiler.stub.accesses import Accesses
+from kernel_agent.compiler.ssa.value import Kernel
+from kernel_agent.compiler.stub.accesses import Accesses, takes_as_it_is
 from kernel_agent.compiler.stub.asking import Asking
 from kernel_agent.compiler.stub.buffers import Buffers, element_of
 from kernel_agent.compiler.stub.cotangents import Cotangents, Grad
 from kernel_agent.compiler.stub.docstrings import kernel_docstring
 from kernel_agent.compiler.stub.flow import tensors_in
 from kernel_agent.compiler.stub.keywords import named_after, own_keywords, with_keywords
-from kernel_agent.compiler.stub.lines import HELPERS, Line, backward_name, bound_together
+from kernel_agent.compiler.stub.lines import HELPERS, LENDS, MEMORY, Line, backward_name, bound_together
 from kernel_agent.compiler.stub.needs import variable_of
 from kernel_agent.compiler.stub.products import LARGE, WIDTHS, ProductTiles, product_tiles
 from kernel_agent.compiler.stub.tiles import Tiles, mentions, steps_by
@@ -137,7 +136,7 @@ class Planned:
         plan, tensors = self.plan, self.launched.seen.tensors
         held = {plan.cotangents[name]: grad.text for name, grad in given.items() if name in plan.cotangents}
         for name, argument in plan.cotangents.items():
-            if argument in held and given[name].element == "f32" and _takes_as_it_is(plan, argument):
+            if argument in held and given[name].element == "f32" and takes_as_it_is(plan, argument):
                 narrow = f"{held[argument]}.to({self.references.asked(tensors[name], 'dtype')})"
                 held[argument] = self.body.bind(f"d{self.references.hint(tensors[name])}", narrow)
             if argument in plan.consumed and argument in held:
@@ -285,6 +284,11 @@ class Planned:
         kernel = replace(
             with_keywords(step.kernel, keywords), name=self.wording.names.fresh(backward_name(step.kernel.name))
         )
+        blocks = in_blocks(kernel, self.launched.kernel, self.plan)
+        if blocks.descriptors:
+            self.body.helpers[MEMORY] = None
+            self.body.once(Line(f"{LENDS}({self.references.device()})"))
+        kernel = blocks.kernel
         self.kernels.append(kernel)
         grid = [self.wording.short(text) for text in step.grid]
         shown = f"({grid[0]},)" if len(grid) == 1 else f"({', '.join(grid)})"
@@ -312,7 +316,7 @@ class Planned:
         if deposits:
             items.append(f"maxnreg={REGISTERS} if {deposits[0]} else None")
             parameters.append("maxnreg")
-        written = Accesses.of(kernel).written
+        written = Accesses.of(step.kernel).written
         buffers = tuple(self.wording.variables[name] for name in sorted(written) if name in self.wording.variables)
         writes = tuple(map(variable_of, buffers))
         opening = f"{kernel.name}[{shown}]("
@@ -366,14 +370,3 @@ class Planned:
 def _is_one(node: ast.expr) -> bool:
     """Whether a tile is a single element: what is computed one by one has no tile."""
     return isinstance(node, ast.Constant) and node.value == 1
-
-
-def _takes_as_it_is(plan: BackwardPlan, argument: str) -> bool:
-    """Whether a kernel computes with what it loads of a narrow cotangent before it is converted, as products do."""
-    for step in plan.steps:
-        uses = Uses.of(step.kernel)
-        for op in step.kernel.ops:
-            narrow = op.code is Code.LOAD and op.base.name == argument and op.result.element in NARROW
-            if narrow and (op.result in uses.yielded or any(one.code is not Code.CAST for one in uses[op.result])):
-                return True
-    return False
