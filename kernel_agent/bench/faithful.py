@@ -201,9 +201,11 @@ def _fate(one: Asked, sound: dict[int, FaithfulCase]) -> Fate:
     if not compared:
         return Fate(Outcome.ROUNDING, reason="no case to judge rounding by")
     if equal:
-        return Fate(Outcome.EQUIVALENT, reason=f"the same bits in faithful arithmetic in {compared} cases")
+        return Fate(
+            Outcome.EQUIVALENT, reason=f"the same bits in faithful arithmetic in {compared} cases", cases=compared
+        )
     reason = f"at most {worst:.2f} of the error that the rule of the native tier allows, in {compared} cases"
-    return Fate(Outcome.ROUNDING, reason=reason)
+    return Fate(Outcome.ROUNDING, reason=reason, cases=compared)
 
 
 def _equal(heard: Heard) -> bool:

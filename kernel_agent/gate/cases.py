@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from kernel_agent.errors import InputError
-from kernel_agent.gate.derived_shapes import apart_entries, odd_entries
+from kernel_agent.gate.derived_shapes import Alternatives, apart_entries, odd_entries
 from kernel_agent.gate.options import GateOptions
 from kernel_agent.gate.other_values import usable, value_points
 from kernel_agent.oracle import (
@@ -37,8 +38,6 @@ _SPECIAL = (
 )
 _ALONE = 4
 """Gradients up to which each is asked for alone."""
-_ONCE_SHARE = 4
-"""A shape that is asked once has arguments of at most such a part of the elements that others may have."""
 _NAMED = 3
 """Refused odd sizes that a note names."""
 
@@ -100,8 +99,8 @@ def make_plan(truths: Truths, options: GateOptions, *, accepts_needs: bool) -> P
     small = min((shape for shape in wanted if shape.required), key=lambda s: s.elements, default=None)
     other = [] if small is None else value_points(truths, small.entry, options)
     known = {entry.label for entry in likely} | swept.keys()
-    apart = apart_entries([shape.entry for shape in wanted], known, options)
-    apart = affordable(truths, apart, options.max_elements // _ONCE_SHARE, options)
+    apart = _first_affordable(truths, apart_entries([shape.entry for shape in wanted], known, options), options)
+    apart = [entry for entry in apart if entry.label not in known]
     answers = _forwards(truths, [*[shape.entry for shape in wanted], *likely, *apart], options, other)
     apart_answers, odd_answers = answers[len(wanted) + len(likely) :], answers[len(wanted) :][: len(likely)]
     if len(odd) > len(likely) and any(isinstance(answer, Refusal) or answer.findings for answer in odd_answers):
@@ -246,6 +245,20 @@ def affordable(truths: Truths, entries: list[ShapeEntry], elements: int, options
     shape squares them."""
     fits = truths.fit(entries, max_elements=elements, max_volume=options.max_volume) if entries else ()
     return [fit.asked for fit in fits if not fit.shrunk and not fit.refusal]
+
+
+def _first_affordable(truths: Truths, groups: Sequence[Alternatives], options: GateOptions) -> list[ShapeEntry]:
+    """Of each group the first that is small enough, if any; no shape twice."""
+    every = list({entry.label: entry for group in groups for entry in group.entries}.values())
+    most = max((options.max_elements // group.share for group in groups), default=0)
+    fits = truths.fit(every, max_elements=most, max_volume=options.max_volume) if every else ()
+    sizes = {fit.asked.label: fit.elements for fit in fits if not fit.shrunk and not fit.refusal}
+    chosen: dict[str, ShapeEntry] = {}
+    for group in groups:
+        allowed = options.max_elements // group.share
+        small = (entry for entry in group.entries if sizes.get(entry.label, allowed + 1) <= allowed)
+        chosen |= {entry.label: entry for entry in islice(small, 1)}
+    return list(chosen.values())
 
 
 def _once(

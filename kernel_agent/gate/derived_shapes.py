@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 
 from kernel_agent.gate.options import GateOptions
@@ -19,6 +20,19 @@ _COUNTS = 8
 """Sizes below it count batches, heads and the like."""
 _ONES = 8
 """Shapes with a dim of one element at most."""
+_ONCE_SHARE = 4
+"""A shape that is asked once has arguments of at most such a part of the elements that others may have."""
+_TILED_SHARE = 2
+"""That part for shapes with several tiles along several axes, of which there are no smaller ones."""
+
+
+@dataclass(frozen=True)
+class Alternatives:
+    """Shapes of which one is asked: the first that is not too large."""
+
+    entries: tuple[ShapeEntry, ...]
+    share: int = _ONCE_SHARE
+    """Its arguments may have one part in `share` of the elements that those of an entry of SWEEP may have."""
 
 
 def odd_entries(entries: list[ShapeEntry]) -> list[ShapeEntry]:
@@ -72,18 +86,41 @@ def tiled_entries(entries: Sequence[ShapeEntry], options: GateOptions) -> list[S
     return [entry for entry in found if math.prod(_sizes(entry).values()) <= options.max_volume // 2]
 
 
-def apart_entries(entries: list[ShapeEntry], known: Collection[str], options: GateOptions) -> list[ShapeEntry]:
+def apart_entries(entries: list[ShapeEntry], known: Collection[str], options: GateOptions) -> list[Alternatives]:
     """Shapes that are asked once: with several tiles, one dim at a time wide, and one dim at a time of one element."""
     base = min(entries, key=lambda e: sum(_sizes(e).values()), default=None)
     if base is None or options.odd_sizes == 0:
         return []
     sizes = _sizes(base)
     tiled = tiled_entries([base], options)
-    wide = [entry for entry in tiled if sum(_sizes(entry)[name] != size for name, size in sizes.items()) == 1]
+    wide = [entry for entry in tiled if _raised(entry, base) == 1]
     several = [entry for entry in tiled if entry not in wide and max(_sizes(entry).values()) <= _TILES * _TILE]
     ones = [_changed(base, {name: 1}) for name in sizes if sizes[name] > 1]
-    found = {entry.label: entry for entry in (*several[:1], *wide, *ones[:_ONES])}
-    return [entry for label, entry in found.items() if label not in known]
+    # Axes in pairs stand in for three at once; where that is too much work whatever the arguments, each pair is asked.
+    together = bool(several) and _raised(several[0], base) > 2
+    groups = [
+        *(Alternatives(tuple(group), _TILED_SHARE) for group in ([several] if together else [[e] for e in several])),
+        *(Alternatives((entry, *_less_wide(entry, base))) for entry in wide),
+        *(Alternatives((entry,)) for entry in ones[:_ONES]),
+    ]
+    found = {group.entries[0].label: group for group in groups if group.entries}
+    return [group for label, group in found.items() if label not in known]
+
+
+def _less_wide(wide: ShapeEntry, base: ShapeEntry) -> Iterator[ShapeEntry]:
+    """The same dim with half and a quarter of the tiles of a wide one, last beside others that are halved."""
+    sizes = _sizes(base)
+    for name, size in sizes.items():
+        if _sizes(wide)[name] != size:
+            for tiles in (_TILES // 2, _TILES // 4):
+                last = {name: max(size, tiles * _TILE + 1)}
+                yield _changed(base, last)
+            yield _changed(base, {other: s // 2 for other, s in sizes.items() if s >= _COUNTS} | last)
+
+
+def _raised(entry: ShapeEntry, base: ShapeEntry) -> int:
+    """How many dims of an entry differ from those of the one that it was derived from."""
+    return sum(base.dims[name] != size for name, size in _sizes(entry).items())
 
 
 def _sizes(entry: ShapeEntry) -> dict[str, int]:

@@ -50,6 +50,18 @@ def test_what_rounds_as_before_is_equivalent_to_the_bit(judge, layernorm):
     assert "same bits" in found.reason
 
 
+@pytest.mark.parametrize(
+    ("factor", "outcome"), [("1.00000024", Outcome.ROUNDING), ("1.000004", Outcome.KILLED)], ids=["2 ulps", "33 ulps"]
+)
+def test_what_the_exact_rule_lets_by_is_held_to_the_native_one(judge, layernorm, factor, outcome):
+    # Half of the last term of a series is wrong by so little; only the native rule tells what float32 could show.
+    wrong = next(mutator for mutator in MUTATORS if not mutator.rounds)
+    source = judge.source("layernorm", ("- c2) * rstd", f"- c2) * rstd * {factor}"))
+    found = layernorm.judged(Mutant(wrong, 62, "rstd", f"rstd * {factor}", source))
+    assert found.outcome is outcome, found
+    assert found.status is (Status.PRECISION_DOWNGRADE if outcome is Outcome.KILLED else Status.GREEN)
+
+
 def test_narrow_sums_are_made_on_ir_too_and_die(layernorm):
     found = [result for result in layernorm.judged_all([], count=1) if "bfloat16" in result.mutator]
     assert found

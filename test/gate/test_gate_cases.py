@@ -119,3 +119,12 @@ def test_a_shape_beyond_the_first_tile_is_asked_where_a_surrogate_is_the_truth(t
     truths = truths_of("softmax", custom, ("def reference", surrogate))
     assert truths.spec.custom_gradient
     assert any(shape.entry.dims["N"] == 1025 for shape in plan_of(truths, odd_sizes=1).shapes)
+
+
+def test_a_shape_that_is_too_large_is_asked_with_fewer_tiles(truths_of):
+    # A row of 1,025 beside 200 others is too much for a case that is asked once. Without a smaller one of its kind no
+    # program but the first along a row would be met.
+    many = truths_of("layernorm", ("torch.randn(M, N", "torch.randn(M * 200, N"), ("M=5, N=40", "M=1, N=40"))
+    sizes = [shape.entry.dims["N"] for shape in plan_of(many).shapes]
+    assert 513 in sizes
+    assert max(sizes) == 513

@@ -126,6 +126,7 @@ SWEEP = (
     {"B": 2, "S": 150, "D": 32},
     {"B": 3, "S": 59, "D": 41, "dtype": "float16"},
     {"B": 1, "S": 300, "D": 16, "dtype": "bfloat16"},
+    {"B": 2, "S": 521, "D": 129},  # bands for two programs that add them
 )
 BENCH = ({"B": 64, "S": 16384, "D": 32, "dtype": "bfloat16"}, {"B": 64, "S": 8192, "D": 64, "dtype": "bfloat16"})
 

@@ -169,6 +169,7 @@ SWEEP = (
     {"B": 3, "C": 2, "DOWN": 5, "ACROSS": 9, "PATCH": 3, "E": 21},
     {"B": 1, "C": 3, "DOWN": 2, "ACROSS": 9, "PATCH": 7, "E": 16, "dtype": "bfloat16"},
     {"B": 2, "C": 1, "DOWN": 3, "ACROSS": 1, "PATCH": 8, "E": 24, "dtype": "float16"},
+    {"B": 2, "C": 1, "DOWN": 18, "ACROSS": 17, "PATCH": 2, "E": 20},  # two splits of patches
 )
 BENCH = ({"B": 256, "C": 3, "DOWN": 14, "ACROSS": 14, "PATCH": 16, "E": 768, "dtype": "bfloat16"},)
 

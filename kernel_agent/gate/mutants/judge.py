@@ -16,6 +16,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
+import torch
+
 from kernel_agent.gate.candidate import CandidateText, read_candidate
 from kernel_agent.gate.judge import Problem
 from kernel_agent.gate.mutants.crowd import Asked, Heard, Run, Way, judge_answer, run_crowd
@@ -40,6 +42,8 @@ _NOTHING_COMPUTED = frozenset(
     }
 )
 """What a mutant is refused for whether or not it is right: that proves nothing of the cases."""
+_FINE = 2.0**-19
+"""Sixteen ulps of float32: what a formula of a dozen operations loses, and a fifth of what the exact rule allows."""
 _WALL_SECONDS = 1800.0
 """Of one process that runs all mutants of a pair; each mutant has a limit of its own."""
 
@@ -53,6 +57,10 @@ class Fate:
     case: str | None = None
     """The red case, or where a survivor differs."""
     reason: str = ""
+    is_fine: bool = False
+    """Of a survivor: what it changes is everywhere as small as what a formula loses in float32."""
+    cases: int = 0
+    """In which it was compared in faithful arithmetic."""
 
 
 @dataclass(frozen=True)
@@ -141,16 +149,31 @@ class MutantJudge:
                 told(one, fate)
 
         self._crowd(self.suites.gate, [Asked(mutant) for mutant in mutants], count, seen)
-        for one in other:
-            if (fate := self._to_the_end(one)) is None:
-                green.append(one)
-            else:
-                told(one, fate)
         rounds = [one for one in green if isinstance(one.mutant, Mutant) and one.mutant.mutator.rounds]
+        passed: dict[int, Fate] = {}
+        for one in other:
+            fate = self._to_the_end(one)
+            if fate is None:
+                green.append(one)
+            elif fate.outcome is Outcome.KILLED or self.rounding is None:
+                told(one, fate)
+            else:  # the exact rule has let it by; the native one may not
+                rounds.append(one)
+                passed[id(one.mutant)] = fate
         self._wider([one for one in green if one not in rounds], told)
+
+        def rounded_told(one: Asked, fate: Fate) -> None:
+            before = passed.get(id(one.mutant))
+            if before is None or fate.outcome is Outcome.KILLED:
+                told(one, fate)
+            elif before.is_fine and fate.cases:
+                told(one, replace(fate, outcome=Outcome.ROUNDING, case=before.case))
+            else:
+                told(one, before)
+
         if self.rounding is not None:
             again = [Asked(one.mutant) for one in rounds]
-            rounded = self.rounding.judge(again, count, self.deadline, told)
+            rounded = self.rounding.judge(again, count, self.deadline, rounded_told)
             self.notes, planned = rounded.notes, planned + rounded.made
         else:
             for one in rounds:
@@ -260,13 +283,15 @@ class MutantJudge:
         if again.ended is not None:
             return Fate(Outcome.KILLED, again.ended)
         differs: str | None = None
+        fine = True
         for heard in again.heard:
             problem = judge_answer(heard, self.spec, self._text(one))
             if problem is not None:
                 return Fate(Outcome.KILLED, problem, heard.question.case.name)
-            if differs is None and not _is_rounding(heard):
-                differs = heard.question.case.name
-        return None if differs is None else Fate(Outcome.SURVIVED, case=differs)
+            if not _is_rounding(heard):
+                differs = differs or heard.question.case.name
+                fine = fine and _is_fine(heard)
+        return None if differs is None else Fate(Outcome.SURVIVED, case=differs, is_fine=fine)
 
     def _text(self, one: Asked) -> CandidateText:
         if isinstance(one.mutant, Mutation):
@@ -337,6 +362,21 @@ def _is_rounding(heard: Heard) -> bool:
         if truth is None or (given is None and honest is None):
             continue
         if given is None or honest is None or not same(given, honest, scale_of(question, name)):
+            return False
+    return True
+
+
+def _is_fine(heard: Heard) -> bool:
+    """Whether no element differs from the honest one by more than `_FINE` of itself and the RMS of its gradient."""
+    for place in range(len(heard.question.truth.grads)):
+        given, honest = heard.tensors.get(str(place)), heard.tensors.get(f"honest.{place}")
+        if given is None or honest is None:
+            if given is not honest:
+                return False
+            continue
+        wanted = honest.to(torch.float64)
+        size = wanted.abs() + wanted.square().sum().div(max(1, wanted.numel())).sqrt()
+        if not bool(((given.to(torch.float64) - wanted).abs() <= _FINE * size).all()):
             return False
     return True
 
