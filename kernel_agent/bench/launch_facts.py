@@ -31,6 +31,7 @@ class LaunchFacts(Record):
     reread_bytes: float = Field(description="sector bytes beyond those, of buffers larger than L2 may keep")
     largest_bytes: float = Field(description="unique bytes of the buffer that is read again most")
     sector_bytes: float = Field(description="32-byte sectors of plain loads and stores, once per program and access")
+    atomic_bytes: float = Field(default=0.0, description="different bytes updated atomically")
     atomic_sector_bytes: float = 0.0
     atomic_updates: float = Field(default=0.0, description="elements updated, each as often as it is")
     atomic_turns: float = Field(

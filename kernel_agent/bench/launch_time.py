@@ -6,10 +6,11 @@ They overlap, but not perfectly: their OVERLAP-norm stands between their sum and
 With P programs of W warps on S multiprocessors, `busy = min(P, S)`, and `each = ceil(P / S)` programs on the fullest:
 
 memory        (unique bytes + missed rereads) / (bandwidth * ACHIEVED). Rereads miss L2 in the share of the largest
-              reread buffer that L2 cannot hold.
+              reread buffer that L2 cannot hold. What is updated atomically is read first, and comes and goes again for
+              every further sector, in the share of it that L2 cannot hold.
 L2 traffic    sector bytes / (clock * min(busy * 64, S * 40) bytes)
-atomics       the longer of: sector bytes of updates, twice, at the rate of L2; updates per address of the buffer
-              where they are most, one per clock (NVIDIA Kepler GK110 whitepaper, 2012)
+atomics       the longer of: sector bytes of updates / (clock * min(busy * 32, S * 10) bytes); updates per address of
+              the buffer where they are most, one per clock (NVIDIA Kepler GK110 whitepaper, 2012)
 tensor cores  each * operations of a program / rate of one multiprocessor; 0.63 of it without wgmma on sm_90
 float units, double units, special functions     each * operations of a program / rate of one multiprocessor
 instructions  each * W * instructions of a warp / (4 * clock): those of the PTX, outside of loops, and in each loop as
@@ -43,6 +44,10 @@ L2_SM_BYTES = 64
 """Bytes per clock that one multiprocessor takes from L2 (NVIDIA A100 whitepaper, 2020)."""
 L2_BYTES = 40
 """Bytes per clock and multiprocessor that all of L2 gives: 5120 over the 132 or 108 of H100 and A100 (the same)."""
+ATOMIC_BYTES = 10
+"""Bytes per clock and multiprocessor that all of L2 updates: 653e9 float32 a second on an H200. Of 40 measured
+backwards with atomics one reaches 638e9, the others 577e9 and less (`conv/deform_conv2d_sample` and
+`gather_scatter/embedding_bag_sum` in `datasets/results/h200.jsonl`)."""
 L1_BYTES = 128
 """Bytes per clock of L1 and shared memory of one multiprocessor (the same)."""
 DRAM_CLOCKS = 479
@@ -114,6 +119,9 @@ def launch_time(facts: LaunchFacts, kernel: CompiledKernel, device: Device) -> L
     waves = math.ceil(facts.programs / (device.multiprocessors * resident))
     l2 = clock * min(busy * L2_SM_BYTES, device.multiprocessors * L2_BYTES)
     missed = facts.reread_bytes * _missed(facts.largest_bytes, device)
+    further = max(0.0, facts.atomic_sector_bytes - facts.atomic_bytes)
+    missed += (facts.atomic_bytes + 2 * further) * _missed(facts.atomic_bytes, device)
+    updated = clock * min(busy * L2_SM_BYTES / 2, device.multiprocessors * ATOMIC_BYTES)
     often = max((block.most for block in facts.blocks), default=1.0)
     instructions, moves = _executed(facts.blocks, kernel)
     per_program = {kind: operations / facts.programs for kind, operations in facts.work.items()}
@@ -121,7 +129,7 @@ def launch_time(facts: LaunchFacts, kernel: CompiledKernel, device: Device) -> L
         "memory": (facts.unique_bytes + missed) / (device.bandwidth_gb_s * 1e9 * ACHIEVED),
         "L2 traffic": facts.sector_bytes / l2,
         "atomics": max(
-            2 * facts.atomic_sector_bytes / l2,
+            facts.atomic_sector_bytes / updated,
             facts.atomic_turns / clock,
         ),
         "spills": each * kernel.spills * 32 * kernel.warps * max(often, 1.0) / (clock * L1_BYTES),

@@ -110,6 +110,7 @@ def launch_facts(launch: Launch, counted: Counted, cost: LaunchCost, key: str) -
         reread_bytes=sum(again.values()),
         largest_bytes=0.0 if largest is None else _unique(counted, largest),
         sector_bytes=sum(touch.sectors for touch in plain.values()) * SECTOR,
+        atomic_bytes=sum(_unique(counted, place) for place in counted.touched if place[1] is Access.ATOMIC),
         atomic_sector_bytes=sum(touch.sectors for touch in atomic) * SECTOR,
         atomic_updates=sum(touch.lanes for touch in atomic),
         atomic_turns=max((touch.lanes / max(touch.unique, 1.0) for touch in atomic), default=0.0),
