@@ -1,21 +1,35 @@
 """Print what the recorded runs of LOGS/ came to, from their ledgers alone: LOGS/README.md is this text.
 
 Run: python bench/logs.py > LOGS/README.md
+
+`python bench/logs.py --certificates` writes the certificates again in the format of today, from what the ledgers hold:
+the verdicts of then, their sources, times and versions. Nothing is judged; that is what `kernel-agent recheck` does.
 """
 
 from __future__ import annotations
 
+import argparse
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from kernel_agent.agent import events as ev
+from kernel_agent.agent.delivery import provenance_of
 from kernel_agent.agent.events import Entry, PhaseName, PromptName
+from kernel_agent.agent.gatetried import tally_of
 from kernel_agent.agent.ledger import read_ledger
+from kernel_agent.agent.snapshots import Snapshots
 from kernel_agent.agent.speedwords import microseconds, ratio
 from kernel_agent.agent.state import RunState, fold
 from kernel_agent.bench.records import Measurement
+from kernel_agent.certificate.issue import issue
+from kernel_agent.certificate.record import Certificate
+from kernel_agent.deliver.package import render_operator
 from kernel_agent.models.tokens import estimate_tokens
+from kernel_agent.oracle import describe
+from kernel_agent.pairs.assemble import assemble
+from kernel_agent.pairs.userfile import read_source
+from kernel_agent.sandbox import Sandbox
 
 ROOT = Path(__file__).parents[1] / "LOGS"
 HEAD = """\
@@ -35,6 +49,10 @@ This page is printed from the ledgers by `python bench/logs.py`; no number in it
 Read a run with `kernel-agent trace LOGS/layernorm`; send its replies through the real gate again with
 
     kernel-agent --file-path examples/layernorm.py --backend replay --replay LOGS/layernorm
+
+and judge what one delivered again, on this machine and with the gate of today, with
+
+    kernel-agent recheck LOGS/layernorm/certificate.json
 """
 
 
@@ -65,7 +83,43 @@ def runs() -> list[Run]:
     return found
 
 
+def certificate(run: Run, sandbox: Sandbox) -> Certificate:
+    """The certificate of what a run delivered, issued when it was: the forward alone is run, to describe its inputs."""
+    state, best = run.state, run.state.best
+    assert best is not None
+    assert state.spec is not None
+    recorded = state.spec.facts
+    spec = describe(read_source(recorded.source, Path(recorded.path.name)), sandbox)
+    candidate = Snapshots(ROOT / run.name / "snapshots").get(best.digest)
+    operator = render_operator(spec, candidate)
+    verdict = best.verdict.model_copy(update={"machine": best.verdict.machine or state.machine})
+    made = issue(
+        spec,
+        assemble(spec, candidate),
+        verdict,
+        file=f"{spec.facts.stem}_backward.py",
+        delivered=operator.encode(),
+        mutants=tally_of(state.tried, best.digest),
+        provenance=provenance_of(state),
+    )
+    delivered = next(entry.at for entry in reversed(run.entries) if isinstance(entry.event, ev.Delivered))
+    return made.model_copy(update={"issued": delivered})
+
+
 def main() -> None:
+    """Print the page, or write the certificates."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--certificates", action="store_true", help="write them instead")
+    if parser.parse_args().certificates:
+        with Sandbox() as sandbox:
+            for run in runs():
+                text = certificate(run, sandbox).model_dump_json(indent=2) + "\n"
+                (ROOT / run.name / "certificate.json").write_text(text, encoding="utf-8")
+    else:
+        page()
+
+
+def page() -> None:
     """Print the page."""
     found = runs()
     print(HEAD.format(gpu=found[0].measured[1].device, count=len(found)))

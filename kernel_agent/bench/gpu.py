@@ -13,6 +13,11 @@ GPU_LIMITS = Limits(wall_s=420.0, memory_bytes=64 << 30, output_bytes=64 << 30, 
 """Of a child that uses a GPU: CUDA reserves address space, not memory, and compilers are slow."""
 
 
+GPU_SHARE = 0.9
+"""Of a GPU's memory that torch may hold in one child: what takes all there is must not take it from a desktop, from
+drivers, or from the child that carries on beside it."""
+
+
 class GpuFacts(Record):
     """The GPU that kernels are run on, and with what."""
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kernel_agent.bench.kinks import moves
-from kernel_agent.bench.native_truth_child import exact_tape
+from kernel_agent.bench.native_truth_child import tape_of_gradients
 from kernel_agent.bench.realdevice import begin, load_stub, on_gpu, unpacked
 from kernel_agent.ir import declared_dtype
 from kernel_agent.ir.capture.images import declare
@@ -63,4 +63,4 @@ def moved_gradients(
             args[place] = other
         else:
             kwargs[place] = other
-    return exact_tape(stub, Arguments(tuple(args), kwargs), places).gradients(cotangents)
+    return tape_of_gradients(stub, Arguments(tuple(args), kwargs), places).gradients(cotangents)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -255,7 +255,7 @@ def truth_of(
     del tape
     torch.cuda.empty_cache()
     with NarrowArithmetic(dot_bits, narrow=True):  # of the forward, too: its statistics are rounded on a device
-        narrow = exact_tape(stub, arguments, places).gradients(cotangents)
+        narrow = tape_of_gradients(stub, arguments, places).gradients(cotangents)
     honest = {name: honest_error(narrow[name], truth[name], dtypes[name]) for name in truth}
     del narrow
     torch.cuda.empty_cache()
@@ -287,7 +287,7 @@ def drawn_errors(
     for draw in draws:
         torch.cuda.empty_cache()
         with NarrowArithmetic(dot_bits, narrow=True, draw=draw):
-            drawn = exact_tape(stub, arguments, places).gradients(cotangents)
+            drawn = tape_of_gradients(stub, arguments, places).gradients(cotangents)
         for name, dtype in dtypes.items():
             smooth = torch.where(jumps(truth[name], drawn[name], leap), truth[name], drawn[name])
             error = honest_error(smooth, truth[name], dtype)
@@ -299,14 +299,23 @@ def exact_tape(stub: Stub, arguments: Arguments, places: dict[str, int | str]) -
     """The forward in float64, connected to its leaves; of a custom gradient, the surrogate's."""
     if stub.spec.custom_gradient:
         outputs = stub.outputs(execute(stub.function, arguments.args, arguments.kwargs, options=_EXACT).result)
-        prepared = leaf_call(arguments.args, arguments.kwargs, places)
-        with torch.enable_grad():
-            result = stub.module.surrogate(*prepared.args, **prepared.kwargs)
-        return Tape(prepared.leaves, outputs_of(result), output_forms(stub, outputs), outputs)
+        return replace(
+            tape_of_gradients(stub, arguments, places), forms=output_forms(stub, outputs), exact_outputs=outputs
+        )
     done = execute(stub.function, arguments.args, arguments.kwargs, leaves=tuple(places.values()), options=_EXACT)
     outputs = stub.outputs(done.result)
     leaves = {name: done.leaves[place] for name, place in places.items()}
     return Tape(leaves, outputs, output_forms(stub, outputs), outputs)
+
+
+def tape_of_gradients(stub: Stub, arguments: Arguments, places: dict[str, int | str]) -> Tape:
+    """The same for who asks for gradients alone: a surrogate gives them without the kernels of the forward."""
+    if not stub.spec.custom_gradient:
+        return exact_tape(stub, arguments, places)
+    prepared = leaf_call(arguments.args, arguments.kwargs, places)
+    with torch.enable_grad():
+        result = stub.module.surrogate(*prepared.args, **prepared.kwargs)
+    return Tape(prepared.leaves, outputs_of(result))
 
 
 def outputs_of_the_stub(stub: Stub, arguments: Arguments, found: Truth) -> list[Gradient]:

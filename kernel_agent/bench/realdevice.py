@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from kernel_agent.autodiff import MARK, AutodiffMark
+from kernel_agent.bench.gpu import GPU_SHARE
 from kernel_agent.ir import declared_dtype
 from kernel_agent.oracle.child import Stub
 from kernel_agent.oracle.records import OutputForm
@@ -113,12 +114,13 @@ def outputs_of(result: Any) -> tuple[Any, ...]:
 
 
 def begin(call: Call, threads: int = 1) -> None:
-    """What every child on the GPU begins with: its device, and numerics as in a freshly started program.
+    """What every child on the GPU begins with: its device, its share of that, and numerics as in a fresh program.
 
     Payload: `device`, the number of the GPU.
     """
     torch.set_num_threads(threads)
     torch.cuda.set_device(call.payload["device"])
+    torch.cuda.set_per_process_memory_fraction(GPU_SHARE)
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
 

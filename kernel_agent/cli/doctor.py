@@ -134,11 +134,12 @@ def _sdks() -> list[Fact]:
 
 
 def _protection() -> list[Fact]:
+    from kernel_agent.sandbox import control_group
     from kernel_agent.sandbox.protection import protections
 
     return [
         Fact(p.name, f"stops {p.stops} ({p.detail})" if p.active else p.detail, p.active, f"nothing stops {p.stops}")
-        for p in protections()
+        for p in (*protections(), control_group.wall())
     ]
 
 

@@ -68,7 +68,7 @@ class Judged:
 def judge_failure(failure: Failure, source: str, where: str) -> Problem:
     """An exception in the candidate's code; `where` is 'importing the file', 'forward' or 'backward'."""
     status = _STATUS_OF_FAILURE[failure.kind]
-    if failure.type == "MemoryError":
+    if failure.type in ("MemoryError", "OutOfMemoryError"):  # Python's, and torch's of a GPU
         status = Status.OUT_OF_MEMORY
     message = f"{where}: {words.failure_message(failure)}" + words.quoted(source, failure.line)
     return Problem(status, message, failure.line, words.trace(source, failure))

@@ -1,12 +1,13 @@
 """The warden: one small process per job between the fork server and the child.
 
 It adopts whatever the child leaves behind, polls memory and process counts (rlimits are void for root, and RLIMIT_AS
-breaks CUDA), keeps the clock, and ends everything below it: when a limit is passed, when the parent says so, and when
-the parent dies, which it notices because its control socket closes.
+breaks CUDA), puts the child into a control group where it may, keeps the clock, and ends everything below it: when a
+limit is passed, when the parent says so, and when the parent dies, which it notices because its control socket closes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import itertools
 import os
@@ -23,7 +24,8 @@ from typing import NoReturn
 
 from pydantic import BaseModel, ConfigDict
 
-from kernel_agent.sandbox import linux, process_tree
+from kernel_agent.sandbox import control_group, linux, process_tree
+from kernel_agent.sandbox.control_group import ControlGroup
 from kernel_agent.sandbox.job import Limits
 from kernel_agent.sandbox.namespaces import leave_mounts, leave_processes
 from kernel_agent.sandbox.runtime import LaunchRequest, run_child
@@ -70,6 +72,7 @@ def run_warden(request: LaunchRequest, channel: socket.socket, control: socket.s
         linux.name_process("ka-warden")
         linux.adopt_orphans()
         warden = os.getpid()
+        group = control_group.begun(request.limits)
         alone = leave_processes((channel.fileno(), control.fileno(), out, err))
         child = os.fork()
         if child == 0:
@@ -77,6 +80,9 @@ def run_warden(request: LaunchRequest, channel: socket.socket, control: socket.s
             if os.getppid() not in (warden, 0):  # 0: it is in another namespace
                 os._exit(1)
             control.close()
+            if group is not None:
+                with contextlib.suppress(OSError):  # then the polled limits hold alone
+                    group.enter()
             if alone.life is not None:
                 os.close(alone.life)
             mounts = leave_mounts(request.scratch, request.readable, own_processes=alone.wall.active)
@@ -85,7 +91,7 @@ def run_warden(request: LaunchRequest, channel: socket.socket, control: socket.s
         os.close(out)
         os.close(err)
         _tell(control, Birth(warden=warden, child=child))
-        aftermath = _Watch(child, request.limits, control, alone.first).until_the_end()
+        aftermath = _Watch(child, request.limits, control, alone.first, group).until_the_end()
         _tell(control, aftermath)
         if aftermath.cut is Cut.CANCELLED:
             remove_scratch(request.scratch)  # the parent may be dead; if it is not, it finds nothing left to do
@@ -101,10 +107,13 @@ def run_warden(request: LaunchRequest, channel: socket.socket, control: socket.s
 class _Watch:
     """Watches one child until it and everything it started has ended."""
 
-    def __init__(self, child: int, limits: Limits, control: socket.socket, first: int | None) -> None:
-        """`first` is the first process of the child's namespace, which is ours."""
+    def __init__(
+        self, child: int, limits: Limits, control: socket.socket, first: int | None, group: ControlGroup | None
+    ) -> None:
+        """`first` is the first process of the child's namespace, which is ours; `group` holds child and offspring."""
         self._child = child
         self._first = first
+        self._group = group
         self._limits = limits
         self._control = control
         self._status: int | None = None
@@ -126,8 +135,11 @@ class _Watch:
             if self._status is not None:
                 break
             cut = Cut.CANCELLED if self._control.fileno() in ready else self._limit_passed()
+        cut = cut or self._enforced()
         left_behind = self._usage().processes if cut is None else 0
         survivors = process_tree.kill_descendants()
+        if self._group is not None:
+            self._group.end()
         return Aftermath(
             cut=cut,
             exit_code=os.WEXITSTATUS(self._status) if self._status is not None and os.WIFEXITED(self._status) else None,
@@ -162,7 +174,16 @@ class _Watch:
             return Cut.OUT_OF_MEMORY
         if time.monotonic() - self._start > self._limits.wall_s:
             return Cut.TIMED_OUT
-        return None
+        return self._enforced()
+
+    def _enforced(self) -> Cut | None:
+        """The limit that the kernel held the group to before a poll saw it passed."""
+        if self._group is None:
+            return None
+        passed = self._group.passed()
+        if passed.memory:
+            return Cut.OUT_OF_MEMORY
+        return Cut.TOO_MANY_PROCESSES if passed.tasks else None
 
 
 def _tell(control: socket.socket, record: BaseModel) -> None:

@@ -177,3 +177,8 @@ def _silu_coarse(DY, X, DX, n, BLOCK: tl.constexpr):
 """
 
 UNWRITTEN = HONEST.replace("(triton.cdiv(n, 1024),)", "(n // 1024 - 1,)")
+
+GREEDY = HONEST.replace(
+    "    dx = torch",
+    "    total = torch.cuda.mem_get_info()[1]\n    held = x.new_empty(int(total * 0.95) // 4)\n    dx = torch",
+)

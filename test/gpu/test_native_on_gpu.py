@@ -85,6 +85,13 @@ def test_elements_that_no_kernel_writes_are_not_finite(rig: Rig):
     assert verdict_on(rig, silu_pair.UNWRITTEN).status is Status.NOT_FINITE
 
 
+def test_a_backward_that_wants_the_whole_gpu_is_out_of_memory_and_leaves_the_rest_its_share(rig: Rig):
+    # Without a share, what takes everything would also take it from the next child and from whoever else computes.
+    verdict = verdict_on(rig, silu_pair.GREEDY)
+    assert verdict.status is Status.OUT_OF_MEMORY, verdict
+    assert verdict_on(rig, silu_pair.HONEST).green
+
+
 def test_an_illegal_access_ends_its_own_child_only(rig: Rig):
     verdict = verdict_on(rig, silu_pair.WILD)
     assert verdict.status is Status.CRASHED, verdict

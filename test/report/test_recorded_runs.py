@@ -29,7 +29,7 @@ def test_the_page_of_the_runs_is_what_their_ledgers_say(capsys: pytest.CaptureFi
     page = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = page  # a frozen dataclass looks its module up
     spec.loader.exec_module(page)
-    page.main()
+    page.page()
     assert capsys.readouterr().out == (ROOT / "LOGS" / "README.md").read_text(encoding="utf-8")
 
 

@@ -64,6 +64,13 @@ def allocate(call: Call) -> None:
         held.append(bytearray(os.urandom(1 << 20)))
 
 
+def fill_memory_nobody_holds(call: Call) -> None:
+    """A gigabyte in a file in memory that is mapped nowhere."""
+    handle = os.memfd_create("held")
+    for _ in range(1024):
+        os.write(handle, b"x" * (1 << 20))
+
+
 def raise_value_error(call: Call) -> None:
     def inner(size: int) -> None:
         raise ValueError(f"tile of {size} does not divide N")
