@@ -103,4 +103,5 @@ class Answer(Said):
     replaced: tuple[str, ...] = Field(
         default=(), max_length=20, description="see `foreign_attributes`; with the last case"
     )
+    changed: tuple[str, ...] = Field(default=(), max_length=20, description="see `lasting_state`; with the last case")
     program: str = Field(default="", max_length=8 << 20, description="the steps of the call, see `ir.recorded.program`")

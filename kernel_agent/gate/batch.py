@@ -172,6 +172,11 @@ class Script:
         return tuple(sorted({name for answer, _ in self.answers.values() for name in answer.replaced}))
 
     @property
+    def changed(self) -> tuple[str, ...]:
+        """States of its process that the candidate has changed."""
+        return tuple(sorted({name for answer, _ in self.answers.values() for name in answer.changed}))
+
+    @property
     def extra_saved_bytes(self) -> int:
         """See `BatchRun`."""
         return max((a.extra_saved_bytes for a, _ in self.answers.values()), default=0)

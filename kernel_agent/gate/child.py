@@ -6,10 +6,14 @@ with what was done as a program. None of it is believed where it speaks for the 
 
 from __future__ import annotations
 
+import inspect
+import math
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +21,7 @@ from torch import Tensor
 
 from kernel_agent.gate.answer import Answer, ByChance, Called, Failure, FailureKind, Found, Frame, Returned, Stage
 from kernel_agent.gate.foreign_attributes import watch_attributes
+from kernel_agent.gate.lasting_state import LastingState
 from kernel_agent.gate.layout import is_handed_back
 from kernel_agent.gate.one_stream import OneStream
 from kernel_agent.ir import (
@@ -55,6 +60,16 @@ _MOST_BYTES = 1 << 20
 """Of one program: those of all cases together must pass the channel."""
 
 
+@dataclass(frozen=True)
+class Lasting:
+    """Who tells what a candidate leaves behind in its process."""
+
+    replaced: Callable[[], tuple[str, ...]]
+    """See `foreign_attributes`."""
+    changed: Callable[[], tuple[str, ...]]
+    """See `lasting_state`."""
+
+
 class Ended(Exception):
     """The candidate failed and the parent was told: nothing further is worth running."""
 
@@ -69,28 +84,32 @@ def answered(call: Call) -> None:
     try:
         with standin():
             streams = OneStream()
-            module, replaced = _imported(call, path, streams)
+            module, state, replaced = _imported(call, path, streams)
             saved: dict[int, tuple[Any, ...]] = {}
             cases, images = call.payload["cases"], SameImages()
             for number, case in enumerate(cases):
                 if case["point"] not in saved:
                     streams.refuses = False
-                    saved[case["point"]] = run_forward(call, module.forward, path, case["point"], Recorder())
+                    users = not saved and _line(module.forward) <= call.payload["users_lines"]
+                    with state.excused() if users else nullcontext():
+                        saved[case["point"]] = run_forward(call, module.forward, path, case["point"], Recorder())
                     streams.refuses = True
-                last = replaced if number == len(cases) - 1 else None
+                last = Lasting(replaced, state.changed) if number == len(cases) - 1 else None
                 given = saved[case["point"]]
                 run_backward(call, module.backward, path, number, given, Recorder(), last, images.begin())
     except Ended:
         return
 
 
-def _imported(call: Call, path: Path, streams: OneStream) -> tuple[ModuleType, Callable[[], tuple[str, ...]]]:
-    """The candidate's module, and what it has `replaced`: seen from where the user's own statements end."""
-    looked: list[Callable[[], tuple[str, ...]]] = []
+def _imported(
+    call: Call, path: Path, streams: OneStream
+) -> tuple[ModuleType, LastingState, Callable[[], tuple[str, ...]]]:
+    """The candidate's module, the state it leaves, and what it has `replaced`: from where the user's statements end."""
+    looked: list[tuple[LastingState, Callable[[], tuple[str, ...]]]] = []
 
     def below() -> None:
         streams.begin()
-        looked.append(watch_attributes())
+        looked.append((LastingState(), watch_attributes()))
 
     try:
         module = import_module(path, MODULE, call.payload["users_lines"], below)
@@ -101,7 +120,13 @@ def _imported(call: Call, path: Path, streams: OneStream) -> tuple[ModuleType, C
             message = f"the file defines no function `{name}`"
             raise _told(call, Stage.IMPORT, 0, Failure(kind=FailureKind.FORM, type="", message=message))
     say(call, Answer(stage=Stage.IMPORT))
-    return module, looked[0]
+    return module, *looked[0]
+
+
+def _line(function: Any) -> float:
+    """Where a function is defined; beyond any line where that is not known."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return code.co_firstlineno if isinstance(code, CodeType) and code.co_filename.endswith(FILE) else math.inf
 
 
 def run_forward(
@@ -146,13 +171,13 @@ def run_backward(
     number: int,
     saved: tuple[Any, ...],
     recorder: Recorder | None = None,
-    replaced: Callable[[], tuple[str, ...]] | None = None,
+    lasting: Lasting | None = None,
     images: Images | None = None,
     *,
     options: ExecOptions = _OPTIONS,
     runner: Runner = launch,
 ) -> None:
-    """Run a backward on one case and tell the parent, with what is `replaced` after it. Raises `Ended`.
+    """Run a backward on one case and tell the parent, with what lasts after it. Raises `Ended`.
 
     What it is given has the same addresses in every case.
     """
@@ -177,7 +202,9 @@ def run_backward(
     result = execution.result
     values = tuple(result) if isinstance(result, (tuple, list)) else (result,)
     answer = _answer(Stage.BACKWARD, number, execution, values, isinstance(result, (tuple, list)))
-    also = {"program": _written(recorder), "replaced": () if replaced is None else replaced()}
+    also: dict[str, Any] = {"program": _written(recorder)}
+    if lasting is not None:
+        also |= {"replaced": lasting.replaced(), "changed": lasting.changed()}
     say(call, answer.model_copy(update=also), values)
 
 

@@ -12,14 +12,24 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from triton.runtime.jit import JITFunction
+
 _ROOTS = frozenset({"builtins", "kernel_agent", "time", "triton"})
 _OF_TORCH = frozenset(
     {
         *("torch", "torch._tensor", "torch.autograd", "torch.cuda", "torch.cuda.streams", "torch.nn.functional"),
         *("torch.autograd.function", "torch.overrides", "torch.testing", "torch.testing._comparison"),
+        *(
+            "torch.nn.modules.module",
+            "torch.optim.optimizer",
+            "torch.optim.sgd",
+            "torch.optim.adam",
+            "torch.optim.adamw",
+        ),
     }
 )
 """torch has a thousand modules more; these hold what programs and harnesses call."""
+_WITH_CODE = frozenset({types.FunctionType, JITFunction})
 _NAMED = 20
 """Replaced names that are told."""
 
@@ -27,10 +37,12 @@ _NAMED = 20
 def watch_attributes() -> Callable[[], tuple[str, ...]]:
     """Look now; the result says which attributes that could be called then are others now, as `time.perf_counter`.
 
-    An inherited method that was overlaid counts; other names that were added are nobody's. Modules that are imported in
-    between are not compared.
+    An inherited method that was overlaid counts, and so do the code and the defaults of a function; other names that
+    were added are nobody's. Modules that are imported in between are not compared.
     """
     before = [(place, space, dict(vars(space))) for place, space in _spaces()]
+    functions = {id(value): value for _, _, old in before for value in old.values() if type(value) in _WITH_CODE}
+    inside = [_inside(value) for value in functions.values()]
 
     def replaced() -> tuple[str, ...]:
         found = []
@@ -40,7 +52,11 @@ def watch_attributes() -> Callable[[], tuple[str, ...]]:
             changed = [name for name in changed if not _by_itself(place, name, now.get(name))]
             if isinstance(space, type) and len(now) != len(old):
                 changed += [name for name in now.keys() - old.keys() if _inherits(space, name)]
+            if isinstance(space, types.ModuleType) and sys.modules.get(place) is not space:
+                changed.append("__name__")
             found += [f"{place}.{name}" for name in changed]
+        others = [look[0] for look in inside if look != _inside(look[0])]
+        found += [f"{function.__module__}.{function.__qualname__}" for function in others]
         return tuple(sorted(found)[:_NAMED])
 
     return replaced
@@ -48,6 +64,13 @@ def watch_attributes() -> Callable[[], tuple[str, ...]]:
 
 def _calls(value: Any) -> bool:
     return callable(value) or isinstance(value, (property, classmethod, staticmethod))
+
+
+def _inside(value: Any) -> tuple[Any, ...]:
+    """A function or a kernel, and what can be exchanged in it."""
+    if isinstance(value, JITFunction):
+        return value, value.fn, value.fn.__code__, value.raw_src, value.src
+    return value, value.__code__, value.__defaults__, value.__kwdefaults__ and dict(value.__kwdefaults__)
 
 
 def _by_itself(place: str, name: str, value: Any) -> bool:

@@ -137,6 +137,10 @@ def _tampering(runs: Sequence[BatchRun]) -> Problem | None:
     if names:
         remedy = "Call what other modules hold and leave it there: the file runs in programs that use it, too."
         return Problem(Status.TAMPERED, f"the file replaces {listed(names)}", details=remedy)
+    states = sorted({name for run in runs for name in run.script.changed})
+    if states:
+        remedy = "Put back what a call changes, or change nothing: the file runs in programs that go on with it."
+        return Problem(Status.TAMPERED, f"the file leaves {listed(states)} changed", details=remedy)
     left = max(run.script.report.left_behind for run in runs)
     if left:
         remedy = "A backward ends with what it starts."

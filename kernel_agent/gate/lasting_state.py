@@ -1,0 +1,150 @@
+"""What a candidate has changed in its process that outlasts its calls: settings, hooks, modes, threads.
+
+Its gradients may be right and the user's program another one afterwards: gradients switched off, a seed set again at
+every step, a hook that runs at every launch, which no executor calls. Compared is the state before the candidate's
+statements and after its last call; no case is run for it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+import triton
+from torch.nn.modules import module as torch_modules
+
+_NAMED = 20
+"""Changed states that are told."""
+
+
+class LastingState:
+    """The state when this was made, to compare with."""
+
+    def __init__(self) -> None:
+        self._before = dict(_states())
+        self._modules = len(sys.modules)
+        self._excused: frozenset[str] = frozenset()
+
+    @contextmanager
+    def excused(self) -> Iterator[None]:
+        """What changes while the block runs is nobody's: the user's own forward may do so."""
+        before = dict(_states())
+        yield
+        self._excused |= _others(before, dict(_states()))
+
+    def changed(self) -> tuple[str, ...]:
+        """Which states are others now, as `torch.is_grad_enabled()`.
+
+        What modules that were imported in between do to imports and at exit counts for nobody.
+        """
+        names = _others(self._before, dict(_states())) - self._excused
+        if len(sys.modules) != self._modules:
+            names -= _OF_IMPORTS
+        return tuple(sorted(names)[:_NAMED])
+
+
+def _others(before: Mapping[str, Any], now: Mapping[str, Any]) -> frozenset[str]:
+    return frozenset(name for name in before.keys() | now.keys() if not _same(before.get(name), now.get(name)))
+
+
+_OF_IMPORTS = frozenset({"what runs at exit", "sys.meta_path", "sys.path_hooks"})
+
+
+def _same(old: Any, new: Any) -> bool:
+    if isinstance(old, tuple) and isinstance(new, tuple):
+        return len(old) == len(new) and all(map(_same, old, new))
+    plain = (bool, int, float, str, bytes, dict, frozenset, torch.device)
+    return old is new or (type(old) is type(new) and isinstance(old, plain) and old == new)
+
+
+def _states() -> Iterator[tuple[str, Any]]:
+    yield from _of_python()
+    yield from _of_torch()
+    yield from _of_triton()
+
+
+def _of_python() -> Iterator[tuple[str, Any]]:
+    yield "os.environ", dict(os.environ)
+    yield "os.getcwd()", os.getcwd()
+    yield "what runs at exit", atexit._ncallbacks()
+    yield "gc.callbacks", tuple(gc.callbacks)
+    yield "gc.isenabled()", gc.isenabled()
+    yield "sys.gettrace()", sys.gettrace()
+    yield "sys.getprofile()", sys.getprofile()
+    yield "threading.gettrace()", threading.gettrace()
+    yield "threading.getprofile()", threading.getprofile()
+    monitoring = getattr(sys, "monitoring", None)  # since Python 3.12
+    if monitoring is not None:
+        yield "sys.monitoring", tuple(monitoring.get_tool(number) for number in range(6))
+    for name in ("meta_path", "path_hooks"):
+        yield f"sys.{name}", tuple(getattr(sys, name))
+    for name in ("excepthook", "unraisablehook", "displayhook", "stdout", "stderr", "stdin"):
+        yield f"sys.{name}", getattr(sys, name)
+    yield "sys.path", tuple(sys.path)
+    yield "sys.getrecursionlimit()", sys.getrecursionlimit()
+    yield "signal handlers", tuple(signal.getsignal(number) for number in sorted(signal.valid_signals()))
+    yield "blocked signals", frozenset(int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+    yield "running threads", frozenset(sys._current_frames())
+
+
+def _of_torch() -> Iterator[tuple[str, Any]]:
+    yield "torch.is_grad_enabled()", torch.is_grad_enabled()
+    yield "torch.is_inference_mode_enabled()", torch.is_inference_mode_enabled()
+    yield "torch.get_default_dtype()", str(torch.get_default_dtype())
+    yield "torch.get_default_device()", torch.get_default_device()
+    yield "torch.initial_seed()", torch.initial_seed()
+    yield "torch.get_num_threads()", torch.get_num_threads()
+    yield "torch.get_float32_matmul_precision()", torch.get_float32_matmul_precision()
+    yield "torch.get_deterministic_debug_mode()", torch.get_deterministic_debug_mode()
+    yield "torch.is_anomaly_enabled()", torch.is_anomaly_enabled()
+    for device in ("cuda", "cpu"):
+        yield f"torch.is_autocast_enabled('{device}')", torch.is_autocast_enabled(device)
+    yield "modes of torch functions", torch._C._len_torch_function_stack()
+    yield "modes of torch operators", torch._C._len_torch_dispatch_stack()
+    yield "hooks of saved tensors", torch._C._autograd._top_saved_tensors_default_hooks(False)
+    for name, hooks in vars(torch_modules).items():
+        if name.startswith("_global_") and isinstance(hooks, dict):
+            yield f"torch.nn.modules.module.{name}", tuple(hooks.values())
+    for place, names in _FLAGS.items():
+        flags: Any = torch.backends
+        for part in place.split("."):
+            flags = getattr(flags, part)
+        for name in names:
+            with suppress(AttributeError, RuntimeError):  # which flags there are depends on the version and the build
+                yield f"torch.backends.{place}.{name}", getattr(flags, name)
+    own = frozenset(name.partition("::")[0] for name in torch.library._defs)
+    yield (
+        "operators that torch.library overrides",
+        frozenset(key for key in torch.library._impls if key.partition("/")[0] not in own - _TORCHS_OWN),
+    )
+
+
+_FLAGS = {
+    "cuda.matmul": (
+        *("allow_tf32", "allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction"),
+        "allow_fp16_accumulation",
+    ),
+    "cudnn": ("enabled", "benchmark", "deterministic", "allow_tf32"),
+}
+_TORCHS_OWN = frozenset({"aten", "prim", "prims", "debugprims", "c10d", "_c10d_functional", "quantized"})
+"""Operators of torch, some of which are defined in Python as those of others are."""
+
+
+def _of_triton() -> Iterator[tuple[str, Any]]:
+    for group, knobs in vars(triton.knobs).items():
+        if not isinstance(knobs, triton.knobs.base_knobs):
+            continue
+        for name in vars(type(knobs)).keys() | vars(knobs).keys():
+            if name.startswith("_"):
+                continue
+            value = vars(knobs).get(name, vars(type(knobs)).get(name))
+            calls: Any = getattr(value, "calls", None)  # of a chain of hooks
+            yield f"triton.knobs.{group}.{name}", tuple(calls) if isinstance(calls, list) else value

@@ -1,0 +1,103 @@
+"""What counts as left changed by a candidate: in this process, where each change is taken back, and in verdicts."""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+import triton
+
+from kernel_agent.gate import GateOptions, Status, check
+from kernel_agent.gate.lasting_state import LastingState
+from kernel_agent.oracle import Truths, describe
+from kernel_agent.pairs.userfile import read_file
+
+PAIRS = Path(__file__).parent / "pairs"
+QUICK = GateOptions(seeds=(0,), odd_sizes=0, max_cases=2, values=())
+
+
+def test_nothing_is_changed_by_computing():
+    # Executors call torch and Triton between the two looks: none of that may be laid at a candidate's door.
+    state = LastingState()
+    x = torch.randn(4, requires_grad=True)
+    with torch.no_grad():
+        x.exp()
+    x.sum().backward()
+    assert state.changed() == ()
+
+
+def test_a_setting_is_named_until_it_is_put_back(monkeypatch):
+    state = LastingState()
+    with monkeypatch.context() as patch:
+        patch.setenv("LD_PRELOAD", "x.so")
+        assert state.changed() == ("os.environ",)
+    assert state.changed() == ()
+
+
+def test_what_is_added_to_a_list_of_hooks_is_named():
+    # The list is the same object before and after: only its members tell.
+    state, hook = LastingState(), print
+    gc.callbacks.append(hook)
+    triton.knobs.runtime.launch_enter_hook.calls.append(hook)
+    try:
+        assert state.changed() == ("gc.callbacks", "triton.knobs.runtime.launch_enter_hook")
+    finally:
+        gc.callbacks.remove(hook)
+        triton.knobs.runtime.launch_enter_hook.calls.remove(hook)
+    assert state.changed() == ()
+
+
+def test_a_thread_counts_while_it_runs():
+    state, end = LastingState(), threading.Event()
+    thread = threading.Thread(target=end.wait)
+    thread.start()
+    assert state.changed() == ("running threads",)
+    end.set()
+    thread.join()
+    assert state.changed() == ()
+
+
+def test_what_changes_inside_of_an_excused_block_is_nobodys(monkeypatch):
+    state = LastingState()
+    with monkeypatch.context() as patch:
+        with state.excused():
+            patch.setattr(os, "environ", {**os.environ, "A": "b"})
+        assert state.changed() == ()
+        patch.setattr(gc, "callbacks", [*gc.callbacks, print])
+        assert state.changed() == ("gc.callbacks",), "what changes outside still counts"
+
+
+def test_what_the_users_own_forward_changes_is_no_candidates_doing(tmp_path, sandbox):
+    # A stub that sets a flag when it runs does so with any backward: without the excuse all of them would be red.
+    path = tmp_path / "softmax.py"
+    shutil.copy(PAIRS / "softmax.py", path)
+    text = path.read_text()
+    line = "    torch.backends.cuda.matmul.allow_tf32 = True\n"
+    start = text.index("\n", text.index("\ndef forward(") + 1) + 1
+    path.write_text(text[:start] + line + text[start:])
+    spec = describe(read_file(path), sandbox)
+    verdict = check(spec, spec.facts.source, sandbox, QUICK, truths=Truths(spec, sandbox))
+    assert verdict.green, verdict.message
+    start = spec.facts.source.index("\n", spec.facts.source.index("\ndef backward(") + 1) + 1
+    both = spec.facts.source[:start] + "    torch.set_num_threads(3)\n" + spec.facts.source[start:]
+    verdict = check(spec, both, sandbox, QUICK, truths=Truths(spec, sandbox))
+    assert verdict.status is Status.TAMPERED, verdict.message
+    assert "get_num_threads" in verdict.message
+
+
+def test_a_candidates_own_forward_is_not_excused(judge):
+    source = judge.source("softmax")
+    start = source.index("\n", source.index("\ndef forward(") + 1) + 1
+    text = source[:start] + "    torch.backends.cuda.matmul.allow_tf32 = True\n" + source[start:]
+    verdict = judge.check_source("softmax", text, QUICK)
+    assert verdict.status is Status.TAMPERED, verdict.message
+
+
+@pytest.mark.parametrize("name", ["layernorm", "rmsnorm"])
+def test_honest_backwards_leave_nothing_changed(judge, name):
+    assert judge(name, options=QUICK).green
