@@ -15,6 +15,8 @@ from kernel_agent.agent.ledger import read_ledger
 from kernel_agent.agent.snapshots import Snapshots
 from kernel_agent.agent.state import fold
 from kernel_agent.bench.records import Basis
+from kernel_agent.certificate.integrity import disagreements
+from kernel_agent.certificate.reading import read_certificate
 from kernel_agent.report.trace import render_trace
 
 ROOT = Path(__file__).parents[2]
@@ -67,3 +69,16 @@ def test_every_run_was_proven_and_measured_on_a_gpu_in_all_three_phases(name: st
     certificate = json.loads((folder / "certificate.json").read_text(encoding="utf-8"))
     assert certificate["verdict"]["status"] == "GREEN"
     assert certificate["provenance"]["asks"] == state.asks
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_certificate_can_be_judged_again_and_agrees_with_itself_and_the_ledger(name: str):
+    # One of an earlier format carries no sources: `recheck` of a shipped run ended with exit code 2.
+    folder = ROOT / "LOGS" / name
+    certificate = read_certificate(folder / "certificate.json")
+    assert disagreements(certificate, folder) == ()
+    best = fold(read_ledger(folder / "trace.jsonl").entries).best
+    assert best is not None
+    assert certificate.verdict.cases == best.verdict.cases
+    candidate = Snapshots(folder / "snapshots").get(best.digest)
+    assert candidate.backward.strip() in certificate.sources.pair
