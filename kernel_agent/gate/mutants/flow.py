@@ -28,7 +28,10 @@ class BackwardFlow:
         self.host = self.functions["backward"]
         self.saved = parameters(self.host)[0]
         """Name of the first parameter of `backward`."""
-        self.statistics = {entry.split(":")[0].strip() for entry in read_meta(source).saves}
+        meta = read_meta(source)
+        self.statistics = {entry.split(":")[0].strip() for entry in meta.saves}
+        self.dtypes = meta.dtypes
+        """That the pair is declared for."""
         self.cotangents = [name for name in parameters(self.host)[1:] if name != "needs"]
         self.kernels = {
             name: KernelFlow(node)

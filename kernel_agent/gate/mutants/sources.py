@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from kernel_agent.gate.mutants import host, memory, terms
+from kernel_agent.gate.mutants import drafts, host, memory, terms
 from kernel_agent.gate.mutants.edit import Edit
 from kernel_agent.gate.mutants.flow import BackwardFlow
 
@@ -62,7 +62,11 @@ MUTATORS = (
     *(_said(edits) for edits in (host.transposed_gradient, host.swapped_gradients, host.missing_dependence)),
     *(_said(edits) for edits in (host.result_of_the_first_call, host.overwritten_saved_tensor)),
     *(_said(edits) for edits in (host.uninitialised_accumulator, host.missing_program, host.wrong_needs)),
-    *(_said(edits, rounds=True) for edits in (terms.narrow_accumulator, terms.narrow_operand)),
+    *(_said(edits) for edits in (drafts.exchanged_strides, drafts.exchanged_grid, drafts.capped_block)),
+    *(_said(edits) for edits in (drafts.gradient_of_another_dtype, drafts.wrong_in_one_dtype)),
+    *(_said(edits) for edits in (drafts.wrong_at_odd_sizes, drafts.wrong_beyond_one_block)),
+    *(_said(edits) for edits in (drafts.overwritten_accumulator, drafts.wrong_variable)),
+    *(_said(edits, rounds=True) for edits in (drafts.dropped_upcast, drafts.narrow_accumulator, terms.narrow_operand)),
     *(_said(edits, rounds=True) for edits in (terms.narrow_product, terms.narrow_summand, host.narrow_partial_sums)),
 )
 """All classes, named after their functions."""

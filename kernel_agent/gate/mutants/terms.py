@@ -133,15 +133,6 @@ def dropped_transpose(backward: BackwardFlow) -> Iterator[Edit]:
                 yield Edit(call, text(call.args[0]))
 
 
-def narrow_accumulator(backward: BackwardFlow) -> Iterator[Edit]:
-    """Sums begun in float16."""
-    for kernel in backward.kernels.values():
-        for call in calls(kernel.node, "zeros", "full"):
-            for value in (*call.args, *(k.value for k in call.keywords)):
-                if ast.unparse(value) == "tl.float32":
-                    yield Edit(value, "tl.float16")
-
-
 def narrow_product(backward: BackwardFlow) -> Iterator[Edit]:
     """A product, with what is accumulated before it, rounded to bfloat16."""
     for kernel in backward.kernels.values():
