@@ -31,6 +31,8 @@ class Fill(enum.Enum):
     EMPTY = "empty"
     """Anything: every element is stored to."""
     ZEROS = "zeros"
+    HELD = "held"
+    """What earlier launches left of the same gradient; in float32 if the buffer's element is, else as it lies there."""
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from kernel_agent.compiler.stub.flow import (
     storage_of,
     tensors_in,
 )
+from kernel_agent.compiler.stub.held import onto_held
 from kernel_agent.compiler.stub.lines import Line
 from kernel_agent.compiler.stub.names import Names
 from kernel_agent.compiler.stub.planned import Planned, Signature
@@ -217,6 +218,7 @@ class BackwardWriter:
 
     def _write(self, launched: Launched, plan: BackwardPlan, cotangents: Mapping[str, Grad]) -> Wording:
         """The statements of one plan; the words that they have for what it names."""
+        plan = onto_held(plan, launched.seen.tensors, launched.seen.build.types, self.cotangents)
         self._refuse_overwritten(launched, plan)
         self._check_clones(launched, plan)
         wording = Wording(launched, plan, self.references, self.names, self.body)

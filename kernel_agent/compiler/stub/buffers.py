@@ -10,6 +10,7 @@ from torch import Tensor
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.plan import Buffer, Fill
 from kernel_agent.compiler.ssa.value import NARROW
+from kernel_agent.compiler.stub.cotangents import Cotangents
 from kernel_agent.compiler.stub.dtypes import follows_tensors
 from kernel_agent.compiler.stub.flow import disjoint, tensors_in
 from kernel_agent.compiler.stub.lines import ROOM, Line
@@ -34,6 +35,12 @@ def element_of(kind: str) -> str:
     return _FLOATS.get(element, element)
 
 
+def rows_summed(partials: str, *, large: bool) -> str:
+    """The sum of rows of partial results; where they may be large, a single one is not copied for it."""
+    total = f"{partials}.sum(0)"
+    return f"{partials}[0] if len({partials}) == 1 else {total}" if large else total
+
+
 @dataclass
 class Sliced:
     """The gradient of a whole tensor that a launch was given parts of."""
@@ -46,12 +53,15 @@ class Sliced:
 class Buffers:
     """Allocates the buffers of one plan."""
 
-    def __init__(self, wording: Wording) -> None:
+    def __init__(self, wording: Wording, cotangents: Cotangents) -> None:
         self.wording = wording
+        self.cotangents = cotangents
         self.body = wording.body
         self.references = wording.references
         self.flow = wording.references.flow
         self._sliced: dict[int, Sliced] = {}
+        self.held: dict[str, str] = {}
+        """Elements of buffers that were there before, as `Grad` has them."""
 
     @property
     def sliced(self) -> list[Sliced]:
@@ -61,6 +71,8 @@ class Buffers:
     def allocate(self, buffer: Buffer) -> str:
         """Write the statement that makes a buffer; the expression that the launches are given. Raises
         `CannotDerive`."""
+        if buffer.fill is Fill.HELD:
+            return self._held(buffer)
         if not buffer.like:
             return self._shaped(buffer)
         if buffer.like in self.wording.plan.cotangents.values():
@@ -147,6 +159,13 @@ class Buffers:
             options.append(f"stored=({', '.join(axes)},)" if len(axes) == 1 else f"stored=({', '.join(axes)})")
         self.body.write(Line(f"{name} = gradient_room(", (like, *options), ")"))
         return name
+
+    def _held(self, buffer: Buffer) -> str:
+        """What earlier launches left of a gradient."""
+        grad = self.cotangents.taken_over(self.wording.launched.seen.tensors[buffer.like])
+        self.held[buffer.name] = buffer.element
+        text = f"{grad.text}.float()" if buffer.element != grad.element else grad.text
+        return text if text.isidentifier() else self.body.bind(self.wording.gradient(buffer.name), text)
 
     def _slice(self, tensor: Tensor, node: ast.expr) -> str:
         """Part of a gradient of the whole tensor that the launch was given a part of."""

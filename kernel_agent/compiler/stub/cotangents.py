@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.stub.body import Body
-from kernel_agent.compiler.stub.flow import SLICED, Flow, is_float, storage_of, tensors_in
+from kernel_agent.compiler.stub.flow import PERMUTED, RESHAPED, SLICED, Flow, is_float, storage_of, tensors_in
 from kernel_agent.compiler.stub.lines import Line
 from kernel_agent.compiler.stub.references import References
 from kernel_agent.compiler.stub.torchcall import SUMMED, SUMMED_TO, TorchCall
 from kernel_agent.compiler.stub.torchops import undone
 from kernel_agent.compiler.stub.torchrules import adjoint
 from kernel_agent.compiler.stub.trace import TorchSeen
+
+_RENAMED = RESHAPED | PERMUTED | {"contiguous", "alias"}
+"""Functions whose results have the same elements in other places, and in the same dtype."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,8 @@ class Grad:
     """An expression of the form of the tensor it belongs to."""
     element: str = ""
     """What it is made of, where that is not what the tensor is made of."""
+    own: bool = False
+    """It lies in memory as the tensor does, in memory of its own that nothing else reads: it may be added to."""
 
 
 class Cotangents:
@@ -63,12 +68,22 @@ class Cotangents:
         if not found:
             return None
         if len(found) == 1:
-            return found[0]
+            return replace(found[0], own=False)
         parts = ", ".join(grad.text for grad in found)
         element = "f32" if any(grad.element == "f32" for grad in found) else found[0].element
         if len({grad.element for grad in found}) > 1:
             parts = ", ".join(f"{grad.text}.float()" if grad.element != "f32" else grad.text for grad in found)
         return Grad(self.body.bind(f"d{self.references.hint(tensor)}", f"torch.stack(({parts})).sum(0)"), element)
+
+    def own(self, tensor: Tensor) -> Grad | None:
+        """All that there is of a tensor's gradient, if that lies in memory that can be added to."""
+        _, found = self._held.get(id(tensor), (tensor, []))
+        return found[0] if len(found) == 1 and found[0].own else None
+
+    def taken_over(self, tensor: Tensor) -> Grad:
+        """The same, which the tensor then no longer has."""
+        _, (grad,) = self._held.pop(id(tensor))
+        return grad
 
     # --- torch functions
 
@@ -132,9 +147,13 @@ class Cotangents:
             self._whole(event, results)
         else:
             for result in results:
-                grad = self._taken(result)
-                assert grad is not None
-                self._undone(event, result, active, grad)
+                _, found = self._held[id(result)]
+                if event.name in _RENAMED:  # what only names the same elements is summed later
+                    self._held.pop(id(result))
+                else:
+                    found = [grad for grad in (self._taken(result),) if grad is not None]
+                for grad in found:
+                    self._undone(event, result, active, grad)
 
     def _undone(self, event: TorchSeen, result: Tensor, active: Sequence[Tensor], grad: Grad) -> None:
         found = undone(event, result, active, grad.text, self.references.shape)

@@ -19,7 +19,7 @@ from kernel_agent.compiler.schedule.describe import FITS
 from kernel_agent.compiler.ssa.value import Kernel
 from kernel_agent.compiler.stub.accesses import Accesses, takes_as_it_is
 from kernel_agent.compiler.stub.asking import Asking
-from kernel_agent.compiler.stub.buffers import Buffers, element_of
+from kernel_agent.compiler.stub.buffers import Buffers, element_of, rows_summed
 from kernel_agent.compiler.stub.cotangents import Cotangents, Grad
 from kernel_agent.compiler.stub.docstrings import kernel_docstring
 from kernel_agent.compiler.stub.flow import tensors_in
@@ -78,7 +78,7 @@ class Planned:
         for one in chosen:
             with self.wording.under([one.tiles]):
                 self._bind(one.step)
-        buffers = Buffers(self.wording)
+        buffers = Buffers(self.wording, self.cotangents)
         for census in plan.censuses:
             counted = Chosen(census.step, {})
             self._bind(counted.step)
@@ -95,7 +95,8 @@ class Planned:
                 self._launch(one)
         for total in plan.totals:
             name = self.wording.gradient(total.name)
-            variables[total.name] = self.body.bind(name, f"{variables[total.partials]}.sum(0)")
+            large = total.wide or any(len(step.grid) > 1 for step in plan.steps)
+            variables[total.name] = self.body.bind(name, rows_summed(variables[total.partials], large=large))
         self._contribute(buffers, given)
 
     def _asking_of_buffers(self) -> list[str]:
@@ -337,7 +338,7 @@ class Planned:
                 self._shared(tensor, like, Grad(text, given[like].element or own))
                 continue
             buffer = buffers[partials.get(result, result)]
-            element = "" if made.as_like(buffer) else buffer.element
+            element = made.held.get(result, "" if made.as_like(buffer) else buffer.element)
             if buffer.like != name and plan.gradients.get(buffer.like) == result:
                 part = self.flow.is_slice(self.launched.seen.tensors[buffer.like])
                 self._shared(tensor, buffer.like, Grad(text, "f32" if part else element))
@@ -350,7 +351,9 @@ class Planned:
                 continue
             if result not in buffers or buffer.like != name:
                 text += f".reshape({self.references.shape(tensor)})"
-            self.cotangents.add(tensor, Grad(text, element))
+            lies = self.flow.always_dense if buffer.like == name else self.flow.always_contiguous
+            alone = buffer.like in ("", name) and list(plan.gradients.values()).count(result) == 1
+            self.cotangents.add(tensor, Grad(text, element, own=alone and lies(tensor)))
         for one in made.sliced:
             self.cotangents.add(one.root, Grad(one.variable, "f32"))
 

@@ -1,0 +1,85 @@
+"""`onto_held`: launches that add to the gradients which other launches left, instead of to memory of their own.
+
+What several launches give one tensor would be summed by torch otherwise: each part is written, read, written once more
+as a row of a stack, read and summed. Here a store becomes a load, an addition and a store of the same element, and
+atomic additions start from what is there instead of from zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from torch import Tensor
+
+from kernel_agent.compiler.plan import BackwardPlan, Buffer, Fill
+from kernel_agent.compiler.reverse.elements import adjoint_element
+from kernel_agent.compiler.ssa.builder import Builder
+from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.rebuild import Copier, emptied
+from kernel_agent.compiler.ssa.value import Kernel, Op, Value
+from kernel_agent.compiler.stub.buffers import element_of
+from kernel_agent.compiler.stub.cotangents import Cotangents
+
+
+def onto_held(
+    plan: BackwardPlan, tensors: Mapping[str, Tensor], types: Mapping[str, str], cotangents: Cotangents
+) -> BackwardPlan:
+    """The plan with the gradients for which memory is there, of the tensor's layout and read by nothing else.
+
+    Elements are stored to once, and the launches are given what is there as it is: no proof of the plan changes, and
+    nothing has to cover the tensor. `tensors`, `types`: arguments of the forward's launch.
+    """
+    found: dict[str, Buffer] = {}
+    pointers: dict[str, str] = {}
+    for buffer in plan.buffers:
+        tensor = tensors.get(buffer.like)
+        if tensor is None or plan.gradients.get(buffer.like) != buffer.name:
+            continue
+        there = cotangents.own(tensor)
+        twice = any(tensors[other.like] is tensor for other in found.values())
+        if there is None or twice or list(plan.gradients.values()).count(buffer.name) != 1:
+            continue
+        ops = [op for step in plan.steps for op in step.kernel.ops if "base" in op.attributes]
+        codes = {op.code for op in ops if op.base.name == buffer.name}
+        if codes == {Code.ATOMIC_ADD} and buffer.element == "f32":
+            found[buffer.name] = replace(buffer, fill=Fill.HELD, empty_if="")
+        elif codes == {Code.STORE}:
+            found[buffer.name] = replace(buffer, element=there.element, fill=Fill.HELD, empty_if="")
+            pointers[buffer.name] = there.element or element_of(types[buffer.like])
+    steps = tuple(replace(step, kernel=_adding(step.kernel, pointers)) for step in plan.steps)
+    return replace(plan, buffers=tuple(found.get(one.name, one) for one in plan.buffers), steps=steps)
+
+
+def _adding(kernel: Kernel, elements: Mapping[str, str]) -> Kernel:
+    """The kernel with sums for stores to the named arguments, which point to these elements."""
+    changed = {v: Value(f"*{elements[v.name]}", (), v.name) for v in kernel.arguments if v.name in elements}
+    return _Adder(kernel, changed).copy() if changed else kernel
+
+
+class _Adder(Copier):
+    """Adds to what is there where the source stores."""
+
+    def __init__(self, source: Kernel, changed: Mapping[Value, Value]) -> None:
+        empty = emptied(source, arguments=[changed.get(value, value) for value in source.arguments])
+        super().__init__(source, Builder(empty))
+        self.b.written = frozenset(changed.get(value, value) for value in self.written)
+        self.changed = changed
+        for old, new in changed.items():
+            self[old] = new
+
+    def effect(self, op: Op) -> None:
+        """Stores."""
+        if self.slicing or op.code is not Code.STORE or op.base not in self.changed:
+            super().effect(op)
+            return
+        b, base = self.b, self.changed[op.base]
+        wide = adjoint_element(base.pointee)
+        value = self[op.stored]
+        made = value.producer
+        if made is not None and made.code is Code.CAST and made.operands[0].element == wide:
+            (value,) = made.operands  # rounded once, as part of the sum
+        offset, mask = self.whole(op.offset), None if op.mask is None else self[op.mask]
+        before = b.load(base, offset, mask, None if mask is None else b.const(0.0, base.pointee))
+        total = b.add(b.cast(before, wide), b.cast(value, wide))
+        b.store(base, offset, b.cast(total, base.pointee), mask)

@@ -1,0 +1,121 @@
+"""Several launches give one input its gradient: how much memory their sum takes, and whose memory it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kernel_agent.compiler.derive import derive
+from kernel_agent.gate.options import GateOptions
+from kernel_agent.oracle import describe
+from kernel_agent.pairs.userfile import read_file
+from kernel_agent.sandbox import Sandbox
+
+QUICK = GateOptions(seeds=(0,), max_elements=1 << 12, odd_sizes=1, max_cases=6)
+
+KERNELS = """
+import torch
+import triton
+import triton.language as tl
+
+from kernel_agent import autodiff
+
+
+@triton.jit
+def taken_kernel(X, At, Y, N, BLOCK: tl.constexpr):
+    n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    at = tl.load(At + n, mask=n < N, other=0)
+    x = tl.load(X + at, mask=n < N, other=0.0).to(tl.float32)
+    tl.store(Y + n, tl.sin(x), mask=n < N)
+
+
+@triton.jit
+def thinned_kernel(X, Y, N, BLOCK: tl.constexpr):
+    n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(X + 2 * n, mask=n < N // 2, other=0.0).to(tl.float32)
+    tl.store(Y + n, x * x, mask=n < N // 2)
+
+
+@triton.jit
+def shifted_kernel(X, R, Y, N, BLOCK: tl.constexpr):
+    n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    r = tl.sin(tl.load(R + n, mask=n < N, other=0.0).to(tl.float32))
+    tl.store(Y + n, tl.load(X + n, mask=n < N, other=0.0) + r, mask=n < N)
+
+
+SWEEP = [dict(N=64), dict(N=50, dtype="bfloat16")]
+
+
+def make_args(N, dtype="float32", device="cpu", seed=0):
+    g = torch.Generator().manual_seed(seed)
+    x, r = (torch.randn(N, generator=g).to(device, getattr(torch, dtype)) for _ in range(2))
+    return x, r, torch.randint(0, N, (N,), generator=g).to(device)
+"""
+
+STUB = """
+
+@autodiff
+def stub(x, r, at):
+    rows, N = x.contiguous(), x.numel()
+    y, z = torch.empty_like(x), torch.empty_like(x)
+    grid = (triton.cdiv(N, 32),)
+    {first}
+    {second}
+    return y, z
+"""
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    with Sandbox() as sandbox:
+        yield sandbox
+
+
+def backward(first: str, second: str, folder: Path, sandbox: Sandbox) -> str:
+    """Of a stub with two launches, green in the gate."""
+    path = folder / "forward.py"
+    path.write_text(KERNELS + STUB.format(first=first, second=second))
+    found = derive(describe(read_file(path), sandbox), sandbox, options=QUICK)
+    assert found.verdict.green, found.verdict.message
+    return found.draft.candidate.backward
+
+
+def test_a_launch_adds_to_what_an_earlier_one_has_added(tmp_path: Path, sandbox: Sandbox) -> None:
+    # Each of the launches with zeros of its own would take a sum of both in torch.
+    first = "taken_kernel[grid](rows, at, y, N, BLOCK=32)"
+    text = backward(first, first.replace("y, N", "z, N"), tmp_path, sandbox)
+    assert text.count("torch.zeros_like(rows") == 1
+    assert "torch.stack(" not in text
+
+
+def test_a_launch_that_stores_adds_to_what_another_has_left(tmp_path: Path, sandbox: Sandbox) -> None:
+    # Stored over the sums of the first launch, these would be lost; where only every other element is stored to, the
+    # rest has to stay as it is.
+    text = backward(
+        "thinned_kernel[grid](rows, z, N, BLOCK=32)", "taken_kernel[grid](rows, at, y, N, BLOCK=32)", tmp_path, sandbox
+    )
+    assert "torch.stack(" not in text
+    assert text.count("torch.zeros_like(rows") == 1
+    kernel = text.split("def thinned_kernel_backward")[1].split("@triton.jit")[0]
+    assert "tl.load(dX +" in kernel
+    assert "tl.store(dX +" in kernel
+
+
+def test_one_input_given_twice_is_added_to_once_in_what_is_there(tmp_path: Path, sandbox: Sandbox) -> None:
+    # Both arguments have a gradient of their own in the plan, and there is one memory.
+    first = "shifted_kernel[grid](rows, rows, z, N, BLOCK=32)"
+    text = backward(first, "taken_kernel[grid](rows, at, y, N, BLOCK=32)", tmp_path, sandbox)
+    assert text.count("torch.zeros_like(rows") == 1
+
+
+def test_a_launch_does_not_add_to_a_cotangent_that_is_a_gradient_as_it_is(tmp_path: Path, sandbox: Sandbox) -> None:
+    # What the residual gives x is the caller's own tensor: it must stay as it was.
+    text = backward(
+        "taken_kernel[grid](rows, at, y, N, BLOCK=32)",
+        "shifted_kernel[grid](rows, r, z, N, BLOCK=32)",
+        tmp_path,
+        sandbox,
+    ).split("def backward")[1]
+    assert "torch.zeros_like(rows" in text
