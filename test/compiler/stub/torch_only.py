@@ -54,7 +54,7 @@ def candidate(stub: str, arguments: Sequence[Any], folder: Path) -> Candidate:
         facts=facts, sweep=(), inputs=(), outputs=outputs, returns_tuple=len(result) > 1, grads=grads, launches=()
     )
     source = StubSource(path.read_text(), facts.stub, module)
-    return write_sections(spec, source, [Way(seen, {}, _no_plan)], _no_plan).candidate
+    return write_sections(spec, source, [Way(seen, {}, _no_plan, _no_plan)], _no_plan).candidate
 
 
 def gradients(found: Candidate, arguments: Sequence[Any], folder: Path, **given: Any) -> tuple[list[Any], list[Any]]:
