@@ -87,7 +87,10 @@ def write_sections(
         body.append(Line("", tuple(flags), f" = needs or (True,) * {len(flags)}", bare=True))
     body += branched(tests, written)
     steps = [(plan, kernel) for one in written for plan, kernel in one.steps]
-    made = {shared.names[kernel.name]: computed(plan, kernel) for plan, kernel in steps}
+    made: dict[str, str] = {}
+    for plan, kernel in steps:  # of what a kernel computes for several ways, the most
+        name, what = shared.names[kernel.name], computed(plan, kernel)
+        made[name] = max(made.get(name, ""), what, key=len)
     docstring = backward_docstring(spec.grads, [name for name in parameters if name.startswith("grad_")], made)
     head = Line("def backward(", tuple(parameters), "):").shown(names.filled, 0)
     head.append(f'    """{docstring}"""')

@@ -16,7 +16,7 @@ from kernel_agent.compiler.stub.backward import Written
 from kernel_agent.compiler.stub.lines import Line
 from kernel_agent.compiler.stub.names import Names
 from kernel_agent.compiler.stub.united import united
-from kernel_agent.compiler.stub.ways import Tests
+from kernel_agent.compiler.stub.ways import THERE, Tests
 
 
 @dataclass(eq=False)
@@ -118,13 +118,17 @@ def _base(version: _Version) -> str:
 
 
 def _flag(way: Written, place: int, text: str, names: Names) -> str:
-    """The constexpr of the forward's kernel that an expression is given for; empty where there is none."""
+    """The constexpr of the forward's kernel that an expression is given for, or one that says that an argument of the
+    kernel is there; empty where there is none."""
     launched = way.launched[place]
+    told = ""
     for parameter, node in launched.text.arguments.items():
-        is_flag = isinstance(launched.kernel.constants.get(parameter), bool)
-        if is_flag and names.expression(node, launched.text.line, parameter) == text:
+        shown = names.expression(node, launched.text.line, parameter)
+        if isinstance(launched.kernel.constants.get(parameter), bool) and shown == text:
             return parameter
-    return ""
+        if f"{shown}{THERE}" == text:
+            told = told or f"HAS_{re.sub(r'_?(ptr|pointer)$', '', parameter, flags=re.IGNORECASE).upper()}"
+    return told
 
 
 def _launching(body: Sequence[Line], versions: Mapping[str, _Version]) -> Iterator[Line]:

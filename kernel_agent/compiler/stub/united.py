@@ -17,8 +17,8 @@ from difflib import SequenceMatcher
 from kernel_agent.compiler.emit.layout import WIDTH, bracketed
 from kernel_agent.compiler.emit.source import KernelSource
 
-_WORTH = 0.8
-"""Of the lines of two kernels, what one for both may have: with more, two are easier to read."""
+_WORTH = 0.85
+"""Of the lines of two kernels, docstrings aside, what one for both may have: with more, two are easier to read."""
 _MOST = 0.95
 """The same, of their statements."""
 _PAD = "    "
@@ -62,7 +62,8 @@ def united(one: KernelSource, other: KernelSource, flag: str) -> KernelSource | 
     head = bracketed(f"def {one.name}", [*plain, *(f"{name}: tl.constexpr" for name in constants)], ":", 0)
     document = _docstring(ast.get_docstring(first) or "", ast.get_docstring(second) or "", flag)
     text = "\n".join(["@triton.jit", *head, *document, *rows]) + "\n"
-    if any(len(row) > WIDTH for row in rows) or text.count("\n") > _WORTH * (one.text + other.text).count("\n"):
+    both = (one.text + other.text).count("\n") - len(_documented(first)) - len(_documented(second))
+    if any(len(row) > WIDTH for row in rows) or 1 + len(head) + len(rows) > _WORTH * both:
         return None
     return replace(one, text=text, parameters=(*plain, *constants), constexprs=tuple(constants))
 
@@ -76,11 +77,17 @@ def _function(source: KernelSource) -> ast.FunctionDef:
 
 def _body(source: KernelSource, node: ast.FunctionDef) -> tuple[_Part, ...]:
     """The statements of a function behind its docstring."""
-    rows = source.text.split("\n")
+    documented = _documented(node)
+    start = documented.stop if documented else node.body[0].lineno - 1
+    return _parts(source.text.split("\n"), node.body[bool(documented) :], start)
+
+
+def _documented(node: ast.FunctionDef) -> range:
+    """The rows of the docstring."""
     first = node.body[0]
-    documented = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
-    start = (first.end_lineno or 0) if documented else first.lineno - 1
-    return _parts(rows, node.body[documented:], start)
+    if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+        return range(first.lineno - 1, first.end_lineno or first.lineno)
+    return range(0)
 
 
 def _parts(rows: Sequence[str], statements: Sequence[ast.stmt], start: int) -> tuple[_Part, ...]:
@@ -240,23 +247,61 @@ def _broken(line: str) -> Iterator[str]:
 
 def _docstring(one: str, other: str, flag: str) -> list[str]:
     """Lines of the docstring: of what the two say of themselves, each with its condition where they differ."""
-    paragraphs = [text.split("\n\n") for text in (one, other)]
-    if len(paragraphs[0]) != len(paragraphs[1]):
-        paragraphs = [[mine[0], *(["\n\n".join(mine[1:])] if mine[1:] else [])] for mine in paragraphs]
-    lines: list[str] = []
-    for mine, its in itertools.zip_longest(*paragraphs, fillvalue=""):
-        for text, condition in ((mine, "With"), (its, "Without")) if mine.split() != its.split() else ((mine, ""),):
-            if text:
-                lines += [""] if lines else []
-                lines += _paragraph(text, f"{condition} {flag}: " if condition else "")
+    if re.search(r"^With(out)? [A-Z_]+:", one + "\n" + other, re.MULTILINE):
+        parts = [_PAD + line if line else "" for text in (one, other) for line in ("", *text.split("\n"))]
+        half = len(one.split("\n")) + 1
+        lines = [f"With {flag}:", *parts[:half], "", f"Without {flag}:", *parts[half:]]
+        return [f'{_PAD}"""{lines[0]}', *(_PAD + line if line else "" for line in lines[1:]), f'{_PAD}"""']
+    mine, its = _Said.of(one), _Said.of(other)
+    lines = _filled(*_apart([mine.first], [its.first]), flag)
+    lines += _listed(*_apart(mine.formulas, its.formulas), flag)
+    lines += _filled(*_apart(mine.rest, its.rest), flag)
+    lines = lines[1:]
     if len(lines) == 1:
         return [f'{_PAD}"""{lines[0]}"""']
     return [f'{_PAD}"""{lines[0]}', *(_PAD + line if line else "" for line in lines[1:]), f'{_PAD}"""']
 
 
-def _paragraph(text: str, condition: str) -> list[str]:
-    """Formulas, which are indented, as they stand; anything else filled."""
-    if text.startswith(_PAD):
-        return [*([condition.strip(), ""] if condition else []), *text.split("\n")]
-    filled = " ".join(f"{condition}{text}".split())
-    return textwrap.wrap(filled, WIDTH - 8, break_long_words=False, break_on_hyphens=False)
+@dataclass(frozen=True)
+class _Said:
+    """What a docstring says."""
+
+    first: str
+    """A sentence."""
+    formulas: Sequence[str]
+    """Lines."""
+    rest: Sequence[str]
+    """Sentences."""
+
+    @classmethod
+    def of(cls, text: str) -> _Said:
+        """Read a docstring."""
+        first, *others = text.split("\n\n")
+        formulas = [line.strip() for part in others if part.startswith(_PAD) for line in part.split("\n")]
+        rest = " ".join(" ".join(part.split()) for part in others if not part.startswith(_PAD))
+        return cls(" ".join(first.split()), formulas, re.split(r"(?<=\.) (?=[A-Z`d])", rest) if rest else [])
+
+
+def _apart(one: Sequence[str], other: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
+    """What both say, and what each says alone."""
+    both = [text for text in one if text in other]
+    return both, [text for text in one if text not in both], [text for text in other if text not in both]
+
+
+def _listed(both: Sequence[str], mine: Sequence[str], its: Sequence[str], flag: str) -> list[str]:
+    """Lines as they are, a blank one before each paragraph."""
+    lines: list[str] = []
+    for texts, condition in ((both, ""), (mine, f"With {flag}:"), (its, f"Without {flag}:")):
+        if texts:
+            lines += ["", *([condition, ""] if condition else []), *(_PAD + text for text in texts)]
+    return lines
+
+
+def _filled(both: Sequence[str], mine: Sequence[str], its: Sequence[str], flag: str) -> list[str]:
+    """Sentences as paragraphs, a blank line before each."""
+    lines: list[str] = []
+    for texts, condition in ((both, []), (mine, [f"With {flag}:"]), (its, [f"Without {flag}:"])):
+        if texts:
+            whole = " ".join([*condition, *texts])
+            lines += ["", *textwrap.wrap(whole, WIDTH - 8, break_long_words=False, break_on_hyphens=False)]
+    return lines

@@ -18,6 +18,8 @@ from kernel_agent.compiler.stub.lines import Line
 from kernel_agent.compiler.stub.names import Names
 from kernel_agent.compiler.stub.trace import Trace
 
+THERE = " is not None"
+"""What asks whether an argument was given."""
 Tests = Mapping[str, object]
 """What a configuration was compiled for: expression of the backward -> value."""
 
@@ -52,7 +54,18 @@ class Way:
             text = names.expression(taken.test, taken.line, "taken")
             if not writer.source.is_constant(text):
                 found[text] = taken.holds
-        return found
+        return dict(_asked_of_none(text, value) for text, value in found.items())
+
+
+def _asked_of_none(text: str, value: object) -> tuple[str, object]:
+    """A test; what is None in one configuration and a tensor in another is asked in one way, however the stub asks."""
+    node = ast.parse(text, mode="eval").body
+    if value is None or isinstance(value, Tensor):
+        simple = isinstance(node, (ast.Name, ast.Attribute, ast.Subscript, ast.Call))
+        return f"{text if simple else f'({text})'}{THERE}", value is not None
+    if isinstance(value, bool) and isinstance(node, ast.Compare) and text.endswith(" is None"):
+        return f"{text.removesuffix(' is None')}{THERE}", not value
+    return text, value
 
 
 @dataclass
@@ -155,8 +168,8 @@ def _opposite(one: str, other: str) -> bool:
 
 def _test(text: str, value: object) -> str:
     """Python that asks whether an expression has a value."""
-    if value is None or isinstance(value, Tensor):
-        return f"{text} is {'' if value is None else 'not '}None"
+    if value is False and text.endswith(THERE):
+        return f"{text.removesuffix(THERE)} is None"
     if isinstance(value, bool):
         simple = isinstance(ast.parse(text, mode="eval").body, (ast.Name, ast.Attribute, ast.Call, ast.Compare))
         text = text if simple else f"({text})"

@@ -214,6 +214,47 @@ def test_launches_are_taken_back_in_reverse_through_what_torch_does_between_them
     assert "is None" in backward, "the two configurations are told apart"
 
 
+OPTIONAL = (
+    HEAD
+    + """
+@triton.jit
+def shifted_kernel(X, W, Bias, Y, N, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(X + at, mask=at < N, other=0.0)
+    y = x * tl.load(W + at, mask=at < N, other=0.0)
+    if Bias is not None:
+        y += tl.load(Bias + at, mask=at < N, other=0.0)
+    tl.store(Y + at, y * tl.sigmoid(y), mask=at < N)
+
+
+@autodiff
+def stub(x, w, b=None):
+    N = x.numel()
+    y = torch.empty_like(x)
+    shifted_kernel[(triton.cdiv(N, 64),)](x, w, b, y, N, BLOCK=64)
+    return y
+
+
+SWEEP = [dict(N=100, bias=True), dict(N=64, bias=False)]
+
+
+def make_args(N, bias, device="cuda"):
+    x, w, b = torch.randn(3, N, device=device)
+    return x, w, b if bias else None
+"""
+)
+
+
+def test_an_argument_that_may_be_none_is_a_flag_of_one_kernel(tmp_path: Path, sandbox: Sandbox) -> None:
+    # There were two kernels, and two ways that were told apart by the same question asked twice.
+    text = derived(OPTIONAL, tmp_path, sandbox).draft.candidate.backward
+    assert text.count("@triton.jit") == 1
+    assert "HAS_BIAS: tl.constexpr" in text
+    assert "HAS_BIAS=b is not None" in text
+    assert "if b is not None:" in text
+    assert "b is not None and" not in text
+
+
 def test_stores_that_meet_get_a_copy_of_the_cotangent_to_take_from(tmp_path: Path, sandbox: Sandbox) -> None:
     # 43 of 50 elements of the first store are overwritten by the second; the caller's cotangent must stay as it is
     found = derived(MEETING, tmp_path, sandbox)

@@ -132,3 +132,37 @@ def test_kernels_with_little_in_common_stay_two() -> None:
 def test_a_flag_that_a_kernel_has_already_is_refused() -> None:
     # `S` as a flag would take the place of the number of columns
     assert united(source(CAUSAL), source(FULL), "S") is None
+
+
+def document(first: str, formulas: str, rest: str) -> str:
+    rows = "\n".join(f"    a{n} = {n}" for n in range(9))
+    said = f"{first}\n\n        {formulas}\n\n    {rest}\n    "
+    return f'@triton.jit\ndef kernel(X, N: tl.constexpr):\n    """{said}"""\n{rows}\n'
+
+
+def test_a_docstring_says_once_what_is_so_of_both() -> None:
+    # Each formula and sentence has the condition under which it holds; those of both have none, and none is lost.
+    one = source(
+        document("dX and dB from dY.", "dX = dY * W\n        dB = sum(dY)", "Programs own rows. Stores are plain.")
+    )
+    other = source(document("dX from dY.", "dX = dY * W", "Programs own rows. dX is added to."))
+    both = united(one, other, "HAS_BIAS")
+    assert both is not None
+    assert ast.get_docstring(ast.parse(both.text).body[0]) == (  # type: ignore[arg-type]
+        "With HAS_BIAS: dX and dB from dY.\n\nWithout HAS_BIAS: dX from dY.\n\n"
+        "    dX = dY * W\n\nWith HAS_BIAS:\n\n    dB = sum(dY)\n\n"
+        "Programs own rows.\n\nWith HAS_BIAS: Stores are plain.\n\nWithout HAS_BIAS: dX is added to."
+    )
+
+
+def test_what_a_kernel_of_two_flags_says_stands_under_both() -> None:
+    # Read as sentences of one kernel, those of the first flag would lose it.
+    one, other = (source(document(f"{name} from dY.", f"{name} = dY", "Stores are plain.")) for name in ("dX", "dB"))
+    first = united(one, other, "FIRST")
+    assert first is not None
+    both = united(first, one, "SECOND")
+    assert both is not None
+    said = ast.get_docstring(ast.parse(both.text).body[0])  # type: ignore[arg-type]
+    assert said is not None
+    assert said.startswith("With SECOND:\n\n    With FIRST: dX from dY.\n\n    Without FIRST: dB from dY.")
+    assert "Without SECOND:\n\n    dX from dY." in said
