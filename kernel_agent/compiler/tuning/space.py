@@ -25,6 +25,12 @@ WITH_PRODUCTS = {
 }
 """What kernels with products are tried with: sm_90 multiplies by groups of four warps, and their accumulators, which
 stay in registers, allow no larger tiles."""
+WITHOUT_PRODUCTS = {
+    TunableKind.BLOCK: tuple(1 << power for power in range(16)),
+    TunableKind.WARPS: (1, 2, 4, 8, 16, 32),
+}
+"""What others are tried with: a row that is read twice is read from a cache the second time if few programs, of many
+warps each, have theirs there."""
 
 
 def space(candidate: Candidate) -> Space:
@@ -54,8 +60,9 @@ def _has_product(function: ast.FunctionDef) -> bool:
 
 def _bounded(tunable: Tunable, products: set[str]) -> Tunable:
     """The tunable with values that are worth a try; the present one is among them if it was."""
-    values = WITH_PRODUCTS.get(tunable.kind)
-    if values is None or not products & set(tunable.kernels):
+    bounds = WITH_PRODUCTS if products & set(tunable.kernels) else WITHOUT_PRODUCTS
+    values = bounds.get(tunable.kind)
+    if values is None or (bounds is WITHOUT_PRODUCTS and tunable.value <= 0):
         return tunable
     here = {tunable.value} & set(tunable.values)
     return replace(tunable, values=tuple(sorted({*values, *here})))

@@ -89,6 +89,14 @@ def test_kernels_with_products_are_not_tried_with_fewer_warps_than_a_group():
     assert 2 in values["dk_kernel"]
 
 
+def test_rows_without_products_are_tried_in_one_large_tile_of_many_warps():
+    # A softmax reads a row twice; with tiles of 8,192 and 16 warps at most, so many programs run at once that the
+    # second time comes from memory.
+    values = {tunable.kind: tunable.values for tunable in space(Candidate(backward=TWO)).tunables}
+    assert values[TunableKind.BLOCK][-1] == 32768
+    assert values[TunableKind.WARPS][-1] == 32
+
+
 def test_smaller_tiles_come_with_fewer_warps_first():
     inside = space(Candidate(backward=TWO))
     part = next(part for part in parts_of(inside) if part.kernels == {"dk_kernel"})
