@@ -26,6 +26,7 @@ from kernel_agent.compiler.stub.flow import launch_places
 from kernel_agent.compiler.stub.inline import without_helpers
 from kernel_agent.compiler.stub.section import Sections, write_sections
 from kernel_agent.compiler.stub.source import StubSource
+from kernel_agent.compiler.stub.spelled import spelled
 from kernel_agent.compiler.stub.trace import LaunchSeen
 from kernel_agent.compiler.stub.unroll import unrolled
 from kernel_agent.compiler.stub.ways import Way
@@ -101,11 +102,12 @@ def derived(call: Call) -> None:
 
 
 def _loaded(call: Call) -> Stub:
-    """The stub with loops and helpers that launch for it written out, its lines counted in that text."""
+    """The stub with loops and helpers that launch for it written out, and names for what launches are given; its lines
+    are counted in that text."""
     spec = KernelSpec.model_validate(call.payload["spec"])
     facts = spec.facts
     text = unrolled(without_helpers(unrolled(facts.source, facts.stub), facts.stub), facts.stub)
-    return _of_text(call, spec, without_helpers(text, facts.stub))
+    return _of_text(call, spec, spelled(without_helpers(text, facts.stub), facts.stub))
 
 
 def _of_text(call: Call, spec: KernelSpec, text: str) -> Stub:

@@ -89,7 +89,7 @@ class References:
     def part(self, tensor: Tensor, node: ast.expr) -> tuple[ast.expr, str] | None:
         """What `Flow.view_text` finds of a slice, if it is one of the tensor that the name means at the end."""
         found = self.flow.view_text(tensor, node)
-        if found is None or self.names.final.get(found[1]) is not self.flow.root(tensor):
+        if found is None or self.flow.names.get(found[1]) is not self.flow.root(tensor):
             return None
         return found
 
@@ -107,7 +107,7 @@ class References:
         for name in free_names(node):
             tensor = event.site.names.get(name)
             if isinstance(tensor, Tensor) and (
-                self.names.final.get(name) is not tensor or self.flow.written_after(place, tensor)
+                self.flow.names.get(name) is not tensor or self.flow.written_after(place, tensor)
             ):
                 call = f"torch's `{event.name.strip('_')}` (line {event.site.line})"
                 raise CannotDerive(

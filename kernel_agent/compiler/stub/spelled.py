@@ -1,0 +1,171 @@
+"""`spelled`: the text of a stub in which everything that launches are given keeps a name of its own.
+
+The backward asks for tensors and numbers by the names that they have as the stub returns. What was bound again since,
+or never had a name, is given one.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import itertools
+from collections.abc import Sequence
+
+from kernel_agent.compiler.free_names import free_name
+from kernel_agent.compiler.stub.inline import rows
+
+_MAKERS = frozenset({"empty", "zeros", "ones", "full", "empty_like", "zeros_like", "ones_like", "full_like"})
+_MOST = 8
+"""Tensors of one list that are written out."""
+
+
+def spelled(source: str, stub: str) -> str:
+    """The text of a file whose stub, where that changes nothing, binds
+
+    - tensors that are unpacked from a new one by way of that one: `a, b = torch.empty(2, n)`
+    - the elements of a list of new tensors one by one: `[torch.empty(n) for _ in range(3)]`
+    - numbers of a launch that are bound again behind it under another name.
+
+    The lines of the stub may change.
+    """
+    tree = ast.parse(source)
+    found = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == stub]
+    if not found:
+        return source
+    function = found[-1]
+    taken = {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
+    taken |= {node.arg for node in ast.walk(function) if isinstance(node, ast.arg)}
+    shown: list[tuple[ast.stmt, Sequence[ast.stmt]]] = []
+    body = _bound_once(function, taken)
+    for old, new in zip(function.body, body, strict=True):
+        written = _written_out(new, taken) or [new]
+        if written != [old]:
+            shown.append((old, written))
+    lines = source.split("\n")
+    for old, parts in reversed(shown):
+        pad = " " * old.col_offset
+        text = [row for one in parts for row in rows(ast.fix_missing_locations(one), pad)]
+        lines[old.lineno - 1 : old.end_lineno or old.lineno] = text
+    return "\n".join(lines)
+
+
+def _written_out(statement: ast.stmt, taken: set[str]) -> list[ast.stmt] | None:
+    """The statements that one becomes; None where it stays."""
+    if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
+        return None
+    (target,), value = statement.targets, statement.value
+    if isinstance(target, ast.Tuple) and _is_made(value):
+        if not all(isinstance(one, ast.Name) for one in target.elts):
+            return None
+        whole = free_name("_and_".join(one.id for one in target.elts if isinstance(one, ast.Name)), taken)
+        parts: list[ast.expr] = [
+            ast.Subscript(ast.Name(whole, ast.Load()), ast.Constant(place), ast.Load())
+            for place in range(len(target.elts))
+        ]
+        unpacked = ast.Assign([target], ast.Tuple(parts, ast.Load()))
+        return [ast.Assign([ast.Name(whole, ast.Store())], value), unpacked]
+    if isinstance(target, ast.Name) and isinstance(value, ast.ListComp) and _is_made(value.elt):
+        count = _count(value)
+        if count is None:
+            return None
+        names = [free_name(f"{target.id}_{place}", taken) for place in range(count)]
+        made: list[ast.stmt] = [ast.Assign([ast.Name(name, ast.Store())], copy.deepcopy(value.elt)) for name in names]
+        return [*made, ast.Assign([target], ast.List([ast.Name(name, ast.Load()) for name in names], ast.Load()))]
+    return None
+
+
+def _is_made(value: ast.expr) -> bool:
+    """Whether an expression is a new tensor of torch's."""
+    return isinstance(value, ast.Call) and ast.unparse(value.func) in {f"torch.{name}" for name in _MAKERS}
+
+
+def _count(value: ast.ListComp) -> int | None:
+    """How many elements a list has whose elements are all made alike: `for _ in range(3)`."""
+    (loop, *more), call = value.generators, value.generators[0].iter
+    if more or loop.ifs or not isinstance(loop.target, ast.Name) or ast.unparse(call).count("range(") != 1:
+        return None
+    if any(isinstance(node, ast.Name) and node.id == loop.target.id for node in ast.walk(value.elt)):
+        return None
+    plain = isinstance(call, ast.Call) and len(call.args) == 1 and isinstance(call.args[0], ast.Constant)
+    number = (
+        call.args[0].value if plain and isinstance(call, ast.Call) and isinstance(call.args[0], ast.Constant) else 0
+    )
+    return number if type(number) is int and 0 < number <= _MOST else None
+
+
+def _bound_once(function: ast.FunctionDef, taken: set[str]) -> list[ast.stmt]:
+    """The statements of a stub with other names for what is bound again behind a launch that reads it."""
+    body = list(function.body)
+    given = {node.arg for node in ast.walk(function.args) if isinstance(node, ast.arg)}
+    for name in dict.fromkeys(name for one in body for name in _plainly_bound(one)):
+        places = [place for place, one in enumerate(body) if name in _stored(one)]
+        if name in given or len(places) < 2 or not all(name in _plainly_bound(body[place]) for place in places):
+            continue
+        if any(_in_a_scope_within(one, name) for one in body):
+            continue
+        for first, last in itertools.pairwise(places):
+            between = body[first + 1 : last]
+            if not any(_launches(one) and name in _read(one) for one in between):
+                continue
+            fresh = free_name(f"{name}_{places.index(first) + 1}", taken)
+            body[first] = _Renamed(name, fresh, ast.Store).visit(copy.deepcopy(body[first]))
+            for place in range(first + 1, last + 1):
+                if name in _read(body[place]):
+                    body[place] = _Renamed(name, fresh, ast.Load).visit(copy.deepcopy(body[place]))
+    return body
+
+
+def _plainly_bound(statement: ast.stmt) -> list[str]:
+    """Names that an assignment of one target binds, itself or in a tuple."""
+    if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
+        return []
+    (target,) = statement.targets
+    targets = target.elts if isinstance(target, ast.Tuple) else [target]
+    return [one.id for one in targets if isinstance(one, ast.Name)]
+
+
+def _stored(statement: ast.stmt) -> set[str]:
+    """Names of the stub's own scope that a statement binds, somewhere."""
+    if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
+        return {statement.name}
+    return {n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
+
+
+def _read(statement: ast.stmt) -> set[str]:
+    return {n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+
+
+def _launches(statement: ast.stmt) -> bool:
+    return any(isinstance(n, ast.Call) and isinstance(n.func, ast.Subscript) for n in ast.walk(statement))
+
+
+def _in_a_scope_within(statement: ast.stmt, name: str) -> bool:
+    """Whether a function of the stub reads a name that it does not bind: where it stands does not tell when."""
+    scopes = [n for n in ast.walk(statement) if isinstance(n, (ast.FunctionDef, ast.Lambda))]
+    for scope in scopes:
+        own = {n.arg for n in ast.walk(scope) if isinstance(n, ast.arg)}
+        own |= {n.id for n in ast.walk(scope) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        if name not in own and any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(scope)):
+            return True
+    return False
+
+
+class _Renamed(ast.NodeTransformer):
+    """Another name where one is read, or where it is bound; functions within are scopes of their own."""
+
+    def __init__(self, name: str, other: str, context: type[ast.expr_context]) -> None:
+        self.name = name
+        self.other = other
+        self.context = context
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        """A name."""
+        return ast.Name(self.other, node.ctx) if node.id == self.name and isinstance(node.ctx, self.context) else node
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        """A function of the stub, which has its own names."""
+        return node
+
+    def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
+        """The same."""
+        return node
