@@ -6,6 +6,7 @@ Runs in a child: the stub is called, though none of its kernels runs.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -92,16 +93,24 @@ def _told_apart(source: StubSource, groups: Mapping[Key, Sequence[Trace]]) -> di
             continue
         places = apart(fallen[one], fallen[other])
         if not places:
-            what = " or ".join(dict.fromkeys(", ".join(names) for names in launched))
+            what = " or ".join(dict.fromkeys(_counted(names) for names in launched))
             same = launched[0] == launched[1]
+            looped = set(launched[0]) == set(launched[1])
             raise CannotDerive(
                 f"the stub {'calls other torch functions' if same else f'launches {what}'} at entries of SWEEP that "
                 "no condition of its text tells apart",
-                remedy="Give each way a stub and a file of its own.",
+                remedy="Launch once, with the loop as an axis of the grid, or write out a fixed number of launches."
+                if looped and not same
+                else "Give each way a stub and a file of its own.",
             )
         asked[one].update(places)
         asked[other].update(places)
     return {key: tuple(fallen[key][place] for place in sorted(places)) for key, places in asked.items()}
+
+
+def _counted(names: Sequence[str]) -> str:
+    """Launches by kernel, with how often each is launched."""
+    return ", ".join(f"`{name}` {count} times" if count > 1 else f"`{name}`" for name, count in Counter(names).items())
 
 
 def _divided(traces: Sequence[Trace], real: Sequence[Trace]) -> list[Configuration]:

@@ -288,6 +288,14 @@ def test_a_launch_in_a_loop_is_refused_with_its_line(tmp_path: Path, sandbox: Sa
     assert refused.value.line == 1 + IN_A_LOOP[: IN_A_LOOP.index("scale_kernel[(1,)]")].count("\n")
 
 
+def test_loops_of_another_length_at_each_entry_are_refused_with_what_to_do(tmp_path: Path, sandbox: Sandbox) -> None:
+    # No condition of the text tells two launches from three, and the advice must not be to write such a condition.
+    text = IN_A_LOOP.replace("SWEEP = [dict(M=3, N=50)]", "SWEEP = [dict(M=3, N=50), dict(M=2, N=9)]")
+    with pytest.raises(CannotDerive, match="launches `scale_kernel` 3 times or `scale_kernel` 2 times") as refused:
+        derived(text, tmp_path, sandbox)
+    assert "as an axis of the grid" in refused.value.remedy
+
+
 def test_the_forward_is_the_stub_with_another_return(tmp_path: Path, sandbox: Sandbox) -> None:
     found = derived(TWO_LAUNCHES, tmp_path, sandbox)
     stub = TWO_LAUNCHES[TWO_LAUNCHES.index("def stub") : TWO_LAUNCHES.index("\n\n\nSWEEP")].split("\n")
