@@ -23,6 +23,8 @@ from kernel_agent.pairs.syntax import accepts, line_nested_deeper
 _DEEPEST = 256
 """Levels of a file's syntax tree that are read: what is accepted is walked by functions that call themselves."""
 
+_MOST_CHARACTERS = 1 << 18
+"""Of a file: fifteen times the longest one of the dataset. Reading it is under no limit of time, unlike running it."""
 _ASCII_LIKE = ("ascii", "iso-8859-1", "cp1252")
 """Encodings in which ASCII characters stand for themselves, whatever stands before them."""
 
@@ -46,6 +48,11 @@ class CandidateText:
 
 def read_candidate(spec: KernelSpec, source: str) -> CandidateText:
     """Read a pair file without executing it. Raises `InputError` where its format is broken beyond judging."""
+    if len(source) > _MOST_CHARACTERS:
+        raise InputError(
+            f"the file has {len(source):,} characters, more than {_MOST_CHARACTERS:,}",
+            remedy="Write the backward by hand-sized kernels; tables belong into tensors that the forward saves.",
+        )
     sections = split_sections(source)
     shown = sections.above_check
     if not reads_as_it_is(shown):

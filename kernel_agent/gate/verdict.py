@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import enum
+from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from kernel_agent.gate.diagnosis.records import Diagnosis
 from kernel_agent.machine import Machine
 from kernel_agent.pairs.values import Values
 from kernel_agent.record import Record
+
+
+def visible(text: str) -> str:
+    """The text with everything in it that a terminal or a reader does not see as it is written out: `\\x1b`.
+
+    Verdicts quote what a candidate says and is; an escape sequence in it would clear the screen and write another
+    verdict.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+
+
+Visible = Annotated[str, AfterValidator(visible)]
 
 
 class Status(str, enum.Enum):
@@ -144,7 +159,7 @@ class CaseResult(Record):
     required: bool
     status: Status
     grads: tuple[GradientScore, ...] = ()
-    message: str = ""
+    message: Visible = ""
     values: Values = Field(default=Values.AS_MADE, description="distribution of the inputs")
     tier: Tier = Tier.EXACT
 
@@ -162,7 +177,7 @@ class Verdict(Record):
     """The judgement over one candidate."""
 
     status: Status
-    message: str = Field(
+    message: Visible = Field(
         default="", description="one sentence: what is wrong, in the words of the candidate's own code"
     )
     case: str | None = Field(default=None, description="the first failing case")
@@ -170,13 +185,13 @@ class Verdict(Record):
     tile: tuple[int, ...] | None = None
     ratio: float | None = None
     line: int | None = Field(default=None, description="line of the candidate's source the finding points at")
-    details: str = Field(
+    details: Visible = Field(
         default="", description="filtered traceback or sanitizer findings, for the model and the reader"
     )
     diagnosis: Diagnosis | None = Field(default=None, description="what could be told of a wrong gradient")
     cases: tuple[CaseResult, ...] = ()
     cases_planned: int = 0
-    notes: tuple[str, ...] = Field(default=(), description="what was shrunk or left out, said to the reader")
+    notes: tuple[Visible, ...] = Field(default=(), description="what was shrunk or left out, said to the reader")
     unordered: tuple[str, ...] = Field(
         default=(), description="why gradients need not be the same bits in every call; empty where nothing says so"
     )
