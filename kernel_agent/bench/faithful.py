@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from kernel_agent.bench.honest import HonestError
-from kernel_agent.bench.narrow import FLOAT32_BITS
-from kernel_agent.bench.native_rule import compare_native
+from kernel_agent.bench.native_rule import compare_native, honest_bits
 from kernel_agent.bench.native_truth import NativeGradient
 from kernel_agent.errors import KernelAgentError
 from kernel_agent.gate.candidate import read_candidate
@@ -173,7 +172,7 @@ class FaithfulTier:
                 )
                 for form in record["grads"]
             }
-            bits = min(record["dot_bits"] or FLOAT32_BITS, FLOAT32_BITS)
+            bits = honest_bits((grad.dtype for grad in by_name.values()), record["dot_bits"])
             grads = {place: by_name[name] for place, name in enumerate(self.spec.grads) if name in by_name}
             found.append(FaithfulCase(question, grads, bits))
         return found

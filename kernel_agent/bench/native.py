@@ -17,8 +17,7 @@ from pydantic import Field, ValidationError
 from torch import Tensor
 
 from kernel_agent.bench.kinks import remarks, without
-from kernel_agent.bench.narrow import FLOAT32_BITS
-from kernel_agent.bench.native_rule import NativeComparison, compare_native
+from kernel_agent.bench.native_rule import NativeComparison, compare_native, honest_bits
 from kernel_agent.bench.native_truth import NativeGradient, NativeTruth
 from kernel_agent.bench.rig import STANDARD, BenchOptions, Rig
 from kernel_agent.bench.second_look import look
@@ -315,9 +314,7 @@ def chances(label: str, scores: Sequence[GradientScore], elements: Mapping[str, 
 
 
 def _honest_bits(truth: NativeTruth) -> int:
-    """Significant bits of the coarsest arithmetic that an honest backward may use here."""
-    stored = [1 - int(math.log2(torch.finfo(grad.dtype).eps)) for grad in truth.grads]
-    return min([FLOAT32_BITS, *stored, *([truth.inputs.dot_bits] if truth.inputs.dot_bits else [])])
+    return honest_bits((grad.dtype for grad in truth.grads), truth.inputs.dot_bits)
 
 
 def _problem(wanted: NativeGradient, seen: NativeComparison, truth: NativeTruth, dot_bits: int | None) -> Problem:

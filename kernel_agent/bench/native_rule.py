@@ -17,13 +17,14 @@ cotangent, and everything scales.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from kernel_agent.bench.honest import HonestError, tile_rms
+from kernel_agent.bench.narrow import FLOAT32_BITS
 from kernel_agent.gate.rule import TILE, tile_extent
 
 HONEST = 2.0
@@ -53,6 +54,13 @@ class NativeComparison:
     """Elements that are NaN or infinite where the truth, stored in this dtype, is finite."""
     largest_allowed: float = 0.0
     """What the element with the largest error may be off by."""
+
+
+def honest_bits(dtypes: Iterable[torch.dtype], dot_bits: int | None) -> int:
+    """Significant bits of the coarsest arithmetic that an honest backward may use: that of the gradients of a call,
+    whose other tensors are stored like them, and of the coarsest product of the forward (`dot_bits`)."""
+    stored = [1 - int(math.log2(torch.finfo(dtype).eps)) for dtype in dtypes]
+    return min([FLOAT32_BITS, *stored, *([dot_bits] if dot_bits else [])])
 
 
 def compare_native(

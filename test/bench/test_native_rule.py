@@ -14,7 +14,7 @@ import torch
 from kernel_agent.bench.faithful_call import FaithfulCall, FaithfulVerdict
 from kernel_agent.bench.honest import HonestError, honest_error, tile_rms
 from kernel_agent.bench.launches import TF32_BITS
-from kernel_agent.bench.native_rule import compare_native, half_ulp
+from kernel_agent.bench.native_rule import compare_native, half_ulp, honest_bits
 from kernel_agent.bench.native_truth_child import truth_of
 from kernel_agent.gate import Status
 from kernel_agent.ir import standin
@@ -171,3 +171,10 @@ def test_honest_products_in_tf32_pass_where_few_of_them_make_a_tile(name: str):
     (path,) = (ROOT / "datasets/kernel_pairs").glob(f"*/{name}.py")
     seen = judged(path, TF32_BITS)
     assert seen.problem is None, seen.problem
+
+
+def test_a_float32_gradient_beside_bfloat16_ones_is_held_to_the_arithmetic_of_the_call():
+    # What it is made of is stored in bfloat16: held to float32, honest backwards were 3,630 times outside.
+    assert honest_bits((torch.float32, torch.bfloat16), None) == 8
+    assert honest_bits((torch.float32,), None) == 24
+    assert honest_bits((torch.float32,), 11) == 11, "a product in tf32 is the forward's own"

@@ -1,7 +1,8 @@
 """All-pairs L1 distances: the gradient adds signs, which no matrix product can do, row of y after row of y.
 
-dx[m, d] = sum over n of g[m, n] sign(x[m, d] - y[n, d]). The owner of a tile of dx walks the rows of y: each is one
-vector against the tile, so that nothing three-dimensional is held. dy is the same launch with the roles exchanged.
+dx[m, d] = sum over n of g[m, n] sign(x[m, d] - y[n, d]). A program with a tile of dx walks some of the rows of y: each
+is one vector against the tile, so that nothing three-dimensional is held. Tiles are few, so rows are split, too, and
+partial sums added. dy is the same launch with the roles exchanged.
 """
 
 import torch
@@ -13,7 +14,7 @@ META = {
     "family": "reduction_stat",
     "op": "cdist",
     "schema": 1,
-    "techniques": ("loop-swap", "owner-grid", "recompute", "strided-cotangent"),
+    "techniques": ("loop-swap", "two-stage-partials", "recompute", "strided-cotangent"),
     "saves": (),
     "grads": ("x", "y"),
     "dtypes": ("float32", "bfloat16"),
@@ -48,15 +49,17 @@ def forward(x, y):
 
 # --- backward ---
 @triton.jit
-def _signs_bwd(G, X, Y, DX, M, N, D, g_m, g_n, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
+def _signs_bwd(G, X, Y, Parts, M, N, D, g_m, g_n, rows_each, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
+    # A tile of dx over the rows of y of one split, which are a multiple of sixteen.
     m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
+    first = tl.program_id(2) * rows_each
     ok = (m[:, None] < M) & (d[None, :] < D)
     x = tl.load(X + m[:, None] * D + d[None, :], mask=ok, other=0.0).to(tl.float32)
     dx = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    g_at = G + m * g_m
-    y_at = Y + d
-    for start in range(0, N, 16):
+    g_at = G + m * g_m + first.to(tl.int64) * g_n
+    y_at = Y + first.to(tl.int64) * D + d
+    for start in range(first, tl.minimum(first + rows_each, N), 16):
         # Sixteen rows unrolled: their loads are under way together, and share the sectors of g. They have a sum of
         # their own: added one by one to thousands before them, each would cost a rounding at the size of the whole.
         part = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
@@ -68,18 +71,24 @@ def _signs_bwd(G, X, Y, DX, M, N, D, g_m, g_n, BLOCK_M: tl.constexpr, BLOCK_D: t
             g_at += g_n
             y_at += D
         dx += part
-    tl.store(DX + m[:, None] * D + d[None, :], dx, mask=ok)
+    at = (tl.program_id(2).to(tl.int64) * M + m[:, None]) * D + d[None, :]
+    tl.store(Parts + at, dx, mask=ok)
 
 
 def _gradient_of_first(grad_out, g_m, g_n, x, y):
     (M, D), N = x.shape, y.shape[0]
-    dx = torch.empty_like(x)
     BLOCK_D = min(64, triton.next_power_of_2(D))
     BLOCK_M = 1024 // BLOCK_D
-    _signs_bwd[(triton.cdiv(M, BLOCK_M), triton.cdiv(D, BLOCK_D))](
-        grad_out, x, y, dx, M, N, D, g_m, g_n, BLOCK_M=BLOCK_M, BLOCK_D=BLOCK_D, num_warps=4
+    grid = triton.cdiv(M, BLOCK_M), triton.cdiv(D, BLOCK_D)
+    # About sixteen programs for each of 132 processors, but at least 64 rows of y for every partial sum.
+    splits = max(1, min(triton.cdiv(N, 64), 2112 // (grid[0] * grid[1])))
+    rows_each = triton.cdiv(triton.cdiv(N, splits), 16) * 16
+    splits = triton.cdiv(N, rows_each)
+    parts = torch.empty(splits, M, D, device=x.device, dtype=torch.float32)
+    _signs_bwd[(*grid, splits)](
+        grad_out, x, y, parts, M, N, D, g_m, g_n, rows_each, BLOCK_M=BLOCK_M, BLOCK_D=BLOCK_D, num_warps=4
     )
-    return dx
+    return parts.sum(0).to(x.dtype)
 
 
 def backward(saved, grad_out, needs=(True, True)):
