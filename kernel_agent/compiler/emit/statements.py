@@ -280,8 +280,12 @@ class Statements(abc.ABC):
         made, *corner = (self.at(value) for value in op.operands)
         if "checked" in op.attributes:
             options = self._bounds(op, corner)
-            if options:
-                options["padding_option"] = '"zero"'
+            if options:  # padding without a border that is asked about does not compile
+                spared = set(op.attributes["checked"]) <= set(op.attributes["spared"])
+                padding = (
+                    ex.made(f'"" if {corner[0].text} else "zero"', Level.PRIMARY, "", corner) if spared else '"zero"'
+                )
+                options["padding_option"] = padding
             for hint in ("cache_modifier", "eviction_policy"):
                 if op.attributes.get(hint):
                     options[hint] = quoted(op.attributes[hint])

@@ -247,7 +247,7 @@ def _broken(line: str) -> Iterator[str]:
 
 def _docstring(one: str, other: str, flag: str) -> list[str]:
     """Lines of the docstring: of what the two say of themselves, each with its condition where they differ."""
-    if re.search(r"^With(out)? [A-Z_]+:", one + "\n" + other, re.MULTILINE):
+    if re.search(r"^With(out)? \w+:", one + "\n" + other, re.MULTILINE):
         parts = [_PAD + line if line else "" for text in (one, other) for line in ("", *text.split("\n"))]
         half = len(one.split("\n")) + 1
         lines = [f"With {flag}:", *parts[:half], "", f"Without {flag}:", *parts[half:]]

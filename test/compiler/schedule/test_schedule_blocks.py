@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import runpy
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,8 @@ import torch
 import triton
 import triton.language as tl
 from schedule_plans import from_source, named_source, plans_of, run
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 
 from kernel_agent.compiler.emit import triton_source
 from kernel_agent.compiler.plan import BackwardPlan
@@ -174,3 +178,22 @@ def test_padding_that_is_not_zero_stays_with_a_mask() -> None:
 def test_a_tensor_that_is_also_read_by_lanes_is_not_moved_in_blocks() -> None:
     found = in_form(*bordered("zero", True))
     assert not [op for op in ops_of(found, Code.LOAD_BLOCK, Code.STORE_BLOCK) if op.base.name in ("X", "dX")]
+
+
+@pytest.mark.filterwarnings("ignore:tl.make_block_ptr is deprecated")
+@pytest.mark.parametrize("whole", [False, True])
+def test_borders_that_a_constexpr_spares_compile_either_way(whole: bool, tmp_path: Path) -> None:
+    # Padding where no border is asked about lowers to a load with a padding and no mask, which no GPU compiles.
+    kernel, plan = matmul(False)
+    step = in_form(kernel, plan).steps[-1]
+    source = triton_source(step.kernel)
+    (spares,) = set(source.constexprs) - set(TILES)
+    assert f'boundary_check=() if {spares} else (0,), padding_option="" if {spares} else "zero"' in source.text
+    path = tmp_path / "kernel.py"
+    path.write_text(source.module_text)
+    function = runpy.run_path(str(path))[source.name]
+    pointers = {value.name for value in step.kernel.arguments if value.is_pointer}
+    types = {name: "*fp32" if name in pointers else "i32" for name in source.parameters}
+    constants = {(source.parameters.index(name),): {**TILES, spares: whole}[name] for name in source.constexprs}
+    made = ASTSource(function, {**types, **dict.fromkeys(source.constexprs, "constexpr")}, constants)
+    assert triton.compile(made, target=GPUTarget("cuda", 90, 32)).asm["cubin"]
