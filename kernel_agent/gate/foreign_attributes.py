@@ -69,7 +69,7 @@ def _calls(value: Any) -> bool:
 def _inside(value: Any) -> tuple[Any, ...]:
     """A function or a kernel, and what can be exchanged in it."""
     if isinstance(value, JITFunction):
-        return value, value.fn, value.fn.__code__, value.raw_src, value.src
+        return value, value.fn, value.fn.__code__, value.raw_src, getattr(value, "src", "")
     return value, value.__code__, value.__defaults__, value.__kwdefaults__ and dict(value.__kwdefaults__)
 
 
