@@ -149,7 +149,7 @@ def tune_all(folder: Path, tuned: Path, part: str, names: list[str], seconds: fl
 
 def prove_all(folder: Path, names: list[str]) -> None:
     """Have the gate judge the pairs of a folder."""
-    from kernel_agent.gate.check import check
+    from kernel_agent.gate.checking import check
 
     with Sandbox() as sandbox:
         for case in chosen(folder, "0/1", names):

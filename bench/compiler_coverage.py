@@ -28,7 +28,7 @@ from corpus_files import corpus_files
 from kernel_agent.compiler.derive import drafts
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.errors import KernelAgentError
-from kernel_agent.gate.check import check
+from kernel_agent.gate.checking import check
 from kernel_agent.gate.options import GateOptions
 from kernel_agent.oracle import Truths, describe
 from kernel_agent.pairs.meta import Gradient, read_meta

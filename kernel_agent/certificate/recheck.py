@@ -22,7 +22,7 @@ from kernel_agent.certificate.changes import (
 from kernel_agent.certificate.integrity import disagreements, unlike_sources
 from kernel_agent.certificate.record import Certificate
 from kernel_agent.errors import InputError
-from kernel_agent.gate.check import OnCase, check, suite
+from kernel_agent.gate.checking import OnCase, check, suite
 from kernel_agent.gate.options import STANDARD, GateOptions
 from kernel_agent.gate.verdict import Status, Tier, Verdict
 from kernel_agent.oracle import TruthError, Truths, describe

@@ -93,7 +93,7 @@ def _judged(
     truths: Truths, source: str, model: str | None, baselines: bool, on_case: Any
 ) -> tuple[list[Verdict], Measurement | None]:
     """Verdicts of both tiers, and the time once they are green."""
-    from kernel_agent.gate.check import check as gate_check
+    from kernel_agent.gate.checking import check as gate_check
 
     verdicts = [gate_check(truths.spec, source, truths.sandbox, on_case=on_case, truths=truths)]
     if not verdicts[0].green:

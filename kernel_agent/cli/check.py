@@ -129,7 +129,7 @@ def truths_of(pair: Path, sandbox: Sandbox) -> Truths:
 
 def gate_file(truths: Truths, on_case: OnCase | None = None, *, deterministic: bool = False) -> Verdict:
     """Gate the pair file that these are the truths of."""
-    from kernel_agent.gate.check import check as gate_check
+    from kernel_agent.gate.checking import check as gate_check
     from kernel_agent.gate.options import GateOptions
 
     options = GateOptions(deterministic=deterministic)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kernel_agent.gate.check import check
+from kernel_agent.gate.checking import check
 from kernel_agent.oracle import TruthError, Truths, describe
 from kernel_agent.pairs.userfile import read_file
 

@@ -22,7 +22,7 @@ from kernel_agent.compiler.tuning.tune import (
     tuning_entries,
     with_backward,
 )
-from kernel_agent.gate.check import check
+from kernel_agent.gate.checking import check
 from kernel_agent.oracle import Truths
 from kernel_agent.pairs.assemble import candidate_from_pair
 from kernel_agent.pairs.spec import KernelSpec
