@@ -50,11 +50,13 @@ class _Followed:
     remarks: list[str]
     clones: Mapping[str, str] = field(default_factory=dict)
     """Locals that were put into the stub -> the local that each is a clone of."""
+    typical: bool = True
+    """See `Calls`."""
 
 
 def derived(call: Call) -> None:
-    """Payload: `spec`, `schedules` to try in order, `most`, the pairs that are enough (None: all), and `known`, digests
-    of candidates that are not sent again.
+    """Payload: `spec`, `schedules` to try in order, `most`, the pairs that are enough (None: all), `known`, digests of
+    candidates that are not sent again, and `typical`, as of `Calls`.
 
     Sends a message per pair that can be written, best first: the sections of `Candidate`, `schedules`, `remarks`,
     `adjoint`, `seconds`; for one that cannot: `schedule`, `refused`, `remedy`, `line`, `defect`.
@@ -123,27 +125,28 @@ def _followed(call: Call, stub: Stub) -> _Followed:
     found, remarks = configurations(stub)
     wanted = overwritten(source, found)
     if not wanted:
-        return _Followed(stub, source, [Apart(one, {}) for one in found], remarks)
+        return _Followed(stub, source, [Apart(one, {}) for one in found], remarks, typical=call.payload["typical"])
     text, clones = with_clones(source, wanted)
     stub = _of_text(call, stub.spec, text)
     source = StubSource(text, stub.spec.facts.stub, stub.module)
     found, remarks = configurations(stub)
-    return _Followed(stub, source, [kept_apart(source, one, clones) for one in found], remarks, clones)
+    apart = [kept_apart(source, one, clones) for one in found]
+    return _Followed(stub, source, apart, remarks, clones, call.payload["typical"])
 
 
 def _sections(followed: _Followed, schedule: str, adjoints: dict[str, str]) -> Sections:
     """`adjoints`: where each kernel's is put, by its name."""
     stub, source = followed.stub, followed.source
-    ways = [_way(one, schedule, adjoints) for one in followed.configurations]
+    ways = [_way(one, schedule, adjoints, typical=followed.typical) for one in followed.configurations]
     printer = partial(triton_source, comments=comments_above(source.text))
     return write_sections(stub.spec, source, ways, printer, followed.clones)
 
 
-def _way(apart: Apart, schedule: str, adjoints: dict[str, str]) -> Way:
+def _way(apart: Apart, schedule: str, adjoints: dict[str, str], *, typical: bool) -> Way:
     one = apart.configuration
     places = {id(seen): place for place, seen in launch_places(one.trace)}
     calls = {
-        id(seen): calls_of(call.launches[number] for call in one.calls)
+        id(seen): calls_of((call.launches[number] for call in one.calls), typical=typical)
         for number, seen in enumerate(one.trace.launches)
     }
 

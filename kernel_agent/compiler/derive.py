@@ -37,12 +37,13 @@ def drafts(
     *,
     most: int | None = None,
     known: Sequence[str] = (),
+    typical: bool = True,
 ) -> tuple[list[Draft], list[str]]:
     """The pairs that can be written, the best first, and why schedules that are not among them are not.
 
     `schedules`: those to try, in order; all by default. `most`: the pairs that are enough, behind which no schedule is
-    tried. `known`: digests of candidates that are not written again. Raises `CannotDerive` where there is none at all,
-    `NotThisTime` where a defect is why.
+    tried. `known`: digests of candidates that are not written again. `typical`: see `derive`. Raises `CannotDerive`
+    where there is none at all, `NotThisTime` where a defect is why.
     """
     if spec.custom_gradient:
         raise CannotDerive(
@@ -50,11 +51,14 @@ def drafts(
             remedy="Remove `surrogate`, or have a model write the backward.",
             path=spec.facts.path,
         )
-    payload = {"spec": spec.model_dump(mode="json"), "schedules": list(schedules), "most": most, "known": list(known)}
+    shown = spec.model_dump(mode="json")
+    asked = {"schedules": list(schedules), "most": most, "known": list(known), "typical": typical}
     written: list[Draft] = []
     refused: list[str] = []
     first: CannotDerive | None = None
-    for message in run_truth(sandbox, "child:derived", spec.facts, payload, limits=LIMITS, room="compiler"):
+    for message in run_truth(
+        sandbox, "child:derived", spec.facts, {"spec": shown, **asked}, limits=LIMITS, room="compiler"
+    ):
         record = message.record
         if "refused" in record:
             refused.append(f"{record['schedule']}: {record['refused']}".removeprefix(": "))
@@ -89,12 +93,14 @@ def derive(
     truths: Truths | None = None,
     on_case: OnCase | None = None,
     compare: bool = False,
+    typical: bool = True,
 ) -> Derived:
     """Derive a backward and prove it; where the gate finds a schedule's pair red, the next one is taken.
 
     `schedules`: those to try, in order; all by default. `compare`: write and count every pair even where the file has
-    no sizes of real work; the order stays as it is then, and the costs are told. Raises `CannotDerive` where no pair
-    can be written or none is green: an unproven backward is never given out.
+    no sizes of real work; the order stays as it is then, and the costs are told. `typical`: a backward may raise
+    where programs share rows of a gradient, if those of SWEEP do not. Raises `CannotDerive` where no pair can be
+    written or none is green: an unproven backward is never given out.
     """
     start = time.perf_counter()
     truths = truths or Truths(spec, sandbox)
@@ -108,7 +114,9 @@ def derive(
     shown = spec
     try:
         while True:
-            written, why_not = drafts(shown, sandbox, schedules, most=None if compare else 1, known=red)
+            written, why_not = drafts(
+                shown, sandbox, schedules, most=None if compare else 1, known=red, typical=typical
+            )
             refused |= dict.fromkeys(why_not)
             if compare and not red and len(written) > 1:
                 written, costs = compared(spec, written, sandbox)

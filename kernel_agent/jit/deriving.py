@@ -78,7 +78,9 @@ def derived_for(wanted: Wanted, sandbox: Sandbox, progress: Progress) -> Derived
     for spec, truths in _small_calls(wanted, sandbox, refused):
         progress(f"deriving a backward of {wanted.sliced.stub}")
         try:
-            if wanted.way is not None and wanted.way not in _ways(spec, drafts(spec, sandbox)[0][0].pair, sandbox):
+            if wanted.way is not None and wanted.way not in _ways(
+                spec, drafts(spec, sandbox, typical=False)[0][0].pair, sandbox
+            ):
                 refused.append(f"{spec.sweep[0].label} takes another way through the stub than the call")
                 continue
             derived = _judged(wanted, spec, truths, sandbox)
@@ -96,14 +98,15 @@ def derived_for(wanted: Wanted, sandbox: Sandbox, progress: Progress) -> Derived
 
 
 def _judged(wanted: Wanted, spec: KernelSpec, truths: Truths, sandbox: Sandbox) -> Derived:
-    """The best pair that the gate accepts. Where the stub branches, odd sizes may go another way, for which it is not
-    meant: then it is judged by the stand-ins alone."""
+    """The best pair that the gate accepts, of those that no repeated index of a later call stops. Where the stub
+    branches, odd sizes may go another way, for which it is not meant: then it is judged by the stand-ins alone."""
     try:
-        return derive(spec, sandbox, schedules=wanted.schedules, options=PROOF, truths=truths)
+        return derive(spec, sandbox, schedules=wanted.schedules, options=PROOF, truths=truths, typical=False)
     except CannotDerive:
         if not wanted.sliced.branches:
             raise
-        return derive(spec, sandbox, schedules=wanted.schedules, options=replace(PROOF, odd_sizes=0), truths=truths)
+        options = replace(PROOF, odd_sizes=0)
+        return derive(spec, sandbox, schedules=wanted.schedules, options=options, truths=truths, typical=False)
 
 
 def _small_calls(wanted: Wanted, sandbox: Sandbox, refused: list[str]) -> Iterator[tuple[KernelSpec, Truths]]:

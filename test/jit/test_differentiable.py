@@ -157,6 +157,15 @@ def test_where_no_layout_helps_the_plain_schedule_is_derived(kept):
     assert "schedule: plain" in op.explain()
 
 
+def test_an_index_that_repeats_rows_trains_though_the_first_call_had_each_row_once(kept):
+    # Stores for rows that no index repeats raise where one does: training would stop at such a batch.
+    op, x = Differentiable(trainable.picked, kept=kept), leaf(24, 20)
+    for index in (torch.randperm(24), torch.randint(0, 24, (24,))):
+        (found,) = gradients(op, x, index)
+        (true,) = gradients(lambda x, index: x[index] ** 2, x, index)
+        torch.testing.assert_close(found, true)
+
+
 def test_what_cannot_be_derived_is_refused_with_the_line_of_the_users_file(kept, monkeypatch):
     op = Differentiable(trainable.cut, kept=kept)
     with pytest.raises(CannotTrain, match=r"trainable\.py:\d+: no backward of `cut` can be derived") as caught:

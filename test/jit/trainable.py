@@ -83,3 +83,18 @@ def cut(x):
     y = torch.empty_like(x)
     cut_kernel[(triton.cdiv(y.numel(), 64),)](x, y, y.numel(), BLOCK=64)
     return y
+
+
+@triton.jit
+def picked_kernel(X, Index, Y, D, BLOCK: tl.constexpr):
+    row, at = tl.program_id(0), tl.arange(0, BLOCK)
+    source = tl.load(Index + row)
+    x = tl.load(X + source * D + at, mask=at < D, other=0.0)
+    tl.store(Y + row * D + at, x * x, mask=at < D)
+
+
+def picked(x, index):
+    x = x.contiguous()
+    y = torch.empty((index.numel(), x.shape[1]), dtype=x.dtype, device=x.device)
+    picked_kernel[(index.numel(),)](x, index, y, x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]))
+    return y

@@ -17,6 +17,8 @@ class Calls:
 
     names: tuple[Mapping[str, Any], ...] = ()
     """Of each what expressions of a plan may name: arguments, `grid0`, `triton`."""
+    typical: bool = True
+    """Whether rows that no two programs of these calls share may be taken to be so in others, which raise if not."""
 
     def refute(self, facts: Iterable[str]) -> bool:
         """Whether one of some facts, Python as in `plan`, fails in a launch that was seen."""

@@ -72,7 +72,7 @@ class _Rows:
 def census_of(forms: Forms, written: Sequence[Site], tensor: str, name: str) -> Census | None:
     """The launch for all additions to the gradient `name` of `tensor`; None where there is none, or would not help."""
     calls = forms.launch.calls
-    if not written or any(site.op.code is not Code.ATOMIC_ADD for site in written):
+    if not calls.typical or not written or any(site.op.code is not Code.ATOMIC_ADD for site in written):
         return None
     for starts in _ways(forms, written[0]):
         found = [_rows(forms, site, starts) for site in written]
@@ -123,12 +123,13 @@ class _Starts:
 
 
 def _ways(forms: Forms, site: Site) -> Iterator[_Starts]:
-    """By what is multiplied with what memory says, the longest rows first; then with strides that must be multiples."""
+    """By what all that memory says is a multiple of, the longest first; then with strides that must be multiples."""
     terms = forms.of(site.op.offset).terms
-    signed = [number for atom, number in terms if atom.kind is Kind.OPAQUE]
-    found = {-number if all(count < 0 for _, count in number.terms) else number for number in signed}
+    told = [number for atom, number in terms if atom.kind is Kind.OPAQUE]
+    found = {-number if all(count < 0 for _, count in number.terms) else number for _, number in terms}
     known = [one for one in found if one.printable and (one.number is None or one.number >= LEAST)]
-    widths = sorted(known, key=lambda one: (-len(one.symbols), one.text()))
+    whole = [one for one in known if told and all(number.quotient(one) is not None for number in told)]
+    widths = sorted(whole, key=lambda one: (-len(one.symbols), one.text()))
     for most in range(STRIDES + 1):
         for width in widths:
             others = {number for _, number in terms if number.quotient(width) is None and number.printable}

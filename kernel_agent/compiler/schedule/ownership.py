@@ -83,6 +83,10 @@ def owned(kernel: Kernel, gradients: Mapping[str, str], launch: Launch) -> Owner
         if census is not None:
             stored[name], empty_if[name], axes[name] = source.pointee, census.whole, ()
             censuses.append(census)
+            remarks.append(
+                f"no two programs are taken to share a row of {name}, as in the calls of SWEEP: "
+                "the backward counts them, and raises where they do"
+            )
             facts.update(dict.fromkeys((*census.facts, *unread)))
             continue
         if isinstance(found, str):

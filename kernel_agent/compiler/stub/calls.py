@@ -12,12 +12,12 @@ from kernel_agent.compiler.stub.lines import HELPERS
 from kernel_agent.compiler.stub.trace import LaunchSeen
 
 
-def calls_of(launches: Iterable[LaunchSeen]) -> Calls:
-    """The names that facts of a plan may ask for, with what they were in each launch."""
+def calls_of(launches: Iterable[LaunchSeen], *, typical: bool = True) -> Calls:
+    """The names that facts of a plan may ask for, with what they were in each launch. `typical`: see `Calls`."""
     helpers: dict[str, Any] = {"triton": triton}
     for text in HELPERS.values():
         exec(text, helpers)
-    return Calls(tuple({**helpers, **_grid(seen), **seen.values} for seen in launches))
+    return Calls(tuple({**helpers, **_grid(seen), **seen.values} for seen in launches), typical)
 
 
 def _grid(seen: LaunchSeen) -> dict[str, int]:

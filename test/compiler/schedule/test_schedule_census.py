@@ -130,6 +130,12 @@ def test_rows_whose_places_are_not_proved_stay_atomic(kernel: Kernel) -> None:
     assert not is_stored(own(kernel, call(torch.randperm(ROWS))))
 
 
+def test_rows_stay_atomic_where_later_calls_may_repeat_what_these_do_not() -> None:
+    # A library call trains on with whatever index comes next.
+    calls = Calls((call(torch.randperm(ROWS)),), typical=False)
+    assert not is_stored(owned(gathered(), {"X": "dX"}, Launch.like_forward(1, calls)))
+
+
 def test_a_row_is_counted_where_any_of_its_columns_takes_part() -> None:
     # The mask of columns says nothing of rows: with it in the census, rows of no columns would not be counted.
     (census,) = own(gathered(), call(torch.randperm(ROWS))).censuses
