@@ -123,7 +123,9 @@ def _of_torch() -> Iterator[tuple[str, Any]]:
     own = frozenset(name.partition("::")[0] for name in torch.library._defs)
     yield (
         "operators that torch.library overrides",
-        frozenset(key for key in torch.library._impls if key.partition("/")[0] not in own - _TORCHS_OWN),
+        frozenset(
+            key for key in torch.library._impls if key.partition("/")[0] not in (own - _TORCHS_OWN) | _COLLECTIVES
+        ),
     )
 
 
@@ -134,8 +136,11 @@ _FLAGS = {
     ),
     "cudnn": ("enabled", "benchmark", "deterministic", "allow_tf32"),
 }
-_TORCHS_OWN = frozenset({"aten", "prim", "prims", "debugprims", "c10d", "_c10d_functional", "quantized"})
+_TORCHS_OWN = frozenset({"aten", "prim", "prims", "debugprims", "c10d", "quantized"})
 """Operators of torch, some of which are defined in Python as those of others are."""
+_COLLECTIVES = frozenset({"c10d_functional", "_c10d_functional", "_c10d_functional_autograd"})
+"""Torch overrides them itself where it imports a part of its own late, as it does for `torch.stack` of tensors without
+data; no backward has several processes to call them in."""
 
 
 def _of_triton() -> Iterator[tuple[str, Any]]:

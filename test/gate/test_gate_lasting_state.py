@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -101,3 +103,13 @@ def test_a_candidates_own_forward_is_not_excused(judge):
 @pytest.mark.parametrize("name", ["layernorm", "rmsnorm"])
 def test_honest_backwards_leave_nothing_changed(judge, name):
     assert judge(name, options=QUICK).green
+
+
+def test_parts_of_torch_that_it_imports_late_are_nobodys_doing():
+    # Derived backwards add gradients by `torch.stack`: of tensors without data it imports what overrides operators.
+    text = (
+        "import torch\nfrom kernel_agent.gate.lasting_state import LastingState\nstate = LastingState()\n"
+        "torch.stack((torch.empty(3, device='meta'),) * 2)\nprint(*state.changed())\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+    assert "operators that torch.library overrides" not in ran.stdout
