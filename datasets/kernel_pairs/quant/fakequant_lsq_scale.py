@@ -89,6 +89,8 @@ BENCH = ({"M": 8192, "N": 8192, "bits": 4, "dtype": "bfloat16"},)
 
 
 def make_args(M, N, bits=8, dtype="float32", device="cpu", seed=0):
+    if bits < 2:
+        raise ValueError("one bit has no level above zero, and so no scale for the gradient of the step")
     g = torch.Generator().manual_seed(seed)
     x = torch.randn(M, N, generator=g)
     # About one element in twenty lies beyond the last level.
