@@ -13,6 +13,7 @@ from kernel_agent.compiler.schedule.deposit import deposited
 from kernel_agent.compiler.schedule.describe import Described, described, fits
 from kernel_agent.compiler.schedule.factor import factored
 from kernel_agent.compiler.schedule.forms import Launch
+from kernel_agent.compiler.schedule.onto import onto
 from kernel_agent.compiler.schedule.orient import oriented
 from kernel_agent.compiler.schedule.ownership import Ownership
 from kernel_agent.compiler.schedule.rowwise import rowwise
@@ -155,9 +156,9 @@ class Draft:
 
 def finished(kernel: Kernel, launch: Launch) -> Kernel:
     """The same launch with less to do in its loops: factors behind them or used once, no needless masks, no tiles to
-    turn."""
+    turn, products that begin with what would be subtracted from them."""
     plain_sums = prune(rowwise(prune(unmasked(prune(factored(collected(prune(kernel))))))))
-    return prune(oriented(prune(cleared(plain_sums, launch))))
+    return prune(onto(prune(oriented(prune(cleared(plain_sums, launch))))))
 
 
 def trimmed(kernel: Kernel) -> Kernel:

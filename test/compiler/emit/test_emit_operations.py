@@ -271,6 +271,24 @@ def test_products_of_float32_say_their_precision() -> None:
     assert "tl.dot(x, tl.trans(x))" in printed("f16", None)
 
 
+def test_products_begin_with_what_is_spread_over_their_rows(tmp_path: Path) -> None:
+    # As the third operand: a sum of its own would be one instruction for every element.
+    def make(b: Builder, x: Value, _: Value) -> Value:
+        rows = b.neg(b.expand(b.sum(x, 1), 1))
+        return b.add(b.whole(rows, x.shape), b.dot(x, b.trans(x, (1, 0)), "ieee"))
+
+    made, b, (x, out) = kernel("product", "*f32 X, *f32 Out", {})
+    offsets = b.add(b.mul(b.expand(b.arange(0, 16), 1), b.const(16)), b.expand(b.arange(0, 16), 0))
+    tile = b.load(x, offsets)
+    b.store(out, offsets, make(b, tile, tile))
+    text = triton_source(made).text
+    assert "tl.dot(x, tl.trans(x), " in text
+    assert " + tl.dot(" not in text
+    given = seeded(16, 16)
+    found = tiles(tmp_path, (16, 16), (16, 16), make)
+    torch.testing.assert_close(found, given.double() @ given.double().mT - given.double().sum(1, keepdim=True))
+
+
 def test_an_access_to_all_lanes_has_no_mask() -> None:
     # atomics take no Python number for a mask: `mask=True` did not compile
     made, b, (pointer,) = kernel("additions", "*f32 x_ptr", {"BLOCK": N})
