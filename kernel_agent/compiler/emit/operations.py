@@ -172,9 +172,9 @@ class Operations:
     def _binary(self, op: Op) -> Expression:
         left, right = (self.at(value) for value in op.operands)
         start, product = (value.producer for value in op.operands)
-        if op.code is Code.ADD and start is not None and product is not None and product.code is Code.DOT:
-            if start.code is Code.BROADCAST and left.element == "f32" and right.text == self.dot(product).text:
-                return self.dot(product, left)
+        spread = op.code is Code.ADD and left.element == "f32" and start is not None and start.code is Code.BROADCAST
+        if spread and product is not None and product.code is Code.DOT and right.text == self.dot(product).text:
+            return self.dot(product, left)
         symbol, element = _OPERATORS[op.code], op.result.element
         if op.attributes.get("unsigned"):
             width = op.result.element

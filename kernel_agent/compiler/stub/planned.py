@@ -13,9 +13,9 @@ from torch import Tensor
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.plan import BackwardPlan, Step
 from kernel_agent.compiler.schedule.blocks import in_blocks
-from kernel_agent.compiler.schedule.deposit import NAME as DEPOSITS
 from kernel_agent.compiler.schedule.deposit import REGISTERS
 from kernel_agent.compiler.schedule.describe import FITS
+from kernel_agent.compiler.schedule.hold import few_registers
 from kernel_agent.compiler.ssa.value import Kernel
 from kernel_agent.compiler.stub.accesses import Accesses, takes_as_it_is
 from kernel_agent.compiler.stub.asking import Asking
@@ -260,7 +260,8 @@ class Planned:
         row = self.body.bind(
             self._wanted("row_bytes", one.step, self.several), f"{self.wording.argument(better.width)} * {size}"
         )
-        tests = [f"({found}) if {row} <= {most} else" for found, most in zip(shown, WIDTHS, strict=False)]
+        choices = zip(shown, shown[1:], WIDTHS, strict=False)
+        tests = [f"({found}) if {row} <= {most} else" for found, wider, most in choices if found != wider]
         return " ".join((*tests, f"({shown[-1]})"))
 
     def _option(self, step: Step, option: str) -> str | None:
@@ -311,11 +312,8 @@ class Planned:
             if shown_option is not None:
                 items.append(f"{option}={shown_option}")
                 parameters.append(option)
-        deposits = [
-            self.wording.variables[settings.get(name, name)] for name in parameters if name.startswith(DEPOSITS)
-        ]
-        if deposits:
-            items.append(f"maxnreg={REGISTERS} if {deposits[0]} else None")
+        if (few := few_registers(step.kernel)) is not None:
+            items.append(f"maxnreg={REGISTERS} if {self.wording.condition(few)} else None")
             parameters.append("maxnreg")
         written = Accesses.of(step.kernel).written
         buffers = tuple(self.wording.variables[name] for name in sorted(written) if name in self.wording.variables)

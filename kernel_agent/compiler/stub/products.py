@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
+from kernel_agent.compiler.schedule.hold import WIDTH, operands_held
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.value import Block, Kernel, Op, walk
 
@@ -98,7 +99,11 @@ def product_tiles(kernel: Kernel, chosen: Collection[str], readable: Collection[
         return None
     (width,) = (name for name in names if name not in chosen)
     rows = (*WIDTHS, 2 * WIDTHS[-1])
-    found = [fitting(row // HALF, sums.accumulators, sums.alive, len(loads)) for row in rows]
+    held = len(operands_held(kernel))
+    found = [
+        fitting(row // HALF, sums.accumulators, sums.alive, len(loads), held if row // HALF <= WIDTH else 0)
+        for row in rows
+    ]
     if any(one is None for one in found):
         return None
     choices = tuple(
@@ -143,15 +148,16 @@ class Fitting:
     """Trips whose loads are under way."""
 
 
-def fitting(width: int, accumulators: int, scores: int, loaded: int) -> Fitting | None:
+def fitting(width: int, accumulators: int, scores: int, loaded: int, operands: int = 0) -> Fitting | None:
     """The largest tiles that registers and shared memory have room for, by the fewest warps.
 
-    `width`: elements of a row; `scores`: tiles of owned by walked elements in registers; `loaded`: tiles of a trip.
-    Where there are several accumulators, fewer warps come before larger tiles: two programs on a processor compute
-    while the other one multiplies, and each has more to compute for every tile that it loads.
+    `width`: elements of a row; `scores`: tiles of owned by walked elements in registers; `loaded`: tiles of a trip;
+    `operands`: owned tiles in registers, which are then not in shared memory. Where there are several accumulators, or
+    operands, fewer warps come before larger tiles: two programs on a processor compute while the other one multiplies,
+    and each has more to compute for every tile that it loads.
     """
     shapes = [(owned, warps) for owned in OWNED for warps in WARPS]
-    if accumulators > 1:
+    if accumulators > 1 or operands:
         shapes.sort(key=lambda shape: shape[1])
     for least in LEAST:
         for owned, warps in shapes:
@@ -159,8 +165,8 @@ def fitting(width: int, accumulators: int, scores: int, loaded: int) -> Fitting 
             if held > ACCUMULATOR:
                 continue
             for walked, stages in WALKED:
-                shared = HALF * width * (2 * owned + stages * loaded * walked)
-                registers = accumulators * held + scores * owned * walked // (warps * WARP)
+                shared = HALF * width * ((0 if operands else 2 * owned) + stages * loaded * walked)
+                registers = (accumulators + operands / HALF) * held + scores * owned * walked // (warps * WARP)
                 if least <= walked <= owned and registers <= REGISTERS and shared <= SHARED[warps]:
                     return Fitting(owned, walked, warps, stages)
     return None

@@ -164,7 +164,7 @@ def attention(
         alpha = tl.exp2(top - new)
         mass = mass * alpha + tl.sum(p, axis=1)
         v = tl.load(v_ptr + kv_at, mask=cols[:, None] < m, other=0.0)
-        acc = acc * alpha[:, None] + tl.dot(p, v, input_precision="ieee")
+        acc = acc * alpha[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
         top = new
     tl.store(o_ptr + at, acc / mass[:, None], mask=rows[:, None] < n)
     tl.store(lse_ptr + head * n + rows, top / 1.44269504 + tl.log(mass), mask=rows < n)

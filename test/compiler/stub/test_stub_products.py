@@ -40,6 +40,11 @@ def test_one_accumulator_is_of_more_rows() -> None:
     assert [fitting(width, 1, 2, 2) for width in (64, 128)] == [Fitting(128, 64, 4, 3), Fitting(128, 64, 8, 3)]
 
 
+def test_operands_in_registers_take_room_there_and_none_in_shared_memory() -> None:
+    # 128 rows would be 256 registers of each thread, or walk by 32; 64 rows of 128 columns leave room for two programs.
+    assert [fitting(width, 1, 2, 2, 2) for width in (64, 128)] == [Fitting(64, 64, 4, 3)] * 2
+
+
 def test_rows_that_no_tile_has_room_for_are_refused() -> None:
     assert fitting(4096, 1, 2, 2) is None
 

@@ -1,0 +1,121 @@
+"""`held`: left operands that all trips of a loop of products share stay in registers, where there is room.
+
+A product on Hopper takes its left operand from registers or from shared memory. Triton takes a tile that was loaded
+from shared memory, in every trip anew, where the right operands of all programs of a multiprocessor come from, too.
+What a product computed lies in registers as a left operand does, so that the tile times the identity, which is the
+tile, is one to all trips. A loop with one sum has room for that; one with two, as attention's for keys and values, gets
+slower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kernel_agent.compiler.schedule import deposit
+from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.rebuild import Copier
+from kernel_agent.compiler.ssa.value import NARROW, Kernel, Op, Value, is_setting, walk
+
+NAME = "HELD"
+WIDTH = 128
+"""Elements of 16 bits in the longest row: sums and operands of longer ones are more than the registers."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """A kernel that may hold left operands."""
+
+    kernel: Kernel
+    name: str
+    """Its constexpr."""
+    widths: tuple[str, ...]
+    """Columns of the tiles, as the kernel calls them."""
+
+
+def held(kernel: Kernel) -> Held | None:
+    """The kernel with products by the identity before its loops; None where no loop that loads by descriptors has a
+    left operand from before it that memory holds in 16 bits, or one has several sums."""
+    lefts: dict[Op, Value] = {}
+    for loop in kernel.ops:
+        if loop.code is not Code.FOR or not any(op.code is Code.LOAD_BLOCK for op in walk(loop.blocks[0])):
+            continue
+        if sum(value.is_float and len(value.shape) == 2 for value in loop.results) != 1:
+            return None
+        inner = loop.blocks[0].arguments[0].depth
+        for op in loop.blocks[0].ops:
+            if op.code is Code.DOT and _is_tile(op.operands[0]) and op.operands[0].depth < inner:
+                lefts[op] = op.operands[0]
+    if not lefts:
+        return None
+    name = kernel.free_name(NAME)
+    widths = dict.fromkeys(kernel.extents.get(value.shape[1]) or str(value.shape[1]) for value in lefts.values())
+    return Held(_Holder(kernel, lefts, name).copy(), name, tuple(widths))
+
+
+def _is_tile(value: Value) -> bool:
+    """Whether a value is a matrix as it was loaded."""
+    op = value.producer
+    return op is not None and op.code is Code.LOAD and len(value.shape) == 2 and value.element in NARROW
+
+
+class _Holder(Copier):
+    """Copies a kernel, with another left operand for some products."""
+
+    def __init__(self, source: Kernel, lefts: Mapping[Op, Value], name: str) -> None:
+        super().__init__(source)
+        self.lefts = lefts
+        self.name = name
+        self.b.kernel.constants[name] = True
+        self.stays: dict[Value, Value] = {}
+
+    def load(self, op: Op) -> None:
+        """Tiles that are held are so at once."""
+        super().load(op)
+        if op.result not in self.lefts.values():
+            return
+        b, tile = self.b, self[op.result]
+        width = tile.shape[1]
+        lanes = b.arange(0, width, self.source.extents.get(width))
+        b.hint = "identity"
+        one = b.cast(b.compare("eq", b.expand(lanes, 1), b.expand(lanes, 0)), tile.element)
+        b.hint = f"{tile.name}_held" if tile.name else ""
+
+        def product() -> tuple[Value, ...]:
+            return (b.cast(b.dot(tile, one), tile.element),)
+
+        (self.stays[op.result],) = b.branch(b.setting(self.name), product, lambda: (tile,))
+
+    def pure(self, op: Op) -> None:
+        """Products of what is held."""
+        left = self.lefts.get(op)
+        if left is None or self.slicing:
+            super().pure(op)
+            return
+        right = self[op.operands[1]]
+        self[op.result] = self.b.dot(self.stays[left], right, op.attributes["precision"], op.result.element)
+
+
+def _is_ours(condition: Value) -> bool:
+    """Whether a branch is one of `held`."""
+    op = condition.producer
+    return op is not None and is_setting(condition) and str(op.attributes["symbol"]).startswith(NAME)
+
+
+def operands_held(kernel: Kernel) -> tuple[str, ...]:
+    """The widths of left operands that a kernel of `held` may hold, as the kernel calls them; empty where there are
+    none."""
+    branches = [op for op in kernel.ops if op.code is Code.IF and _is_ours(op.operands[0])]
+    made = [op.result.shape[1] for branch in branches for op in branch.blocks[0].ops if op.code is Code.DOT]
+    return tuple(kernel.extents.get(width) or str(width) for width in made)
+
+
+def few_registers(kernel: Kernel) -> str | None:
+    """When a kernel gets so few registers that three programs have room on a processor: where it stores several
+    gradients by descriptors, or holds operands of short rows. None where that is never."""
+    deposits = [name for name in kernel.constants if name.startswith(deposit.NAME)]
+    held = [name for name in kernel.constants if name.startswith(NAME)]
+    widths = dict.fromkeys(operands_held(kernel))
+    if deposits or not held or any(width.isdecimal() and int(width) > deposit.WIDTH for width in widths):
+        return deposits[0] if deposits else None
+    return " and ".join((held[0], *(f"{width} <= {deposit.WIDTH}" for width in widths if not width.isdecimal())))
