@@ -43,7 +43,8 @@ class LastingState:
     def changed(self) -> tuple[str, ...]:
         """Which states are others now, as `torch.is_grad_enabled()`.
 
-        What modules that were imported in between do to imports and at exit counts for nobody.
+        What modules that were imported in between do to imports, at exit and to operators that are not torch's counts
+        for nobody.
         """
         names = _others(self._before, dict(_states())) - self._excused
         if len(sys.modules) != self._modules:
@@ -55,7 +56,11 @@ def _others(before: Mapping[str, Any], now: Mapping[str, Any]) -> frozenset[str]
     return frozenset(name for name in before.keys() | now.keys() if not _same(before.get(name), now.get(name)))
 
 
-_OF_IMPORTS = frozenset({"what runs at exit", "sys.meta_path", "sys.path_hooks"})
+_OVERRIDDEN = "operators that torch.library overrides"
+_OVERRIDDEN_BESIDE = "operators beside torch's that torch.library overrides"
+_OF_IMPORTS = frozenset({"what runs at exit", "sys.meta_path", "sys.path_hooks", _OVERRIDDEN_BESIDE})
+"""Torch itself imports its compiler late, as for `torch.stack` of tensors without data, which then overrides operators
+of collectives and of distributed tensors."""
 
 
 def _same(old: Any, new: Any) -> bool:
@@ -120,12 +125,12 @@ def _of_torch() -> Iterator[tuple[str, Any]]:
         for name in names:
             with suppress(AttributeError, RuntimeError):  # which flags there are depends on the version and the build
                 yield f"torch.backends.{place}.{name}", getattr(flags, name)
-    own = frozenset(name.partition("::")[0] for name in torch.library._defs)
+    own = frozenset(name.partition("::")[0] for name in torch.library._defs) - _TORCHS_OWN
+    overridden = {key: key.partition("/")[0] for key in torch.library._impls}
+    yield _OVERRIDDEN, frozenset(key for key, space in overridden.items() if space in _TORCHS_OWN)
     yield (
-        "operators that torch.library overrides",
-        frozenset(
-            key for key in torch.library._impls if key.partition("/")[0] not in (own - _TORCHS_OWN) | _COLLECTIVES
-        ),
+        _OVERRIDDEN_BESIDE,
+        frozenset(key for key, space in overridden.items() if space not in own | _TORCHS_OWN),
     )
 
 
@@ -138,9 +143,6 @@ _FLAGS = {
 }
 _TORCHS_OWN = frozenset({"aten", "prim", "prims", "debugprims", "c10d", "quantized"})
 """Operators of torch, some of which are defined in Python as those of others are."""
-_COLLECTIVES = frozenset({"c10d_functional", "_c10d_functional", "_c10d_functional_autograd"})
-"""Torch overrides them itself where it imports a part of its own late, as it does for `torch.stack` of tensors without
-data; no backward has several processes to call them in."""
 
 
 def _of_triton() -> Iterator[tuple[str, Any]]:

@@ -112,4 +112,4 @@ def test_parts_of_torch_that_it_imports_late_are_nobodys_doing():
         "torch.stack((torch.empty(3, device='meta'),) * 2)\nprint(*state.changed())\n"
     )
     ran = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
-    assert "operators that torch.library overrides" not in ran.stdout
+    assert "overrides" not in ran.stdout
