@@ -13,7 +13,7 @@ from kernel_agent.compiler.schedule.deposit import deposited
 from kernel_agent.compiler.schedule.describe import Described, described, fits
 from kernel_agent.compiler.schedule.factor import factored
 from kernel_agent.compiler.schedule.forms import Launch
-from kernel_agent.compiler.schedule.hold import WIDTH, held
+from kernel_agent.compiler.schedule.hold import held
 from kernel_agent.compiler.schedule.onto import onto
 from kernel_agent.compiler.schedule.orient import oriented
 from kernel_agent.compiler.schedule.ownership import Ownership
@@ -107,7 +107,7 @@ class Draft:
         stays = None if tiles is None else held(kernel)
         if tiles is not None and stays is not None:
             kernel = stays.kernel
-            self.settings[stays.name] = " and ".join((tiles.name, *(f"{one} <= {WIDTH}" for one in stays.widths)))
+            self.settings[stays.name] = f"{tiles.name} and {stays.condition}"
             self.flags.add(stays.name)
         if blocks is not None and tiles is not None:
             strips = stripped(kernel, launch, name, {one.name for one in self.partials})

@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kernel_agent.compiler.schedule import deposit
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.rebuild import Copier
 from kernel_agent.compiler.ssa.value import NARROW, Kernel, Op, Value, is_setting, walk
 
 NAME = "HELD"
-WIDTH = 128
-"""Elements of 16 bits in the longest row: sums and operands of longer ones are more than the registers."""
+WIDTHS = (64, 128)
+"""Elements of 16 bits in a row: more than the first, which other programs' work hides well enough, and no more than the
+second, beyond which sums and operands are more than the registers."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class Held:
     kernel: Kernel
     name: str
     """Its constexpr."""
-    widths: tuple[str, ...]
-    """Columns of the tiles, as the kernel calls them."""
+    condition: str
+    """When it holds them."""
 
 
 def held(kernel: Kernel) -> Held | None:
@@ -50,7 +50,9 @@ def held(kernel: Kernel) -> Held | None:
         return None
     name = kernel.free_name(NAME)
     widths = dict.fromkeys(kernel.extents.get(value.shape[1]) or str(value.shape[1]) for value in lefts.values())
-    return Held(_Holder(kernel, lefts, name).copy(), name, tuple(widths))
+    shortest, longest = WIDTHS
+    asked = " and ".join(f"{width} > {shortest} and {width} <= {longest}" for width in widths)
+    return Held(_Holder(kernel, lefts, name).copy(), name, asked)
 
 
 def _is_tile(value: Value) -> bool:
@@ -102,20 +104,7 @@ def _is_ours(condition: Value) -> bool:
     return op is not None and is_setting(condition) and str(op.attributes["symbol"]).startswith(NAME)
 
 
-def operands_held(kernel: Kernel) -> tuple[str, ...]:
-    """The widths of left operands that a kernel of `held` may hold, as the kernel calls them; empty where there are
-    none."""
+def operands_held(kernel: Kernel) -> int:
+    """How many left operands a kernel of `held` may hold."""
     branches = [op for op in kernel.ops if op.code is Code.IF and _is_ours(op.operands[0])]
-    made = [op.result.shape[1] for branch in branches for op in branch.blocks[0].ops if op.code is Code.DOT]
-    return tuple(kernel.extents.get(width) or str(width) for width in made)
-
-
-def few_registers(kernel: Kernel) -> str | None:
-    """When a kernel gets so few registers that three programs have room on a processor: where it stores several
-    gradients by descriptors, or holds operands of short rows. None where that is never."""
-    deposits = [name for name in kernel.constants if name.startswith(deposit.NAME)]
-    held = [name for name in kernel.constants if name.startswith(NAME)]
-    widths = dict.fromkeys(operands_held(kernel))
-    if deposits or not held or any(width.isdecimal() and int(width) > deposit.WIDTH for width in widths):
-        return deposits[0] if deposits else None
-    return " and ".join((held[0], *(f"{width} <= {deposit.WIDTH}" for width in widths if not width.isdecimal())))
+    return sum(op.code is Code.DOT for branch in branches for op in branch.blocks[0].ops)

@@ -13,9 +13,9 @@ from torch import Tensor
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.plan import BackwardPlan, Step
 from kernel_agent.compiler.schedule.blocks import in_blocks
+from kernel_agent.compiler.schedule.deposit import NAME as DEPOSITS
 from kernel_agent.compiler.schedule.deposit import REGISTERS
 from kernel_agent.compiler.schedule.describe import FITS
-from kernel_agent.compiler.schedule.hold import few_registers
 from kernel_agent.compiler.ssa.value import Kernel
 from kernel_agent.compiler.stub.accesses import Accesses, takes_as_it_is
 from kernel_agent.compiler.stub.asking import Asking
@@ -312,8 +312,11 @@ class Planned:
             if shown_option is not None:
                 items.append(f"{option}={shown_option}")
                 parameters.append(option)
-        if (few := few_registers(step.kernel)) is not None:
-            items.append(f"maxnreg={REGISTERS} if {self.wording.condition(few)} else None")
+        deposits = [
+            self.wording.variables[settings.get(name, name)] for name in parameters if name.startswith(DEPOSITS)
+        ]
+        if deposits:
+            items.append(f"maxnreg={REGISTERS} if {deposits[0]} else None")
             parameters.append("maxnreg")
         written = Accesses.of(step.kernel).written
         buffers = tuple(self.wording.variables[name] for name in sorted(written) if name in self.wording.variables)

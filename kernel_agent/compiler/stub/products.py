@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from kernel_agent.compiler.schedule.hold import WIDTH, operands_held
+from kernel_agent.compiler.schedule.hold import WIDTHS as HELD
+from kernel_agent.compiler.schedule.hold import operands_held
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.value import Block, Kernel, Op, walk
 
@@ -99,10 +100,10 @@ def product_tiles(kernel: Kernel, chosen: Collection[str], readable: Collection[
         return None
     (width,) = (name for name in names if name not in chosen)
     rows = (*WIDTHS, 2 * WIDTHS[-1])
-    held = len(operands_held(kernel))
+    held = operands_held(kernel)
     found = [
-        fitting(row // HALF, sums.accumulators, sums.alive, len(loads), held if row // HALF <= WIDTH else 0)
-        for row in rows
+        fitting(width, sums.accumulators, sums.alive, len(loads), held if HELD[0] < width <= HELD[1] else 0)
+        for width in (row // HALF for row in rows)
     ]
     if any(one is None for one in found):
         return None
