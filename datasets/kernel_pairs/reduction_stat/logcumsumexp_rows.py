@@ -106,7 +106,7 @@ def backward(saved, grad_y, needs=None):
     M, N = x.shape
     dx = torch.empty_like(x)
     # A product of n factors is off by what n exponentials are: few columns, and one exponential to those behind.
-    BLOCK_N = max(16, min(128, triton.next_power_of_2(N)))
+    BLOCK_N = max(16, min(256, triton.next_power_of_2(N)))
     BLOCK_M = 1024 // BLOCK_N
     _logcumsumexp_bwd[(triton.cdiv(M, BLOCK_M),)](
         grad_y, x, lse, dx, M, N, *grad_y.stride(), BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, num_warps=4
