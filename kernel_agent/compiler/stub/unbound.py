@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 _MOST = 6
-"""Flags of which every combination is tried; of more, none, all, and each alone."""
+"""Flags of which every combination is tried; of more, all together and each alone."""
 
 
 def unbound(text: str, flags: Sequence[str]) -> list[str]:
