@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any
 
 from kernel_agent.compiler.comparison import compared, has_real_sizes
 from kernel_agent.compiler.derived import Derived, Draft, DraftCost
@@ -16,9 +17,10 @@ from kernel_agent.gate.options import STANDARD, GateOptions
 from kernel_agent.gate.verdict import CaseResult, Status, Verdict
 from kernel_agent.oracle import Truths
 from kernel_agent.oracle.job import run_truth
+from kernel_agent.oracle.records import TruthTooLarge
 from kernel_agent.pairs.assemble import assemble
 from kernel_agent.pairs.spec import Candidate, KernelSpec
-from kernel_agent.sandbox import Limits, Sandbox
+from kernel_agent.sandbox import Limits, Message, Sandbox
 
 LIMITS = Limits(wall_s=300.0)
 """Of the child that follows the stub and writes the pair."""
@@ -43,7 +45,7 @@ def drafts(
 
     `schedules`: those to try, in order; all by default. `most`: the pairs that are enough, behind which no schedule is
     tried. `known`: digests of candidates that are not written again. `typical`: see `derive`. Raises `CannotDerive`
-    where there is none at all, `NotThisTime` where a defect is why.
+    where there is none at all, `NotThisTime` where a defect, or too little time or memory, is why.
     """
     if spec.custom_gradient:
         raise CannotDerive(
@@ -56,9 +58,7 @@ def drafts(
     written: list[Draft] = []
     refused: list[str] = []
     first: CannotDerive | None = None
-    for message in run_truth(
-        sandbox, "child:derived", spec.facts, {"spec": shown, **asked}, limits=LIMITS, room="compiler"
-    ):
+    for message in _messages(spec, sandbox, {"spec": shown, **asked}):
         record = message.record
         if "refused" in record:
             refused.append(f"{record['schedule']}: {record['refused']}".removeprefix(": "))
@@ -82,6 +82,17 @@ def drafts(
     if not written and not known:
         raise first or CannotDerive("nothing was derived of this forward", path=spec.facts.path)
     return written, refused
+
+
+def _messages(spec: KernelSpec, sandbox: Sandbox, payload: dict[str, Any]) -> tuple[Message, ...]:
+    try:
+        return run_truth(sandbox, "child:derived", spec.facts, payload, limits=LIMITS, room="compiler")
+    except TruthTooLarge as error:
+        raise NotThisTime(
+            f"no backward was written within {LIMITS.wall_s:.0f} s and {LIMITS.memory_bytes >> 30} GiB",
+            remedy="Give loops that are unrolled fewer steps, or have a model write the backward.",
+            path=spec.facts.path,
+        ) from error
 
 
 def derive(

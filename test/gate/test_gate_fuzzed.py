@@ -52,7 +52,7 @@ def test_any_candidate_has_a_typed_verdict_in_time_and_leaves_nothing(gate: Gate
         ("fork bomb", None),
         ("name of an error too long", Status.CRASHED),
         ("error with halves of characters", Status.CRASHED),
-        ("leave deep folders", Status.GREEN),
+        ("leave deep folders", Status.TAMPERED),  # it stays in the deepest
     ],
 )
 def test_a_deed_at_import_or_in_a_call_leaves_nothing(gate: Gate, deed: str, status: Status | None) -> None:

@@ -24,11 +24,18 @@ class Zeros:
         self.forms = forms
         self._assumed: dict[int, Known] = {}
         """Carries of loops under study."""
+        self._found: dict[int, Known] = {}
+        """What was found under what is assumed: values are read several times each."""
 
     def outside(self, value: Value) -> Known:
         """The bounds outside of each of which `value` is zero, as seen from its axes."""
         if value.id in self._assumed:
             return self._assumed[value.id]
+        if value.id not in self._found:
+            self._found[value.id] = self._of(value)
+        return self._found[value.id]
+
+    def _of(self, value: Value) -> Known:
         op = value.producer
         if op is None:
             return frozenset()
@@ -45,9 +52,11 @@ class Zeros:
         trip = self.forms.trip(loop)
         found = self.outside(loop.operands[3 + place])
         for _ in range(MOST_ROUNDS):
+            known, self._found = self._found, {}
             self._assumed[inner.id] = found
             after = _both(found, self.outside(block.yields[place]))
             del self._assumed[inner.id]
+            self._found = known
             if after is not None:
                 after = frozenset(b for b in after if trip not in b.form.sources)
             if after == found:

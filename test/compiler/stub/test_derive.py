@@ -10,12 +10,12 @@ import pytest
 
 from kernel_agent.compiler.derive import derive, drafts
 from kernel_agent.compiler.derived import Derived
-from kernel_agent.compiler.errors import CannotDerive
+from kernel_agent.compiler.errors import CannotDerive, NotThisTime
 from kernel_agent.data import pairs_root
 from kernel_agent.gate.options import GateOptions
 from kernel_agent.oracle import describe
 from kernel_agent.pairs.userfile import read_file
-from kernel_agent.sandbox import Sandbox
+from kernel_agent.sandbox import Limits, Sandbox
 
 QUICK = GateOptions(seeds=(0,), max_elements=1 << 12, odd_sizes=1, max_cases=6)
 
@@ -327,3 +327,13 @@ def test_memory_that_descriptors_are_asked_about_is_made_before(sandbox: Sandbox
     text = drafts(spec, sandbox)[0][0].candidate.backward
     assert "        (saved_d_out, " in text
     assert text.index("saved_d_out = torch.empty") < text.index("        (saved_d_out, ")
+
+
+def test_a_derivation_past_its_time_is_told_as_one_and_not_as_an_endless_forward(
+    monkeypatch: pytest.MonkeyPatch, sandbox: Sandbox
+) -> None:
+    # Said of the forward, its writer would look for a loop that never ends; refused for good, it would stay so on disk.
+    spec = describe(read_file(pairs_root() / "norm_row/layernorm_row.py"), sandbox)
+    monkeypatch.setattr("kernel_agent.compiler.derive.LIMITS", Limits(wall_s=0.2))
+    with pytest.raises(NotThisTime, match="no backward was written within"):
+        drafts(spec, sandbox)
