@@ -6,9 +6,9 @@ Of every pair with a true gradient, the first entry of BENCH (where that cannot 
 required entry of SWEEP). Traffic is what the launches read, write and update, each different byte once per launch,
 and what torch moves between them; forwards, and what they save, count for neither. The derived backward is the
 first one written; `compiler_coverage.py` asks the gate about those. Rows are kept in `bench/compiler_traffic.jsonl`
-as they come, and pairs that have one are not counted again without `--again`; the summary goes to
-`bench/compiler_traffic.txt`. `--buffers` shows instead what the launches of both do to every buffer: where an
-excess comes from.
+as they come, and pairs that have one are not counted again without `--again`, which leaves the rows of pairs that are
+not chosen; the summary goes to `bench/compiler_traffic.txt`. `--buffers` shows instead what the launches of both do to
+every buffer: where an excess comes from.
 """
 
 from __future__ import annotations
@@ -191,6 +191,7 @@ def told(rows: list[Row]) -> str:
         lines += [
             f"traffic over the hand-written backward's: median {statistics.median(values):.3f} (bar {MEDIAN}), "
             f"95th percentile {tail:.3f} (bar {TAIL}), most {values[-1]:.2f}",
+            f"at most {TAIL}: {sum(ratio <= TAIL for ratio in values) / len(values):.1%}",
             f"at sizes of BENCH: {middle(real)}",
             f"no more atomic updates than the hand-written backward: {middle(spared)} "
             f"({len(spared) / len(ratios):.1%})",
@@ -243,15 +244,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(""))
     given = parser.parse_args()
     lines = given.out.with_suffix(".jsonl")
-    known = {} if given.again else read_rows(lines)
+    known = read_rows(lines)
     pairs = [path for path in sorted(PAIRS.glob("*/*.py")) if read_meta(path.read_text()).gradient is Gradient.TRUE]
     chosen = [path for path in pairs if given.only in str(path)][:: given.every][: given.limit]
     if given.buffers:
         for path in chosen:
             print(buffers(path), flush=True)
         return
-    left = [path for path in chosen if f"{path.parent.name}/{path.stem}" not in known]
-    with ProcessPoolExecutor(given.jobs) as pool, lines.open("a" if known else "w") as out:
+    left = [path for path in chosen if given.again or f"{path.parent.name}/{path.stem}" not in known]
+    with ProcessPoolExecutor(given.jobs) as pool, lines.open("a") as out:
         running = {pool.submit(row, path): path for path in left}
         for number, future in enumerate(as_completed(running), 1):
             one = future.result()
@@ -260,7 +261,9 @@ def main() -> None:
             out.flush()
             ratio = "-" if one.ratio is None else f"{one.ratio:.3f}"
             print(f"{number}/{len(left)} {one.name} {ratio} {one.why[:120]} {one.seconds:.0f} s", flush=True)
-    text = told([known[name] for name in sorted(known)])
+    rows = [known[name] for name in sorted(known)]
+    lines.write_text("".join(json.dumps(asdict(one)) + "\n" for one in rows))
+    text = told(rows)
     given.out.with_suffix(".txt").write_text(text)
     print(text)
 
