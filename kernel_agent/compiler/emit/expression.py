@@ -90,10 +90,16 @@ SYMBOLS = {
 def binary(left: Expression, symbol: str, right: Expression, element: str) -> Expression:
     """left symbol right; the right side of equal level keeps its parentheses, since order matters."""
     level = SYMBOLS[symbol]
-    if symbol in "+-" and right.text.startswith("-") and right.level is Level.UNARY and right.weak:
-        symbol, right = "-" if symbol == "+" else "+", replace(right, text=right.text[1:], level=Level.PRIMARY)
+    symbol, right = without_sign(symbol, right)
     text = f"{left.within(level)} {symbol} {right.within(Level(level + 1))}"
     return made(text, level, element, (left, right), static=left.static and right.static)
+
+
+def without_sign(symbol: str, right: Expression) -> tuple[str, Expression]:
+    """`+` and 1 of `-` and -1: what to write where a number with a sign is added or taken away."""
+    if symbol in "+-" and right.text.startswith("-") and right.level is Level.UNARY and right.weak:
+        return "-" if symbol == "+" else "+", replace(right, text=right.text[1:], level=Level.PRIMARY)
+    return symbol, right
 
 
 def comparison(left: Expression, symbol: str, right: Expression) -> Expression:

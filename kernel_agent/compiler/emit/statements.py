@@ -216,7 +216,8 @@ class Statements(abc.ABC):
             whole = self.operations.of(op)
             if whole.level not in (Level.SUM, Level.PRODUCT):
                 return None  # Triton would give it another type, so that it is converted
-            return Assignment(target, self.at(other), _IN_PLACE[op.code])
+            symbol, part = ex.without_sign(_IN_PLACE[op.code], self.at(other))
+            return Assignment(target, part, symbol)
         return None
 
     def _right_side(self, op: Op) -> Expression:

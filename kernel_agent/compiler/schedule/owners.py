@@ -62,7 +62,8 @@ def owners_of(
             continue
         names = list(dict.fromkeys(site.op.base.name for site in added))
         try:
-            owners.append((owner(forms, turn, added, f"{name}_{'_'.join(names)}"), set(names)))
+            role = f"_{'_'.join(names)}"  # which the kernel of a window's taps has already
+            owners.append((owner(forms, turn, added, name.removesuffix(role) + role), set(names)))
         except CannotDerive as error:
             reasons.append(f"{' and '.join(names)} stay atomic: {error.message}")
     return owners, reasons

@@ -111,3 +111,14 @@ def test_a_condition_is_not_called_after_an_adjoint() -> None:
     text = triton_source(made).text
     assert "d_q" not in text
     assert text.count("if active:") == 2
+
+
+def test_a_number_with_a_sign_is_added_without_it_where_a_variable_goes_on() -> None:
+    # `at -= -1` is right, and nobody would sign it.
+    made, b, (x, out, _, _) = kernel("shifted", "*f32 X, *f32 dX, i32 n, f32 scale", {"BLOCK": 16})
+    at = b.elementwise(Code.ADD, (b.arange(0, 16, "BLOCK"), b.const(4)), name="at")
+    b.store(out, at, b.load(x, at))
+    at = b.elementwise(Code.SUB, (at, b.const(-1)), name="at")
+    b.store(out, at, b.load(x, at))
+    text = triton_source(made).text
+    assert "at += 1\n" in text, text
