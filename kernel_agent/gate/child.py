@@ -91,12 +91,14 @@ def answered(call: Call) -> None:
                 if case["point"] not in saved:
                     streams.refuses = False
                     users = not saved and _line(module.forward) <= call.payload["users_lines"]
+                    forward = module.forward if users else state.attended(module.forward)
                     with state.excused() if users else nullcontext():
-                        saved[case["point"]] = run_forward(call, module.forward, path, case["point"], Recorder())
+                        saved[case["point"]] = run_forward(call, forward, path, case["point"], Recorder())
                     streams.refuses = True
                 last = Lasting(replaced, state.changed) if number == len(cases) - 1 else None
                 given = saved[case["point"]]
-                run_backward(call, module.backward, path, number, given, Recorder(), last, images.begin())
+                backward = state.attended(module.backward)
+                run_backward(call, backward, path, number, given, Recorder(), last, images.begin())
     except Ended:
         return
 

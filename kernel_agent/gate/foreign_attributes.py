@@ -30,6 +30,8 @@ _OF_TORCH = frozenset(
 )
 """torch has a thousand modules more; these hold what programs and harnesses call."""
 _WITH_CODE = frozenset({types.FunctionType, JITFunction})
+_OF_STATES = frozenset({"torch.Storage"})
+"""Names that torch itself sets again with a setting, which `lasting_state` looks at."""
 _NAMED = 20
 """Replaced names that are told."""
 
@@ -54,7 +56,7 @@ def watch_attributes() -> Callable[[], tuple[str, ...]]:
                 changed += [name for name in now.keys() - old.keys() if _inherits(space, name)]
             if isinstance(space, types.ModuleType) and sys.modules.get(place) is not space:
                 changed.append("__name__")
-            found += [f"{place}.{name}" for name in changed]
+            found += [name for name in (f"{place}.{name}" for name in changed) if name not in _OF_STATES]
         others = [look[0] for look in inside if look != _inside(look[0])]
         found += [f"{function.__module__}.{function.__qualname__}" for function in others]
         return tuple(sorted(found)[:_NAMED])

@@ -2,24 +2,31 @@
 
 Its gradients may be right and the user's program another one afterwards: gradients switched off, a seed set again at
 every step, a hook that runs at every launch, which no executor calls. Compared is the state before the candidate's
-statements and after its last call; no case is run for it.
+statements and after its last call; no case is run for it. What a caller sets anew for every call, and what hangs on
+what a call returns, is looked at around each call.
 """
 
 from __future__ import annotations
 
 import atexit
+import functools
 import gc
 import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 import triton
+from torch import Tensor
 from torch.nn.modules import module as torch_modules
+from torch.utils._pytree import tree_leaves
+
+from kernel_agent.ir import own_attributes
 
 _NAMED = 20
 """Changed states that are told."""
@@ -32,6 +39,8 @@ class LastingState:
         self._before = dict(_states())
         self._modules = len(sys.modules)
         self._excused: frozenset[str] = frozenset()
+        self._by_calls: frozenset[str] = frozenset()
+        self._calls = 0
 
     @contextmanager
     def excused(self) -> Iterator[None]:
@@ -40,13 +49,35 @@ class LastingState:
         yield
         self._excused |= _others(before, dict(_states()))
 
+    def attended(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function; what its calls change of what the caller sets for each of them counts as changed.
+
+        So does what they hang on tensors that they return: it runs wherever those go. Every second call begins with
+        gradients enabled, since what is left as it was is not seen.
+        """
+
+        @functools.wraps(function)
+        def attended(*args: Any, **kwargs: Any) -> Any:
+            self._calls += 1
+            with torch.set_grad_enabled(self._calls % 2 == 0):
+                before = dict(_of_calls())
+                result = function(*args, **kwargs)
+                self._by_calls |= _others(before, dict(_of_calls()))
+            given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+            for tensor in result if isinstance(result, (tuple, list)) else (result,):
+                if isinstance(tensor, Tensor) and not any(tensor is one for one in given):
+                    self._by_calls |= _hung_on(tensor)
+            return result
+
+        return attended
+
     def changed(self) -> tuple[str, ...]:
         """Which states are others now, as `torch.is_grad_enabled()`.
 
         What modules that were imported in between do to imports, at exit and to operators that are not torch's counts
         for nobody.
         """
-        names = _others(self._before, dict(_states())) - self._excused
+        names = (_others(self._before, dict(_states())) | self._by_calls) - self._excused
         if len(sys.modules) != self._modules:
             names -= _OF_IMPORTS
         return tuple(sorted(names)[:_NAMED])
@@ -98,6 +129,24 @@ def _of_python() -> Iterator[tuple[str, Any]]:
     yield "signal handlers", tuple(signal.getsignal(number) for number in sorted(signal.valid_signals()))
     yield "blocked signals", frozenset(int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ()))
     yield "running threads", frozenset(sys._current_frames())
+
+
+def _of_calls() -> Iterator[tuple[str, Any]]:
+    """What whoever calls a backward sets before it and resets after it."""
+    yield "torch.is_grad_enabled()", torch.is_grad_enabled()
+    yield "torch.is_inference_mode_enabled()", torch.is_inference_mode_enabled()
+    yield "modes of torch functions", torch._C._len_torch_function_stack()
+    yield "modes of torch operators", torch._C._len_torch_dispatch_stack()
+    yield "hooks of saved tensors", torch._C._autograd._top_saved_tensors_default_hooks(False)
+
+
+def _hung_on(tensor: Tensor) -> frozenset[str]:
+    """What a returned tensor carries that is no part of one."""
+    with torch._C.DisableTorchFunction():
+        found = {f"the attribute {name!s:.50}" for name in vars(tensor).keys() - own_attributes()}
+        found |= {"hooks"} if tensor._backward_hooks else set()
+        found |= {"finalizers"} if any(one.__callback__ is not None for one in weakref.getweakrefs(tensor)) else set()
+    return frozenset(f"{what} of what it returns" for what in found)
 
 
 def _of_torch() -> Iterator[tuple[str, Any]]:

@@ -7,7 +7,7 @@ from kernel_agent.ir.budget import OutOfDeviceMemory
 from kernel_agent.ir.capture.capture import Launch
 from kernel_agent.ir.capture.configurations import Configs
 from kernel_agent.ir.capture.device import import_module, standin
-from kernel_agent.ir.capture.host_memory import made_on_host
+from kernel_agent.ir.capture.host_memory import made_on_host, own_attributes
 from kernel_agent.ir.capture.images import as_image, declared_dtype
 from kernel_agent.ir.capture.torch_calls import CallClass, TorchCall
 from kernel_agent.ir.errors import CaptureError, IRError, LaunchError, LoweringError, ParseError, UnsupportedOp
@@ -41,6 +41,7 @@ __all__ = [
     "execute",
     "import_module",
     "made_on_host",
+    "own_attributes",
     "register_asm",
     "standin",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import triton
 import triton.language as tl
 
 from kernel_agent.errors import EnvironmentProblem
-from kernel_agent.ir import LoweringError, ParseError, UnsupportedOp, execute, lower
+from kernel_agent.ir import LoweringError, ParseError, UnsupportedOp, execute, lower, syntax
 from kernel_agent.ir.attributes import Dense, parse_attribute
 from kernel_agent.ir.syntax import parse
 from kernel_agent.ir.types import Kind, parse_type
@@ -93,6 +94,20 @@ def test_program_points_know_their_source_line_and_variable():
     assert "offsets" in {value.variable for op in module.all_ops for value in op.results}
     # the frames inside of Triton's own library are there, but never shown first
     assert any("/triton/language/" in frame.file for frame in module.frames(reduce)) or module.frames(reduce)
+
+
+def test_an_operation_read_at_once_is_what_it_is_piece_by_piece(monkeypatch):
+    # Two readers of one grammar: a part that the quick one lost would change what kernels compute without a word.
+    text = lower.generic_text(_named, {"X": "*fp32", "BLOCK": "constexpr"}, {(1,): 16})
+
+    def told():
+        ops = parse(text).all_ops
+        results = [[(value.id, value.name, value.type) for value in op.results] for op in ops]
+        return results, [(op.name, op.operand_ids, op.attributes, op.location, op.last_uses) for op in ops]
+
+    at_once = told()
+    monkeypatch.setattr(syntax, "_PLAIN", re.compile("never"))
+    assert at_once == told()
 
 
 def test_one_specialisation_is_lowered_once():

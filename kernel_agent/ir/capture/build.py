@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from kernel_agent.ir.capture.images import declared_dtype
+from kernel_agent.ir.errors import LaunchError, UnsupportedOp
 from kernel_agent.ir.lower import Path
 
 _COMPILER = frozenset(["num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion"])
@@ -25,16 +26,17 @@ LAUNCH_OPTIONS = _COMPILER | frozenset(
         "launch_pdl",
         "instrumentation_mode",
         "sanitize_overflow",
-        "extern_libs",
         "max_num_imprecise_acc_default",
         "default_dot_input_precision",
         "waves_per_eu",
         "matrix_instr_nonkdim",
         "kpack",
-        "ir_override",
     ]
 )
 """Keywords of a launch that are no arguments of the kernel. None of them changes what it computes."""
+
+CODE_FROM_FILES = ("extern_libs", "ir_override")
+"""Keywords of a launch that put code of other files into the place of the kernel's."""
 
 ALIGNMENT = 16
 """Bytes or, for integers, the divisor that Triton specialises arguments for."""
@@ -87,3 +89,17 @@ def _is_aligned(value: Any, parameter: Any) -> bool:
         fits = value.storage_offset() * declared_dtype(value).itemsize % ALIGNMENT == 0
         return fits and not getattr(parameter, "do_not_specialize_on_alignment", False)
     return type(value) is int and value % ALIGNMENT == 0
+
+
+def refuse_keywords(kernel: Any, keywords: Mapping[str, Any]) -> None:
+    """Raises `LaunchError` for what Triton does not know, `UnsupportedOp` for what brings other code."""
+    name = kernel.fn.__name__
+    for key in keywords.keys() - set(kernel.arg_names) - LAUNCH_OPTIONS:
+        if key not in CODE_FROM_FILES:
+            raise LaunchError(f"kernel {name} has no parameter {key}", kernel=name)
+        if keywords[key]:
+            raise UnsupportedOp(
+                f"kernel {name} is launched with {key}: what runs then is not what its text says",
+                remedy="Write in Triton what the other file holds.",
+                kernel=name,
+            )

@@ -23,7 +23,7 @@ from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernel_agent.ir.capture.build import LAUNCH_OPTIONS, Build
+from kernel_agent.ir.capture.build import Build, refuse_keywords
 from kernel_agent.ir.capture.functions import apply_patch
 from kernel_agent.ir.capture.image_mode import ImageMode
 from kernel_agent.ir.capture.images import Images, declared_dtype, is_image, real_parts
@@ -255,9 +255,7 @@ class Capture:
     def launch(self, kernel: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compiled:
         """Lower and execute one launch. Raises `LaunchError`, `LoweringError`, `UnsupportedOp`."""
         name = kernel.fn.__name__
-        unknown = [key for key in kwargs if key not in kernel.arg_names and key not in LAUNCH_OPTIONS]
-        if unknown:
-            raise LaunchError(f"kernel {name} has no parameter {unknown[0]}", kernel=name)
+        refuse_keywords(kernel, kwargs)
         try:
             bound = inspect.signature(kernel.fn).bind(*args, **_parameters_only(kernel, kwargs))
         except TypeError as error:

@@ -59,6 +59,7 @@ class DeviceProperties:
 
 PROPERTIES = DeviceProperties()
 _GENERATOR = torch.Generator
+_GET_DEFAULT_DEVICE = torch.get_default_device
 
 
 class _DriverUtils:
@@ -211,6 +212,8 @@ class _Place(threading.local):
     """Where the current thread computes what is meant for the GPU."""
 
     device = CPU
+    default: torch.device | None = None
+    """What code under the stand-in has made the default device. Nothing is made there."""
     redirects = False
     """Whether a stand-in further out redirects device arguments already: each asked again takes its time."""
 
@@ -251,6 +254,14 @@ class _CpuTensors(TorchFunctionMode):  # type: ignore[misc]
 def _generator(device: Any = "cpu") -> torch.Generator:
     """A generator that lives on the CPU wherever it is asked for."""
     return _GENERATOR(device=CPU if names_gpu(device) else device)
+
+
+def _set_default_device(device: Any) -> None:
+    _PLACE.default = None if device is None else torch.device(device)
+
+
+def _get_default_device() -> torch.device:
+    return _GET_DEFAULT_DEVICE() if _PLACE.default is None else _PLACE.default
 
 
 def _cuda_answers() -> dict[str, Any]:
@@ -319,7 +330,14 @@ def _patches() -> list[Patch]:
         (torch.cuda, _cuda_answers()),
         (torch._C, _C_ANSWERS),
         (torch.accelerator, _ACCELERATOR_ANSWERS),
-        (torch, {"Generator": _generator, "set_default_device": lambda _device: None}),
+        (
+            torch,
+            {
+                "Generator": _generator,
+                "set_default_device": _set_default_device,
+                "get_default_device": _get_default_device,
+            },
+        ),
     ]
     patches = [Patch(owner, name, answer) for owner, named in answers for name, answer in named.items()]
     driver = triton.runtime.driver
@@ -336,13 +354,15 @@ def standin(device: torch.device | None = None) -> Iterator[None]:
 
     Tensors meant for the GPU are made on `device`; None: where a stand-in further out makes them, or on the CPU.
     """
-    outer, redirected = _PLACE.device, _PLACE.redirects
+    outer, redirected, default = _PLACE.device, _PLACE.redirects, _PLACE.default
     _PLACE.device, _PLACE.redirects = device or outer, True
     try:
         with SCENE.entered(True), contextlib.nullcontext() if redirected else _CpuTensors():
             yield
     finally:
         _PLACE.device, _PLACE.redirects = outer, redirected
+        if not redirected:
+            _PLACE.default = default
 
 
 def import_module(

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernel_agent.ir.capture.images import DECLARED
 from kernel_agent.ir.capture.torch_calls import CallClass, class_of
 
 _MOVES = frozenset({"to", "cuda", "type", "type_as"})
@@ -24,6 +25,11 @@ def note_place(name: str, result: Tensor, args: tuple[Any, ...], kwargs: dict[st
         default = alone and not devices and torch.get_default_device().type == "cpu"
         if default or any(str(device).split(":")[0] == "cpu" for device in devices):
             setattr(result, _ON_HOST, True)
+
+
+def own_attributes() -> frozenset[str]:
+    """Attributes that an execution itself sets on tensors."""
+    return frozenset({DECLARED, _ON_HOST})
 
 
 def made_on_host(image: Tensor) -> bool:

@@ -15,17 +15,18 @@ from kernel_agent.ir.capture.unsigned import HELD_SIGNED
 from kernel_agent.ir.numerics import Numerics
 from kernel_agent.ir.rounding import rounded
 
-_ATTRIBUTE = "_declared_dtype"
+DECLARED = "_declared_dtype"
+"""Attribute of an image that tells its declared dtype."""
 
 
 def is_image(tensor: Tensor) -> bool:
     """Whether a tensor is an image."""
-    return hasattr(tensor, _ATTRIBUTE)
+    return hasattr(tensor, DECLARED)
 
 
 def declared_dtype(tensor: Tensor) -> torch.dtype:
     """The dtype an image reports; the tensor's own dtype for any other tensor."""
-    return getattr(tensor, _ATTRIBUTE, None) or tensor.dtype
+    return getattr(tensor, DECLARED, None) or tensor.dtype
 
 
 def held_dtype(declared: torch.dtype) -> torch.dtype:
@@ -37,7 +38,7 @@ def held_dtype(declared: torch.dtype) -> torch.dtype:
 
 def declare(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """Set what a tensor reports. The tensor must be held in `held_dtype(dtype)`."""
-    setattr(tensor, _ATTRIBUTE, dtype)
+    setattr(tensor, DECLARED, dtype)
     return tensor
 
 

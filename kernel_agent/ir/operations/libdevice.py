@@ -201,6 +201,10 @@ _BIT_CASTS = frozenset(
 @rule("tt.extern_elementwise")
 def _call(machine: Machine, op: Op, operands: list[Any], _: Active) -> list[RuntimeValue]:
     symbol = str(op.attributes["symbol"])
+    library = str(op.attributes.get("libpath") or op.attributes.get("libname") or "")
+    if library:
+        remedy = "Call tl.extra.cuda.libdevice, or write the function in Triton."
+        raise machine.unsupported(op, f"{symbol} is a function of the library {library!r}", remedy=remedy)
     name = symbol.removeprefix("__nv_")
     if name in _BIT_CASTS:
         return [_bit_cast(machine, op, operands[0])]
