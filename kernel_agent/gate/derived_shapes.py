@@ -69,7 +69,8 @@ def tiled_entries(entries: Sequence[ShapeEntry], options: GateOptions) -> list[S
 
     Of a wide one a dim has more tiles than a grouped order takes at once, which is more than one block of a thousand,
     and another one may have two. What has two sizes at most, as rows have, gets long ones too: in others, each element
-    may meet each other one. Sizes that count batches or heads stay as they are.
+    may meet each other one. Sizes that count batches or heads stay as they are; whether a row's few are a count is
+    told by all entries.
     """
     base = min(entries, key=lambda e: sum(_sizes(e).values()), default=None)
     if base is None:
@@ -77,6 +78,8 @@ def tiled_entries(entries: Sequence[ShapeEntry], options: GateOptions) -> list[S
     sizes = _sizes(base)
     largest = sorted((name for name in sizes if sizes[name] >= _COUNTS), key=lambda name: -sizes[name])[:3]
     groups = [largest, *(list(pair) for pair in combinations(largest, 2))] if len(largest) > 2 else [largest]
+    if len(sizes) <= 2:
+        groups = [[name for name in sizes if _largest(entries, name) >= _COUNTS]]
     found = [_changed(base, {name: max(sizes[name], _TILE + 1) for name in names}) for names in groups if names]
     for one in largest:
         wide = {one: _TILES * _TILE + 1}
@@ -92,17 +95,20 @@ def apart_entries(entries: list[ShapeEntry], known: Collection[str], options: Ga
     if base is None or options.odd_sizes == 0:
         return []
     sizes = _sizes(base)
-    tiled = tiled_entries([base], options)
+    tiled = tiled_entries(entries, options)
     wide = [entry for entry in tiled if _raised(entry, base) == 1]
     several = [entry for entry in tiled if entry not in wide and max(_sizes(entry).values()) <= _TILES * _TILE]
     ones = [_changed(base, {name: 1}) for name in sizes if sizes[name] > 1]
     # Axes in pairs stand in for three at once; where that is too much work whatever the arguments, each pair is asked.
     together = bool(several) and _raised(several[0], base) > 2
+    less = _beside(base, min(sizes, key=sizes.__getitem__), options) if len(sizes) == 2 else ()
+    share = _ONCE_SHARE if less else _TILED_SHARE
     groups = [
-        *(Alternatives(tuple(group), _TILED_SHARE) for group in ([several] if together else [[e] for e in several])),
+        *(Alternatives((*group, *less), share) for group in ([several] if together else [[e] for e in several])),
         *(Alternatives((entry, *_less_wide(entry, base))) for entry in wide),
         *(Alternatives((entry,)) for entry in ones[:_ONES]),
     ]
+    groups += _beyond_one_tile(entries, base, groups, options)
     found = {group.entries[0].label: group for group in groups if group.entries}
     return [group for label, group in found.items() if label not in known]
 
@@ -116,6 +122,37 @@ def _less_wide(wide: ShapeEntry, base: ShapeEntry) -> Iterator[ShapeEntry]:
                 last = {name: max(size, tiles * _TILE + 1)}
                 yield _changed(base, last)
             yield _changed(base, {other: s // 2 for other, s in sizes.items() if s >= _COUNTS} | last)
+
+
+def _beyond_one_tile(
+    entries: Sequence[ShapeEntry], base: ShapeEntry, groups: Sequence[Alternatives], options: GateOptions
+) -> Iterator[Alternatives]:
+    """Two tiles along each size that neither SWEEP nor one of the `groups` has so many of, beside ever smaller others.
+
+    They are sizes that only other entries show to be none that counts, and those of products too large to be asked.
+    """
+    for name in _sizes(base):
+        here = (group.entries for group in groups)
+        if _COUNTS <= _largest(entries, name) <= _TILE and not any(_least(asked, name) > _TILE for asked in here):
+            found = _beside(base, name, options)
+            if found:
+                yield Alternatives(found)
+
+
+def _beside(base: ShapeEntry, name: str, options: GateOptions) -> tuple[ShapeEntry, ...]:
+    """Two tiles along one dim beside others that are as they were, halved and quartered."""
+    sizes = _sizes(base)
+    others = ({other: s // part for other, s in sizes.items() if s >= _COUNTS} for part in (1, 2, 4))
+    found = [_changed(base, {**smaller, name: _TILE + 1}) for smaller in others]
+    return tuple(entry for entry in found if math.prod(_sizes(entry).values()) <= options.max_volume // 2)
+
+
+def _largest(entries: Sequence[ShapeEntry], name: str) -> int:
+    return max(_sizes(entry).get(name, 0) for entry in entries)
+
+
+def _least(entries: Sequence[ShapeEntry], name: str) -> int:
+    return min(_sizes(entry).get(name, 0) for entry in entries)
 
 
 def _raised(entry: ShapeEntry, base: ShapeEntry) -> int:

@@ -121,6 +121,8 @@ BENCH = ({"M": 1048576, "D": 3, "L": 10, "dtype": "float32"},)
 
 
 def make_args(M, D, L, dtype="float32", device="cpu", seed=0):
+    if L > 24:
+        raise ValueError("float32 has no phase left of frequencies beyond 2^24")
     g = torch.Generator().manual_seed(seed)
     # Scenes are scaled to lie within [-1, 1].
     x = torch.rand(M, D, generator=g) * 2.0 - 1.0

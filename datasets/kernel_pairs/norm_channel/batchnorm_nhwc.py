@@ -192,6 +192,7 @@ SWEEP = (
     {"N": 2, "H": 8, "W": 8, "C": 32},
     {"N": 3, "H": 11, "W": 9, "C": 21, "dtype": "float16"},
     {"N": 2, "H": 6, "W": 7, "C": 70, "dtype": "bfloat16"},
+    {"N": 1, "H": 65, "W": 64, "C": 33},  # more splits than a tile of them has rows
 )
 BENCH = ({"N": 64, "H": 56, "W": 56, "C": 128, "dtype": "bfloat16"},)
 

@@ -133,6 +133,7 @@ SWEEP = (
     {"lengths": (75, 3, 19), "P": 64, "A": 9, "D": 45},
     {"lengths": (9, 14), "P": 16, "A": 16, "D": 64, "dtype": "bfloat16"},
     {"lengths": (20, 0, 14), "P": 40, "A": 12, "D": 45},  # the last run has one token of another age
+    {"lengths": (20, 0, 14), "P": 40, "A": 12, "D": 45, "pace": 2},  # every age up to some: each end of a bucket
 )
 BENCH = (
     {
@@ -145,13 +146,13 @@ BENCH = (
 )
 
 
-def make_args(lengths, P, A, D, dtype="float32", device="cpu", seed=0):
+def make_args(lengths, P, A, D, pace=400, dtype="float32", device="cpu", seed=0):
     g = torch.Generator().manual_seed(seed)
     offsets = torch.tensor((0, *lengths)).cumsum(0).to(torch.int32)
     T = int(offsets[-1])
     x, positions, times = (torch.randn(rows, D, generator=g) for rows in (T, P, A))
     # Seconds before the newest event: the sequences, one after another, from old to new.
-    steps = torch.randint(0, 400, (T,), generator=g, dtype=torch.int32)
+    steps = torch.randint(0, pace, (T,), generator=g, dtype=torch.int32)
     ages = (steps.sum() - steps.cumsum(0)).to(torch.int32)
     # None lies at the border of two buckets, where rounding would choose between them.
     place = (1.0 + ages.double()).log2() * 0.83
