@@ -2,7 +2,8 @@
 
 Expressions are Python source. They may name what the forward's launch had: its scalar arguments and constexprs by their
 parameter names, its tensors by theirs, and `grid0`, `grid1`, `grid2`, the extents of its grid. A fact may also call
-`axes_nested((stride, size), ...)` and `bounds_rise(tensor)`, which the stub has to define.
+`axes_nested((stride, size), ...)`, `bounds_rise(tensor)`, `segment_rows(tensor, segments)` and `longest_segment(tensor,
+segments)`, which the stub has to define.
 """
 
 from __future__ import annotations
@@ -20,6 +21,12 @@ smaller."""
 
 RISING = "bounds_rise"
 """Whether no element of a tensor of bounds is less than the one before."""
+
+ROWS = "segment_rows"
+"""Elements between the first bound and the last, of the first so many segments."""
+
+LONGEST = "longest_segment"
+"""The most elements that one of the first so many segments has."""
 
 LEFT = "rows_left"
 """Rows that nothing is stored to, as a mask, by how often each row is; raises where one is stored to twice."""

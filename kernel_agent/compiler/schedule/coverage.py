@@ -2,7 +2,8 @@
 
 A kernel does not know the shape of a tensor. But stores to addresses that are all different, within the tensor, as the
 forward's loads were, reach all its elements exactly if they are as many: so they are counted. Where any of several
-conditions is enough for a store, one under which the stores are as many is.
+conditions is enough for a store, one under which the stores are as many is. Rows of segments are counted by the bounds
+that a launch has in memory.
 """
 
 from __future__ import annotations
@@ -10,13 +11,22 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
-from kernel_agent.compiler.plan import Axis
+from kernel_agent.compiler.plan import LONGEST, ROWS, Axis
 from kernel_agent.compiler.schedule.claims import Claim, conjunction, open_claims
 from kernel_agent.compiler.schedule.forms import Forms
 from kernel_agent.compiler.schedule.injective import scale
 from kernel_agent.compiler.schedule.linear import Atom, Form, Kind, lanes, quotient_of, remainder_of
 from kernel_agent.compiler.schedule.polynomial import ONE, ZERO, Polynomial, ceiling
-from kernel_agent.compiler.schedule.sites import Bound, Site, loop_bound, loop_bounds, whole_bounds
+from kernel_agent.compiler.schedule.segments import Segment, segments
+from kernel_agent.compiler.schedule.sites import (
+    Bound,
+    Site,
+    follows,
+    loop_bound,
+    loop_bounds,
+    loop_forms,
+    whole_bounds,
+)
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.value import Op, Value
 
@@ -107,17 +117,28 @@ class Counter:
             if found is not None:
                 return found
             del self.claims[claims:], self.axes[axes:]
+        for segment in segments(self.forms, site):
+            found = self.count_where(site, [] if site.op.mask is None else [site.op.mask], segment)
+            if found is not None:
+                return found
+            del self.claims[claims:], self.axes[axes:]
         return None
 
-    def count_where(self, site: Site, masks: Sequence[Value]) -> Polynomial | None:
-        """The same where the site's mask is that all of some hold."""
-        limits = self.limits(site, masks)
+    def count_where(self, site: Site, masks: Sequence[Value], within: Segment | None = None) -> Polynomial | None:
+        """The same where the site's mask is that all of some hold, and where places are within segments."""
+        limits = self.limits(site, masks, within)
         if limits is None or any(loop.code is Code.WHILE for loop in site.loops):
             return None
         self.digits, self.limited = [], limits
         rest = {atom: self.extent(site, atom) for atom in domain(self.forms, site) - self.apart}
         self.split(site, limits, rest)
         count = ONE
+        if within is not None:
+            rows = self.rows(site, within, limits, rest)
+            if rows is None:
+                return None
+            count = rows
+            limits = [bound for bound in limits if bound.form != within.rest]
         for bound in sorted(limits, key=lambda bound: -bound.size):
             if bound in self.digits:
                 continue
@@ -144,6 +165,40 @@ class Counter:
             count = count * extent
         return count
 
+    def rows(
+        self, site: Site, segment: Segment, limits: Sequence[Bound], rest: dict[Atom, Polynomial | None]
+    ) -> Polynomial | None:
+        """Places in all segments, if each has as many stores; None where that is not known. Takes what tells segments
+        and places apart out of `rest`."""
+        places = segment.rest.coefficients
+        number = next((atom for atom in rest if segment.number == Form.of({atom: ONE})), None)
+        extent = rest[number] if number is not None else None
+        if number is None or extent is None or not extent.printable:
+            return None
+        if segment.rest.base.terms or not all(atom in rest for atom in places):
+            return None
+        mixed = [bound for bound in limits if bound.form != segment.rest]
+        if any(atom == number or atom in places for bound in mixed for atom, _ in bound.form.terms):
+            return None
+        longest = Polynomial.symbol(f"{LONGEST}({segment.bounds}, {extent.text()})")
+        self.claims += [Claim(bound.below, longest) for bound in limits if bound.form == segment.rest]
+        loops = [loop for loop in site.loops if loop.code is Code.FOR and self.endless(loop, segment)]
+        inner, below = dict(places), longest
+        if loops:
+            below = inner.pop(self.forms.trip(loops[0]))
+        if (inner or below != ONE) and not self.dense(site, Bound(Form.of(inner), below), rest):
+            return None
+        for atom in (number, *places):
+            del rest[atom]
+        return Polynomial.symbol(f"{ROWS}({segment.bounds}, {extent.text()})")
+
+    def endless(self, loop: Op, segment: Segment) -> bool:
+        """Whether a loop steps through a segment up to its end, however long that is."""
+        ends = loop_forms(self.forms, loop)
+        return self.forms.trip(loop) in segment.rest.coefficients and all(
+            follows(end, segment.negative) for end in ends
+        )
+
     def _ends(self, site: Site) -> list[tuple[Op, Bound]]:
         """Loops that start or step by what tells programs or other trips apart, with the bounds of their indices; first
         those whose index has most of the others in it."""
@@ -158,14 +213,15 @@ class Counter:
                     return term.extent
         return atom.extent
 
-    def limits(self, site: Site, masks: Sequence[Value]) -> list[Bound] | None:
-        """Bounds by masks and conditions around, of which nothing may be left out. Of several of one index the shortest
-        is taken for the least, which is noted."""
+    def limits(self, site: Site, masks: Sequence[Value], within: Segment | None = None) -> list[Bound] | None:
+        """Bounds by masks and conditions around, of which nothing may be left out but what holds all over segments. Of
+        several of one index the shortest is taken for the least, which is noted."""
+        where = within.negative if within is not None else None
         conditions = [*site.conditions, *((mask, True) for mask in masks)]
         found: dict[Form, dict[Polynomial, None]] = {}
         for condition, holds in conditions:
             steps: list[Polynomial] = []
-            inner = whole_bounds(self.forms, condition, holds=holds, steps=steps)
+            inner = whole_bounds(self.forms, condition, holds=holds, steps=steps, where=where)
             self.claims += [Claim(step, ZERO) for step in steps]
             if inner is None:
                 return None

@@ -27,6 +27,8 @@ class Segment:
     """Where its begin lies in that."""
     begin: Atom
     """What is loaded there, opaque."""
+    end: Atom
+    """What is loaded behind that."""
     rest: Form
     """From the begin to the place; not negative."""
 
@@ -34,6 +36,11 @@ class Segment:
     def place(self) -> Form:
         """begin + rest."""
         return Form.of({self.begin: ONE}) + self.rest
+
+    @property
+    def negative(self) -> Form:
+        """Less than 0 at every place in the segment."""
+        return self.place - Form.of({self.end: ONE})
 
     @property
     def atom(self) -> Atom:
@@ -53,7 +60,7 @@ def segments(forms: Forms, site: Site) -> tuple[Segment, ...]:
                     continue
                 rest = negative - Form.of({begin: ONE, end: -ONE})
                 if rest.not_negative or rest.times(-ONE) - _NEXT in known:
-                    found[Segment(first.base.name, forms.of(first.offset), begin, rest)] = None
+                    found[Segment(first.base.name, forms.of(first.offset), begin, end, rest)] = None
     return tuple(found)
 
 

@@ -115,15 +115,35 @@ def mask_forms(forms: Forms, mask: Value) -> list[Form | None]:
 
 
 def whole_bounds(
-    forms: Forms, mask: Value, *, holds: bool = True, steps: list[Polynomial] | None = None
+    forms: Forms,
+    mask: Value,
+    *,
+    holds: bool = True,
+    steps: list[Polynomial] | None = None,
+    where: Form | None = None,
 ) -> list[Bound] | None:
-    """The same, where that is all that the condition says; None where it says more. What holds always is left out.
+    """The same, where that is all that the condition says; None where it says more. What holds always is left out, and
+    so is what holds wherever the form `where` is less than 0.
 
     `steps` gets what is taken to be no less than 0, though that is not known: the rows of a program, as an argument.
     """
-    parts = [part for part in _parts(forms, mask, holds=holds) if part is None or not _always_negative(part)]
+    parts = [
+        part
+        for part in _parts(forms, mask, holds=holds)
+        if part is None or not (_always_negative(part) or (where is not None and follows(part, where)))
+    ]
     found = [[] if part is None else _below(part) or _below_if(part, steps) for part in parts]
     return [bound for one in found for bound in one] if all(found) else None
+
+
+def follows(negative: Form, other: Form) -> bool:
+    """Whether a form is proved to be less than 0 wherever another one is."""
+    return (other - negative).not_negative
+
+
+def loop_forms(forms: Forms, loop: Op) -> list[Form]:
+    """Forms of which all are less than 0 in every trip of a loop, and in no trip behind the last."""
+    return _of_loop(forms, loop)
 
 
 def _always_negative(form: Form) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kernel_agent.compiler.plan import LEFT, Census, Fact
-from kernel_agent.compiler.stub.lines import HELPERS, Line, asked_unless, quoted
+from kernel_agent.compiler.stub.lines import HELPERS, Line, asked_unless, helpers_of, quoted
 from kernel_agent.compiler.stub.wording import Wording
 
 _ROOM = 80
@@ -23,7 +23,7 @@ class Asking:
             shown = self.wording.condition(fact.expression)
             if shown == "True":
                 continue
-            self.body.helpers |= {text: None for name, text in HELPERS.items() if f"{name}(" in fact.expression}
+            self.body.helpers |= helpers_of(fact.expression)
             self.body.write(
                 asked_unless(shown), Line(f"raise ValueError({quoted(self._objection(fact, shown))})", depth=1)
             )

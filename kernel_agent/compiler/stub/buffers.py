@@ -13,7 +13,7 @@ from kernel_agent.compiler.ssa.value import NARROW
 from kernel_agent.compiler.stub.cotangents import Cotangents
 from kernel_agent.compiler.stub.dtypes import follows_tensors
 from kernel_agent.compiler.stub.flow import disjoint, tensors_in
-from kernel_agent.compiler.stub.lines import ROOM, Line
+from kernel_agent.compiler.stub.lines import ROOM, Line, helpers_of
 from kernel_agent.compiler.stub.wording import Wording
 from kernel_agent.ir.capture.images import declared_dtype
 
@@ -100,6 +100,7 @@ class Buffers:
 
     def _whole(self, buffer: Buffer) -> str:
         """The condition under which every element is stored to; a variable, if it is long."""
+        self.body.helpers |= helpers_of(buffer.empty_if)
         text = self.wording.condition(buffer.empty_if)
         return text if len(text) <= _LONG else self.body.bind(f"{self.wording.gradient(buffer.name)}_whole", text)
 

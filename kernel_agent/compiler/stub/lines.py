@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kernel_agent.compiler.plan import LEFT, NESTED, RISING
+from kernel_agent.compiler.plan import LEFT, LONGEST, NESTED, RISING, ROWS
 from kernel_agent.compiler.schedule.describe import EVEN, FITS
 
 WIDTH = 110
@@ -49,6 +49,16 @@ RISE = f'''def {RISING}(bounds):
     """Whether no element is less than the one before: what lies between two is between no others."""
     return bounds.is_contiguous() and bool((bounds.flatten().diff() >= 0).all())
 '''
+SPAN = f'''def {ROWS}(bounds, segments):
+    """Rows of the first so many segments together; -1 where the bounds do not lie one behind the other."""
+    lengths = bounds.flatten()[: segments + 1].diff()
+    return int(lengths.clamp(min=0).sum()) if bounds.is_contiguous() else -1
+'''
+LENGTH = f'''def {LONGEST}(bounds, segments):
+    """Rows of the longest of the first so many segments."""
+    lengths = bounds.flatten()[: segments + 1].diff()
+    return int(lengths.max()) if lengths.numel() else 0
+'''
 ONCE = f'''def {LEFT}(stores):
     """A mask of the rows that nothing will be stored to, by how often each will be. Twice raises ValueError."""
     if bool((stores > 1).any()):
@@ -73,8 +83,13 @@ MEMORY = f'''def {LENDS}(device):
     """Memory for tensor descriptors: autograd runs a backward in a thread of its own, which has no allocator yet."""
     triton.set_allocator(lambda size, _align, _stream: torch.empty(size, dtype=torch.int8, device=device))
 '''
-HELPERS = {NESTED: APART, RISING: RISE, LEFT: ONCE, FITS: TILES}
+HELPERS = {NESTED: APART, RISING: RISE, ROWS: SPAN, LONGEST: LENGTH, LEFT: ONCE, FITS: TILES}
 """Functions that conditions of a plan may call, by name."""
+
+
+def helpers_of(condition: str) -> dict[str, None]:
+    """The texts of those that a condition calls, as keys."""
+    return {text: None for name, text in HELPERS.items() if f"{name}(" in condition}
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kernel_agent.compiler.errors import CannotDerive
-from kernel_agent.compiler.plan import LEFT, NESTED, RISING
+from kernel_agent.compiler.plan import LEFT, LONGEST, NESTED, RISING, ROWS
 from kernel_agent.compiler.stub.forward import Kept
 from kernel_agent.compiler.stub.source import StubSource, free_names
 
@@ -22,7 +22,9 @@ _ASKS = frozenset(
     {"shape", "stride", "size", "numel", "dim", "dtype", "ndim", "element_size", "itemsize", "device", "is_contiguous"}
 )
 """Attributes of a tensor that can be asked for in the backward, where the tensor is saved."""
-_OURS = frozenset({"saved", "torch", "triton", "tl", "gradient_room", "merged_axes", LEFT, NESTED, RISING})
+_OURS = frozenset(
+    {"saved", "torch", "triton", "tl", "gradient_room", "merged_axes", LEFT, LONGEST, NESTED, RISING, ROWS}
+)
 """Names that the backward section has beside the stub's."""
 _MARK = re.compile(r"\bASKED_(\d+)_\b")
 """Stands in an expression for what is asked of a tensor, until it is known whether the tensor is saved."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from schedule_kernels import add_to, made, matrix
+import triton
+from schedule_kernels import add_to, block_of, made, matrix
 
 from kernel_agent.compiler.schedule.calls import Calls
 from kernel_agent.compiler.schedule.forms import Launch
@@ -86,3 +87,87 @@ def test_a_place_in_a_segment_bounded_by_the_smaller_of_two_numbers_is_one_all_t
         add_to(b, dx, b.add(begin, place), b.const(1.0, "f32"), b.compare("lt", place, limit))
 
     assert is_stored(own(made("X:*f32 dX:*f32 Bounds:*i32 longest", build, BLOCK=BLOCK)))
+
+
+# --- every row of the segments
+
+
+def in_call(expression: str, **names: object) -> object:
+    """What a condition is in a launch."""
+    helpers: dict[str, object] = {"triton": triton}
+    exec("\n".join(HELPERS.values()), helpers)
+    return eval(expression, helpers, {"Bounds": torch.tensor([0, 3, 3, 8]), "grid0": 3, "BLOCK": BLOCK, **names})
+
+
+def test_rows_of_all_sequences_are_every_row_if_the_bounds_say_so() -> None:
+    found = own(rows_of_sequences()).empty_if["dX"]
+    assert in_call(found, X=torch.empty(8, 4), width=4)
+    # A row before the first sequence, one behind the last, a sequence without a program, a column without a lane.
+    assert not in_call(found, X=torch.empty(8, 4), width=4, Bounds=torch.tensor([1, 3, 3, 8]))
+    assert not in_call(found, X=torch.empty(9, 4), width=4)
+    assert not in_call(found, X=torch.empty(8, 4), width=4, grid0=2)
+    assert not in_call(found, X=torch.empty(8, 5), width=5)
+
+
+def test_bounds_that_fall_or_lie_apart_count_no_row_twice() -> None:
+    # [0, 8, 0, 8] has 16 rows, each of 8 twice: as a difference of the outer bounds they would be 8, all of X.
+    found = own(rows_of_sequences()).empty_if["dX"]
+    assert not in_call(found, X=torch.empty(8, 4), width=4, Bounds=torch.tensor([0, 8, 0, 8]))
+    apart = torch.tensor([[0, 9], [3, 9], [3, 9], [8, 9]])[:, 0]
+    assert not in_call(found, X=torch.empty(8, 4), width=4, Bounds=apart)
+
+
+def dealt_out(step: int, condition: bool = False) -> Kernel:
+    """Programs along axis 1 take turns at the tiles of a sequence; `step`: how many of them there are taken to be.
+    `condition`: only where a row's number is less than `width`."""
+
+    def build(b: Builder, x: Value, dx: Value, bounds: Value, width: Value) -> None:
+        begin, end = sequence(b, bounds)
+        block = b.const(BLOCK, "i32", "BLOCK")
+        stride = b.mul(b.num_programs(1) if step == 0 else b.const(step), block)
+
+        def body(start: Value, _: list[Value]) -> list[Value]:
+            rows = b.add(start, b.arange(0, BLOCK, "BLOCK"))
+            mask = b.compare("lt", rows, end)
+            if condition:
+                mask = b.logical_and(mask, b.compare("lt", rows, width))
+            add_to(b, dx, rows, b.const(1.0, "f32"), mask)
+            return []
+
+        b.loop((b.add(begin, b.mul(b.program_id(1), block)), end, stride), [], body)
+
+    return made("X:*f32 dX:*f32 Bounds:*i32 width", build, BLOCK=BLOCK)
+
+
+def covered(kernel: Kernel) -> str:
+    found = owned(kernel, {"X": "dX"}, Launch.like_forward(2))
+    return found.empty_if.get("dX", "")
+
+
+def test_programs_that_take_turns_at_a_sequence_reach_all_its_rows() -> None:
+    found = covered(dealt_out(0))
+    assert in_call(found, X=torch.empty(8), grid1=2)
+    assert not in_call(found, X=torch.empty(9), grid1=2)
+
+
+def test_programs_that_leave_out_tiles_of_a_sequence_are_not_taken_to_reach_them() -> None:
+    # With two programs for steps of three tiles, each third tile is left out.
+    found = covered(dealt_out(3))
+    assert not found or not in_call(found, X=torch.empty(8), grid1=2)
+    assert not covered(dealt_out(0, condition=True))
+
+
+def padded(b: Builder, x: Value, dx: Value, bounds: Value, longest: Value) -> None:
+    """Programs along axis 1 own the places of a padded sequence."""
+    begin, end = sequence(b, bounds)
+    place = block_of(b, b.program_id(1), BLOCK, "BLOCK")
+    limit = b.elementwise(Code.MIN, (b.sub(end, begin), longest))
+    add_to(b, dx, b.add(begin, place), b.const(1.0, "f32"), b.compare("lt", place, limit))
+
+
+def test_places_of_a_padded_sequence_are_all_its_rows_if_none_is_longer() -> None:
+    found = covered(made("X:*f32 dX:*f32 Bounds:*i32 longest", padded, BLOCK=BLOCK))
+    assert in_call(found, X=torch.empty(8), longest=5, grid1=2)
+    # The sequence of five rows is cut at four, or has one tile of four places.
+    assert not in_call(found, X=torch.empty(8), longest=4, grid1=2)
+    assert not in_call(found, X=torch.empty(8), longest=5, grid1=1)
