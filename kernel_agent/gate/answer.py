@@ -104,4 +104,7 @@ class Answer(Said):
         default=(), max_length=20, description="see `foreign_attributes`; with the last case"
     )
     changed: tuple[str, ...] = Field(default=(), max_length=20, description="see `lasting_state`; with the last case")
+    lowered: dict[str, str] = Field(
+        default_factory=dict, description="IR that this process lowered, see `ir.lower.know`; with the last case"
+    )
     program: str = Field(default="", max_length=8 << 20, description="the steps of the call, see `ir.recorded.program`")

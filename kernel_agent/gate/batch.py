@@ -177,6 +177,11 @@ class Script:
         return tuple(sorted({name for answer, _ in self.answers.values() for name in answer.changed}))
 
     @property
+    def lowered(self) -> dict[str, str]:
+        """IR as the candidate's process has lowered it: for nobody but another process of that candidate."""
+        return {content: text for answer, _ in self.answers.values() for content, text in answer.lowered.items()}
+
+    @property
     def extra_saved_bytes(self) -> int:
         """See `BatchRun`."""
         return max((a.extra_saved_bytes for a, _ in self.answers.values()), default=0)

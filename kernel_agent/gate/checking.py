@@ -142,7 +142,8 @@ def _examined(
         runs: list[BatchRun] = []
         for questions in _batches(asked.questions):
             if runs or (report := first(questions)) is None:
-                job = candidate_job(questions, text, options.limits, lowered=truths.lowered)
+                known = {content: one for run in runs for content, one in run.script.lowered.items()}
+                job = candidate_job(questions, text, options.limits, lowered={**known, **truths.lowered})
                 report = sandbox.run(job, again.listener(questions))
             runs.append(judged_batch(report, questions, truths.spec, text, options))
             _add(runs[-1], progress, options)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +40,7 @@ from kernel_agent.ir import (
 from kernel_agent.ir.capture.images import Images, SameImages
 from kernel_agent.ir.execution import run_once
 from kernel_agent.ir.launch import Runner, launch
-from kernel_agent.ir.lower import know
+from kernel_agent.ir.lower import know, lowered
 from kernel_agent.ir.memory import number_buffers_from
 from kernel_agent.ir.recorded.forms import CannotRecord
 from kernel_agent.ir.recorded.program import Program
@@ -98,7 +98,8 @@ def answered(call: Call) -> None:
                 last = Lasting(replaced, state.changed) if number == len(cases) - 1 else None
                 given = saved[case["point"]]
                 backward = state.attended(module.backward)
-                run_backward(call, backward, path, number, given, Recorder(), last, images.begin())
+                known = None if last is None else call.payload["lowered"]
+                run_backward(call, backward, path, number, given, Recorder(), last, images.begin(), known)
     except Ended:
         return
 
@@ -175,13 +176,15 @@ def run_backward(
     recorder: Recorder | None = None,
     lasting: Lasting | None = None,
     images: Images | None = None,
+    known: Collection[str] | None = None,
     *,
     options: ExecOptions = _OPTIONS,
     runner: Runner = launch,
 ) -> None:
     """Run a backward on one case and tell the parent, with what lasts after it. Raises `Ended`.
 
-    What it is given has the same addresses in every case.
+    What it is given has the same addresses in every case. Where `known` is given, IR that was lowered in this process
+    and is not known is told, too.
     """
     number_buffers_from(_OF_BACKWARDS)
     case = call.payload["cases"][number]
@@ -207,6 +210,8 @@ def run_backward(
     also: dict[str, Any] = {"program": _written(recorder)}
     if lasting is not None:
         also |= {"replaced": lasting.replaced(), "changed": lasting.changed()}
+    if known is not None:
+        also["lowered"] = lowered(known)
     say(call, answer.model_copy(update=also), values)
 
 

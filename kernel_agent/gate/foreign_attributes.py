@@ -6,6 +6,7 @@ the names stand for, before the file is imported and after its last call, not wh
 
 from __future__ import annotations
 
+import operator
 import os
 import sys
 import types
@@ -57,7 +58,7 @@ def watch_attributes() -> Callable[[], tuple[str, ...]]:
             if isinstance(space, types.ModuleType) and sys.modules.get(place) is not space:
                 changed.append("__name__")
             found += [name for name in (f"{place}.{name}" for name in changed) if name not in _OF_STATES]
-        others = [look[0] for look in inside if look != _inside(look[0])]
+        others = [look[0] for look in inside if _differ(look, _inside(look[0]))]
         found += [f"{function.__module__}.{function.__qualname__}" for function in others]
         return tuple(sorted(found)[:_NAMED])
 
@@ -72,7 +73,13 @@ def _inside(value: Any) -> tuple[Any, ...]:
     """A function or a kernel, and what can be exchanged in it."""
     if isinstance(value, JITFunction):
         return value, value.fn, value.fn.__code__, value.raw_src, getattr(value, "src", "")
-    return value, value.__code__, value.__defaults__, value.__kwdefaults__ and dict(value.__kwdefaults__)
+    named = value.__kwdefaults__
+    return (value, value.__code__, value.__defaults__, named, *(named or ()), *(named or {}).values())
+
+
+def _differ(old: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
+    """By identity: what was put in may say of itself that it is equal."""
+    return len(old) != len(now) or any(map(operator.is_not, old, now))
 
 
 def _by_itself(place: str, name: str, value: Any) -> bool:

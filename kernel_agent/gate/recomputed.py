@@ -9,10 +9,13 @@ are judged are theirs. What was red is red without them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from pydantic import ValidationError
+
 from kernel_agent.gate.ahead import Ahead
-from kernel_agent.gate.answer import Stage
+from kernel_agent.gate.answer import Answer, Stage
 from kernel_agent.gate.batch import BatchRun, Outcome, Script, candidate_job, judged_batch
 from kernel_agent.gate.candidate import CandidateText, default_pair
 from kernel_agent.gate.judge import Problem
@@ -36,7 +39,8 @@ class Recomputation:
 
     def __init__(self, truths: Truths, ahead: Ahead, text: CandidateText, options: GateOptions) -> None:
         self._spec = truths.spec
-        self._lowered = truths.lowered
+        self._lowered = dict(truths.lowered)
+        """With what the processes of parts that ended have lowered: they held no code of the candidate either."""
         self._ahead = ahead
         self._text = text
         self._options = options
@@ -77,7 +81,12 @@ class Recomputation:
             "again": [question.case.again for question in questions],
         }
         job = candidate_job(questions, self._text, self._options.limits, ENTRY, extra, self._lowered)
-        self._parts.append(_Part(questions, self._ahead.begin(job)))
+        self._parts.append(_Part(questions, self._ahead.begin(job, self._learn)))
+
+    def _learn(self, message: Message) -> None:
+        if message.record.get("lowered"):
+            with suppress(ValidationError):  # the process is judged by what it says, not here
+                self._lowered = {**Answer.model_validate(message.record).lowered, **self._lowered}
 
     def found(self, runs: Sequence[BatchRun]) -> tuple[BatchRun, ...]:
         """What the processes found, in the order of the questions; `runs` are the candidate's own.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -73,6 +74,7 @@ class Plan:
         )
 
 
+@lru_cache(maxsize=256)
 def _largest_tile(module: Module) -> int:
     """Elements of the largest tile of numbers that a program computes."""
     sizes = [
@@ -84,6 +86,7 @@ def _largest_tile(module: Module) -> int:
     return max(sizes, default=1)
 
 
+@lru_cache(maxsize=512)
 def _elements(module: Module, *, iterations: int) -> int:
     """Elements that one program computes when every loop runs so often."""
 

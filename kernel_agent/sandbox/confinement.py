@@ -6,6 +6,7 @@ machines (gVisor, containers without user namespaces) have none of them. Who nee
 
 from __future__ import annotations
 
+import functools
 import os
 import resource
 import shutil
@@ -144,6 +145,7 @@ def system_paths() -> tuple[Path, ...]:
     return (*absolute, _PACKAGE)
 
 
+@functools.cache
 def _prefixes(tool: str) -> tuple[Path, ...]:
     """Where a compiler's programs, libraries and headers lie: above the `bin` it is in, as named and as resolved."""
     found = shutil.which(tool) if tool else None

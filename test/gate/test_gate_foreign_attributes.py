@@ -92,6 +92,24 @@ def test_a_patch_in_a_forward_of_the_candidates_own_is_the_candidates(judge):
     assert verdict.status is Status.TAMPERED, verdict.message
 
 
+def test_a_default_that_says_of_itself_that_it_is_equal_is_another_one():
+    # Comparisons by value would ask the very object that was put in.
+    class Equal:
+        def __eq__(self, _other):
+            return True
+
+        __hash__ = object.__hash__
+
+    replaced, function = watch_attributes(), torch.testing.assert_close
+    before = dict(function.__kwdefaults__)
+    function.__kwdefaults__["rtol"] = Equal()
+    try:
+        assert replaced() == ("torch.testing._comparison.assert_close",)
+    finally:
+        function.__kwdefaults__.update(before)
+    assert replaced() == ()
+
+
 def test_the_users_lines_end_where_a_statement_is_another():
     text = '"""One."""\nimport torch\nMETA = dict(grads=("x",))\n# --- forward ---\nA = {a}\nB = 2\n'
     rest = "# --- backward ---\ndef backward(saved, g):\n    return g\n# --- check ---\n"
