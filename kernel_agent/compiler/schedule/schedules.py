@@ -35,9 +35,11 @@ from kernel_agent.compiler.schedule.reload import crowding, reloaded
 from kernel_agent.compiler.schedule.rows import persistent, summed_axis, width_of
 from kernel_agent.compiler.schedule.settle import settled
 from kernel_agent.compiler.schedule.share import loading, shared, storing
+from kernel_agent.compiler.schedule.sites import Site
 from kernel_agent.compiler.schedule.slots import slotted
 from kernel_agent.compiler.schedule.square import squared
 from kernel_agent.compiler.schedule.swizzle import unswizzled
+from kernel_agent.compiler.schedule.unflatten import unflattened
 from kernel_agent.compiler.schedule.windows import windowed
 from kernel_agent.compiler.schedule.wraps import unwrapped
 from kernel_agent.compiler.ssa.code import Code
@@ -246,7 +248,8 @@ def _split(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft 
     wide = replace(wide, kernel=settled(wide.kernel, wide.launch))
     draft.facts += [Fact(text, "loops of all programs step through the same indices") for text in wide.facts]
     found, left = turned(wide, gradients)
-    beside = _beside(tidy, {site.op.base.name for added in found.values() for site in added}, gradients, launch)
+    small = _beside(tidy, {site.op.base.name for added in found.values() for site in added}, gradients, launch)
+    beside = {name for name in small if not any(_meets(added, name, small) for added in found.values())}
     owners, refused = owners_of(wide, found, beside, tidy.name)
     owners, facts = parted_owners(wide, owners, left, gradients, tidy.name)
     draft.facts += [Fact(text, "all parts of an axis of the grid are as large") for text in facts]
@@ -255,7 +258,7 @@ def _split(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft 
     draft.remarks += refused
     if not owners:
         return None
-    owners = [(replace(made, kernel=prune(settled(made.kernel, made.launch))), names) for made, names in owners]
+    owners = [(replace(made, kernel=merged(prune(settled(made.kernel, made.launch)))), names) for made, names in owners]
     loaded = {op.base for made, _ in owners for op in made.kernel.ops if op.code is Code.LOAD}
     kept = [one for one in kept if one.pointer in loaded]
     draft.partials += [one.buffer for one in kept]
@@ -269,6 +272,12 @@ def _split(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft 
         own = {tensor: name for tensor, name in gradients.items() if name in theirs}
         draft.add(owned(unwrapped(made.kernel, made.launch), own, made.launch), own, made.launch, made.scalars)
     return draft
+
+
+def _meets(added: Sequence[Site], name: str, small: Set[str]) -> bool:
+    """Whether a gradient has its kernel with one that is not small: there it is a sum of what is at hand."""
+    names = {site.op.base.name for site in added}
+    return name in names and not names <= small
 
 
 def _beside(kernel: Kernel, candidates: Set[str], gradients: Mapping[str, str], launch: Launch) -> set[str]:
@@ -292,6 +301,7 @@ def _windows(
     """By gradient, of those wanted, the launches that gather it for the elements of windows, where nothing is added
     atomically then."""
     found: dict[str, Draft] = {}
+    tidy = unflattened(tidy, launch)
     for tensor, name in gradients.items():
         if name not in wanted:
             continue

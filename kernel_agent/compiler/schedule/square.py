@@ -19,7 +19,7 @@ from kernel_agent.compiler.schedule.sites import sites
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.rebuild import Copier, emptied
-from kernel_agent.compiler.ssa.value import Kernel, Op, Value, is_constant
+from kernel_agent.compiler.ssa.value import Kernel, Op, Value, is_constant, unspread
 
 
 @dataclass(frozen=True)
@@ -103,12 +103,13 @@ def _stepped(forms: Forms, start: Value, by: Polynomial) -> list[str] | None:
     form = forms.of(start)
     if any(atom.kind is Kind.OPAQUE for atom, _ in form.terms):
         return [] if _is_natural(forms, start) and _is_multiple(forms, start, by) else None
-    if not form.rises:
-        return None
-    facts = [] if form.base.surely(0) else [f"{form.base.text()} >= 0"]
-    for number in (*(number for _, number in form.terms), form.base):
-        if not number.printable:
+    facts: list[str] = []
+    for number in (form.base, *(number for _, number in form.terms)):
+        if not number.printable or (-number).surely(1):
             return None
+        if not number.surely(0):
+            facts.append(f"{number.text()} >= 0")
+    for number in (*(number for _, number in form.terms), form.base):
         if number.quotient(by) is not None:
             continue
         if by.quotient(number) is not None or (number.number is not None and by.number is not None):
@@ -177,6 +178,19 @@ class _Squarer(Copier):
         super().__init__(source, Builder(emptied(source, arguments=[*source.arguments, *arguments])))
         self.b.written = self.written
         self.ends = ends
+        stops = {loop.operands[1] for loop in ends}
+        less = [op for op in source.ops if op.code is Code.CMP and op.attributes["predicate"] == "lt"]
+        self.limiting = {op for op in less if unspread(op.operands[1]) in stops}
+        """Comparisons with where a loop ends."""
+
+    def pure(self, op: Op) -> None:
+        """What lies below the end of a loop, the least of several, lies below each: some are those of all programs."""
+        limits = _smallest(unspread(op.operands[1])) if op in self.limiting else []
+        if len(limits) < 2:
+            super().pure(op)
+            return
+        parts = [self.b.compare("lt", self[op.operands[0]], self[limit]) for limit in limits]
+        self[op.result] = functools.reduce(self.b.logical_and, parts)
 
     def loop(self, op: Op) -> None:
         """A FOR."""

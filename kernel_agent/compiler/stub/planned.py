@@ -352,9 +352,9 @@ class Planned:
                 continue
             if result not in buffers or buffer.like != name:
                 text += f".reshape({self.references.shape(tensor)})"
-            lies = self.flow.always_dense if buffer.like == name else self.flow.always_contiguous
+            lies = buffer.like == name or self.flow.always_contiguous(tensor)
             alone = buffer.like in ("", name) and list(plan.gradients.values()).count(result) == 1
-            self.cotangents.add(tensor, Grad(text, element, own=alone and lies(tensor)))
+            self.cotangents.add(tensor, Grad(text, element, own=alone and lies))
         for one in made.sliced:
             self.cotangents.add(one.root, Grad(one.variable, "f32"))
 

@@ -280,3 +280,56 @@ def sums_up_to(q_ptr, k_ptr, most_ptr, o_ptr, n, D: tl.constexpr, BM: tl.constex
         k = tl.load(k_ptr + (head * n + keys[:, None]) * D + dims[None, :], mask=keys[:, None] < most, other=0.0)
         acc += tl.dot(tl.dot(q, tl.trans(k), input_precision="ieee"), k, input_precision="ieee")
     tl.store(o_ptr + own, acc, mask=rows[:, None] < n)
+
+
+@triton.jit
+def clamped_product(a_ptr, b_ptr, c_ptr, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    cols = tl.program_id(1) * BN + tl.arange(0, BN)
+    k = tl.arange(0, BK)
+    total = tl.zeros((BM, BN), dtype=tl.float32)
+    for start in range(0, K, BK):
+        there = k < K - start
+        a = tl.load(a_ptr + tl.minimum(rows, M - 1)[:, None] * K + (start + k)[None, :], mask=there[None, :], other=0.0)
+        b = tl.load(b_ptr + (start + k)[:, None] * N + tl.minimum(N - 1, cols)[None, :], mask=there[:, None], other=0.0)
+        total += tl.dot(a, b, input_precision="ieee")
+    tl.store(c_ptr + rows[:, None] * N + cols[None, :], total, mask=(rows[:, None] < M) & (cols[None, :] < N))
+
+
+@triton.jit
+def clamped_rows(a_ptr, c_ptr, M, N, BM: tl.constexpr, BN: tl.constexpr):
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    cols = tl.arange(0, BN)
+    a = tl.load(a_ptr + tl.minimum(rows, M - 1)[:, None] * N + cols[None, :], mask=cols[None, :] < N, other=0.0)
+    tl.store(c_ptr + rows[:, None] * N + cols[None, :], a * a, mask=cols[None, :] < N)
+
+
+@triton.jit
+def sliced_product(a_ptr, b_ptr, c_ptr, M, N, K, EACH, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    cols = tl.program_id(1) * BN + tl.arange(0, BN)
+    first = tl.program_id(2) * EACH
+    last = tl.minimum(first + EACH, K)
+    total = tl.zeros((BM, BN), dtype=tl.float32)
+    for start in range(first, last, BK):
+        k = start + tl.arange(0, BK)
+        a = tl.load(a_ptr + rows[:, None] * K + k[None, :], mask=(rows[:, None] < M) & (k[None, :] < last), other=0.0)
+        b = tl.load(b_ptr + k[:, None] * N + cols[None, :], mask=(k[:, None] < last) & (cols[None, :] < N), other=0.0)
+        total += tl.dot(a, b, input_precision="ieee")
+    here = c_ptr + tl.program_id(2) * M * N
+    tl.store(here + rows[:, None] * N + cols[None, :], total, mask=(rows[:, None] < M) & (cols[None, :] < N))
+
+
+@triton.jit
+def biased_exponents(x_ptr, w_ptr, bias_ptr, y_ptr, M, N, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    d = tl.arange(0, D)
+    x = tl.load(x_ptr + rows[:, None] * D + d[None, :], mask=rows[:, None] < M, other=0.0)
+    total = tl.zeros((BM,), dtype=tl.float32)
+    for start in range(0, N, BN):
+        n = start + tl.arange(0, BN)
+        w = tl.load(w_ptr + n[:, None] * D + d[None, :], mask=n[:, None] < N, other=0.0)
+        bias = tl.load(bias_ptr + n, mask=n < N, other=0.0)
+        score = tl.dot(x, tl.trans(w), input_precision="ieee") + bias[None, :]
+        total += tl.sum(tl.where(n[None, :] < N, tl.exp(score), 0.0), 1)
+    tl.store(y_ptr + rows, total, mask=rows < M)

@@ -107,3 +107,48 @@ def test_programs_of_one_product_write_nothing_to_the_gradient_of_another() -> N
     found = {plan.schedule: plan for plan in plans(kernel, adjoint, 2, calls=calls)}
     assert next(iter(found)) == "split"
     agree(found, given, {name: torch.randn(20, 40, dtype=torch.float64) for name in ("y_ptr", "z_ptr")}, (4, 2))
+
+
+def test_clamped_indices_leave_no_atomics() -> None:
+    # Lanes beyond the last row add zeros to it, as those of a remainder do to the first ones.
+    kernel = from_source(schedule_forwards.clamped_product, {**POINTERS, **SIZES}, **TILES)
+    found = plans_of(kernel, "a_ptr b_ptr", "c_ptr", 2)
+    assert atomics(found["split"]) == []
+    given, dc = matrices(40, 50, 40)
+    agree(found, {name: given[name] for name in ("a_ptr", "b_ptr", "M", "N", "K")}, {"c_ptr": dc}, (3, 2))
+
+
+def test_clamped_rows_that_are_stored_as_well_stay_atomic() -> None:
+    # Their cotangents are no zeros: under a mask the last row would lose them.
+    types = {"a_ptr": "*fp32", "c_ptr": "*fp32", "M": "i32", "N": "i32"}
+    found = plans_of(from_source(schedule_forwards.clamped_rows, types, BM=16, BN=16), "a_ptr", "c_ptr", 1)
+    assert all(atomics(plan) == ["da"] for plan in found.values())
+    given = {"a_ptr": torch.randn(20, 10, dtype=torch.float64), "M": 20, "N": 10}
+    agree(found, given, {"c_ptr": torch.randn(32, 10, dtype=torch.float64)}, (2,))
+
+
+def test_a_product_whose_programs_each_have_a_slice_of_the_summed_axis_leaves_no_atomics() -> None:
+    # Where slices start depends on the program, and so does where they end: the last one is shorter.
+    kernel = from_source(schedule_forwards.sliced_product, {**POINTERS, **SIZES, "EACH": "i32"}, **TILES)
+    found = plans_of(kernel, "a_ptr b_ptr", "c_ptr", 3)
+    assert atomics(found["split"]) == []
+    given, _ = matrices(40, 50, 90)
+    given = {**{name: given[name] for name in ("a_ptr", "b_ptr", "M", "N", "K")}, "EACH": 32}
+    agree(found, given, {"c_ptr": torch.randn(3, 40, 50, dtype=torch.float64)}, (3, 2, 3))
+    scope = {**given, "triton": triton, "grid2": 3, "BK": 16}
+    told = [fact.expression for fact in found["split"].facts if "EACH" in fact.expression]
+    assert not all(eval(text, {**scope, "EACH": 24}) for text in told)
+    assert not all(eval(text, {**scope, "EACH": -16}) for text in told)
+
+
+def test_a_small_sum_is_made_where_a_large_one_is_made_of_the_same() -> None:
+    # The bias of a word has the programs of the word's row of weights: rows of partial sums, one for each block of
+    # inputs, were as much memory as the weights.
+    types = {**dict.fromkeys(("x_ptr", "w_ptr", "bias_ptr", "y_ptr"), "*fp32"), "M": "i32", "N": "i32"}
+    kernel = from_source(schedule_forwards.biased_exponents, types, D=16, BM=16, BN=16)
+    found = plans_of(kernel, "x_ptr w_ptr bias_ptr", "y_ptr", 1)
+    assert atomics(found["split"]) == []
+    assert not found["split"].totals
+    x, w, bias = (torch.randn(shape, dtype=torch.float64) * 0.3 for shape in ((40, 16), (50, 16), (50,)))
+    given = {"x_ptr": x, "w_ptr": w, "bias_ptr": bias, "M": 40, "N": 50}
+    agree(found, given, {"y_ptr": torch.randn(40, dtype=torch.float64)}, (3,))

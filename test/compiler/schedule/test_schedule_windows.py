@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import triton
@@ -11,11 +13,15 @@ from window_forwards import (
     convolution,
     differences,
     dilated,
+    flat_convolution,
     normed_neighbours,
     shuffled,
     squares_1d,
     squares_2d,
+    unrolled_convolution,
 )
+
+from kernel_agent.compiler.ssa.code import Code
 
 F32 = dict.fromkeys(("X", "Y", "Parts", "Weight", "Taps"), "*fp32")
 SIZES = dict.fromkeys(("T", "T_OUT", "H", "W", "HO", "WO", "CI", "CO"), "i32")
@@ -71,6 +77,19 @@ def test_a_convolution_sums_taps_and_channels_in_the_kernel_that_owns_elements()
     assert not [name for name in names if name.endswith(("_X_X", "_dX_dX"))], names
     given = {"X": drawn(21, 5), "Weight": drawn(3, 5, 18), "T": 21, "T_OUT": 11, "CI": 5, "CO": 18}
     agree(made, given, {"Y": drawn(11, 18)}, (1, 2), BM=16, BN=16, BK=16)
+
+
+@pytest.mark.parametrize("forward", [unrolled_convolution, flat_convolution])
+def test_taps_of_a_convolution_are_summed_before_they_are_stored(forward: Any) -> None:
+    # Taps in a row were each added to memory, with a barrier between; taps and channels that one loop counts left each
+    # tap to a program of its own, and its sums atomic.
+    made = plans_of(kernel_of(forward, TAPS=3, BM=16, BN=16, BK=16), "X Weight", "Y", 2)
+    steps = [step.kernel for step in made["split"].steps]
+    (own,) = [kernel for kernel in steps if any(value.name == "dX" for value in kernel.arguments)]
+    codes = [op.code for op in own.ops if "base" in op.attributes and op.base.name == "dX"]
+    assert codes == [Code.STORE]
+    given = {"X": drawn(21, 20), "Weight": drawn(3, 20, 18), "T": 21, "CI": 20, "CO": 18}
+    agree(made, given, {"Y": drawn(21, 18)}, (2, 2), BM=16, BN=16, BK=16)
 
 
 @pytest.mark.parametrize("side", [3, 5])

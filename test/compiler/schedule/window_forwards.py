@@ -66,6 +66,43 @@ def convolution(
 
 
 @triton.jit
+def unrolled_convolution(
+    X, Weight, Y, T, CI, CO, TAPS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr
+):
+    o = tl.program_id(0) * BM + tl.arange(0, BM)
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    acc = tl.zeros((BM, BN), tl.float32)
+    for tap in tl.static_range(TAPS):
+        t = o - 1 + tap
+        there = (o < T) & (t >= 0) & (t < T)
+        for start in range(0, CI, BK):
+            c = start + tl.arange(0, BK)
+            x = tl.load(X + t[:, None] * CI + c[None, :], mask=there[:, None] & (c[None, :] < CI), other=0.0)
+            w_at = (tap * CI + c[:, None]) * CO + n[None, :]
+            w = tl.load(Weight + w_at, mask=(c[:, None] < CI) & (n[None, :] < CO), other=0.0)
+            acc += tl.dot(x, w, input_precision="ieee")
+    tl.store(Y + o[:, None] * CO + n[None, :], acc, mask=(o[:, None] < T) & (n[None, :] < CO))
+
+
+@triton.jit
+def flat_convolution(X, Weight, Y, T, CI, CO, TAPS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    o = tl.program_id(0) * BM + tl.arange(0, BM)
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    chunks = tl.cdiv(CI, BK)
+    acc = tl.zeros((BM, BN), tl.float32)
+    for step in range(TAPS * chunks):
+        tap = step // chunks
+        c = step % chunks * BK + tl.arange(0, BK)
+        t = o - 1 + tap
+        there = (o < T) & (t >= 0) & (t < T)
+        x = tl.load(X + t[:, None] * CI + c[None, :], mask=there[:, None] & (c[None, :] < CI), other=0.0)
+        w_at = (tap * CI + c[:, None]) * CO + n[None, :]
+        w = tl.load(Weight + w_at, mask=(c[:, None] < CI) & (n[None, :] < CO), other=0.0)
+        acc += tl.dot(x, w, input_precision="ieee")
+    tl.store(Y + o[:, None] * CO + n[None, :], acc, mask=(o[:, None] < T) & (n[None, :] < CO))
+
+
+@triton.jit
 def normed_neighbours(X, Y, T, BLOCK: tl.constexpr):
     t = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     here = tl.load(X + t, mask=t < T, other=0.0)

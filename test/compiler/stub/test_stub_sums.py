@@ -119,3 +119,10 @@ def test_a_launch_does_not_add_to_a_cotangent_that_is_a_gradient_as_it_is(tmp_pa
         sandbox,
     ).split("def backward")[1]
     assert "torch.zeros_like(rows" in text
+
+
+def test_what_is_laid_out_as_an_input_of_any_strides_is_added_to(tmp_path: Path, sandbox: Sandbox) -> None:
+    # An input that nobody made contiguous has a gradient of its own strides, in which both kernels know the way.
+    first = "taken_kernel[grid](x, at, y, N, BLOCK=32)"
+    text = backward(first, first.replace("y, N", "z, N"), tmp_path, sandbox).split("def backward")[1]
+    assert text.count("gradient_room(") == 1
