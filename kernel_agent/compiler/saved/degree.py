@@ -72,14 +72,21 @@ def scale(number: float, factors: tuple[int, ...] = ()) -> Degree:
 class Degrees:
     """Answers of the values of a kernel, found on demand; None where there is none of these kinds."""
 
-    def __init__(self, given: Mapping[Value, Degree | None], masses: Callable[[Value], bool] | None = None) -> None:
+    def __init__(
+        self,
+        given: Mapping[Value, Degree | None],
+        masses: Callable[[Value], bool] | None = None,
+        arms: Mapping[Value, Value] | None = None,
+    ) -> None:
         """`given`: where the shift comes in; None for what must not be used.
 
         `masses`: whether a value is a sum of exponentials which, where it is zero, makes all else vanish there too.
+        `arms`: of choices, the side that matters (see `kept_arms`).
         """
         self._known: dict[Value, Degree | None] = dict(given)
         self._given = frozenset(given)
         self._masses = masses or (lambda _: False)
+        self._arms = arms or {}
 
     def __getitem__(self, value: Value) -> Degree | None:
         if value in self._known:
@@ -238,6 +245,8 @@ class Degrees:
         condition, a, b = d
         if condition.kind is not Kind.STAYS:
             return None
+        if op.result in self._arms:
+            return self._known[self._arms[op.result]]
         joined = _join(a, b)
         if joined is not None:
             return joined

@@ -31,6 +31,8 @@ class Normaliser:
     factor: float
     mass: int
     """l, among the carries of the last turn."""
+    guarded: bool = False
+    """It is infinite where l is zero."""
 
 
 def use_gauge(kernel: Kernel, differentiated: frozenset[str] | None = None) -> Saved:
@@ -71,6 +73,8 @@ class _Turned(Copier):
         self.normalisers: dict[Chain, Normaliser | None] = {}
         self.stored: dict[Value, Place] = {}
         self.gauges: dict[Chain, Value] = {}
+        self.steady: set[Value] = set()
+        """What stands for something else in loops that are turned: maxima, and factors of earlier trips."""
         self.ends: dict[Chain, dict[int, Value]] = {}
         """Numbers that the last turn ends in, by carry."""
 
@@ -81,6 +85,8 @@ class _Turned(Copier):
         self.stored.update({place.value: place for place in stored})
 
     def op(self, op: Op) -> None:
+        if not self.steady.isdisjoint(op.results):
+            return
         if op not in self.chains:
             super().op(op)
             return
@@ -100,7 +106,11 @@ class _Turned(Copier):
             number = load_back(self, place, other=math.inf)
             number = b.mul(number, b.const(1 / normaliser.factor, number.element))
             self.read.add(place.store.base.name)
-            self.ends[chain] = {normaliser.mass: b.const(1.0, last.loop.results[normaliser.mass].element)}
+            mass = last.loop.results[normaliser.mass]
+            one = b.const(1.0, mass.element)
+            if normaliser.guarded:
+                one = b.select(b.compare("eq", number, b.const(math.inf, number.element)), b.zero(one), one)
+            self.ends[chain] = {normaliser.mass: one}
             self.remarks.append(f"{called} is the log-sum-exp read from {place.store.base.name}: no maximum, no tape")
         else:
             if any(has_effects(turn.loop) for turn in chain.turns):
@@ -131,12 +141,15 @@ class _Turned(Copier):
             self[block.arguments[0]] = index
             for place, value in zip(places, inner, strict=True):
                 self[block.arguments[1 + place]] = value
+            self[turn.old] = b.whole(gauge, turn.old.shape)
             for maximum in turn.maxima:
                 maker = maximum.producer
                 if maker is None or not is_guard(maker, turn.maxima):
                     self[maximum] = b.whole(gauge, maximum.shape)
+                    self.steady.add(maximum)
             for alpha in turn.alphas:
                 self[alpha] = b.const(1.0, alpha.element)
+                self.steady.add(alpha)
             for op in block.ops:
                 if has_effects(op):
                     self.op(op)
@@ -187,7 +200,8 @@ def _fits(lanes: Lanes, chain: Chain, place: Place) -> bool:
 
 def _normaliser(chain: Chain, place: Place) -> Normaliser | None:
     """A stored value as factor * m + log(l) of the final m and a carry l that scales; None where it is not."""
-    op = place.value.producer
+    total, empty = _finite(place.value)
+    op = total.producer
     if op is None or op.code is not Code.ADD or place.value.shape != chain.maximum.shape:
         return None
     for one, other in (op.operands, op.operands[::-1]):
@@ -197,10 +211,12 @@ def _normaliser(chain: Chain, place: Place) -> Normaliser | None:
             continue
         if log.producer.code not in (Code.LOG, Code.LOG2):
             continue
-        mass = _unguarded(log.producer.operands[0])
+        mass = _unguarded(log.producer.operands[0], chain)
+        if empty not in (None, mass):
+            continue
         for number in chain.last.decays:
             if chain.last.loop.results[number] is mass and chain.degrees().stays(place.value):
-                return Normaliser(place, factor, number)
+                return Normaliser(place, factor, number, empty is not None)
     return None
 
 
@@ -224,9 +240,21 @@ def _multiple(value: Value, guarded: set[Value]) -> tuple[float, Value]:
             return factor, value
 
 
-def _unguarded(value: Value) -> Value:
-    """l of where(l == 0, 1, l)."""
+def _finite(value: Value) -> tuple[Value, Value | None]:
+    """x and l of where(l == 0, inf, x); another value, and None."""
+    op = bare(value).producer
+    test = op.operands[0].producer if op is not None and op.code is Code.SELECT else None
+    kept = {"eq": 2, "ne": 1}.get(test.attributes["predicate"]) if test and test.code is Code.CMP else None
+    if op is None or test is None or kept is None or constant(bare(op.operands[3 - kept])) != math.inf:
+        return value, None
+    masses = [bare(side) for side in test.operands if constant(bare(side)) != 0]
+    return (bare(op.operands[kept]), masses[0]) if len(masses) == 1 else (value, None)
+
+
+def _unguarded(value: Value, chain: Chain) -> Value:
+    """l of where(l == 0, 1, l), or of such a choice that only l comes of to where something is stored."""
     value = bare(value)
+    value = bare(chain.arms.get(value, value))
     op = value.producer
     if op is None or op.code is not Code.SELECT:
         return value

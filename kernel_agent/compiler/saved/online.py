@@ -9,13 +9,45 @@ stays when m shifts and c scales, the maxima may all be M, whatever that is, and
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
+from kernel_agent.compiler.saved.arms import kept_arms
 from kernel_agent.compiler.saved.degree import STAYS, Degree, Degrees, Kind, shift
 from kernel_agent.compiler.ssa.code import EFFECTS, Code
 from kernel_agent.compiler.ssa.uses import captured, has_effects
 from kernel_agent.compiler.ssa.value import VEILS, Block, Kernel, Op, Value, bare, constant, unspread
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a trip does to the carries of its loop."""
+
+    yields: tuple[Value, ...]
+    """What they become, in trips that change them."""
+    branch: Op | None = None
+    """Where some become that: an IF whose other side leaves them as they are."""
+    side: int = 0
+    """Of its blocks."""
+
+    @classmethod
+    def of(cls, block: Block) -> Step:
+        """Of the body of a loop."""
+        yields, found, side = list(block.yields), None, 0
+        for place, (carry, last) in enumerate(zip(block.arguments[1:], block.yields, strict=True)):
+            op = bare(last).producer
+            if op is None or op.code is not Code.IF or op not in block.ops or found not in (None, op):
+                continue
+            sides = [inner.yields[op.results.index(bare(last))] for inner in op.blocks]
+            for number, other in enumerate(reversed(sides)):
+                if bare(other) is carry and (found is None or number == side):
+                    found, side, yields[place] = op, number, sides[number]
+                    break
+        return cls(tuple(yields), found, side)
+
+    def ops(self, block: Block) -> list[Op]:
+        """Operations of the loop's body that run in trips that change the carries."""
+        return [*block.ops, *([] if self.branch is None else self.branch.blocks[self.side].ops)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,6 +55,7 @@ class Turn:
     """A loop that keeps a running maximum."""
 
     loop: Op
+    step: Step
     place: int
     """Of the maximum among the carries."""
     maxima: frozenset[Value]
@@ -55,6 +88,8 @@ class Chain:
 
     block: Block
     turns: tuple[Turn, ...]
+    arms: Mapping[Value, Value] = field(default_factory=dict)
+    """See `kept_arms`."""
 
     @property
     def last(self) -> Turn:
@@ -73,7 +108,7 @@ class Chain:
         for turn in self.turns:
             given.update({turn.loop.results[place]: degree for place, degree in turn.degrees.items()})
             masses.update(turn.loop.results[place] for place in turn.masses)
-        return Degrees(given, lambda value: bare(value) in masses)
+        return Degrees(given, lambda value: bare(value) in masses, self.arms)
 
 
 def find_chains(kernel: Kernel, differentiated: frozenset[str] | None, remarks: list[str]) -> list[Chain]:
@@ -82,6 +117,7 @@ def find_chains(kernel: Kernel, differentiated: frozenset[str] | None, remarks: 
     `differentiated`: arguments whose cotangents are not zero; None for all. Stores to others may depend on the maximum.
     """
     found: list[Chain] = []
+    arms = kept_arms(kernel)
 
     def visit(block: Block) -> None:
         chain: Chain | None = None
@@ -92,10 +128,10 @@ def find_chains(kernel: Kernel, differentiated: frozenset[str] | None, remarks: 
             if turn is None:
                 continue
             if chain is not None and bare(turn.start(turn.place)) is chain.maximum and _goes_on(chain, turn):
-                chain = Chain(block, (*chain.turns, turn))
+                chain = Chain(block, (*chain.turns, turn), arms)
                 found[-1] = chain
             else:
-                chain = Chain(block, (turn,))
+                chain = Chain(block, (turn,), arms)
                 found.append(chain)
 
     visit(kernel.body)
@@ -119,15 +155,16 @@ def is_guard(op: Op, guarded: Iterable[Value]) -> bool:
 def _turn(op: Op, differentiated: frozenset[str] | None, remarks: list[str]) -> Turn | None:
     """A loop as a turn; None where it is none."""
     (block,) = op.blocks
+    step = Step.of(block)
     for place, old in enumerate(block.arguments[1:]):
-        new = bare(block.yields[place])
+        new = bare(step.yields[place])
         maker = new.producer
         if not old.is_float or maker is None or maker.code is not Code.MAX or old not in map(bare, maker.operands):
             continue
-        maxima = {new, block.yields[place]}
-        maxima.update(inner.result for inner in block.ops if inner.results and is_guard(inner, {new}))
+        maxima = {new, step.yields[place]}
+        maxima.update(inner.results[0] for inner in step.ops(block) if inner.results and is_guard(inner, {new}))
         try:
-            return _as_turn(op, place, maker, frozenset(maxima), differentiated)
+            return _as_turn(op, step, place, maker, frozenset(maxima), differentiated)
         except NotOneError as reason:
             called = f"`{old.name}`" if old.name else "a running maximum"
             remarks.append(f"{called} keeps its place in the derivative: {reason}")
@@ -138,17 +175,21 @@ class NotOneError(Exception):
     """Why a maximum that is subtracted is not free to be another."""
 
 
-def _as_turn(op: Op, place: int, maker: Op, maxima: frozenset[Value], differentiated: frozenset[str] | None) -> Turn:
+def _as_turn(
+    op: Op, step: Step, place: int, maker: Op, maxima: frozenset[Value], differentiated: frozenset[str] | None
+) -> Turn:
     (block,) = op.blocks
     carries = block.arguments[1:]
     old = carries[place]
     if any(depends(value, set(carries)) for value in maker.operands if bare(value) is not old):
         raise NotOneError("what it is compared with depends on what the loop has found so far")
+    if step.branch is not None and depends(step.branch.operands[0], set(carries)):
+        raise NotOneError("which trips take part depends on what the loop has found so far")
     moved = {old, *maxima}
     plain: set[int] = {n for n in range(len(carries)) if n != place}
     while True:
         others = {value for n, value in enumerate(carries) if n not in plain}
-        bad = {n for n in plain if depends(block.yields[n], moved | others)}
+        bad = {n for n in plain if depends(step.yields[n], moved | others)}
         if not bad:
             break
         plain -= bad
@@ -165,7 +206,7 @@ def _as_turn(op: Op, place: int, maker: Op, maxima: frozenset[Value], differenti
         if n in plain:
             rates[n] = STAYS
             continue
-        decay, rest = decayed(block.yields[n], carry)
+        decay, rest = decayed(step.yields[n], carry)
         called = f"`{carry.name}`" if carry.name else "another carry"
         if decay is None:
             raise NotOneError(f"{called} does not become {called} * exp(old - new) + something")
@@ -185,7 +226,8 @@ def _as_turn(op: Op, place: int, maker: Op, maxima: frozenset[Value], differenti
         raise NotOneError("no carry is multiplied with exp(old - new)")
     for inner in block.ops:
         examine(inner, degrees, differentiated)
-    return Turn(op, place, maxima, decays, rates, frozenset(masses) if _one_exponential(block, decays) else frozenset())
+    alone = _one_exponential(step.ops(block), decays)
+    return Turn(op, step, place, maxima, decays, rates, frozenset(masses) if alone else frozenset())
 
 
 def examine(op: Op, degrees: Degrees, differentiated: frozenset[str] | None) -> None:
@@ -313,8 +355,8 @@ def _is_mass(value: Value) -> bool:
     return inner is not None and inner.code in (Code.EXP, Code.EXP2)
 
 
-def _one_exponential(block: Block, decays: dict[int, Value]) -> bool:
+def _one_exponential(ops: Iterable[Op], decays: dict[int, Value]) -> bool:
     """Whether all that is summed is made of one exponential: a row where it is zero has nothing."""
     alphas = {bare(value) for value in decays.values()}
-    made = [op for op in block.ops if op.code in (Code.EXP, Code.EXP2) and op.result not in alphas]
+    made = [op for op in ops if op.code in (Code.EXP, Code.EXP2) and op.result not in alphas]
     return len(made) == 1

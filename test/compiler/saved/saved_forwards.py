@@ -130,3 +130,19 @@ def two_log_sums(*, planes: bool) -> Forward:
     }  # fmt: skip
     kernel = kernel_from(kernels.two_log_sums, types, BLOCK=16, PLANES=planes)
     return ran(kernel, (ROWS,), given, ["x_ptr"], ["y_ptr"])
+
+
+def softmax_of_some_trips(kind: str, *, blind: bool = False) -> Forward:
+    """Of the trips that memory names, over 6 of 8 lanes. `blind`: one of them has only minus infinity."""
+    lanes, trips = 6, 5
+    types = dict.fromkeys(("x_ptr", "v_ptr", "on_ptr", "z_ptr", "y_ptr", "lse_ptr"), F32)
+    x = 2 * seeded(trips, lanes, 4)
+    if blind:
+        x[:, 2] = -math.inf
+    given = {
+        "x_ptr": x, "v_ptr": seeded(trips, lanes, 4, seed=1), "z_ptr": seeded(lanes, seed=2),
+        "on_ptr": torch.tensor([1, 0, 1, 1, 0]).double(), "y_ptr": torch.zeros(8).double(),
+        "lse_ptr": torch.zeros(8).double(), "n": trips, "lanes": lanes,
+    }  # fmt: skip
+    kernel = kernel_from(kernels.softmax_of_some_trips, {**types, "n": "i32", "lanes": "i32"}, BLOCK=8, KIND=kind)
+    return ran(kernel, (1,), given, ["x_ptr", "v_ptr", *(["z_ptr"] if kind == "instead" else [])], ["y_ptr"])

@@ -290,3 +290,43 @@ def two_log_sums(x_ptr, y_ptr, lse_ptr, stride, n, distance, BLOCK: tl.constexpr
     tl.store(lse_ptr + row, lse)
     tl.store(lse_ptr + row + (tl.num_programs(0) if PLANES else distance), lse_half)
     tl.store(y_ptr + row, lse * lse_half)
+
+
+@triton.jit
+def softmax_of_some_trips(
+    x_ptr, v_ptr, on_ptr, z_ptr, y_ptr, lse_ptr, n, lanes, BLOCK: tl.constexpr, KIND: tl.constexpr
+):
+    lane = tl.arange(0, BLOCK)
+    inside = lane < lanes
+    top = tl.full([BLOCK], -float("inf"), tl.float32)
+    norm = tl.zeros([BLOCK], tl.float32)
+    acc = tl.zeros([BLOCK], tl.float32)
+    for trip in range(n):
+        on = tl.load(on_ptr + trip) > 0
+        if KIND == "found":
+            on = tl.max(top, axis=0) < 2.0
+        if on:
+            at = (trip * lanes + lane)[:, None] * 4 + tl.arange(0, 4)[None, :]
+            x = tl.load(x_ptr + at, mask=inside[:, None], other=-float("inf"))
+            higher = tl.maximum(top, tl.max(x, axis=1))
+            finite = tl.where(higher == -float("inf"), 0.0, higher)
+            p = tl.exp(x - finite[:, None])
+            fade = tl.exp(top - finite)
+            norm = norm * fade + tl.sum(p, axis=1)
+            acc = acc * fade + tl.sum(p * tl.load(v_ptr + at, mask=inside[:, None], other=0.0), axis=1)
+            top = higher
+    stored = inside
+    if KIND == "rows" or KIND == "more rows":
+        norm = tl.where(inside, norm, 1.0)
+        lse = top + tl.log(norm)
+    else:
+        empty = norm == 0.0
+        norm = tl.where(empty, 1.0, norm)
+        lse = tl.where(empty, float("inf"), top + tl.log(norm))
+    y = acc / norm
+    if KIND == "instead":
+        y = tl.where(empty, tl.load(z_ptr + lane, mask=inside, other=0.0), y)
+    if KIND == "more rows":
+        stored = lane <= lanes
+    tl.store(y_ptr + lane, y, mask=stored)
+    tl.store(lse_ptr + lane, lse, mask=stored)
