@@ -1,6 +1,6 @@
 """`Certificate`: a green verdict in one JSON file, with the sources, the seeds and the versions that a replay needs.
 
-It is data and no proof: whoever can write the file can write anything into it. `kernel_agent.certificate.recheck`
+It is data and no proof: whoever can write the file can write anything into it. `kernel_agent.certificate.judged_again`
 judges its sources again, and that is what tells.
 """
 

@@ -14,7 +14,7 @@ from kernel_agent.errors import ExitCode, InputError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from kernel_agent.certificate.recheck import Recheck
+    from kernel_agent.certificate.judged_again import Recheck
     from kernel_agent.certificate.record import Certificate, GradientRecord
     from kernel_agent.gate.verdict import CaseResult
 
@@ -34,8 +34,8 @@ def recheck(
 
     Exit code 0: it still holds. 1: it does not, or was changed. 2: the file is no certificate.
     """
+    from kernel_agent.certificate.judged_again import recheck as judge_again
     from kernel_agent.certificate.reading import read_certificate
-    from kernel_agent.certificate.recheck import recheck as judge_again
     from kernel_agent.machine import gpu_name
     from kernel_agent.sandbox import Sandbox
 

@@ -12,8 +12,8 @@ from scripted import BACKWARD, CRASHING, SWAPPED, Script, config, reply_text
 from kernel_agent.agent.events import Outcome
 from kernel_agent.agent.orchestrator import FinishedRun
 from kernel_agent.agent.runs import resume, run
+from kernel_agent.certificate.judged_again import recheck
 from kernel_agent.certificate.reading import read_certificate
-from kernel_agent.certificate.recheck import recheck
 from kernel_agent.gate.verdict import Status
 from kernel_agent.models.replay import find_recording
 from kernel_agent.sandbox import Sandbox

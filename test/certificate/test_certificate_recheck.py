@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from kernel_agent.certificate.issue import NotGreen, gradient_records, hashes_of, issue, tier_records
+from kernel_agent.certificate.judged_again import recheck
 from kernel_agent.certificate.reading import read_certificate
-from kernel_agent.certificate.recheck import recheck
 from kernel_agent.certificate.record import Certificate, Sources
 from kernel_agent.errors import InputError
 from kernel_agent.gate import Status, Verdict

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from kernel_agent.certificate.judged_again import Recheck
 from kernel_agent.certificate.reading import read_certificate
-from kernel_agent.certificate.recheck import Recheck
 from kernel_agent.cli.check import certify
 from kernel_agent.cli.main import run
 from kernel_agent.cli.recheck import render
