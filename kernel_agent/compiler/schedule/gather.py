@@ -2,13 +2,17 @@
 
 The loss of a row reads the logit of its label once more: the gradient has one element with two additions, and no store
 could be right for the row. Here the lane whose element it is adds both. That asks for an element of the row: if it
-lies outside, which the kernel alone can see, the row's gradients become NaN rather than wrong.
+lies outside, which the kernel alone can see, the row's gradients become NaN rather than wrong. A few elements, which
+a tile of labels names, are added likewise, those that are named twice twice.
+
+A row may be the part of a longer one that a program goes through. A label that lies in another part is another
+program's, so that here a condition has to say that it lies in this.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kernel_agent.compiler.errors import CannotDerive
@@ -16,13 +20,16 @@ from kernel_agent.compiler.schedule.claims import Claims, open_claims
 from kernel_agent.compiler.schedule.coverage import Counter, domain
 from kernel_agent.compiler.schedule.forms import Forms, Launch
 from kernel_agent.compiler.schedule.linear import Form, Kind
-from kernel_agent.compiler.schedule.sites import Site, sites
+from kernel_agent.compiler.schedule.polynomial import ONE
+from kernel_agent.compiler.schedule.sites import Site, negatives, sides, sites
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.prune import prune
 from kernel_agent.compiler.ssa.rebuild import Copier
 from kernel_agent.compiler.ssa.value import Kernel, Op, Value, unspread
 
 WRITES = frozenset((Code.STORE, Code.ATOMIC_ADD, Code.ATOMIC))
+MOST = 16
+"""Elements of one tile that all lanes of a row compare their places with."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +48,14 @@ class Pair:
     single: Site
     row: Site
     place: tuple[Value, ...]
-    """What the element's place in the row is the sum of."""
+    """What the element's place in the row is the sum of; empty: it is the first."""
     lanes: tuple[Value, ...]
     """What the lanes' places in the row are the sum of."""
     length: Value
     """Of the row."""
     claims: Claims
+    first: Value | None = None
+    """What the row's places begin with, where the element is known to lie among them; None: 0."""
 
 
 def gathered(kernel: Kernel, launch: Launch) -> Gathered:
@@ -72,8 +81,8 @@ def _pairs(kernel: Kernel, launch: Launch, refused: set[str]) -> Iterator[Pair]:
     for site in sites(kernel.body, WRITES):
         written.setdefault(site.op.base, []).append(site)
     for base, found in written.items():
-        rows = [site for site in found if site.op.offset.shape]
-        singles = [site for site in found if not site.op.offset.shape]
+        singles = [site for site in found if _is_few(forms, site)]
+        rows = [site for site in found if site not in singles]
         if base.name in refused or len(rows) != 1 or any(site.op.code is not Code.ATOMIC_ADD for site in found):
             continue
         for single in singles:
@@ -82,32 +91,91 @@ def _pairs(kernel: Kernel, launch: Launch, refused: set[str]) -> Iterator[Pair]:
                 yield pair
 
 
+def _is_few(forms: Forms, site: Site) -> bool:
+    """Whether an addition is to one element, or to a few that memory names."""
+    shape = site.op.offset.shape
+    if len(shape) != 1:
+        return not shape
+    makers = [part.producer for part in _parts(site.op.offset) if part.shape]
+    symbol = forms.kernel.extents.get(shape[0], "")
+    named = any(maker is not None and maker.code is Code.LOAD for maker in makers)
+    return named and max(shape[0], forms.launch.calls.most(symbol) or 0 if symbol else 0) <= MOST
+
+
 def _pair(forms: Forms, single: Site, row: Site) -> Pair | None:
     if row.branches or single.branches > 1 or single.loops:
         return None
+    if single.op.offset.shape and (single.branches or len(row.op.offset.shape) != 1):
+        return None
+    around = single.conditions[: len(single.conditions) - single.branches]
+    if around != row.conditions:
+        return None  # a program may end between the two
     mine, theirs = _parts(single.op.offset), _parts(row.op.offset)
     for part in list(mine):
         if part in theirs:
             mine.remove(part)
             theirs.remove(part)
-    counter = Counter(forms)
-    limits = counter.limits(row, [] if row.op.mask is None else [row.op.mask])
-    if not mine or not theirs or limits is None or len(limits) != 1:
+    if not theirs:
         return None
+    place = _sum(forms, theirs)
+    length = _limit(forms, row.op.mask, place)
+    if length is None:
+        return None
+    counter = Counter(forms)
+    if _is_whole(counter, row, place):
+        claims = open_claims(counter.claims)
+        if claims is None or forms.launch.calls.refute(claim.text() for claim in claims):
+            return None
+        return Pair(single, row, tuple(mine), tuple(theirs), length, claims)
+    if _is_run_through(forms, row, place, length):
+        first = row.loops[0].operands[0]
+        if _lies_in(forms, single, _sum(forms, mine), first, length):
+            return Pair(single, row, tuple(mine), tuple(theirs), length, (), first)
+    return None
+
+
+def _sum(forms: Forms, parts: Sequence[Value]) -> Form:
+    found = Form()
+    for part in parts:
+        found = found + forms.of(part)
+    return found
+
+
+def _is_whole(counter: Counter, row: Site, place: Form) -> bool:
+    """Whether lanes, in the trips of loops, have every place of a row from 0 up to what a mask says."""
+    limits = counter.limits(row, [] if row.op.mask is None else [row.op.mask])
+    if limits is None or len(limits) != 1:
+        return False
     (bound,) = limits
-    place = Form()
-    for part in theirs:
-        place = place + forms.of(part)
-    moving = {atom: None for atom in domain(forms, row) if atom.kind is not Kind.PROGRAM}
+    moving = {atom: None for atom in domain(counter.forms, row) if atom.kind is not Kind.PROGRAM}
     extents = {atom: counter.extent(row, atom) for atom in moving}
     whole = place == bound.form and set(moving) == set(bound.form.coefficients)
-    if not whole or not counter.dense(row, bound, extents):
-        return None
-    length = _limit(forms, row.op.mask, bound.form)
-    claims = open_claims(counter.claims)
-    if length is None or claims is None or forms.launch.calls.refute(claim.text() for claim in claims):
-        return None
-    return Pair(single, row, tuple(mine), tuple(theirs), length, claims)
+    return whole and counter.dense(row, bound, extents)
+
+
+def _is_run_through(forms: Forms, row: Site, place: Form, end: Value) -> bool:
+    """Whether a loop's trips, and the lanes in each, have every place from where the loop starts to where it ends."""
+    mask = None if row.op.mask is None else unspread(row.op.mask).producer
+    if len(row.loops) != 1 or row.loops[0].code is not Code.FOR or mask is None or mask.code is not Code.CMP:
+        return False
+    (loop,) = row.loops
+    _, stop, step = loop.operands[:3]
+    lanes = place - forms.of(loop.blocks[0].arguments[0])
+    tile = [atom for atom, number in lanes.terms if atom.kind is Kind.LANE and number == ONE]
+    one = len(lanes.terms) == len(tile) == len(row.op.offset.shape) == 1 and not lanes.base.terms
+    extent = tile[0].extent if one else None
+    return extent is not None and forms.of(step) == Form(base=extent) and forms.of(stop) == forms.of(end)
+
+
+def _lies_in(forms: Forms, single: Site, place: Form, first: Value, end: Value) -> bool:
+    """Whether what is around an addition says that its place is not before `first`, and is before `end`."""
+    known = negatives(forms, single)
+
+    def is_known(bound: Value, code: Code, less: Callable[[Value], Form]) -> bool:
+        return less(bound) in known or all(less(side) in known for side in sides(forms, bound, code))
+
+    before_end = is_known(end, Code.MIN, lambda side: place - forms.of(side))
+    return before_end and is_known(first, Code.MAX, lambda side: forms.of(side) - place - Form(base=ONE))
 
 
 def _parts(value: Value) -> list[Value]:
@@ -170,8 +238,13 @@ class _Gatherer(Copier):
             b, pair = self.b, self.pair
             value, others, *inner = self.found
             place = inner[0] if inner else self.place(pair.place)
-            hit = b.compare("eq", *_alike(self, [self.place(pair.lanes), place]))
-            own = b.select(hit, value, others)
+            lanes, place = _alike(self, [self.place(pair.lanes), place])
+            if value.shape or place.shape:
+                hit = b.compare("eq", b.expand(lanes, 1), b.expand(place, 0))
+                chosen = b.select(hit, b.expand(value, 0), b.zero(value))
+                own = b.add(b.sum(chosen, 1), others)
+            else:
+                own = b.select(b.compare("eq", lanes, place), value, others)
             mask = None if op.mask is None else self[op.mask]
             self.b.store(self[op.base], self.whole(op.offset), b.add(self[op.stored], own), mask, op.code)
 
@@ -179,19 +252,26 @@ class _Gatherer(Copier):
         """What `found` holds, where the single addition is made."""
         b, pair = self.b, self.pair
         place = self.place(pair.place)
-        zero = b.zero(place)
-        at, length = _alike(self, [place, self[pair.length]])
-        inside = b.logical_and(b.compare("ge", place, zero), b.compare("lt", at, length))
         value = self[pair.single.op.stored]
-        if pair.single.op.mask is not None:
-            made = self[pair.single.op.mask]
-            value = b.select(made, value, b.zero(value))
-            inside = b.elementwise(Code.OR, (inside, b.elementwise(Code.XOR, (made, b.const(True, "i1")))))
-        others = b.select(inside, b.zero(value), b.const(math.nan, value.element))
+        others = b.zero(value)
+        made = None if pair.single.op.mask is None else self[pair.single.op.mask]
+        if made is not None:
+            value = b.select(made, value, others)
+        if pair.place and pair.first is None:
+            at, length = _alike(self, [place, self[pair.length]])
+            inside = b.logical_and(b.compare("ge", place, b.zero(place)), b.compare("lt", at, length))
+            if made is not None:
+                inside = b.elementwise(Code.OR, (inside, b.elementwise(Code.XOR, (made, b.const(True, "i1")))))
+            others = b.select(inside, others, b.const(math.nan, value.element))
+        if pair.single.op.offset.shape:
+            shape = pair.single.op.offset.shape
+            return [b.whole(value, shape), b.sum(others, 0) if others.shape else others]
         return [value, others, *([place] if self.inner else [])]
 
     def place(self, parts: Sequence[Value]) -> Value:
         """The sum of parts."""
+        if not parts:
+            return self.b.const(0)
         total = self[parts[0]]
         for part in parts[1:]:
             one, other = _alike(self, [total, self[part]])

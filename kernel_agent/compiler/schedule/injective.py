@@ -160,7 +160,7 @@ def _grouped(form: Form, chosen: Sequence[Bound], bounds: Sequence[Bound]) -> tu
         proof = multiple and injective(bound.form, inner, frozenset(atom for atom, _ in bound.form.terms))
         if not multiple or proof is None or not proof or len(proof.orders) > 1:
             return None
-        claims += [*proof.claims, *proof.orders[0]]
+        claims += [*proof.claims, *proof.orders[0], *(Claim(step, ZERO) for step in bound.steps)]
         for atom, _ in bound.form.terms:
             del rest[atom]
         digits.append(Digit(_upward(multiple), (bound.below,)))

@@ -147,7 +147,7 @@ class Common:
     @classmethod
     def alone(cls, forms: Forms, site: Site) -> Common:
         """Of one write."""
-        bounded = tuple(bounds(forms, site))
+        bounded = tuple(bounds(forms, site, likely=True))
         return cls(forms.of(site.op.offset), bounded, frozenset(), segments(forms, site))
 
     @classmethod
@@ -157,7 +157,7 @@ class Common:
         if len(written) == 1:
             return cls.alone(forms, first)
         places = [forms.of(site.op.offset) for site in written]
-        shared = [bounds(forms, site) for site in written]
+        shared = [bounds(forms, site, likely=True) for site in written]
         kept = tuple(bound for bound in shared[0] if all(bound in others for others in shared))
         inside = [segments(forms, site) for site in written]
         within = tuple(one for one in inside[0] if all(one in others for others in inside))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kernel_agent.compiler.schedule.forms import Forms, relabelled
 from kernel_agent.compiler.schedule.linear import Form, Kind
@@ -21,6 +21,8 @@ class Bound:
     form: Form
     """Without a base, none of its atoms opaque, all coefficients at least 0."""
     below: Polynomial
+    steps: tuple[Polynomial, ...] = ()
+    """What must be no less than 0 for that, though it is not known: the rows of a program, as a constexpr."""
 
     @property
     def size(self) -> int:
@@ -65,12 +67,14 @@ def _sites(block: Block, codes: frozenset[Code], around: Site) -> Iterator[Site]
                 yield from _sites(inner, codes, Site(op, inner, (*around.loops, op), conditions, around.branches))
 
 
-def bounds(forms: Forms, site: Site) -> list[Bound]:
-    """What holds of indices where the operation takes part: by its mask, loops and conditions."""
+def bounds(forms: Forms, site: Site, *, likely: bool = False) -> list[Bound]:
+    """What holds of indices where the operation takes part: by its mask, loops and conditions. `likely`: and what holds
+    if its `steps` do."""
     kept: dict[Form, Bound] = {}
     for negative in negatives(forms, site):
-        for bound in _below(negative):
-            kept.setdefault(bound.form, bound)
+        steps: list[Polynomial] = []
+        for bound in _below(negative) or (_below_if(negative, steps) if likely else []):
+            kept.setdefault(bound.form, replace(bound, steps=tuple(steps)))
     return sorted(kept.values(), key=lambda bound: -bound.size)
 
 
@@ -101,7 +105,7 @@ def loop_bounds(forms: Forms, loop: Op) -> list[Bound]:
 
 def _of_loop(forms: Forms, loop: Op) -> list[Form]:
     index = forms.of(loop.blocks[0].arguments[0])
-    return [index - forms.of(end) for end in _sides(forms, loop.operands[1], Code.MIN)]
+    return [index - forms.of(end) for end in sides(forms, loop.operands[1], Code.MIN)]
 
 
 def mask_bounds(forms: Forms, mask: Value, *, holds: bool = True) -> list[Bound]:
@@ -180,16 +184,16 @@ def _parts(forms: Forms, mask: Value, *, holds: bool) -> list[Form | None]:
         return [None]
     left, right = op.operands if predicate in ("lt", "le") else op.operands[::-1]
     equal = Form(base=ONE if predicate in ("le", "ge") else ZERO)
-    lower, upper = _sides(forms, left, Code.MAX), _sides(forms, right, Code.MIN)
+    lower, upper = sides(forms, left, Code.MAX), sides(forms, right, Code.MIN)
     return [forms.of(one) - forms.of(other) - equal for one in lower for other in upper]
 
 
-def _sides(forms: Forms, value: Value, code: Code) -> list[Value]:
+def sides(forms: Forms, value: Value, code: Code) -> list[Value]:
     """What a value is the least or the largest of: a bound by it is one by each. Numbers of a launch stay one."""
     op = value.producer
     if op is None or op.code is not code or op.attributes.get("unsigned") or forms.of(value).invariant is not None:
         return [value]
-    return [side for operand in op.operands for side in _sides(forms, operand, code)]
+    return [side for operand in op.operands for side in sides(forms, operand, code)]
 
 
 def _below_if(difference: Form, steps: list[Polynomial] | None) -> list[Bound]:

@@ -9,13 +9,14 @@ import torch
 from schedule_kernels import add_to, made
 
 from kernel_agent.compiler.schedule.forms import Launch
-from kernel_agent.compiler.schedule.gather import Gathered, gathered
+from kernel_agent.compiler.schedule.gather import MOST, Gathered, gathered
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.evaluate import evaluate
-from kernel_agent.compiler.ssa.value import Kernel, Value
+from kernel_agent.compiler.ssa.value import Kernel, Op, Value
 
 BLOCK, ROWS, LENGTH = 8, 3, 13
+PART, HALF = 8, 4
 
 
 def element_and_row(order: str, *, branch: bool = False, stop: str = "N", inside: bool = False) -> Kernel:
@@ -153,3 +154,118 @@ def test_two_additions_to_rows_are_not_one_of_them() -> None:
         add_to(b, dx, start, b.const(1.0, "f32"))
 
     assert additions(gather(made("dX:*f32 N", build, BLOCK=BLOCK)).kernel) == 3
+
+
+def elements_and_row(few: int, *, named: bool = True) -> Kernel:
+    """Each program adds 5 and up to all of `few` elements of its row, which LABELS or their numbers name, and 1 to all
+    of the row in blocks."""
+
+    def build(b: Builder, x: Value, labels: Value, dx: Value, n: Value) -> None:
+        row, lanes = b.program_id(0, "row"), b.arange(0, few, "FEW")
+        start = b.mul(row, n)
+        place = b.load(labels, b.add(b.mul(row, b.const(few)), lanes)) if named else b.mul(lanes, b.const(2))
+        value = b.add(b.cast(lanes, "f32"), b.const(5.0, "f32"))
+        add_to(b, dx, b.add(start, place), value, b.compare("lt", lanes, b.const(3)))
+
+        def body(off: Value, _: Sequence[Value]) -> Sequence[Value]:
+            cols = b.add(off, b.arange(0, BLOCK, "BLOCK"))
+            add_to(b, dx, b.add(start, cols), b.const(1.0, "f32"), b.compare("lt", cols, n))
+            return []
+
+        b.loop((b.const(0), n, b.const(BLOCK, "i32", "BLOCK")), [], body)
+
+    return made("X:*f32 LABELS:*i32 dX:*f32 N", build, BLOCK=BLOCK, FEW=few)
+
+
+def test_elements_that_a_tile_names_are_all_added_those_named_twice_twice() -> None:
+    # Where the first that fits were taken, a repeated candidate would be added once; the fourth is masked.
+    plain = elements_and_row(4)
+    found = gather(plain).kernel
+    assert additions(found) == 1
+    labels = [0, 12, 12, -7, 3, 4, 5, 99, 7, 7, 7, 7]
+    torch.testing.assert_close(gradient(found, labels), gradient(plain, labels))
+
+
+def test_one_of_several_elements_outside_of_its_row_makes_the_row_nan() -> None:
+    dx = gradient(gather(elements_and_row(4)).kernel, [0, 1, 2, 0, 0, LENGTH, 2, 0, 0, 1, 2, 0])
+    assert dx[1].isnan().all()
+    assert not dx[[0, 2]].isnan().any()
+
+
+def test_many_elements_are_not_compared_with_every_lane() -> None:
+    assert additions(gather(elements_and_row(2 * MOST)).kernel) == 2
+
+
+def test_a_tile_of_places_that_no_memory_names_is_a_row_itself() -> None:
+    assert additions(gather(elements_and_row(4, named=False)).kernel) == 2
+
+
+def test_the_first_element_needs_no_label() -> None:
+    def build(b: Builder, dx: Value, n: Value) -> None:
+        start, cols = b.mul(b.program_id(0), n), b.arange(0, 2 * BLOCK, "WIDE")
+        add_to(b, dx, start, b.const(5.0, "f32"))
+        add_to(b, dx, b.add(start, cols), b.const(1.0, "f32"), b.compare("lt", cols, n))
+
+    plain = made("dX:*f32 N", build, WIDE=2 * BLOCK)
+    found = gather(plain).kernel
+    assert additions(found) == 1
+    torch.testing.assert_close(gradient(found, []), gradient(plain, []))
+
+
+def test_a_program_that_may_end_between_element_and_row_adds_to_each_as_before() -> None:
+    # One addition would be made for both, or for none, of a program that makes the first alone.
+    def build(b: Builder, labels: Value, dx: Value, n: Value) -> None:
+        row, cols = b.program_id(0), b.arange(0, 2 * BLOCK, "WIDE")
+        start = b.mul(row, n)
+        add_to(b, dx, b.add(start, b.load(labels, row)), b.const(5.0, "f32"))
+        b.add_op(Op(Code.LEAVE_IF, (b.compare("ge", row, b.const(2)),), ()))
+        add_to(b, dx, b.add(start, cols), b.const(1.0, "f32"), b.compare("lt", cols, n))
+
+    assert additions(gather(made("LABELS:*i32 dX:*f32 N", build, WIDE=2 * BLOCK)).kernel) == 2
+
+
+def chunks(*, guard: str) -> Kernel:
+    """Program (row, chunk) adds 1 to its part of a row, and 5 to the element that LABELS names where `guard` says."""
+
+    def build(b: Builder, labels: Value, dx: Value, n: Value) -> None:
+        row, chunk = b.program_id(0, "row"), b.program_id(1, "chunk")
+        start, first = b.mul(row, n), b.mul(chunk, b.const(PART, "i32", "PART"))
+        end = b.elementwise(Code.MIN, (b.add(first, b.const(PART, "i32", "PART")), n))
+        label = b.load(labels, row)
+        inside = b.compare("lt", label, end)
+        if guard == "both":
+            inside = b.logical_and(b.compare("ge", label, first), inside)
+
+        def element() -> list[Value]:
+            add_to(b, dx, b.add(start, label), b.const(5.0, "f32"))
+            return []
+
+        b.branch(inside, element, list)
+
+        def body(off: Value, _: Sequence[Value]) -> Sequence[Value]:
+            cols = b.add(off, b.arange(0, HALF, "HALF"))
+            add_to(b, dx, b.add(start, cols), b.const(1.0, "f32"), b.compare("lt", cols, end))
+            return []
+
+        b.loop((first, end, b.const(HALF, "i32", "HALF")), [], body)
+
+    return made("LABELS:*i32 dX:*f32 N", build, HALF=HALF, PART=PART)
+
+
+def test_the_program_of_a_part_of_a_row_adds_the_element_that_lies_in_it() -> None:
+    plain = chunks(guard="both")
+    found = gathered(plain, Launch.like_forward(2)).kernel
+    assert additions(found) == 1
+    results = []
+    for kernel in (plain, found):
+        dx = torch.zeros(ROWS, LENGTH, dtype=torch.float64)
+        labels = torch.tensor([0, 12, 8], dtype=torch.int32)
+        evaluate(kernel, (ROWS, -(-LENGTH // PART)), {"LABELS": labels, "dX": dx, "N": LENGTH})
+        results.append(dx)
+    torch.testing.assert_close(results[1], results[0])
+    assert results[1].sum() == ROWS * (LENGTH + 5)
+
+
+def test_a_part_of_a_row_does_not_take_an_element_that_may_lie_in_another() -> None:
+    # Programs of later parts would miss it, and no other lane has it.
+    assert additions(gathered(chunks(guard="end"), Launch.like_forward(2)).kernel) == 2

@@ -118,6 +118,29 @@ def test_a_loop_over_the_tiles_of_a_row_gives_the_row_its_masked_width() -> None
     assert facts_of(own(made("X:*f32 dX:*f32 stride N", build))) == ["stride >= N"]
 
 
+def test_parts_of_rows_are_as_long_as_a_constexpr_that_must_not_be_negative() -> None:
+    # Parts of a negative length would lie one on the other before their row, and the bound by N would say nothing.
+    def build(b: Builder, x: Value, dx: Value, stride: Value, n: Value) -> None:
+        part = b.const(4 * BLOCK, "i32", "PART")
+        first = b.mul(b.program_id(1), part)
+        end = b.elementwise(Code.MIN, (b.add(first, part), n))
+
+        def body(off: Value, _: Sequence[Value]) -> Sequence[Value]:
+            cols = b.add(off, b.arange(0, BLOCK, "BLOCK"))
+            at = b.add(b.mul(b.program_id(0), stride), cols)
+            add_to(b, dx, at, b.const(1.0, "f32"), b.compare("lt", cols, end))
+            return []
+
+        b.loop((first, end, b.const(BLOCK, "i32", "BLOCK")), [], body)
+
+    kernel = made("X:*f32 dX:*f32 stride N", build, BLOCK=BLOCK)
+    cut = {"PART": 32, "grid1": 2, "stride": 40, "N": 40}  # the last part is shorter
+    found = own(kernel, 2, cut)
+    assert stores_of(found.kernel) == [Code.STORE]
+    assert facts_of(found) == ["PART >= 0", "stride >= N"]
+    assert stores_of(own(kernel, 2, cut, {"PART": -1, "grid1": 2, "stride": -9, "N": -9}).kernel) == [Code.ATOMIC_ADD]
+
+
 def test_rows_that_programs_take_in_turn_are_one_index() -> None:
     def build(b: Builder, x: Value, dx: Value, stride: Value, rows: Value) -> None:
         def body(row: Value, carries: Sequence[Value]) -> Sequence[Value]:
