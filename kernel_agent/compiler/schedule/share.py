@@ -63,7 +63,8 @@ def shared(kernel: Kernel, launch: Launch) -> list[Shared]:
     loads = [site for site in sites(kernel.body, frozenset((Code.LOAD,))) if site.block is kernel.body]
     top = frozenset(kernel.body.ops)
     found: list[Shared] = []
-    for value in _taken(kernel):
+    taken = _taken(kernel)
+    for value in taken:
         op = value.producer
         if op is None or op not in top or not value.is_float or not value.shape or not _dear(value):
             continue
@@ -79,14 +80,14 @@ def shared(kernel: Kernel, launch: Launch) -> list[Shared]:
                 found.append(Shared(value, site.op, Value(f"*{value.element}", (), name), facts=stated))
                 break
         else:
-            value = _wide(value)
+            value = wide if (wide := _wide(value)) in taken else value
             if any(part.producer is not None and part.producer.code in CONTROL for part in _slice(value)):
                 found.append(Shared(value, None, Value(f"*{value.element}", (), name), _rows(forms, value)))
     return list({one.value: one for one in reversed(found)}.values())[::-1]
 
 
 def _wide(value: Value) -> Value:
-    """The value before it was rounded: rows have one element in all calls."""
+    """The value before it was rounded, which is kept once where loops take both."""
     op = value.producer
     narrowed = op is not None and op.code is Code.CAST and value.element in NARROW and op.operands[0].is_float
     return op.operands[0] if op is not None and narrowed and op.operands[0].shape == value.shape else value

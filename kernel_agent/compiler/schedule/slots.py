@@ -5,6 +5,9 @@ keep tapes, or where all that is left is a few numbers each, their sums lie in r
 where they are small beside what a program reads. Large ones take no zeros, and their sum has one order, but they are
 memory that grows with their number. They are had where that is fixed, or where the launch moves as much memory of its
 programs' own anyway, as the states of a recurrence that the programs of some columns each keep on a tape.
+
+Additions at several places may be to elements of different programs: tile (i, j) adds to row sums by i, to column sums
+by j. Each place then has as many rows as programs add to the same elements there, and these together fill a row.
 """
 
 from __future__ import annotations
@@ -64,6 +67,8 @@ class Slots:
     """Programs that these tell apart have rows of their own, too."""
     places: tuple[Op, ...]
     """Additions that have rows of their own, one behind the other; empty where one row takes all of a program's."""
+    apart: tuple[tuple[int, ...], ...]
+    """Axes of the grid, for each of the places, where they are not the same for all; empty where they are `axes`."""
     wide: bool
     """Rows are not small."""
     buffer: Buffer
@@ -161,35 +166,65 @@ def _slots(forms: Forms, written: Sequence[Site], tensor: str, *, wide: bool) ->
         return None
     if (len(parts) > 1 and wraps) or any(atom.kind is not Kind.PROGRAM for atom in missing):
         return None
-    beside = frozenset(wrap.quotient for wrap in wraps) | (missing if len(parts) > 1 else frozenset())
-    asked: dict[str, None] = {}
-    for part, group in zip(parts, groups, strict=True):
-        told = domain(forms, group[0]) - missing
-        proof = injective(part.form, part.bounds, told | part.copies, forms.launch.calls, beside, part.within)
-        if proof is None:
-            return None
-        asked |= dict.fromkeys(proof.facts())
+    quotients = frozenset(wrap.quotient for wrap in wraps)
+    lacking = [domain(forms, group[0]) - part.form.sources for part, group in zip(parts, groups, strict=True)]
+    asked = _apart_if(forms, parts, groups, lacking, quotients)
+    if asked is None:
+        lacking = [missing for _ in parts]
+        asked = _apart_if(forms, parts, groups, lacking, quotients)
+    if asked is None:
+        return None
     axes = tuple(sorted(atom.number for atom in missing))
+    each = tuple(tuple(sorted(atom.number for atom in own)) for own in lacking)
     name = written[0].op.base.name
-    rows = Polynomial.integer(len(parts))
-    for count in (*(forms.launch.grid[axis] for axis in axes), *(wrap.count for wrap in wraps)):
-        rows = rows * count
+    rows = Polynomial()
+    for some in each:
+        rows = rows + _product(forms.launch.grid[axis] for axis in some)
+    rows = rows * _product(wrap.count for wrap in wraps)
     if wide and not forms.launch.calls.show((f"{rows.text()} <= {FEW}",)):
         return None
-    own = forms.kernel.free_name(f"{name}_rows")
-    empty_if = "" if wraps else _all_of(_empty_if(forms, group, tensor, missing) for group in groups)
+    own_name = forms.kernel.free_name(f"{name}_rows")
+    wholes = [_empty_if(forms, group, tensor, own) for group, own in zip(groups, lacking, strict=True)]
+    full = "" if wraps else _all_of(wholes)
     fixed = (Polynomial.integer(FEW) - rows).likely(0)
-    if wide and not fixed and not (_is_full(forms, empty_if) and all(_moves_as_much(forms, site) for site in written)):
+    if wide and not fixed and not (_is_full(forms, full) and all(_moves_as_much(forms, site) for site in written)):
         return None
     shape = (rows.text(), f"{tensor}.numel()")
-    buffer = Buffer(own, written[0].op.base.pointee, Fill.ZEROS, shape=shape, empty_if=empty_if)
+    buffer = Buffer(own_name, written[0].op.base.pointee, Fill.ZEROS, shape=shape, empty_if=full)
     reason = f"partial sums of {name} lie in rows of {tensor}'s elements"
     texts = (f"{tensor}.is_contiguous()", *asked)
     if forms.launch.calls.refute(texts):
         return None
     facts = (*(Fact(text, reason, tensor) for text in texts), *unread_axes(forms.kernel, forms.launch))
     places = tuple(site.op for site in written) if len(parts) > 1 else ()
-    return Slots(tensor, name, axes, wraps, places, wide, buffer, f"{own}_width", facts)
+    apart = each if set(each) != {axes} else ()
+    return Slots(tensor, name, axes, wraps, places, apart, wide, buffer, f"{own_name}_width", facts)
+
+
+def _apart_if(
+    forms: Forms,
+    parts: Sequence[Common],
+    groups: Sequence[Sequence[Site]],
+    lacking: Sequence[frozenset[Atom]],
+    quotients: frozenset[Atom],
+) -> dict[str, None] | None:
+    """Facts under which each place stores to no element twice, if what it lacks has rows; None where there are none."""
+    asked: dict[str, None] = {}
+    for part, group, own in zip(parts, groups, lacking, strict=True):
+        told = domain(forms, group[0]) - own
+        beside = quotients | (own if len(parts) > 1 else frozenset())
+        proof = injective(part.form, part.bounds, told | part.copies, forms.launch.calls, beside, part.within)
+        if proof is None:
+            return None
+        asked |= dict.fromkeys(proof.facts())
+    return asked
+
+
+def _product(counts: Iterable[Polynomial]) -> Polynomial:
+    found = ONE
+    for count in counts:
+        found = found * count
+    return found
 
 
 def _is_full(forms: Forms, empty_if: str) -> bool:
@@ -281,16 +316,36 @@ class _Slotter(Copier):
             return
         b = self.b
         slots = self.slots[op.base.name]
-        row = b.const(0, "i64")
-        for axis in slots.axes:
-            row = b.add(b.mul(row, b.cast(b.num_programs(axis), "i64")), b.cast(b.program_id(axis), "i64"))
+        if slots.apart:
+            row = self._behind(slots, slots.places.index(op))
+        else:
+            row = self._program(slots.axes)
         for wrap in slots.wraps:
             whole, divisor = (b.cast(self[value], "i64") for value in wrap.op.operands)
             programs = b.cast(b.num_programs(wrap.axis), "i64")
             count = b.elementwise(Code.FLOORDIV, (b.add(programs, b.sub(divisor, b.const(1, "i64"))), divisor))
             row = b.add(b.mul(row, count), b.elementwise(Code.FLOORDIV, (whole, divisor)))
-        if slots.places:
+        if slots.places and not slots.apart:
             row = b.add(b.mul(row, b.const(len(slots.places), "i64")), b.const(slots.places.index(op), "i64"))
         start = b.mul(row, self.widths[op.base.name])
         mask = None if op.mask is None else self[op.mask]
         b.store(self.rows[op.base.name], b.add(start, b.cast(self.whole(op.offset), "i64")), self[op.stored], mask)
+
+    def _program(self, axes: Sequence[int]) -> Value:
+        """The number of this program among those along some axes."""
+        b = self.b
+        row = b.const(0, "i64")
+        for axis in axes:
+            row = b.add(b.mul(row, b.cast(b.num_programs(axis), "i64")), b.cast(b.program_id(axis), "i64"))
+        return row
+
+    def _behind(self, slots: Slots, place: int) -> Value:
+        """The row of this program behind all rows of the places before."""
+        b = self.b
+        row = self._program(slots.apart[place])
+        for axes in slots.apart[:place]:
+            count = b.const(1, "i64")
+            for axis in axes:
+                count = b.mul(count, b.cast(b.num_programs(axis), "i64"))
+            row = b.add(row, count)
+        return row

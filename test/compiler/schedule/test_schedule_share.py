@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import pytest
 import schedule_forwards
 import torch
+from schedule_kernels import add_to, made
 from schedule_plans import Made, agree, atomics, from_source, plans_of, run
 
+from kernel_agent.compiler.schedule.forms import Launch
+from kernel_agent.compiler.schedule.share import shared
+from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.value import Kernel, Value
 
 D, BM, BN = 16, 32, 16
 
@@ -54,3 +60,32 @@ def test_programs_counted_from_the_end_own_their_rows_on_the_grid_of_the_forward
     weights = 1.0 / ((q @ k.mT) ** 2 + 1.0)
     given = {"q_ptr": q, "k_ptr": k, "v_ptr": v, "n": 40, "o_ptr": weights / weights.sum(-1, keepdim=True) @ v}
     agree(weighted_means(), given, {"o_ptr": do}, (2, 2))
+
+
+def rounded_sums(*, both: bool) -> Kernel:
+    """Each program sums columns, and adds the sums, rounded, to all rows of dY; with `both`, times the unrounded."""
+
+    def build(b: Builder, x: Value, w: Value, dy: Value, n: Value) -> None:
+        cols = b.add(b.mul(b.program_id(0), b.const(BN, "i32", "BN")), b.arange(0, BN, "BN"))
+
+        def add(row: Value, carried: Sequence[Value]) -> Sequence[Value]:
+            return [b.add(carried[0], b.load(x, b.add(b.mul(row, n), cols)))]
+
+        (total,) = b.loop((b.const(0), n, b.const(1)), [b.whole(b.const(0.0, "f32"), (BN,))], add)
+        rounded = b.cast(total, "bf16")
+
+        def body(row: Value, _: Sequence[Value]) -> Sequence[Value]:
+            scaled = b.cast(b.mul(rounded, b.load(w, row)), "f32")
+            add_to(b, dy, b.add(b.mul(row, n), cols), b.mul(scaled, total) if both else scaled)
+            return []
+
+        b.loop((b.const(0), n, b.const(1)), [], body)
+
+    return made("X:*f32 W:*bf16 dY:*f32 n", build, BN=BN)
+
+
+@pytest.mark.parametrize(("both", "element"), [(False, "bf16"), (True, "f32")])
+def test_what_is_used_rounded_alone_is_kept_rounded(both: bool, element: str) -> None:
+    # In float32 it takes twice the memory, which every owner reads; where both are used, one of them is enough.
+    kept = shared(rounded_sums(both=both), Launch.like_forward(1))
+    assert [one.buffer.element for one in kept] == [element]

@@ -238,3 +238,26 @@ def test_additions_at_places_that_may_meet_have_rows_of_their_own() -> None:
     given = {"X": x, one.buffer.name: rows, "channels": count, one.width: count * WIDE, "W": rows[0]}
     evaluate(found.kernel, (count,), {value.name: given[value.name] for value in found.kernel.arguments})
     torch.testing.assert_close(rows.sum(0), x + x.reshape(count, WIDE).T.flatten())
+
+
+def sums_of_tiles(b: Builder, x: Value, w: Value, dw: Value, channels: Value) -> None:
+    """Tile (i, j) adds its rows' sums to the elements i of dW, and its columns' to the elements j behind those."""
+    i, j = b.program_id(0), b.program_id(1)
+    tile = b.add(b.mul(i, b.num_programs(1)), j)
+    value = b.sum(b.load(x, b.add(b.mul(tile, b.const(WIDE, "i32", "WIDE")), b.arange(0, WIDE, "WIDE"))), 0)
+    add_to(b, dw, i, value)
+    add_to(b, dw, b.add(channels, j), b.mul(value, b.const(10.0, "f32")))
+
+
+def test_sums_by_rows_and_by_columns_have_as_many_rows_as_programs_share_an_element() -> None:
+    # A row of its own for each of the 3 * 5 programs at each place would hold one number in eight.
+    found = slotted(kernel(sums_of_tiles), {"W": "dW"}, Launch.like_forward(2))
+    assert writes(found.kernel) == [Code.STORE, Code.STORE]
+    (one,) = found.slots
+    assert one.buffer.shape[0] == "grid0 + grid1"
+    x = torch.randn(3, 5, WIDE, dtype=torch.float64)
+    rows = torch.zeros(3 + 5, 8, dtype=torch.float64)
+    given = {"X": x, one.buffer.name: rows, "channels": 3, one.width: 8, "W": rows[0]}
+    evaluate(found.kernel, (3, 5), {value.name: given[value.name] for value in found.kernel.arguments})
+    torch.testing.assert_close(rows.sum(0), torch.cat((x.sum((1, 2)), 10 * x.sum((0, 2)))))
+    assert int((rows != 0).sum()) == 2 * 3 * 5
