@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING
 
 from kernel_agent.compiler.adjoint import adjoint_text
 from kernel_agent.compiler.configurations import configurations
-from kernel_agent.compiler.emit import comments_above, triton_source
+from kernel_agent.compiler.emit import comments_above
+from kernel_agent.compiler.emit.printed import Printed
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.inplace import Apart, kept_apart, overwritten
 from kernel_agent.compiler.plan import BackwardPlan, Fact
-from kernel_agent.compiler.planning import Wanted, planned
+from kernel_agent.compiler.planning import LaunchPlans, Wanted, planned
+from kernel_agent.compiler.schedule.calls import Calls
 from kernel_agent.compiler.schedule.erase import erasing
 from kernel_agent.compiler.schedule.schedules import SCHEDULES
 from kernel_agent.compiler.stub.calls import calls_of
@@ -52,6 +54,13 @@ class _Followed:
     """Locals that were put into the stub -> the local that each is a clone of."""
     typical: bool = True
     """See `Calls`."""
+    adjoints: dict[str, str] = field(default_factory=dict)
+    """Of kernels, by name, as far as they were printed."""
+    calls: dict[int, Calls] = field(default_factory=dict)
+    """Of launches that are planned, by identity."""
+    plans: dict[Wanted, LaunchPlans] = field(default_factory=dict)
+    """What schedules have in common."""
+    printed: Printed = field(default_factory=Printed)
 
 
 def derived(call: Call) -> None:
@@ -70,13 +79,12 @@ def derived(call: Call) -> None:
             return
         known: set[str] = set(call.payload["known"])
         enough = call.payload["most"] and len(known) + call.payload["most"]
-        adjoints: dict[str, str] = {}
         for schedule in call.payload["schedules"] or SCHEDULES:
             if len(known) == enough:
                 return
             start = time.perf_counter()
             try:
-                sections = _sections(followed, schedule, adjoints)
+                sections = _sections(followed, schedule)
             except KernelAgentError as error:
                 call.send(_refusal(schedule, error))
                 continue
@@ -97,7 +105,7 @@ def derived(call: Call) -> None:
                         *followed.remarks,
                         *dict.fromkeys(text for plan in sections.plans for text in plan.remarks),
                     ],
-                    "adjoint": "\n".join(text for text in adjoints.values() if text),
+                    "adjoint": "\n".join(text for text in followed.adjoints.values() if text),
                     "seconds": time.perf_counter() - start,
                 }
             )
@@ -134,27 +142,26 @@ def _followed(call: Call, stub: Stub) -> _Followed:
     return _Followed(stub, source, apart, remarks, clones, call.payload["typical"])
 
 
-def _sections(followed: _Followed, schedule: str, adjoints: dict[str, str]) -> Sections:
-    """`adjoints`: where each kernel's is put, by its name."""
+def _sections(followed: _Followed, schedule: str) -> Sections:
     stub, source = followed.stub, followed.source
-    ways = [_way(one, schedule, adjoints, typical=followed.typical) for one in followed.configurations]
-    printer = partial(triton_source, comments=comments_above(source.text))
+    ways = [_way(followed, one, schedule) for one in followed.configurations]
+    printer = partial(followed.printed.source, comments=comments_above(source.text))
     return write_sections(stub.spec, source, ways, printer, followed.clones)
 
 
-def _way(apart: Apart, schedule: str, adjoints: dict[str, str], *, typical: bool) -> Way:
-    one = apart.configuration
+def _way(followed: _Followed, apart: Apart, schedule: str) -> Way:
+    one, adjoints, calls = apart.configuration, followed.adjoints, followed.calls
     places = {id(seen): place for place, seen in launch_places(one.trace)}
-    calls = {
-        id(seen): calls_of((call.launches[number] for call in one.calls), typical=typical)
-        for number, seen in enumerate(one.trace.launches)
-    }
+    for number, seen in enumerate(one.trace.launches):
+        if id(seen) not in calls:
+            calls[id(seen)] = calls_of((call.launches[number] for call in one.calls), typical=followed.typical)
 
     def planner(seen: LaunchSeen, read: frozenset[str], written: frozenset[str], lost: frozenset[str]) -> BackwardPlan:
         kernel = one.programs[places[id(seen)]]
         if kernel.name not in adjoints:
             adjoints[kernel.name] = adjoint_text(kernel, len(seen.grid), read, written)
-        plan = planned(schedule, Wanted(kernel, len(seen.grid), calls[id(seen)], read, written, lost))
+        wanted = Wanted(kernel, len(seen.grid), calls[id(seen)], read, written, lost)
+        plan = planned(schedule, wanted, followed.plans)
         facts = apart.facts.get(places[id(seen)], ())
         return replace(plan, facts=(*plan.facts, *(Fact(text, "no trip reads what another stored") for text in facts)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 
 from kernel_agent.compiler.errors import CannotDerive
@@ -10,7 +11,8 @@ from kernel_agent.compiler.reverse import Adjoint, differentiate
 from kernel_agent.compiler.reverse.checkpoints import checkpointed
 from kernel_agent.compiler.saved.prepare import prepared
 from kernel_agent.compiler.schedule.calls import Calls
-from kernel_agent.compiler.schedule.schedules import SCHEDULES, Defect, atomics, plans
+from kernel_agent.compiler.schedule.schedules import SCHEDULES, atomics, plans
+from kernel_agent.compiler.schedule.tries import Tries
 from kernel_agent.compiler.ssa.value import Kernel
 from kernel_agent.errors import InternalError
 
@@ -32,60 +34,69 @@ class Wanted:
     """Tensors that something overwrites after the launch: what it stored to them cannot be read back."""
 
 
-def planned(schedule: str, wanted: Wanted) -> BackwardPlan:
+def planned(schedule: str, wanted: Wanted, known: dict[Wanted, LaunchPlans] | None = None) -> BackwardPlan:
     """The plan of a launch by a schedule or, where that does not apply, the best one behind it. A pass with a defect
-    costs what is made by it, and a remark says so. Raises CannotDerive."""
-    said: list[str] = []
-
-    def defect(name: str, error: Exception) -> None:
-        said.append(f"`{name}` failed on {wanted.kernel.name}: {InternalError.of(error).message}")
-
-    found = _Ways(schedule, wanted, defect, said).best()
-    return replace(found, remarks=(*found.remarks, *said))
+    costs what is made by it, and a remark says so. `known`: what was made for other schedules. Raises CannotDerive."""
+    known = {} if known is None else known
+    if wanted not in known:
+        known[wanted] = LaunchPlans(wanted)
+    found = known[wanted].best(schedule)
+    return replace(found, remarks=(*found.remarks, *known[wanted].said))
 
 
-class _Ways:
-    """Adjoints of a launch, and what schedules make of them."""
+class LaunchPlans:
+    """Adjoints of a launch, and what schedules make of them. What they have in common is made once."""
 
-    def __init__(self, schedule: str, wanted: Wanted, defect: Defect, said: list[str]) -> None:
-        self.schedule = schedule
+    def __init__(self, wanted: Wanted) -> None:
         self.wanted = wanted
-        self.defect = defect
-        self.said = said
-        """What is to be told of the plan."""
+        self.said: list[str] = []
+        """What is to be told of the plan that was asked for last."""
+        self._said_of_spared: list[str] = []
+        self._tries: dict[int, Tries] = {}
+        """By the identity of the adjoint that the better schedules are made of, which is kept here."""
 
-    def best(self) -> BackwardPlan:
+    def best(self, schedule: str) -> BackwardPlan:
         """The plan with the fewest atomics; of two with as many the one with the shorter tapes."""
         spared = shorter = None
-        if self.schedule != "plain":
-            spared, shorter = self._spared()
+        self.said = []
+        if schedule != "plain":
+            spared, shorter = self._spared_and_shorter
+            self.said += self._said_of_spared
         try:
-            plain = self._differentiated(self.wanted.kernel)
+            plain = self._plain
         except CannotDerive:
             if spared is None:
                 raise
             plain, spared = spared, None
-        found = self._plan(plain, spared)
+        found = self._plan(schedule, plain, spared)
         if shorter is not None:
-            other = self._plan(plain, shorter)
+            other = self._plan(schedule, plain, shorter)
             found = other if atomics(other) <= atomics(found) and other.schedule != "plain" else found
         return found
 
-    def _plan(self, adjoint: Adjoint, spared: Adjoint | None) -> BackwardPlan:
+    def _plan(self, schedule: str, adjoint: Adjoint, spared: Adjoint | None) -> BackwardPlan:
         """The best of the schedules. `spared`: see `plans`."""
         wanted = self.wanted
-        behind = SCHEDULES[SCHEDULES.index(self.schedule) :]
         return plans(
             wanted.kernel,
             adjoint,
             wanted.axes,
             spared=spared,
             calls=wanted.calls,
-            schedules=behind,
-            defect=self.defect,
+            schedules=SCHEDULES[SCHEDULES.index(schedule) :],
+            defect=functools.partial(self._defect, self.said),
+            tries=self._tries.setdefault(id(spared or adjoint), Tries()),
         )[0]
 
-    def _spared(self) -> tuple[Adjoint | None, Adjoint | None]:
+    def _defect(self, said: list[str], name: str, error: Exception) -> None:
+        said.append(f"`{name}` failed on {self.wanted.kernel.name}: {InternalError.of(error).message}")
+
+    @functools.cached_property
+    def _plain(self) -> Adjoint:
+        return self._differentiated(self.wanted.kernel)
+
+    @functools.cached_property
+    def _spared_and_shorter(self) -> tuple[Adjoint | None, Adjoint | None]:
         """The adjoint that reads back what the forward stored, which `plain` does not rely on, and the same with
         shorter tapes; None where they cannot be had, or are the same."""
         found = shorter = None
@@ -102,9 +113,9 @@ class _Ways:
                 shorter = replace(shorter, settings=cut.settings, remarks=found.remarks)
         except CannotDerive as reason:
             if found is None:
-                self.said.append(f"what the forward stored is not read back: {reason.message}")
+                self._said_of_spared.append(f"what the forward stored is not read back: {reason.message}")
         except Exception as error:
-            self.defect("saved" if found is None else "checkpoints", error)
+            self._defect(self._said_of_spared, "saved" if found is None else "checkpoints", error)
         return found, shorter
 
     def _differentiated(self, kernel: Kernel, calls: Calls | None = None) -> Adjoint:

@@ -5,6 +5,7 @@ Places are numbers in the order of the text: an operation has one, the end of a 
 
 from __future__ import annotations
 
+import copy
 from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -53,12 +54,18 @@ class Places:
         """Block -> the operation it belongs to, and the block that stands in."""
         self.uses: dict[Value, list[Use]] = defaultdict(list)
         self.order: list[Op] = []
+        self._readers: dict[Value, list[Use]] = {}
         self._number(kernel.body)
         self.needed = self._needed()
-        self.inlined: set[Value] = set()
-        self.weights: dict[Value, int] = {}
+        self._once, self._repeated = self._counted()
         self._decide(frozenset(forced))
-        self.read_at: dict[Value, list[int]] = self._read_at()
+
+    def forcing(self, forced: Collection[Value]) -> Places:
+        """The same text, where these values get a name of their own: what is asked anew each time that a line turns
+        out to be too long."""
+        found = copy.copy(self)
+        found._decide(frozenset(forced))
+        return found
 
     # --- numbering
 
@@ -93,7 +100,9 @@ class Places:
 
     def readers(self, value: Value) -> list[Use]:
         """Who reads a value, but for what is not printed."""
-        return [use for use in self.uses[value] if use.op is None or use.op in self.needed]
+        if value not in self._readers:
+            self._readers[value] = [use for use in self.uses[value] if use.op is None or use.op in self.needed]
+        return self._readers[value]
 
     def origin(self, value: Value) -> Value:
         """What a carry is in the first trip of all loops around."""
@@ -127,37 +136,44 @@ class Places:
                 return True
         return False
 
-    def _decide(self, forced: frozenset[Value]) -> None:
+    def _counted(self) -> tuple[set[Value], set[Value]]:
+        """Values that are read once, as the text shows, and those read in loops that they stand before."""
         count: dict[Value, int] = defaultdict(int)
         repeated: set[Value] = set()
-        spots: dict[Value, list[Block]] = defaultdict(list)
-        totals: set[Value] = set()
+        spots: dict[Value, set[Block]] = defaultdict(set)
         for op in reversed(self.order):
             for value in op.results:
                 for use in self.readers(value):
                     through = use.op.results[0] if use.op is not None and use.op.results else None
                     if use.op is not None and through is not None and self.free(through):
                         count[value] += count[through]
-                        spots[value] += spots[through]
+                        spots[value] |= spots[through]
                     else:
                         count[value] += 1
-                        spots[value].append(use.block)
+                        spots[value].add(use.block)
                 if any(self.loops_around(spot, self.block_of[value]) for spot in spots[value]):
                     repeated.add(value)
+        return {value for value, reads in count.items() if reads == 1}, repeated
+
+    def _decide(self, forced: frozenset[Value]) -> None:
+        self.inlined: set[Value] = set()
+        self.weights: dict[Value, int] = {}
+        totals: set[Value] = set()
         for op in self.order:
             weight = _DEAR.get(op.code, 0 if op.code in (Code.CONST, Code.EXPAND, Code.TRANS) else 1)
             weight += sum(self.weights[value] for value in op.operands if value in self.inlined)
-            total = op.code in _TOTALS or any(value in totals & self.inlined for value in op.operands)
+            total = op.code in _TOTALS or any(value in totals and value in self.inlined for value in op.operands)
             for value in op.results:
                 self.weights[value] = weight
                 if total:
                     totals.add(value)
                 if self.free(value):
                     self.inlined.add(value)
-                elif op in self.needed and value not in forced and count[value] == 1:
-                    once = value not in repeated or self._index_work(value, weight)
+                elif op in self.needed and value not in forced and value in self._once:
+                    once = value not in self._repeated or self._index_work(value, weight)
                     if once and self._fits(op, value, weight) and not (total and self._waits(op, value)):
                         self.inlined.add(value)
+        self.read_at: dict[Value, list[int]] = self._read_at()
 
     def _fits(self, op: Op, value: Value, weight: int) -> bool:
         """Whether a value that is read once needs no name."""

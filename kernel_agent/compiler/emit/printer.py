@@ -10,6 +10,7 @@ from kernel_agent.compiler.emit.device_functions import combine_helper
 from kernel_agent.compiler.emit.dtypes import cast, is_float, natural
 from kernel_agent.compiler.emit.expression import Expression, Level
 from kernel_agent.compiler.emit.layout import bracketed
+from kernel_agent.compiler.emit.places import Places
 from kernel_agent.compiler.emit.statements import Assignment, Statements, TooLong, quoted
 from kernel_agent.compiler.emit.variables import needs_statements
 from kernel_agent.compiler.ssa.code import Code
@@ -293,11 +294,13 @@ def printed(
 ) -> Printer:
     """The body of a kernel, with names for all that would make a line too long."""
     forced: set[Value] = set()
+    places = Places(kernel)
     while True:
-        printer = Printer(kernel, parameters, forced, comments or {}, unsigned)
+        printer = Printer(kernel, places, parameters, comments or {}, unsigned)
         try:
             printer.run()
         except TooLong as problem:
             forced.add(problem.part)
+            places = places.forcing(forced)
         else:
             return printer

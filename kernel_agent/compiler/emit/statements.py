@@ -48,13 +48,13 @@ class Statements(abc.ABC):
     def __init__(
         self,
         kernel: Kernel,
+        places: Places,
         parameters: Collection[str],
-        forced: Collection[Value],
         comments: Mapping[int, str],
         unsigned: Collection[str],
     ) -> None:
         self.kernel = kernel
-        self.places = Places(kernel, forced)
+        self.places = places
         self.variables = Variables(kernel, self.places)
         self.names = Names(kernel, self.places, self.variables, parameters)
         self.operations = Operations(kernel.extents, self.at)

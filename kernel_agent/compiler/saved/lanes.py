@@ -65,24 +65,33 @@ class Lanes:
             if op.code is Code.FOR
             for place, value in enumerate(op.blocks[0].arguments[1:])
         }
+        self._reached: dict[Op, dict[Value, set[Labels]]] = {}
+        """By store, all that it depends on: many values of a kernel are asked for."""
 
     def reach(self, store: Op, target: Value) -> frozenset[Labels]:
-        """The lanes of `target` that a lane of a store depends on, by every way there is."""
+        """The lanes of `target` that a lane of a store depends on, by every way there is that `target` begins."""
+        if store not in self._reached:
+            self._reached[store] = self._walked(store, None)
+        found = self._reached[store].get(target, set())
+        if len(found) > 1 and self._carried:  # some may be lanes of an earlier trip, by way of the target itself
+            found = self._walked(store, target)[target]
+        return frozenset(found)
+
+    def _walked(self, store: Op, target: Value | None) -> dict[Value, set[Labels]]:
+        """The lanes of all values that a lane of a store depends on, but for what only a target is computed of."""
         rank = len(store.offset.shape)
-        found: set[Labels] = set()
-        seen: set[tuple[Value, Labels]] = set()
+        found: dict[Value, set[Labels]] = {}
         stack: list[tuple[Value, Labels]] = [(store.stored, tuple(range(rank)) if store.stored.shape else ())]
         while stack:
             value, labels = stack.pop()
             labels = labels if value.shape else ()
-            if (value, labels) in seen:
+            known = found.setdefault(value, set())
+            if labels in known:
                 continue
-            seen.add((value, labels))
-            if value is target:
-                found.add(labels)
-                continue
-            stack.extend(self._sources(value, labels))
-        return frozenset(found)
+            known.add(labels)
+            if value is not target:
+                stack.extend(self._sources(value, labels))
+        return found
 
     def confined(self, value: Value, mask: Value | None) -> bool:
         """Whether no lane of `value` outside of a mask has a part in what is stored anywhere.

@@ -141,10 +141,9 @@ class Draft:
         """Launches of other gradients."""
         self.steps += other.steps
         self.stored |= other.stored
-        for name in other.flags & self.flags:
-            if self.settings[name] != other.settings[name]:
-                other.settings[name] = f"{self.settings[name]} and {other.settings[name]}"
+        asked = {name: (self.settings[name], other.settings[name]) for name in other.flags & self.flags}
         self.settings |= other.settings
+        self.settings |= {name: f"{ours} and {theirs}" for name, (ours, theirs) in asked.items() if ours != theirs}
         self.flags |= other.flags
         self.described += other.described
         self.partials += other.partials

@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
-from typing import TypeVar
 
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.plan import BackwardPlan, Buffer, Census, Fact, Fill, Step, Total
@@ -39,8 +38,9 @@ from kernel_agent.compiler.schedule.sites import Site
 from kernel_agent.compiler.schedule.slots import slotted
 from kernel_agent.compiler.schedule.square import squared
 from kernel_agent.compiler.schedule.swizzle import unswizzled
+from kernel_agent.compiler.schedule.tries import Defect, Tries, tried
 from kernel_agent.compiler.schedule.unflatten import unflattened
-from kernel_agent.compiler.schedule.windows import windowed
+from kernel_agent.compiler.schedule.windows import Window, windowed
 from kernel_agent.compiler.schedule.wraps import unwrapped
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.order import forwards
@@ -50,11 +50,6 @@ from kernel_agent.compiler.ssa.value import Kernel
 
 SCHEDULES = ("rows", "split", "owned", "plain")
 """Names, the best first."""
-Made = TypeVar("Made")
-
-
-Defect = Callable[[str, Exception], None]
-"""Is told what failed, and how, where a pass has a defect."""
 
 
 def plans(
@@ -66,6 +61,7 @@ def plans(
     calls: Calls | None = None,
     schedules: Sequence[str] = SCHEDULES,
     defect: Defect | None = None,
+    tries: Tries | None = None,
 ) -> list[BackwardPlan]:
     """Plans of one launch of `kernel` on a grid of `axes` axes, those with the fewest atomics first; `plain`, for which
     nothing has to be proved, is the last.
@@ -73,40 +69,47 @@ def plans(
     `spared`: an adjoint of the same names that reads back what the forward stored (see `saved`), for all but `plain`,
     and for that where the other keeps more than memory can be had for. `calls`: launches that were seen, for all of
     which every fact of a plan holds. `defect`: a schedule whose passes raise what
-    they should not is left out, and told of; by default the exception goes to the caller. Raises CannotDerive where no
-    schedule is to be had.
+    they should not is left out, and told of; by default the exception goes to the caller. `tries`: what was made in
+    earlier calls with the same adjoint, launch and calls. Raises CannotDerive where no schedule is to be had.
     """
+    tries = tries or Tries()
     launch = Launch.like_forward(axes, calls)
     better = (
         () if (spared or adjoint).consumed else tuple(name for name in schedules if name != "plain")
     )  # else effects have order
-    base = _base(kernel, spared or adjoint, launch, defect) if better else None
+    base = _base(kernel, spared or adjoint, launch, tries, defect) if better else None
     found: list[BackwardPlan] = []
     if base is not None:
         (step,) = base.steps
-        whole = _tried("gathered", functools.partial(gathered, step.kernel, launch), defect) or Gathered(step.kernel)
+        whole = tries.once("gathered", functools.partial(gathered, step.kernel, launch), defect)
+        whole = whole or Gathered(step.kernel)
         facts = [Fact(claim.text(), "every element of a row has a lane") for claim in whole.claims]
         made: dict[str, BackwardPlan] = {}
         refused: dict[str, None] = {}
 
-        def make(gathers: Mapping[str, Draft]) -> None:
-            for name in better:
-                making = functools.partial(_with_gathers, name, whole.kernel, adjoint.gradients, launch, gathers)
-                draft = _tried(name, making, defect, refused)
-                if draft is not None:
-                    draft.facts += facts
-                    made[name] = _plan(name, base, draft)
+        def planned(name: str, gathers: Mapping[str, Draft]) -> BackwardPlan | None:
+            draft = _with_gathers(name, whole.kernel, adjoint.gradients, launch, gathers)
+            if draft is None:
+                return None
+            draft.facts += facts
+            return _plan(name, base, draft)
 
-        make({})
+        for name in better:
+            plan = tries.once(name, functools.partial(planned, name, {}), defect, refused)
+            if plan is not None:
+                made[name] = plan
         if not made and spared is not None and "owned" in better:
-            draft = _tried("added", functools.partial(_added, whole.kernel, adjoint.gradients, launch), defect)
+            draft = tried("added", functools.partial(_added, whole.kernel, adjoint.gradients, launch), defect)
             if draft is not None:  # atomics as in `plain`, but of what the forward stored
                 draft.facts += facts
                 made["owned"] = _plan("owned", base, draft)
         left = _stays_atomic(min(made.values(), key=atomics, default=base))
-        gathers = _windows(whole.kernel, adjoint.gradients, left, launch, defect) if left else {}
-        if gathers:
-            make(gathers)
+        gathers = _windows(whole.kernel, adjoint.gradients, left, launch, tries, defect) if left else {}
+        for name in better if gathers else ():
+            of = f"{name} beside {', '.join(gathers)}"
+            plan = tries.once(name, functools.partial(planned, name, gathers), defect, refused, of)
+            if plan is not None:
+                made[name] = plan
         found += [replace(plan, remarks=(*plan.remarks, *refused)) for plan in made.values()]
         found.sort(key=lambda plan: (atomics(plan) + _additions(plan), atomics(plan)))
     if "plain" in schedules:
@@ -121,33 +124,14 @@ def plans(
     return found
 
 
-def _base(kernel: Kernel, adjoint: Adjoint, launch: Launch, defect: Defect | None) -> BackwardPlan | None:
+def _base(kernel: Kernel, adjoint: Adjoint, launch: Launch, tries: Tries, defect: Defect | None) -> BackwardPlan | None:
     """What the better schedules are made from: a plan of one launch, its loops joined if they can be."""
 
     def made(text: Kernel) -> BackwardPlan:
         return plain(kernel, replace(adjoint, kernel=text), _grid(launch))
 
-    pruned = prune(adjoint.kernel)
-    joint = _tried("joined", lambda: made(joined(pruned)), defect)
-    return joint or _tried("plain", lambda: made(pruned), defect)
-
-
-def _tried(
-    name: str, make: Callable[[], Made | None], defect: Defect | None, refused: dict[str, None] | None = None
-) -> Made | None:
-    """What a pass makes; None where it refuses, since those behind it do not need what it could not do. `refused` is
-    told why."""
-    try:
-        return make()
-    except CannotDerive as reason:
-        if refused is not None:
-            refused[f"`{name}` is not had: {reason.message}"] = None
-        return None
-    except Exception as error:
-        if defect is None:
-            raise
-        defect(name, error)
-        return None
+    joint = tries.once("joined", lambda: made(joined(prune(adjoint.kernel))), defect)
+    return joint or tries.once("plain", lambda: made(prune(adjoint.kernel)), defect)
 
 
 def atomics(plan: BackwardPlan) -> int:
@@ -296,7 +280,12 @@ def _beside(kernel: Kernel, candidates: Set[str], gradients: Mapping[str, str], 
 
 
 def _windows(
-    tidy: Kernel, gradients: Mapping[str, str], wanted: Set[str], launch: Launch, defect: Defect | None
+    tidy: Kernel,
+    gradients: Mapping[str, str],
+    wanted: Set[str],
+    launch: Launch,
+    tries: Tries,
+    defect: Defect | None,
 ) -> dict[str, Draft]:
     """By gradient, of those wanted, the launches that gather it for the elements of windows, where nothing is added
     atomically then."""
@@ -305,21 +294,31 @@ def _windows(
     for tensor, name in gradients.items():
         if name not in wanted:
             continue
-        made = _tried("windows", functools.partial(windowed, tidy, name, launch), defect)
+        made = tries.once(f"windows of {name}", functools.partial(windowed, tidy, name, launch), defect)
         if made is None:
             continue
-        own = {tensor: name}
-        for maker in (_owned, _split):
-            joint = _tried("windows", functools.partial(joined, made.kernel), defect)
-            draft = joint and _tried("windows", functools.partial(maker, joint, own, made.launch), defect)
-            if draft and not draft.additions:
-                reason = f"the forward's programs compute all outputs that {name} is gathered from"
-                draft.facts += [Fact(claim.text(), reason) for claim in made.claims]
-                told = {name: extent.text() for name, extent in made.launch.scalars.items()}
-                draft.steps = [(text, where, {**told, **scalars}) for text, where, scalars in draft.steps]
+        joint = tries.once(f"joined windows of {name}", functools.partial(joined, made.kernel), defect)
+        if joint is None:
+            continue
+        for maker in ("owned", "split"):
+            making = functools.partial(_of_windows, maker, made, joint, tensor, name)
+            draft = tries.once(f"{maker} windows of {name}", making, defect)
+            if draft is not None:
                 found[name] = draft
                 break
     return found
+
+
+def _of_windows(maker: str, made: Window, joint: Kernel, tensor: str, name: str) -> Draft | None:
+    """The launches that gather a gradient; None where something is added atomically."""
+    draft = _MAKERS[maker](joint, {tensor: name}, made.launch)
+    if draft is None or draft.additions:
+        return None
+    reason = f"the forward's programs compute all outputs that {name} is gathered from"
+    draft.facts += [Fact(claim.text(), reason) for claim in made.claims]
+    told = {name: extent.text() for name, extent in made.launch.scalars.items()}
+    draft.steps = [(text, where, {**told, **scalars}) for text, where, scalars in draft.steps]
+    return draft
 
 
 def _with_gathers(

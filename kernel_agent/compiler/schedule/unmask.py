@@ -12,7 +12,7 @@ no finite maximum: its forward is NaN already, or guards the maximum.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
 from kernel_agent.compiler.saved.lanes import Labels, Lanes, conditions, form, through
 from kernel_agent.compiler.ssa.code import Code
@@ -32,6 +32,7 @@ def unmasked(kernel: Kernel) -> Kernel:
     lanes = Lanes(kernel)
     combined = {inner for op in kernel.ops if op.code in _COMBINING for inner in walk(op.blocks[0])}
     changing = {value for op in kernel.ops if op.code in (Code.FOR, Code.WHILE) for value in _defined(op)}
+    present = {store: conditions(store.mask, _labels(store.offset)) for store in lanes.stores}
     needless: dict[Op, frozenset[int]] = {}
     for op in kernel.ops:
         if op.code is not Code.SELECT or op in combined:  # lanes of a combine are none that are stored
@@ -43,7 +44,7 @@ def unmasked(kernel: Kernel) -> Kernel:
         found = set()
         for place, (part, at) in enumerate(conjuncts(condition, own if condition.shape else ())):
             zero = is_constant(unspread(other), 0) and vanishes(chosen, own, form(part, at))
-            if zero or (part not in changing and _unseen(lanes, op, place)):
+            if zero or (part not in changing and _unseen(lanes, present, op, place)):
                 found.add(place)
         if found:
             needless[op] = frozenset(found)
@@ -60,58 +61,85 @@ def conjuncts(mask: Value, labels: Labels) -> list[tuple[Value, Labels]]:
     return [(mask, labels if mask.shape else ())]
 
 
-def _unseen(lanes: Lanes, op: Op, place: int) -> bool:
-    """Whether the lanes where one part of a choice's condition fails have no part in what is stored."""
+def _unseen(lanes: Lanes, present: Mapping[Op, frozenset[Hashable]], op: Op, place: int) -> bool:
+    """Whether the lanes where one part of a choice's condition fails have no part in what is stored. `present`: the
+    conditions of each store."""
     condition = op.operands[0]
     for store in lanes.stores:
-        present = conditions(store.mask, _labels(store.offset))
         for labels in lanes.reach(store, op.result):
             part, at = conjuncts(condition, labels)[place]
-            if form(part, at) not in present:
+            if form(part, at) not in present[store]:
                 return False
     return True
 
 
 def vanishes(value: Value, labels: Labels, condition: Hashable) -> bool:
     """Whether a value is zero wherever a condition on its lanes fails."""
-    if is_constant(value, 0):
-        return True
-    op = value.producer
-    inner = None if op is None else through(op, labels if value.shape else ())
-    if op is None or inner is None:
+    return _Vanishing(condition).at(value, labels)
+
+
+class _Vanishing:
+    """Of values that are read several times each, every one is asked once."""
+
+    def __init__(self, condition: Hashable) -> None:
+        self.condition = condition
+        self._zero: dict[tuple[Value, Labels], bool] = {}
+        self._finite: dict[Value, bool] = {}
+
+    def at(self, value: Value, labels: Labels) -> bool:
+        """Whether a value is zero wherever the condition on its lanes fails."""
+        if (value, labels) not in self._zero:
+            self._zero[value, labels] = self._of(value, labels)
+        return self._zero[value, labels]
+
+    def _of(self, value: Value, labels: Labels) -> bool:
+        if is_constant(value, 0):
+            return True
+        op, condition = value.producer, self.condition
+        inner = None if op is None else through(op, labels if value.shape else ())
+        if op is None or inner is None:
+            return False
+        if op.code is Code.LOAD:
+            padded = op.mask is not None and op.other is not None and is_constant(unspread(op.other), 0)
+            return padded and op.mask is not None and condition in conditions(op.mask, labels)
+        if op.code in _KEEPS_ZERO:
+            return self.at(*inner[0])
+        if op.code is Code.MUL:
+            sides = (inner, inner[::-1])
+            row = len(value.shape) == 1 and isinstance(condition, tuple) and condition[0] != "scalar"
+            return any(
+                self.at(*side) and ((row and not other.shape) or finite(other, self._finite))
+                for side, (other, _) in sides
+            )
+        if op.code in (Code.ADD, Code.SUB):
+            return all(self.at(*side) for side in inner)
+        if op.code is Code.SELECT:
+            return _chooses(inner, condition, lambda side, at, _: self.at(side, at))
+        if op.code in (Code.EXP, Code.EXP2):
+            return _sinks(*inner[0], condition)
         return False
-    if op.code is Code.LOAD:
-        padded = op.mask is not None and op.other is not None and is_constant(unspread(op.other), 0)
-        return padded and op.mask is not None and condition in conditions(op.mask, labels)
-    if op.code in _KEEPS_ZERO:
-        return vanishes(*inner[0], condition)
-    if op.code is Code.MUL:
-        sides = (inner, inner[::-1])
-        row = len(value.shape) == 1 and isinstance(condition, tuple) and condition[0] != "scalar"
-        return any(
-            vanishes(*side, condition) and ((row and not other.shape) or finite(other)) for side, (other, _) in sides
-        )
-    if op.code in (Code.ADD, Code.SUB):
-        return all(vanishes(*side, condition) for side in inner)
-    if op.code is Code.SELECT:
-        return _chooses(inner, condition, vanishes)
-    if op.code in (Code.EXP, Code.EXP2):
-        return _sinks(*inner[0], condition)
-    return False
 
 
-def finite(value: Value) -> bool:
-    """Whether a value is a number in all lanes if what memory holds and scalars are numbers."""
+def finite(value: Value, known: dict[Value, bool] | None = None) -> bool:
+    """Whether a value is a number in all lanes if what memory holds and scalars are numbers. `known`: of other values;
+    what is found is added."""
+    known = {} if known is None else known
+    if value not in known:
+        known[value] = _finite(value, known)
+    return known[value]
+
+
+def _finite(value: Value, known: dict[Value, bool]) -> bool:
     number, op = constant(value), value.producer
     if number is not None:
         return math.isfinite(number)
     if op is None:
         return value.shape == () and value.depth == 0
     if op.code is Code.LOAD:
-        return op.mask is None or (op.other is not None and finite(unspread(op.other)))
+        return op.mask is None or (op.other is not None and finite(unspread(op.other), known))
     if op.code is Code.SELECT:
-        return all(finite(side) for side in op.operands[1:])
-    return op.code in _KEEPS_FINITE and all(finite(operand) for operand in op.operands)
+        return all(finite(side, known) for side in op.operands[1:])
+    return op.code in _KEEPS_FINITE and all(finite(operand, known) for operand in op.operands)
 
 
 def _sinks(value: Value, labels: Labels, condition: Hashable, sign: int = -1) -> bool:

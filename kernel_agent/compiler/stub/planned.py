@@ -168,8 +168,15 @@ class Planned:
 
     def _own(self, step: Step) -> list[str]:
         """Tiles that a launch chooses."""
-        candidates = steps_by(step.kernel)
+        candidates = {name for name in steps_by(step.kernel) if self._may_own(name)}
+        if not candidates:  # then it need not be printed for the order of its parameters
+            return []
         return [name for name in self.signature(step.kernel) if name in candidates and self._formula(name)]
+
+    def _may_own(self, name: str) -> bool:
+        """Whether a launch that is given a tile may choose it."""
+        node = self.launched.text.arguments.get(name)
+        return node is not None and (not isinstance(node, ast.Name) or bool(self._formula(name)))
 
     def _wanted(self, name: str, step: Step | None, meets: bool = False) -> str:
         """What a number of a launch would best be called: after what the launch computes where it `meets` another."""

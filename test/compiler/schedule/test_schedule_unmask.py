@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import pytest
 import torch
 from schedule_kernels import made
 
@@ -127,3 +128,22 @@ def test_a_choice_in_a_combine_is_kept() -> None:
 
     kernel = made("X:*f32 Y:*f32 n", build)
     assert choices(unmasked(kernel)) == choices(kernel) == 1
+
+
+def steps(b: Builder, x: Value) -> Value:
+    """Each step reads the one before it three times: asked anew each time, forty of them take longer than a day."""
+    for _ in range(40):
+        x = b.add(x, b.mul(x, x))
+    return x
+
+
+@pytest.mark.timeout(60)
+def test_what_vanishes_is_asked_of_each_value_once() -> None:
+    kernel = summed(lambda b, x, _: steps(b, x))
+    assert choices(unmasked(kernel)) == choices(kernel) - 1
+
+
+@pytest.mark.timeout(60)
+def test_what_is_finite_is_asked_of_each_value_once() -> None:
+    kernel = weighed(steps)
+    assert choices(unmasked(kernel)) == choices(kernel) - 1
