@@ -13,8 +13,8 @@ from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value
 def prune(kernel: Kernel) -> Kernel:
     """The same kernel for whoever looks at memory. Arguments stay, used or not.
 
-    A carry that stays what it was is replaced by what it was. A tape is kept where it is loaded. A loop that may not
-    end is dropped like any other.
+    A carry that stays what it was is replaced by what it was, and what both sides of a branch yield by that. A tape is
+    kept where it is loaded. A loop that may not end is dropped like any other.
     """
     size = _size(kernel)
     while True:
@@ -93,6 +93,9 @@ class _Life:
         if op.code is Code.FOR and _stays(op, place):
             self._pending.append(op.operands[3 + place])
             return
+        if op.code is Code.IF and _agree(op, place):
+            self._pending.append(op.blocks[0].yields[place])
+            return
         self._pending.append(op)
         if op.code is Code.FOR:
             self._carry(op, place)
@@ -115,15 +118,25 @@ class _Pruner(Copier):
             for place, result in enumerate(op.results):
                 if result in self.life.values and _stays(op, place):
                     self[result] = self[op.blocks[0].arguments[1 + place]] = self.whole(op.operands[3 + place])
+        if op.code is Code.IF:
+            for place, result in enumerate(op.results):
+                if result in self.life.values and _agree(op, place):
+                    self[result] = self[op.blocks[0].yields[place]]
         if op in self.life.ops or op.code is Code.BARRIER:
             super().op(op)
 
     def kept(self, op: Op) -> Sequence[int]:
-        living = [place for place, result in enumerate(op.results) if result in self.life.values]
-        return [place for place in living if op.code is not Code.FOR or not _stays(op, place)]
+        known = _stays if op.code is Code.FOR else _agree
+        return [place for place, result in enumerate(op.results) if result in self.life.values and not known(op, place)]
 
 
 def _stays(op: Op, place: int) -> bool:
     """Whether a carry of a FOR is what it was after every trip."""
     (block,) = op.blocks
     return block.yields[place] is block.arguments[1 + place]
+
+
+def _agree(op: Op, place: int) -> bool:
+    """Whether both sides of an IF yield the same value."""
+    then, other = op.blocks
+    return then.yields[place] is other.yields[place]

@@ -123,6 +123,27 @@ def test_a_carry_that_stays_what_it_was_is_replaced_by_it() -> None:
     assert len(loop.results) == 1
 
 
+def test_a_carry_that_both_sides_of_a_branch_leave_as_it_was_is_replaced_by_it() -> None:
+    # The result of a branch is another value than the carry: seen as one that changes, it could not leave the loop.
+    case = Case()
+    b = case.b
+    scale = b.load(case.x, b.const(1))
+
+    def body(index: Value, carries: list[Value]) -> list[Value]:
+        kept, total = carries
+
+        def then() -> list[Value]:
+            return [kept, b.add(total, b.mul(b.load(case.x, index), kept))]
+
+        return list(b.branch(b.compare("lt", index, b.const(3)), then, lambda: [kept, total]))
+
+    kept, total = b.loop(case.bounds, [scale, case.number(0.0)], body)
+    case.store(b.add(kept, total))
+    loop = loop_of(case.pruned())
+    assert len(loop.results) == 1
+    assert [len(op.results) for op in loop.blocks[0].ops if op.code is Code.IF] == [1]
+
+
 def test_a_loop_that_carries_nothing_any_more_but_was_read_goes() -> None:
     case = Case()
     b = case.b
