@@ -9,6 +9,7 @@ from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.plan import BackwardPlan
 from kernel_agent.compiler.reverse import Adjoint, differentiate
 from kernel_agent.compiler.reverse.checkpoints import checkpointed
+from kernel_agent.compiler.reverse.early import early
 from kernel_agent.compiler.saved.prepare import prepared
 from kernel_agent.compiler.schedule.calls import Calls
 from kernel_agent.compiler.schedule.schedules import SCHEDULES, atomics, plans
@@ -56,7 +57,7 @@ class LaunchPlans:
         """By the identity of the adjoint that the better schedules are made of, which is kept here."""
 
     def best(self, schedule: str) -> BackwardPlan:
-        """The plan with the fewest atomics; of two with as many the one with the shorter tapes."""
+        """The plan with the fewest atomics; of those with as many one with short tapes, or none."""
         spared = shorter = None
         self.said = []
         if schedule != "plain":
@@ -68,6 +69,17 @@ class LaunchPlans:
             if spared is None:
                 raise
             plain, spared = spared, None
+        soon, sooner = self._early if spared is not None else (None, None)
+        if soon is None or soon is spared:
+            return self._shortest(schedule, plain, spared, shorter)
+        found = self._shortest(schedule, plain, soon, sooner)
+        if not atomics(found):
+            return found
+        other = self._shortest(schedule, plain, spared, shorter)
+        return min(found, other, key=lambda plan: (atomics(plan), plan.schedule == "plain"))
+
+    def _shortest(self, schedule: str, plain: Adjoint, spared: Adjoint | None, shorter: Adjoint | None) -> BackwardPlan:
+        """The plan of two adjoints with the fewest atomics; of two with as many the one with the shorter tapes."""
         found = self._plan(schedule, plain, spared)
         if shorter is not None:
             other = self._plan(schedule, plain, shorter)
@@ -101,10 +113,7 @@ class LaunchPlans:
         shorter tapes; None where they cannot be had, or are the same."""
         found = shorter = None
         try:
-            saved = prepared(self.wanted.kernel, self.wanted.written)
-            overwritten = sorted(saved.read & self.wanted.lost)
-            if overwritten:
-                raise CannotDerive(f"{', '.join(overwritten)} is overwritten later")
+            saved = prepared(self.wanted.kernel, self.wanted.written, self.wanted.lost)
             found = self._differentiated(saved.kernel, self.wanted.calls)
             found = replace(found, remarks=(*found.remarks, *saved.remarks))
             cut = checkpointed(saved.kernel, found, self.wanted.calls)
@@ -117,6 +126,18 @@ class LaunchPlans:
         except Exception as error:
             self._defect(self._said_of_spared, "saved" if found is None else "checkpoints", error)
         return found, shorter
+
+    @functools.cached_property
+    def _early(self) -> tuple[Adjoint | None, Adjoint | None]:
+        """What reads back, and the same with shorter tapes where tapes are left, with additions as soon as they can be
+        made; as they are where that fails."""
+        spared, shorter = self._spared_and_shorter
+        try:
+            soon = None if spared is None else early(spared)
+            return soon, early(shorter) if soon is not None and soon.tapes and shorter is not None else None
+        except Exception as error:
+            self._defect(self._said_of_spared, "early", error)
+            return spared, shorter
 
     def _differentiated(self, kernel: Kernel, calls: Calls | None = None) -> Adjoint:
         return differentiate(kernel, read=self.wanted.read, written=self.wanted.written, calls=calls)

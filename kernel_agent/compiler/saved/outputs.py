@@ -52,8 +52,8 @@ class Place:
     """What is stored is this number divided by the value: derivatives of 1 / sqrt(v) ask for sqrt(v)."""
 
 
-def use_saved(kernel: Kernel) -> Saved:
-    """A kernel with values KNOWN from memory.
+def use_saved(kernel: Kernel, lost: frozenset[str] = frozenset()) -> Saved:
+    """A kernel with values KNOWN from memory, but for that of the arguments in `lost`.
 
     What the forward rounded to a narrower element when it stored it is computed again, unless that takes a loop of
     matrix products: the output of attention is taken as it was rounded, as FlashAttention-2 does.
@@ -66,6 +66,9 @@ def use_saved(kernel: Kernel) -> Saved:
         if value in taken or not is_heavy(value, taken):
             continue
         base = place.store.base
+        if base.name in lost:
+            remarks.append(f"{_called(value)} is computed again: {base.name} is overwritten later")
+            continue
         if place.lossy and not _takes_products(value, taken):
             remarks.append(f"{_called(value)} is computed again: {base.name} holds it in {base.pointee} only")
             continue

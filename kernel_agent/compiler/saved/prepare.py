@@ -11,16 +11,24 @@ from kernel_agent.compiler.saved.softmax import settle_maxima
 from kernel_agent.compiler.ssa.value import Kernel
 
 
-def prepared(kernel: Kernel, written: frozenset[str]) -> Saved:
+def prepared(kernel: Kernel, written: frozenset[str], lost: frozenset[str] = frozenset()) -> Saved:
     """A kernel with the same derivative that spares its backward work.
 
-    `written`: arguments whose cotangents are given, as for `differentiate`. Reads of what the forward wrote are right
-    only if nobody writes there before the backward.
+    `written`: arguments whose cotangents are given, as for `differentiate`. `lost`: arguments that are overwritten
+    after the forward, and not read for that. Reads of what the forward wrote are right only if nobody else writes there
+    before the backward.
     """
-    divided = use_quotients(with_last_trips(without_prefetch(kernel)), written)
-    turned = use_gauge(divided.kernel, written)
-    settled = settle_maxima(turned.kernel, written)
-    found = use_saved(settled.kernel)
-    steps = (divided, turned, settled, found)
-    read = frozenset().union(*(step.read for step in steps))
-    return Saved(found.kernel, read, tuple(dict.fromkeys(remark for step in steps for remark in step.remarks)))
+    found = Saved(with_last_trips(without_prefetch(kernel)), frozenset())
+    found = _after(found, use_quotients(found.kernel, written), lost)
+    found = _after(found, use_gauge(found.kernel, written), lost)
+    found = _after(found, settle_maxima(found.kernel, written), lost)
+    return _after(found, use_saved(found.kernel, lost), lost)
+
+
+def _after(found: Saved, step: Saved, lost: frozenset[str]) -> Saved:
+    """What was found with what a step made of it, unless that reads what is lost."""
+    gone = sorted(step.read & lost)
+    if gone:
+        remarks = (f"what the forward stored is not read back: {', '.join(gone)} is overwritten later",)
+        return Saved(found.kernel, found.read, tuple(dict.fromkeys((*found.remarks, *remarks))))
+    return Saved(step.kernel, found.read | step.read, tuple(dict.fromkeys((*found.remarks, *step.remarks))))

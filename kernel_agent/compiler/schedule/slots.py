@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kernel_agent.compiler.plan import Buffer, Fact, Fill, Total
+from kernel_agent.compiler.reverse.early import FREED
 from kernel_agent.compiler.schedule.coverage import covered_if, domain
 from kernel_agent.compiler.schedule.forms import Forms, Launch
 from kernel_agent.compiler.schedule.injective import injective
@@ -235,9 +236,10 @@ def _is_full(forms: Forms, empty_if: str) -> bool:
 def _moves_as_much(forms: Forms, added: Site) -> bool:
     """Whether for each lane of an addition the launch loads or stores another element that nothing else of it does.
 
-    What a mask keeps from memory does not count, unless it keeps the addition as well. Loops run at least once.
+    What a mask keeps from memory does not count, unless it keeps the addition as well; what a tape would hold that was
+    spared does. Loops run at least once.
     """
-    moved = 0
+    moved: int = added.op.attributes.get(FREED, 0)
     for site in sites(forms.kernel.body, _MOVES):
         everywhere = site.loops[: len(added.loops)] == added.loops and set(site.conditions) <= set(added.conditions)
         if everywhere and (site.op.mask is None or site.op.mask is added.op.mask):

@@ -9,6 +9,7 @@ import torch
 from reverse_checks import Forward, gradients_of
 from torch import Tensor
 
+from kernel_agent.compiler.planning import Wanted, planned
 from kernel_agent.compiler.reverse import differentiate
 from kernel_agent.compiler.reverse.checkpoints import Checkpointed, checkpointed
 from kernel_agent.compiler.reverse.tapes import lower_tapes
@@ -90,6 +91,14 @@ def test_the_setting_is_the_root_of_the_trips() -> None:
     (text,) = found.settings.values()
     sizes = [eval(text, {"triton": Rounding, "n": trips, "max": max, "int": int}) for trips in (0, 1, 17, 1024)]
     assert sizes == [1, 1, 4, 32]
+
+
+def test_outputs_that_are_overwritten_later_do_not_lengthen_tapes() -> None:
+    # What the forward stored is lost then, but segments need none of it.
+    wanted = Wanted(recurrence(), 1, Calls(({"n": 1024},)), frozenset({"X"}), frozenset({"Y"}), lost=frozenset({"Y"}))
+    plan = planned("owned", wanted)
+    assert {"segments_h", "tape_h"} <= {one.name for one in plan.buffers}
+    assert "Y" not in {value.name for step in plan.steps for value in step.kernel.arguments}
 
 
 def test_short_loops_keep_their_tapes() -> None:

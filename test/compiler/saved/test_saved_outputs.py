@@ -6,6 +6,7 @@ import saved_forwards as forwards
 from saved_checks import loads_in_loops, same_gradients, tensor
 
 from kernel_agent.compiler.saved.outputs import saved_reads, use_saved
+from kernel_agent.compiler.saved.prepare import prepared
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.value import Kernel, Value
@@ -20,6 +21,26 @@ def test_layer_norm_reads_its_statistics_instead_of_summing_again() -> None:
     # Recomputing needs the two sums of the statistics on top of those of the derivative.
     assert backward.count(Code.SUM) == plain.count(Code.SUM) - 2
     assert saved_reads(backward.kernel, {"y_ptr", "mean_ptr", "rstd_ptr"}) == {"mean_ptr", "rstd_ptr"}
+
+
+def test_what_is_overwritten_later_is_computed_again_and_the_rest_is_read() -> None:
+    # The backward would find another launch's numbers where the mean was; the reciprocal deviation is still there.
+    forward = forwards.layer_norm()
+    saved = prepared(forward.kernel, frozenset(forward.written), frozenset({"mean_ptr"}))
+    assert saved.read == {"rstd_ptr", "y_ptr"}
+    backward = forward.backward(saved.kernel)
+    assert saved_reads(backward.kernel, {"mean_ptr", "rstd_ptr"}) == {"rstd_ptr"}
+    same_gradients(backward, forward.backward(forward.kernel))
+
+
+def test_a_log_sum_that_is_overwritten_later_is_no_gauge() -> None:
+    # Divided by what another launch left there, rows of the softmax would not sum to one.
+    forward = forwards.attention()
+    (read,) = prepared(forward.kernel, frozenset(forward.written)).read - {"o_ptr"}
+    saved = prepared(forward.kernel, frozenset(forward.written), frozenset({read}))
+    assert read not in saved.read
+    assert read not in saved_reads(forward.backward(saved.kernel).kernel, {read})
+    same_gradients(forward.backward(saved.kernel), forward.backward(forward.kernel))
 
 
 def test_a_looped_layer_norm_loses_both_loops_of_its_statistics() -> None:
