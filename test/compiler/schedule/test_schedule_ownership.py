@@ -208,6 +208,20 @@ def test_a_remainder_alone_does_not_tell_the_program() -> None:
     assert stores_of(own(made("X:*f32 dX:*f32 H sh", build)).kernel) == [Code.ATOMIC_ADD]
 
 
+@pytest.mark.parametrize("used", [3, 4])
+def test_lanes_that_turn_around_are_told_apart_where_no_more_are_used_than_they_turn_over(used: int) -> None:
+    # Lanes 0 and 3 of (lane + 1) % 3 are the same element: with four used, a store would lose one of two gradients.
+    def build(b: Builder, x: Value, dx: Value) -> None:
+        lane = b.arange(0, 4)
+        turned = b.elementwise(Code.REM, (b.add(lane, b.const(1)), b.const(3)))
+        at = b.add(b.mul(b.program_id(0), b.const(3)), turned)
+        add_to(b, dx, at, b.cast(lane, "f32"), b.compare("lt", lane, b.const(used)))
+
+    found = own(made("X:*f32 dX:*f32", build))
+    assert stores_of(found.kernel) == [Code.STORE if used == 3 else Code.ATOMIC_ADD]
+    assert found.empty_if == ({"dX": "X.numel() == 3 * grid0"} if used == 3 else {})
+
+
 def test_addresses_that_are_read_from_memory_stay_atomic() -> None:
     def build(b: Builder, x: Value, dx: Value, index: Value) -> None:
         row = b.load(index, b.program_id(0))
