@@ -100,9 +100,9 @@ def _determines(
     known: frozenset[Atom], bounds: Sequence[Bound], needed: frozenset[Atom], places: Mapping[Atom, Segment]
 ) -> Claims | None:
     """Claims by which the known atoms tell the needed ones: quotient and remainder together tell the whole, the digits
-    of a number, `n // (a b)`, `n // b % a` and `n % b`, tell it one after the other, a place its segment and its distance
-    from the begin of that, and a remainder an index that it only turns around."""
-    found: set[Atom] = set(known)
+    of a number, `n // (a b)`, `n // b % a` and `n % b`, tell it one after the other, a place its segment and its
+    distance from the begin of that, and a remainder an index that it only turns around."""
+    found = {*known, *(index for atom in known if (index := _turned(atom, bounds)) is not None)}
     claims: list[Claim | Rising] = []
     grown = True
     while grown:
@@ -123,9 +123,6 @@ def _determines(
             if atom.kind is not Kind.REMAINDER or atom.whole is None or atom.divisor is None:
                 continue
             inner = {part for part, _ in atom.whole.terms}
-            if not inner <= found and _is_rotation(atom, bounds):
-                found |= inner
-                grown = True
             if quotient_of(atom.whole, atom.divisor) not in found or inner <= found:
                 continue
             proof = injective(atom.whole, [b for b in bounds if b.form != atom.whole], frozenset(inner))
@@ -137,14 +134,14 @@ def _determines(
     return open_claims(claims) if needed <= found else None
 
 
-def _is_rotation(remainder: Atom, bounds: Sequence[Bound]) -> bool:
-    """Whether a remainder tells its index: `(n + k) % d` of an n that takes no more than d values."""
-    if remainder.whole is None or remainder.divisor is None or len(remainder.whole.terms) != 1:
-        return False
-    ((index, step),) = remainder.whole.terms
+def _turned(atom: Atom, bounds: Sequence[Bound]) -> Atom | None:
+    """The index that a remainder tells: the n of `(n + k) % d` that takes no more than d values."""
+    if atom.kind is not Kind.REMAINDER or atom.whole is None or atom.divisor is None or len(atom.whole.terms) != 1:
+        return None
+    ((index, step),) = atom.whole.terms
     ends = [bound.below for bound in bounds if bound.form == Form.of({index: ONE})]
     ends += [index.extent] if index.extent is not None else []
-    return step == ONE and any((remainder.divisor - end).surely(0) for end in ends)
+    return index if step == ONE and any((atom.divisor - end).surely(0) for end in ends) else None
 
 
 def _is_known(part: Atom, found: Set[Atom]) -> bool:
