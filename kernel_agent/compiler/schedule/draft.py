@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from kernel_agent.compiler.plan import Axis, BackwardPlan, Buffer, Census, Fact, Total
+from kernel_agent.compiler.plan import LONGEST, ROWS, Axis, BackwardPlan, Buffer, Census, Fact, Total
 from kernel_agent.compiler.schedule.alone import summed_in_memory
 from kernel_agent.compiler.schedule.clear import cleared
 from kernel_agent.compiler.schedule.collect import collected
@@ -122,7 +122,11 @@ class Draft:
         calls = self.steps[0][1].calls
         asked = {one.gradient for one in self.censuses}  # of these a launch knows more than is known here
         known = {name: one.empty_if for name, one in self.stored.items() if one.empty_if and name not in asked}
-        covered = {name for name, empty_if in known.items() if not calls.refute((empty_if,))}
+        covered = {
+            name
+            for name, empty_if in known.items()
+            if not any(question in empty_if for question in (ROWS, LONGEST)) and not calls.refute((empty_if,))
+        }  # what memory says of one call it need not say of the next
         order = [value.name for value in base.steps[0].kernel.arguments]
         stored = [base.gradients[tensor] for tensor in order if base.gradients.get(tensor) in self.stored]
         kernels = [kernel for kernel, _, _ in self.steps]

@@ -337,3 +337,12 @@ def test_a_derivation_past_its_time_is_told_as_one_and_not_as_an_endless_forward
     monkeypatch.setattr("kernel_agent.compiler.derive.LIMITS", Limits(wall_s=0.2))
     with pytest.raises(NotThisTime, match="no backward was written within"):
         drafts(spec, sandbox)
+
+
+def test_rows_of_no_sequence_have_a_gradient_of_zeros_where_it_else_is_the_cotangent(sandbox: Sandbox) -> None:
+    # Said to be the cotangent if the sequences are all rows, it raised for a batch with room behind the last one.
+    spec = describe(read_file(pairs_root() / "jagged_segment" / "jagged_broadcast_add.py"), sandbox)
+    text = drafts(spec, sandbox)[0][0].candidate.backward
+    (room,) = [line for line in text.splitlines() if "dx = (torch.empty_like if " in line]
+    assert "segment_rows(offsets, sequences) else torch.zeros_like" in room
+    assert 'raise ValueError("dX is dY' not in text
