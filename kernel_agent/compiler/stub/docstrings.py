@@ -130,12 +130,12 @@ class _Facts:
                 found.append(f"{size} `{value.name}`")
         return found
 
-    def _made_of(self, number: Value) -> set[Value]:
-        """Whole numbers that are computed of one."""
-        found = {number}
+    def _made_of(self, number: Value) -> dict[Value, None]:
+        """Whole numbers that are computed of one, in the order of the text."""
+        found = {number: None}
         for op in self.kernel.ops:
             if op.code in (Code.ADD, Code.MUL, Code.CAST) and any(value in found for value in op.operands):
-                found.add(op.result)
+                found[op.result] = None
         return found
 
     def _walked_from(self, numbers: Sequence[Value]) -> Op | None:

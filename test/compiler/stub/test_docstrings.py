@@ -92,6 +92,23 @@ def test_a_state_that_a_loop_hands_on_is_no_sum() -> None:
     assert "sums" not in found
 
 
+def test_tiles_of_a_program_are_told_in_the_order_of_the_text() -> None:
+    # In the order of a set of values, which is that of their addresses, one forward had another text in each run.
+    names = ["first", "second", "third", "fourth", "fifth", "sixth"]
+    x, y, n = (Value(kind, (), name) for kind, name in (("*f32", "X"), ("*f32", "Y"), ("i32", "n")))
+    kernel = Kernel("forward", [x, y, n], extents={LANES: "BLOCK"}, constants={"BLOCK": LANES})
+    b = Builder(kernel, frozenset((y,)))
+    cols, row = b.arange(0, LANES, "BLOCK", "cols"), b.program_id(0, "row")
+    total = b.whole(b.const(0.0, "f32"), (LANES,))
+    for place, name in enumerate(names, 1):
+        at = b.add(b.mul(row, b.const(place * LANES)), cols)
+        at.name = name
+        total = b.add(total, b.load(x, at, b.compare("lt", at, n)))
+    b.store(y, b.add(b.mul(row, n), cols), total)
+    found = re.findall(r"BLOCK `(\w+)`", docstring(kernel, best(kernel, "X")).partition("(axis 0)")[0])
+    assert [name for name in found if name in names] == names
+
+
 def test_the_backward_names_its_kernels_and_what_they_make() -> None:
     kernel = rows_of(scaled)
     plan = best(kernel, "X W")
