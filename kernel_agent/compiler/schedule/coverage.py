@@ -208,9 +208,9 @@ class Counter:
     def extent(self, site: Site, atom: Atom) -> Polynomial | None:
         """How many values an index takes where no mask bounds it. Of lanes as the source calls it."""
         if atom.kind is Kind.LANE:
-            for term, _ in self.forms.of(site.op.offset).terms:
-                if term == atom:
-                    return term.extent
+            for source in self.forms.of(site.op.offset).sources:
+                if source == atom:
+                    return source.extent
         return atom.extent
 
     def limits(self, site: Site, masks: Sequence[Value], within: Segment | None = None) -> list[Bound] | None:

@@ -90,6 +90,22 @@ def tiles_of_rows(b: Builder, x: Value, dx: Value, stride: Value, n: Value, tile
     add_to(b, dx, b.add(b.mul(row, stride), cols), b.const(1.0, "f32"), b.compare("lt", cols, n))
 
 
+def window_of_lanes(b: Builder, x: Value, dx: Value, side: Value) -> None:
+    """Lanes are the places of a square, row by row."""
+    lane = b.arange(0, BLOCK, "BLOCK")
+    row, col = (b.elementwise(code, (lane, side)) for code in (Code.FLOORDIV, Code.REM))
+    square = b.mul(side, side)
+    at = b.add(b.mul(b.program_id(0), square), b.add(b.mul(row, side), col))
+    add_to(b, dx, at, b.const(1.0, "f32"), b.compare("lt", lane, square))
+
+
+def test_a_tile_whose_lanes_are_taken_apart_is_as_large_as_the_launch_says() -> None:
+    # The kernel was lowered with 8 lanes; a launch with 16 reaches squares of 9, which had zeros before.
+    found = empty_if(made("X:*f32 dX:*f32 side", window_of_lanes, BLOCK=BLOCK))
+    assert holds(found, X=torch.empty(5, 9), side=3, grid0=5, BLOCK=16)
+    assert not holds(found, X=torch.empty(5, 9), side=3, grid0=5, BLOCK=8)
+
+
 def test_tiles_that_programs_count_row_by_row_cover_whole_rows() -> None:
     found = empty_if(made("X:*f32 dX:*f32 stride N tiles", tiles_of_rows, BLOCK=BLOCK))
     assert holds(found, X=torch.empty(5, 20), N=20, stride=20, tiles=3, grid0=15, BLOCK=8)
