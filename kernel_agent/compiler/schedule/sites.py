@@ -84,7 +84,7 @@ def negatives(forms: Forms, site: Site) -> list[Form]:
     if site.op.attributes.get("masked") and site.op.mask is not None:
         found += _negatives(forms, site.op.mask)
     for loop in site.loops:
-        found += _of_loop(forms, loop) if loop.code is Code.FOR else []
+        found += loop_forms(forms, loop) if loop.code is Code.FOR else []
     for condition, holds in site.conditions:
         found += _negatives(forms, condition, holds=holds)
     return found
@@ -100,10 +100,11 @@ def loop_bounds(forms: Forms, loop: Op) -> list[Bound]:
     """All that a loop's end says of its index."""
     if loop.code is not Code.FOR:
         return []
-    return [bound for negative in _of_loop(forms, loop) for bound in _below(negative)]
+    return [bound for negative in loop_forms(forms, loop) for bound in _below(negative)]
 
 
-def _of_loop(forms: Forms, loop: Op) -> list[Form]:
+def loop_forms(forms: Forms, loop: Op) -> list[Form]:
+    """Forms of which all are less than 0 in every trip of a loop, and in no trip behind the last."""
     index = forms.of(loop.blocks[0].arguments[0])
     return [index - forms.of(end) for end in sides(forms, loop.operands[1], Code.MIN)]
 
@@ -143,11 +144,6 @@ def whole_bounds(
 def follows(negative: Form, other: Form) -> bool:
     """Whether a form is proved to be less than 0 wherever another one is."""
     return (other - negative).not_negative
-
-
-def loop_forms(forms: Forms, loop: Op) -> list[Form]:
-    """Forms of which all are less than 0 in every trip of a loop, and in no trip behind the last."""
-    return _of_loop(forms, loop)
 
 
 def _always_negative(form: Form) -> bool:
