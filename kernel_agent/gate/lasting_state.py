@@ -150,8 +150,7 @@ def _hung_on(tensor: Tensor) -> frozenset[str]:
 
 
 def _of_torch() -> Iterator[tuple[str, Any]]:
-    yield "torch.is_grad_enabled()", torch.is_grad_enabled()
-    yield "torch.is_inference_mode_enabled()", torch.is_inference_mode_enabled()
+    yield from _of_calls()
     yield "torch.get_default_dtype()", str(torch.get_default_dtype())
     yield "torch.get_default_device()", torch.get_default_device()
     yield "torch.initial_seed()", torch.initial_seed()
@@ -161,9 +160,6 @@ def _of_torch() -> Iterator[tuple[str, Any]]:
     yield "torch.is_anomaly_enabled()", torch.is_anomaly_enabled()
     for device in ("cuda", "cpu"):
         yield f"torch.is_autocast_enabled('{device}')", torch.is_autocast_enabled(device)
-    yield "modes of torch functions", torch._C._len_torch_function_stack()
-    yield "modes of torch operators", torch._C._len_torch_dispatch_stack()
-    yield "hooks of saved tensors", torch._C._autograd._top_saved_tensors_default_hooks(False)
     for name, hooks in vars(torch_modules).items():
         if name.startswith("_global_") and isinstance(hooks, dict):
             yield f"torch.nn.modules.module.{name}", tuple(hooks.values())
