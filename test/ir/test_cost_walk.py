@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 import torch
 from corpus.case import BLOCK_POINTERS
-from cost_kernels import bucket_then_gather, causal_sums, matmul
+from cost_kernels import bucket_then_gather, causal_sums, matmul, median_by_bits
 
 from kernel_agent.ir import import_module, standin
 from kernel_agent.ir.cost.cost import Counts, Effort, count_call, execute_call, report
@@ -136,3 +136,11 @@ def test_a_count_leaves_the_arguments_as_they_were():
     before = x.clone()
     count_call(bucket_then_gather, (x,))
     assert torch.equal(x, before)
+
+
+def test_a_loop_that_carries_bits_of_floats_is_walked_where_they_choose_what_is_read():
+    # the bits were asked for the amount they grow by, which they do not have
+    x = torch.rand(3, 9) + 1
+    walked = on_h100(count_call(median_by_bits, (x,)))
+    executed = on_h100(execute_call(median_by_bits, (x,)))
+    assert walked.launches[0].unique_bytes == executed.launches[0].unique_bytes

@@ -116,8 +116,10 @@ class _Path:
 
     def __init__(self, first: RuntimeValue, second: RuntimeValue) -> None:
         self.first = first
+        if _frame(first) != _frame(second):
+            raise Crooked
         a, b = _numbers(first), _numbers(second)
-        if _frame(first) != _frame(second) or len(a) != len(b):
+        if len(a) != len(b):
             raise Crooked
         self.lines = a
         self.steps = [_difference(x, y) for x, y in zip(a, b, strict=True)]
