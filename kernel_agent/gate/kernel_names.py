@@ -1,7 +1,8 @@
 """Whether Triton may compile a kernel in a process that is to be believed: it calls what a kernel names.
 
 Triton evaluates Python while it compiles: attributes of modules, and calls of any function a name leads to. So every
-name of a kernel that is not its own must lead to Triton's language, to a kernel, or to a number.
+name of a kernel that is not its own must lead to Triton's language, to a kernel, or to a number. Modules have names
+before a dot alone: one that is given another name is looked at by nobody, and Triton's own hold Python's `exec`.
 """
 
 from __future__ import annotations
@@ -38,9 +39,13 @@ def refuse_foreign_names(text: str, module: types.ModuleType, first_line: int) -
             continue
         parts = [part for own in (node.args, *node.body) for part in ast.walk(own)]
         own = {part.arg for part in parts if isinstance(part, ast.arg)}
+        given = frozenset(own)
         own |= {part.id for part in parts if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
+        before_dots = {id(part.value) for part in parts if isinstance(part, ast.Attribute)}
         for part in parts:
             reason = _reason(part, vars(module), own)
+            if not reason and id(part) not in before_dots and _is_module(_chain(part), vars(module), given):
+                reason = f"it uses the module {ast.unparse(part)} as a value"
             if reason:
                 line = getattr(part, "lineno", node.lineno)
                 raise CannotRecord(
@@ -85,6 +90,14 @@ def _chain(node: ast.AST) -> list[str]:
         inner = _chain(node.value)
         return [*inner, node.attr] if inner else []
     return []
+
+
+def _is_module(chain: list[str], names: dict[str, Any], given: frozenset[str]) -> bool:
+    """Whether `a.b.c` is a module; the parameters that a kernel is `given` are none."""
+    value: Any = names.get(chain[0]) if chain and chain[0] not in given else None
+    for attribute in chain[1:]:
+        value = getattr(value, attribute, None)
+    return isinstance(value, types.ModuleType)
 
 
 def _reason_of_chain(chain: list[str], names: dict[str, Any]) -> str:

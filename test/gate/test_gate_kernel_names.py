@@ -19,6 +19,7 @@ from triton.language.extra import libdevice
 from triton.runtime.cache import os, get_cache_manager
 
 load = torch.load
+language = tl.core
 SIZE: tl.constexpr = 4
 HALF = tl.float16
 
@@ -54,6 +55,10 @@ def looked_at(tmp_path: Path, body: str) -> None:
         "import os",
         "torch.load('x')",
         "m = triton.runtime",
+        "m: tl.constexpr = tl.core.builtins\n    m.exec('1')",
+        "m: tl.constexpr = tl.core\n    m.builtins.exec('1')",
+        "tl.static_print(tl)",
+        "if SIZES:\n        math = 1\n    m: tl.constexpr = math",
     ],
 )
 def test_a_kernel_that_names_more_than_the_language_is_refused(tmp_path: Path, body: str) -> None:
@@ -77,6 +82,7 @@ def test_a_name_that_leads_to_a_function_is_taken_away(tmp_path: Path) -> None:
         "tl.store(X, libdevice.erf(helper(x)).to(HALF) * SIZE + math.pi)",
         "forward = tl.sum(x, 0)\n    tl.store(X, forward.to(x.dtype.element_ty))",
         "for k in tl.static_range(triton.cdiv(SIZES, 2)):\n        tl.store(X + k, x.to(tl.float32))",
+        "tl.store(X, language.load(X))",
         "sum = x\n    tl.store(X, tl.math.exp(sum) + tl.extra.cuda.libdevice.tanh(x))",
         "tl.static_assert(SIZES % 2 == 0, 'odd')",
     ],
