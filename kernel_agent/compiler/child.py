@@ -169,7 +169,7 @@ def _way(followed: _Followed, apart: Apart, schedule: str) -> Way:
         kernel = one.programs[places[id(seen)]]
         return erasing(kernel, name, len(seen.grid), calls[id(seen)], whole=whole)
 
-    return Way(one.trace, one.programs, planner, eraser, one.conditions, one.decisions)
+    return Way(one.trace, one.programs, planner, eraser, one.conditions, one.decisions, one.optional)
 
 
 def _refusal(schedule: str, error: KernelAgentError) -> dict[str, object]:

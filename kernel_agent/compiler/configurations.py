@@ -44,7 +44,8 @@ class Configuration:
     """Calls that compile the same programs."""
 
     trace: Trace
-    """The call to derive from: one with narrow floats, if any has them, since there every conversion shows."""
+    """The call to derive from: one with all tensors that any is given and with narrow floats, since there every
+    conversion shows."""
     programs: dict[int, Kernel]
     """Of its launches, by their position among the trace's events."""
     conditions: tuple[Condition, ...] = ()
@@ -53,6 +54,12 @@ class Configuration:
     """How conditions of the stub fell, where other calls go another way through its torch code or launches."""
     calls: tuple[Trace, ...] = ()
     """All that were followed, those at sizes of real work too."""
+
+    @property
+    def optional(self) -> frozenset[str]:
+        """Tensors that `trace` was given and another call was not."""
+        always = frozenset.intersection(*(frozenset(call.inputs) for call in (self.trace, *self.calls)))
+        return frozenset(self.trace.inputs) - always
 
 
 def configurations(stub: Stub) -> tuple[list[Configuration], list[str]]:
@@ -117,7 +124,7 @@ def _divided(traces: Sequence[Trace], real: Sequence[Trace]) -> list[Configurati
     """Configurations of calls that differ in numbers alone: some numbers make another program. `real`: calls at sizes
     of real work, which are only looked at."""
     found: list[Configuration] = []
-    left = sorted(traces, key=_narrowness)
+    left = sorted(traces, key=lambda one: (-len(one.inputs), _narrowness(one)))
     while left:
         programs = {
             place: read_launch(seen, others=[other.launches[number].values for other in left[1:]])

@@ -125,7 +125,7 @@ class Fact:
     reason: str
     """What depends on it: "each element of dX is stored by one program"."""
     tensor: str = ""
-    """Tensor argument of the forward's launch it is about, if one."""
+    """Argument it is about, if one: a tensor of the forward's launch, or a cotangent."""
 
 
 @dataclass(frozen=True)

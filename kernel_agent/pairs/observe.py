@@ -10,7 +10,7 @@ import contextlib
 import inspect
 import resource
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -61,7 +61,11 @@ def _observe(facts: FileFacts, folder: Path, beside: bool) -> KernelSpec:
     with standin():
         arguments = build_arguments(module, entry, device="cpu", seed=0)
         inputs = _inputs(facts, stub, arguments)
+        optional = _given_elsewhere(module, facts, sweep, entry, inputs)
         execution = _run(module, stub, arguments, _places(inputs, arguments))
+        left_out = (name for name in optional if name not in {item.name for item in inputs})
+        inputs += tuple(describe_value(name, None) for name in left_out)
+        grads = _grads(facts, inputs, optional)
     if not execution.launches:
         raise InputError(
             f"the stub `{facts.stub}` launches no Triton kernel at {entry.label}",
@@ -79,7 +83,7 @@ def _observe(facts: FileFacts, folder: Path, beside: bool) -> KernelSpec:
         inputs=seen.inputs,
         outputs=seen.outputs,
         returns_tuple=isinstance(_result(facts, execution), (tuple, list)),
-        grads=_grads(facts, inputs),
+        grads=grads,
         launches=tuple(launch.kernel for launch in execution.launches),
         mutated=execution.mutated,
         custom_gradient=facts.has_surrogate,
@@ -147,6 +151,8 @@ def _inputs(facts: FileFacts, stub: Callable[..., Any], arguments: Arguments) ->
         for name, value in values.items()
     )
     if not any(item.needs_grad for item in inputs):
+        if wanted:
+            raise _not_given(wanted[0], names, facts)
         nested = [name for name, value in values.items() if _holds_tensors(value)]
         if nested:
             raise _nested_argument(nested[0], values[nested[0]], facts)
@@ -186,15 +192,11 @@ def _wanted(facts: FileFacts, names: tuple[str, ...]) -> tuple[str, ...] | None:
 
 def _check_wanted(name: str, values: dict[str, Any], facts: FileFacts) -> None:
     value = values.get(name)
-    if _floating(value):
+    if _floating(value) or value is None:  # another entry may give it
         return
     if _holds_tensors(value):
         raise _nested_argument(name, value, facts)
-    if name not in values:
-        problem, remedy = "which make_args does not pass", "Pass it, or take it out of inputs_require_grad."
-    elif value is None:
-        problem, remedy = "which is None at the smallest SWEEP entry", "Pass a tensor at every entry, or take it out."
-    elif isinstance(value, torch.Tensor):
+    if isinstance(value, torch.Tensor):
         dtype = str(declared_dtype(value)).removeprefix("torch.")
         problem, remedy = f"a tensor of {dtype}", "Only floating point tensors have gradients; take it out."
     else:
@@ -204,11 +206,58 @@ def _check_wanted(name: str, values: dict[str, Any], facts: FileFacts) -> None:
     )
 
 
-def _grads(facts: FileFacts, inputs: tuple[ArgumentFacts, ...]) -> tuple[str, ...]:
-    """Gradient names in argument order; a pair's META says its own order."""
+def _given_elsewhere(
+    module: ModuleType,
+    facts: FileFacts,
+    sweep: tuple[ShapeEntry, ...],
+    first: ShapeEntry,
+    inputs: tuple[ArgumentFacts, ...],
+) -> tuple[str, ...]:
+    """Floating tensors of other entries that the first one gives None for, or does not give. The others are looked at
+    in the sizes of the first, where that can be."""
+    given = {item.name for item in inputs if item.kind is not ArgumentKind.NONE}
+    stub, found = getattr(module, facts.stub), dict[str, None]()
+    sizes = {name: value for name, value in first.dims.items() if type(value) is int}
+    for other in sweep:
+        if other is first or given.union(found).issuperset(facts.parameters):
+            continue
+        dims = {name: sizes.get(name, value) if type(value) is int else value for name, value in other.dims.items()}
+        for entry in (other.model_copy(update={"dims": dims}), other):
+            try:
+                with _little_memory():
+                    arguments = build_arguments(module, entry, device="cpu", seed=0)
+                names = argument_names(stub, arguments)
+            except Exception:  # the sizes of one entry with the flags of another need not fit; the gate says what fails
+                continue
+            values = dict(zip(names, (*arguments.args, *arguments.kwargs.values()), strict=True))
+            tensors = [name for name, value in values.items() if _floating(value) and name in facts.parameters]
+            found.update(dict.fromkeys(name for name in tensors if name not in given))
+            break
+    return tuple(found)
+
+
+def _not_given(name: str, names: Sequence[str], facts: FileFacts) -> InputError:
+    """`names`: the arguments of a call."""
+    problem = "which is None at every SWEEP entry" if name in names else "which make_args does not pass"
+    return InputError(
+        f"a gradient is wanted of `{name}`, {problem}",
+        remedy="Pass a tensor at one entry or more, or take it out of inputs_require_grad.",
+        path=facts.path,
+        line=facts.stub_line,
+    )
+
+
+def _grads(facts: FileFacts, inputs: tuple[ArgumentFacts, ...], optional: tuple[str, ...]) -> tuple[str, ...]:
+    """Gradient names in argument order; a pair's META says its own order. `optional`: as of `_given_elsewhere`."""
+    names = [item.name for item in inputs]
+    wanted = _wanted(facts, tuple(names))
+    given = {*optional, *(item.name for item in inputs if item.needs_grad)}
+    for name in wanted or ():
+        if name not in given:
+            raise _not_given(name, names, facts)
     if facts.is_pair and facts.inputs_require_grad is not None:
         return tuple(str(name) for name in facts.inputs_require_grad)
-    return tuple(item.name for item in inputs if item.needs_grad)
+    return tuple(name for name in names if name in given and (wanted is None or name in wanted))
 
 
 def _places(inputs: tuple[ArgumentFacts, ...], arguments: Arguments) -> tuple[int | str, ...]:

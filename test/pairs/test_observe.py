@@ -85,6 +85,37 @@ def test_all_kinds_of_outputs_are_told_apart(observed: Observe, scale_text: str)
     assert spec.torch_ops, "the multiplication is computed by torch and a backward may use it too"
 
 
+OPTIONAL = (
+    ("def scale(x, factor=2.0):", "def scale(x, factor=2.0, bias=None):"),
+    ("    return y\n", "    return y if bias is None else y + bias\n"),
+    ("SWEEP = [dict(N=40), dict(N=7)]", "SWEEP = [dict(N=40, bias=True), dict(N=7, bias=False)]"),
+    ("def make_args(N, ", "def make_args(N, bias, "),
+)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        "(torch.randn(N, device=device), 2.0, torch.randn(N, device=device) if bias else None)",
+        "(torch.randn(N, device=device), 2.0, torch.randn(N, device=device))[: 3 if bias else 1]",
+    ],
+)
+def test_a_tensor_that_the_smallest_entry_leaves_out_has_a_gradient(
+    observed: Observe, scale_text: str, made: str
+) -> None:
+    # Taken from the smallest entry alone, the gradients were those of x: users got none of a bias, and no word of it.
+    spec = observed(scale_text, *OPTIONAL, (MAKE, f"    return {made}\n"))
+    assert spec.grads == ("x", "bias")
+    assert next(item.kind for item in spec.inputs if item.name == "bias") is ArgumentKind.NONE
+
+
+def test_a_gradient_of_what_no_entry_gives_is_refused(observed: Observe, scale_text: str) -> None:
+    made = "(torch.randn(N, device=device), 2.0, None)"
+    marked = ("@autodiff\n", '@autodiff(inputs_require_grad=("x", "bias"))\n')
+    error = refusal(observed, scale_text, *OPTIONAL, (MAKE, f"    return {made}\n"), marked)
+    assert "`bias`, which is None at every SWEEP entry" in error.message
+
+
 def test_keyword_arguments_follow_positional_ones(observed: Observe, scale_text: str) -> None:
     spec = observed(scale_text, (MAKE, "    return (torch.randn(N, device=device),), dict(factor=3.0)\n"))
     assert [(item.name, item.kind.value, item.text) for item in spec.inputs] == [

@@ -33,8 +33,9 @@ class Asking:
         reason = f"{fact.reason} only if {shown}"
         if len(reason) <= _ROOM:
             return reason
-        if fact.tensor:
-            tensor = self.wording.references.hint(self.wording.launched.seen.tensors[fact.tensor])
+        given = self.wording.launched.seen.tensors
+        if fact.tensor in given:  # a cotangent's strides are the backward's own, and nothing that a user passes
+            tensor = self.wording.references.hint(given[fact.tensor])
             return f"strides of {tensor} do not show that {fact.reason}: pass {tensor}.contiguous()"
         return f"{fact.reason}, but not for these sizes"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -28,6 +28,7 @@ from kernel_agent.compiler.stub.flow import (
 from kernel_agent.compiler.stub.held import onto_held
 from kernel_agent.compiler.stub.lines import Line
 from kernel_agent.compiler.stub.names import Names
+from kernel_agent.compiler.stub.needs import only_if
 from kernel_agent.compiler.stub.planned import Planned, Signature
 from kernel_agent.compiler.stub.references import References
 from kernel_agent.compiler.stub.source import StubSource
@@ -74,8 +75,10 @@ class BackwardWriter:
         eraser: Eraser,
         signature: Signature,
         grads: Sequence[str],
+        optional: Collection[str] = (),
     ) -> None:
-        """`kernels`: programs of the launches, by position. `grads`: parameters that gradients are wanted of."""
+        """`kernels`: programs of the launches, by position. `grads`: parameters that gradients are wanted of;
+        `optional`: those that are None in other calls which launch the same."""
         self.trace = trace
         self.source = source
         self.names = names
@@ -83,6 +86,7 @@ class BackwardWriter:
         self.eraser = eraser
         self.signature = signature
         self.grads = grads
+        self.optional = frozenset(optional)
         self.launches = {
             place: Launched(
                 place,
@@ -125,7 +129,10 @@ class BackwardWriter:
                 self._launch(self.launches[place])
             else:
                 self.cotangents.back_through(place, event)
-        results = [self._result(name) for name in self.grads]
+        results = [
+            only_if(self.names.given(name), self._result(name)) if name in self.optional else self._result(name)
+            for name in self.grads
+        ]
         return Written(
             self.body.lines,
             self.kernels,

@@ -132,6 +132,21 @@ class Names:
             self._first[key] = self.fresh(f"{name}_{attribute}")
         return self._first[key]
 
+    def given(self, name: str) -> str:
+        """Whether a parameter was given; the stub may bind it again where it was not."""
+        text = f"{name} is not None"
+        if not self.source.bindings(name):
+            return self.expression(ast.parse(text, mode="eval").body, 0, f"{name}_given")
+        if text not in self._first:
+            self._first[text] = self.fresh(f"{name}_given")
+        return self._first[text]
+
+    def _where_given(self, key: str) -> str:
+        """What is noted at the start; None for what a parameter has that is not given in all calls."""
+        name, _, attribute = key.partition(".")
+        optional = attribute and f"{name} is not None" in self._first
+        return f"{key} if {name} is not None else None" if optional else key
+
     # --- the end
 
     def unpacked(self) -> Unpacked:
@@ -153,7 +168,7 @@ class Names:
                 self._shown[mark] = self.fresh(f"{name}_{question}".rstrip("()"))
                 kept.append(Kept(self._shown[mark], key))
         kept += [Kept(fresh, fresh) for fresh in self._first.values()]
-        first = tuple(f"{fresh} = {key}" for key, fresh in self._first.items())
+        first = tuple(f"{fresh} = {self._where_given(key)}" for key, fresh in self._first.items())
         return Unpacked(tuple(kept), first, tuple(text for _, text in sorted(statements.items())))
 
     def filled(self, text: str) -> str:

@@ -61,8 +61,16 @@ def sparing(body: Sequence[Line], results: Sequence[str], flags: Sequence[str]) 
     shown = []
     for place, text in enumerate(results):
         partial = any(serves[name] != everything for name in _read(ast.parse(text, mode="eval")))
-        shown.append(f"{text} if {flags[place]} else None" if partial else text)
+        shown.append(only_if(flags[place], text) if partial else text)
     return Sparing(lines, shown)
+
+
+def only_if(condition: str, text: str) -> str:
+    """A result where a condition holds, else None; conditions that it has already stand behind that one."""
+    node = ast.parse(text, mode="eval").body
+    if isinstance(node, ast.IfExp) and ast.unparse(node.orelse) == "None":
+        return f"{ast.unparse(node.body)} if {condition} and {ast.unparse(node.test)} else None"
+    return f"{text} if {condition} else None"
 
 
 def _grouped(

@@ -62,7 +62,9 @@ def write_sections(
         return sources[id(kernel)].parameters
 
     writers = [
-        BackwardWriter(way.trace, source, names, way.kernels, way.planner, way.eraser, signature, spec.grads)
+        BackwardWriter(
+            way.trace, source, names, way.kernels, way.planner, way.eraser, signature, spec.grads, way.optional
+        )
         for way in ways
     ]
     written = [writer.write(_outputs(spec, way.trace)) for way, writer in zip(ways, writers, strict=True)]

@@ -37,6 +37,8 @@ class Way:
     """What must hold for it: launch, parameter, value."""
     decisions: tuple[Decision, ...] = ()
     """And how conditions of the stub must fall."""
+    optional: frozenset[str] = frozenset()
+    """Tensors of the call that are None in others of the configuration."""
 
     def tests(self, writer: BackwardWriter, names: Names, optional: set[tuple[int, str]]) -> dict[str, object]:
         """What is asked of a call, without what is always so. `optional`: parameters that are None in some

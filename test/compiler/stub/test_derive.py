@@ -255,6 +255,45 @@ def test_an_argument_that_may_be_none_is_a_flag_of_one_kernel(tmp_path: Path, sa
     assert "b is not None and" not in text
 
 
+STATE = (
+    HEAD
+    + """
+@triton.jit
+def leaky_kernel(X, H, Y, T, N, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    h = tl.load(H + at, mask=at < N, other=0.0)
+    for t in range(T):
+        h = 0.5 * h + tl.load(X + t * N + at, mask=at < N, other=0.0)
+    tl.store(Y + at, h, mask=at < N)
+
+
+@autodiff
+def stub(x, h=None):
+    T, N = x.shape
+    if h is None:
+        h = torch.zeros(N, device=x.device)
+    y = torch.empty(N, device=x.device)
+    leaky_kernel[(triton.cdiv(N, 64),)](x, h, y, T, N, BLOCK=64)
+    return y
+
+
+SWEEP = [dict(T=5, N=70, state=True), dict(T=2, N=9, state=False)]
+
+
+def make_args(T, N, state, device="cuda"):
+    return torch.randn(T, N, device=device), torch.randn(N, device=device) if state else None
+"""
+)
+
+
+def test_what_the_stub_itself_makes_where_an_argument_is_none_has_no_gradient(tmp_path: Path, sandbox: Sandbox) -> None:
+    # Both calls launch the same kernels, and the local has the argument's name: dh is that of zeros in one of them.
+    found = derived(STATE, tmp_path, sandbox)
+    assert found.verdict.green, found.verdict.message
+    assert "h_given = h is not None\n" in (found.draft.candidate.forward or "")
+    assert "dh if h_given else None" in found.draft.candidate.backward
+
+
 def test_stores_that_meet_get_a_copy_of_the_cotangent_to_take_from(tmp_path: Path, sandbox: Sandbox) -> None:
     # 43 of 50 elements of the first store are overwritten by the second; the caller's cotangent must stay as it is
     found = derived(MEETING, tmp_path, sandbox)
