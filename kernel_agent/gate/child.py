@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import sys
 import traceback
 from collections.abc import Callable, Collection
 from contextlib import nullcontext
@@ -99,7 +100,10 @@ def answered(call: Call) -> None:
                 given = saved[case["point"]]
                 backward = state.attended(module.backward)
                 known = None if last is None else call.payload["lowered"]
-                run_backward(call, backward, path, number, given, Recorder(), last, images.begin(), known)
+                runner = state.at_launches(launch)
+                run_backward(
+                    call, backward, path, number, given, Recorder(), last, images.begin(), known, runner=runner
+                )
     except Ended:
         return
 
@@ -112,7 +116,7 @@ def _imported(
 
     def below() -> None:
         streams.begin()
-        looked.append((LastingState(), watch_attributes()))
+        looked.append((LastingState(), watch_attributes(sys.modules[MODULE])))
 
     try:
         module = import_module(path, MODULE, call.payload["users_lines"], below)

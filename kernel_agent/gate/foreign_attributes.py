@@ -1,7 +1,9 @@
 """Which functions and classes of other people's modules a candidate has replaced in its process.
 
 A file that patches torch, Triton or the clock does so in the user's program too, once it is delivered. Compared is what
-the names stand for, before the file is imported and after its last call, not what its text says.
+the names stand for, before the file is imported and after its last call, not what its text says. Of the user's own
+functions and kernels, which stand in the same file, it is what is in them: defaults that the gate always gives, or a
+hook of a kernel, change the user's forward and no gradient.
 """
 
 from __future__ import annotations
@@ -37,14 +39,17 @@ _NAMED = 20
 """Replaced names that are told."""
 
 
-def watch_attributes() -> Callable[[], tuple[str, ...]]:
+def watch_attributes(own: types.ModuleType | None = None) -> Callable[[], tuple[str, ...]]:
     """Look now; the result says which attributes that could be called then are others now, as `time.perf_counter`.
+
+    `own` is the candidate's module with the user's statements done: its names may get other meanings, which are judged.
 
     An inherited method that was overlaid counts, and so do the code and the defaults of a function; other names that
     were added are nobody's. Modules that are imported in between are not compared.
     """
     before = [(place, space, dict(vars(space))) for place, space in _spaces()]
     functions = {id(value): value for _, _, old in before for value in old.values() if type(value) in _WITH_CODE}
+    functions |= {id(value): value for value in _defined_in(own) if type(value) in _WITH_CODE}
     inside = [_inside(value) for value in functions.values()]
 
     def replaced() -> tuple[str, ...]:
@@ -59,7 +64,7 @@ def watch_attributes() -> Callable[[], tuple[str, ...]]:
                 changed.append("__name__")
             found += [name for name in (f"{place}.{name}" for name in changed) if name not in _OF_STATES]
         others = [look[0] for look in inside if _differ(look, _inside(look[0]))]
-        found += [f"{function.__module__}.{function.__qualname__}" for function in others]
+        found += [_full_name(function, own) for function in others]
         return tuple(sorted(found)[:_NAMED])
 
     return replaced
@@ -69,10 +74,28 @@ def _calls(value: Any) -> bool:
     return callable(value) or isinstance(value, (property, classmethod, staticmethod))
 
 
+def _defined_in(own: types.ModuleType | None) -> Iterator[Any]:
+    """Functions, and kernels under autotuning and the like, that the statements of a module have defined so far."""
+    if own is None:
+        return
+    for value in list(vars(own).values()):
+        wrapped = value
+        while not isinstance(wrapped, JITFunction) and hasattr(wrapped, "fn"):
+            wrapped = wrapped.fn
+        if getattr(wrapped, "__module__", None) == own.__name__:
+            yield wrapped
+
+
+def _full_name(function: Any, own: types.ModuleType | None) -> str:
+    home = "" if own is not None and function.__module__ == own.__name__ else f"{function.__module__}."
+    return f"{home}{function.__qualname__}"
+
+
 def _inside(value: Any) -> tuple[Any, ...]:
     """A function or a kernel, and what can be exchanged in it."""
     if isinstance(value, JITFunction):
-        return value, value.fn, value.fn.__code__, value.raw_src, getattr(value, "src", "")
+        source = (value.raw_src, getattr(value, "src", ""))
+        return value, value.fn, value.fn.__code__, *source, vars(value).get("run"), *value.pre_run_hooks
     named = value.__kwdefaults__
     return (value, value.__code__, value.__defaults__, named, *(named or ()), *(named or {}).values())
 

@@ -3,7 +3,7 @@
 Its gradients may be right and the user's program another one afterwards: gradients switched off, a seed set again at
 every step, a hook that runs at every launch, which no executor calls. Compared is the state before the candidate's
 statements and after its last call; no case is run for it. What a caller sets anew for every call, and what hangs on
-what a call returns, is looked at around each call.
+what a call is given or returns, is looked at around each call, and what Triton is told to compile with at each launch.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from torch.nn.modules import module as torch_modules
 from torch.utils._pytree import tree_leaves
 
 from kernel_agent.ir import own_attributes
+from kernel_agent.ir.launch import Runner
 
 _NAMED = 20
 """Changed states that are told."""
@@ -37,6 +38,7 @@ class LastingState:
 
     def __init__(self) -> None:
         self._before = dict(_states())
+        self._knobs = dict(_of_triton())
         self._modules = len(sys.modules)
         self._excused: frozenset[str] = frozenset()
         self._by_calls: frozenset[str] = frozenset()
@@ -52,24 +54,37 @@ class LastingState:
     def attended(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function; what its calls change of what the caller sets for each of them counts as changed.
 
-        So does what they hang on tensors that they return: it runs wherever those go. Every second call begins with
-        gradients enabled, since what is left as it was is not seen.
+        So does what they hang on tensors that they are given or return: it runs wherever those go. Every second call
+        begins with gradients enabled, since what is left as it was is not seen.
         """
 
         @functools.wraps(function)
         def attended(*args: Any, **kwargs: Any) -> Any:
             self._calls += 1
+            given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+            hung = [_hung_on(tensor, numbers=False) for tensor in given]
             with torch.set_grad_enabled(self._calls % 2 == 0):
                 before = dict(_of_calls())
                 result = function(*args, **kwargs)
                 self._by_calls |= _others(before, dict(_of_calls()))
-            given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+            now = [_hung_on(tensor, numbers=False) - before for tensor, before in zip(given, hung, strict=True)]
+            self._by_calls |= {f"{what} of what it is given" for what in frozenset().union(*now)}
             for tensor in result if isinstance(result, (tuple, list)) else (result,):
                 if isinstance(tensor, Tensor) and not any(tensor is one for one in given):
-                    self._by_calls |= _hung_on(tensor)
+                    self._by_calls |= {f"{what} of what it returns" for what in _hung_on(tensor)}
             return result
 
         return attended
+
+    def at_launches(self, runner: Runner) -> Runner:
+        """The runner; what Triton is set to while a launch runs, which it then compiles with, counts as changed."""
+
+        @functools.wraps(runner)
+        def run(*args: Any, **kwargs: Any) -> None:
+            self._by_calls |= _others(self._knobs, dict(_of_triton()))
+            runner(*args, **kwargs)
+
+        return run
 
     def changed(self) -> tuple[str, ...]:
         """Which states are others now, as `torch.is_grad_enabled()`.
@@ -140,13 +155,21 @@ def _of_calls() -> Iterator[tuple[str, Any]]:
     yield "hooks of saved tensors", torch._C._autograd._top_saved_tensors_default_hooks(False)
 
 
-def _hung_on(tensor: Tensor) -> frozenset[str]:
-    """What a returned tensor carries that is no part of one."""
+def _hung_on(tensor: Tensor, *, numbers: bool = True) -> frozenset[str]:
+    """What a tensor carries that is no part of one; attributes that are `numbers` or text run nothing."""
     with torch._C.DisableTorchFunction():
-        found = {f"the attribute {name!s:.50}" for name in vars(tensor).keys() - own_attributes()}
+        names = vars(tensor).keys() - own_attributes()
+        names = {name for name in names if numbers or not _plain(vars(tensor)[name])}
+        found = {f"the attribute {name!s:.50}" for name in names}
         found |= {"hooks"} if tensor._backward_hooks else set()
         found |= {"finalizers"} if any(one.__callback__ is not None for one in weakref.getweakrefs(tensor)) else set()
-    return frozenset(f"{what} of what it returns" for what in found)
+    return frozenset(found)
+
+
+def _plain(value: Any) -> bool:
+    if type(value) is tuple:
+        return all(map(_plain, value))
+    return type(value) in (bool, int, float, str, type(None), torch.dtype, torch.device)
 
 
 def _of_torch() -> Iterator[tuple[str, Any]]:

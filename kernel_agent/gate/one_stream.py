@@ -19,8 +19,8 @@ class OneStream:
         self.refuses = False
 
     def begin(self) -> None:
-        """Take the place of the stand-in's `torch.cuda.Stream`. Streams that exist already are the user's."""
-        made = torch.cuda.Stream
+        """Take the place of the stand-in's streams that are not the current one. Those that exist are the user's."""
+        default, made = torch.cuda.default_stream, torch.cuda.Stream
         one = self
 
         class Stream(made):  # type: ignore[misc, valid-type]
@@ -28,12 +28,24 @@ class OneStream:
 
             def __new__(cls, *args: object, **kwargs: object) -> Any:
                 """Raises `UnsupportedOp` in the candidate's part."""
-                if one.refuses:
-                    raise UnsupportedOp(
-                        "a stream of its own (torch.cuda.Stream): whoever reads the gradient does not wait for it; "
-                        "launch on the current stream"
-                    )
+                one._refuse("a stream of its own (torch.cuda.Stream)")
                 return super().__new__(cls, *args, **kwargs)
 
+        def current_stream(_device: object = None) -> Any:
+            """The stand-in's, which is a `torch.cuda.Stream` by its new name."""
+            return made.__new__(Stream)
+
+        def default_stream(device: object = None) -> Any:
+            """The stand-in's. Raises `UnsupportedOp` in the candidate's part."""
+            one._refuse("the default stream (torch.cuda.default_stream), which need not be the caller's")
+            return default(device)
+
         torch.cuda.Stream = Stream
+        torch.cuda.current_stream, torch.cuda.default_stream = current_stream, default_stream
         self.refuses = True
+
+    def _refuse(self, what: str) -> None:
+        if self.refuses:
+            raise UnsupportedOp(
+                f"{what}: whoever reads the gradient does not wait for it; launch on the current stream"
+            )
