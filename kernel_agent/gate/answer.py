@@ -99,6 +99,7 @@ class Answer(Said):
     findings: tuple[Found, ...] = Field(default=(), max_length=2000)
     mutated: tuple[str, ...] = Field(default=(), max_length=1000)
     unordered: tuple[ByChance, ...] = Field(default=(), max_length=1000)
+    tuned: tuple[str, ...] = Field(default=(), max_length=100, description="autotuned kernels: `f with BLOCK: 64`")
     extra_saved_bytes: int = 0
     replaced: tuple[str, ...] = Field(
         default=(), max_length=20, description="see `foreign_attributes`; with the last case"

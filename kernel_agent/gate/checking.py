@@ -104,7 +104,8 @@ def check(
     if progress.first_red is not None and progress.first_red.problem is not None:
         verdict = _red(_with_pattern(progress.first_red.problem, progress), progress, change, start)
         verdict = verdict.model_copy(update=made_with)
-        verdict = _diagnosed(verdict, progress, truths, text) if diagnose and not done.again else verdict
+        told = diagnose and not done.again and not progress.first_red.problem.tuned
+        verdict = _diagnosed(verdict, progress, truths, text) if told else verdict
         if any(outcome.case.point.seed == truths.drawn_seed for outcome in progress.outcomes):
             truths.draw_again()  # the verdict names it, and the next candidate's author may read that
         return verdict
@@ -300,6 +301,8 @@ def _red(problem: Problem, progress: _Progress | None, change: ForwardChange | N
 
 def _with_pattern(problem: Problem, progress: _Progress) -> Problem:
     """Add what the cases of the red shape have in common: often that is the diagnosis."""
+    if problem.tuned:
+        return problem
     here = [outcome for outcome in progress.outcomes if progress.at_red_shape(outcome)]
     rows = [problem.details] if problem.details else []
     scores = [score for outcome in here for score in outcome.result.grads]

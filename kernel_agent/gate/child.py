@@ -38,6 +38,7 @@ from kernel_agent.ir import (
     made_on_host,
     standin,
 )
+from kernel_agent.ir.capture.configurations import Turns
 from kernel_agent.ir.capture.images import Images, SameImages
 from kernel_agent.ir.execution import run_once
 from kernel_agent.ir.launch import Runner, launch
@@ -87,7 +88,7 @@ def answered(call: Call) -> None:
             streams = OneStream()
             module, state, replaced = _imported(call, path, streams)
             saved: dict[int, tuple[Any, ...]] = {}
-            cases, images = call.payload["cases"], SameImages()
+            cases, images, turns = call.payload["cases"], SameImages(), Turns()
             for number, case in enumerate(cases):
                 if case["point"] not in saved:
                     streams.refuses = False
@@ -101,9 +102,9 @@ def answered(call: Call) -> None:
                 backward = state.attended(module.backward)
                 known = None if last is None else call.payload["lowered"]
                 runner = state.at_launches(launch)
-                run_backward(
-                    call, backward, path, number, given, Recorder(), last, images.begin(), known, runner=runner
-                )
+                about = (Recorder(), last, images.begin(), known)
+                run_backward(call, backward, path, number, given, *about, runner=runner, turns=turns)
+                turns.next_call()
     except Ended:
         return
 
@@ -184,11 +185,12 @@ def run_backward(
     *,
     options: ExecOptions = _OPTIONS,
     runner: Runner = launch,
+    turns: Turns | None = None,
 ) -> None:
     """Run a backward on one case and tell the parent, with what lasts after it. Raises `Ended`.
 
-    What it is given has the same addresses in every case. Where `known` is given, IR that was lowered in this process
-    and is not known is told, too.
+    What it is given has the same addresses in every case. `turns` chooses configurations of autotuned kernels. Where
+    `known` is given, IR that was lowered in this process and is not known is told, too.
     """
     number_buffers_from(_OF_BACKWARDS)
     case = call.payload["cases"][number]
@@ -205,6 +207,7 @@ def run_backward(
             runner=runner,
             recorder=recorder,
             images=images,
+            turns=turns,
         )
     except (Exception, SystemExit) as error:
         raise tell_failure(call, Stage.BACKWARD, number, error, path) from error
@@ -212,6 +215,8 @@ def run_backward(
     values = tuple(result) if isinstance(result, (tuple, list)) else (result,)
     answer = _answer(Stage.BACKWARD, number, execution, values, isinstance(result, (tuple, list)))
     also: dict[str, Any] = {"program": _written(recorder)}
+    if turns is not None:
+        also["tuned"] = tuple(f"{name} with {config}"[:500] for name, config in list(turns.taken.items())[:100])
     if lasting is not None:
         also |= {"replaced": lasting.replaced(), "changed": lasting.changed()}
     if known is not None:

@@ -55,6 +55,8 @@ class Problem:
     grad: str | None = None
     tile: tuple[int, ...] | None = None
     ratio: float | None = None
+    tuned: bool = False
+    """Cases ran with other configurations of autotuned kernels: what they have in common tells nothing."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,16 @@ def judge_backward(
     everything = needs is None or all(needs)
     contract = _contract_problem(answer, tensors, spec, meta, stub_ops, source, everything)
     by_value = min(problems, key=lambda p: _ORDER.index(p.status), default=None)
-    return Judged(contract or _unwritten(answer, by_value, spec), tuple(scores))
+    return Judged(_with_configurations(contract or _unwritten(answer, by_value, spec), answer), tuple(scores))
+
+
+def _with_configurations(problem: Problem | None, answer: Answer) -> Problem | None:
+    """Say which configurations of autotuned kernels ran: others may be right."""
+    if problem is None or not answer.tuned:
+        return problem
+    row = "Once for each key Triton runs all configurations on the same memory, and any of them may be chosen."
+    details = "\n".join(part for part in (problem.details, row) if part)
+    return replace(problem, message=f"{problem.message}; {words.listed(answer.tuned)}", details=details, tuned=True)
 
 
 _ORDER = (

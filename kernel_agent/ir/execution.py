@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from kernel_agent.errors import InputError
 from kernel_agent.ir.budget import indexed, memory_for
 from kernel_agent.ir.capture.capture import Capture, Launch
-from kernel_agent.ir.capture.configurations import Configs, try_others
+from kernel_agent.ir.capture.configurations import Configs, Turns, try_others
 from kernel_agent.ir.capture.device import standin, start_cuda
 from kernel_agent.ir.capture.images import Images
 from kernel_agent.ir.capture.inputs import Inputs
@@ -140,11 +140,13 @@ def run_once(
     on_call: Callable[[TorchCall], None] | None = None,
     recorder: Recorder | None = None,
     images: Images | None = None,
+    turns: Turns | None = None,
 ) -> tuple[Execution, bool]:
     """The execution, and whether all derivatives that safe mode guards were finite.
 
     `runner` takes the place of `launch`; `on_call` is told of every torch function the stub calls, before its result
-    is used; `recorder` writes the call down; `images` makes the images of tensors.
+    is used; `recorder` writes the call down; `images` makes the images of tensors; `turns` chooses configurations of
+    autotuned kernels, call by call.
     """
     device = options.device or device_of((args, kwargs))
     start_cuda(device)
@@ -152,7 +154,9 @@ def run_once(
     memory = memory_for(device) if options.memory is None else options.memory
     slopes = Slopes() if leaves and not safe else None
     launch_options = LaunchOptions(options.sanitize, safe, memory, options.numerics, slopes, device)
-    capture = Capture(grad=bool(leaves), poison=options.poison, options=launch_options, runner=runner, configs=configs)
+    capture = Capture(
+        grad=bool(leaves), poison=options.poison, options=launch_options, runner=runner, configs=configs, turns=turns
+    )
     capture.on_call, capture.recorder = on_call, recorder
     with standin(device):
         inputs = Inputs(fn, args, kwargs, leaves, capture, images)

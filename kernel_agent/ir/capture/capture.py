@@ -1,8 +1,7 @@
 """Follows one call of a stub: every kernel launch in it is lowered and executed instead of going to a GPU.
 
 This is the part that leans on Triton's internals: `JITFunction.run` and `Autotuner.run` answer differently on the
-capturing thread. Autotuned kernels run with the first configuration that survives the user's own pruning and that
-Triton accepts.
+capturing thread. Autotuned kernels run with the first configuration that their own pruning leaves and Triton accepts.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernel_agent.ir.capture.build import Build, refuse_keywords
+from kernel_agent.ir.capture.configurations import Turns
 from kernel_agent.ir.capture.functions import apply_patch
 from kernel_agent.ir.capture.image_mode import ImageMode
 from kernel_agent.ir.capture.images import Images, declared_dtype, is_image, real_parts
@@ -59,7 +59,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class _Metadata:
-    """What a compiled kernel tells of itself."""
+    """What a compiled kernel tells."""
 
     name: str
     shared: int = 16384
@@ -109,6 +109,7 @@ class Capture:
         options: LaunchOptions,
         runner: Runner = launch,
         configs: Mapping[str, int] | None = None,
+        turns: Turns | None = None,
     ) -> None:
         self.grad = grad
         self.poison = poison
@@ -118,7 +119,8 @@ class Capture:
         self.on_call: Callable[[TorchCall], None] | None = None
         """Told of every torch function."""
         self.configs = configs or {}
-        """Which configuration an autotuned kernel runs with, by its name; 0 for those that are not named."""
+        """Which configuration an autotuned kernel runs with, by its name; 0 for others, or what `turns` says."""
+        self.turns = turns
         self.tuned: dict[str, tuple[str, ...]] = {}
         """The configurations that every autotuned kernel that was launched has after pruning."""
         self.recorder: Recorder | None = None  # who writes the call down
@@ -221,11 +223,11 @@ class Capture:
         if not configs:
             raise LaunchError(f"kernel {name}: pruning leaves no autotune configuration", kernel=name)
         self.tuned[name] = tuple(str(config) for config in configs)
+        place = self.turns.place(tuner, configs, args, kwargs) if self.turns else self.configs.get(name, 0)
         refused: LoweringError | None = None
-        for config in configs[self.configs.get(name, 0) :]:
+        for config in configs[place:] + (configs[:place] if self.turns else []):
             chosen = config.all_kwargs()
-            if chosen.keys() & kwargs.keys():
-                twice = ", ".join(sorted(chosen.keys() & kwargs.keys()))
+            if twice := ", ".join(sorted(chosen.keys() & kwargs.keys())):
                 raise LaunchError(f"kernel {name}: {twice} comes from autotune and from the launch", kernel=name)
             self._tuners.setdefault(
                 id(tuner), (tuner, {key: vars(tuner)[key] for key in ("best_config",) if key in vars(tuner)})

@@ -1,11 +1,14 @@
-"""Autotuned kernels under every configuration: a backward or a truth must not depend on which one a clock prefers."""
+"""Autotuned kernels under every configuration: a backward or a truth must not depend on which one a clock prefers.
+
+Nor may it depend on being launched once: Triton launches a kernel many times, on the same memory, to choose.
+"""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -29,6 +32,60 @@ class Configs(str, enum.Enum):
     ALL = "ALL"
     """The first one makes the result; then the call is repeated with every other one. Findings tell where outputs or
     changed arguments differ, and what else is wrong with that configuration."""
+
+
+@dataclass
+class Turns:
+    """Of the calls of one process: each has autotuned kernels take another configuration than the call before."""
+
+    calls: int = 0
+    """So many were made before the one that is running."""
+    chosen: set[tuple[Any, ...]] = field(default_factory=set)
+    """Kernels with the values of their `key` for which a real process would have chosen a configuration by now."""
+    taken: dict[str, str] = field(default_factory=dict)
+    """What the kernels of the running call took, by name: those that had a choice."""
+
+    def next_call(self) -> None:
+        """Another call begins."""
+        self.calls += 1
+        self.taken = {}
+
+    def place(self, tuner: Any, configs: Sequence[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+        """Which configuration the running call takes first, once another one was run as if to choose."""
+        place = self.calls % len(configs)
+        if len(configs) > 1:
+            if self._chooses(tuner, {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}):
+                _time(tuner, configs[place - 1], args, kwargs)
+            self.taken[tuner.base_fn.__name__] = str(configs[place])
+        return place
+
+    def _chooses(self, tuner: Any, given: Mapping[str, Any]) -> bool:
+        """Whether Triton would choose now, as it does once for the values of the kernel's `key` and the dtypes."""
+        named = [given[name] for name in tuner.arg_names if name in given]
+        dtypes = [str(value.dtype) for value in named if hasattr(value, "dtype")]
+        key = (tuner.base_fn.__name__, *(repr(given.get(name)) for name in tuner.keys), *dtypes)
+        new = key not in self.chosen
+        self.chosen.add(key)
+        return new
+
+
+def _time(tuner: Any, config: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Run a configuration as `Autotuner` does to time it: what it leaves in memory, the next launch finds there.
+
+    `reset_to_zero`, `restore_value` and hooks act as they do there. A configuration that Triton refuses leaves nothing.
+    """
+    current = {**kwargs, **config.all_kwargs()}
+    named = {**dict(zip(tuner.arg_names, args, strict=False)), **current}
+    if config.pre_hook is not None:
+        config.pre_hook(named)
+    tuner.pre_hook(named)
+    try:
+        tuner.fn.run(*args, **current)
+    except LoweringError as error:
+        tuner.post_hook(named, exception=error)
+    else:
+        tuner.post_hook(named, exception=None)
+    tuner.pre_hook(named, reset_only=True)
 
 
 def try_others(execution: Execution, again: Callable[[Mapping[str, int]], Execution]) -> tuple[Finding, ...]:
