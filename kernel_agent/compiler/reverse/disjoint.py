@@ -40,9 +40,13 @@ class Apart:
         both = [self.sites[one], self.sites[other]]
         return self._out_of_step(both) or self._digits_of_one_number(both)
 
-    def tells_trips(self, store: Op) -> bool:
-        """Whether a program stores to no element twice at one place, whatever trip and lane it is of."""
-        return self._digits_of_one_number([self.sites[store]])
+    def tells_trips(self, store: Op, *, strided: bool = False) -> bool:
+        """Whether a program stores to no element twice at one place, whatever trip and lane it is of.
+
+        `strided`: sizes and strides are taken to be at least 1, with others the forward itself would lose what it
+        stores.
+        """
+        return self._digits_of_one_number([self.sites[store]], strided=strided)
 
     def _out_of_step(self, both: list[Site]) -> bool:
         """Whether the distance is no multiple of what all strides are multiples of: of 2 i and 2 j + 1."""
@@ -53,7 +57,7 @@ class Apart:
         fixed = sum(count for symbols, count in distance.terms if not symbols)
         return bool(strides) and fixed % math.gcd(*strides) != 0
 
-    def _digits_of_one_number(self, both: list[Site]) -> bool:
+    def _digits_of_one_number(self, both: list[Site], *, strided: bool = False) -> bool:
         """Whether an offset tells which of the stores it is of, the lane and the trip, as a number tells its digits."""
         common = Common.of(self.forms, both)
         if common is None or any(loop.code is Code.WHILE for site in both for loop in site.loops):
@@ -71,7 +75,7 @@ class Apart:
                 b for b in common.bounds if all(atom in kept or not _is_fixed(atom) for atom in b.form.coefficients)
             ]
             found = injective(self._in_program(common.form, kept), bounds, needed | common.copies, self.calls)
-            facts = [] if found is None or _holds_where_stored(found, bounds) else found.facts()
+            facts = [] if found is None or _holds_where_stored(found, bounds, strided=strided) else found.facts()
             if found is not None and (not facts or self.calls.show(facts)):
                 self.facts |= dict.fromkeys(facts)
                 return True
@@ -82,8 +86,9 @@ class Apart:
         return Form.of({atom: factor for atom, factor in form.terms if atom in kept or not _is_fixed(atom)}, form.base)
 
 
-def _holds_where_stored(found: Injectivity, bounds: Sequence[Bound]) -> bool:
-    """Whether a proof leaves nothing open once what indices are below is at least 1: else nothing is stored."""
+def _holds_where_stored(found: Injectivity, bounds: Sequence[Bound], *, strided: bool) -> bool:
+    """Whether a proof leaves nothing open once what indices are below is at least 1: else nothing is stored.
+    `strided`: once all numbers are."""
     ends = {bound.below for bound in bounds}
 
     def proved(claim: Claim | Rising) -> bool:
@@ -91,7 +96,10 @@ def _holds_where_stored(found: Injectivity, bounds: Sequence[Bound]) -> bool:
             return False
         terms: dict[Monomial, int] = {}
         for monomial, number in (claim.left - claim.right).terms:
-            told = tuple(replace(one, positive=one.positive or Polynomial.symbol(one.text) in ends) for one in monomial)
+            told = tuple(
+                replace(one, positive=strided or one.positive or Polynomial.symbol(one.text) in ends)
+                for one in monomial
+            )
             terms[told] = number
         return Polynomial.of(terms).surely(0)
 

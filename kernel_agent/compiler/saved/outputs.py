@@ -111,7 +111,9 @@ def places(kernel: Kernel, remarks: list[str]) -> list[Place]:
     for store, block, loops in nests:
         value, narrowed = _source(store)
         op = value.producer
-        if not value.is_float or op is None or homes.get(op) is not block or value.shape != store.offset.shape:
+        carried = value in block.arguments
+        here = carried if op is None else homes.get(op) is block
+        if not value.is_float or not here or value.shape != store.offset.shape:
             continue
         name = store.base.name
         if not _has_its_own(store, accesses[store.base], apart):
@@ -123,7 +125,8 @@ def places(kernel: Kernel, remarks: list[str]) -> list[Place]:
         address = _slice((store.offset, *([] if store.mask is None else [store.mask])))
         if value in address or any(_costly(part, written) for part in address):
             continue
-        if not all(loop.code is Code.FOR and loop.blocks[0].arguments[0] in address for loop in loops):
+        each = all(loop.code is Code.FOR and loop.blocks[0].arguments[0] in address for loop in loops)
+        if not each or (carried and not apart.tells_trips(store, strided=True)):
             if is_heavy(value, ()):
                 remarks.append(f"{_called(value)} is not read back: trips of a loop store it to one place of {name}")
             continue
@@ -183,9 +186,16 @@ class _Substitution(Copier):
 
     def op(self, op: Op) -> None:
         super().op(op)
-        for result in op.results:
-            if result in self.taken:
-                self[result] = self.b.known(self[result], load_back(self, self.taken[result]))
+        self._read(op.results)
+
+    def entered(self, op: Op) -> None:
+        """What a trip begins with may have been stored by it, as states of a recurrence are."""
+        self._read(op.blocks[0].arguments[1:])
+
+    def _read(self, values: Iterable[Value]) -> None:
+        for value in values:
+            if value in self.taken:
+                self[value] = self.b.known(self[value], load_back(self, self.taken[value]))
 
 
 def _source(store: Op) -> tuple[Value, bool]:

@@ -185,7 +185,7 @@ def _grouped(form: Form, chosen: Sequence[Bound], bounds: Sequence[Bound]) -> tu
 
 def _upward(coefficient: Polynomial) -> Polynomial:
     """An index that counts down is one that counts up."""
-    return -coefficient if (-coefficient).surely(1) else coefficient
+    return -coefficient if (-coefficient).likely(1) else coefficient
 
 
 def scale(terms: dict[Atom, Polynomial], part: Form) -> Polynomial | None:

@@ -330,3 +330,21 @@ def softmax_of_some_trips(
         stored = lane <= lanes
     tl.store(y_ptr + lane, y, mask=stored)
     tl.store(lse_ptr + lane, lse, mask=stored)
+
+
+@triton.jit
+def states_of_a_recurrence(x_ptr, kept_ptr, y_ptr, steps, width, apart, BLOCK: tl.constexpr, WHERE: tl.constexpr):
+    lane = tl.arange(0, BLOCK)
+    inside = lane < width
+    state = tl.zeros([BLOCK], tl.float32)
+    for back in range(steps):
+        step = steps - 1 - back
+        x = tl.load(x_ptr + step * width + lane, mask=inside, other=0.5)
+        if WHERE == "rows" or WHERE == "more lanes":
+            tl.store(kept_ptr + step * width + lane, state, mask=inside)
+        elif WHERE == "overlapping":
+            tl.store(kept_ptr + step * apart + lane, state, mask=inside)
+        elif WHERE == "one row":
+            tl.store(kept_ptr + lane, state, mask=inside)
+        state = state * tl.exp(state * x) + x
+    tl.store(y_ptr + lane, state, mask=inside if WHERE != "more lanes" else lane <= width)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import saved_forwards as forwards
 from saved_checks import loads_in_loops, same_gradients, tensor
 
@@ -82,6 +83,26 @@ def test_a_narrower_output_is_computed_again_where_a_reduction_does() -> None:
     saved = use_saved(forwards.softmax_row(element="fp16").kernel)
     assert "y_ptr" not in saved.read
     assert any("y_ptr holds it in f16 only" in remark for remark in saved.remarks)
+
+
+def test_states_that_a_recurrence_stored_are_read_back_instead_of_kept_on_a_tape() -> None:
+    # A state of another step, or one that the tape alone has, would give other gradients: the recurrence is not linear.
+    forward = forwards.states_of_a_recurrence("rows")
+    saved = use_saved(forward.kernel)
+    assert "kept_ptr" in saved.read
+    backward, plain = forward.backward(saved.kernel), forward.backward(forward.kernel)
+    same_gradients(backward, plain)
+    assert (plain.tapes, backward.tapes) == (1, 0)
+    assert (plain.loops, backward.loops) == (2, 1)
+
+
+@pytest.mark.parametrize("where", ["one row", "overlapping", "more lanes"])
+def test_states_that_are_not_all_in_memory_keep_their_tape(where: str) -> None:
+    # Later steps overwrite what lies in one row, or in rows a single element apart; a lane too many was never stored.
+    forward = forwards.states_of_a_recurrence(where)
+    saved = use_saved(forward.kernel)
+    assert "kept_ptr" not in saved.read
+    assert forward.backward(saved.kernel).tapes == 1
 
 
 def _squares(*, store: str) -> Kernel:
