@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.uses import captured
-from kernel_agent.compiler.ssa.value import Op, Value, constant
+from kernel_agent.compiler.ssa.value import Op, Value, bare, constant
 
 TOLERANCE = 1e-6
 """By which rates of a kernel that writes ln 2 in decimals may differ, relatively."""
@@ -40,7 +40,7 @@ class Degree:
     number: float = 0.0
     """The rate is this ..."""
     factors: tuple[int, ...] = ()
-    """... times the values of these ids, sorted."""
+    """... times the values of these ids, and divided by those of whose ids these are the complements, sorted."""
 
     def same(self, other: Degree) -> bool:
         """Whether both are of one kind and rate."""
@@ -221,14 +221,19 @@ class Degrees:
             return shift(moving.number * float(number), moving.factors)
         if factor.shape != ():
             return None
-        return shift(moving.number, tuple(sorted((*moving.factors, factor.id))))
+        return shift(moving.number, _times(moving.factors, factor.id))
 
     def _divided(self, op: Op, a: Degree, b: Degree) -> Degree | None:
         if a.kind is Kind.ZERO:
             return ZERO
         if a.kind is Kind.SHIFT:
-            number = constant(op.operands[1])
-            return shift(a.number / float(number), a.factors) if b.kind is Kind.STAYS and number else None
+            divisor = op.operands[1]
+            number = constant(divisor)
+            if b.kind is not Kind.STAYS or number == 0:
+                return None
+            if number is not None:
+                return shift(a.number / float(number), a.factors)
+            return shift(a.number, _times(a.factors, ~divisor.id)) if divisor.shape == () else None
         if a.kind is Kind.INFINITE or b.kind not in (Kind.STAYS, Kind.SCALE):
             return None
         return _powers(a, b, -1.0)
@@ -247,6 +252,9 @@ class Degrees:
             return None
         if op.result in self._arms:
             return self._known[self._arms[op.result]]
+        for one, side in ((a, op.operands[1]), (b, op.operands[2])):
+            if one.kind is Kind.SHIFT and is_guard(op, {bare(side)}):
+                return one  # a lane that has nothing holds zeros, whatever it subtracts
         joined = _join(a, b)
         if joined is not None:
             return joined
@@ -258,6 +266,30 @@ class Degrees:
             if one.kind is Kind.STAYS and self._masses(other):
                 return self._known[other]
         return None
+
+
+def is_guard(op: Op, guarded: Iterable[Value]) -> bool:
+    """Whether this is where(m == -inf, c, m): the maximum, but for rows that have nothing. Of a minimum, inf."""
+    if op.code is not Code.SELECT:
+        return False
+    test = op.operands[0].producer
+    kept = {"eq": 2, "ne": 1}.get(test.attributes["predicate"]) if test and test.code is Code.CMP else None
+    if test is None or kept is None or not any(bare(op.operands[kept]) is value for value in guarded):
+        return False
+    fallback = constant(bare(op.operands[3 - kept]))
+    sides = [bare(value) for value in test.operands]
+    infinite = any(number is not None and math.isinf(number) for number in map(constant, sides))
+    return infinite and bare(op.operands[kept]) in sides and fallback is not None and math.isfinite(fallback)
+
+
+def _times(factors: tuple[int, ...], factor: int) -> tuple[int, ...]:
+    """With one more factor, or without the one that it takes away."""
+    rest = list(factors)
+    if ~factor in rest:
+        rest.remove(~factor)
+    else:
+        rest.append(factor)
+    return tuple(sorted(rest))
 
 
 def _join(a: Degree | None, b: Degree | None) -> Degree | None:

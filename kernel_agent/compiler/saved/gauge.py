@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kernel_agent.compiler.errors import CannotDerive
+from kernel_agent.compiler.saved.degree import is_guard
 from kernel_agent.compiler.saved.lanes import Lanes
-from kernel_agent.compiler.saved.online import Chain, Turn, find_chains, is_guard
+from kernel_agent.compiler.saved.online import Chain, Turn, find_chains
 from kernel_agent.compiler.saved.outputs import Place, Saved, load_back, places
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import Code
@@ -202,7 +203,7 @@ def _normaliser(chain: Chain, place: Place) -> Normaliser | None:
     """A stored value as factor * m + log(l) of the final m and a carry l that scales; None where it is not."""
     total, empty = _finite(place.value)
     op = total.producer
-    if op is None or op.code is not Code.ADD or place.value.shape != chain.maximum.shape:
+    if op is None or op.code is not Code.ADD or place.value.shape != chain.maximum.shape or not chain.of_largest:
         return None
     for one, other in (op.operands, op.operands[::-1]):
         factor, source = _multiple(one, {chain.maximum})

@@ -8,15 +8,17 @@ stays when m shifts and c scales, the maxima may all be M, whatever that is, and
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from kernel_agent.compiler.saved.arms import kept_arms
-from kernel_agent.compiler.saved.degree import STAYS, Degree, Degrees, Kind, shift
+from kernel_agent.compiler.saved.degree import STAYS, Degree, Degrees, Kind, is_guard, shift
 from kernel_agent.compiler.ssa.code import EFFECTS, Code
 from kernel_agent.compiler.ssa.uses import captured, has_effects
-from kernel_agent.compiler.ssa.value import VEILS, Block, Kernel, Op, Value, bare, constant, unspread
+from kernel_agent.compiler.ssa.value import VEILS, Block, Kernel, Op, Value, bare, unspread
+
+EXTREMES = (Code.MAX, Code.MIN)
+"""What finds the number that a softmax subtracts; a softmin adds the smallest."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,12 @@ class Chain:
         """The final one."""
         return self.last.loop.results[self.last.place]
 
+    @property
+    def of_largest(self) -> bool:
+        """Whether it is a maximum, not a minimum."""
+        maker = bare(self.last.step.yields[self.last.place]).producer
+        return maker is not None and maker.code is Code.MAX
+
     def degrees(self) -> Degrees:
         """Of the values of the block around, when the final maximum shifts."""
         given: dict[Value, Degree | None] = {}
@@ -138,20 +146,6 @@ def find_chains(kernel: Kernel, differentiated: frozenset[str] | None, remarks: 
     return [chain for chain in found if _proved(chain, differentiated, remarks)]
 
 
-def is_guard(op: Op, guarded: Iterable[Value]) -> bool:
-    """Whether this is where(m == -inf, c, m): the maximum, but for rows that have nothing."""
-    if op.code is not Code.SELECT:
-        return False
-    test = op.operands[0].producer
-    kept = {"eq": 2, "ne": 1}.get(test.attributes["predicate"]) if test and test.code is Code.CMP else None
-    if test is None or kept is None or not any(bare(op.operands[kept]) is value for value in guarded):
-        return False
-    fallback = constant(bare(op.operands[3 - kept]))
-    sides = [bare(value) for value in test.operands]
-    lowest = any(constant(value) == -math.inf for value in sides)
-    return lowest and bare(op.operands[kept]) in sides and fallback is not None and math.isfinite(fallback)
-
-
 def _turn(op: Op, differentiated: frozenset[str] | None, remarks: list[str]) -> Turn | None:
     """A loop as a turn; None where it is none."""
     (block,) = op.blocks
@@ -159,7 +153,7 @@ def _turn(op: Op, differentiated: frozenset[str] | None, remarks: list[str]) -> 
     for place, old in enumerate(block.arguments[1:]):
         new = bare(step.yields[place])
         maker = new.producer
-        if not old.is_float or maker is None or maker.code is not Code.MAX or old not in map(bare, maker.operands):
+        if not old.is_float or maker is None or maker.code not in EXTREMES or old not in map(bare, maker.operands):
             continue
         maxima = {new, step.yields[place]}
         maxima.update(inner.results[0] for inner in step.ops(block) if inner.results and is_guard(inner, {new}))
@@ -321,7 +315,7 @@ def _vanishes(value: Value, old: Value, maxima: frozenset[Value]) -> bool:
     op = value.producer
     if op is None:
         return False
-    if op.code in VEILS or op.code is Code.NEG:
+    if op.code in VEILS or op.code in (Code.NEG, Code.DIV):
         return _vanishes(op.operands[0], old, maxima)
     if op.code is Code.SUB:
         return _alike(op.operands[0], op.operands[1], old, maxima) or _alike(

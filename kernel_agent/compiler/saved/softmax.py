@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from kernel_agent.compiler.saved.degree import Degrees, shift
+from kernel_agent.compiler.saved.degree import Degrees, is_guard, shift
 from kernel_agent.compiler.saved.lanes import conditions
-from kernel_agent.compiler.saved.online import NotOneError, examine, is_guard
+from kernel_agent.compiler.saved.online import NotOneError, examine
 from kernel_agent.compiler.saved.outputs import Place, Saved, load_back, places
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.rebuild import Copier

@@ -135,7 +135,7 @@ def _base(kernel: Kernel, adjoint: Adjoint, launch: Launch, tries: Tries, defect
 
 
 def atomics(plan: BackwardPlan) -> int:
-    """Additions to memory that a plan leaves: what the others would rather not have."""
+    """Additions to memory that a plan leaves."""
     return sum(op.code is Code.ATOMIC_ADD for step in plan.steps for op in step.kernel.ops)
 
 
@@ -232,7 +232,10 @@ def _split(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft 
     wide = replace(wide, kernel=settled(wide.kernel, wide.launch))
     draft.facts += [Fact(text, "loops of all programs step through the same indices") for text in wide.facts]
     found, left = turned(wide, gradients)
-    small = _beside(tidy, {site.op.base.name for added in found.values() for site in added}, gradients, launch)
+    turning = {site.op.base.name for added in found.values() for site in added}
+    small = _beside(tidy, turning, gradients, launch)
+    for name in _beside(tidy, turning | set(left), gradients, launch):
+        left.pop(name, None)
     beside = {name for name in small if not any(_meets(added, name, small) for added in found.values())}
     owners, refused = owners_of(wide, found, beside, tidy.name)
     owners, facts = parted_owners(wide, owners, left, gradients, tidy.name)
@@ -361,12 +364,8 @@ def _plan(schedule: str, base: BackwardPlan, draft: Draft) -> BackwardPlan:
         elif buffer.name in needed or buffer.name in set(base.gradients.values()) - summed:
             buffers.append(buffer)
     asked = {op.attributes.get("symbol") for kernel, _, _ in draft.steps for op in kernel.ops if op.code is Code.CONST}
-    steps = []
-    for kernel, launch, scalars in draft.steps:
-        own = {value.name for value in kernel.arguments}
-        known = {**base.steps[0].scalars, **scalars}
-        scalars = {name: text for name, text in known.items() if name in own}
-        steps.append(Step(kernel, _grid(launch), scalars, WARPS if WARPS in draft.settings else ""))
+    warps = WARPS if WARPS in draft.settings else ""
+    steps = (Step(text, _grid(launch), _asked(text, base, scalars), warps) for text, launch, scalars in draft.steps)
     return replace(
         base,
         schedule=schedule,
@@ -386,10 +385,14 @@ def _plan(schedule: str, base: BackwardPlan, draft: Draft) -> BackwardPlan:
 
 def _given(census: Census, base: BackwardPlan) -> Census:
     """The census with what its kernel asks for and nothing else."""
-    own = {value.name for value in census.step.kernel.arguments}
-    known = {**base.steps[0].scalars, **census.step.scalars}
-    scalars = {name: text for name, text in known.items() if name in own}
-    return replace(census, step=replace(census.step, scalars=scalars))
+    step = census.step
+    return replace(census, step=replace(step, scalars=_asked(step.kernel, base, step.scalars)))
+
+
+def _asked(kernel: Kernel, base: BackwardPlan, scalars: Mapping[str, str]) -> dict[str, str]:
+    """Of scalars, and of those that the base knows, what a kernel asks for."""
+    own = {value.name for value in kernel.arguments}
+    return {name: text for name, text in {**base.steps[0].scalars, **scalars}.items() if name in own}
 
 
 def _grid(launch: Launch) -> tuple[str, ...]:

@@ -77,6 +77,16 @@ def softmax_by_lanes(kind: str = "softmax", *, n: int = N) -> Forward:
     return ran(kernel, (ROWS,), given, ["x_ptr"], ["y_ptr"])
 
 
+def softmin_by_lanes(kind: str = "") -> Forward:
+    """A running minimum and sum for each lane, at a temperature from memory."""
+    types = {"x_ptr": F32, "t_ptr": F32, "y_ptr": F32, "stride": "i32", "n": "i32"}
+    temperature = torch.tensor([0.75], dtype=torch.float64)
+    given = {"x_ptr": 3 * seeded(ROWS, N), "t_ptr": temperature, "y_ptr": empty(ROWS), "stride": N, "n": N}
+    return ran(
+        kernel_from(kernels.softmin_by_lanes, types, BLOCK=16, KIND=kind), (ROWS,), given, ["x_ptr", "t_ptr"], ["y_ptr"]
+    )
+
+
 def softmax_looped() -> Forward:
     """In two passes over a row."""
     kernel = kernel_from(kernels.softmax_looped, {"x_ptr": F32, "y_ptr": F32, "stride": "i32", "n": "i32"}, BLOCK=16)

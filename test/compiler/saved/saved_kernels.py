@@ -157,11 +157,33 @@ def softmax_by_lanes(x_ptr, y_ptr, stride, n, scale, BLOCK: tl.constexpr, KIND: 
         d = d * tl.exp(m - shift) + tl.exp(x - shift)
         m = m_new
     largest = tl.max(m, axis=0)
+    if KIND == "guarded":
+        largest = tl.where(largest == -float("inf"), 0.0, largest)
     total = tl.sum(d * tl.exp(m - largest), axis=0)
     for off in range(0, n, BLOCK):
         cols = off + tl.arange(0, BLOCK)
         x = tl.load(x_ptr + row * stride + cols, mask=cols < n, other=-float("inf")) * scale
         tl.store(y_ptr + row * stride + cols, tl.exp(x - largest) / total, mask=cols < n)
+
+
+@triton.jit
+def softmin_by_lanes(x_ptr, t_ptr, y_ptr, stride, n, BLOCK: tl.constexpr, KIND: tl.constexpr):
+    row = tl.program_id(0)
+    t = tl.load(t_ptr)
+    least = tl.full((BLOCK,), 1.0e30, tl.float32)
+    d = tl.zeros((BLOCK,), tl.float32)
+    for off in range(0, n, BLOCK):
+        cols = off + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + row * stride + cols, mask=cols < n, other=float("inf"))
+        lower = tl.minimum(least, x)
+        d = d * tl.exp((lower - least) / t) + tl.exp((lower - x) / t)
+        least = lower
+    low = tl.min(least, 0)
+    total = tl.sum(d * tl.exp((low - least) / t), 0)
+    if KIND == "other unit":
+        tl.store(y_ptr + row, low - 2.0 * t * tl.log(total))
+    else:
+        tl.store(y_ptr + row, low - t * tl.log(total))
 
 
 @triton.jit

@@ -56,6 +56,36 @@ def test_a_softmax_in_two_passes_needs_no_tape() -> None:
     assert backward.tapes == 0
 
 
+def test_a_maximum_that_is_guarded_behind_its_loop_needs_no_tape() -> None:
+    # where(m == -inf, 0, m) is neither a shifted number nor a constant; with 13 elements some lanes have none.
+    forward = forwards.softmax_by_lanes("guarded", n=13)
+    saved = use_gauge(forward.kernel, frozenset(forward.written))
+    forward.forward_again(saved.kernel)
+    backward, plain = forward.backward(saved.kernel), forward.backward(forward.kernel)
+    same_gradients(backward, plain)
+    assert plain.tapes > 0
+    assert backward.tapes == 0
+
+
+def test_a_softmin_by_lanes_needs_no_tape_at_a_temperature_from_memory() -> None:
+    # Its unit is a number that exponents are divided by and logarithms multiplied with.
+    forward = forwards.softmin_by_lanes()
+    saved = _both(forward)
+    forward.forward_again(saved.kernel)
+    backward, plain = forward.backward(saved.kernel), forward.backward(forward.kernel)
+    same_gradients(backward, plain)
+    assert plain.tapes > 0
+    assert backward.tapes == 0
+
+
+def test_a_minimum_in_another_unit_than_its_sum_keeps_its_tape() -> None:
+    # low - 2 t log(sum) changes with the minimum that is subtracted.
+    forward = forwards.softmin_by_lanes("other unit")
+    saved = use_gauge(forward.kernel, frozenset(forward.written))
+    assert saved.kernel is forward.kernel
+    assert any("what is stored to y_ptr changes when it shifts" in text for text in saved.remarks)
+
+
 def test_two_softmaxes_of_one_loop_read_their_log_sum_exps_from_planes_of_one_tensor() -> None:
     forward = forwards.two_log_sums(planes=True)
     saved = use_gauge(forward.kernel, frozenset(forward.written))

@@ -130,6 +130,22 @@ def test_a_small_sum_has_no_kernel_of_its_own_beside_one_that_reads_the_same() -
     agree(found, {"X": randn(4, 3, 30), "W": randn(3), "N": 30}, {"Y": randn(4, 3, 30)}, (4, 3), BLOCK=32)
 
 
+def test_a_small_sum_of_images_has_no_kernel_of_its_own_either() -> None:
+    # Channels are a part of the program's number: a kernel of their own would take the grid apart for them.
+    def slopes(b: Builder, x: Value, w: Value, y: Value, n: Value, channels: Value) -> None:
+        pid = b.program_id(0)
+        at = b.add(b.mul(pid, n), b.arange(0, 32, "BLOCK"))
+        mask = b.compare("lt", b.arange(0, 32, "BLOCK"), n)
+        slope = b.load(w, b.elementwise(Code.REM, (pid, channels)))
+        b.store(y, at, b.mul(b.load(x, at, mask, b.const(0.0, "f32")), slope), mask)
+
+    found = plans_of(forward("X:*f32 W:*f32 Y:*f32 N C", slopes, BLOCK=32), "X W", "Y", 1)
+    assert "split" not in found
+    assert atomics(found["owned"]) == []
+    given = {"X": randn(4, 3, 30), "W": randn(3), "N": 30, "C": 3}
+    agree(found, given, {"Y": randn(4, 3, 30)}, (12,), BLOCK=32)
+
+
 def product(b: Builder, *given: Value) -> None:
     """C = A B by tiles, in a grid of two axes."""
     a, w, c, m, n, k, sa, sw, sc = given
