@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kernel_agent.compiler.saved.gauge import use_gauge
+from kernel_agent.compiler.saved.moments import use_moments
 from kernel_agent.compiler.saved.outputs import Saved, use_saved
 from kernel_agent.compiler.saved.prefetch import without_prefetch
 from kernel_agent.compiler.saved.quotients import use_quotients
@@ -19,6 +20,7 @@ def prepared(kernel: Kernel, written: frozenset[str], lost: frozenset[str] = fro
     before the backward.
     """
     found = Saved(with_last_trips(without_prefetch(kernel)), frozenset())
+    found = _after(found, use_moments(found.kernel), lost)
     found = _after(found, use_quotients(found.kernel, written), lost)
     found = _after(found, use_gauge(found.kernel, written), lost)
     found = _after(found, settle_maxima(found.kernel, written), lost)

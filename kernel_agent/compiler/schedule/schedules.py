@@ -318,7 +318,7 @@ def _of_windows(maker: str, made: Window, joint: Kernel, tensor: str, name: str)
     if draft is None or draft.additions:
         return None
     reason = f"the forward's programs compute all outputs that {name} is gathered from"
-    draft.facts += [Fact(claim.text(), reason) for claim in made.claims]
+    draft.facts += [Fact(one.text(), reason) for one in made.claims]
     told = {name: extent.text() for name, extent in made.launch.scalars.items()}
     draft.steps = [(text, where, {**told, **scalars}) for text, where, scalars in draft.steps]
     return draft
@@ -385,12 +385,12 @@ def _plan(schedule: str, base: BackwardPlan, draft: Draft) -> BackwardPlan:
 
 def _given(census: Census, base: BackwardPlan) -> Census:
     """The census with what its kernel asks for and nothing else."""
-    step = census.step
-    return replace(census, step=replace(step, scalars=_asked(step.kernel, base, step.scalars)))
+    scalars = _asked(census.step.kernel, base, census.step.scalars)
+    return replace(census, step=replace(census.step, scalars=scalars))
 
 
 def _asked(kernel: Kernel, base: BackwardPlan, scalars: Mapping[str, str]) -> dict[str, str]:
-    """Of scalars, and of those that the base knows, what a kernel asks for."""
+    """Scalars that a kernel asks for."""
     own = {value.name for value in kernel.arguments}
     return {name: text for name, text in {**base.steps[0].scalars, **scalars}.items() if name in own}
 

@@ -36,6 +36,11 @@ Path = tuple[Op, ...]
 """Operations that move the lanes of an index to those of the address, the innermost first."""
 
 
+_PASSES = frozenset((Code.ADD, Code.SUB, Code.MUL, Code.CAST, Code.BROADCAST, Code.EXPAND, Code.TRANS))
+_PARTS = frozenset((Code.FLOORDIV, Code.REM))
+"""Digits of a number that is clamped, as of the row of a matrix with parted rows."""
+
+
 @dataclass(frozen=True)
 class Wrap:
     """Where an address reads an index by what it is below a size, and something else from there on."""
@@ -57,13 +62,14 @@ def _wraps(forms: Forms, offset: Value, path: Path = ()) -> list[tuple[Wrap, Pat
     op = offset.producer
     if op is None or not offset.shape:
         return []
-    if op.code is Code.REM:
-        return [(Wrap(op, *op.operands), path)]
+    if op.code in _PARTS:
+        inner = [found for found in _wraps(forms, op.operands[0], path) if found[0].op.code is Code.MIN]
+        return inner or ([(Wrap(op, *op.operands), path)] if op.code is Code.REM else [])
     if op.code is Code.MIN and not op.attributes.get("unsigned"):
         left, right = op.operands
         index, limit = (right, left) if forms.of(left).invariant is not None else (left, right)
         return [(Wrap(op, index, limit), path)]
-    if op.code in (Code.ADD, Code.SUB, Code.MUL, Code.CAST, Code.BROADCAST, Code.EXPAND, Code.TRANS):
+    if op.code in _PASSES:
         moves = (op, *path) if op.code in (Code.EXPAND, Code.TRANS) else path
         return [found for operand in op.operands for found in _wraps(forms, operand, moves)]
     return []
@@ -112,7 +118,7 @@ class _Unwrapper(Copier):
             if wrap.op is op:
                 index, limit = self.all((wrap.index, wrap.limit))
                 return index, [b.compare(wrap.within, index, limit)]
-        if op.code not in (Code.ADD, Code.SUB, Code.MUL, Code.CAST, Code.BROADCAST, Code.EXPAND, Code.TRANS):
+        if op.code not in _PASSES | _PARTS:
             return self[offset], []
         parts, below = [], []
         for operand in op.operands:

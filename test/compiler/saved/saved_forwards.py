@@ -87,6 +87,13 @@ def softmin_by_lanes(kind: str = "") -> Forward:
     )
 
 
+def moments_by_lanes(kind: str = "", *, n: int = N) -> Forward:
+    """The variance of rows by a running mean for each lane; of some kinds, something else."""
+    types = {"x_ptr": F32, "y_ptr": F32, "stride": "i32", "n": "i32"}
+    given = {"x_ptr": 2 + seeded(ROWS, n), "y_ptr": empty(ROWS), "stride": n, "n": n}
+    return ran(kernel_from(kernels.moments_by_lanes, types, BLOCK=16, KIND=kind), (ROWS,), given, ["x_ptr"], ["y_ptr"])
+
+
 def softmax_looped() -> Forward:
     """In two passes over a row."""
     kernel = kernel_from(kernels.softmax_looped, {"x_ptr": F32, "y_ptr": F32, "stride": "i32", "n": "i32"}, BLOCK=16)

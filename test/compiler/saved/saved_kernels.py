@@ -187,6 +187,25 @@ def softmin_by_lanes(x_ptr, t_ptr, y_ptr, stride, n, BLOCK: tl.constexpr, KIND: 
 
 
 @triton.jit
+def moments_by_lanes(x_ptr, y_ptr, stride, n, BLOCK: tl.constexpr, KIND: tl.constexpr):
+    row = tl.program_id(0)
+    count = tl.zeros((BLOCK,), tl.float32)
+    mean = tl.zeros((BLOCK,), tl.float32)
+    squares = tl.full((BLOCK,), 1.0 if KIND == "a start" else 0.0, tl.float32)
+    for off in range(0, n, BLOCK):
+        cols = off + tl.arange(0, BLOCK)
+        mask = cols < n
+        x = tl.load(x_ptr + row * stride + cols, mask=mask, other=0.0)
+        count += tl.where(cols < n - 1 if KIND == "fewer" else mask, 1.0, 0.0)
+        gap = tl.where(mask, x - mean, 0.0)
+        before = mean
+        mean += gap / tl.maximum(count, 1.0)
+        squares += gap * (x - (before if KIND == "before" else mean))
+    away = mean - tl.sum(mean * count, 0) / n
+    tl.store(y_ptr + row, tl.sum(squares + count * away * away, 0) / (n - 1))
+
+
+@triton.jit
 def _trips(
     acc, mass, m, q, k_ptr, v_ptr, base, rows, low, high, n, scale,
     D: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, GUARD: tl.constexpr,
