@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 
 from kernel_agent.compiler.errors import CannotDerive
-from kernel_agent.compiler.plan import BackwardPlan, Buffer, Census, Fact, Fill, Step, Total
+from kernel_agent.compiler.plan import BackwardPlan, Buffer, Fact, Fill, Step, Total
 from kernel_agent.compiler.reverse.adjoint import Adjoint
 from kernel_agent.compiler.reverse.plain import plain
 from kernel_agent.compiler.schedule.accumulate import accumulated
@@ -135,7 +135,7 @@ def _base(kernel: Kernel, adjoint: Adjoint, launch: Launch, tries: Tries, defect
 
 
 def atomics(plan: BackwardPlan) -> int:
-    """Additions to memory that a plan leaves."""
+    """Additions to memory that a plan leaves: what the others would rather not have."""
     return sum(op.code is Code.ATOMIC_ADD for step in plan.steps for op in step.kernel.ops)
 
 
@@ -318,7 +318,7 @@ def _of_windows(maker: str, made: Window, joint: Kernel, tensor: str, name: str)
     if draft is None or draft.additions:
         return None
     reason = f"the forward's programs compute all outputs that {name} is gathered from"
-    draft.facts += [Fact(one.text(), reason) for one in made.claims]
+    draft.facts += [Fact(claim.text(), reason) for claim in made.claims]
     told = {name: extent.text() for name, extent in made.launch.scalars.items()}
     draft.steps = [(text, where, {**told, **scalars}) for text, where, scalars in draft.steps]
     return draft
@@ -365,7 +365,7 @@ def _plan(schedule: str, base: BackwardPlan, draft: Draft) -> BackwardPlan:
             buffers.append(buffer)
     asked = {op.attributes.get("symbol") for kernel, _, _ in draft.steps for op in kernel.ops if op.code is Code.CONST}
     warps = WARPS if WARPS in draft.settings else ""
-    steps = (Step(text, _grid(launch), _asked(text, base, scalars), warps) for text, launch, scalars in draft.steps)
+    steps = [_asked(Step(text, _grid(launch), scalars, warps), base) for text, launch, scalars in draft.steps]
     return replace(
         base,
         schedule=schedule,
@@ -376,23 +376,18 @@ def _plan(schedule: str, base: BackwardPlan, draft: Draft) -> BackwardPlan:
             tensor: same.get(name, name) for tensor, name in sorted(base.gradients.items(), key=lambda g: g[1] in same)
         },
         totals=tuple(draft.totals),
-        censuses=tuple(_given(one, base) for one in draft.censuses if one.gradient not in same),
+        censuses=tuple(replace(one, step=_asked(one.step, base)) for one in draft.censuses if one.gradient not in same),
         settings={**{name: text for name, text in base.settings.items() if name in asked}, **draft.settings},
         facts=tuple(dict.fromkeys((*base.facts, *draft.facts))),
         remarks=(*base.remarks, *dict.fromkeys(draft.remarks)),
     )
 
 
-def _given(census: Census, base: BackwardPlan) -> Census:
-    """The census with what its kernel asks for and nothing else."""
-    scalars = _asked(census.step.kernel, base, census.step.scalars)
-    return replace(census, step=replace(census.step, scalars=scalars))
-
-
-def _asked(kernel: Kernel, base: BackwardPlan, scalars: Mapping[str, str]) -> dict[str, str]:
-    """Scalars that a kernel asks for."""
-    own = {value.name for value in kernel.arguments}
-    return {name: text for name, text in {**base.steps[0].scalars, **scalars}.items() if name in own}
+def _asked(step: Step, base: BackwardPlan) -> Step:
+    """The step with the scalars that its kernel asks for."""
+    own = {value.name for value in step.kernel.arguments}
+    known = {**base.steps[0].scalars, **step.scalars}
+    return replace(step, scalars={name: text for name, text in known.items() if name in own})
 
 
 def _grid(launch: Launch) -> tuple[str, ...]:

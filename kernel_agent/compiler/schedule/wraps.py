@@ -105,7 +105,7 @@ class _Unwrapper(Copier):
         b = self.b
         offset, below = self.address(op.offset, wraps)
         mask = None if op.mask is None else self[op.mask]
-        for one in below:
+        for one in dict.fromkeys(below):
             mask = one if mask is None else b.logical_and(mask, one)
         b.store(self[op.base], b.whole(offset, op.offset.shape), self[op.stored], mask, Code.ATOMIC_ADD)
 

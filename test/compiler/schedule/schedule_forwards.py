@@ -305,6 +305,17 @@ def clamped_rows(a_ptr, c_ptr, M, N, BM: tl.constexpr, BN: tl.constexpr):
 
 
 @triton.jit
+def clamped_parts(a_ptr, c_ptr, M, N, T, stride_b, stride_t, BM: tl.constexpr, BN: tl.constexpr, MASKED: tl.constexpr):
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    cols = tl.arange(0, BN)
+    source = tl.minimum(rows, M - 1)
+    at = source // T * stride_b + source % T * stride_t
+    a = tl.load(a_ptr + at[:, None] + cols[None, :], mask=cols[None, :] < N, other=0.0)
+    mask = ((rows[:, None] < M) | (not MASKED)) & (cols[None, :] < N)
+    tl.store(c_ptr + rows[:, None] * N + cols[None, :], a * a, mask=mask)
+
+
+@triton.jit
 def sliced_product(a_ptr, b_ptr, c_ptr, M, N, K, EACH, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     cols = tl.program_id(1) * BN + tl.arange(0, BN)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import schedule_forwards
 import torch
 import triton
@@ -125,6 +126,18 @@ def test_clamped_rows_that_are_stored_as_well_stay_atomic() -> None:
     assert all(atomics(plan) == ["da"] for plan in found.values())
     given = {"a_ptr": torch.randn(20, 10, dtype=torch.float64), "M": 20, "N": 10}
     agree(found, given, {"c_ptr": torch.randn(32, 10, dtype=torch.float64)}, (2,))
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_parts_of_a_clamped_row_are_those_of_the_row_itself(masked: bool) -> None:
+    # min(row, M - 1) is taken apart into a batch and a row; without a mask the last row has many cotangents.
+    types = dict.fromkeys(("a_ptr", "c_ptr"), "*fp32") | dict.fromkeys(("M", "N", "T", "stride_b", "stride_t"), "i32")
+    kernel = from_source(schedule_forwards.clamped_parts, types, BM=16, BN=16, MASKED=masked)
+    found = plans_of(kernel, "a_ptr", "c_ptr", 1)
+    assert all((atomics(plan) == []) is masked for name, plan in found.items() if name != "plain")
+    given = {"a_ptr": torch.randn(4, 5, 10, dtype=torch.float64), "M": 20, "N": 10, "T": 5}
+    dc = torch.randn(32, 10, dtype=torch.float64)
+    agree(found, {**given, "stride_b": 50, "stride_t": 10}, {"c_ptr": dc}, (2,))
 
 
 def test_a_product_whose_programs_each_have_a_slice_of_the_summed_axis_leaves_no_atomics() -> None:
