@@ -26,6 +26,7 @@ from kernel_agent.compiler.stub.calls import calls_of
 from kernel_agent.compiler.stub.clones import with_clones
 from kernel_agent.compiler.stub.flow import launch_places
 from kernel_agent.compiler.stub.inline import without_helpers
+from kernel_agent.compiler.stub.returns import returned_once
 from kernel_agent.compiler.stub.section import Sections, write_sections
 from kernel_agent.compiler.stub.source import StubSource
 from kernel_agent.compiler.stub.spelled import spelled
@@ -112,11 +113,12 @@ def derived(call: Call) -> None:
 
 
 def _loaded(call: Call) -> Stub:
-    """The stub with loops and helpers that launch for it written out, and names for what launches are given; its lines
-    are counted in that text."""
+    """The stub with loops and helpers that launch for it written out, one return, and names for what launches are
+    given; its lines are counted in that text."""
     spec = KernelSpec.model_validate(call.payload["spec"])
     facts = spec.facts
     text = unrolled(without_helpers(unrolled(facts.source, facts.stub), facts.stub), facts.stub)
+    text = returned_once(text, facts.stub)
     return _of_text(call, spec, spelled(without_helpers(text, facts.stub), facts.stub))
 
 

@@ -216,8 +216,10 @@ def _meta(spec: KernelSpec, candidate: Candidate) -> str:
     }
     if spec.facts.nondiff_outputs:
         values["nondiff_outputs"] = spec.facts.nondiff_outputs
-    if spec.torch_ops:
-        values["torch_ops"] = tuple(sorted({*spec.torch_ops, *declarable(spec.torch_ops)}))
+    # The stub may call others at other entries than the smallest, which `spec` shows; what of them is allowed, the gate
+    # says.
+    if torch_ops := {*spec.torch_ops, *declarable(spec.torch_ops), *candidate.torch_ops}:
+        values["torch_ops"] = tuple(sorted(torch_ops))
     if spec.custom_gradient:
         values["gradient"] = "custom"
     values["origin"] = "kernel-agent"
