@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kernel_agent.errors import InputError, InternalError
 
-OTHER_CONFIGURATIONS = "this backward was derived for other configurations of the forward"
+OTHER_CONFIGURATIONS = "derived for other configurations of the forward: add one like this call to SWEEP"
 """What a derived backward says where a call compiles other programs than those it was derived from."""
 
 

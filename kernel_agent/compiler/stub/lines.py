@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -183,3 +184,8 @@ def backward_name(name: str) -> str:
 def quoted(text: str) -> str:
     """A literal in double quotes."""
     return '"' + text.replace("\\", "\\\\").replace('"', "'") + '"'
+
+
+def double_quoted(text: str) -> str:
+    """An expression as formatters leave it: its plain strings in double quotes."""
+    return re.sub(r"""(?<![\w"'])'([^'"\\]*)'""", r'"\1"', text)

@@ -14,12 +14,14 @@ from kernel_agent.compiler.stub.backward import BackwardWriter, Eraser, Planner,
 from kernel_agent.compiler.stub.branches import branches_taken
 from kernel_agent.compiler.stub.checks import shared_checks
 from kernel_agent.compiler.stub.decisions import Decision
-from kernel_agent.compiler.stub.lines import Line
+from kernel_agent.compiler.stub.lines import Line, double_quoted
 from kernel_agent.compiler.stub.names import Names
 from kernel_agent.compiler.stub.trace import Trace
 
 THERE = " is not None"
 """What asks whether an argument was given."""
+_SIMPLE = (ast.Name, ast.Attribute, ast.Call, ast.Compare)
+_OPPOSITES: Mapping[type[ast.cmpop], type[ast.cmpop]] = {ast.Eq: ast.NotEq, ast.NotEq: ast.Eq}
 Tests = Mapping[str, object]
 """What a configuration was compiled for: expression of the backward -> value."""
 
@@ -165,6 +167,8 @@ def _beginning(bodies: Sequence[Sequence[Line]]) -> int:
 def _opposite(one: str, other: str) -> bool:
     """Whether one of two tests holds wherever the other does not."""
     first, second = sorted((one, other), key=len)
+    if "!=" in one + other:
+        return one.replace(" != ", " == ") == other.replace(" != ", " == ") and one != other
     return " and " not in second and second in (f"not {first}", first.replace(" is None", " is not None"))
 
 
@@ -173,9 +177,11 @@ def _test(text: str, value: object) -> str:
     if value is False and text.endswith(THERE):
         return f"{text.removesuffix(THERE)} is None"
     if isinstance(value, bool):
-        simple = isinstance(ast.parse(text, mode="eval").body, (ast.Name, ast.Attribute, ast.Call, ast.Compare))
-        text = text if simple else f"({text})"
+        node = ast.parse(text, mode="eval").body
+        if not value and isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _OPPOSITES:
+            text, value = ast.unparse(ast.Compare(node.left, [_OPPOSITES[type(node.ops[0])]()], node.comparators)), True
+        text = double_quoted(text if isinstance(node, _SIMPLE) else f"({text})")
         return text if value else f"not {text}"
     if isinstance(value, (int, float, str)):
-        return f"{text} == {value!r}"
-    return f"str({text}) == {str(value)!r}"
+        return double_quoted(f"{text} == {value!r}")
+    return double_quoted(f"str({text}) == {str(value)!r}")
