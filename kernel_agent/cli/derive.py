@@ -182,7 +182,12 @@ def _explain(found: Derived) -> None:
     taken = ", ".join(dict.fromkeys(found.draft.schedules)) or found.draft.schedule
     err().print(Text(f"schedule: {taken}", style="bold"), soft_wrap=True)
     if found.costs:
+        title = f"counted and modelled at {found.costs[0].label}, not measured:"
+        err().print(Text(title, style="italic"), soft_wrap=True)
         err().print(_costs(found.costs))
+        for cost in found.costs:
+            if cost.microseconds is None:
+                err().print(Text(f"not counted: {_named(cost)}: {cost.why}", style="dim"), soft_wrap=True)
     else:
         err().print(
             Text("costs: not compared; --no-cache --explain does, where several pairs can be written", style="dim")
@@ -198,7 +203,7 @@ def _costs(costs: tuple[DraftCost, ...]) -> Table:
     """The candidates in the order in which they are tried, with what they cost."""
     from rich.table import Table
 
-    table = Table(title=f"counted and modelled at {costs[0].label}, not measured", title_justify="left")
+    table = Table()
     for name in ("schedules", "bytes", "flops", "atomics", "programs", "modelled us"):
         table.add_column(name, justify="left" if name == "schedules" else "right")
     table.add_column("")  # over the first
@@ -206,5 +211,9 @@ def _costs(costs: tuple[DraftCost, ...]) -> Table:
         counts = (f"{count:.3g}" for count in (cost.bytes, cost.flops, cost.atomics))
         known = cost.microseconds is not None
         figures = (*counts, str(cost.programs), f"{cost.microseconds:.1f}") if known else ("-",) * 5
-        table.add_row(", ".join(dict.fromkeys(cost.schedules)), *figures, cost.why)
+        table.add_row(_named(cost), *figures, cost.why if known else "")
     return table
+
+
+def _named(cost: DraftCost) -> str:
+    return ", ".join(dict.fromkeys(cost.schedules))

@@ -177,14 +177,25 @@ def _lowering_error(kernel: Any, error: CompilationError) -> LoweringError:
     _, start = _source_start(kernel)
     line = None if line is None else start + line - 1
     name = kernel.fn.__name__
+    said, remedy = str(inner), "Fix the kernel so that Triton accepts it."
+    if untaken := _untaken(inner.__cause__):
+        said = f"the library function that it calls takes no {untaken}"
+        remedy = "Convert what it is given, as by `.to(tl.float32)`."
     return LoweringError(
-        f"Triton cannot compile kernel {name}" + (f" (line {line})" if line else "") + f": {inner}".rstrip(),
-        remedy="Fix the kernel so that Triton accepts it.",
+        f"Triton cannot compile kernel {name}" + (f" (line {line})" if line else "") + f": {said}".rstrip(),
+        remedy=remedy,
         kernel=name,
         file=kernel.fn.__code__.co_filename,
         line=line,
         column=getattr(getattr(error, "node", None), "col_offset", None),
     )
+
+
+def _untaken(error: BaseException | None) -> str:
+    """Elements of arguments that a library function has no version for: Triton looks it up by them."""
+    key = error.args[0] if isinstance(error, KeyError) and error.args else None
+    parts = list(key) if isinstance(key, (tuple, tl.tuple)) else []
+    return ", ".join(map(str, parts)) if parts and all(isinstance(part, tl.dtype) for part in parts) else ""
 
 
 def _source_start(kernel: Any) -> tuple[str, int]:

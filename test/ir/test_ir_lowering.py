@@ -9,6 +9,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import libdevice
 
 from kernel_agent.errors import EnvironmentProblem
 from kernel_agent.ir import LoweringError, ParseError, UnsupportedOp, execute, lower, syntax
@@ -59,6 +60,23 @@ def test_what_triton_refuses_comes_with_its_message_and_line():
         execute(stub, (torch.randn(16),))
     assert caught.value.line == line_of(_shapes_differ, "wrong")
     assert caught.value.kernel == "_shapes_differ"
+
+
+@triton.jit
+def _library_function_of_halves(X, BLOCK: tl.constexpr):
+    x = tl.load(X + tl.arange(0, BLOCK))
+    tl.store(X + tl.arange(0, BLOCK), libdevice.tanh(x))  # halves
+
+
+def test_elements_that_a_library_function_has_no_version_for_are_named_with_what_to_do():
+    # Triton raises a KeyError here, of which its message keeps the key alone: "(triton.language.float16)".
+    def stub(x):
+        _library_function_of_halves[(1,)](x, BLOCK=16)
+
+    with pytest.raises(LoweringError, match="takes no fp16") as caught:
+        execute(stub, (torch.randn(16).half(),))
+    assert caught.value.line == line_of(_library_function_of_halves, "halves")
+    assert ".to(tl.float32)" in caught.value.remedy
 
 
 @triton.jit

@@ -80,7 +80,8 @@ class Activity:
             if op.code is Code.BITCAST and op.result.is_float:
                 raise CannotDerive(
                     f"a float is made of bits{op.result.where} that come from an input: that has no derivative rule",
-                    remedy="mark the input as one without gradient, or compute the value by arithmetic",
+                    remedy="mark the input as one without gradient, or compute the value by arithmetic; `tl.sort` and "
+                    "`tl.topk` swap bits: find places by them on a tensor without gradient, and load the values there",
                 )
             self._bits.update(result for result in op.results if not result.is_float)
         if any(value in self.varied for value in operands):
