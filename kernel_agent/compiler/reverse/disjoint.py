@@ -13,8 +13,9 @@ from kernel_agent.compiler.schedule.forms import Forms, Launch
 from kernel_agent.compiler.schedule.injective import Injectivity, injective
 from kernel_agent.compiler.schedule.linear import Atom, Form, Kind
 from kernel_agent.compiler.schedule.mirror import mirrored, reversed_axes
-from kernel_agent.compiler.schedule.ownership import Common
+from kernel_agent.compiler.schedule.ownership import Common, write_of
 from kernel_agent.compiler.schedule.polynomial import Monomial, Polynomial
+from kernel_agent.compiler.schedule.ranges import Write, in_ranges
 from kernel_agent.compiler.schedule.sites import Bound, Site, sites
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value, walk
@@ -38,7 +39,7 @@ class Apart:
     def proved(self, one: Op, other: Op) -> bool:
         """Whether nothing in a program makes up for the distance between the offsets of two stores."""
         both = [self.sites[one], self.sites[other]]
-        return self._out_of_step(both) or self._digits_of_one_number(both)
+        return self._out_of_step(both) or self._digits_of_one_number(both) or self._ranges_of_rows(both)
 
     def tells_trips(self, store: Op, *, strided: bool = False) -> bool:
         """Whether a program stores to no element twice at one place, whatever trip and lane it is of.
@@ -76,6 +77,29 @@ class Apart:
             ]
             found = injective(self._in_program(common.form, kept), bounds, needed | common.copies, self.calls)
             facts = [] if found is None or _holds_where_stored(found, bounds, strided=strided) else found.facts()
+            if found is not None and (not facts or self.calls.show(facts)):
+                self.facts |= dict.fromkeys(facts)
+                return True
+        return False
+
+    def _ranges_of_rows(self, both: list[Site]) -> bool:
+        """Whether each store has columns of its own."""
+        if any(loop.code is Code.WHILE for site in both for loop in site.loops):
+            return False
+        writes = [write_of(self.forms, site) for site in both]
+        changing = {atom for write in writes for atom in write.needed if not _is_fixed(atom)}
+        told = {a for w in writes for b in w.bounds for a in b.form.coefficients if changing & set(b.form.coefficients)}
+        for kept in (frozenset(told), frozenset[Atom]()):
+            inside = [
+                Write(
+                    self._in_program(write.form, kept),
+                    tuple(b for b in write.bounds if all(a in kept or not _is_fixed(a) for a in b.form.coefficients)),
+                    frozenset(atom for atom in write.needed if not _is_fixed(atom)),
+                )
+                for write in writes
+            ]
+            found = in_ranges(inside, self.calls)
+            facts = found.facts() if found is not None else []
             if found is not None and (not facts or self.calls.show(facts)):
                 self.facts |= dict.fromkeys(facts)
                 return True

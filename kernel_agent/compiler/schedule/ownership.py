@@ -17,6 +17,7 @@ from kernel_agent.compiler.schedule.forms import Forms, Launch
 from kernel_agent.compiler.schedule.injective import Injectivity, injective
 from kernel_agent.compiler.schedule.linear import Atom, Form, Kind
 from kernel_agent.compiler.schedule.polynomial import ONE, Polynomial
+from kernel_agent.compiler.schedule.ranges import Write, in_ranges
 from kernel_agent.compiler.schedule.segments import Segment, segments
 from kernel_agent.compiler.schedule.sites import Bound, Site, bounds, sites
 from kernel_agent.compiler.ssa.builder import Builder
@@ -113,7 +114,8 @@ def proof(forms: Forms, written: Sequence[Site]) -> Injectivity | str:
         return "it is added to in a while loop"
     common = Common.of(forms, written)
     if common is None:
-        return "it is added to in several places whose elements may be the same"
+        ranges = in_ranges([write_of(forms, site) for site in written], forms.launch.calls)
+        return ranges or "it is added to in several places whose elements may be the same"
     needed = domain(forms, written[0])
     missing = [atom for atom in needed if atom not in common.form.sources]
     if missing:
@@ -130,6 +132,11 @@ def unread_axes(kernel: Kernel, launch: Launch) -> list[Fact]:
     reason = "programs along an axis that the kernel does not read all write the same"
     unread = [extent for axis, extent in enumerate(launch.grid) if axis not in read and extent != ONE]
     return [Fact(f"{extent.text()} == 1", reason) for extent in unread]
+
+
+def write_of(forms: Forms, site: Site) -> Write:
+    """One of several writes, for `in_ranges`."""
+    return Write(forms.of(site.op.offset), tuple(bounds(forms, site, likely=True)), domain(forms, site))
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,13 @@ class Asking:
         self.body = wording.body
 
     def facts(self) -> None:
-        """Of the launch's numbers and tensors."""
+        """Of the launch's numbers and tensors, each once."""
+        asked = {"True"}
         for fact in self.wording.plan.facts:
             shown = self.wording.condition(fact.expression)
-            if shown == "True":
+            if shown in asked:
                 continue
+            asked.add(shown)
             self.body.helpers |= helpers_of(fact.expression)
             self.body.write(
                 asked_unless(shown), Line(f"raise ValueError({quoted(self._objection(fact, shown))})", depth=1)

@@ -97,10 +97,14 @@ class Wording:
         return " and ".join(texts) or "True"
 
     def _is_size(self, part: ast.expr) -> bool:
-        """Whether a condition only says that a tensor is not empty: nothing is stored to elements of one that is."""
+        """Whether a condition only says that a tensor is not empty, or no less than that: nothing is stored to elements
+        of one that is."""
         if not isinstance(part, ast.Compare) or not isinstance(part.ops[0], ast.GtE):
             return False
-        return ast.unparse(part.comparators[0]) == "1" and self.references.source.is_size(part.left)
+        least, is_size = ast.unparse(part.comparators[0]), self.references.source.is_size
+        if least == "0":
+            return all(isinstance(factor, ast.Constant) or is_size(factor) for factor in _parts(part.left))
+        return least == "1" and is_size(part.left)
 
     def short(self, expression: str) -> str:
         """The same, or the variable that holds it."""
@@ -196,9 +200,14 @@ def _always(part: ast.expr) -> bool:
 
 def _factors(value: ast.expr) -> list[str]:
     """What a product is of, sorted."""
+    return sorted(map(ast.unparse, _parts(value)))
+
+
+def _parts(value: ast.expr) -> list[ast.expr]:
+    """What a product is of."""
     if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Mult):
-        return sorted([*_factors(value.left), *_factors(value.right)])
-    return [ast.unparse(value)]
+        return [*_parts(value.left), *_parts(value.right)]
+    return [value]
 
 
 class _Blocks(ast.NodeTransformer):

@@ -1,0 +1,188 @@
+"""`in_ranges`: a proof that several writes meet nowhere because each has a range of columns of its own.
+
+A rotated half, the other half and what is passed on are three ranges of one row: tiles of different sizes, under
+different masks, whose places differ by more than sums of a few distances. Seen as one write whose column goes through
+all of the ranges, they are a number with digits like any other (see `injective`), and the column says which write it
+is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice, product
+
+from kernel_agent.compiler.schedule.calls import Calls
+from kernel_agent.compiler.schedule.claims import Claim, Rising, open_claims
+from kernel_agent.compiler.schedule.injective import Injectivity, injective, scale
+from kernel_agent.compiler.schedule.linear import Atom, Form, Kind
+from kernel_agent.compiler.schedule.polynomial import ONE, ZERO, Monomial, Polynomial
+from kernel_agent.compiler.schedule.sites import Bound
+
+MOST_WRITES = 6
+MOST_WAYS = 24
+"""Ways to take the columns of all writes that are tried."""
+
+
+@dataclass(frozen=True)
+class Write:
+    """One of the writes."""
+
+    form: Form
+    """Of its address."""
+    bounds: tuple[Bound, ...]
+    """What holds where it takes part."""
+    needed: frozenset[Atom]
+    """What tells one element of it from another."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What of a write's address is taken for the column."""
+
+    index: Form
+    """Without a base, at least 0."""
+    below: Polynomial
+    step: Polynomial
+    """From column to column."""
+    rest: Form
+    """Of the address: the row."""
+    claims: tuple[Claim, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Range:
+    """The columns from `low`, below `high`."""
+
+    low: Polynomial
+    high: Polynomial
+    size: Polynomial
+
+    def where_written(self, claim: Claim) -> Claim:
+        """The claim as it matters: only if there are columns, so that their number is at least 1."""
+        terms: dict[Monomial, int] = {}
+        for monomial, count in (claim.left - claim.right).terms:
+            told = tuple(
+                replace(one, positive=one.positive or Polynomial.of({(one,): 1}) == self.size) for one in monomial
+            )
+            terms[told] = count
+        return _sorted(Claim(Polynomial.of(terms), ZERO))
+
+
+def _sorted(claim: Claim) -> Claim:
+    """The claim with nothing that is subtracted on either side."""
+    terms = (claim.left - claim.right).terms
+    left = Polynomial.of({monomial: count for monomial, count in terms if count > 0})
+    return Claim(left, Polynomial.of({monomial: -count for monomial, count in terms if count < 0}))
+
+
+def in_ranges(writes: Sequence[Write], calls: Calls) -> Injectivity | None:
+    """The proof that all elements of all writes are different; None where there is none."""
+    if not 1 < len(writes) <= MOST_WRITES:
+        return None
+    for first in _columns(writes[0]):
+        others = [[one for one in _columns(write) if _beside(one, first)] for write in writes[1:]]
+        for chosen in islice(product([first], *others), MOST_WAYS):
+            found = _together(writes, chosen, calls)
+            if found is not None:
+                return found
+    return None
+
+
+def _columns(write: Write) -> Iterator[Columns]:
+    """What may be the column: what a mask bounds, or an index that none does."""
+    terms = write.form.coefficients
+    limits = [(bound.form, bound.below, bound.steps) for bound in write.bounds]
+    masked = {atom for bound in write.bounds for atom in bound.form.coefficients}
+    limits += [(Form.of({a: ONE}), a.extent, ()) for a in terms if a.extent is not None and a not in masked]
+    for index, below, steps in limits:
+        step = scale(terms, index)
+        inner = [bound for bound in write.bounds if bound.size < len(index.terms)]
+        proof = step and injective(index, inner, frozenset(index.coefficients))
+        if not step or not proof or len(proof.orders) > 1 or any(not isinstance(c, Claim) for c in proof.claims):
+            continue
+        claims = [claim for claim in (*proof.claims, *proof.orders[0]) if isinstance(claim, Claim)]
+        claims += [Claim(number, ZERO) for number in steps]
+        rest = Form.of({a: c for a, c in terms.items() if a not in index.coefficients}, write.form.base)
+        yield Columns(index, below, step, rest, tuple(claims))
+
+
+def _beside(one: Columns, other: Columns) -> bool:
+    """Whether two writes have columns of the same rows."""
+    if one.step != other.step or one.rest.terms != other.rest.terms:
+        return False
+    extents = ({atom: atom.extent for atom in columns.rest.sources} for columns in (one, other))
+    return next(extents) == next(extents)
+
+
+def _together(writes: Sequence[Write], chosen: Sequence[Columns], calls: Calls) -> Injectivity | None:
+    """The proof for one choice of columns."""
+    for lowest in chosen:
+        starts = [(one.rest.base - lowest.rest.base).quotient(lowest.step) for one in chosen]
+        if any(start is None or (-start).likely(1) for start in starts):
+            continue
+        ranges = [_Range(s, s + one.below, one.below) for s, one in zip(starts, chosen, strict=True) if s is not None]
+        claims = [claim for one in chosen for claim in one.claims]
+        claims += [one.where_written(Claim(one.low, ZERO)) for one in ranges]
+        order = _apart(ranges, calls)
+        if order is None:
+            continue
+        for end in dict.fromkeys(one.high for one in ranges):
+            inside = [one.where_written(Claim(end, one.high)) for one in ranges]
+            known = open_claims([*claims, *order, *inside])
+            if known is None or calls.refute(claim.text() for claim in known):
+                continue
+            proof = _rows(writes, chosen, lowest, end, calls)
+            if proof is not None:
+                orders = tuple(
+                    tuple(_sorted(one) if isinstance(one, Claim) else one for one in order) for order in proof.orders
+                )
+                return replace(proof, claims=(*proof.claims, *_strongest(known, orders[0])), orders=orders)
+    return None
+
+
+def _apart(ranges: Sequence[_Range], calls: Calls) -> list[Claim] | None:
+    """That of each two ranges one ends before the other begins; None where the calls show that neither does."""
+    found = []
+    for place, one in enumerate(ranges):
+        for other in ranges[:place]:
+            ways = [Claim(one.low, other.high), Claim(other.low, one.high)]
+            ways = [one.where_written(other.where_written(way)) for way in ways]
+            ways = [way for way in ways if open_claims([way]) is not None and not calls.refute([way.text()])]
+            if not ways:
+                return None
+            found.append(next((way for way in ways if way.proved), ways[0]))
+    return found
+
+
+def _strongest(claims: Iterable[Claim | Rising], known: Iterable[Claim | Rising]) -> list[Claim | Rising]:
+    """Those that follow neither from another one nor from one that is known."""
+    found: list[Claim | Rising] = [one for one in known if isinstance(one, Claim)]
+    begun = len(found)
+    for claim in sorted((one for one in claims if isinstance(one, Claim)), key=lambda one: one.text()):
+        if any(_follows(claim, other) for other in found):
+            continue
+        found[begun:] = [other for other in found[begun:] if not _follows(other, claim)] + [claim]
+    return found[begun:]
+
+
+def _follows(claim: Claim | Rising, other: Claim | Rising) -> bool:
+    """Whether a claim holds wherever another one does."""
+    if not (isinstance(claim, Claim) and isinstance(other, Claim)):
+        return claim == other
+    return (claim.left - claim.right - (other.left - other.right)).surely(0)
+
+
+def _rows(
+    writes: Sequence[Write], chosen: Sequence[Columns], lowest: Columns, end: Polynomial, calls: Calls
+) -> Injectivity | None:
+    """The proof for one write whose column goes up to an end, in rows that all of the writes have."""
+    column = Atom(Kind.COPY, 0, extent=end)
+    form = lowest.rest + Form.of({column: lowest.step})
+    kept = [bound for bound in writes[0].bounds if all(bound in write.bounds for write in writes)]
+    rows = set(lowest.rest.coefficients)
+    kept = [bound for bound in kept if rows.issuperset(bound.form.coefficients)]
+    needed = {column}
+    for write, columns in zip(writes, chosen, strict=True):
+        needed |= write.needed - columns.index.sources
+    return injective(form, [*kept, Bound(Form.of({column: ONE}), end)], frozenset(needed), calls)
