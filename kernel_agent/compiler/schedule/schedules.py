@@ -38,6 +38,7 @@ from kernel_agent.compiler.schedule.sites import Site
 from kernel_agent.compiler.schedule.slots import slotted
 from kernel_agent.compiler.schedule.square import squared
 from kernel_agent.compiler.schedule.swizzle import unswizzled
+from kernel_agent.compiler.schedule.together import together
 from kernel_agent.compiler.schedule.tries import Defect, Tries, tried
 from kernel_agent.compiler.schedule.unflatten import unflattened
 from kernel_agent.compiler.schedule.windows import Window, windowed
@@ -354,6 +355,7 @@ _MAKERS: dict[str, Callable[[Kernel, Mapping[str, str], Launch], Draft | None]] 
 def _plan(schedule: str, base: BackwardPlan, draft: Draft) -> BackwardPlan:
     """The plan with what a draft changes."""
     same = draft.spare(base)
+    draft.steps = together(draft.steps)
     needed = {value.name for kernel, _, _ in draft.steps for value in kernel.arguments} | set(same.values())
     summed = {total.name for total in draft.totals} | set(same)
     buffers = []

@@ -1,7 +1,8 @@
-"""`unflattened`: a loop whose index is read as quotient and remainder alone, as two loops.
+"""`unflattened`: a loop whose index is read as quotient and remainder, as two loops.
 
 `for step in range(taps * chunks)` with `step // chunks` and `step % chunks` goes through the channels of one tap after
-the other. An address that knows the chunk and not the tap depends on the inner loop alone then.
+the other. An address that knows the chunk and not the tap depends on the inner loop alone then. So it is with a loop
+over `side * side` taps: the rows and the columns of a window each move a digit of an address.
 """
 
 from __future__ import annotations
@@ -11,17 +12,22 @@ from dataclasses import dataclass
 
 from kernel_agent.compiler.schedule.forms import Forms, Launch
 from kernel_agent.compiler.schedule.linear import Form
+from kernel_agent.compiler.schedule.polynomial import Polynomial
+from kernel_agent.compiler.schedule.visited import constant_of
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.rebuild import Copier
 from kernel_agent.compiler.ssa.uses import Uses, tapes_of
-from kernel_agent.compiler.ssa.value import Kernel, Op, Value, is_constant
+from kernel_agent.compiler.ssa.value import Kernel, Op, Value, constant, is_constant
+
+_PARTS = {Code.FLOORDIV, Code.REM}
 
 
 @dataclass(frozen=True)
 class _Parts:
     """A loop of `count * size` trips."""
 
-    count: Value
+    count: Value | Polynomial
+    """A number of constexprs where that is all that the trips are."""
     size: Value
     quotient: str
     """What the source calls it."""
@@ -39,21 +45,31 @@ def _parts(forms: Forms, uses: Uses, loop: Op) -> _Parts | None:
     """None where the index is read in another way, or where two negative numbers may be a number of trips."""
     start, stop, step = loop.operands[:3]
     (block,) = loop.blocks
-    index, product = block.arguments[0], stop.producer
+    index = block.arguments[0]
     if loop.attributes["reverse"] or not is_constant(start, 0) or not is_constant(step, 1) or index in uses.yielded:
         return None
     if any(next(tapes_of(block, code), None) is not None for code in (Code.TAPE_STORE, Code.TAPE_LOAD)):
         return None
-    readers = uses[index]
-    if product is None or product.code is not Code.MUL or any(op.operands[0] is not index for op in readers):
+    parts = [op for op in uses[index] if op.code in _PARTS and op.operands[0] is index]
+    if {op.code for op in parts} != _PARTS or any(op.attributes.get("unsigned") for op in parts):
         return None
-    if {op.code for op in readers} != {Code.FLOORDIV, Code.REM} or any(op.attributes.get("unsigned") for op in readers):
+    size, *others = {op.operands[1] for op in parts}
+    count = None if others else _count(forms, stop, size)
+    names = {op.code: op.result.name for op in parts}
+    return None if count is None else _Parts(count, size, names[Code.FLOORDIV], names[Code.REM])
+
+
+def _count(forms: Forms, stop: Value, size: Value) -> Value | Polynomial | None:
+    """How many times so many trips the trips of a loop are; None where that is not known."""
+    if constant(stop) is not None and constant(size) is not None:
+        count = forms.of(stop).base.quotient(forms.of(size).base)
+        return count if count is not None and count.likely(1) else None
+    product = stop.producer
+    if product is None or product.code is not Code.MUL:
         return None
-    sizes = {op.operands[1] for op in readers}
-    for count, size in (product.operands, product.operands[::-1]):
-        if sizes == {size} and any(_is_natural(forms.of(one)) for one in (count, size)):
-            names = {op.code: op.result.name for op in readers}
-            return _Parts(count, size, names[Code.FLOORDIV], names[Code.REM])
+    for count, other in (product.operands, product.operands[::-1]):
+        if other is size and any(_is_natural(forms.of(one)) for one in (count, size)):
+            return count
     return None
 
 
@@ -76,11 +92,11 @@ class _Unflattener(Copier):
 
     def pure(self, op: Op) -> None:
         """Quotients and remainders."""
-        known = self.indices.get(op.operands[0]) if op.operands else None
-        if known is None:
-            super().pure(op)
-        else:
+        known = self.indices.get(op.operands[0], {}) if op.operands else {}
+        if op.code in known:
             self[op.result] = known[op.code]
+        else:
+            super().pure(op)
 
     def loop(self, op: Op) -> None:
         """A FOR."""
@@ -94,10 +110,13 @@ class _Unflattener(Copier):
         names = [value.name for value in inside]
         start, _, step = self.all(op.operands[:3])
         size = self[parts.size]
+        count = constant_of(b, parts.count) if isinstance(parts.count, Polynomial) else self[parts.count]
+        assert count is not None
 
         def outer(quotient: Value, carries: list[Value]) -> Sequence[Value]:
             def inner(remainder: Value, kept: list[Value]) -> Sequence[Value]:
                 self.indices[index] = {Code.FLOORDIV: quotient, Code.REM: remainder}
+                self[index] = b.add(b.mul(quotient, size), remainder)
                 for old, new in zip(inside, kept, strict=True):
                     self[old] = new
                     new.source_line = old.source_line
@@ -106,5 +125,5 @@ class _Unflattener(Copier):
             return b.loop((start, size, step), carries, inner, index_name=parts.remainder, names=names)
 
         carries = [self.whole(value) for value in op.operands[3:]]
-        made = b.loop((start, self[parts.count], step), carries, outer, index_name=parts.quotient, names=names)
+        made = b.loop((start, count, step), carries, outer, index_name=parts.quotient, names=names)
         self.results(op, made)

@@ -16,6 +16,7 @@ from window_forwards import (
     flat_convolution,
     normed_neighbours,
     shuffled,
+    square_convolution,
     squares_1d,
     squares_2d,
     unrolled_convolution,
@@ -24,7 +25,7 @@ from window_forwards import (
 from kernel_agent.compiler.ssa.code import Code
 
 F32 = dict.fromkeys(("X", "Y", "Parts", "Weight", "Taps"), "*fp32")
-SIZES = dict.fromkeys(("T", "T_OUT", "H", "W", "HO", "WO", "CI", "CO"), "i32")
+SIZES = dict.fromkeys(("T", "T_OUT", "H", "W", "HO", "WO", "CI", "CO", "pixels"), "i32")
 
 
 def kernel_of(function, source=from_source, **constants):
@@ -128,3 +129,16 @@ def test_digits_of_a_number_in_another_order_are_stored() -> None:
     assert not atomics(made["owned"])
     given = {"X": drawn(2, 4, 3, 4), "H": 3, "W": 4}
     agree(made, given, {"Y": drawn(2, 6, 8)}, (12,), BLOCK_W=4, BLOCK_R=2)
+
+
+@pytest.mark.parametrize("source", [from_source, named_source])
+def test_rows_and_columns_of_a_window_that_one_loop_counts_are_gathered(source: Any) -> None:
+    # tap // 3 and tap % 3 each move a digit of the pixel's number, while the weights are read by the tap itself: with
+    # one loop, each tap had a program of its own and added its sums atomically.
+    made = plans_of(kernel_of(square_convolution, source, SIDE=3, BM=16, BN=16, BK=16), "X Weight", "Y", 2)
+    steps = [step.kernel for step in made["split"].steps]
+    (own,) = [kernel for kernel in steps if any(value.name == "dX" for value in kernel.arguments)]
+    assert [op.code for op in own.ops if "base" in op.attributes and op.base.name == "dX"] == [Code.STORE]
+    given = {"X": drawn(2, 4, 5, 20), "Weight": drawn(9, 20, 18)}
+    sizes = {"pixels": 40, "H": 4, "W": 5, "CI": 20, "CO": 18}
+    agree(made, given | sizes, {"Y": drawn(2, 4, 5, 18)}, (3, 2), SIDE=3, BM=16, BN=16, BK=16)

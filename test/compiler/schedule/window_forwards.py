@@ -153,3 +153,24 @@ def dilated(
             value = tl.load(X + plane * H * W + y * W + x, mask=there, other=0.0)
             total += value * value * tl.load(Weight + i * K + j)
     tl.store(Y + plane * HO * WO + h * WO + w, total, mask=(h < HO) & (w < WO))
+
+
+@triton.jit
+def square_convolution(
+    X, Weight, Y, pixels, H, W, CI, CO, SIDE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr
+):
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    h, w = m // W % H, m % W
+    acc = tl.zeros((BM, BN), tl.float32)
+    for tap in range(SIDE * SIDE):
+        down, right = tap // SIDE - 1, tap % SIDE - 1
+        there = (h + down >= 0) & (h + down < H) & (w + right >= 0) & (w + right < W) & (m < pixels)
+        at = (m + down * W + right) * CI
+        for start in range(0, CI, BK):
+            c = start + tl.arange(0, BK)
+            x = tl.load(X + at[:, None] + c[None, :], mask=there[:, None] & (c[None, :] < CI), other=0.0)
+            w_at = (tap * CI + c[:, None]) * CO + n[None, :]
+            weight = tl.load(Weight + w_at, mask=(c[:, None] < CI) & (n[None, :] < CO), other=0.0)
+            acc += tl.dot(x, weight, input_precision="ieee")
+    tl.store(Y + m[:, None] * CO + n[None, :], acc, mask=(m[:, None] < pixels) & (n[None, :] < CO))

@@ -1,0 +1,99 @@
+"""`together`: launches on one grid that read tiles of the same tensors, as one launch: what both read is read once.
+
+The kernel that gathers windows counts elements, and that of the sums beside it outputs; where there are as many
+programs of one as of the other, each program has about the same part of both, and what the first part of a program
+loaded is in a cache when the second one asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kernel_agent.compiler.plan import written_by
+from kernel_agent.compiler.schedule.forms import Launch
+from kernel_agent.compiler.ssa.builder import Builder
+from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.prune import prune
+from kernel_agent.compiler.ssa.rebuild import Copier
+from kernel_agent.compiler.ssa.uses import written_to
+from kernel_agent.compiler.ssa.value import Kernel, Value
+
+Step = tuple[Kernel, Launch, dict[str, str]]
+"""A kernel, how it is launched, and expressions of arguments that the forward did not have."""
+
+APART = frozenset((Code.DOT, Code.WHILE, Code.LEAVE_IF, Code.BARRIER, Code.TAPE_STORE))
+"""Products have tiles of a size of their own, and what follows the end of a program would not run."""
+
+
+def together(steps: Sequence[Step]) -> list[Step]:
+    """The same launches, but for those that can be part of an earlier one."""
+    made: list[Step] = []
+    for step in steps:
+        for place, earlier in enumerate(made):
+            both = _both(earlier, step, made[place + 1 :])
+            if both is not None:
+                made[place] = both
+                break
+        else:
+            made.append(step)
+    return made
+
+
+def _both(one: Step, other: Step, between: Sequence[Step]) -> Step | None:
+    """Two launches as one in the place of the first; None where that is not right or saves nothing."""
+    (first, launch, scalars), (second, second_launch, second_scalars) = one, other
+    if [extent.text() for extent in launch.grid] != [extent.text() for extent in second_launch.grid]:
+        return None
+    if any(op.code in APART for kernel in (first, second) for op in kernel.ops):
+        return None
+    written = [set(written_by(kernel)) for kernel in (first, second)]
+    if written[0] & written[1] or not (_tiles(first) & _tiles(second)) - written[0] - written[1]:
+        return None
+    if any(set(written_by(kernel)) & _loaded(second) for kernel, _, _ in (one, *between)):
+        return None
+    if any(written[1] & (_loaded(kernel) | set(written_by(kernel))) for kernel, _, _ in (one, *between)):
+        return None
+    if any(first.extents.get(size, name) != name for size, name in second.extents.items()):
+        return None
+    if any(first.constants.get(name, number) != number for name, number in second.constants.items()):
+        return None
+    known = {value.name: value for value in first.arguments}
+    same = {value: known.get(value.name, value) for value in second.arguments}
+    if any(old.element != new.element for old, new in same.items()):
+        return None
+    if any(scalars[name] != text for name, text in second_scalars.items() if name in scalars):
+        return None
+    numbers = {**launch.scalars, **second_launch.scalars}
+    if any(numbers[name] != extent for name, extent in launch.scalars.items()):
+        return None
+    kernel = prune(_joined(first, second, same))
+    return kernel, Launch(launch.grid, numbers, launch.calls), {**scalars, **second_scalars}
+
+
+def _loaded(kernel: Kernel) -> set[str]:
+    return {op.base.name for op in kernel.ops if "base" in op.attributes and op.code not in (Code.STORE, Code.ATOMIC_ADD)}
+
+
+def _tiles(kernel: Kernel) -> set[str]:
+    """What a kernel loads tiles of."""
+    return {op.base.name for op in kernel.ops if op.code is Code.LOAD and op.result.shape}
+
+
+def _joined(first: Kernel, second: Kernel, same: dict[Value, Value]) -> Kernel:
+    """One kernel after the other. `same`: arguments of the second as they are called then."""
+    arguments = list(dict.fromkeys((*first.arguments, *same.values())))
+    made = Kernel(
+        first.name,
+        arguments,
+        extents={**first.extents, **second.extents},
+        constants={**first.constants, **second.constants},
+        fixed=first.fixed | second.fixed,
+    )
+    written = {*written_to(first.body), *(same[value] for value in written_to(second.body))}
+    b = Builder(made, frozenset(written))
+    Copier(first, b).block(first.body)
+    behind = Copier(second, b)
+    for old, new in same.items():
+        behind[old] = new
+    behind.block(second.body)
+    return made
