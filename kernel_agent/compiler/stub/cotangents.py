@@ -191,18 +191,31 @@ class Cotangents:
         grads = [self._atom(grad.text, part) for part in results if (grad := taken[id(part)]) is not None]
         first = grads[0]
         shape = self.references.shape(base)
+        zeros = f"torch.zeros({shape}, dtype={first}.dtype, device={first}.device)"
+        alone = len(grads) == 1 and results[0].numel() == base.numel() and _in_order(event)
+        more = f"{self.references.count(base)} > {first}.numel()" if alone else ""
         whole = self.body.bind(
-            f"d{self.references.hint(base)}", f"torch.zeros({shape}, dtype={first}.dtype, device={first}.device)"
+            f"d{self.references.hint(base)}", f"{zeros} if {more} else {first}.reshape({shape})" if more else zeros
         )
+        if more:
+            self.body.write(Line(f"if {more}:"))
         for result, text in zip(results, grads, strict=True):
             part = call.over(whole)
             if isinstance(event.result, (tuple, list)):
                 part += f"[{next(place for place, one in enumerate(event.result) if one is result)}]"
             if isinstance(call.node, ast.Subscript) and part == call.over(whole):
-                self.body.write(Line(f"{part} = {text}"))
+                self.body.write(Line(f"{part} = {text}", depth=bool(more)))
             else:
-                self.body.write(Line(f"{part}.copy_({text})"))
+                self.body.write(Line(f"{part}.copy_({text})", depth=bool(more)))
         self.add(base, Grad(whole, "f32"))
+
+
+def _in_order(event: TorchSeen) -> bool:
+    """Whether a part of as many elements as the whole has them in the order of the whole."""
+    if event.name != "__getitem__":
+        return event.name != "diagonal"
+    places = event.args[1] if isinstance(event.args[1], tuple) else (event.args[1],)
+    return all(place is None or place is ... or isinstance(place, (int, slice)) for place in places)
 
 
 def _refused(event: TorchSeen, why: str) -> CannotDerive:

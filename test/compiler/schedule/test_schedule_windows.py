@@ -20,8 +20,10 @@ from window_forwards import (
     squares_1d,
     squares_2d,
     unrolled_convolution,
+    weighted,
 )
 
+from kernel_agent.compiler.schedule.calls import Calls
 from kernel_agent.compiler.ssa.code import Code
 
 F32 = dict.fromkeys(("X", "Y", "Parts", "Weight", "Taps"), "*fp32")
@@ -142,3 +144,19 @@ def test_rows_and_columns_of_a_window_that_one_loop_counts_are_gathered(source: 
     given = {"X": drawn(2, 4, 5, 20), "Weight": drawn(9, 20, 18)}
     sizes = {"pixels": 40, "H": 4, "W": 5, "CI": 20, "CO": 18}
     agree(made, given | sizes, {"Y": drawn(2, 4, 5, 18)}, (3, 2), SIDE=3, BM=16, BN=16, BK=16)
+
+
+def test_gathered_gradients_and_sums_of_the_same_outputs_are_one_launch() -> None:
+    # What both launches read was read twice: the image and its cotangent, three quarters of what is moved.
+    calls = Calls(({"T": 11, "grid0": 2, "grid1": 3, "triton": triton},))
+    made = plans_of(kernel_of(weighted, TAPS=3, BLOCK=4), "X Taps", "Y", 2, calls=calls)
+    (step,) = made["owned"].steps
+    assert {"X", "dX", "dTaps_rows"} <= {value.name for value in step.kernel.arguments}
+    agree(made, {"X": drawn(2, 11), "Taps": drawn(2, 3), "T": 11}, {"Y": drawn(2, 11)}, (2, 3), BLOCK=4)
+
+
+def test_launches_of_other_programs_stay_apart() -> None:
+    # One program more than the elements need: as one launch, that of the gathered gradient would lack or repeat some.
+    calls = Calls(({"T": 11, "grid0": 2, "grid1": 4, "triton": triton},))
+    made = plans_of(kernel_of(weighted, TAPS=3, BLOCK=4), "X Taps", "Y", 2, calls=calls)
+    assert len(made["owned"].steps) == 2

@@ -174,3 +174,14 @@ def square_convolution(
             weight = tl.load(Weight + w_at, mask=(c[:, None] < CI) & (n[None, :] < CO), other=0.0)
             acc += tl.dot(x, weight, input_precision="ieee")
     tl.store(Y + m[:, None] * CO + n[None, :], acc, mask=(m[:, None] < pixels) & (n[None, :] < CO))
+
+
+@triton.jit
+def weighted(X, Taps, Y, T, TAPS: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    t = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for tap in tl.static_range(TAPS):
+        x = tl.load(X + row * T + t - tap, mask=(t >= tap) & (t < T), other=0.0)
+        total += x * tl.load(Taps + row * TAPS + tap)
+    tl.store(Y + row * T + t, total * total, mask=t < T)

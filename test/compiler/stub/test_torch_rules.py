@@ -94,3 +94,25 @@ def test_several_outputs_add_up_in_what_they_share(tmp_path: Path) -> None:
     torch.manual_seed(0)
     text = "def stub(x):\n    y = x.exp()\n    z = y.sum(0)\n    return y, z"
     assert "torch.stack((" in agree(text, [torch.randn(X)], tmp_path)
+
+
+@pytest.mark.parametrize("part", ["x[0]", "x[:, 1:3]", "x.select(1, 0)", "x.unbind(0)[0]"])
+def test_the_gradient_of_a_part_that_is_all_there_is_in_this_call_has_zeros_in_others(
+    part: str, tmp_path: Path
+) -> None:
+    # Zeros around a part that is the whole are written, filled and read for nothing; other calls need them.
+    torch.manual_seed(0)
+    shape = {"x[0]": (1, 6), "x.unbind(0)[0]": (1, 6), "x[:, 1:3]": (4, 6), "x.select(1, 0)": (4, 1)}[part]
+    found = candidate(stub(f"({part}).exp()", "x"), [torch.randn(shape)], tmp_path)
+    assert (".reshape(" in found.backward) == (shape != (4, 6))
+    for given in (shape, (4, 6)):
+        returned, true = gradients(found, [torch.randn(given)], tmp_path)
+        for got, want in zip(returned, true, strict=True):
+            torch.testing.assert_close(got, want)
+
+
+def test_the_gradient_of_a_permutation_of_all_rows_is_permuted_back(tmp_path: Path) -> None:
+    # As many elements as the whole, in another order: reshaped, they would be the gradients of other rows.
+    torch.manual_seed(0)
+    text = "def stub(x):\n    y = x[[2, 0, 3, 1]].exp()\n    return y"
+    agree(text, [torch.randn(X)], tmp_path)
