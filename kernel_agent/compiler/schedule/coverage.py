@@ -16,6 +16,7 @@ from kernel_agent.compiler.schedule.claims import Claim, conjunction, open_claim
 from kernel_agent.compiler.schedule.forms import Forms
 from kernel_agent.compiler.schedule.injective import scale
 from kernel_agent.compiler.schedule.linear import Atom, Form, Kind, lanes, quotient_of, remainder_of
+from kernel_agent.compiler.schedule.once import Once, once
 from kernel_agent.compiler.schedule.polynomial import ONE, ZERO, Polynomial, ceiling
 from kernel_agent.compiler.schedule.segments import Segment, segments
 from kernel_agent.compiler.schedule.sites import (
@@ -79,11 +80,11 @@ def stored_axes(forms: Forms, written: Sequence[Site]) -> tuple[Axis, ...]:
     return tuple(found) if covered == set(address.coefficients) else ()
 
 
-def alternatives(mask: Value | None) -> list[tuple[Value, ...]]:
+def alternatives(mask: Value | None) -> list[tuple[Value | Once, ...]]:
     """A mask, then what is enough for it: masks of which all must hold."""
     if mask is None:
         return [()]
-    found: list[tuple[Value, ...]] = [(mask,)]
+    found: list[tuple[Value | Once, ...]] = [(mask,), *((one,) for one in once(mask))]
     op = mask.producer
     if op is not None and op.code in (Code.OR, Code.AND):
         left, right = (alternatives(side) for side in op.operands)
@@ -124,7 +125,7 @@ class Counter:
             del self.claims[claims:], self.axes[axes:]
         return None
 
-    def count_where(self, site: Site, masks: Sequence[Value], within: Segment | None = None) -> Polynomial | None:
+    def count_where(self, site: Site, masks: Sequence[Value | Once], within: Segment | None = None) -> Polynomial | None:
         """The same where the site's mask is that all of some hold, and where places are within segments."""
         limits = self.limits(site, masks, within)
         if limits is None or any(loop.code is Code.WHILE for loop in site.loops):
@@ -213,16 +214,19 @@ class Counter:
                     return source.extent
         return atom.extent
 
-    def limits(self, site: Site, masks: Sequence[Value], within: Segment | None = None) -> list[Bound] | None:
+    def limits(self, site: Site, masks: Sequence[Value | Once], within: Segment | None = None) -> list[Bound] | None:
         """Bounds by masks and conditions around, of which nothing may be left out but what holds all over segments. Of
         several of one index the shortest is taken for the least, which is noted."""
         where = within.negative if within is not None else None
-        conditions = [*site.conditions, *((mask, True) for mask in masks)]
+        conditions: list[tuple[Value | Once, bool]] = [*site.conditions, *((mask, True) for mask in masks)]
         found: dict[Form, dict[Polynomial, None]] = {}
         for condition, holds in conditions:
-            steps: list[Polynomial] = []
-            inner = whole_bounds(self.forms, condition, holds=holds, steps=steps, where=where)
-            self.claims += [Claim(step, ZERO) for step in steps]
+            if isinstance(condition, Once):
+                inner = self.limits_once(condition)
+            else:
+                steps: list[Polynomial] = []
+                inner = whole_bounds(self.forms, condition, holds=holds, steps=steps, where=where)
+                self.claims += [Claim(step, ZERO) for step in steps]
             if inner is None:
                 return None
             for bound in inner:
@@ -233,6 +237,15 @@ class Counter:
             self.claims += [Claim(other, least) for other in others]
             kept.append(Bound(form, least))
         return kept
+
+    def limits_once(self, mask: Once) -> list[Bound] | None:
+        """What a mask says in the first of some trips that shows all of it; None where none does."""
+        for trips, claims in mask.trips(self.forms):
+            inner = whole_bounds(self.forms, mask.mask, trips=trips)
+            if inner is not None and open_claims(claims) is not None:
+                self.claims += claims
+                return inner
+        return None
 
     def split(self, site: Site, limits: Sequence[Bound], rest: dict[Atom, Polynomial | None]) -> None:
         """Put the digits of an index, which the address or a bound has, for the index: `pid // C` and `pid % C`."""

@@ -136,6 +136,14 @@ class Form:
             kept[atom] = number
         return Form.of(kept, base)
 
+    def at(self, places: Mapping[Atom, Polynomial]) -> Form:
+        """The same form where some atoms are numbers, but for what quotients and the like are of."""
+        left = {atom: number for atom, number in self.terms if atom not in places}
+        base = self.base
+        for atom, number in self.terms:
+            base = base + number * places[atom] if atom in places else base
+        return Form.of(left, base)
+
     def moved(self, axis_of: Callable[[int], int]) -> Form:
         """The same form of a tile whose axes are permuted, or more, by old axis -> new axis."""
         terms: dict[Atom, Polynomial] = {}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from kernel_agent.compiler.schedule.forms import Forms, relabelled
-from kernel_agent.compiler.schedule.linear import Form, Kind
+from kernel_agent.compiler.schedule.linear import Atom, Form, Kind
 from kernel_agent.compiler.schedule.polynomial import ONE, ZERO, Polynomial
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.value import Block, Op, Value
@@ -126,19 +126,29 @@ def whole_bounds(
     holds: bool = True,
     steps: list[Polynomial] | None = None,
     where: Form | None = None,
+    trips: Mapping[Atom, Polynomial] | None = None,
 ) -> list[Bound] | None:
     """The same, where that is all that the condition says; None where it says more. What holds always is left out, and
     so is what holds wherever the form `where` is less than 0.
 
     `steps` gets what is taken to be no less than 0, though that is not known: the rows of a program, as an argument.
+    `trips`: of loops, in which this is asked.
     """
     parts = [
         part
-        for part in _parts(forms, mask, holds=holds)
+        for part in (_in_trips(one, trips or {}) for one in _parts(forms, mask, holds=holds))
         if part is None or not (_always_negative(part) or (where is not None and follows(part, where)))
     ]
     found = [[] if part is None else _below(part) or _below_if(part, steps) for part in parts]
     return [bound for one in found for bound in one] if all(found) else None
+
+
+def _in_trips(part: Form | None, trips: Mapping[Atom, Polynomial]) -> Form | None:
+    """What a part says in some trips of loops; None where the form does not show it."""
+    if part is None or not trips:
+        return part
+    found = part.at(trips)
+    return None if found.sources & set(trips) else found
 
 
 def follows(negative: Form, other: Form) -> bool:

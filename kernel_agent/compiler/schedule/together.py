@@ -22,7 +22,7 @@ from kernel_agent.compiler.ssa.value import Kernel, Value
 Step = tuple[Kernel, Launch, dict[str, str]]
 """A kernel, how it is launched, and expressions of arguments that the forward did not have."""
 
-APART = frozenset((Code.DOT, Code.WHILE, Code.LEAVE_IF, Code.BARRIER, Code.TAPE_STORE))
+APART = frozenset((Code.DOT, Code.WHILE, Code.LEAVE_IF, Code.TAPE_STORE))
 """Products have tiles of a size of their own, and what follows the end of a program would not run."""
 
 

@@ -10,6 +10,7 @@ import triton
 from schedule_plans import agree, atomics, from_source, named_source, plans_of
 from window_forwards import (
     blurred,
+    causal,
     convolution,
     differences,
     dilated,
@@ -160,3 +161,22 @@ def test_launches_of_other_programs_stay_apart() -> None:
     calls = Calls(({"T": 11, "grid0": 2, "grid1": 4, "triton": triton},))
     made = plans_of(kernel_of(weighted, TAPS=3, BLOCK=4), "X Taps", "Y", 2, calls=calls)
     assert len(made["owned"].steps) == 2
+
+
+@pytest.mark.parametrize(("forward", "numbers"), [(causal, {"TAPS": 3}), (blurred, {"SIDE": 3})])
+def test_elements_that_one_tap_of_a_loop_reaches_all_of_need_no_zeros(forward: Any, numbers: dict[str, int]) -> None:
+    # The gradient was filled with zeros first, since any trip might have been the only one to store to an element.
+    made = plans_of(kernel_of(forward, named_source, BLOCK=4, **numbers), "X", "Y", 2)
+    (buffer,) = made["owned"].buffers
+    scope = {"triton": triton, "T": 9, "grid0": 2, "grid1": 3, "BLOCK": 4, **numbers}
+    assert eval(buffer.empty_if, {**scope, "X": torch.empty(2, 9)})
+    assert not eval(buffer.empty_if, {**scope, "X": torch.empty(2, 10)})
+    given = {"X": drawn(2, 9), "Taps": drawn(3), "T": 9}
+    agree(made, given, {"Y": drawn(2, 9)}, (2, 3), BLOCK=4, **numbers)
+
+
+def test_elements_that_no_tap_reaches_all_of_start_as_zeros() -> None:
+    # Every second output alone: elements between have no output of any single tap, and those behind the last have none.
+    made = plans_of(kernel_of(dilated, K=2, STRIDE=2, PAD=0, APART=2, BLOCK_H=2, BLOCK_W=4), "X", "Y", 3)
+    (buffer,) = [one for one in made["owned"].buffers if one.name == "dX"]
+    assert not buffer.empty_if

@@ -185,3 +185,15 @@ def weighted(X, Taps, Y, T, TAPS: tl.constexpr, BLOCK: tl.constexpr):
         x = tl.load(X + row * T + t - tap, mask=(t >= tap) & (t < T), other=0.0)
         total += x * tl.load(Taps + row * TAPS + tap)
     tl.store(Y + row * T + t, total * total, mask=t < T)
+
+
+@triton.jit
+def causal(X, Taps, Y, T, TAPS: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    t = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for tap in range(TAPS):
+        past = t - (TAPS - 1) + tap
+        x = tl.load(X + row * T + past, mask=(past >= 0) & (past < T), other=0.0)
+        total += tl.load(Taps + tap) * x
+    tl.store(Y + row * T + t, total, mask=t < T)
