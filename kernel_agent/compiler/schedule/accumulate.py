@@ -31,6 +31,17 @@ def conjuncts(mask: Value) -> list[Value]:
     return [mask]
 
 
+def implied(mask: Value) -> list[Value]:
+    """Conditions that must hold where a mask does: of alternatives what all of them ask for."""
+    op = mask.producer
+    if op is not None and op.code is Code.OR:
+        one, other = (implied(operand) for operand in op.operands)
+        return [part for part in one if part in other]
+    if op is not None and op.code is Code.AND:
+        return list(dict.fromkeys(part for operand in op.operands for part in implied(operand)))
+    return [mask]
+
+
 def _defined(block: Block) -> set[Value]:
     """What a block and those within define."""
     found = {*block.arguments}
@@ -97,6 +108,6 @@ class _Accumulator(Copier):
         for add, value in zip(steady, found[own:], strict=False):
             mask = ever.get(add) or (None if add.mask is None else self[add.mask])
             if add in ever and add.mask is not None and mask is not None:
-                for part in conjuncts(add.mask):
+                for part in implied(add.mask):
                     mask = mask if part in inside else b.logical_and(mask, self[part])
             b.store(self[add.base], self.whole(add.offset), value, mask, Code.ATOMIC_ADD)

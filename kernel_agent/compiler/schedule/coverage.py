@@ -125,7 +125,9 @@ class Counter:
             del self.claims[claims:], self.axes[axes:]
         return None
 
-    def count_where(self, site: Site, masks: Sequence[Value | Once], within: Segment | None = None) -> Polynomial | None:
+    def count_where(
+        self, site: Site, masks: Sequence[Value | Once], within: Segment | None = None
+    ) -> Polynomial | None:
         """The same where the site's mask is that all of some hold, and where places are within segments."""
         limits = self.limits(site, masks, within)
         if limits is None or any(loop.code is Code.WHILE for loop in site.loops):

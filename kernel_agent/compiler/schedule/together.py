@@ -86,7 +86,9 @@ def _both(one: Step, other: Step, between: Sequence[Step]) -> Step | None:
 
 
 def _loaded(kernel: Kernel) -> set[str]:
-    return {op.base.name for op in kernel.ops if "base" in op.attributes and op.code not in (Code.STORE, Code.ATOMIC_ADD)}
+    """What a kernel reads, tapes apart."""
+    adds = (Code.STORE, Code.STORE_BLOCK, Code.ATOMIC_ADD)
+    return {op.base.name for op in kernel.ops if "base" in op.attributes and op.code not in adds}
 
 
 def _tiles(kernel: Kernel) -> set[str]:

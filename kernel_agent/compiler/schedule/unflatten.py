@@ -62,8 +62,8 @@ def _parts(forms: Forms, uses: Uses, loop: Op) -> _Parts | None:
 def _count(forms: Forms, stop: Value, size: Value) -> Value | Polynomial | None:
     """How many times so many trips the trips of a loop are; None where that is not known."""
     if constant(stop) is not None and constant(size) is not None:
-        count = forms.of(stop).base.quotient(forms.of(size).base)
-        return count if count is not None and count.likely(1) else None
+        times = forms.of(stop).base.quotient(forms.of(size).base)
+        return times if times is not None and times.likely(1) else None
     product = stop.producer
     if product is None or product.code is not Code.MUL:
         return None

@@ -15,6 +15,7 @@ from window_forwards import (
     differences,
     dilated,
     flat_convolution,
+    half_unrolled,
     normed_neighbours,
     shuffled,
     square_convolution,
@@ -102,7 +103,7 @@ def test_taps_in_a_loop_that_start_half_a_window_before_are_gathered(side: int) 
     made = plans_of(kernel_of(blurred, named_source, SIDE=side, BLOCK=4), "X", "Y", 2)
     assert not atomics(made["owned"])
     given = {"X": drawn(2, 9), "Taps": drawn(side), "T": 9}
-    agree(made, given, {"Y": drawn(2, 9)}, (2, 3), BLOCK=4)
+    agree(made, given, {"Y": drawn(2, 9)}, (2, 3), SIDE=side, BLOCK=4)
 
 
 @pytest.mark.parametrize(("taps", "stride", "pad", "apart"), [(3, 1, 1, 1), (3, 2, 1, 1), (3, 3, 2, 2)])
@@ -180,3 +181,16 @@ def test_elements_that_no_tap_reaches_all_of_start_as_zeros() -> None:
     made = plans_of(kernel_of(dilated, K=2, STRIDE=2, PAD=0, APART=2, BLOCK_H=2, BLOCK_W=4), "X", "Y", 3)
     (buffer,) = [one for one in made["owned"].buffers if one.name == "dX"]
     assert not buffer.empty_if
+
+
+def test_what_all_taps_of_a_trip_ask_for_is_asked_for_behind_the_loop() -> None:
+    # Some taps are written out, others a loop: the mask of their sum knew no limit of rows and columns any more, and
+    # without those an element may be another program's.
+    numbers = {"SIDE": 3, "BLOCK_H": 2, "BLOCK_W": 4}
+    made = plans_of(kernel_of(half_unrolled, named_source, **numbers), "X", "Y", 3)
+    assert not atomics(made["owned"])
+    (buffer,) = made["owned"].buffers
+    scope = {"triton": triton, "H": 5, "W": 6, "grid0": 2, "grid1": 3, "grid2": 2, **numbers}
+    assert eval(buffer.empty_if, {**scope, "X": torch.empty(2, 5, 6)})
+    given = {"X": drawn(2, 5, 6), "Weight": drawn(2, 3, 3), "H": 5, "W": 6}
+    agree(made, given, {"Y": drawn(2, 5, 6)}, (2, 3, 2), **numbers)

@@ -197,3 +197,18 @@ def causal(X, Taps, Y, T, TAPS: tl.constexpr, BLOCK: tl.constexpr):
         x = tl.load(X + row * T + past, mask=(past >= 0) & (past < T), other=0.0)
         total += tl.load(Taps + tap) * x
     tl.store(Y + row * T + t, total, mask=t < T)
+
+
+@triton.jit
+def half_unrolled(X, Weight, Y, H, W, SIDE: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_W: tl.constexpr):
+    plane = tl.program_id(0)
+    h = (tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H))[:, None]
+    w = (tl.program_id(2) * BLOCK_W + tl.arange(0, BLOCK_W))[None, :]
+    total = tl.zeros((BLOCK_H, BLOCK_W), tl.float32)
+    for i in range(SIDE):
+        for j in tl.static_range(SIDE):
+            y, x = h + (i - SIDE // 2), w + (j - SIDE // 2)
+            there = (y >= 0) & (y < H) & (x >= 0) & (x < W)
+            value = tl.load(X + plane * H * W + y * W + x, mask=there, other=0.0)
+            total += value * tl.load(Weight + plane * SIDE * SIDE + i * SIDE + j)
+    tl.store(Y + plane * H * W + h * W + w, total, mask=(h < H) & (w < W))
