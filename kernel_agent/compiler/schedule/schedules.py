@@ -355,8 +355,7 @@ _MAKERS: dict[str, Callable[[Kernel, Mapping[str, str], Launch], Draft | None]] 
 def _plan(schedule: str, base: BackwardPlan, draft: Draft) -> BackwardPlan:
     """The plan with what a draft changes."""
     same = draft.spare(base)
-    draft.steps, joint = together(draft.steps)
-    draft.facts += joint
+    draft.steps = together(draft.steps)
     needed = {value.name for kernel, _, _ in draft.steps for value in kernel.arguments} | set(same.values())
     summed = {total.name for total in draft.totals} | set(same)
     buffers = []

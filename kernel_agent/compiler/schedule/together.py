@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kernel_agent.compiler.plan import Fact, written_by
+from kernel_agent.compiler.plan import written_by
 from kernel_agent.compiler.schedule.forms import Launch
-from kernel_agent.compiler.schedule.polynomial import ONE
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.prune import prune
@@ -26,39 +25,25 @@ APART = frozenset((Code.DOT, Code.WHILE, Code.LEAVE_IF, Code.TAPE_STORE))
 """Products have tiles of a size of their own, and what follows the end of a program would not run."""
 
 
-def together(steps: Sequence[Step]) -> tuple[list[Step], list[Fact]]:
-    """The same launches, but for those that can be part of an earlier one, and what must hold for that."""
+def together(steps: Sequence[Step]) -> list[Step]:
+    """The same launches, but for those that can be part of an earlier one."""
     made: list[Step] = []
-    facts: list[Fact] = []
     for step in steps:
         for place, earlier in enumerate(made):
-            same = _same_grid(earlier[1], step[1])
-            both = None if same is None else _both(earlier, step, made[place + 1 :])
-            if same is not None and both is not None:
+            both = _both(earlier, step, made[place + 1 :])
+            if both is not None:
                 made[place] = both
-                facts += same
                 break
         else:
             made.append(step)
-    return made, facts
-
-
-def _same_grid(one: Launch, other: Launch) -> list[Fact] | None:
-    """What says that two launches have the same programs; None where that is not so in the calls that were seen."""
-    axes = range(max(len(one.grid), len(other.grid)))
-    pairs = [[launch.grid[axis] if axis < len(launch.grid) else ONE for launch in (one, other)] for axis in axes]
-    unlike = [(mine, theirs) for mine, theirs in pairs if mine != theirs]
-    if any(not side.printable for pair in unlike for side in pair):
-        return None
-    asked = [f"{mine.text()} == {theirs.text()}" for mine, theirs in unlike]
-    if asked and not one.calls.show(asked):
-        return None
-    return [Fact(text, "one launch has the programs of two") for text in asked]
+    return made
 
 
 def _both(one: Step, other: Step, between: Sequence[Step]) -> Step | None:
     """Two launches as one in the place of the first; None where that is not right or saves nothing."""
     (first, launch, scalars), (second, second_launch, second_scalars) = one, other
+    if launch.grid != second_launch.grid:
+        return None
     if any(op.code in APART for kernel in (first, second) for op in kernel.ops):
         return None
     written = [set(written_by(kernel)) for kernel in (first, second)]

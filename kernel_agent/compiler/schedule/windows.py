@@ -23,7 +23,7 @@ from kernel_agent.compiler.schedule.owner import without
 from kernel_agent.compiler.schedule.ownership import WRITES
 from kernel_agent.compiler.schedule.polynomial import ONE, ZERO, Polynomial, ceiling
 from kernel_agent.compiler.schedule.shifted import Windower
-from kernel_agent.compiler.schedule.sites import Site, negatives, sites
+from kernel_agent.compiler.schedule.sites import Site, bounds, negatives, sites
 from kernel_agent.compiler.schedule.zeros import Zeros
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.prune import prune
@@ -121,7 +121,9 @@ def windowed(kernel: Kernel, name: str, launch: Launch) -> Window | None:
         had = program.extent
         if had is None:
             raise CannotDerive("how many programs there are is not known")
-        if program.kind is Kind.PROGRAM:
+        if program.kind is Kind.PROGRAM and needed != had and _as_many(alone, forms, count):
+            claims.append(Claim(had * width, count.total))
+        elif program.kind is Kind.PROGRAM:
             grid[program.number] = needed
         elif needed != had:
             raise CannotDerive("programs that own elements would be others than those of the outputs")
@@ -135,6 +137,21 @@ def windowed(kernel: Kernel, name: str, launch: Launch) -> Window | None:
     made = prune(windower.copy())
     scalars = {value.name: known for value, known in windower.write.told.items()}
     return Window(made, replace(launch, grid=tuple(grid), scalars={**launch.scalars, **scalars}), left)
+
+
+def _as_many(kernel: Kernel, forms: Forms, count: Count) -> bool:
+    """Whether outputs are as many as elements, so that the forward's programs are enough: by what a mask says of the
+    number of the output where a tile of it is read."""
+    extent = count.number.program.extent
+    if extent is None or forms.launch.calls.refute([Claim(extent * count.number.width, count.total).text()]):
+        return False
+    rising = dict(enumerate(count.number.places))
+    for site in sites(kernel.body, frozenset((Code.LOAD,))):
+        for bound in bounds(forms, site):
+            seen = count.number.digits(bound.form) if bound.below == count.total else None
+            if seen is not None and seen.parts == rising and not seen.rest.terms:
+                return True
+    return False
 
 
 def forms_written(kernel: Kernel) -> list[Value]:

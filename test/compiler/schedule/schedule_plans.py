@@ -16,7 +16,6 @@ from kernel_agent.compiler.front.witness import lift
 from kernel_agent.compiler.plan import BackwardPlan, Fill
 from kernel_agent.compiler.reverse import differentiate
 from kernel_agent.compiler.saved.prepare import prepared
-from kernel_agent.compiler.schedule.calls import Calls
 from kernel_agent.compiler.schedule.describe import FITS
 from kernel_agent.compiler.schedule.schedules import plans
 from kernel_agent.compiler.ssa.code import Code
@@ -35,14 +34,12 @@ DEVICE_PROPERTIES = SimpleNamespace(multi_processor_count=PROCESSORS)
 Made = dict[str, BackwardPlan]
 
 
-def plans_of(
-    kernel: Kernel, read: str, written: str, axes: int, *, spare: bool = False, calls: Calls | None = None
-) -> Made:
-    """By schedule, the best first. `spare`: what the forward stored is read back. `calls`: launches that were seen."""
+def plans_of(kernel: Kernel, read: str, written: str, axes: int, *, spare: bool = False) -> Made:
+    """By schedule, the best first. `spare`: what the forward stored is read back."""
     wanted, given = frozenset(read.split()), frozenset(written.split())
     adjoint = differentiate(kernel, read=wanted, written=given)
     spared = differentiate(prepared(kernel, given).kernel, read=wanted, written=given) if spare else None
-    return {plan.schedule: plan for plan in plans(kernel, adjoint, axes, spared=spared, calls=calls)}
+    return {plan.schedule: plan for plan in plans(kernel, adjoint, axes, spared=spared)}
 
 
 def forward(arguments: str, build: Callable[..., Any], **constants: int) -> Kernel:
