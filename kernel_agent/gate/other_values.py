@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kernel_agent.gate.options import GateOptions
 from kernel_agent.gate.verdict import Status
-from kernel_agent.oracle import ForwardTruth, Outcome, Point, Refusal, TruthError, Truths, cross_check
+from kernel_agent.oracle import ForwardTruth, Outcome, Point, Refusal, RefusalKind, TruthError, Truths, cross_check
 from kernel_agent.pairs.spec import ShapeEntry
 from kernel_agent.pairs.values import Values
 
@@ -39,6 +39,12 @@ def usable(
     left_out: dict[str, list[str]] = {}
     for point, answer in zip(points, answers, strict=True):
         reason = _why_not(answer, usual)
+        if point.values is Values.SPACED:
+            if isinstance(answer, Refusal) and answer.kind is RefusalKind.VALUES:  # there are no rows
+                continue
+            as_made = point.model_copy(update={"values": Values.AS_MADE})
+            found = answers[points.index(as_made)] if as_made in points else None
+            reason = "" if not reason and _same(answer, found) else "the forward takes rows without gaps alone"
         if reason:
             left_out.setdefault(reason, []).append(_said(point))
         else:
@@ -69,6 +75,16 @@ def _why_not(answer: ForwardTruth | Refusal, usual: ForwardTruth) -> str:
     if _finite(usual) and not _finite(answer):
         return "the forward's outputs are not finite there"
     return ""
+
+
+def _same(one: ForwardTruth | Refusal, other: ForwardTruth | Refusal | None) -> bool:
+    if not isinstance(one, ForwardTruth) or not isinstance(other, ForwardTruth):
+        return False
+    return all(
+        a.shape == b.shape and torch.allclose(a.double(), b.double(), rtol=1e-9, equal_nan=True)
+        for a, b in zip(one.outputs, other.outputs, strict=True)
+        if isinstance(a, Tensor) and isinstance(b, Tensor)
+    )
 
 
 def _finite(forward: ForwardTruth) -> bool:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from kernel_agent.errors import EnvironmentProblem, InputError, KernelAgentError
 from kernel_agent.ir import (
@@ -35,7 +36,7 @@ from kernel_agent.oracle.fit import fit_entry
 from kernel_agent.oracle.leaves import LeafCall, leaf_call
 from kernel_agent.oracle.plainform import holds_tensors, plain_form
 from kernel_agent.oracle.records import Point, Refusal, RefusalKind, error_form
-from kernel_agent.oracle.values import redistribute
+from kernel_agent.oracle.values import redistribute, spaced
 from kernel_agent.oracle.wire import pack
 from kernel_agent.pairs.arguments import argument_places, build_arguments
 from kernel_agent.pairs.blame import blame, essence, first_line, line_in, module_path
@@ -181,9 +182,24 @@ def arguments_at(stub: Stub, point: Point) -> tuple[tuple[Any, ...], dict[str, A
     if point.values is not Values.AS_MADE:
         places = stub.leaves(args, kwargs).values()
         leaves = [args[place] if isinstance(place, int) else kwargs[place] for place in places]
+        if point.values is Values.SPACED:
+            return _spaced(args, kwargs, dict(zip(places, leaves, strict=True)))
         if not redistribute((leaf.detach() for leaf in leaves), point.values):
             raise Refused(Refusal(kind=RefusalKind.VALUES, message="no argument is plain random numbers"))
     return args, kwargs
+
+
+def _spaced(
+    args: tuple[Any, ...], kwargs: dict[str, Any], leaves: dict[int | str, Tensor]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with those that get a gradient in rows apart. Raises `Refused` where none has rows."""
+    others = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    apart = dict(zip(map(id, others), spaced([other.detach() for other in others]), strict=True))
+    made = {place: apart[id(leaf)] for place, leaf in leaves.items()}
+    if all(made[place].stride() == leaf.stride() for place, leaf in leaves.items()):
+        raise Refused(Refusal(kind=RefusalKind.VALUES, message="no argument has rows that could stand apart"))
+    positional = tuple(made.get(place, value) for place, value in enumerate(args))
+    return positional, {name: made.get(name, value) for name, value in kwargs.items()}
 
 
 def run(

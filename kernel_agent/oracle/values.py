@@ -2,12 +2,13 @@
 
 A clamp that no input reaches, a mean that is about zero, a maximum that is never far away: a backward that forgets
 them is exact wherever everything is small and centred. Only arguments that are plain random numbers are changed, since
-probabilities, scales, offsets and normalised rows mean something that other values break.
+probabilities, scales, offsets and normalised rows mean something that other values break. The same values in rows that
+stand apart show a backward that takes for contiguous what the forward has not made so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -16,6 +17,8 @@ from kernel_agent.pairs.values import Values
 
 _FEWEST = 8
 """Elements below which nothing can be said of a distribution."""
+_GAP = 8
+"""Elements between two rows: a multiple of 16 bytes, as descriptors want strides to be."""
 _ZEROS = 0.02
 """Part of exact zeros above which they are a pattern: padding, a triangle."""
 
@@ -30,6 +33,24 @@ def redistribute(arguments: Iterable[Tensor], values: Values) -> int:
         wide = argument.to(torch.float64)
         argument.copy_(_redistributed(wide, values))
     return len(chosen)
+
+
+def spaced(arguments: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The arguments with rows apart, where they have rows and memory of their own; the gaps hold NaN."""
+    storages = [argument.untyped_storage().data_ptr() for argument in arguments]
+    return tuple(
+        _spaced(argument) if storages.count(storage) == 1 else argument
+        for argument, storage in zip(arguments, storages, strict=True)
+    )
+
+
+def _spaced(argument: Tensor) -> Tensor:
+    if argument.dim() < 2 or not argument.is_floating_point() or argument.itemsize < 2 or _overlaps(argument):
+        return argument
+    width = argument.shape[-1]
+    wide = argument.new_full((*argument.shape[:-1], width + _GAP), torch.nan)
+    wide[..., :width] = argument
+    return wide[..., :width]
 
 
 def plain_random(argument: Tensor) -> bool:

@@ -15,3 +15,5 @@ class Values(str, enum.Enum):
     """Four times as large."""
     HEAVY_TAILED = "heavy-tailed"
     """The third power of each, in units of the standard deviation: kurtosis of 46 where it was 3."""
+    SPACED = "spaced"
+    """As made, and rows that stand apart in memory, as those of a part of a wider tensor do."""

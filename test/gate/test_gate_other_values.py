@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,8 +17,9 @@ from kernel_agent.oracle.values import plain_random, redistribute
 from kernel_agent.pairs.userfile import read_file
 from kernel_agent.pairs.values import Values
 
+PAIRS = Path(__file__).parent / "pairs"
 WITHOUT_CAP = ("tl.where(inside, g * a, 0.0)", "g * a")
-OTHERS = tuple(values for values in Values if values is not Values.AS_MADE)
+OTHERS = tuple(values for values in Values if values not in (Values.AS_MADE, Values.SPACED))
 
 
 def on_values(*values):
@@ -103,6 +105,38 @@ def test_a_red_case_is_no_verdict_where_differences_do_not_confirm_the_truth(jud
     verdict = check(spec, spec.facts.source, judge.sandbox, on_values(*OTHERS))
     assert verdict.green, verdict.message
     assert any("do not confirm the truth" in note for note in verdict.notes), verdict.notes
+
+
+def _on_rows_apart(judge, tmp_path, forward=True, backward=True):
+    """The verdict on rows squared, whose forward and backward take rows apart, or none."""
+    text = (PAIRS / "squares.py").read_text()
+    if not forward:
+        text = text.replace("X + row * stride_x + c, mask=m)  # forward", "X + row * N + c, mask=m)")
+    if not backward:
+        text = text.replace("X + row * stride_x + c, mask=m)  # backward", "X + row * N + c, mask=m)")
+    path = tmp_path / "squares.py"
+    path.write_text(text)
+    spec = describe(read_file(path), judge.sandbox)
+    return check(spec, text, judge.sandbox, on_values(Values.AS_MADE, Values.SPACED), diagnose=False)
+
+
+def test_a_backward_that_takes_a_saved_input_for_contiguous_is_refused_where_the_forward_does_not(judge, tmp_path):
+    # Everything that make_args gives is contiguous: rows of a part of a wider tensor are the one case that shows it.
+    verdict = _on_rows_apart(judge, tmp_path, backward=False)
+    assert verdict.status is Status.OUT_OF_BOUNDS, verdict.message
+    assert "values=spaced" in str(verdict.case)
+
+
+def test_a_backward_that_takes_rows_apart_as_its_forward_does_is_green_there(judge, tmp_path):
+    verdict = _on_rows_apart(judge, tmp_path)
+    assert verdict.green, verdict.message
+    assert any("values=spaced" in case.case for case in verdict.cases)
+
+
+def test_rows_apart_are_not_asked_of_a_forward_that_takes_none(judge, tmp_path):
+    verdict = _on_rows_apart(judge, tmp_path, forward=False, backward=False)
+    assert verdict.green, verdict.message
+    assert any("rows without gaps alone" in note for note in verdict.notes), verdict.notes
 
 
 def _normal(*shape):
