@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
 from kernel_agent.compiler.errors import CannotDerive
-from kernel_agent.compiler.schedule.forms import Forms
+from kernel_agent.compiler.schedule.forms import Forms, Launch
 from kernel_agent.compiler.schedule.injective import Injectivity
 from kernel_agent.compiler.schedule.owner import AXES, Owner, Turn, Turns, owner
 from kernel_agent.compiler.schedule.ownership import WRITES, proof
@@ -16,9 +16,21 @@ from kernel_agent.compiler.schedule.sites import Site, sites
 from kernel_agent.compiler.schedule.square import Squared
 from kernel_agent.compiler.schedule.wraps import unwrapped
 from kernel_agent.compiler.ssa.prune import prune
+from kernel_agent.compiler.ssa.value import Kernel
 
 Owners = list[tuple[Owner, set[str]]]
 """Kernels, with the gradients that each adds to."""
+
+
+def unowned(kernel: Kernel, gradients: Mapping[str, str], launch: Launch) -> dict[str, str]:
+    """Gradients that programs may share as the grid is: once loops are squared, rows that each program has a slice of
+    seem to be everybody's."""
+    forms, added = Forms(kernel, launch), sites(kernel.body, WRITES)
+    return {
+        tensor: name
+        for tensor, name in gradients.items()
+        if isinstance(proof(forms, [site for site in added if site.op.base.name == name]), str)
+    }
 
 
 def turned(

@@ -27,7 +27,7 @@ from kernel_agent.compiler.schedule.gather import Gathered, gathered
 from kernel_agent.compiler.schedule.merge import merged
 from kernel_agent.compiler.schedule.mirror import mirrored, reversed_axes
 from kernel_agent.compiler.schedule.owner import without
-from kernel_agent.compiler.schedule.owners import owners_of, parted_owners, turned
+from kernel_agent.compiler.schedule.owners import owners_of, parted_owners, turned, unowned
 from kernel_agent.compiler.schedule.ownership import owned
 from kernel_agent.compiler.schedule.pace import WARPS
 from kernel_agent.compiler.schedule.reload import crowding, reloaded
@@ -232,7 +232,7 @@ def _split(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft 
     wide = squared(loading(tidy, kept, len(launch.grid)), launch)
     wide = replace(wide, kernel=settled(wide.kernel, wide.launch))
     draft.facts += [Fact(text, "loops of all programs step through the same indices") for text in wide.facts]
-    found, left = turned(wide, gradients)
+    found, left = turned(wide, unowned(tidy, gradients, launch))
     turning = {site.op.base.name for added in found.values() for site in added}
     small = _beside(tidy, turning, gradients, launch)
     for name in _beside(tidy, turning | set(left), gradients, launch):

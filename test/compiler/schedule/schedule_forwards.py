@@ -332,6 +332,19 @@ def sliced_product(a_ptr, b_ptr, c_ptr, M, N, K, EACH, BM: tl.constexpr, BN: tl.
 
 
 @triton.jit
+def scaled_slices(x_ptr, w_ptr, y_ptr, M, N, EACH, BM: tl.constexpr, BN: tl.constexpr):
+    cols = tl.program_id(0) * BN + tl.arange(0, BN)
+    first = tl.program_id(1) * EACH
+    last = tl.minimum(first + EACH, M)
+    w = tl.load(w_ptr + cols, mask=cols < N, other=0.0)
+    for start in range(first, last, BM):
+        rows = start + tl.arange(0, BM)
+        mask = (rows[:, None] < last) & (cols[None, :] < N)
+        x = tl.load(x_ptr + rows[:, None] * N + cols[None, :], mask=mask, other=0.0)
+        tl.store(y_ptr + rows[:, None] * N + cols[None, :], x * w[None, :], mask=mask)
+
+
+@triton.jit
 def biased_exponents(x_ptr, w_ptr, bias_ptr, y_ptr, M, N, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     d = tl.arange(0, D)

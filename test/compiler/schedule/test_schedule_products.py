@@ -154,6 +154,18 @@ def test_a_product_whose_programs_each_have_a_slice_of_the_summed_axis_leaves_no
     assert not all(eval(text, {**scope, "EACH": -16}) for text in told)
 
 
+def test_rows_that_each_program_has_a_slice_of_are_stored_where_they_are() -> None:
+    # A kernel of their own, whose programs ask of every slice whether a row is in it, would read dY again.
+    numbers = dict.fromkeys(("M", "N", "EACH"), "i32")
+    types = dict.fromkeys(("x_ptr", "w_ptr", "y_ptr"), "*fp32") | numbers
+    kernel = from_source(schedule_forwards.scaled_slices, types, BM=16, BN=32)
+    found = plans_of(kernel, "x_ptr w_ptr", "y_ptr", 2)
+    assert all("dx" not in step.kernel.name for plan in found.values() for step in plan.steps)
+    assert "dx" in {op.base.name for op in found["owned"].steps[0].kernel.ops if op.code is Code.STORE}
+    x, w, dy = (torch.randn(shape, dtype=torch.float64) for shape in ((90, 50), (50,), (90, 50)))
+    agree(found, {"x_ptr": x, "w_ptr": w, "M": 90, "N": 50, "EACH": 32}, {"y_ptr": dy}, (2, 3))
+
+
 def test_a_small_sum_is_made_where_a_large_one_is_made_of_the_same() -> None:
     # The bias of a word has the programs of the word's row of weights: rows of partial sums, one for each block of
     # inputs, were as much memory as the weights.
