@@ -14,6 +14,7 @@ from kernel_agent.compiler.schedule.describe import Described, described, fits
 from kernel_agent.compiler.schedule.factor import factored
 from kernel_agent.compiler.schedule.forms import Launch
 from kernel_agent.compiler.schedule.hold import held
+from kernel_agent.compiler.schedule.narrow import narrowed
 from kernel_agent.compiler.schedule.onto import onto
 from kernel_agent.compiler.schedule.orient import oriented
 from kernel_agent.compiler.schedule.ownership import Ownership
@@ -165,9 +166,9 @@ class Draft:
 
 def finished(kernel: Kernel, launch: Launch) -> Kernel:
     """The same launch with less to do in its loops: factors behind them or used once, no needless masks, no tiles to
-    turn, products that begin with what would be subtracted from them."""
+    turn, products that begin with what would be subtracted from them, nothing loaded that is not stored."""
     plain_sums = prune(rowwise(prune(unmasked(prune(factored(collected(prune(kernel))))))))
-    return prune(onto(prune(oriented(prune(cleared(plain_sums, launch))))))
+    return narrowed(prune(onto(prune(oriented(prune(cleared(plain_sums, launch)))))))
 
 
 def trimmed(kernel: Kernel) -> Kernel:

@@ -20,6 +20,7 @@ from kernel_agent.compiler.schedule.polynomial import ONE, Polynomial
 from kernel_agent.compiler.schedule.ranges import Write, in_ranges
 from kernel_agent.compiler.schedule.segments import Segment, segments
 from kernel_agent.compiler.schedule.sites import Bound, Site, bounds, sites
+from kernel_agent.compiler.schedule.widen import widened
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.rebuild import Copier, emptied
@@ -54,14 +55,15 @@ def owned(kernel: Kernel, gradients: Mapping[str, str], launch: Launch) -> Owner
     `gradients`: by name of the input's argument the name of its gradient's. An axis of the grid that the kernel does
     not read must have one program.
     """
-    forms = Forms(kernel, launch)
+    wide = widened(kernel, gradients, launch, lambda forms, added: not isinstance(proof(forms, added), str))
+    kernel, forms = wide.kernel, Forms(wide.kernel, launch)
     written: dict[str, list[Site]] = {}
     for site in sites(kernel.body, WRITES):
         written.setdefault(site.op.base.name, []).append(site)
     stored: dict[str, str] = {}
     empty_if: dict[str, str] = {}
     axes: dict[str, tuple[Axis, ...]] = {}
-    facts: dict[Fact, None] = {}
+    facts: dict[Fact, None] = dict.fromkeys(wide.facts)
     remarks: list[str] = []
     alone: set[str] = set()
     censuses: list[Census] = []

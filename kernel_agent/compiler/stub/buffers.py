@@ -91,12 +91,16 @@ class Buffers:
 
     def _make(self, buffer: Buffer, end: str) -> str:
         """The function of torch."""
-        if buffer.fill is not Fill.ZEROS:
+        if buffer.fill is not Fill.ZEROS or self._is_checked(buffer):
             return f"torch.empty{end}"
         if not buffer.empty_if:
             return f"torch.zeros{end}"
         whole = self._whole(buffer)
         return f"torch.empty{end}" if whole == "True" else f"(torch.empty{end} if {whole} else torch.zeros{end})"
+
+    def _is_checked(self, buffer: Buffer) -> bool:
+        """Whether the launch is refused where not every element is stored to."""
+        return any(fact.expression == buffer.empty_if for fact in self.wording.plan.facts)
 
     def _whole(self, buffer: Buffer) -> str:
         """The condition under which every element is stored to; a variable, if it is long."""
@@ -150,11 +154,11 @@ class Buffers:
             return name
         self.body.helpers[ROOM] = None
         options = [dtype.removeprefix(", ")] if dtype else []
-        if buffer.empty_if:
+        if buffer.fill is not Fill.ZEROS or self._is_checked(buffer):
+            options.append("zeros=False")
+        elif buffer.empty_if:
             text = self._whole(buffer)
             options.append(f"zeros=not {text}" if text.isidentifier() else f"zeros=not ({text})")
-        elif buffer.fill is not Fill.ZEROS:
-            options.append("zeros=False")
         if buffer.axes:
             axes = [f"({self.wording.short(one.stride)}, {self.wording.short(one.size)})" for one in buffer.axes]
             options.append(f"stored=({', '.join(axes)},)" if len(axes) == 1 else f"stored=({', '.join(axes)})")
