@@ -7,6 +7,7 @@ from typing import Any
 
 from schedule_kernels import add_to, block_of, made, matrix
 
+from kernel_agent.compiler.schedule.accumulate import accumulated
 from kernel_agent.compiler.schedule.calls import Calls
 from kernel_agent.compiler.schedule.forms import Launch
 from kernel_agent.compiler.schedule.ownership import Ownership, owned
@@ -100,3 +101,44 @@ def test_before_a_launch_was_seen_masks_stay() -> None:
     found = own(kept_tokens())
     assert found.facts == ()
     assert not found.empty_if["dX"]
+
+
+def summed_taps(b: Builder, x: Value, keep: Value, dx: Value, n: Value) -> None:
+    """Adds to its elements in every trip, under a mask that memory has for each."""
+    at = block_of(b, b.program_id(0), BLOCK, "BLOCK")
+    there = b.compare("lt", at, n)
+
+    def tap(trip: Value, _: list[Value]) -> list[Value]:
+        held = b.load(keep, b.add(at, trip), there, b.const(False, "i1"))
+        add_to(b, dx, at, b.load(x, at, there, b.const(0.0, "f32")), b.logical_and(held, there))
+        return []
+
+    b.loop((b.const(0), b.const(3), b.const(1)), [], tap)
+
+
+def test_a_sum_over_trips_of_what_their_masks_let_pass_needs_no_choice_behind_the_loop() -> None:
+    found = own(accumulated(made("X:*f32 Keep:*i1 dX:*f32 n", summed_taps, BLOCK=BLOCK)), call(20))
+    (store,) = [op for op in found.kernel.ops if op.code is Code.STORE]
+    made_by = store.stored.producer
+    assert made_by is not None
+    assert made_by.code is Code.FOR
+    assert len(made_by.results) == 1  # whether a mask ever held is asked no more
+
+
+def alternatives(b: Builder, x: Value, keep: Value, dx: Value, n: Value) -> None:
+    """Adds what no mask has chosen from where either of two masks holds."""
+    at = block_of(b, b.program_id(0), BLOCK, "BLOCK")
+    there = b.compare("lt", at, n)
+    one, other = (b.load(keep, b.add(at, b.const(far)), there, b.const(False, "i1")) for far in (0, 1))
+    either = b.elementwise(Code.OR, (b.logical_and(one, there), b.logical_and(other, there)))
+    add_to(b, dx, at, b.load(x, at, there, b.const(0.0, "f32")), either)
+
+
+def test_of_what_alternatives_kept_out_nothing_is_stored_but_zero() -> None:
+    # Their common part is the store's mask; without the choice, lanes of neither would get what was loaded.
+    found = own(made("X:*f32 Keep:*i1 dX:*f32 n", alternatives, BLOCK=BLOCK), call(20))
+    (store,) = [op for op in found.kernel.ops if op.code is Code.STORE]
+    made_by = store.stored.producer
+    assert made_by is not None
+    assert made_by.code is Code.SELECT
+    assert found.empty_if["dX"] == "X.numel() == n and BLOCK * grid0 >= n"
