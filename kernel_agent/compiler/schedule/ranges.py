@@ -90,11 +90,10 @@ def in_ranges(writes: Sequence[Write], calls: Calls) -> Injectivity | None:
 
 
 def _columns(write: Write) -> Iterator[Columns]:
-    """What may be the column: what a mask bounds, or an index that none does."""
+    """What may be the column: what a mask bounds, or an index as far as its tile or loop goes."""
     terms = write.form.coefficients
     limits = [(bound.form, bound.below, bound.steps) for bound in write.bounds]
-    masked = {atom for bound in write.bounds for atom in bound.form.coefficients}
-    limits += [(Form.of({a: ONE}), a.extent, ()) for a in terms if a.extent is not None and a not in masked]
+    limits += [(Form.of({atom: ONE}), atom.extent, ()) for atom in terms if atom.extent is not None]
     for index, below, steps in limits:
         step = scale(terms, index)
         inner = [bound for bound in write.bounds if bound.size < len(index.terms)]

@@ -13,14 +13,16 @@ from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.value import Kernel, Value
 
-ALL = {"n": 3, "D": 11, "grid0": 2}
+HEAD, TAIL = 12, 16
+"""Lanes of tiles; a power of two or not is all the same here."""
+ALL = {"n": 3, "D": 11, "grid0": 2, "HEAD": HEAD, "TAIL": TAIL}
 """A launch that is seen: rows of 11 columns, of which 3 are turned and 8 passed on."""
 
 
 def head_and_tail(b: Builder, begin: str, end: str, n: Value, D: Value) -> tuple[Value, Value, Value, Value]:
     """Places and masks of a tile of the first n columns of each program's row, and of a wider one from `begin` on."""
     row = b.mul(b.program_id(0), D)
-    cols, more = b.arange(0, 4, "HEAD"), b.arange(0, 16, "TAIL")
+    cols, more = b.arange(0, HEAD, "HEAD"), b.arange(0, TAIL, "TAIL")
     starts = {"n": n, "n - 1": b.sub(n, b.const(1)), "2 n": b.mul(n, b.const(2))}
     ends = {"D": D, "D + 1": b.add(D, b.const(1))}
     tail = b.add(starts[begin], more)
@@ -33,7 +35,7 @@ def gradients(begin: str = "n", end: str = "D") -> Kernel:
         add_to(b, dx, head, b.load(x, head, first, b.const(0.0, "f32")), first)
         add_to(b, dx, tail, b.load(x, tail, second, b.const(0.0, "f32")), second)
 
-    return made("X:*f32 dX:*f32 n D", build, HEAD=4, TAIL=16)
+    return made("X:*f32 dX:*f32 n D", build, HEAD=HEAD, TAIL=TAIL)
 
 
 def additions(kernel: Kernel, **numbers: int) -> int:
@@ -64,6 +66,19 @@ def test_a_head_longer_than_the_row_of_a_seen_launch_stays_atomic() -> None:
     assert additions(gradients(), n=12) == 2
 
 
+def test_a_head_that_ends_with_its_tile_is_apart_from_a_tail_behind_that() -> None:
+    # The masks alone say that both go up to the end of the row.
+    def build(b: Builder, x: Value, dx: Value, D: Value) -> None:
+        row = b.mul(b.program_id(0), D)
+        head = b.arange(0, HEAD, "HEAD")
+        tail = b.add(b.const(HEAD, "i32", "HEAD"), b.arange(0, TAIL, "TAIL"))
+        for cols in (head, tail):
+            mask = b.compare("lt", cols, D)
+            add_to(b, dx, b.add(row, cols), b.load(x, b.add(row, cols), mask, b.const(0.0, "f32")), mask)
+
+    assert additions(made("X:*f32 dX:*f32 D", build, HEAD=HEAD, TAIL=TAIL), D=20) == 0
+
+
 @pytest.mark.parametrize(("begin", "consumed"), [("n", ()), ("n - 1", ("dY",))])
 def test_the_cotangent_of_a_head_and_a_tail_is_taken_away_only_where_they_may_meet(
     begin: str, consumed: tuple[str, ...]
@@ -74,6 +89,6 @@ def test_the_cotangent_of_a_head_and_a_tail_is_taken_away_only_where_they_may_me
         b.store(y, head, b.load(x, head, first, b.const(0.0, "f32")), first)
         b.store(y, tail, b.load(x, tail, second, b.const(0.0, "f32")), second)
 
-    kernel = made("X:*f32 Y:*f32 n D", build, HEAD=4, TAIL=16)
+    kernel = made("X:*f32 Y:*f32 n D", build, HEAD=HEAD, TAIL=TAIL)
     adjoint = differentiate(kernel, read=frozenset({"X"}), written=frozenset({"Y"}), calls=Calls((ALL,)))
     assert adjoint.consumed == consumed
