@@ -42,7 +42,8 @@ class Columns:
 
     index: Form
     """Without a base, at least 0."""
-    below: Polynomial
+    ends: tuple[Polynomial, ...]
+    """It is less than each."""
     step: Polynomial
     """From column to column."""
     rest: Form
@@ -52,18 +53,22 @@ class Columns:
 
 @dataclass(frozen=True)
 class _Range:
-    """The columns from `low`, below `high`."""
+    """The columns from `low` that are fewer than each of `sizes`."""
 
     low: Polynomial
-    high: Polynomial
-    size: Polynomial
+    sizes: tuple[Polynomial, ...]
+
+    @property
+    def highs(self) -> list[Polynomial]:
+        """They are less than each."""
+        return [self.low + size for size in self.sizes]
 
     def where_written(self, claim: Claim) -> Claim:
         """The claim as it matters: only if there are columns, so that their number is at least 1."""
         terms: dict[Monomial, int] = {}
         for monomial, count in (claim.left - claim.right).terms:
             told = tuple(
-                replace(one, positive=one.positive or Polynomial.of({(one,): 1}) == self.size) for one in monomial
+                replace(one, positive=one.positive or Polynomial.of({(one,): 1}) in self.sizes) for one in monomial
             )
             terms[told] = count
         return _sorted(Claim(Polynomial.of(terms), ZERO))
@@ -92,18 +97,23 @@ def in_ranges(writes: Sequence[Write], calls: Calls) -> Injectivity | None:
 def _columns(write: Write) -> Iterator[Columns]:
     """What may be the column: what a mask bounds, or an index as far as its tile or loop goes."""
     terms = write.form.coefficients
-    limits = [(bound.form, bound.below, bound.steps) for bound in write.bounds]
-    limits += [(Form.of({atom: ONE}), atom.extent, ()) for atom in terms if atom.extent is not None]
-    for index, below, steps in limits:
+    ends: dict[Form, dict[Polynomial, None]] = {}
+    steps: dict[Form, list[Claim]] = {}
+    for bound in write.bounds:
+        ends.setdefault(bound.form, {})[bound.below] = None
+        steps.setdefault(bound.form, []).extend(Claim(number, ZERO) for number in bound.steps)
+    for atom in terms:
+        if atom.extent is not None:
+            ends.setdefault(Form.of({atom: ONE}), {})[atom.extent] = None
+    for index, below in ends.items():
         step = scale(terms, index)
         inner = [bound for bound in write.bounds if bound.size < len(index.terms)]
         proof = step and injective(index, inner, frozenset(index.coefficients))
         if not step or not proof or len(proof.orders) > 1 or any(not isinstance(c, Claim) for c in proof.claims):
             continue
         claims = [claim for claim in (*proof.claims, *proof.orders[0]) if isinstance(claim, Claim)]
-        claims += [Claim(number, ZERO) for number in steps]
         rest = Form.of({a: c for a, c in terms.items() if a not in index.coefficients}, write.form.base)
-        yield Columns(index, below, step, rest, tuple(claims))
+        yield Columns(index, tuple(below), step, rest, (*claims, *steps.get(index, ())))
 
 
 def _beside(one: Columns, other: Columns) -> bool:
@@ -120,16 +130,16 @@ def _together(writes: Sequence[Write], chosen: Sequence[Columns], calls: Calls) 
         starts = [(one.rest.base - lowest.rest.base).quotient(lowest.step) for one in chosen]
         if any(start is None or (-start).likely(1) for start in starts):
             continue
-        ranges = [_Range(s, s + one.below, one.below) for s, one in zip(starts, chosen, strict=True) if s is not None]
+        ranges = [_Range(s, one.ends) for s, one in zip(starts, chosen, strict=True) if s is not None]
         claims = [claim for one in chosen for claim in one.claims]
         claims += [one.where_written(Claim(one.low, ZERO)) for one in ranges]
         order = _apart(ranges, calls)
         if order is None:
             continue
-        for end in dict.fromkeys(one.high for one in ranges):
-            inside = [one.where_written(Claim(end, one.high)) for one in ranges]
-            known = open_claims([*claims, *order, *inside])
-            if known is None or calls.refute(claim.text() for claim in known):
+        for end in dict.fromkeys(high for one in ranges for high in one.highs):
+            inside = [_easiest([one.where_written(Claim(end, high)) for high in one.highs], calls) for one in ranges]
+            known = open_claims([*claims, *order, *(claim for claim in inside if claim is not None)])
+            if known is None or None in inside or calls.refute(claim.text() for claim in known):
                 continue
             proof = _rows(writes, chosen, lowest, end, calls)
             if proof is not None:
@@ -145,13 +155,18 @@ def _apart(ranges: Sequence[_Range], calls: Calls) -> list[Claim] | None:
     found = []
     for place, one in enumerate(ranges):
         for other in ranges[:place]:
-            ways = [Claim(one.low, other.high), Claim(other.low, one.high)]
-            ways = [one.where_written(other.where_written(way)) for way in ways]
-            ways = [way for way in ways if open_claims([way]) is not None and not calls.refute([way.text()])]
-            if not ways:
+            ways = [Claim(one.low, high) for high in other.highs] + [Claim(other.low, high) for high in one.highs]
+            way = _easiest([one.where_written(other.where_written(way)) for way in ways], calls)
+            if way is None:
                 return None
-            found.append(next((way for way in ways if way.proved), ways[0]))
+            found.append(way)
     return found
+
+
+def _easiest(ways: Sequence[Claim], calls: Calls) -> Claim | None:
+    """One of claims of which any is enough, if possible a proved one; None where the calls show all to be wrong."""
+    left = [way for way in ways if open_claims([way]) is not None and not calls.refute([way.text()])]
+    return next((way for way in left if way.proved), left[0] if left else None)
 
 
 def _strongest(claims: Iterable[Claim | Rising], known: Iterable[Claim | Rising]) -> list[Claim | Rising]:

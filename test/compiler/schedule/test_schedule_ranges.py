@@ -76,7 +76,11 @@ def test_a_head_that_ends_with_its_tile_is_apart_from_a_tail_behind_that() -> No
             mask = b.compare("lt", cols, D)
             add_to(b, dx, b.add(row, cols), b.load(x, b.add(row, cols), mask, b.const(0.0, "f32")), mask)
 
-    assert additions(made("X:*f32 dX:*f32 D", build, HEAD=HEAD, TAIL=TAIL), D=20) == 0
+    kernel = made("X:*f32 dX:*f32 D", build, HEAD=HEAD, TAIL=TAIL)
+    assert additions(kernel, D=20) == 0
+    # Shorter rows than a head have no tail: nothing must be asked of them.
+    found = owned(kernel, {"X": "dX"}, Launch.like_forward(1, Calls(({**ALL, "D": 20},))))
+    assert [fact.expression for fact in found.facts] == []
 
 
 @pytest.mark.parametrize(("begin", "consumed"), [("n", ()), ("n - 1", ("dY",))])
