@@ -38,7 +38,7 @@ class Normaliser:
 
 def use_gauge(kernel: Kernel, differentiated: frozenset[str] | None = None) -> Saved:
     """A kernel whose online softmaxes have one maximum each, as far as that is proved; remarks say where it is not. Of
-    several in one loop the next is turned once the one before it has none that the loop finds.
+    several in one loop one is turned after the other.
 
     `differentiated`: arguments whose cotangents are not zero; None for all.
     """
@@ -56,11 +56,9 @@ def use_gauge(kernel: Kernel, differentiated: frozenset[str] | None = None) -> S
     except CannotDerive as reason:
         remarks.append(f"a running maximum keeps its place in the derivative: {reason}")
         return Saved(kernel, frozenset(), tuple(remarks))
-    read, remarks = frozenset(turned.read), [*remarks, *turned.remarks]
-    if all(turned.normalisers.values()):  # else the loop that found a maximum is still there, and found again
-        others = use_gauge(found, differentiated)
-        return Saved(others.kernel, read | others.read, (*remarks, *others.remarks))
-    return Saved(found, read, tuple(remarks))
+    others = use_gauge(found, differentiated)
+    read = frozenset(turned.read) | others.read
+    return Saved(others.kernel, read, tuple(dict.fromkeys((*remarks, *turned.remarks, *others.remarks))))
 
 
 class _Turned(Copier):

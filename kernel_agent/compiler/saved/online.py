@@ -143,7 +143,9 @@ def find_chains(kernel: Kernel, differentiated: frozenset[str] | None, remarks: 
                 found.append(chain)
 
     visit(kernel.body)
-    return [chain for chain in found if _proved(chain, differentiated, remarks)]
+    known = {bare(op.operands[1]) for op in kernel.ops if op.code is Code.KNOWN}  # found for a loop that has it already
+    chains = [chain for chain in found if chain.maximum not in known]
+    return [chain for chain in chains if _proved(chain, differentiated, remarks)]
 
 
 def _turn(op: Op, differentiated: frozenset[str] | None, remarks: list[str]) -> Turn | None:

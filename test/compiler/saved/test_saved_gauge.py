@@ -104,6 +104,19 @@ def test_log_sum_exps_that_may_lie_in_one_place_are_not_read_back() -> None:
     same_gradients(forward.backward(saved.kernel), forward.backward(forward.kernel))
 
 
+def test_two_softmaxes_of_one_loop_both_get_their_final_maximum() -> None:
+    # The loop that finds the first one stays, which once hid the second one: its maximum was left on a tape.
+    forward = forwards.two_log_sums(planes=False)
+    saved = use_gauge(forward.kernel)
+    forward.forward_again(saved.kernel)
+    backward, plain = forward.backward(saved.kernel), forward.backward(forward.kernel)
+    same_gradients(backward, plain)
+    assert plain.tapes > 0
+    assert backward.tapes == 0
+    assert sum("is the final one in every trip" in remark for remark in saved.remarks) == 2
+    assert not any("keeps its place" in remark for remark in saved.remarks)
+
+
 @pytest.mark.parametrize("guard", [False, True], ids=["plain", "guarded"])
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 def test_attention_reads_its_output_and_log_sum_exp(causal: bool, guard: bool) -> None:
