@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass, replace
 
 from kernel_agent.compiler.errors import CannotDerive
@@ -10,10 +11,12 @@ from kernel_agent.compiler.plan import BackwardPlan
 from kernel_agent.compiler.reverse import Adjoint, differentiate
 from kernel_agent.compiler.reverse.checkpoints import checkpointed
 from kernel_agent.compiler.reverse.early import early
+from kernel_agent.compiler.reverse.undo import UNDONE, freed, undoable
 from kernel_agent.compiler.saved.prepare import prepared
 from kernel_agent.compiler.schedule.calls import Calls
 from kernel_agent.compiler.schedule.schedules import SCHEDULES, atomics, plans
 from kernel_agent.compiler.schedule.tries import Tries
+from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.value import Kernel
 from kernel_agent.errors import InternalError
 
@@ -114,11 +117,16 @@ class LaunchPlans:
         found = shorter = None
         try:
             saved = prepared(self.wanted.kernel, self.wanted.written, self.wanted.lost)
-            found = self._differentiated(saved.kernel, self.wanted.calls)
+            found, undoes = self._differentiated(saved.kernel, self.wanted.calls), False
+            if any(op.code is Code.FOR and undoable(op) for op in saved.kernel.ops) and early(found).tapes:
+                undone = self._differentiated(saved.kernel, self.wanted.calls, undoes=True)
+                spare = _lanes(found) - _lanes(undone)
+                if spare > 0:
+                    found, undoes = replace(undone, kernel=freed(undone.kernel, spare), remarks=(UNDONE,)), True
             found = replace(found, remarks=(*found.remarks, *saved.remarks))
             cut = checkpointed(saved.kernel, found, self.wanted.calls)
             if cut is not None:
-                shorter = self._differentiated(cut.kernel, self.wanted.calls)
+                shorter = self._differentiated(cut.kernel, self.wanted.calls, undoes=undoes)
                 shorter = replace(shorter, settings=cut.settings, remarks=found.remarks)
         except CannotDerive as reason:
             if found is None:
@@ -139,5 +147,10 @@ class LaunchPlans:
             self._defect(self._said_of_spared, "early", error)
             return spared, shorter
 
-    def _differentiated(self, kernel: Kernel, calls: Calls | None = None) -> Adjoint:
-        return differentiate(kernel, read=self.wanted.read, written=self.wanted.written, calls=calls)
+    def _differentiated(self, kernel: Kernel, calls: Calls | None = None, *, undoes: bool = False) -> Adjoint:
+        return differentiate(kernel, read=self.wanted.read, written=self.wanted.written, calls=calls, undoes=undoes)
+
+
+def _lanes(adjoint: Adjoint) -> int:
+    """Numbers that a trip leaves on tapes."""
+    return sum(math.prod(tape.shape) for tape in adjoint.tapes)

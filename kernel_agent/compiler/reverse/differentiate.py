@@ -26,12 +26,13 @@ def differentiate(
     written: frozenset[str],
     scalars: frozenset[str] = frozenset(),
     calls: Calls | None = None,
+    undoes: bool = False,
 ) -> Adjoint:
     """The adjoint of a kernel.
 
     `read`: pointer arguments whose gradient is wanted; `written`: pointer arguments whose cotangent is given;
     `scalars`: float scalar arguments whose gradient is wanted; `calls`: launches that were seen, if the adjoint may
-    rely on facts that hold in all of them.
+    rely on facts that hold in all of them; `undoes`: carries are found again where a trip can be undone (see `undo`).
 
     Raises CannotDerive for what has no derivative rule, and for memory that the kernel reads and overwrites.
     """
@@ -53,7 +54,7 @@ def differentiate(
     target = emptied(kernel, name=f"{kernel.name}_backward", arguments=arguments)
     consumed = frozenset(cotangents[value] for value in accesses.consumed)
     builder = Builder(target, frozenset(gradients.values()) | consumed)
-    reversal = Reversal(kernel, builder, accesses, activity, cotangents, gradients)
+    reversal = Reversal(kernel, builder, accesses, activity, cotangents, gradients, undoes=undoes)
     reversal.run()
     found = prune(target)
     _refuse_lost(found, kernel, accesses)

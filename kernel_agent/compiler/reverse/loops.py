@@ -7,13 +7,14 @@ outside are summed up in carries.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kernel_agent.compiler.reverse.captures import taken_from_outside
 from kernel_agent.compiler.reverse.cotangents import Cotangents
 from kernel_agent.compiler.reverse.elements import adjoint_element
+from kernel_agent.compiler.reverse.undo import Steps, before, undoable
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.value import Block, Op, Value, surely_runs
 
@@ -52,6 +53,10 @@ class Trips:
     """The adjoint of a trip, after cotangents of `yields` were set."""
     backwards: bool = True
     """Whether the adjoint takes the last trip first, as it does for a loop that goes forward."""
+    undone: Mapping[int, Steps] = field(default_factory=dict)
+    """Carries that are found again from what a trip made of them, by place."""
+    ends: Sequence[Value] = ()
+    """What is carried after the last trip."""
 
 
 @dataclass
@@ -84,6 +89,8 @@ def reverse_for(r: Reversal, op: Op, cotangents: Cotangents) -> None:
         recompute=lambda: r.recompute(block),
         reverse=lambda found: r.reverse(block, found),
         backwards=not op.attributes["reverse"],
+        undone=undoable(op) if r.undoes else {},
+        ends=op.results,
     )
     reverse_trips(r, trips, incoming, cotangents)
 
@@ -109,12 +116,16 @@ def _trip(r: Reversal, trips: Trips, incoming: dict[int, Value], active: set[int
     b, carries = r.b, trips.carries
     index = Value(trips.bounds[0].element, (), trips.index.name if trips.index else "trip")
     given = {k: _cotangent_of(carries[k]) for k in sorted(active - still)}
-    block = Block([index, *given.values()])
+    after = {k: Value(carries[k].element, carries[k].shape, carries[k].name) for k in trips.undone}
+    block = Block([index, *given.values(), *after.values()])
     r.lanes.trusted.update(given.values())
     with b.inside(block, certain=surely_runs(*trips.bounds)):
         if trips.index is not None:
             r[trips.index] = index
-        for name, carry in zip(trips.taped.tapes, carries, strict=True):
+        for k, (name, carry) in enumerate(zip(trips.taped.tapes, carries, strict=True)):
+            if k in after:
+                r[carry] = before(r, trips.undone[k], after[k])
+                continue
             load = Op(Code.TAPE_LOAD, (), [Value(carry.element, carry.shape, carry.name)], {"tape": name})
             r[carry] = b.add_op(load).result
         trips.recompute()
@@ -127,6 +138,7 @@ def _trip(r: Reversal, trips: Trips, incoming: dict[int, Value], active: set[int
         block.yields = [
             b.whole(ends[k] if k in ends else b.zero(argument), argument.shape) for k, argument in given.items()
         ]
+        block.yields += [r[carries[k]] for k in after]
         for value, g in outside.items():
             total = Value(g.element, g.shape, f"d_{value.name}" if value.name else "")
             total.depth = b.depth
@@ -143,6 +155,7 @@ def _finish(
         b.whole(incoming[k] if k in incoming else b.zero(argument), argument.shape)
         for k, argument in trip.given.items()
     ]
+    initial += [r.whole(trips.ends[k]) for k in trips.undone]
     initial += [b.whole(b.zero(g), g.shape) for g in trip.outside.values()]
     results = [Value(argument.element, argument.shape, argument.name) for argument in trip.block.arguments[1:]]
     attributes = {"reverse": trips.backwards, "tape": trips.taped.trips}
@@ -152,7 +165,7 @@ def _finish(
         cotangents.add(trips.starts[k], result)
     for k in sorted(still):
         cotangents.add(trips.starts[k], incoming[k])
-    for value, result in zip(trip.outside, results[len(trip.given) :], strict=True):
+    for value, result in zip(trip.outside, results[len(trip.given) + len(trips.undone) :], strict=True):
         cotangents.add(value, result)
 
 

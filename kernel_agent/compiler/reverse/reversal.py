@@ -40,13 +40,16 @@ class Reversal(Copier):
         activity: Activity,
         cotangents: dict[Value, Value],
         gradients: dict[Value, Value],
+        *,
+        undoes: bool = False,
     ) -> None:
-        """`cotangents`, `gradients`: arguments of the adjoint kernel by those of the source."""
+        """`cotangents`, `gradients`: arguments of the adjoint kernel by those of the source. `undoes`: see `undo`."""
         super().__init__(source, b)
         self.accesses = accesses
         self.activity = activity
         self.cotangents = cotangents
         self.gradients = gradients
+        self.undoes = undoes
         self.lanes = Lanes(b)
         self.primal = Primal(self.__getitem__, self.lanes)
         self.tapes: dict[Op, Taped] = {}
