@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from kernel_agent.compiler.plan import LONGEST, ROWS, Axis, BackwardPlan, Buffer, Census, Fact, Total
 from kernel_agent.compiler.schedule.alone import summed_in_memory
+from kernel_agent.compiler.schedule.bylanes import by_lanes
 from kernel_agent.compiler.schedule.clear import cleared
 from kernel_agent.compiler.schedule.collect import collected
 from kernel_agent.compiler.schedule.deposit import deposited
@@ -14,10 +15,12 @@ from kernel_agent.compiler.schedule.describe import Described, described, fits
 from kernel_agent.compiler.schedule.factor import factored
 from kernel_agent.compiler.schedule.forms import Launch
 from kernel_agent.compiler.schedule.hold import held
+from kernel_agent.compiler.schedule.longest import longest_first
 from kernel_agent.compiler.schedule.narrow import narrowed
 from kernel_agent.compiler.schedule.onto import onto
 from kernel_agent.compiler.schedule.orient import oriented
 from kernel_agent.compiler.schedule.ownership import Ownership
+from kernel_agent.compiler.schedule.revisit import revisited
 from kernel_agent.compiler.schedule.rowwise import rowwise
 from kernel_agent.compiler.schedule.slots import slotted
 from kernel_agent.compiler.schedule.strips import stripped
@@ -66,7 +69,7 @@ class Draft:
         done = {*found.empty_if, *found.alone}
         spread = slotted(found.kernel, {t: name for t, name in gradients.items() if name not in done}, launch)
         kernel = self._choosing(finished(spread.kernel, launch), launch, gradients)
-        kernel = summed_in_memory(trimmed(kernel), found.alone)
+        kernel = longest_first(summed_in_memory(trimmed(kernel), found.alone))
         self.alone |= found.alone
         self.steps.append((kernel, launch, {**scalars, **spread.scalars}))
         for one in spread.slots:
@@ -168,7 +171,8 @@ def finished(kernel: Kernel, launch: Launch) -> Kernel:
     """The same launch with less to do in its loops: factors behind them or used once, no needless masks, no tiles to
     turn, products that begin with what would be subtracted from them, nothing loaded that is not stored."""
     plain_sums = prune(rowwise(prune(unmasked(prune(factored(collected(prune(kernel))))))))
-    return narrowed(prune(onto(prune(oriented(prune(cleared(plain_sums, launch)))))))
+    products = narrowed(prune(onto(prune(oriented(prune(cleared(plain_sums, launch)))))))
+    return revisited(prune(by_lanes(products)))
 
 
 def trimmed(kernel: Kernel) -> Kernel:

@@ -12,6 +12,9 @@ from kernel_agent.compiler.ssa.rebuild import Copier
 from kernel_agent.compiler.ssa.uses import Uses
 from kernel_agent.compiler.ssa.value import Kernel, Op, Value, is_constant
 
+NAMES = ("pid", "pid_y", "pid_z")
+"""Of numbers that the forward gave none, by axis."""
+
 
 def reversed_axes(kernel: Kernel) -> frozenset[int]:
     """Axes of the grid whose numbers a kernel only reads as `tl.num_programs(axis) - 1 - tl.program_id(axis)`."""
@@ -68,6 +71,8 @@ class _Mirror(Copier):
         if op.code is Code.PROGRAM_ID and op.attributes["axis"] in self.axes:
             axis = op.attributes["axis"]
             last = b.sub(b.num_programs(axis), b.const(1))
-            self[op.result] = b.sub(last, b.program_id(axis))
+            number = b.sub(last, b.program_id(axis))
+            number.name = number.name or op.result.name or NAMES[axis]
+            self[op.result] = number
             return
         super().pure(op)

@@ -134,7 +134,7 @@ class _Facts:
         """Whole numbers that are computed of one, in the order of the text."""
         found = {number: None}
         for op in self.kernel.ops:
-            if op.code in (Code.ADD, Code.MUL, Code.CAST) and any(value in found for value in op.operands):
+            if op.code in (Code.ADD, Code.SUB, Code.MUL, Code.CAST) and any(value in found for value in op.operands):
                 found[op.result] = None
         return found
 

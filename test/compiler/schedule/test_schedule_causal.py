@@ -9,6 +9,8 @@ import schedule_forwards
 import torch
 from schedule_plans import Made, agree, atomics, from_source, plans_of, run
 
+from kernel_agent.compiler.schedule.mirror import reversed_axes
+
 D = 16
 
 
@@ -69,3 +71,14 @@ def test_steps_that_miss_the_diagonal_stay_atomic() -> None:
     assert set(atomics(found[next(iter(found))])) == {"dk", "dv"}
     given, do = inputs(64)
     agree(found, given, {"o_ptr": do}, (4, 2))
+
+
+def test_rows_with_the_most_keys_start_first() -> None:
+    # Programs start in the order of their numbers: rows at the end have the longest loops. Owners of keys have theirs
+    # at the beginning, and to turn these would make the last owners the longest.
+    rows, keys = (step.kernel for step in causal(16, 16)["split"].steps)
+    assert reversed_axes(rows) == {0}
+    assert not reversed_axes(keys)
+    given, do = inputs(72)
+    found, _ = run(causal(16, 16)["split"], given, {"o_ptr": do}, (5, 2))
+    torch.testing.assert_close(found["q_ptr"], truth(given, do)["q_ptr"])
