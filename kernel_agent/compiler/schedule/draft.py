@@ -17,6 +17,8 @@ from kernel_agent.compiler.schedule.forms import Launch
 from kernel_agent.compiler.schedule.hold import held
 from kernel_agent.compiler.schedule.longest import longest_first
 from kernel_agent.compiler.schedule.narrow import narrowed
+from kernel_agent.compiler.schedule.onetrip import NAME as ONCE
+from kernel_agent.compiler.schedule.onetrip import one_trip
 from kernel_agent.compiler.schedule.onto import onto
 from kernel_agent.compiler.schedule.orient import oriented
 from kernel_agent.compiler.schedule.ownership import Ownership
@@ -111,8 +113,13 @@ class Draft:
         stays = None if tiles is None else held(kernel)
         if tiles is not None and stays is not None:
             kernel = stays.kernel
-            self.settings[stays.name] = f"{tiles.name} and {stays.condition}"
-            self.flags.add(stays.name)
+            self.settings |= {name: f"{tiles.name} and {condition}" for name, condition in stays.settings.items()}
+            self.flags |= set(stays.settings)
+        name_of_once = kernel.free_name(ONCE)
+        trip = None if name_of_once in self.settings else one_trip(kernel, launch, name_of_once)
+        if trip is not None:
+            kernel = trip.kernel
+            self.settings[name_of_once] = trip.condition
         if blocks is not None and tiles is not None:
             strips = stripped(kernel, launch, name, {one.name for one in self.partials})
             if strips is not None:

@@ -4,7 +4,8 @@ A product on Hopper takes its left operand from registers or from shared memory.
 from shared memory, in every trip anew, where the right operands of all programs of a multiprocessor come from, too.
 What a product computed lies in registers as a left operand does, so that the tile times the identity, which is the
 tile, is one to all trips. A loop with one sum has room for that; one with two, as attention's for keys and values, gets
-slower.
+slower. Short rows gain by the first product's operand alone: with the others', too, fewer programs share a
+multiprocessor, whose work hides what is left to load.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.rebuild import Copier
 from kernel_agent.compiler.ssa.value import NARROW, Kernel, Op, Value, is_setting, walk
 
-NAME = "HELD"
-WIDTHS = (64, 128)
-"""Elements of 16 bits in a row: more than the first, which other programs' work hides well enough, and no more than the
-second, beyond which sums and operands are more than the registers."""
+NAME, REST = "HELD", "HELD_TOO"
+"""Constexprs of the left operand of a loop's first product, and of those of the others."""
+SHORT, LONGEST = 64, 128
+"""Elements of 16 bits in a row: up to the first the other operands are loaded each time, and beyond the second all are,
+since sums and operands are more than the registers."""
 
 
 @dataclass(frozen=True)
@@ -27,10 +29,8 @@ class Held:
     """A kernel that may hold left operands."""
 
     kernel: Kernel
-    name: str
-    """Its constexpr."""
-    condition: str
-    """When it holds them."""
+    settings: Mapping[str, str]
+    """Its constexprs, and when each holds what it is of."""
 
 
 def held(kernel: Kernel) -> Held | None:
@@ -48,11 +48,15 @@ def held(kernel: Kernel) -> Held | None:
                 lefts[op] = op.operands[0]
     if not lefts:
         return None
-    name = kernel.free_name(NAME)
-    widths = dict.fromkeys(kernel.extents.get(value.shape[1]) or str(value.shape[1]) for value in lefts.values())
-    shortest, longest = WIDTHS
-    asked = " and ".join(f"{width} > {shortest} and {width} <= {longest}" for width in widths)
-    return Held(_Holder(kernel, lefts, name).copy(), name, asked)
+    first = next(iter(lefts.values()))
+    names = {left: kernel.free_name(NAME if left is first else REST) for left in lefts.values()}
+    asked: dict[str, dict[str, None]] = {}
+    for tile, name in names.items():
+        width = kernel.extents.get(tile.shape[1], str(tile.shape[1]))
+        least = {} if tile is first else {f"{width} > {SHORT}": None}
+        asked.setdefault(name, {}).update({**least, f"{width} <= {LONGEST}": None})
+    settings = {name: " and ".join(conditions) for name, conditions in asked.items()}
+    return Held(_Holder(kernel, lefts, names).copy(), settings)
 
 
 def _is_tile(value: Value) -> bool:
@@ -64,17 +68,18 @@ def _is_tile(value: Value) -> bool:
 class _Holder(Copier):
     """Copies a kernel, with another left operand for some products."""
 
-    def __init__(self, source: Kernel, lefts: Mapping[Op, Value], name: str) -> None:
+    def __init__(self, source: Kernel, lefts: Mapping[Op, Value], names: Mapping[Value, str]) -> None:
+        """`names`: of the constexprs that say whether a tile is held."""
         super().__init__(source)
         self.lefts = lefts
-        self.name = name
-        self.b.kernel.constants[name] = True
+        self.names = names
+        self.b.kernel.constants |= dict.fromkeys(names.values(), True)
         self.stays: dict[Value, Value] = {}
 
     def load(self, op: Op) -> None:
         """Tiles that are held are so at once."""
         super().load(op)
-        if op.result not in self.lefts.values():
+        if op.result not in self.names:
             return
         b, tile = self.b, self[op.result]
         width = tile.shape[1]
@@ -86,7 +91,7 @@ class _Holder(Copier):
         def product() -> tuple[Value, ...]:
             return (b.cast(b.dot(tile, one), tile.element),)
 
-        (self.stays[op.result],) = b.branch(b.setting(self.name), product, lambda: (tile,))
+        (self.stays[op.result],) = b.branch(b.setting(self.names[op.result]), product, lambda: (tile,))
 
     def pure(self, op: Op) -> None:
         """Products of what is held."""
@@ -100,11 +105,19 @@ class _Holder(Copier):
 
 def _is_ours(condition: Value) -> bool:
     """Whether a branch is one of `held`."""
-    op = condition.producer
-    return op is not None and is_setting(condition) and str(op.attributes["symbol"]).startswith(NAME)
+    return is_setting(condition) and _symbol(condition).startswith(NAME)
 
 
-def operands_held(kernel: Kernel) -> int:
-    """How many left operands a kernel of `held` may hold."""
+def _symbol(setting: Value) -> str:
+    assert setting.producer is not None
+    return str(setting.producer.attributes["symbol"])
+
+
+def operands_held(kernel: Kernel, width: int) -> int:
+    """How many left operands a kernel of `held` holds where its rows have so many elements."""
+    if width > LONGEST:
+        return 0
     branches = [op for op in kernel.ops if op.code is Code.IF and _is_ours(op.operands[0])]
+    if width <= SHORT:
+        branches = [op for op in branches if not _symbol(op.operands[0]).startswith(REST)]
     return sum(op.code is Code.DOT for branch in branches for op in branch.blocks[0].ops)

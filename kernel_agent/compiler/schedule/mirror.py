@@ -71,8 +71,8 @@ class _Mirror(Copier):
         if op.code is Code.PROGRAM_ID and op.attributes["axis"] in self.axes:
             axis = op.attributes["axis"]
             last = b.sub(b.num_programs(axis), b.const(1))
-            number = b.sub(last, b.program_id(axis))
-            number.name = number.name or op.result.name or NAMES[axis]
-            self[op.result] = number
+            found = b.sub(last, b.program_id(axis))
+            found.name = found.name or op.result.name or NAMES[axis]
+            self[op.result] = found
             return
         super().pure(op)

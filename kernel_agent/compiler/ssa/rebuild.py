@@ -249,7 +249,7 @@ class Copier:
         (block,) = op.blocks
         kept = self.kept(op)
         inside = [block.arguments[1 + place] for place in kept]
-        start, stop, step = self.all(op.operands[:3])
+        start, stop, step = self.bounds(op)
         carries = [self.whole(op.operands[3 + place]) for place in kept]
 
         def body(index: Value, inner: list[Value]) -> list[Value]:
@@ -265,6 +265,10 @@ class Copier:
         )
         for place, new in zip(kept, found, strict=True):
             self[op.results[place]] = new
+
+    def bounds(self, op: Op) -> Sequence[Value]:
+        """Start, stop and step of the copy of a FOR: the same, unless a pass says otherwise."""
+        return self.all(op.operands[:3])
 
     def entered(self, op: Op) -> None:
         """In a trip of a FOR, before anything of it is copied: nothing, unless a pass does otherwise."""

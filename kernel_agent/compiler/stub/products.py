@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from kernel_agent.compiler.schedule.hold import WIDTHS as HELD
 from kernel_agent.compiler.schedule.hold import operands_held
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.value import Block, Kernel, Op, walk
@@ -100,9 +99,8 @@ def product_tiles(kernel: Kernel, chosen: Collection[str], readable: Collection[
         return None
     (width,) = (name for name in names if name not in chosen)
     rows = (*WIDTHS, 2 * WIDTHS[-1])
-    held = operands_held(kernel)
     found = [
-        fitting(width, sums.accumulators, sums.alive, len(loads), held if HELD[0] < width <= HELD[1] else 0)
+        fitting(width, sums.accumulators, sums.alive, len(loads), operands_held(kernel, width))
         for width in (row // HALF for row in rows)
     ]
     if any(one is None for one in found):
