@@ -153,6 +153,7 @@ SWEEP = (
     {"N": 6, "K": 256, "dtype": "float16"},
     {"N": 5, "K": 301, "group": 64},
     {"N": 4, "K": 384, "bits": 3, "dtype": "bfloat16"},
+    {"N": 16, "K": 512, "bits": 5, "dtype": "bfloat16"},
 )
 BENCH = ({"N": 8192, "K": 8192, "dtype": "bfloat16"},)
 
