@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kernel_agent.compiler.emit.device_functions import Helper
@@ -65,6 +65,7 @@ def triton_source(
     constexprs = [constant for constant in kernel.constants if constant in body.reads]
     head = bracketed(f"def {kernel.name}", [*parameters, *(f"{c}: tl.constexpr" for c in constexprs)], ":", 0)
     lines = ["@triton.jit", *head]
+    lines += _narrowed([value.name for value in arguments if value.element == "f32" and value.name in parameters])
     lines += body.lines or ["    pass"]
     return KernelSource(
         kernel.name,
@@ -74,6 +75,15 @@ def triton_source(
         tuple(body.helpers.values()),
         (LIBDEVICE,) if "libdevice" in body.needs else (),
     )
+
+
+def _narrowed(numbers: Sequence[str]) -> list[str]:
+    """Statements for numbers that Triton takes for float32 and `torch.compile` hands over as float64: what is computed
+    of them would be, too, and loops that carry it would not compile."""
+    if not numbers:
+        return []
+    casts = [f"    {name} = tl.cast({name}, tl.float32)" for name in numbers]
+    return [f"{casts[0]}  # float64 under torch.compile", *casts[1:]]
 
 
 def _in_order(kernel: Kernel) -> list[Value]:

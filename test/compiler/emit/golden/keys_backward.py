@@ -4,6 +4,7 @@ import triton.language as tl
 
 @triton.jit
 def keys_backward(Q, K, Lse, Delta, dO, dK, n, scale, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr):
+    scale = tl.cast(scale, tl.float32)  # float64 under torch.compile
     offs_d = tl.arange(0, BLOCK)
     pid_n = tl.program_id(0)
     k_offs = (pid_n * BLOCK + offs_d)[:, None] * BLOCK + offs_d[None, :]
