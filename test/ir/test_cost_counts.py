@@ -202,6 +202,17 @@ def test_torch_functions_between_launches_are_counted_apart():
     assert only(cost).unique_bytes == 12000
 
 
+def narrowed_twice(x: torch.Tensor) -> torch.Tensor:
+    return x.half().float()
+
+
+def test_a_conversion_reads_its_argument_at_the_size_that_it_has():
+    # The bytes of the result, counted for both, made a gradient that is summed in float32 cheaper than it is.
+    cost = cost_of(narrowed_twice, torch.randn(1000))
+    moved = {call.name: (call.read_bytes, call.written_bytes) for call in cost.torch}
+    assert moved == {"half": (4000, 2000), "float": (2000, 4000)}
+
+
 def test_the_bound_is_the_longest_time_of_any_unit():
     n = 1 << 20
     launch = only(

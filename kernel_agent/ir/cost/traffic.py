@@ -74,7 +74,8 @@ def move(name: str, kind: CallClass, inputs: Sequence[Tensor], outputs: Sequence
         read = sum(bytes_of(source) for source in sources)
         return TorchMove(name, kind, read + (0 if name in _OVERWRITES else bytes_of(target)), bytes_of(target))
     if kind in (CallClass.VIEW, CallClass.COPY):
-        return TorchMove(name, kind, fresh, fresh)
+        converted = fresh and name in _SAME_ELEMENTS and len(inputs) == 1
+        return TorchMove(name, kind, bytes_of(inputs[0]) if converted else fresh, fresh)
     return TorchMove(name, kind, sum(bytes_of(tensor) for tensor in inputs), fresh)
 
 
