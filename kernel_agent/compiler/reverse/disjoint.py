@@ -16,6 +16,7 @@ from kernel_agent.compiler.schedule.mirror import mirrored, reversed_axes
 from kernel_agent.compiler.schedule.ownership import Common, write_of
 from kernel_agent.compiler.schedule.polynomial import Monomial, Polynomial
 from kernel_agent.compiler.schedule.ranges import Write, in_ranges
+from kernel_agent.compiler.schedule.regions import apart
 from kernel_agent.compiler.schedule.sites import Bound, Site, sites
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value, walk
@@ -39,7 +40,9 @@ class Apart:
     def proved(self, one: Op, other: Op) -> bool:
         """Whether nothing in a program makes up for the distance between the offsets of two stores."""
         both = [self.sites[one], self.sites[other]]
-        return self._out_of_step(both) or self._digits_of_one_number(both) or self._ranges_of_rows(both)
+        if self._out_of_step(both) or self._digits_of_one_number(both):
+            return True
+        return self._ranges_of_rows(both) or self._in_regions(*both)
 
     def tells_trips(self, store: Op, *, strided: bool = False) -> bool:
         """Whether a program stores to no element twice at one place, whatever trip and lane it is of.
@@ -104,6 +107,15 @@ class Apart:
                 self.facts |= dict.fromkeys(facts)
                 return True
         return False
+
+    def _in_regions(self, one: Site, other: Site) -> bool:
+        """Whether no program stores at one place where any does at the other, as to planes in orders of their own."""
+        found = apart(self.forms, one, other)
+        facts = [] if found is None else found.facts()
+        if found is None or (facts and not self.calls.show(facts)):
+            return False
+        self.facts |= dict.fromkeys(facts)
+        return True
 
     def _in_program(self, form: Form, kept: frozenset[Atom] = frozenset()) -> Form:
         """What of a form changes within a program, and indices that are kept."""

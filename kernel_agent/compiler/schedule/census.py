@@ -29,6 +29,7 @@ from kernel_agent.compiler.schedule.forms import Forms
 from kernel_agent.compiler.schedule.injective import injective
 from kernel_agent.compiler.schedule.linear import Atom, Form, Kind
 from kernel_agent.compiler.schedule.polynomial import ONE, Polynomial
+from kernel_agent.compiler.schedule.resized import resized
 from kernel_agent.compiler.schedule.sites import Site, bounds
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import Code
@@ -336,8 +337,7 @@ def _tells_programs(kernel: Kernel, axes: set[int]) -> bool:
 
 
 def _is_meant(census: Census, calls: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether no row is counted twice in calls that were seen, where rows drawn at random would be. Tiles of the kernel
-    may be others than those that a call has its grid for: rows are counted once all the same, or some of them not."""
+    """Whether no row is counted twice in calls that were seen, where rows drawn at random would be."""
     expected = 0.0
     for names in calls:
         try:
@@ -363,5 +363,6 @@ def _counted(census: Census, names: Mapping[str, Any]) -> Tensor | None:
         return None
     counts = torch.zeros(number, dtype=torch.int32)
     given = {**names, **scalars, census.counts.name: counts}
-    evaluate(step.kernel, grid, {value.name: given[value.name] for value in step.kernel.arguments})
+    kernel = resized(step.kernel, names)
+    evaluate(kernel, grid, {value.name: given[value.name] for value in kernel.arguments})
     return counts

@@ -12,7 +12,7 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
 from kernel_agent.compiler.plan import LONGEST, ROWS, Axis
-from kernel_agent.compiler.schedule.claims import Claim, conjunction, open_claims
+from kernel_agent.compiler.schedule.claims import Claim, Claims, conjunction, open_claims
 from kernel_agent.compiler.schedule.forms import Forms
 from kernel_agent.compiler.schedule.injective import scale
 from kernel_agent.compiler.schedule.linear import Atom, Form, Kind, lanes, quotient_of, remainder_of
@@ -43,24 +43,45 @@ def domain(forms: Forms, site: Site) -> frozenset[Atom]:
     return programs | trips | frozenset(lanes(site.op.offset.shape))
 
 
+@dataclass(frozen=True)
+class Coverage:
+    """How many elements writes reach."""
+
+    count: Polynomial
+    claims: Claims
+    """For that."""
+
+    def condition(self, tensor: str) -> str:
+        """The expression under which these are all elements of a tensor."""
+        same = f"{tensor}.numel() == {self.count.text()}"
+        return " and ".join(text for text in (same, conjunction(self.claims)) if text)
+
+    def beside(self, other: Coverage) -> Coverage:
+        """Together with others, of other elements."""
+        return Coverage(self.count + other.count, tuple(dict.fromkeys((*self.claims, *other.claims))))
+
+
+def coverage(forms: Forms, written: Sequence[Site]) -> Coverage | None:
+    """What writes reach that are proved to meet no element twice; None where that is not known."""
+    counter = Counter(forms)
+    counts = [counter.count(site) for site in written]
+    whole = Polynomial()
+    for count in counts:
+        if count is None:
+            return None
+        whole = whole + count
+    claims = open_claims(counter.claims)
+    return None if claims is None or not whole.printable else Coverage(whole, claims)
+
+
 def covered_if(forms: Forms, written: Sequence[Site], tensor: str) -> str:
     """The expression under which writes to different addresses cover a tensor; empty where none is known.
 
     `written`: all writes to its gradient, proved to meet no element twice. The gradient's elements must lie in memory
     without gaps, in whatever order.
     """
-    counter = Counter(forms)
-    counts = [counter.count(site) for site in written]
-    whole = Polynomial()
-    for count in counts:
-        if count is None:
-            return ""
-        whole = whole + count
-    claims = open_claims(counter.claims)
-    if claims is None or not whole.printable:
-        return ""
-    same = f"{tensor}.numel() == {whole.text()}"
-    return " and ".join(text for text in (same, conjunction(claims)) if text)
+    found = coverage(forms, written)
+    return "" if found is None else found.condition(tensor)
 
 
 def stored_axes(forms: Forms, written: Sequence[Site]) -> tuple[Axis, ...]:

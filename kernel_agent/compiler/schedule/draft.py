@@ -10,6 +10,7 @@ from kernel_agent.compiler.schedule.alone import summed_in_memory
 from kernel_agent.compiler.schedule.bylanes import by_lanes
 from kernel_agent.compiler.schedule.clear import cleared
 from kernel_agent.compiler.schedule.collect import collected
+from kernel_agent.compiler.schedule.coverage import Coverage
 from kernel_agent.compiler.schedule.deposit import deposited
 from kernel_agent.compiler.schedule.describe import Described, described, fits
 from kernel_agent.compiler.schedule.factor import factored
@@ -22,6 +23,7 @@ from kernel_agent.compiler.schedule.onetrip import one_trip
 from kernel_agent.compiler.schedule.onto import onto
 from kernel_agent.compiler.schedule.orient import oriented
 from kernel_agent.compiler.schedule.ownership import Ownership
+from kernel_agent.compiler.schedule.regions import Regions
 from kernel_agent.compiler.schedule.revisit import revisited
 from kernel_agent.compiler.schedule.rowwise import rowwise
 from kernel_agent.compiler.schedule.slots import slotted
@@ -43,11 +45,16 @@ class Stored:
     element: str
     empty_if: str
     axes: tuple[Axis, ...]
+    reached: Coverage | None
+    """What stores reach, where that is known."""
 
 
 @dataclass
 class Draft:
     """What a plan is made of."""
+
+    regions: Regions | None = None
+    """Of kernels that know parts of gradients by names of their own."""
 
     steps: list[tuple[Kernel, Launch, dict[str, str]]] = field(default_factory=list)
     """Kernels, how they are launched, and expressions of arguments that the forward did not have."""
@@ -68,7 +75,12 @@ class Draft:
 
     def add(self, found: Ownership, gradients: Mapping[str, str], launch: Launch, scalars: Mapping[str, str]) -> None:
         """A launch. `gradients`: those that it adds or stores to."""
+        if self.regions is not None:
+            found, gradients = self.regions.rejoined(found, gradients)
         done = {*found.empty_if, *found.alone}
+        taken = {kernel.name for kernel, _, _ in self.steps}
+        while found.kernel.name in taken:
+            found.kernel.name += "_"
         spread = slotted(found.kernel, {t: name for t, name in gradients.items() if name not in done}, launch)
         kernel = self._choosing(finished(spread.kernel, launch), launch, gradients)
         kernel = longest_first(summed_in_memory(trimmed(kernel), found.alone))
@@ -78,14 +90,26 @@ class Draft:
             self.partials.append(one.buffer)
             self.totals.append(one.total)
             self.facts += one.facts
+        tensors = {name: tensor for tensor, name in gradients.items()}
         for name, empty_if in found.empty_if.items():
-            self.stored[name] = Stored(kernel.argument(name).pointee, empty_if, found.axes[name])
+            held = Stored(kernel.argument(name).pointee, empty_if, found.axes[name], found.counts.get(name))
+            if self.regions is not None and name in self.regions.parts:
+                held = self._joint(held, self.stored.get(name), tensors[name], launch)
+            self.stored[name] = held
         self.facts += found.facts
         for census in found.censuses:
             step = replace(census.step, scalars={**scalars, **census.step.scalars})
             self.censuses.append(replace(census, step=step))
         spared = tuple(f"{name} stays atomic: " for name in (*found.alone, *(one.name for one in spread.slots)))
         self.remarks = [remark for remark in (*self.remarks, *found.remarks) if not remark.startswith(spared)]
+
+    def _joint(self, one: Stored, other: Stored | None, tensor: str, launch: Launch) -> Stored:
+        """What launches store to parts of one gradient."""
+        reached = one.reached
+        if other is not None and reached is not None:
+            reached = None if other.reached is None else reached.beside(other.reached)
+        empty_if = "" if reached is None else reached.condition(tensor)
+        return replace(one, empty_if="" if launch.calls.refute((empty_if,)) else empty_if, axes=(), reached=reached)
 
     def _choosing(self, kernel: Kernel, launch: Launch, gradients: Mapping[str, str]) -> Kernel:
         """The kernel with constexprs for what its launch may choose of its loads and stores."""

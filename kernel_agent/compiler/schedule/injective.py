@@ -31,6 +31,8 @@ class Digit:
     coefficient: Polynomial
     extents: tuple[Polynomial, ...]
     """Numbers it is known to be less than; empty where none is."""
+    falls: bool = False
+    """It counts down: the coefficient is that of what is left to its end."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +82,8 @@ def injective(
     if claims is None:
         return None
     best: Injectivity | None = None
-    for digits, inner in _groupings(form, bounds):
-        found = _ordered(digits, (*claims, *inner))
+    for digits, inner in groupings(form, bounds):
+        found = ordered(digits, (*claims, *inner))
         if found is None or (calls is not None and calls.refute(found.facts())):
             continue
         if best is None or _cost(found) < _cost(best):
@@ -149,7 +151,7 @@ def _is_known(part: Atom, found: Set[Atom]) -> bool:
     return part.kind is Kind.OPAQUE and bool(part.reads) and part.reads <= found
 
 
-def _groupings(form: Form, bounds: Sequence[Bound]) -> Iterator[tuple[list[Digit], Claims]]:
+def groupings(form: Form, bounds: Sequence[Bound]) -> Iterator[tuple[list[Digit], Claims]]:
     """Ways to see the terms as digits: by the bounds of several atoms, the larger first, and without these."""
     several = [bound for bound in bounds if bound.size > 1]
     for used in range(1 << min(len(several), 4)):
@@ -173,19 +175,20 @@ def _grouped(form: Form, chosen: Sequence[Bound], bounds: Sequence[Bound]) -> tu
         claims += [*proof.claims, *proof.orders[0], *(Claim(step, ZERO) for step in bound.steps)]
         for atom, _ in bound.form.terms:
             del rest[atom]
-        digits.append(Digit(_upward(multiple), (bound.below,)))
+        digits.append(_upward(multiple, (bound.below,)))
     for atom, coefficient in rest.items():
         alone = [bound.below for bound in bounds if bound.form == Form.of({atom: ONE})]
         if atom.kind is Kind.QUOTIENT and atom.divisor is not None:
             alone += [ceiling(bound.below, atom.divisor) for bound in bounds if bound.form == atom.whole]
         known = [atom.extent] if atom.extent is not None else []
-        digits.append(Digit(_upward(coefficient), (*alone, *known)))
+        digits.append(_upward(coefficient, (*alone, *known)))
     return digits, tuple(claims)
 
 
-def _upward(coefficient: Polynomial) -> Polynomial:
-    """An index that counts down is one that counts up."""
-    return -coefficient if (-coefficient).likely(1) else coefficient
+def _upward(coefficient: Polynomial, extents: tuple[Polynomial, ...]) -> Digit:
+    """A digit; an index that counts down is one that counts up."""
+    falls = (-coefficient).likely(1)
+    return Digit(-coefficient if falls else coefficient, extents, falls)
 
 
 def scale(terms: dict[Atom, Polynomial], part: Form) -> Polynomial | None:
@@ -201,7 +204,7 @@ def scale(terms: dict[Atom, Polynomial], part: Form) -> Polynomial | None:
     return found
 
 
-def _ordered(digits: list[Digit], claims: Claims) -> Injectivity | None:
+def ordered(digits: list[Digit], claims: Claims) -> Injectivity | None:
     """The proof by the best orders of the digits."""
     known = open_claims(claims)
     if known is None or len(digits) > MOST_DIGITS:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from kernel_agent.compiler.plan import Axis, Census, Fact
 from kernel_agent.compiler.schedule.alone import programs_apart
 from kernel_agent.compiler.schedule.census import census_of
-from kernel_agent.compiler.schedule.coverage import covered_if, domain, stored_axes
+from kernel_agent.compiler.schedule.coverage import Coverage, coverage, domain, stored_axes
 from kernel_agent.compiler.schedule.forms import Forms, Launch
 from kernel_agent.compiler.schedule.injective import Injectivity, injective
 from kernel_agent.compiler.schedule.linear import Atom, Form, Kind
@@ -47,6 +47,8 @@ class Ownership:
     """What of each gradient is stored to where `empty_if` holds; empty: not known."""
     censuses: tuple[Census, ...] = ()
     """Launches that have to find some of that right."""
+    counts: dict[str, Coverage] = field(default_factory=dict)
+    """Of gradients that are stored to, what stores reach; those of which that is not known are not there."""
 
 
 def owned(kernel: Kernel, gradients: Mapping[str, str], launch: Launch) -> Ownership:
@@ -67,6 +69,7 @@ def owned(kernel: Kernel, gradients: Mapping[str, str], launch: Launch) -> Owner
     remarks: list[str] = []
     alone: set[str] = set()
     censuses: list[Census] = []
+    counts: dict[str, Coverage] = {}
     unread = unread_axes(kernel, launch)
     if launch.calls.refute(fact.expression for fact in unread):
         return Ownership(kernel, remarks=("programs along an axis that the kernel does not read do the same work",))
@@ -99,10 +102,13 @@ def owned(kernel: Kernel, gradients: Mapping[str, str], launch: Launch) -> Owner
         reason = f"each element of {name} is stored once"
         facts.update(dict.fromkeys(Fact(text, reason, tensor) for text in found.facts()))
         facts.update(dict.fromkeys(unread))
-        empty_if[name] = covered_if(forms, written[name], tensor)
+        reached = coverage(forms, written[name])
+        empty_if[name] = "" if reached is None else reached.condition(tensor)
+        if reached is not None:
+            counts[name] = reached
         axes[name] = stored_axes(forms, written[name]) if empty_if[name] else ()
     return Ownership(
-        _stores(kernel, stored), empty_if, tuple(facts), tuple(remarks), frozenset(alone), axes, tuple(censuses)
+        _stores(kernel, stored), empty_if, tuple(facts), tuple(remarks), frozenset(alone), axes, tuple(censuses), counts
     )
 
 

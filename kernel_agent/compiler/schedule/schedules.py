@@ -30,6 +30,7 @@ from kernel_agent.compiler.schedule.owner import without
 from kernel_agent.compiler.schedule.owners import owners_of, parted_owners, turned, unowned
 from kernel_agent.compiler.schedule.ownership import owned
 from kernel_agent.compiler.schedule.pace import WARPS
+from kernel_agent.compiler.schedule.regions import Regions, with_regions
 from kernel_agent.compiler.schedule.reload import crowding, reloaded
 from kernel_agent.compiler.schedule.rows import persistent, summed_axis, width_of
 from kernel_agent.compiler.schedule.settle import settled
@@ -164,17 +165,17 @@ def joined(kernel: Kernel) -> Kernel:
     return prune(fused(merged(prune(factored(forwards(kernel))))))
 
 
-def _owned(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft | None:
+def _owned(tidy: Kernel, gradients: Mapping[str, str], launch: Launch, regions: Regions | None = None) -> Draft | None:
     """One launch on the forward's grid, with stores; None where there are none."""
-    draft = _added(tidy, gradients, launch)
+    draft = _added(tidy, gradients, launch, regions)
     return draft if draft.stored or draft.alone or draft.totals else None
 
 
-def _added(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft:
+def _added(tidy: Kernel, gradients: Mapping[str, str], launch: Launch, regions: Regions | None = None) -> Draft:
     """One launch on the forward's grid, with stores where that is right."""
     backwards = reversed_axes(tidy)
     found = owned(unwrapped(accumulated(mirrored(tidy, backwards)), launch), gradients, launch)
-    draft = Draft()
+    draft = Draft(regions)
     draft.add(replace(found, kernel=mirrored(found.kernel, backwards)), gradients, launch, {})
     return draft
 
@@ -219,9 +220,9 @@ def _rows(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft |
     return draft
 
 
-def _split(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft | None:
+def _split(tidy: Kernel, gradients: Mapping[str, str], launch: Launch, regions: Regions | None = None) -> Draft | None:
     """A launch for all gradients that programs own, and more for those that they share; None where none is shared."""
-    draft = Draft()
+    draft = Draft(regions)
     cut = unswizzled(tidy, launch)
     if cut is not None:
         tidy, launch = cut.kernel, cut.launch
@@ -315,7 +316,7 @@ def _windows(
 
 def _of_windows(maker: str, made: Window, joint: Kernel, tensor: str, name: str) -> Draft | None:
     """The launches that gather a gradient; None where something is added atomically."""
-    draft = _MAKERS[maker](joint, {tensor: name}, made.launch)
+    draft = (_split if maker == "split" else _owned)(joint, {tensor: name}, made.launch)
     if draft is None or draft.additions:
         return None
     reason = f"the forward's programs compute all outputs that {name} is gathered from"
@@ -347,8 +348,8 @@ def _with_gathers(
 
 _MAKERS: dict[str, Callable[[Kernel, Mapping[str, str], Launch], Draft | None]] = {
     "rows": _rows,
-    "split": _split,
-    "owned": _owned,
+    "split": functools.partial(with_regions, _split),
+    "owned": functools.partial(with_regions, _owned),
 }
 
 

@@ -141,3 +141,16 @@ def test_a_row_is_counted_where_any_of_its_columns_takes_part() -> None:
     (census,) = own(gathered(), call(torch.randperm(ROWS))).censuses
     assert "dX" not in {value.name for value in census.step.kernel.arguments}
     assert counted(census, torch.arange(ROWS)).tolist() == [1] * ROWS
+
+
+def test_rows_are_counted_with_the_constexprs_of_the_call_whatever_the_kernel_was_lowered_for() -> None:
+    # In steps of the 16 columns that the kernel was lowered for, rows of the call's 20 would seem to have two indices.
+    def build(b: Builder, x: Value, dx: Value, index: Value, rows: Value, width: Value) -> None:
+        place = block_of(b, b.program_id(0), BLOCK, "BLOCK")
+        there = b.compare("lt", place, rows)
+        chosen = b.load(index, place, there, b.const(0))
+        at = matrix(b, chosen, b.const(16, "i32", "COLS"), b.arange(0, 16, "COLS"), b.const(1))
+        add_to(b, dx, at, b.const(1.0, "f32"), b.expand(there, 1))
+
+    given = {**call(torch.randperm(ROWS)), "COLS": WIDTH}
+    assert is_stored(own(made(ARGUMENTS, build, BLOCK=BLOCK, COLS=16), given))
