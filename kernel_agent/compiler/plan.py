@@ -141,7 +141,9 @@ class BackwardPlan:
     steps: tuple[Step, ...]
     gradients: dict[str, str]
     """Tensor argument the forward read -> buffer, total or cotangent that holds its gradient, in whatever dtype. What
-    several have in common lies in memory as the gradient of each would."""
+    several have in common lies in memory as the gradient of each would, but for those `by_index`."""
+    by_index: frozenset[str] = frozenset()
+    """Tensor arguments whose gradient is a cotangent, of elements one behind the other, under the same indices."""
     totals: tuple[Total, ...] = ()
     censuses: tuple[Census, ...] = ()
     consumed: tuple[str, ...] = ()

@@ -22,13 +22,13 @@ from kernel_agent.compiler.schedule.onetrip import NAME as ONCE
 from kernel_agent.compiler.schedule.onetrip import one_trip
 from kernel_agent.compiler.schedule.onto import onto
 from kernel_agent.compiler.schedule.orient import oriented
-from kernel_agent.compiler.schedule.ownership import Ownership
+from kernel_agent.compiler.schedule.ownership import Ownership, once_stored
 from kernel_agent.compiler.schedule.regions import Regions
 from kernel_agent.compiler.schedule.revisit import revisited
 from kernel_agent.compiler.schedule.rowwise import rowwise
 from kernel_agent.compiler.schedule.slots import slotted
 from kernel_agent.compiler.schedule.strips import stripped
-from kernel_agent.compiler.schedule.twins import without_twins
+from kernel_agent.compiler.schedule.twins import Single, without_twins
 from kernel_agent.compiler.schedule.unmask import unmasked
 from kernel_agent.compiler.schedule.whole import NAME as WHOLE
 from kernel_agent.compiler.schedule.whole import evened
@@ -152,8 +152,8 @@ class Draft:
                 self.flags.add(strips.name)
         return kernel
 
-    def spare(self, base: BackwardPlan) -> dict[str, str]:
-        """Leave out stores of what is elsewhere: gradient -> the cotangent or gradient that it is."""
+    def spare(self, base: BackwardPlan) -> Single:
+        """Leave out stores of what is elsewhere. What is left is in the draft, the rest of that is told."""
         calls = self.steps[0][1].calls
         asked = {one.gradient for one in self.censuses}  # of these a launch knows more than is known here
         known = {name: one.empty_if for name, one in self.stored.items() if one.empty_if and name not in asked}
@@ -165,16 +165,22 @@ class Draft:
         order = [value.name for value in base.steps[0].kernel.arguments]
         stored = [base.gradients[tensor] for tensor in order if base.gradients.get(tensor) in self.stored]
         kernels = [kernel for kernel, _, _ in self.steps]
-        found = without_twins(kernels, stored, covered, set(base.cotangents.values()))
+        tensors = {name: tensor for tensor, name in base.gradients.items()}
+        named = {name: tensors[name] for name in stored}
+        launches = [launch for _, launch, _ in self.steps]
+        found = without_twins(kernels, named, covered, set(base.cotangents.values()), launches)
         given, self.steps = self.steps, []
         for kernel, (_, launch, scalars) in zip(found.kernels, given, strict=True):
             if kernel is not None:
                 self.steps.append((trimmed(kernel), launch, scalars))
-        tensors = {name: tensor for tensor, name in base.gradients.items()}
+        for name, facts in found.by_index.items():  # where its elements would lie is of no account then
+            self.facts = [fact for fact in self.facts if fact.reason != once_stored(name)] + list(facts)
         for name, source in found.same.items():
+            if name in found.by_index:
+                continue
             same_type = f"{tensors[name]}.dtype == {tensors[source]}.dtype" if source in tensors else ""
             self.facts.append(Fact(same_type or self.stored[name].empty_if, f"{name} is {source}"))
-        return found.same
+        return found
 
     def join(self, other: Draft) -> None:
         """Launches of other gradients."""

@@ -99,7 +99,7 @@ def owned(kernel: Kernel, gradients: Mapping[str, str], launch: Launch) -> Owner
             remarks.append(f"{name} stays atomic: {found}")
             continue
         stored[name] = source.pointee
-        reason = f"each element of {name} is stored once"
+        reason = once_stored(name)
         facts.update(dict.fromkeys(Fact(text, reason, tensor) for text in found.facts()))
         facts.update(dict.fromkeys(unread))
         reached = coverage(forms, written[name])
@@ -110,6 +110,11 @@ def owned(kernel: Kernel, gradients: Mapping[str, str], launch: Launch) -> Owner
     return Ownership(
         _stores(kernel, stored), empty_if, tuple(facts), tuple(remarks), frozenset(alone), axes, tuple(censuses), counts
     )
+
+
+def once_stored(name: str) -> str:
+    """Why a gradient's store asks for what `proof` leaves to check."""
+    return f"each element of {name} is stored once"
 
 
 def proof(forms: Forms, written: Sequence[Site]) -> Injectivity | str:

@@ -355,7 +355,8 @@ _MAKERS: dict[str, Callable[[Kernel, Mapping[str, str], Launch], Draft | None]] 
 
 def _plan(schedule: str, base: BackwardPlan, draft: Draft) -> BackwardPlan:
     """The plan with what a draft changes."""
-    same = draft.spare(base)
+    spared = draft.spare(base)
+    same = spared.same
     draft.steps = together(draft.steps)
     needed = {value.name for kernel, _, _ in draft.steps for value in kernel.arguments} | set(same.values())
     summed = {total.name for total in draft.totals} | set(same)
@@ -378,6 +379,7 @@ def _plan(schedule: str, base: BackwardPlan, draft: Draft) -> BackwardPlan:
         gradients={
             tensor: same.get(name, name) for tensor, name in sorted(base.gradients.items(), key=lambda g: g[1] in same)
         },
+        by_index=frozenset(tensor for tensor, name in base.gradients.items() if name in spared.by_index),
         totals=tuple(draft.totals),
         censuses=tuple(replace(one, step=_asked(one.step, base)) for one in draft.censuses if one.gradient not in same),
         settings={**{name: text for name, text in base.settings.items() if name in asked}, **draft.settings},

@@ -343,6 +343,9 @@ class Planned:
                 like = cotangents[result]
                 alike = self.flow.alike(tensor, self.launched.seen.tensors[like])
                 own = "" if alike else element_of(self.launched.seen.build.types[like])
+                if name in plan.by_index:
+                    self.cotangents.add(tensor, Grad(self._by_index(tensor, like, text), given[like].element or own))
+                    continue
                 self._shared(tensor, like, Grad(text, given[like].element or own))
                 continue
             buffer = buffers[partials.get(result, result)]
@@ -364,6 +367,15 @@ class Planned:
             self.cotangents.add(tensor, Grad(text, element, own=alone and lies))
         for one in made.sliced:
             self.cotangents.add(one.root, Grad(one.variable, "f32"))
+
+    def _by_index(self, tensor: Tensor, like: str, text: str) -> str:
+        """A cotangent in the shape of a tensor that has its elements under the same indices."""
+        other = self.launched.seen.tensors[like]
+        if not self.flow.always_contiguous(other):
+            text += f".as_strided(({self.references.count(other)},), (1,))"
+        elif self.flow.alike(tensor, other):
+            return text
+        return f"{text}.reshape({self.references.shape(tensor)})"
 
     def _shared(self, tensor: Tensor, like: str, grad: Grad) -> None:
         """Hand a tensor what lies in memory as its gradient would, in the shape of another argument."""

@@ -157,6 +157,16 @@ class Wording:
             return self._tiles[0][name]
         return self.form(name) if name in given.arguments else None
 
+    def stride(self, node: ast.Call) -> str | None:
+        """A stride of a tensor of the launch, as the backward writes it; None of another tensor."""
+        given = self.launched.text
+        assert isinstance(node.func, ast.Attribute)
+        name = ast.unparse(node.func.value)
+        if name not in given.arguments or name in self.variables or name in self.launched.seen.clones:
+            return None
+        asked = ast.Call(ast.Attribute(copy.deepcopy(given.arguments[name]), "stride", ast.Load()), node.args, [])
+        return self.names.expression(asked, given.line, name)
+
     def _extent(self, axis: int) -> ast.expr:
         """An extent of the forward's grid, over the tiles of the launch that is spoken of."""
         return self.launched.retiled(axis, self._tiles[0])
@@ -228,6 +238,12 @@ class _Filling(ast.NodeTransformer):
 
     def __init__(self, wording: Wording) -> None:
         self.wording = wording
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        """`X.stride(0)`, as the launch's arguments spell it: where a kernel was told just that, nothing is asked."""
+        stride = isinstance(node.func, ast.Attribute) and node.func.attr == "stride" and node.args
+        shown = self.wording.stride(node) if stride else None
+        return self.generic_visit(node) if shown is None else ast.parse(shown, mode="eval").body
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
         """A name."""
