@@ -93,7 +93,7 @@ def answered(call: Call) -> None:
                 if case["point"] not in saved:
                     streams.refuses = False
                     users = not saved and _line(module.forward) <= call.payload["users_lines"]
-                    forward = module.forward if users else state.attended(module.forward)
+                    forward = module.forward if users else state.attended(module.forward, may_draw=True)
                     with state.excused() if users else nullcontext():
                         saved[case["point"]] = run_forward(call, forward, path, case["point"], Recorder())
                     streams.refuses = True

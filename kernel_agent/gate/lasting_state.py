@@ -11,10 +11,15 @@ from __future__ import annotations
 import atexit
 import functools
 import gc
+import logging
+import operator
 import os
+import random
+import resource
 import signal
 import sys
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -31,6 +36,8 @@ from kernel_agent.ir.launch import Runner
 
 _NAMED = 20
 """Changed states that are told."""
+_CALLS_WITHOUT_DRAWS = 8
+"""Generators are looked at around one call of so many: that takes longer than all other looks together."""
 
 
 class LastingState:
@@ -39,6 +46,7 @@ class LastingState:
     def __init__(self) -> None:
         self._before = dict(_states())
         self._knobs = dict(_of_triton())
+        self._looked_at = _objects_of_knobs()
         self._modules = len(sys.modules)
         self._excused: frozenset[str] = frozenset()
         self._by_calls: frozenset[str] = frozenset()
@@ -51,11 +59,13 @@ class LastingState:
         yield
         self._excused |= _others(before, dict(_states()))
 
-    def attended(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def attended(self, function: Callable[..., Any], *, may_draw: bool = False) -> Callable[..., Any]:
         """The function; what its calls change of what the caller sets for each of them counts as changed.
 
         So does what they hang on tensors that they are given or return: it runs wherever those go. Every second call
-        begins with gradients enabled, since what is left as it was is not seen.
+        begins with gradients enabled, since what is left as it was is not seen. Unless it `may_draw`, generators of
+        random numbers must stand where they stood; they are moved on first, since whoever sets a seed again may set
+        the one that was set.
         """
 
         @functools.wraps(function)
@@ -63,10 +73,13 @@ class LastingState:
             self._calls += 1
             given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
             hung = [_hung_on(tensor, numbers=False) for tensor in given]
+            draws = not may_draw and self._calls % _CALLS_WITHOUT_DRAWS == 1
             with torch.set_grad_enabled(self._calls % 2 == 0):
+                numbers = _moved_generators() if draws else {}
                 before = dict(_of_calls())
                 result = function(*args, **kwargs)
                 self._by_calls |= _others(before, dict(_of_calls()))
+                self._by_calls |= _others(numbers, _generators() if draws else {})
             now = [_hung_on(tensor, numbers=False) - before for tensor, before in zip(given, hung, strict=True)]
             self._by_calls |= {f"{what} of what it is given" for what in frozenset().union(*now)}
             for tensor in result if isinstance(result, (tuple, list)) else (result,):
@@ -81,7 +94,11 @@ class LastingState:
 
         @functools.wraps(runner)
         def run(*args: Any, **kwargs: Any) -> None:
-            self._by_calls |= _others(self._knobs, dict(_of_triton()))
+            now = _objects_of_knobs()
+            if len(now) != len(self._looked_at) or any(map(operator.is_not, now, self._looked_at)):
+                self._by_calls |= _others(self._knobs, dict(_of_triton()))
+            if not _same(self._before["os.environ"], dict(os.environ)):  # knobs that nobody has set are read there
+                self._by_calls |= {"os.environ"}
             runner(*args, **kwargs)
 
         return run
@@ -128,6 +145,10 @@ def _of_python() -> Iterator[tuple[str, Any]]:
     yield "what runs at exit", atexit._ncallbacks()
     yield "gc.callbacks", tuple(gc.callbacks)
     yield "gc.isenabled()", gc.isenabled()
+    yield "gc.get_threshold()", gc.get_threshold()
+    yield "warnings.showwarning", warnings.showwarning
+    yield "logging.disable()", logging.root.manager.disable
+    yield "logging.root", (logging.root.level, tuple(logging.root.handlers), logging.root.disabled)
     yield "sys.gettrace()", sys.gettrace()
     yield "sys.getprofile()", sys.getprofile()
     yield "threading.gettrace()", threading.gettrace()
@@ -144,6 +165,38 @@ def _of_python() -> Iterator[tuple[str, Any]]:
     yield "signal handlers", tuple(signal.getsignal(number) for number in sorted(signal.valid_signals()))
     yield "blocked signals", frozenset(int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ()))
     yield "running threads", frozenset(sys._current_frames())
+    yield "resource limits", tuple(resource.getrlimit(number) for number in range(resource.RLIMIT_NOFILE + 1))
+    yield "the processors it may use", frozenset(os.sched_getaffinity(0))
+    yield "its priority", os.getpriority(os.PRIO_PROCESS, 0)
+    yield "running timers", tuple(signal.getitimer(which)[0] > 0 for which in _TIMERS)
+    mask = os.umask(0o077)
+    os.umask(mask)
+    yield "os.umask()", mask
+
+
+_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+
+
+def _moved_generators() -> dict[str, Any]:
+    """Where the generators of random numbers stand, one number further than before."""
+    numpy = sys.modules.get("numpy")
+    random.random()
+    if numpy is not None:
+        numpy.random.random()
+    with torch._C.DisableTorchFunction():
+        torch.rand(1)
+    return _generators()
+
+
+def _generators() -> dict[str, Any]:
+    numpy = sys.modules.get("numpy")
+    with torch._C.DisableTorchFunction():
+        found = {"torch's random numbers": torch.default_generator.get_state().numpy().tobytes()}
+    found["Python's random numbers"] = random.getstate()
+    if numpy is not None:
+        kind, numbers, *place = numpy.random.get_state()
+        found["NumPy's random numbers"] = (kind, numbers.tobytes(), *place)
+    return found
 
 
 def _of_calls() -> Iterator[tuple[str, Any]]:
@@ -183,6 +236,21 @@ def _of_torch() -> Iterator[tuple[str, Any]]:
     yield "torch.is_anomaly_enabled()", torch.is_anomaly_enabled()
     for device in ("cuda", "cpu"):
         yield f"torch.is_autocast_enabled('{device}')", torch.is_autocast_enabled(device)
+        yield f"torch.get_autocast_dtype('{device}')", torch.get_autocast_dtype(device)
+    yield "torch.is_autocast_cache_enabled()", torch.is_autocast_cache_enabled()
+    yield "torch.autograd.set_multithreading_enabled()", torch._C._is_multithreading_enabled()
+    yield "torch.set_flush_denormal()", sys.float_info.min / 2 == 0
+    yield "torch.set_printoptions()", dict(vars(torch._tensor_str.PRINT_OPTS))
+    made = torch.serialization.get_safe_globals()  # torch itself adds some with parts that it imports late
+    foreign = [one for one in made if not str(getattr(one, "__module__", "")).startswith("torch.")]
+    yield "what torch.load may call", frozenset(map(id, foreign))
+    compiling: Any = sys.modules.get("torch._dynamo.eval_frame")  # part of torch that few programs import
+    yield "torch.compiler.set_stance()", "default" if compiling is None else str(compiling._stance.stance)
+    for name in ("flash_sdp", "mem_efficient_sdp", "math_sdp", "cudnn_sdp"):
+        yield f"torch.backends.cuda.{name}_enabled()", getattr(torch.backends.cuda, f"{name}_enabled")()
+    for name, hooks in vars(sys.modules["torch.optim.optimizer"]).items():
+        if name.startswith("_global_") and isinstance(hooks, dict):
+            yield f"torch.optim.optimizer.{name}", tuple(hooks.values())
     for name, hooks in vars(torch_modules).items():
         if name.startswith("_global_") and isinstance(hooks, dict):
             yield f"torch.nn.modules.module.{name}", tuple(hooks.values())
@@ -223,3 +291,14 @@ def _of_triton() -> Iterator[tuple[str, Any]]:
             value = vars(knobs).get(name, vars(type(knobs)).get(name))
             calls: Any = getattr(value, "calls", None)  # of a chain of hooks
             yield f"triton.knobs.{group}.{name}", tuple(calls) if isinstance(calls, list) else value
+
+
+def _objects_of_knobs() -> list[Any]:
+    """What Triton's knobs hold, one object after the other: whoever has the same objects has the same knobs."""
+    found: list[Any] = []
+    for knobs in vars(triton.knobs).values():
+        if isinstance(knobs, triton.knobs.base_knobs):
+            for value in (*vars(knobs).values(), *vars(type(knobs)).values()):
+                calls = getattr(value, "calls", None) if type(value) is triton.knobs.HookChain else None
+                found += calls if isinstance(calls, list) else [value]
+    return found

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
+import random
+import resource
 import shutil
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 import triton
@@ -52,6 +56,80 @@ def test_what_is_added_to_a_list_of_hooks_is_named():
         gc.callbacks.remove(hook)
         triton.knobs.runtime.launch_enter_hook.calls.remove(hook)
     assert state.changed() == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "back", "said"),
+    [
+        (lambda: gc.set_threshold(10**9), lambda: gc.set_threshold(700, 10, 10), "gc.get_threshold()"),
+        (lambda: logging.disable(50), lambda: logging.disable(0), "logging.disable()"),
+        (lambda: os.umask(0o777), lambda: os.umask(0o022), "os.umask()"),
+        (lambda: torch.set_flush_denormal(True), lambda: torch.set_flush_denormal(False), "torch.set_flush_denormal()"),
+        (
+            lambda: torch.backends.cuda.enable_flash_sdp(False),
+            lambda: torch.backends.cuda.enable_flash_sdp(True),
+            "torch.backends.cuda.flash_sdp_enabled()",
+        ),
+        (
+            lambda: torch.set_autocast_dtype("cuda", torch.bfloat16),
+            lambda: torch.set_autocast_dtype("cuda", torch.float16),
+            "torch.get_autocast_dtype('cuda')",
+        ),
+        (
+            lambda: torch._C._set_multithreading_enabled(False),
+            lambda: torch._C._set_multithreading_enabled(True),
+            "torch.autograd.set_multithreading_enabled()",
+        ),
+    ],
+    ids=["collector", "log", "umask", "denormals", "attention", "autocast", "engine"],
+)
+def test_what_slows_silences_or_changes_the_users_program_is_named(change, back, said):
+    # None of these has a hook or a name that is replaced: each was green before it was looked at.
+    old_mask, old_threshold = os.umask(0o022), gc.get_threshold()
+    try:
+        state = LastingState()
+        change()
+        assert state.changed() == (said,)
+        back()
+    finally:
+        os.umask(old_mask)
+        gc.set_threshold(*old_threshold)
+
+
+def test_lowered_limits_and_fewer_processors_are_named():
+    # Nothing fails at once: the program cannot open its 98th file some hours later.
+    state, soft, cpus = LastingState(), resource.getrlimit(resource.RLIMIT_NOFILE), os.sched_getaffinity(0)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (97, soft[1]))
+        os.sched_setaffinity(0, {min(cpus)})
+        named = {"resource limits"} | ({"the processors it may use"} if len(cpus) > 1 else set())
+        assert set(state.changed()) == named
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, soft)
+        os.sched_setaffinity(0, cpus)
+    assert state.changed() == ()
+
+
+@pytest.mark.parametrize(
+    ("draw", "said"),
+    [
+        (lambda: torch.set_rng_state(GENERATORS[0]), "torch's random numbers"),
+        (lambda: random.setstate(GENERATORS[1]), "Python's random numbers"),
+        (lambda: numpy.random.set_state(GENERATORS[2]), "NumPy's random numbers"),
+    ],
+    ids=["torch", "python", "numpy"],
+)
+def test_a_generator_that_is_put_where_it_stood_is_named(draw, said):
+    # Compared before and after all calls, it stands where it stood; so it is moved on before the call.
+    state = LastingState()
+    state.attended(draw)()
+    assert state.changed() == (said,)
+    forward = LastingState()
+    forward.attended(draw, may_draw=True)()
+    assert forward.changed() == (), "dropout's forward draws a seed"
+
+
+GENERATORS = torch.get_rng_state(), random.getstate(), numpy.random.get_state()
 
 
 def test_a_thread_counts_while_it_runs():
