@@ -58,7 +58,11 @@ class Persistent:
 
 
 def summed_axis(kernel: Kernel, gradients: Mapping[str, str], launch: Launch) -> int | None:
-    """The axis of the grid along which gradients that are no plain stores add up; None where there is no such one."""
+    """The axis of the grid along which gradients that are no plain stores add up; None where there is no such one.
+
+    Of several, that with the most additions, and of equals the one that was longest in the calls that were seen: its
+    sums stay in registers, those along the others are as many rows as these are long.
+    """
     forms = Forms(kernel, launch)
     axes = [
         atom.number
@@ -67,7 +71,11 @@ def summed_axis(kernel: Kernel, gradients: Mapping[str, str], launch: Launch) ->
         for atom in sorted(domain(forms, site) - forms.of(site.op.offset).sources, key=lambda atom: atom.key)
         if not atom.kind
     ]
-    return max(sorted(set(axes)), key=axes.count) if axes else None
+
+    def worth(axis: int) -> tuple[int, int]:
+        return axes.count(axis), launch.calls.total(launch.grid[axis].text()) or 0
+
+    return max(sorted(set(axes)), key=worth) if axes else None
 
 
 def persistent(kernel: Kernel, gradients: Mapping[str, str], forward: Launch, axis: int) -> Persistent:

@@ -45,6 +45,20 @@ def test_the_axis_that_rows_lie_along_is_found() -> None:
     assert summed_axis(kernel, {"X": "dX"}, Launch.like_forward(1)) is None
 
 
+@pytest.mark.parametrize(("rows", "cols"), [(64, 2), (2, 64)])
+def test_of_two_axes_that_sums_lie_along_the_longer_one_is_summed_in_registers(rows: int, cols: int) -> None:
+    # Sums along the other axis are stored for each program of this one: the short axis left as many rows as it is long.
+    def outer(b: Builder, x: Value, da: Value, db: Value) -> None:
+        m = b.add(b.mul(b.program_id(0), b.const(8, "i32", "BLOCK")), b.arange(0, 8, "BLOCK"))
+        n = b.add(b.mul(b.program_id(1), b.const(8, "i32", "BLOCK")), b.arange(0, 8, "BLOCK"))
+        add_to(b, da, m, b.load(x, n))
+        add_to(b, db, n, b.load(x, m))
+
+    launch = Launch.like_forward(2, Calls(({"grid0": rows, "grid1": cols},)))
+    kernel = made("X:*f32 dA:*f32 dB:*f32", outer)
+    assert summed_axis(kernel, {"A": "dA", "B": "dB"}, launch) == (0 if rows > cols else 1)
+
+
 @pytest.mark.parametrize("programs", [1, 2, 5])
 def test_partial_sums_of_few_programs_add_up_to_the_atomic_gradient(programs: int) -> None:
     plain = made(ROWS, rows_adjoint, BLOCK=8)
