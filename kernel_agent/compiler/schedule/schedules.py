@@ -37,6 +37,7 @@ from kernel_agent.compiler.schedule.settle import settled
 from kernel_agent.compiler.schedule.share import loading, shared, storing
 from kernel_agent.compiler.schedule.sites import Site
 from kernel_agent.compiler.schedule.slots import slotted
+from kernel_agent.compiler.schedule.spread import spread
 from kernel_agent.compiler.schedule.square import squared
 from kernel_agent.compiler.schedule.swizzle import unswizzled
 from kernel_agent.compiler.schedule.together import together
@@ -223,10 +224,11 @@ def _rows(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft |
 def _split(tidy: Kernel, gradients: Mapping[str, str], launch: Launch, regions: Regions | None = None) -> Draft | None:
     """A launch for all gradients that programs own, and more for those that they share; None where none is shared."""
     draft = Draft(regions)
+    tidy, launch = spread(tidy, launch)
     cut = unswizzled(tidy, launch)
     if cut is not None:
         tidy, launch = cut.kernel, cut.launch
-        draft.facts.append(Fact(cut.fact, "each tile has one program"))
+        draft.facts += [Fact(text, "each tile has one program") for text in cut.facts]
     backwards = reversed_axes(tidy)
     tidy = mirrored(tidy, backwards)
     kept = shared(tidy, launch)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from kernel_agent.compiler.schedule.forms import Forms, Launch
+from kernel_agent.compiler.schedule.linear import Form, Kind
 from kernel_agent.compiler.schedule.polynomial import ONE, Polynomial
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import Code
@@ -29,8 +30,8 @@ class Unswizzled:
 
     kernel: Kernel
     launch: Launch
-    fact: str
-    """Python expression: the old grid has as many programs as the new one."""
+    facts: tuple[str, ...]
+    """Python expressions: the old grid has as many programs as the new one. None where it always has."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ class Cut:
     cols: Value
     row_count: Polynomial
     col_count: Polynomial
-    fact: str
+    facts: tuple[str, ...]
+    """See `Unswizzled`."""
 
 
 def unswizzled(kernel: Kernel, launch: Launch) -> Unswizzled | None:
@@ -52,12 +54,12 @@ def unswizzled(kernel: Kernel, launch: Launch) -> Unswizzled | None:
     for cut in _cuts(forms):
         copier = _Cutter(kernel, cut)
         found = prune(copier.copy())
-        if copier.number in captured([found.body]) or launch.calls.refute((cut.fact,)):
+        if copier.number in captured([found.body]) or launch.calls.refute(cut.facts):
             continue
         arguments = [value for value in found.arguments if value is not copier.number]
         whole = Kernel(found.name, arguments, found.body, dict(found.extents), dict(found.constants))
         grid = (_positive(cut.row_count), _positive(cut.col_count), *launch.grid[1:])
-        return Unswizzled(whole, replace(launch, grid=grid), cut.fact)
+        return Unswizzled(whole, replace(launch, grid=grid), cut.facts)
     return None
 
 
@@ -76,7 +78,7 @@ def _cuts(forms: Forms) -> Iterator[Cut]:
             if width is not None and width.printable and rest is not None:
                 text = f"({programs.text()} // ({width.text()}))"
                 fact = f"{programs.text()} % ({width.text()}) == 0"
-                yield Cut(op.result, rest, Polynomial.symbol(text, positive=True), width, fact)
+                yield Cut(op.result, rest, Polynomial.symbol(text, positive=True), width, (fact,))
 
 
 def _grouped(forms: Forms, op: Op, ops: list[Op]) -> Cut | None:
@@ -85,9 +87,10 @@ def _grouped(forms: Forms, op: Op, ops: list[Op]) -> Cut | None:
     number = group * (size * cols) + col * rows_here + row, with rows_here = min(rows - group * size, size).
     """
     within, here = op.operands
-    if within.producer is None or within.producer.code is not Code.REM or not _is_number(within.producer.operands[0]):
+    cut = _in_group(forms, within)
+    if cut is None:
         return None
-    number, width = within.producer.operands
+    number, wide = cut
     limit = here.producer
     if limit is None or limit.code is not Code.MIN:
         return None
@@ -95,8 +98,8 @@ def _grouped(forms: Forms, op: Op, ops: list[Op]) -> Cut | None:
         if left.producer is None or left.producer.code is not Code.SUB:
             continue
         rows, first = left.producer.operands
-        wide, tall, count = (forms.of(value).invariant for value in (width, size, rows))
-        if wide is None or tall is None or count is None or not _first_of_group(forms, first, number, wide, tall):
+        tall, count = (forms.of(value).invariant for value in (size, rows))
+        if tall is None or count is None or not _first_of_group(forms, first, number, wide, tall):
             continue
         cols = wide.quotient(tall)
         if cols is None or not cols.printable or not count.printable:
@@ -106,8 +109,27 @@ def _grouped(forms: Forms, op: Op, ops: list[Op]) -> Cut | None:
                 other = add.operands[1 - add.operands.index(first)].producer
                 # Any numbers that follow each other have all remainders by the rows of the group, one each.
                 if other is not None and other.code is Code.REM and other.operands in ((within, here), (number, here)):
-                    fact = f"{forms.launch.grid[0].text()} == {(count * cols).text()}"
-                    return Cut(add.result, op.result, count, cols, fact)
+                    programs, tiles = forms.launch.grid[0], count * cols
+                    facts = () if programs == tiles else (f"{programs.text()} == {tiles.text()}",)
+                    return Cut(add.result, op.result, count, cols, facts)
+    return None
+
+
+def _in_group(forms: Forms, within: Value) -> tuple[Value, Polynomial] | None:
+    """The number of a tile, and how many tiles a group has, where a value is the remainder: as `number % width`, or
+    what `number // width` groups leave."""
+    op = within.producer
+    if op is None or op.code not in (Code.REM, Code.SUB) or not _is_number(op.operands[0]):
+        return None
+    number, other = op.operands
+    if op.code is Code.REM:
+        width = forms.of(other).invariant
+        return None if width is None else (number, width)
+    groups = forms.of(other)
+    for atom, width in groups.terms:
+        whole = atom.kind is Kind.QUOTIENT and atom.divisor == width and atom.whole == forms.of(number)
+        if whole and groups == Form.of({atom: width}):
+            return number, width
     return None
 
 

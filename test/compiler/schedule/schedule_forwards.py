@@ -40,6 +40,26 @@ def product_grouped(
 
 
 @triton.jit
+def product_persistent(a_ptr, b_ptr, c_ptr, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    rows, cols = tl.cdiv(M, BM), tl.cdiv(N, BN)
+    for tile in range(tl.program_id(0), rows * cols, tl.num_programs(0)):
+        band = tile // (2 * cols)
+        height = tl.minimum(rows - band * 2, 2)
+        inside = tile - band * 2 * cols
+        row = (band * 2 + inside % height) * BM + tl.arange(0, BM)
+        col = (inside // height) * BN + tl.arange(0, BN)
+        acc = tl.zeros((BM, BN), dtype=tl.float32)
+        for start in range(0, K, BK):
+            inner = start + tl.arange(0, BK)
+            a_mask = (row[:, None] < M) & (inner[None, :] < K)
+            b_mask = (inner[:, None] < K) & (col[None, :] < N)
+            a = tl.load(a_ptr + row[:, None] * K + inner[None, :], mask=a_mask, other=0.0)
+            b = tl.load(b_ptr + inner[:, None] * N + col[None, :], mask=b_mask, other=0.0)
+            acc = tl.dot(a, b, acc, input_precision="ieee")
+        tl.store(c_ptr + row[:, None] * N + col[None, :], acc, mask=(row[:, None] < M) & (col[None, :] < N))
+
+
+@triton.jit
 def product_in_rows(a_ptr, b_ptr, c_ptr, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
     pid = tl.program_id(0)
     num_pid_n = tl.cdiv(N, BN)

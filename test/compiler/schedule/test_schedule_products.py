@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import schedule_forwards
 import torch
 import triton
+from schedule_kernels import add_to, made
 from schedule_plans import agree, atomics, from_source, plans_of, run
 
 from kernel_agent.compiler.reverse import differentiate
 from kernel_agent.compiler.schedule.calls import Calls
+from kernel_agent.compiler.schedule.forms import Launch
 from kernel_agent.compiler.schedule.schedules import plans
+from kernel_agent.compiler.schedule.spread import spread
+from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import Code
-from kernel_agent.compiler.ssa.value import Kernel
+from kernel_agent.compiler.ssa.value import Kernel, Value
 
 POINTERS = dict.fromkeys(("a_ptr", "b_ptr", "c_ptr"), "*fp32")
 SIZES = dict.fromkeys(("M", "N", "K"), "i32")
@@ -34,13 +40,13 @@ def matrices(m: int, n: int, k: int) -> tuple[dict[str, object], torch.Tensor]:
     return {**given, **dict(strides)}, torch.randn(m, n, dtype=torch.float64)
 
 
-def check(kernel: Kernel, m: int, n: int, k: int) -> None:
+def check(kernel: Kernel, m: int, n: int, k: int, programs: int = 0) -> None:
     found = plans_of(kernel, "a_ptr b_ptr", "c_ptr", 1)
     assert list(found)[:1] == ["split"]
     assert atomics(found["split"]) == []
     given, dc = matrices(m, n, k)
     given = {name: value for name, value in given.items() if name in {v.name for v in kernel.arguments}}
-    programs = -(-m // 16) * -(-n // 32)
+    programs = programs or -(-m // 16) * -(-n // 32)
     agree({"plain": found["plain"], "split": found["split"]}, given, {"c_ptr": dc}, (programs,))
     gradients, counts = run(found["split"], given, {"c_ptr": dc}, (programs,))
     torch.testing.assert_close(gradients["a_ptr"], dc @ given["b_ptr"].T)
@@ -58,6 +64,26 @@ def test_groups_counted_without_cutting_off_the_group_first_do_so_too() -> None:
 
 def test_tiles_in_rows_are_two_axes() -> None:
     check(from_source(schedule_forwards.product_in_rows, {**POINTERS, **SIZES}, **TILES), 40, 50, 40)
+
+
+def test_tiles_that_few_programs_take_turns_at_are_the_grid_of_owners() -> None:
+    # As many owners as the forward has programs, two, would leave the other tiles out; and a loop over tiles that
+    # stays a loop adds to both gradients atomically.
+    kernel = from_source(schedule_forwards.product_persistent, {**POINTERS, **SIZES}, **TILES)
+    check(kernel, 70, 50, 40, programs=2)
+
+
+def test_a_loop_that_carries_something_from_tile_to_tile_is_no_grid() -> None:
+    def summed(b: Builder, x: Value, d: Value, n: Value) -> None:
+        def body(row: Value, carries: Sequence[Value]) -> Sequence[Value]:
+            total = b.add(carries[0], b.load(x, row))
+            add_to(b, d, row, total)
+            return [total]
+
+        b.loop((b.program_id(0), n, b.num_programs(0)), [b.const(0.0, "f32")], body)
+
+    kernel = made("X:*f32 dX:*f32 N", summed)
+    assert spread(kernel, Launch.like_forward(1))[0] is kernel
 
 
 def test_a_grid_of_other_size_than_the_groups_fill_is_refused_by_a_fact() -> None:
