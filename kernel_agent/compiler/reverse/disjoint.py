@@ -31,7 +31,7 @@ class Apart:
         self.facts: dict[str, None] = {}
         # Numbers that fall with the programs say nothing of how far apart lanes are; counted from the end they rise.
         rising = mirrored(kernel, reversed_axes(kernel))
-        self.forms = Forms(rising, Launch.like_forward(3))
+        self.forms = Forms(rising, Launch.like_forward(3, self.calls))
         stores = [op for op in kernel.ops if op.code is Code.STORE]
         found = {site.op: site for site in sites(rising.body, frozenset((Code.STORE,)))}
         again = [op for op in rising.ops if op.code is Code.STORE]

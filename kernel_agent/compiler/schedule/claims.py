@@ -31,6 +31,13 @@ class Claim:
         """Whether a stub can evaluate it."""
         return self.left.printable and self.right.printable
 
+    @property
+    def reduced(self) -> Claim:
+        """The same with nothing that is subtracted, and nothing that both sides have."""
+        terms = (self.left - self.right).terms
+        left = Polynomial.of({monomial: count for monomial, count in terms if count > 0})
+        return Claim(left, Polynomial.of({monomial: -count for monomial, count in terms if count < 0}))
+
     def text(self) -> str:
         """Python."""
         return f"{self.left.text()} >= {self.right.text()}"

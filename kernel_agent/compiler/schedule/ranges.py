@@ -71,14 +71,7 @@ class _Range:
                 replace(one, positive=one.positive or Polynomial.of({(one,): 1}) in self.sizes) for one in monomial
             )
             terms[told] = count
-        return _sorted(Claim(Polynomial.of(terms), ZERO))
-
-
-def _sorted(claim: Claim) -> Claim:
-    """The claim with nothing that is subtracted on either side."""
-    terms = (claim.left - claim.right).terms
-    left = Polynomial.of({monomial: count for monomial, count in terms if count > 0})
-    return Claim(left, Polynomial.of({monomial: -count for monomial, count in terms if count < 0}))
+        return Claim(Polynomial.of(terms), ZERO).reduced
 
 
 def in_ranges(writes: Sequence[Write], calls: Calls) -> Injectivity | None:
@@ -144,7 +137,7 @@ def _together(writes: Sequence[Write], chosen: Sequence[Columns], calls: Calls) 
             proof = _rows(writes, chosen, lowest, end, calls)
             if proof is not None:
                 orders = tuple(
-                    tuple(_sorted(one) if isinstance(one, Claim) else one for one in order) for order in proof.orders
+                    tuple(one.reduced if isinstance(one, Claim) else one for one in order) for order in proof.orders
                 )
                 return replace(proof, claims=(*proof.claims, *_strongest(known, orders[0])), orders=orders)
     return None

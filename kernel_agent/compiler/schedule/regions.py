@@ -179,13 +179,20 @@ def apart(forms: Forms, one: Site, other: Site) -> Injectivity | None:
     for left in seen[0]:
         for right in seen[1]:
             for low, high in ((left, right), (right, left)):
-                for found in _proofs(low, high):
+                for proved in _proofs(low, high):
+                    found = _reduced(proved)
                     facts = found.facts()
                     if not facts:
                         return found
                     if calls.show(facts) and (best is None or len(facts) < len(best.facts())):
                         best = found
     return best
+
+
+def _reduced(found: Injectivity) -> Injectivity:
+    """The proof with what is left to check in the fewest words."""
+    orders = [tuple(one.reduced if isinstance(one, Claim) else one for one in order) for order in found.orders]
+    return replace(found, orders=tuple(orders))
 
 
 @dataclass(frozen=True)

@@ -202,6 +202,30 @@ def test_planes_of_a_size_that_was_given_are_apart_where_all_calls_show_it(
     assert [fact.expression for fact in plain(kernel, adjoint).facts] == list(facts or ())
 
 
+def turned_planes(planes: int) -> Kernel:
+    """A tile of a plane of `n` rows, and the same tile of one `planes` behind it, whose columns lie side by side."""
+    k = Forward(X="*f32", Y="*f32", n="i32", m="i32")
+    b, at = k.b, [k.b.add(k.b.mul(k.b.program_id(axis), k.b.const(4)), k.b.arange(0, 4)) for axis in (0, 1)]
+    rows, cols = b.expand(at[0], 1), b.expand(at[1], 0)
+    mask = b.logical_and(b.expand(b.compare("lt", at[0], k.n), 1), b.expand(b.compare("lt", at[1], k.m), 0))
+    place = b.add(b.mul(rows, k.m), cols)
+    x = b.load(k.X, place, mask, b.const(0.0, "f32"))
+    b.store(k.Y, place, x, mask)
+    plane = b.mul(b.mul(k.n, k.m), b.const(planes))
+    b.store(k.Y, b.add(plane, b.add(b.mul(cols, k.n), rows)), b.mul(x, x), mask)
+    return k.kernel
+
+
+@pytest.mark.parametrize(("planes", "facts"), [(2, ("m * n >= 0",)), (0, None)], ids=["apart", "one plane"])
+def test_a_plane_and_one_with_its_columns_side_by_side_are_apart_where_calls_show_it(
+    planes: int, facts: tuple[str, ...] | None
+) -> None:
+    # The calls were not asked: the cotangent was cloned, and zeros stored to it.
+    calls = Calls(({"n": 5, "m": 7, "grid0": 2, "grid1": 2},))
+    adjoint = differentiate(turned_planes(planes), read=frozenset({"X"}), written=frozenset({"Y"}), calls=calls)
+    assert (adjoint.consumed, adjoint.facts) == (("dY",) if facts is None else (), facts or ())
+
+
 def test_of_trips_that_store_to_the_same_place_the_last_takes_the_cotangent() -> None:
     # 8 lanes from 8 * trip, and 8 more from 8 * (trip + 1): the next trip overwrites the second
     k = Forward(X="*f32", Y="*f32", n="i32")
