@@ -15,7 +15,7 @@ from kernel_agent.compiler.schedule.forms import Forms, Launch
 from kernel_agent.compiler.schedule.linear import Form, Kind
 from kernel_agent.compiler.schedule.phases import Job, Total, Turned, phases, tile_of
 from kernel_agent.compiler.schedule.polynomial import Polynomial
-from kernel_agent.compiler.schedule.sites import Site
+from kernel_agent.compiler.schedule.sites import OwnRows, Site
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.prune import prune
@@ -116,26 +116,31 @@ def owner(forms: Forms, turn: Turn, added: Sequence[Site], name: str) -> Owner:
     for axis in turn.programs:
         programs[axis] = b.program_id(places[axis])
     for site in added:
-        for loop, first in zip(own_loops(forms, site), turn.trips, strict=True):
+        for loop, first in zip(own_loops(forms, site), turn.trips, strict=not isinstance(site, OwnRows)):
             start, _, step = (copier[value] for value in loop.operands[:3])
             index = b.add(start, b.mul(b.cast(b.program_id(places[first]), start.element), step))
             copier[loop.blocks[0].arguments[0]] = index
     totals: dict[Hashable, Total] = {}
     depth = 0
     for phase in phases(forms, turn, added):
+        within = copier
+        if phase.own is not None:
+            index = b.program_id(places[turn.trips[0]])
+            within = Turned(source, b, {**programs, phase.own: index}, counts)
         jobs = [Job.of(forms, site.op, phase.moving, phase.conditions) for site in phase.sites]
-        mine = [totals.setdefault(job.key(copier), Total(job, job.start(b))) for job in jobs]
-        ran = phase.run(copier, jobs, mine)
+        mine = [totals.setdefault(job.key(within), Total(job, within, job.start(b))) for job in jobs]
+        ran = phase.run(within, jobs, mine)
         for total, job in zip(mine, jobs, strict=True):
             total.ran.append(None if job.placed else ran)
-        depth += len(turn.summed) + len(phase.inner)
+        depth += len(phase.summed) + len(phase.inner)
     for total in totals.values():
-        total.job.finish(copier, total)
+        total.job.finish(total.copier, total)
     _refuse_again(made, depth)
     forward = forms.launch
     grid = [Polynomial.integer(1)] * (1 + max(places.values()))
+    own = next((forward.grid[site.axis] for site in added if isinstance(site, OwnRows)), None)
     for key, place in places.items():
-        extent = forward.grid[key] if isinstance(key, int) else forms.trip(key).extent
+        extent = forward.grid[key] if isinstance(key, int) else own or forms.trip(key).extent
         assert extent is not None
         grid[place] = extent
     scalars = {value.name: forward.grid[axis] for axis, value in counts.items()}

@@ -10,6 +10,7 @@ from kernel_agent.compiler.schedule.forms import Forms, Launch
 from kernel_agent.compiler.schedule.injective import Injectivity
 from kernel_agent.compiler.schedule.owner import AXES, Owner, Turn, Turns, owner
 from kernel_agent.compiler.schedule.ownership import WRITES, proof
+from kernel_agent.compiler.schedule.ownrows import with_own_rows
 from kernel_agent.compiler.schedule.part import parted
 from kernel_agent.compiler.schedule.settle import settled
 from kernel_agent.compiler.schedule.sites import Site, sites
@@ -49,6 +50,9 @@ def turned(
         if not added or not isinstance(proof(forms, added), str):
             continue
         mine = [turns.of(site) for site in added]
+        joint = with_own_rows(forms, added, mine)
+        if joint is not None:
+            mine, added = [joint[0] for _ in mine], joint[1]
         reason = next((turn for turn in mine if isinstance(turn, str)), None)
         if reason is None and len(set(mine)) > 1:
             reason = "several kernels would add to it"

@@ -16,7 +16,7 @@ from kernel_agent.compiler.schedule.accumulate import conjuncts
 from kernel_agent.compiler.schedule.forms import UNKNOWN, Forms
 from kernel_agent.compiler.schedule.linear import Atom, Kind
 from kernel_agent.compiler.schedule.peel import Peeled, peel
-from kernel_agent.compiler.schedule.sites import Site, mask_bounds
+from kernel_agent.compiler.schedule.sites import OwnRows, Site, mask_bounds
 from kernel_agent.compiler.schedule.visited import split_conditions, visited
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import Code
@@ -60,6 +60,8 @@ class Phase:
     """Loops that stay loops, within those."""
     conditions: Conditions
     sites: tuple[Site, ...]
+    own: int | None = None
+    """An axis of the grid along which only the program takes part that has the owner's number; None where all do."""
 
     @property
     def moving(self) -> frozenset[Atom]:
@@ -128,7 +130,7 @@ class Phase:
         steady = tuple((c, holds) for c, holds in known if self.forms.reads(c).isdisjoint(moving))
         rest = tuple((c, holds) for c, holds in known if not self.forms.reads(c).isdisjoint(moving))
         low = copier.b.const(0)
-        if self.inner:
+        if self.inner or not self.summed:
             return low, None, steady, rest
         *_, axis = self.summed
         outer = moving - {self.forms.program(axis)}
@@ -142,13 +144,15 @@ class Phase:
 
 def phases(forms: Forms, turn: Turn, added: Sequence[Site]) -> list[Phase]:
     """In the order of the source."""
-    together: dict[tuple[tuple[Op, ...], Conditions, tuple[Op, ...]], list[Site]] = {}
+    together: dict[tuple[tuple[Op, ...], Conditions, tuple[Op, ...], int | None], list[Site]] = {}
     for site in added:
         sources = forms.of(site.op.offset).sources
         inner = tuple(loop for loop in site.loops if forms.trip(loop) not in sources)
-        together.setdefault((inner, site.conditions, site.loops), []).append(site)
+        own = site.axis if isinstance(site, OwnRows) else None
+        together.setdefault((inner, site.conditions, site.loops, own), []).append(site)
     return [
-        Phase(forms, turn.summed, inner, conditions, tuple(found)) for (inner, conditions, _), found in together.items()
+        Phase(forms, tuple(axis for axis in turn.summed if axis != own), inner, conditions, tuple(found), own)
+        for (inner, conditions, _, own), found in together.items()
     ]
 
 
@@ -263,6 +267,8 @@ class Total:
     """The sum of one job, or of several in phases after each other."""
 
     job: Job
+    copier: Turned
+    """That knows the job's place."""
     carries: list[Value]
     ran: list[Value | None] = field(default_factory=list)
     """Of each phase, whether a trip took part; None where one always does, or none has to."""

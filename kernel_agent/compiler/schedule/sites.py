@@ -45,6 +45,14 @@ class Site:
     """IFs around it."""
 
 
+@dataclass(frozen=True, eq=False)
+class OwnRows(Site):
+    """An addition that the owner of a trip's rows does as the program whose number is that of the trip."""
+
+    axis: int = 0
+    """Of the program."""
+
+
 def sites(block: Block, codes: frozenset[Code]) -> list[Site]:
     """All operations of some kinds, in order."""
     return list(_sites(block, codes, Site(Op(Code.BARRIER, (), ()), block)))

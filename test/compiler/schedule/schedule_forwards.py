@@ -151,6 +151,30 @@ def causal_sum(
 
 
 @triton.jit
+def own_rows_first(q_ptr, k_ptr, o_ptr, n, D: tl.constexpr, BM: tl.constexpr, AHEAD: tl.constexpr):
+    """o = (sum over keys of squares of scores) * q: those of the program's own rows, then of all tiles before them.
+
+    AHEAD: the first tile is the one behind the program's own.
+    """
+    block = tl.program_id(0)
+    rows, dims = tl.arange(0, BM), tl.arange(0, D)
+    base = tl.program_id(1) * n * D
+    at = base + (block * BM + rows)[:, None] * D + dims[None, :]
+    mask = (block * BM + rows)[:, None] < n
+    q = tl.load(q_ptr + at, mask=mask, other=0.0)
+    keys = (block + AHEAD) * BM + rows
+    k = tl.load(k_ptr + base + keys[:, None] * D + dims[None, :], mask=keys[:, None] < n, other=0.0)
+    s = tl.dot(q, tl.trans(k))
+    sums = 3.0 * tl.sum(s * s, 1)
+    for tile in range(block):
+        keys = tile * BM + rows
+        k = tl.load(k_ptr + base + keys[:, None] * D + dims[None, :], mask=keys[:, None] < n, other=0.0)
+        s = tl.dot(q, tl.trans(k))
+        sums += tl.sum(s * s, 1)
+    tl.store(o_ptr + at, sums[:, None] * q, mask=mask)
+
+
+@triton.jit
 def attention(
     q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, n, m, scale,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr, LAST_FIRST: tl.constexpr,

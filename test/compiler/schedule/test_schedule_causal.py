@@ -73,6 +73,34 @@ def test_steps_that_miss_the_diagonal_stay_atomic() -> None:
     agree(found, given, {"o_ptr": do}, (4, 2))
 
 
+def own_rows_first(ahead: int) -> Made:
+    types = {**dict.fromkeys(("q_ptr", "k_ptr", "o_ptr"), "*fp32"), "n": "i32"}
+    kernel = from_source(schedule_forwards.own_rows_first, types, D=D, BM=16, AHEAD=ahead)
+    return plans_of(kernel, "q_ptr k_ptr", "o_ptr", 2)
+
+
+@pytest.mark.parametrize("n", [64, 40, 16])
+def test_owners_of_keys_do_the_tile_of_a_programs_own_rows_once(n: int) -> None:
+    # The tile of the program and those of its trips are added to the same keys by two places: each alone has an owner,
+    # and both are one. The last program's own keys are no trip of any program.
+    found = own_rows_first(0)
+    assert atomics(found["split"]) == []
+    torch.manual_seed(0)
+    q, k, do = (torch.randn(2, n, D, dtype=torch.float64) for _ in range(3))
+    programs = (-(-n // 16), 2)
+    agree(found, {"q_ptr": q, "k_ptr": k, "n": n}, {"o_ptr": do}, programs)
+    _, counts = run(found["split"], {"q_ptr": q, "k_ptr": k, "n": n}, {"o_ptr": do}, programs)
+    assert counts[1].owned("dk")
+
+
+def test_rows_of_the_next_program_are_not_its_own() -> None:
+    # Two programs add to each of these keys in what is no loop: the owner of a key has another number than the program.
+    found = own_rows_first(1)
+    assert "dk" in atomics(next(iter(found.values())))
+    q, k, do = (torch.randn(2, 40, D, dtype=torch.float64) for _ in range(3))
+    agree(found, {"q_ptr": q, "k_ptr": k, "n": 40}, {"o_ptr": do}, (3, 2))
+
+
 def test_rows_with_the_most_keys_start_first() -> None:
     # Programs start in the order of their numbers: rows at the end have the longest loops. Owners of keys have theirs
     # at the beginning, and to turn these would make the last owners the longest.
