@@ -116,18 +116,19 @@ class LaunchPlans:
         shorter tapes; None where they cannot be had, or are the same."""
         found = shorter = None
         try:
-            saved = prepared(self.wanted.kernel, self.wanted.written, self.wanted.lost)
+            saved = prepared(self.wanted.kernel, self.wanted.written, self.wanted.lost, self.wanted.calls)
             found, undoes = self._differentiated(saved.kernel, self.wanted.calls), False
             if any(op.code is Code.FOR and undoable(op) for op in saved.kernel.ops) and early(found).tapes:
                 undone = self._differentiated(saved.kernel, self.wanted.calls, undoes=True)
                 spare = _lanes(found) - _lanes(undone)
                 if spare > 0:
                     found, undoes = replace(undone, kernel=freed(undone.kernel, spare), remarks=(UNDONE,)), True
-            found = replace(found, remarks=(*found.remarks, *saved.remarks))
+            facts = tuple(dict.fromkeys((*found.facts, *saved.facts)))
+            found = replace(found, remarks=(*found.remarks, *saved.remarks), facts=facts)
             cut = checkpointed(saved.kernel, found, self.wanted.calls)
             if cut is not None:
                 shorter = self._differentiated(cut.kernel, self.wanted.calls, undoes=undoes)
-                shorter = replace(shorter, settings=cut.settings, remarks=found.remarks)
+                shorter = replace(shorter, settings=cut.settings, remarks=found.remarks, facts=found.facts)
         except CannotDerive as reason:
             if found is None:
                 self._said_of_spared.append(f"what the forward stored is not read back: {reason.message}")

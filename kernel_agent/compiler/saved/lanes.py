@@ -6,9 +6,9 @@ summed over, or that a product contracts, gets a label of its own, which no cond
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 
-from kernel_agent.compiler.ssa.code import ELEMENTWISE, Code
+from kernel_agent.compiler.ssa.code import ELEMENTWISE, MEMORY, Code
 from kernel_agent.compiler.ssa.shapes import OF_AXIS
 from kernel_agent.compiler.ssa.uses import captured
 from kernel_agent.compiler.ssa.value import Kernel, Op, Value
@@ -71,17 +71,18 @@ class Lanes:
     def reach(self, store: Op, target: Value) -> frozenset[Labels]:
         """The lanes of `target` that a lane of a store depends on, by every way there is that `target` begins."""
         if store not in self._reached:
-            self._reached[store] = self._walked(store, None)
+            self._reached[store] = self._walked(store.stored, None, len(store.offset.shape))
         found = self._reached[store].get(target, set())
         if len(found) > 1 and self._carried:  # some may be lanes of an earlier trip, by way of the target itself
-            found = self._walked(store, target)[target]
+            found = self._walked(store.stored, target, len(store.offset.shape))[target]
         return frozenset(found)
 
-    def _walked(self, store: Op, target: Value | None) -> dict[Value, set[Labels]]:
-        """The lanes of all values that a lane of a store depends on, but for what only a target is computed of."""
-        rank = len(store.offset.shape)
+    def _walked(self, start: Value, target: Value | None, rank: int | None = None) -> dict[Value, set[Labels]]:
+        """The lanes of all values that a lane of a value depends on, but for what only a target is computed of.
+        `rank`: of what the value is stored to; by default its own."""
+        rank = len(start.shape) if rank is None else rank
         found: dict[Value, set[Labels]] = {}
-        stack: list[tuple[Value, Labels]] = [(store.stored, tuple(range(rank)) if store.stored.shape else ())]
+        stack: list[tuple[Value, Labels]] = [(start, tuple(range(rank)) if start.shape else ())]
         while stack:
             value, labels = stack.pop()
             labels = labels if value.shape else ()
@@ -105,6 +106,21 @@ class Lanes:
             for labels in self.reach(store, value):
                 if not conditions(mask, labels) <= present:
                     return False
+        return True
+
+    def spared(self, index: Value, mask: Value | None) -> bool:
+        """Whether lanes of an index outside of a mask are part of no address that is used, and of nothing that says
+        what runs or is used: the index may be anything there, as far as memory is concerned."""
+        if mask is None:
+            return True
+        for op in self.kernel.ops:
+            if any(index in self._walked(value, None) for value in _steering(op)):
+                return False
+            if op.code in MEMORY:
+                present = conditions(op.mask, tuple(range(len(op.offset.shape))))
+                for labels in self._walked(op.offset, None).get(index, ()):
+                    if not conditions(mask, labels) <= present:
+                        return False
         return True
 
     def _sources(self, value: Value, labels: Labels) -> Iterator[tuple[Value, Labels]]:
@@ -163,6 +179,20 @@ def through(op: Op, labels: Labels) -> list[tuple[Value, Labels]] | None:
         names[axis] = ("along", op.result.id)
         return [(operand, tuple(names)) for operand in op.operands]
     return None
+
+
+def _steering(op: Op) -> Sequence[Value]:
+    """What says whether an operation runs, how often, and which of its lanes use memory."""
+    if op.code in MEMORY:
+        return () if op.mask is None else (op.mask,)
+    if op.code is Code.FOR:
+        return op.operands[:3]
+    if op.code is Code.WHILE:
+        return captured(op.blocks)
+    if op.code is Code.STORE_BLOCK:
+        return (op.operands[0], *op.operands[2:])
+    blocks = (Code.IF, Code.LEAVE_IF, Code.DESCRIPTOR, Code.BLOCK_POINTER, Code.LOAD_BLOCK)
+    return op.operands if op.code in blocks else ()
 
 
 def _lost(op: Op, operand: Value) -> Labels:

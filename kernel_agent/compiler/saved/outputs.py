@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from kernel_agent.compiler.reverse.disjoint import Apart
 from kernel_agent.compiler.saved.lanes import Lanes
+from kernel_agent.compiler.schedule.calls import Calls
 from kernel_agent.compiler.ssa.code import CONTROL, MEMORY, Code
 from kernel_agent.compiler.ssa.rebuild import Copier
 from kernel_agent.compiler.ssa.uses import Uses, captured, written_to
@@ -37,6 +38,8 @@ class Saved:
     read: frozenset[str]
     """Arguments the forward wrote that the backward may read; `saved_reads` says which of them it does in the end."""
     remarks: tuple[str, ...] = ()
+    facts: tuple[str, ...] = ()
+    """Python over names of the launch: what has to hold for stores of the forward not to meet."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +53,13 @@ class Place:
     """Memory has fewer bits than the value."""
     inverse_of: float | None = None
     """What is stored is this number divided by the value: derivatives of 1 / sqrt(v) ask for sqrt(v)."""
+    facts: tuple[str, ...] = ()
+    """See `Saved`."""
 
 
-def use_saved(kernel: Kernel, lost: frozenset[str] = frozenset()) -> Saved:
-    """A kernel with values KNOWN from memory, but for that of the arguments in `lost`.
+def use_saved(kernel: Kernel, lost: frozenset[str] = frozenset(), calls: Calls | None = None) -> Saved:
+    """A kernel with values KNOWN from memory, but for that of the arguments in `lost`. `calls`: launches that were
+    seen, on whose numbers facts rely.
 
     What the forward rounded to a narrower element when it stored it is computed again, unless that takes a loop of
     matrix products: the output of attention is taken as it was rounded, as FlashAttention-2 does.
@@ -61,7 +67,7 @@ def use_saved(kernel: Kernel, lost: frozenset[str] = frozenset()) -> Saved:
     remarks: list[str] = []
     taken: dict[Value, Place] = {}
     lanes = Lanes(kernel)
-    for place in places(kernel, remarks):
+    for place in places(kernel, remarks, calls):
         value = place.value
         if value in taken or not is_heavy(value, taken):
             continue
@@ -80,7 +86,8 @@ def use_saved(kernel: Kernel, lost: frozenset[str] = frozenset()) -> Saved:
     if not taken:
         return Saved(kernel, frozenset(), tuple(remarks))
     found = _Substitution(kernel, taken).copy()
-    return Saved(found, frozenset(place.store.base.name for place in taken.values()), tuple(remarks))
+    facts = dict.fromkeys(fact for place in taken.values() for fact in place.facts)
+    return Saved(found, frozenset(place.store.base.name for place in taken.values()), tuple(remarks), tuple(facts))
 
 
 def saved_reads(kernel: Kernel, written: Iterable[str]) -> frozenset[str]:
@@ -88,8 +95,11 @@ def saved_reads(kernel: Kernel, written: Iterable[str]) -> frozenset[str]:
     return frozenset(op.base.name for op in kernel.ops if op.code is Code.LOAD) & frozenset(written)
 
 
-def places(kernel: Kernel, remarks: list[str]) -> list[Place]:
-    """Where the values of a kernel can be loaded from after it has run, in the order they are computed in."""
+def places(kernel: Kernel, remarks: list[str], calls: Calls | None = None) -> list[Place]:
+    """Where the values of a kernel can be loaded from after it has run, in the order they are computed in.
+
+    `calls`: launches whose numbers may tell stores to one tensor apart, which none do without.
+    """
     lanes, apart = Lanes(kernel), Apart(kernel)
     written = written_to(kernel.body)
     accesses: dict[Value, list[Op]] = {}
@@ -113,10 +123,13 @@ def places(kernel: Kernel, remarks: list[str]) -> list[Place]:
         op = value.producer
         carried = value in block.arguments
         here = carried if op is None else homes.get(op) is block
-        if not value.is_float or not here or value.shape != store.offset.shape:
+        if value.element == "i1" or not here or value.shape != store.offset.shape:
             continue
         name = store.base.name
-        if not _has_its_own(store, accesses[store.base], apart):
+        facts: tuple[str, ...] | None = () if _has_its_own(store, accesses[store.base], apart) else None
+        if facts is None and calls is not None:
+            facts = _own_if(kernel, store, accesses[store.base], calls)
+        if facts is None:
             if is_heavy(value, ()):
                 remarks.append(
                     f"{_called(value)} is not read back: {name} is accessed at several places of the forward"
@@ -130,11 +143,11 @@ def places(kernel: Kernel, remarks: list[str]) -> list[Place]:
             if is_heavy(value, ()):
                 remarks.append(f"{_called(value)} is not read back: trips of a loop store it to one place of {name}")
             continue
-        if not lanes.confined(value, store.mask):
+        if not (lanes.confined(value, store.mask) and (value.is_float or lanes.spared(value, store.mask))):
             if is_heavy(value, ()):
                 remarks.append(f"{_called(value)} is not read back: it is used where the store to {name} is masked")
             continue
-        found.append(Place(store, value, narrowed))
+        found.append(Place(store, value, narrowed, facts=facts))
     order = {op: place for place, op in enumerate(homes)}
     return sorted(found, key=lambda place: order[place.value.producer] if place.value.producer else 0)
 
@@ -143,6 +156,12 @@ def _has_its_own(store: Op, accesses: Iterable[Op], apart: Apart) -> bool:
     """Whether nothing else that a program does to a tensor meets a store, as in planes of their own."""
     others = [op for op in accesses if op is not store]
     return all(op.code is Code.STORE and apart.proved(store, op) for op in others)
+
+
+def _own_if(kernel: Kernel, store: Op, accesses: Iterable[Op], calls: Calls) -> tuple[str, ...] | None:
+    """What has to hold for that, as it did in all calls; None where that is not known."""
+    apart = Apart(kernel, calls)
+    return tuple(apart.facts) if _has_its_own(store, accesses, apart) else None
 
 
 def is_heavy(value: Value, cut: Iterable[Value]) -> bool:
@@ -202,6 +221,8 @@ def _source(store: Op) -> tuple[Value, bool]:
     """What a store writes before its element was changed, and whether bits were lost then."""
     value = store.stored
     op = value.producer
+    if op is not None and op.code is Code.CAST and _keeps_whole(op.operands[0], value):
+        return op.operands[0], False
     if op is not None and op.code is Code.CAST and op.operands[0].is_float and value.is_float:
         inner = op.operands[0]
         return inner, _bits(value.element) < _bits(inner.element) or value.element in NARROW
@@ -220,7 +241,13 @@ def _divisor(lanes: Lanes, place: Place) -> Place | None:
 
 
 def _bits(element: str) -> int:
-    return 8 if element.startswith("f8") else int(element.lstrip("bf"))
+    return 8 if element.startswith("f8") else int(element.lstrip("bfi"))
+
+
+def _keeps_whole(before: Value, after: Value) -> bool:
+    """Whether a conversion of integers keeps every value, and one back gives it again."""
+    both = [value.element for value in (before, after)]
+    return all(element in ("i8", "i16", "i32", "i64") for element in both) and _bits(both[0]) <= _bits(both[1])
 
 
 def _slice(values: Iterable[Value], cut: frozenset[Value] = frozenset()) -> set[Value]:
