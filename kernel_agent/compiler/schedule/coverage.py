@@ -12,13 +12,13 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
 from kernel_agent.compiler.plan import LONGEST, ROWS, Axis
-from kernel_agent.compiler.schedule.claims import Claim, Claims, conjunction, open_claims
+from kernel_agent.compiler.schedule.claims import Claim, Claims, Rising, conjunction, open_claims
 from kernel_agent.compiler.schedule.forms import Forms
 from kernel_agent.compiler.schedule.injective import scale
 from kernel_agent.compiler.schedule.linear import Atom, Form, Kind, lanes, quotient_of, remainder_of
 from kernel_agent.compiler.schedule.once import Once, once
 from kernel_agent.compiler.schedule.polynomial import ONE, ZERO, Polynomial, ceiling
-from kernel_agent.compiler.schedule.segments import Segment, segments
+from kernel_agent.compiler.schedule.segments import Segment, segments, without_lengths
 from kernel_agent.compiler.schedule.sites import (
     Bound,
     Site,
@@ -121,7 +121,7 @@ class Counter:
     """Counts what is written, and notes on what that relies."""
 
     forms: Forms
-    claims: list[Claim] = field(default_factory=list)
+    claims: list[Claim | Rising] = field(default_factory=list)
     axes: list[tuple[Form, Polynomial]] = field(default_factory=list)
     """Sums of indices that take every value below a number, one apart from the other."""
     limited: Sequence[Bound] = ()
@@ -217,11 +217,19 @@ class Counter:
         return Polynomial.symbol(f"{ROWS}({segment.bounds}, {extent.text()})")
 
     def endless(self, loop: Op, segment: Segment) -> bool:
-        """Whether a loop steps through a segment up to its end, however long that is."""
+        """Whether a loop steps through a segment up to its end, however long that is. It may go on by as much as other
+        segments are long, which are not shorter than nothing where their bounds rise."""
         ends = loop_forms(self.forms, loop)
-        return self.forms.trip(loop) in segment.rest.coefficients and all(
-            follows(end, segment.negative) for end in ends
-        )
+        if self.forms.trip(loop) not in segment.rest.coefficients:
+            return False
+        for end in ends:
+            if follows(end, segment.negative):
+                continue
+            further, rising = without_lengths(self.forms, segment.negative - end)
+            if not further.not_negative:
+                return False
+            self.claims += rising
+        return True
 
     def _ends(self, site: Site) -> list[tuple[Op, Bound]]:
         """Loops that start or step by what tells programs or other trips apart, with the bounds of their indices; first

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kernel_agent.compiler.schedule.claims import Rising
 from kernel_agent.compiler.schedule.forms import Forms
 from kernel_agent.compiler.schedule.linear import Atom, Form, Kind
 from kernel_agent.compiler.schedule.polynomial import ONE
@@ -62,6 +63,18 @@ def segments(forms: Forms, site: Site) -> tuple[Segment, ...]:
                 if rest.not_negative or rest.times(-ONE) - _NEXT in known:
                     found[Segment(first.base.name, forms.of(first.offset), begin, end, rest)] = None
     return tuple(found)
+
+
+def without_lengths(forms: Forms, form: Form) -> tuple[Form, list[Rising]]:
+    """A form less the lengths of segments that it adds, and what has to rise for these not to be negative."""
+    loads = [(atom, number, op) for atom, number in form.terms if (op := forms.load(atom)) is not None]
+    rising = []
+    for begin, less, first in loads:
+        for end, more, last in loads:
+            if less == -ONE and more == ONE and _follows(forms, first, last):
+                form = form - Form.of({end: ONE, begin: -ONE})
+                rising.append(Rising(first.base.name))
+    return form, rising
 
 
 def _follows(forms: Forms, first: Op, last: Op) -> bool:

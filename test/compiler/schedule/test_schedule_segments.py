@@ -171,3 +171,24 @@ def test_places_of_a_padded_sequence_are_all_its_rows_if_none_is_longer() -> Non
     # The sequence of five rows is cut at four, or has one tile of four places.
     assert not in_call(found, X=torch.empty(8), longest=4, grid1=2)
     assert not in_call(found, X=torch.empty(8), longest=5, grid1=1)
+
+
+def joined(b: Builder, x: Value, dx: Value, bounds: Value, others: Value) -> None:
+    """Each program goes through its sequence and one of another batch behind it, and adds to the rows of the first."""
+    begin, end = sequence(b, bounds)
+    length = b.sub(end, begin)
+    first, last = sequence(b, others)
+
+    def body(start: Value, _: list[Value]) -> list[Value]:
+        place = b.add(start, b.arange(0, BLOCK, "BLOCK"))
+        add_to(b, dx, b.add(begin, place), b.const(1.0, "f32"), b.compare("lt", place, length))
+        return []
+
+    b.loop((b.const(0), b.sub(b.add(length, last), first), b.const(BLOCK, "i32", "BLOCK")), [], body)
+
+
+def test_a_loop_that_goes_on_into_another_sequence_reaches_all_rows_of_its_own_if_those_bounds_rise() -> None:
+    found = covered(made("X:*f32 dX:*f32 Bounds:*i32 Others:*i32", joined, BLOCK=BLOCK))
+    assert in_call(found, X=torch.empty(8), Others=torch.tensor([0, 2, 2, 3]))
+    # Where the other bounds fall the loop ends before the last row of its own, which would keep what memory held.
+    assert not in_call(found, X=torch.empty(8), Others=torch.tensor([0, 2, 4, 3]))
