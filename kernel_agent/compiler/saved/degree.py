@@ -1,8 +1,9 @@
 """`Degrees`: how values answer to a shift of the maximum that a softmax subtracts.
 
-When a number m becomes m + D, a value v may stay, become v + r D (a shift), or become v exp(r D) (a scale). A kernel
-all of whose results stay may use any m it likes, and has no derivative with respect to m. Milakov and Gimelshein,
-"Online normalizer calculation for softmax" (2018), is the recurrence this is for.
+When a number m becomes m + D, a value v may stay, become v + r D (a shift), or become v exp(r D) (a scale). Of a tile
+of numbers each becomes another by a D of its own. A kernel all of whose results stay may use any m it likes, and has no
+derivative with respect to m. Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018), is the
+recurrence this is for.
 """
 
 from __future__ import annotations
@@ -12,12 +13,10 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from kernel_agent.compiler.saved.rates import Rates, added, same, scaled, through, whole
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.uses import captured
 from kernel_agent.compiler.ssa.value import Op, Value, bare, constant
-
-TOLERANCE = 1e-6
-"""By which rates of a kernel that writes ln 2 in decimals may differ, relatively."""
 
 
 class Kind(enum.Enum):
@@ -37,16 +36,16 @@ class Degree:
     """Of a value."""
 
     kind: Kind
-    number: float = 0.0
-    """The rate is this ..."""
-    factors: tuple[int, ...] = ()
-    """... times the values of these ids, and divided by those of whose ids these are the complements, sorted."""
+    rates: Rates = ()
+    """Of a shift or a scale."""
 
     def same(self, other: Degree) -> bool:
         """Whether both are of one kind and rate."""
-        if self.kind is not other.kind or self.factors != other.factors:
-            return False
-        return abs(self.number - other.number) <= TOLERANCE * max(abs(self.number), abs(other.number))
+        return self.kind is other.kind and same(self.rates, other.rates)
+
+    def within(self, ids: Iterable[int]) -> bool:
+        """Whether it says anything in terms of these values."""
+        return any(rate.names(ids) for rate in self.rates)
 
 
 STAYS = Degree(Kind.STAYS)
@@ -57,16 +56,20 @@ _EXPONENTIAL = {Code.EXP: 1.0, Code.EXP2: math.log(2)}
 _LOGARITHM = {Code.LOG: 1.0, Code.LOG2: 1 / math.log(2)}
 _LINEAR = frozenset((Code.SUM, Code.CUMSUM))
 _ORDER = frozenset((Code.MAX, Code.MIN))
+_EXTREMES = frozenset((Code.REDUCE_MAX, Code.REDUCE_MIN))
 
 
-def shift(number: float, factors: tuple[int, ...] = ()) -> Degree:
-    """A shift, or nothing at rate 0."""
-    return Degree(Kind.SHIFT, number, factors) if number else STAYS
+def gauge(value: Value) -> Degree:
+    """Of the number that a softmax subtracts, or of a tile of such numbers, each of which shifts by itself."""
+    return Degree(Kind.SHIFT, whole(value))
 
 
-def scale(number: float, factors: tuple[int, ...] = ()) -> Degree:
-    """A scale, or nothing at rate 0."""
-    return Degree(Kind.SCALE, number, factors) if number else STAYS
+def _shift(rates: Rates) -> Degree:
+    return Degree(Kind.SHIFT, rates) if rates else STAYS
+
+
+def _scale(rates: Rates) -> Degree:
+    return Degree(Kind.SCALE, rates) if rates else STAYS
 
 
 class Degrees:
@@ -134,19 +137,24 @@ class Degrees:
     def loop(self, op: Op) -> None:
         """Find the degrees of a loop's results and of all that is in it; ask for none of the latter before.
 
-        A carry has the degree that it starts with; where it starts at zero, that of what is added to it.
+        A carry has the degree that it starts with; where it starts at zero, that of what is added to it. A rate that a
+        trip names by a value of its own is another one in the next trip.
         """
         (block,) = op.blocks
-        inside = [value for inner in _everything(op) for value in inner]
+        inside = defined_in(op)
+        own = {value.id for value in inside}
         guess: list[Degree | None] = [self[value] for value in op.operands[3:]]
         if all(self.stays(value) for value in (*op.operands, *captured(op.blocks))):
             guess = [STAYS for _ in guess]
+        elif not all(map(self.stays, op.operands[:3])):
+            guess = [None for _ in guess]
         for _ in range(3):
             for value in inside:
                 self._known.pop(value, None)
             self._known[block.arguments[0]] = STAYS
             self._known.update(zip(block.arguments[1:], guess, strict=True))
             found = [self[value] for value in block.yields]
+            found = [None if degree is None or degree.within(own) else degree for degree in found]
             joined = [_join(a, b) for a, b in zip(guess, found, strict=True)]
             if joined == guess:
                 break
@@ -165,18 +173,20 @@ class Degrees:
 
     def _elementary(self, op: Op) -> Degree | None:
         known = [self._known[value] for value in op.operands]
-        if any(d is None for d in known):
-            return None
-        d = [degree for degree in known if degree is not None]
+        d = [degree for place, value in enumerate(op.operands) if (degree := self._lanes(op, place, value)) is not None]
         code = op.code
-        if code in _PASSES:
+        if code in _EXTREMES and not d and known[0] is not None and known[0].kind is Kind.SHIFT:
+            return Degree(Kind.SHIFT, whole(op.result, unit=op.result.id))  # as that of the lane that wins
+        if len(d) < len(known):
+            return None
+        if code is Code.CAST:
+            return d[0] if op.result.is_float else None
+        if code in _PASSES or code in _EXTREMES:
             return d[0]
         if code is Code.KNOWN:
             return d[0] if d[0] == d[1] else None
         if code in _LINEAR:
             return d[0] if d[0].kind is Kind.SCALE else None
-        if code in (Code.REDUCE_MAX, Code.REDUCE_MIN):
-            return d[0]
         if code in _ORDER:
             return d[0] if d[0].same(d[1]) else None
         if code is Code.ADD:
@@ -195,16 +205,22 @@ class Degrees:
         if code is Code.DIV:
             return self._divided(op, d[0], d[1])
         if code in _EXPONENTIAL and d[0].kind is Kind.SHIFT:
-            return scale(d[0].number * _EXPONENTIAL[code], d[0].factors)
+            return _scale(scaled(d[0].rates, _EXPONENTIAL[code]))
         if code in _LOGARITHM and d[0].kind is Kind.SCALE:
-            return shift(d[0].number * _LOGARITHM[code], d[0].factors)
+            return _shift(scaled(d[0].rates, _LOGARITHM[code]))
         if code in (Code.SQRT, Code.RSQRT) and d[0].kind is Kind.SCALE:
-            return scale(d[0].number * (0.5 if code is Code.SQRT else -0.5), d[0].factors)
+            return _scale(scaled(d[0].rates, 0.5 if code is Code.SQRT else -0.5))
         if code is Code.CMP:
             return self._compared(d[0], d[1])
         if code is Code.SELECT:
             return self._selected(op, d)
         return None
+
+    def _lanes(self, op: Op, place: int, value: Value) -> Degree | None:
+        """Of an operand, as the lanes of the result have it."""
+        degree = self._known[value]
+        rates = None if degree is None else through(op, place, degree.rates)
+        return None if degree is None or rates is None else Degree(degree.kind, rates)
 
     def _multiplied(self, op: Op, a: Degree, b: Degree) -> Degree | None:
         if Kind.ZERO in (a.kind, b.kind):
@@ -218,10 +234,8 @@ class Degrees:
             return None
         number = constant(factor)
         if number is not None:
-            return shift(moving.number * float(number), moving.factors)
-        if factor.shape != ():
-            return None
-        return shift(moving.number, _times(moving.factors, factor.id))
+            return _shift(scaled(moving.rates, float(number)))
+        return _shift(scaled(moving.rates, 1.0, factor.id)) if factor.shape == () else None
 
     def _divided(self, op: Op, a: Degree, b: Degree) -> Degree | None:
         if a.kind is Kind.ZERO:
@@ -232,8 +246,8 @@ class Degrees:
             if b.kind is not Kind.STAYS or number == 0:
                 return None
             if number is not None:
-                return shift(a.number / float(number), a.factors)
-            return shift(a.number, _times(a.factors, ~divisor.id)) if divisor.shape == () else None
+                return _shift(scaled(a.rates, 1 / float(number)))
+            return _shift(scaled(a.rates, 1.0, ~divisor.id)) if divisor.shape == () else None
         if a.kind is Kind.INFINITE or b.kind not in (Kind.STAYS, Kind.SCALE):
             return None
         return _powers(a, b, -1.0)
@@ -282,16 +296,6 @@ def is_guard(op: Op, guarded: Iterable[Value]) -> bool:
     return infinite and bare(op.operands[kept]) in sides and fallback is not None and math.isfinite(fallback)
 
 
-def _times(factors: tuple[int, ...], factor: int) -> tuple[int, ...]:
-    """With one more factor, or without the one that it takes away."""
-    rest = list(factors)
-    if ~factor in rest:
-        rest.remove(~factor)
-    else:
-        rest.append(factor)
-    return tuple(sorted(rest))
-
-
 def _join(a: Degree | None, b: Degree | None) -> Degree | None:
     """The degree of what is one or the other."""
     if a is None or b is None:
@@ -315,36 +319,24 @@ def _added(a: Degree, b: Degree) -> Degree | None:
         return INFINITE if Kind.SCALE not in (a.kind, b.kind) else None
     if Kind.SCALE in (a.kind, b.kind):
         return a if a.same(b) else None
-    if a.kind is Kind.STAYS or b.kind is Kind.STAYS:
-        return b if a.kind is Kind.STAYS else a
-    if a.factors != b.factors:
-        return None
-    rate = a.number + b.number
-    return STAYS if abs(rate) <= TOLERANCE * abs(a.number) else shift(rate, a.factors)
+    return _shift(added(a.rates, b.rates))
 
 
 def _negative(a: Degree) -> Degree:
-    return shift(-a.number, a.factors) if a.kind is Kind.SHIFT else a
+    return _shift(scaled(a.rates, -1.0)) if a.kind is Kind.SHIFT else a
 
 
 def _powers(a: Degree, b: Degree, sign: float) -> Degree | None:
     """Of a * b**sign, both of which stay or scale."""
-    if b.kind is Kind.STAYS:
-        return a
-    if a.kind is Kind.STAYS:
-        return scale(sign * b.number, b.factors)
-    if a.factors != b.factors:
-        return None
-    rate = a.number + sign * b.number
-    return STAYS if abs(rate) <= TOLERANCE * abs(a.number) else scale(rate, a.factors)
+    return _scale(added(a.rates, b.rates, sign))
 
 
-def _everything(op: Op) -> list[tuple[Value, ...]]:
+def defined_in(op: Op) -> list[Value]:
     """Values that the blocks of an operation define."""
-    found: list[tuple[Value, ...]] = []
+    found: list[Value] = []
     for block in op.blocks:
-        found.append(tuple(block.arguments))
+        found.extend(block.arguments)
         for inner in block.ops:
-            found.append(inner.results)
-            found.extend(_everything(inner))
+            found.extend(inner.results)
+            found.extend(defined_in(inner))
     return found

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from kernel_agent.compiler.saved.arms import kept_arms
-from kernel_agent.compiler.saved.degree import STAYS, Degree, Degrees, Kind, is_guard, shift
+from kernel_agent.compiler.saved.degree import STAYS, Degree, Degrees, Kind, defined_in, gauge, is_guard
 from kernel_agent.compiler.ssa.code import EFFECTS, Code
 from kernel_agent.compiler.ssa.uses import captured, has_effects
 from kernel_agent.compiler.ssa.value import VEILS, Block, Kernel, Op, Value, bare, unspread
@@ -190,11 +190,12 @@ def _as_turn(
             break
         plain -= bad
     given: dict[Value, Degree | None] = {value: None for n, value in enumerate(carries) if n not in plain}
-    given |= {value: shift(1.0) for value in maxima}
+    given |= {value: gauge(value) for value in maxima}
     degrees = Degrees(given)
     decaying = Degrees({**given, old: STAYS})
     decays: dict[int, Value] = {}
-    rates: dict[int, Degree] = {place: shift(1.0)}
+    rates: dict[int, Degree] = {place: gauge(old)}
+    inside = {value.id for value in defined_in(op)}
     masses: set[int] = set()
     for n, carry in enumerate(carries):
         if n == place:
@@ -207,10 +208,12 @@ def _as_turn(
         if decay is None:
             raise NotOneError(f"{called} does not become {called} * exp(old - new) + something")
         alpha = bare(decay)
-        rate = decaying[alpha]
+        rate = decaying[decay]
         exponential = alpha.producer is not None and alpha.producer.code in (Code.EXP, Code.EXP2)
         if not exponential or rate is None or not _vanishes(alpha.producer.operands[0], old, maxima):  # type: ignore[union-attr]
             raise NotOneError(f"{called} is not multiplied with exp(old - new)")
+        if rate.within(inside):
+            raise NotOneError(f"{called} is multiplied with exp(c (old - new)), and c is another one in every trip")
         for term in rest:
             degree = degrees[term]
             if degree is None or not (degree.kind is Kind.ZERO or degree.same(rate)):

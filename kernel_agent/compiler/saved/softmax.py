@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from kernel_agent.compiler.saved.degree import Degrees, is_guard, shift
+from kernel_agent.compiler.saved.degree import Degrees, gauge, is_guard
 from kernel_agent.compiler.saved.lanes import conditions
 from kernel_agent.compiler.saved.online import NotOneError, examine
 from kernel_agent.compiler.saved.outputs import Place, Saved, load_back, places
@@ -41,7 +41,7 @@ def settle_maxima(kernel: Kernel, differentiated: frozenset[str] | None = None) 
     stored = [place for place in places(kernel, []) if not place.lossy]
     for block, op, maximum in _candidates(kernel.body):
         guards = {inner.result for inner in block.ops if inner.results and is_guard(inner, {maximum})}
-        degrees = Degrees(dict.fromkeys((maximum, *guards), shift(1.0)))
+        degrees = Degrees(dict.fromkeys((maximum, *guards), gauge(maximum)))
         if not _settled(block, op, degrees, differentiated):
             continue
         plan.maxima.add(maximum)

@@ -150,19 +150,23 @@ def _online(*, start: float | str = -torch.inf, stored: str = "sum", rate: float
     lanes = b.arange(0, 8)
     first = b.load(s_ptr, lanes) if start == "loaded" else b.const(float(start), "f32")
     mass = b.const(1.0 if start == "loaded" else 0.0, "f32")
+    factor = b.const(rate, "f32")
 
     def body(index: Value, carries: list[Value]) -> list[Value]:
+        nonlocal factor
         m, mass = carries
+        if other == "a rate of every trip":
+            factor = b.load(z_ptr, b.mul(index, b.const(8)))
         x = b.load(x_ptr, b.add(b.mul(index, b.const(8)), lanes))
         new = b.elementwise(Code.MAX, (m, x))
-        p = b.unary(Code.EXP, b.mul(b.sub(x, new), b.const(rate, "f32")))
+        p = b.unary(Code.EXP, b.mul(b.sub(x, new), factor))
         if other == "p squared":
             p = b.mul(p, p)
         if other == "p of the old maximum":
             p = b.unary(Code.EXP, b.sub(x, m))
         if other == "running sum stored":
             b.store(z_ptr, b.add(b.mul(index, b.const(8)), lanes), mass)
-        alpha = b.unary(Code.EXP, b.mul(b.sub(m, new), b.const(rate, "f32")))
+        alpha = b.unary(Code.EXP, b.mul(b.sub(m, new), factor))
         return [new, b.add(b.mul(mass, alpha), p)]
 
     tile = (8,)
@@ -170,12 +174,24 @@ def _online(*, start: float | str = -torch.inf, stored: str = "sum", rate: float
     m, mass = b.loop((b.const(0), n, b.const(1)), starts, body, names=("m", "l"))
     log, number = b.unary(Code.LOG, mass), b.const(rate, "f32")
     lse, natural = b.add(m, b.div(log, number)), b.add(b.mul(m, number), log)
-    b.store(y_ptr, lanes, {"sum": mass, "lse": lse, "natural lse": natural, "maximum": m}[stored])
+    largest, smallest = (b.reduce(code, m, 0) for code in (Code.REDUCE_MAX, Code.REDUCE_MIN))
+    decayed = b.mul(mass, b.unary(Code.EXP, b.sub(m, largest)))
+    found = {
+        "sum": mass,
+        "lse": lse,
+        "natural lse": natural,
+        "maximum": m,
+        "spread of maxima": b.add(lse, b.sub(largest, smallest)),
+        "maxima of other lanes": b.add(log, b.pure(Code.FLIP, (m,), "f32", m.shape, {"axis": 0})),
+        "lse of all lanes": b.add(largest, b.unary(Code.LOG, b.sum(decayed, 0))),
+    }
+    b.store(y_ptr, lanes, found[stored])
     return kernel
 
 
 def _run(kernel: Kernel, *, sink: bool, stores_within: bool = False, trips: int = 5) -> Forward:
-    given = {"X": 2 * seeded(trips, 8), "S": seeded(8, seed=1), "Y": empty(8), "Z": empty(trips, 8)}
+    z = empty(trips, 8) if stores_within else seeded(trips, 8, seed=2).abs()
+    given = {"X": 2 * seeded(trips, 8), "S": seeded(8, seed=1), "Y": empty(8), "Z": z}
     return ran(
         kernel, (1,), {**given, "n": trips}, ["X", *(["S"] if sink else [])], ["Y", *(["Z"] if stores_within else [])]
     )
@@ -207,8 +223,20 @@ def test_a_scaled_softmax_takes_the_log_sum_exp_in_its_own_units(stored: str) ->
         ({"stored": "lse", "other": "p squared"}, "does not scale as `l` does"),
         ({"stored": "lse", "start": 0.0, "other": "p of the old maximum"}, "does not scale as `l` does"),
         ({"stored": "lse", "other": "running sum stored"}, "what is stored to Z changes when it shifts"),
+        ({"stored": "spread of maxima"}, "what is stored to Y changes when it shifts"),
+        ({"stored": "maxima of other lanes"}, "what is stored to Y changes when it shifts"),
+        ({"stored": "lse", "other": "a rate of every trip"}, "c is another one in every trip"),
     ],
-    ids=["the sum is stored", "the maximum is stored", "other degree", "old maximum", "stored within"],
+    ids=[
+        "the sum is stored",
+        "the maximum is stored",
+        "other degree",
+        "old maximum",
+        "stored within",
+        "lanes are compared",
+        "lanes are mixed",
+        "rates of trips",
+    ],
 )
 def test_what_depends_on_the_maximum_keeps_its_tape_and_its_gradient(twist: dict[str, Any], reason: str) -> None:
     forward = _run(_online(**twist), sink=False, stores_within=twist.get("other") == "running sum stored")
@@ -217,6 +245,17 @@ def test_what_depends_on_the_maximum_keeps_its_tape_and_its_gradient(twist: dict
     assert any(reason in remark for remark in saved.remarks), saved.remarks
     # The gradient is no zero there: a gauge that was taken anyway would lose it.
     same_gradients(forward.backward(saved.kernel), forward.backward(forward.kernel))
+
+
+def test_maxima_of_lanes_that_end_in_one_sum_need_no_tape() -> None:
+    # The largest of them shifts as that of one lane does, by which all sums decay once more.
+    forward = _run(_online(stored="lse of all lanes"), sink=False)
+    saved = use_gauge(forward.kernel)
+    assert saved.kernel is not forward.kernel
+    forward.forward_again(saved.kernel)
+    backward = forward.backward(saved.kernel)
+    same_gradients(backward, forward.backward(forward.kernel))
+    assert backward.tapes == 0
 
 
 def test_a_maximum_may_be_stored_where_nobody_differentiates_it() -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 import saved_forwards as forwards
 import torch
-from saved_checks import Forward, close, same_gradients, tensor
+from saved_checks import Forward, close, empty, ran, same_gradients, seeded, tensor
 
 from kernel_agent.compiler.saved.prepare import prepared
 from kernel_agent.compiler.saved.quotients import use_quotients
 from kernel_agent.compiler.saved.softmax import settle_maxima
+from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.value import Kernel, Value
 
 
 def _searches(forward: Forward) -> int:
@@ -101,3 +103,32 @@ def test_a_largest_value_that_is_not_the_only_result_of_its_loop_keeps_its_deriv
     cotangent = torch.randn(3, dtype=torch.float64)
     (expected,) = torch.autograd.grad(x.amax(1) - x.amin(1), x, cotangent)
     close(backward.gradients["x_ptr"], expected, "gradient of x")
+
+
+def _softmax_of_rows(kind: str) -> Forward:
+    """Of 4 rows in one tile, times a number that has to do with their maxima."""
+    arguments = [Value("*f32", (), name) for name in ("X", "Y")]
+    kernel = Kernel("rows", arguments)
+    b = Builder(kernel)
+    places = b.add(b.mul(b.expand(b.arange(0, 4), 1), b.const(8)), b.expand(b.arange(0, 8), 0))
+    x = b.load(arguments[0], places)
+    largest = b.reduce(Code.REDUCE_MAX, x, 1)
+    e = b.unary(Code.EXP, b.sub(x, b.expand(largest, 1)))
+    y = b.div(e, b.expand(b.sum(e, 1), 1))
+    away = b.sub(largest, b.reduce(Code.REDUCE_MIN, largest, 0))
+    whole = b.sub(largest, b.cast(b.cast(largest, "i32"), "f32"))
+    factor = {"spread": b.expand(away, 1), "fractions": b.expand(whole, 1), "": b.const(1.0, "f32")}[kind]
+    b.store(arguments[1], places, b.mul(y, factor))
+    return ran(kernel, (1,), {"X": 2 * seeded(4, 8), "Y": empty(4, 8)}, ["X"], ["Y"])
+
+
+@pytest.mark.parametrize("kind", ["spread", "fractions"])
+def test_maxima_of_rows_keep_their_derivatives_where_they_may_not_shift_apart(kind: str) -> None:
+    # One shift of all rows leaves the spread of their maxima as it is, and a shift by one what is behind the point;
+    # the gradient of the row with the largest maximum was wrong.
+    forward = _softmax_of_rows(kind)
+    assert settle_maxima(forward.kernel).kernel is forward.kernel
+    assert settle_maxima(_softmax_of_rows("").kernel).kernel is not forward.kernel
+    same_gradients(
+        forward.backward(prepared(forward.kernel, frozenset(forward.written)).kernel), forward.backward(forward.kernel)
+    )
