@@ -1,7 +1,8 @@
 """`Calls`: what launches of a kernel were given, so that no plan relies on what is known to be otherwise.
 
 A fact that fails in a call of the stub's own SWEEP or BENCH would make a backward that refuses work that its forward
-does. Such a fact is as good as refuted: what relies on it is done in another way.
+does. Such a fact is as good as refuted: what relies on it is done in another way. What a call does not refute is not
+proved by that, and what relies on it has the backward check it before it launches anything.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Calls:
         return any(not _holds(fact, names) for fact in facts for names in self.names)
 
     def show(self, facts: Iterable[str]) -> bool:
-        """Whether launches were seen, and all of some facts hold in each."""
+        """Whether launches were seen, and none of some facts fails in one."""
         return bool(self.names) and not self.refute(facts)
 
     def most(self, expression: str) -> int | None:
@@ -49,7 +50,7 @@ def _number(expression: str, names: Mapping[str, Any]) -> int | None:
 
 
 def _holds(fact: str, names: Mapping[str, Any]) -> bool:
-    """Whether it does, or cannot be asked: of numbers that the plan will choose, or of a size of nothing."""
+    """Whether it does, or cannot be asked here: of numbers that the plan will choose, or of a size of nothing."""
     try:
         return bool(eval(fact, dict(names)))
     except (NameError, TypeError, AttributeError, ZeroDivisionError):
