@@ -70,11 +70,13 @@ def derive(
     options = GateOptions(deterministic=deterministic)
     kept, key = user_pairs(), derivation_key(source.source, schedules=schedules, options=options)
     found = kept.get(key) if cache else None
+    before = found is not None
     if found is not None:
         err().print(f"{file.name}: derived and proven before; --no-cache derives it again")
     else:
         with kept.deriving(key):
             found = kept.get(key) if cache else None
+            before = found is not None
             refused = kept.refusal(key) if cache and found is None else None
             if refused is not None:
                 refused.path = source.path
@@ -88,7 +90,7 @@ def derive(
     if tune or (tune is None and _gpu()):
         found = _tuned(source, found, schedules, options, seconds, cache=cache)
     if explain:
-        _explain(found)
+        _explain(found, before=before)
     if output is None:
         print(found.draft.pair, end="")
     else:
@@ -176,7 +178,8 @@ def _tuned(
     return found
 
 
-def _explain(found: Derived) -> None:
+def _explain(found: Derived, *, before: bool) -> None:
+    """`before`: it was derived by an earlier command, which may not have compared anything."""
     from rich.text import Text
 
     taken = ", ".join(dict.fromkeys(found.draft.schedules)) or found.draft.schedule
@@ -189,9 +192,12 @@ def _explain(found: Derived) -> None:
             if cost.microseconds is None:
                 err().print(Text(f"not counted: {_named(cost)}: {cost.why}", style="dim"), soft_wrap=True)
     else:
-        err().print(
-            Text("costs: not compared; --no-cache --explain does, where several pairs can be written", style="dim")
+        why = (
+            "not compared when it was derived; --no-cache does"
+            if before
+            else "one pair can be written, or was asked for"
         )
+        err().print(Text(f"costs: {why}", style="dim"), soft_wrap=True)
     for line in found.refused:
         err().print(Text(f"not taken: {line}", style="dim"), soft_wrap=True)
     for line in found.draft.remarks:

@@ -19,5 +19,9 @@ class NotThisTime(CannotDerive):
     """No backward was proven for want of time or memory, or because of a defect: another try may end otherwise."""
 
 
+class DoesNotApply(CannotDerive):
+    """There is nothing in a kernel for a schedule to change."""
+
+
 class OutOfBounds(InternalError):
     """A kernel that the compiler evaluated accesses an element that is not there."""

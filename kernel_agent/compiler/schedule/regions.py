@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from kernel_agent.compiler.errors import CannotDerive
+from kernel_agent.compiler.errors import CannotDerive, DoesNotApply
 from kernel_agent.compiler.plan import Fact
 from kernel_agent.compiler.schedule.claims import Claim, Claims
 from kernel_agent.compiler.schedule.forms import Forms, Launch
@@ -130,13 +130,18 @@ def in_regions(kernel: Kernel, gradients: Mapping[str, str], names: Set[str], la
 
 
 def with_regions(
-    make: Callable[[Kernel, Mapping[str, str], Launch, Regions | None], Draft | None],
+    make: Callable[[Kernel, Mapping[str, str], Launch, Regions | None], Draft],
     kernel: Kernel,
     gradients: Mapping[str, str],
     launch: Launch,
-) -> Draft | None:
-    """What a schedule makes of gradients, those in parts of which all can be stored then."""
-    draft = make(kernel, gradients, launch, None)
+) -> Draft:
+    """What a schedule makes of gradients, those in parts of which all can be stored then. Raises CannotDerive where
+    that is nothing."""
+    draft, refusal = None, None
+    try:
+        draft = make(kernel, gradients, launch, None)
+    except DoesNotApply as reason:
+        refusal = reason
     left = set(gradients.values()) - (set() if draft is None else {*draft.stored, *draft.alone})
     for names in dict.fromkeys((frozenset(left), *(frozenset((one,)) for one in sorted(left)))):
         found = in_regions(kernel, gradients, names, launch)
@@ -146,9 +151,11 @@ def with_regions(
             better = make(found.kernel, found.gradients, launch, found)
         except CannotDerive:
             continue  # another of the gradients may still have it
-        if better is not None:
-            better.facts += found.facts
-            return better
+        better.facts += found.facts
+        return better
+    if draft is None:
+        assert refusal is not None
+        raise refusal
     return draft
 
 

@@ -12,11 +12,12 @@ import functools
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 
-from kernel_agent.compiler.errors import CannotDerive
-from kernel_agent.compiler.plan import BackwardPlan, Buffer, Fact, Fill, Step, Total
+from kernel_agent.compiler.errors import CannotDerive, DoesNotApply
+from kernel_agent.compiler.plan import BackwardPlan, Buffer, Fact, Fill, Total
 from kernel_agent.compiler.reverse.adjoint import Adjoint
 from kernel_agent.compiler.reverse.plain import plain
 from kernel_agent.compiler.schedule.accumulate import accumulated
+from kernel_agent.compiler.schedule.assembly import assembled, grid_of
 from kernel_agent.compiler.schedule.calls import Calls
 from kernel_agent.compiler.schedule.draft import Draft, trimmed
 from kernel_agent.compiler.schedule.even import evened
@@ -29,7 +30,6 @@ from kernel_agent.compiler.schedule.mirror import mirrored, reversed_axes
 from kernel_agent.compiler.schedule.owner import without
 from kernel_agent.compiler.schedule.owners import owners_of, parted_owners, turned, unowned
 from kernel_agent.compiler.schedule.ownership import owned
-from kernel_agent.compiler.schedule.pace import WARPS
 from kernel_agent.compiler.schedule.regions import Regions, with_regions
 from kernel_agent.compiler.schedule.reload import crowding, reloaded
 from kernel_agent.compiler.schedule.rows import persistent, summed_axis, width_of
@@ -40,7 +40,6 @@ from kernel_agent.compiler.schedule.slots import slotted
 from kernel_agent.compiler.schedule.spread import spread
 from kernel_agent.compiler.schedule.square import squared
 from kernel_agent.compiler.schedule.swizzle import unswizzled
-from kernel_agent.compiler.schedule.together import together
 from kernel_agent.compiler.schedule.tries import Defect, Tries, tried
 from kernel_agent.compiler.schedule.unflatten import unflattened
 from kernel_agent.compiler.schedule.windows import Window, windowed
@@ -82,56 +81,68 @@ def plans(
     )  # else effects have order
     base = _base(kernel, spared or adjoint, launch, tries, defect) if better else None
     found: list[BackwardPlan] = []
+    refused: dict[str, dict[str, None]] = {name: {} for name in better}
     if base is not None:
         (step,) = base.steps
         whole = tries.once("gathered", functools.partial(gathered, step.kernel, launch), defect)
         whole = whole or Gathered(step.kernel)
         facts = [Fact(claim.text(), "every element of a row has a lane") for claim in whole.claims]
         made: dict[str, BackwardPlan] = {}
-        refused: dict[str, None] = {}
 
         def planned(name: str, gathers: Mapping[str, Draft]) -> BackwardPlan | None:
             draft = _with_gathers(name, whole.kernel, adjoint.gradients, launch, gathers)
             if draft is None:
                 return None
             draft.facts += facts
-            return _plan(name, base, draft)
+            return assembled(name, base, draft)
 
         for name in better:
-            plan = tries.once(name, functools.partial(planned, name, {}), defect, refused)
+            plan = tries.once(name, functools.partial(planned, name, {}), defect, refused[name])
             if plan is not None:
                 made[name] = plan
         if not made and spared is not None and "owned" in better:
             draft = tried("added", functools.partial(_added, whole.kernel, adjoint.gradients, launch), defect)
             if draft is not None:  # atomics as in `plain`, but of what the forward stored
                 draft.facts += facts
-                made["owned"] = _plan("owned", base, draft)
+                made["owned"] = assembled("owned", base, draft)
         left = _stays_atomic(min(made.values(), key=atomics, default=base))
-        gathers = _windows(whole.kernel, adjoint.gradients, left, launch, tries, defect) if left else {}
+        kept: dict[str, None] = {}
+        gathers = _windows(whole.kernel, adjoint.gradients, left, launch, tries, defect, kept) if left else {}
         for name in better if gathers else ():
             of = f"{name} beside {', '.join(gathers)}"
-            plan = tries.once(name, functools.partial(planned, name, gathers), defect, refused, of)
+            plan = tries.once(name, functools.partial(planned, name, gathers), defect, refused[name], of)
             if plan is not None:
                 made[name] = plan
-        found += [replace(plan, remarks=(*plan.remarks, *refused)) for plan in made.values()]
+        refused = {name: reasons for name, reasons in refused.items() if name not in made}
+        found += [
+            replace(plan, remarks=(*plan.remarks, *kept, *_before(name, better, refused)))
+            for name, plan in made.items()
+        ]
         found.sort(key=lambda plan: (atomics(plan) + _additions(plan), atomics(plan)))
     if "plain" in schedules:
         try:
-            found.append(plain(kernel, replace(adjoint, kernel=trimmed(prune(adjoint.kernel))), _grid(launch)))
+            last = plain(kernel, replace(adjoint, kernel=trimmed(prune(adjoint.kernel))), grid_of(launch))
         except CannotDerive:
             if base is None:
                 raise
-            found.append(base)
+            last = base
+        found.append(replace(last, remarks=(*last.remarks, *_before("plain", better, refused))))
     if not found:
         raise CannotDerive(f"no schedule of {', '.join(schedules)} applies to {kernel.name}")
     return found
+
+
+def _before(schedule: str, better: Sequence[str], refused: Mapping[str, Mapping[str, None]]) -> list[str]:
+    """Why the schedules in front of one are not had, each reason once."""
+    names = better[: better.index(schedule)] if schedule in better else better
+    return list(dict.fromkeys(reason for name in names for reason in refused.get(name, {})))
 
 
 def _base(kernel: Kernel, adjoint: Adjoint, launch: Launch, tries: Tries, defect: Defect | None) -> BackwardPlan | None:
     """What the better schedules are made from: a plan of one launch, its loops joined if they can be."""
 
     def made(text: Kernel) -> BackwardPlan:
-        return plain(kernel, replace(adjoint, kernel=text), _grid(launch))
+        return plain(kernel, replace(adjoint, kernel=text), grid_of(launch))
 
     joint = tries.once("joined", lambda: made(joined(prune(adjoint.kernel))), defect)
     return joint or tries.once("plain", lambda: made(prune(adjoint.kernel)), defect)
@@ -166,10 +177,12 @@ def joined(kernel: Kernel) -> Kernel:
     return prune(fused(merged(prune(factored(forwards(kernel))))))
 
 
-def _owned(tidy: Kernel, gradients: Mapping[str, str], launch: Launch, regions: Regions | None = None) -> Draft | None:
-    """One launch on the forward's grid, with stores; None where there are none."""
+def _owned(tidy: Kernel, gradients: Mapping[str, str], launch: Launch, regions: Regions | None = None) -> Draft:
+    """One launch on the forward's grid, with stores. Raises DoesNotApply where there are none."""
     draft = _added(tidy, gradients, launch, regions)
-    return draft if draft.stored or draft.alone or draft.totals else None
+    if not (draft.stored or draft.alone or draft.totals):
+        raise DoesNotApply("; ".join(draft.remarks))
+    return draft
 
 
 def _added(tidy: Kernel, gradients: Mapping[str, str], launch: Launch, regions: Regions | None = None) -> Draft:
@@ -181,11 +194,11 @@ def _added(tidy: Kernel, gradients: Mapping[str, str], launch: Launch, regions: 
     return draft
 
 
-def _rows(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft | None:
-    """One launch of few programs and a sum of their rows; None where no gradient adds up along an axis."""
+def _rows(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft:
+    """One launch of few programs and a sum of their rows. Raises DoesNotApply where nothing adds up along an axis."""
     axis = summed_axis(accumulated(tidy), gradients, launch)
     if axis is None:
-        return None
+        raise DoesNotApply("along no axis of the grid all programs add to the same elements")
     looped = persistent(tidy, gradients, launch, axis)
     scalars = dict(looped.scalars)
     draft = Draft()
@@ -221,8 +234,9 @@ def _rows(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft |
     return draft
 
 
-def _split(tidy: Kernel, gradients: Mapping[str, str], launch: Launch, regions: Regions | None = None) -> Draft | None:
-    """A launch for all gradients that programs own, and more for those that they share; None where none is shared."""
+def _split(tidy: Kernel, gradients: Mapping[str, str], launch: Launch, regions: Regions | None = None) -> Draft:
+    """A launch for all gradients that programs own, and more for those that they share. Raises DoesNotApply where none
+    of these can have one."""
     draft = Draft(regions)
     tidy, launch = spread(tidy, launch)
     cut = unswizzled(tidy, launch)
@@ -248,7 +262,7 @@ def _split(tidy: Kernel, gradients: Mapping[str, str], launch: Launch, regions: 
     draft.remarks += [f"{name} stays atomic: {reason}" for name, reason in left.items() if name not in done]
     draft.remarks += refused
     if not owners:
-        return None
+        raise DoesNotApply("; ".join(draft.remarks) or "no gradient is shared by programs")
     owners = [(replace(made, kernel=merged(prune(settled(made.kernel, made.launch)))), names) for made, names in owners]
     loaded = {op.base for made, _ in owners for op in made.kernel.ops if op.code is Code.LOAD}
     kept = [one for one in kept if one.pointer in loaded]
@@ -293,34 +307,38 @@ def _windows(
     launch: Launch,
     tries: Tries,
     defect: Defect | None,
+    refused: dict[str, None],
 ) -> dict[str, Draft]:
     """By gradient, of those wanted, the launches that gather it for the elements of windows, where nothing is added
-    atomically then."""
+    atomically then. `refused` is told why there are none of others."""
     found: dict[str, Draft] = {}
     tidy = unflattened(tidy, launch)
     for tensor, name in gradients.items():
         if name not in wanted:
             continue
-        made = tries.once(f"windows of {name}", functools.partial(windowed, tidy, name, launch), defect)
+        made = tries.once(f"windows of {name}", functools.partial(windowed, tidy, name, launch), defect, refused)
         if made is None:
             continue
         joint = tries.once(f"joined windows of {name}", functools.partial(joined, made.kernel), defect)
         if joint is None:
             continue
+        why: dict[str, None] = {}
         for maker in ("owned", "split"):
             making = functools.partial(_of_windows, maker, made, joint, tensor, name)
-            draft = tries.once(f"{maker} windows of {name}", making, defect)
+            draft = tries.once(f"{maker} windows of {name}", making, defect, why)
             if draft is not None:
                 found[name] = draft
                 break
+        else:
+            refused |= why
     return found
 
 
-def _of_windows(maker: str, made: Window, joint: Kernel, tensor: str, name: str) -> Draft | None:
-    """The launches that gather a gradient; None where something is added atomically."""
+def _of_windows(maker: str, made: Window, joint: Kernel, tensor: str, name: str) -> Draft:
+    """The launches that gather a gradient. Raises DoesNotApply where something is added atomically."""
     draft = (_split if maker == "split" else _owned)(joint, {tensor: name}, made.launch)
-    if draft is None or draft.additions:
-        return None
+    if draft.additions:
+        raise DoesNotApply("; ".join(draft.remarks) or "several add to one element")
     reason = f"the forward's programs compute all outputs that {name} is gathered from"
     draft.facts += [Fact(claim.text(), reason) for claim in made.claims]
     told = {name: extent.text() for name, extent in made.launch.scalars.items()}
@@ -336,67 +354,22 @@ def _with_gathers(
         return _MAKERS[name](tidy, gradients, launch)
     main = without(tidy, set(gathers))
     rest = {tensor: one for tensor, one in gradients.items() if one not in gathers}
-    draft = None if main is None else _MAKERS[name](main, rest, launch)
-    if draft is None:
-        if name != "owned":
-            return None
-        draft = Draft()
-        if main is not None:
-            draft.add(owned(main, rest, launch), rest, launch, {})
+    draft = Draft()
+    if main is None and name != "owned":
+        return None
+    try:
+        draft = draft if main is None else _MAKERS[name](main, rest, launch)
+    except DoesNotApply:
+        if name != "owned" or main is None:
+            raise
+        draft.add(owned(main, rest, launch), rest, launch, {})
     for one in gathers.values():
         draft.join(one)
     return draft
 
 
-_MAKERS: dict[str, Callable[[Kernel, Mapping[str, str], Launch], Draft | None]] = {
+_MAKERS: dict[str, Callable[[Kernel, Mapping[str, str], Launch], Draft]] = {
     "rows": _rows,
     "split": functools.partial(with_regions, _split),
     "owned": functools.partial(with_regions, _owned),
 }
-
-
-def _plan(schedule: str, base: BackwardPlan, draft: Draft) -> BackwardPlan:
-    """The plan with what a draft changes."""
-    spared = draft.spare(base)
-    same = spared.same
-    draft.steps = together(draft.steps)
-    needed = {value.name for kernel, _, _ in draft.steps for value in kernel.arguments} | set(same.values())
-    summed = {total.name for total in draft.totals} | set(same)
-    buffers = []
-    for buffer in base.buffers:
-        if buffer.name in draft.stored and buffer.name not in same:
-            one = draft.stored[buffer.name]
-            buffers.append(replace(buffer, element=one.element, empty_if=one.empty_if, axes=one.axes))
-        elif buffer.name in needed or buffer.name in set(base.gradients.values()) - summed:
-            buffers.append(buffer)
-    asked = {op.attributes.get("symbol") for kernel, _, _ in draft.steps for op in kernel.ops if op.code is Code.CONST}
-    warps = WARPS if WARPS in draft.settings else ""
-    steps = [_asked(Step(text, _grid(launch), scalars, warps), base) for text, launch, scalars in draft.steps]
-    return replace(
-        base,
-        schedule=schedule,
-        cotangents={tensor: name for tensor, name in base.cotangents.items() if name in needed},
-        buffers=(*buffers, *draft.partials),
-        steps=tuple(steps),
-        gradients={
-            tensor: same.get(name, name) for tensor, name in sorted(base.gradients.items(), key=lambda g: g[1] in same)
-        },
-        by_index=frozenset(tensor for tensor, name in base.gradients.items() if name in spared.by_index),
-        totals=tuple(draft.totals),
-        censuses=tuple(replace(one, step=_asked(one.step, base)) for one in draft.censuses if one.gradient not in same),
-        settings={**{name: text for name, text in base.settings.items() if name in asked}, **draft.settings},
-        facts=tuple(dict.fromkeys((*base.facts, *draft.facts))),
-        remarks=(*base.remarks, *dict.fromkeys(draft.remarks)),
-    )
-
-
-def _asked(step: Step, base: BackwardPlan) -> Step:
-    """The step with the scalars that its kernel asks for."""
-    own = {value.name for value in step.kernel.arguments}
-    known = {**base.steps[0].scalars, **step.scalars}
-    return replace(step, scalars={name: text for name, text in known.items() if name in own})
-
-
-def _grid(launch: Launch) -> tuple[str, ...]:
-    """Expressions."""
-    return tuple(extent.text() for extent in launch.grid)
