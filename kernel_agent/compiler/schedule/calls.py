@@ -7,6 +7,8 @@ proved by that, and what relies on it has the backward check it before it launch
 
 from __future__ import annotations
 
+import ast
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +25,8 @@ class Calls:
 
     def refute(self, facts: Iterable[str]) -> bool:
         """Whether one of some facts, Python as in `plan`, fails in a launch that was seen."""
-        return any(not _holds(fact, names) for fact in facts for names in self.names)
+        parts = [part for fact in facts for part in _parts(fact)]
+        return any(not _holds(part, names) for part in parts for names in self.names)
 
     def show(self, facts: Iterable[str]) -> bool:
         """Whether launches were seen, and none of some facts fails in one."""
@@ -39,6 +42,15 @@ class Calls:
         found = [_number(expression, names) for names in self.names]
         known = [number for number in found if number is not None]
         return sum(known) if known and len(known) == len(found) else None
+
+
+@functools.lru_cache(maxsize=4096)
+def _parts(fact: str) -> tuple[str, ...]:
+    """What must hold for it, each asked by itself: one that cannot be asked says nothing of the others."""
+    tree = ast.parse(fact, mode="eval").body
+    if isinstance(tree, ast.BoolOp) and isinstance(tree.op, ast.And):
+        return tuple(part for value in tree.values for part in _parts(ast.unparse(value)))
+    return (fact,)
 
 
 def _number(expression: str, names: Mapping[str, Any]) -> int | None:

@@ -65,6 +65,14 @@ def test_a_weight_with_gaps_in_a_call_that_was_seen_has_no_rows() -> None:
     assert slotted(kernel(), {"W": "dW"}, Launch.like_forward(3, calls)).slots == ()
 
 
+def test_a_part_of_a_fact_that_cannot_be_asked_does_not_hide_one_that_fails() -> None:
+    # A plan's own numbers are in no call: beside them a condition on sizes went for true, and a batchnorm's gradient
+    # had a row of its own size for each of 528 programs.
+    calls = Calls(({"R": 6, "C": 3},))
+    assert calls.refute(("programs * R >= C and R == C",))
+    assert not calls.refute(("programs * R >= C and R == 2 * C",))
+
+
 def test_a_condition_that_differs_between_programs_leaves_the_zeros() -> None:
     # Programs that a mask keeps from storing leave their rows as they were: empty memory would be summed.
     def build(b: Builder, x: Value, w: Value, dw: Value, channels: Value) -> None:
