@@ -35,7 +35,7 @@ from kernel_agent.sandbox import Limits, Sandbox
 ROOT = Path(__file__).parents[1]
 PAIRS = ROOT / "datasets" / "kernel_pairs"
 DEVICE = "H100 SXM"
-LIMITS = Limits(wall_s=90.0)
+LIMITS = Limits(wall_s=240.0, memory_bytes=12 << 30)
 """Of counting one backward at one entry."""
 FILLS = 0.02
 """Share of a hand-written backward's traffic from which what torch moves more is a reason."""
@@ -73,7 +73,7 @@ class Row:
     real_sizes: bool = False
     """Counted at an entry of BENCH."""
     why: str = ""
-    """Why a figure is missing."""
+    """Why a figure is missing, or is not of BENCH."""
     seconds: float = 0.0
 
     @property
@@ -94,7 +94,7 @@ def row(path: Path) -> Row:
             (draft, *_), _ = drafts(describe(facts, sandbox), sandbox, most=1)
             found_both = both(facts, read_source(draft.pair, path), sandbox)
             derived, written = moved(found_both.derived), moved(found_both.written)
-            found = Row(name, draft.schedules, derived, written, found_both.real_sizes)
+            found = Row(name, draft.schedules, derived, written, not found_both.why_small, found_both.why_small)
     except KernelAgentError as error:
         found = Row(name, why=error.message.splitlines()[0])
     return Row(**{**found.__dict__, "seconds": round(time.perf_counter() - start, 1)})
@@ -106,19 +106,20 @@ class Both:
 
     derived: EntryCost
     written: EntryCost
-    real_sizes: bool
-    """See `Row`."""
+    why_small: str
+    """Why it is not one of BENCH; empty where it is."""
 
 
 def both(written: FileFacts, derived: FileFacts, sandbox: Sandbox) -> Both:
     """The two backwards at one entry. Raises what the counter raises where neither entry can be counted."""
     try:
+        why = "it has no BENCH"
         if written.bench:
-            return Both(counted(at_bench(derived), sandbox, 0), counted(at_bench(written), sandbox, 0), real_sizes=True)
-    except KernelAgentError:
-        pass  # the smaller entry will do
+            return Both(counted(at_bench(derived), sandbox, 0), counted(at_bench(written), sandbox, 0), why_small="")
+    except KernelAgentError as error:  # the smaller entry will do
+        why = error.message.splitlines()[0]
     place = largest_required(describe(written, sandbox).sweep)
-    return Both(counted(derived, sandbox, place), counted(written, sandbox, place), real_sizes=False)
+    return Both(counted(derived, sandbox, place), counted(written, sandbox, place), why)
 
 
 def at_bench(facts: FileFacts) -> FileFacts:
@@ -204,6 +205,9 @@ def told(rows: list[Row]) -> str:
     missing = [one for one in rows if one.ratio is None]
     lines += ["", "not counted:"] if missing else []
     lines += [f"  {one.name}: {one.why}" for one in missing]
+    small = [one for one in rows if one.ratio is not None and not one.real_sizes]
+    lines += ["", f"counted at an entry of SWEEP: {len(small)}"]
+    lines += [f"  {one.name}: {one.why}" for one in small if one.why]
     return "\n".join(lines) + "\n"
 
 
