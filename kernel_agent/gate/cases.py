@@ -55,11 +55,17 @@ class Case:
     """Once more what was asked before, after other cases: a second backward through a retained graph."""
 
     @property
+    def partial(self) -> bool:
+        """Whether some gradients are not needed."""
+        return self.needs is not None and not all(self.needs)
+
+    @property
     def name(self) -> str:
         """`M=17 N=100 seed=0 cotangent=strided`."""
-        if self.needs is None:
-            return f"{self.point.label} cotangent={self.kind.value}{' again' if self.again else ''}"
-        return f"{self.point.label} needs={self.needs}"
+        if self.partial:
+            return f"{self.point.label} needs={self.needs}"
+        told = " needs=all" if self.needs is not None else ""
+        return f"{self.point.label} cotangent={self.kind.value}{' again' if self.again else ''}{told}"
 
 
 @dataclass(frozen=True)
@@ -280,16 +286,22 @@ def _cheap_first(shapes: list[ShapePlan]) -> list[ShapePlan]:
 
 
 def _with_cases(truths: Truths, shapes: list[ShapePlan], options: GateOptions, accepts_needs: bool) -> list[ShapePlan]:
-    """Give every shape its cases: the cheapest required one all kinds, other required ones both seeds and layouts."""
+    """Give every shape its cases: the cheapest required one all kinds, other required ones both seeds and layouts.
+
+    Where the cotangent is strided, a backward that takes `needs` is told that it needs all: so does an operator in
+    training, while who calls it by hand leaves that out.
+    """
     first = next((shape for shape in shapes if shape.required), None)
+    everything = (True,) * len(truths.spec.grads) if accepts_needs else None
+    told = {CotangentKind.STRIDED: everything}
     planned = []
     for shape in shapes:
         points = [Point(entry=shape.entry, seed=seed) for seed in options.seeds]
         if shape.required:
-            cases = [Case(point, kind, True) for point in points for kind in _BOTH]
+            cases = [Case(point, kind, True, told.get(kind)) for point in points for kind in _BOTH]
         else:  # an odd shape asks about bounds; one seed per layout will do
             pairs = zip(points, _BOTH, strict=False)
-            cases = [Case(point, kind, False) for point, kind in pairs]
+            cases = [Case(point, kind, False, told.get(kind)) for point, kind in pairs]
         if shape is first:
             flat = all(len(output.shape) < 2 for output in truths.spec.outputs if output.needs_grad)
             special = [kind for kind in _SPECIAL if not (flat and kind is CotangentKind.TRANSPOSED)]

@@ -194,7 +194,7 @@ def run_backward(
     """
     number_buffers_from(_OF_BACKWARDS)
     case = call.payload["cases"][number]
-    cotangents = [None if key is None else call.tensors[key] for key in case["cotangents"]]
+    cotangents = [None if key is None else _amid(call.tensors[key]) for key in case["cotangents"]]
     kwargs = {} if case["needs"] is None else {"needs": tuple(case["needs"])}
     try:
         execution, _ = run_once(
@@ -222,6 +222,15 @@ def run_backward(
     if known is not None:
         also["lowered"] = lowered(known)
     say(call, answer.model_copy(update=also), values)
+
+
+def _amid(cotangent: Tensor) -> Tensor:
+    """A cotangent; one with gaps stands behind a NaN in its memory, as a part of something wider does."""
+    if cotangent.is_contiguous():
+        return cotangent
+    flat = cotangent.as_strided((cotangent.untyped_storage().nbytes() // cotangent.element_size(),), (1,))
+    whole = torch.cat([torch.full((1,), math.nan, dtype=cotangent.dtype), flat])
+    return whole.as_strided(cotangent.size(), cotangent.stride(), 1)
 
 
 def _written(recorder: Recorder | None) -> str:

@@ -79,9 +79,10 @@ class LastingState:
                 before = dict(_of_calls())
                 result = function(*args, **kwargs)
                 self._by_calls |= _others(before, dict(_of_calls()))
-                self._by_calls |= _others(numbers, _generators() if draws else {})
-            now = [_hung_on(tensor, numbers=False) - before for tensor, before in zip(given, hung, strict=True)]
-            self._by_calls |= {f"{what} of what it is given" for what in frozenset().union(*now)}
+                now = _generators() if draws else {}
+                self._by_calls |= _others(numbers, {name: now[name] for name in numbers})
+            more = [_hung_on(tensor, numbers=False) - before for tensor, before in zip(given, hung, strict=True)]
+            self._by_calls |= {f"{what} of what it is given" for what in frozenset().union(*more)}
             for tensor in result if isinstance(result, (tuple, list)) else (result,):
                 if isinstance(tensor, Tensor) and not any(tensor is one for one in given):
                     self._by_calls |= {f"{what} of what it returns" for what in _hung_on(tensor)}

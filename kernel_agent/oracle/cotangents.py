@@ -30,8 +30,8 @@ class CotangentKind(str, enum.Enum):
     LAST_ONLY = "last-only"
 
 
-SCALES = {CotangentKind.TINY: 2.0**-12, CotangentKind.HUGE: 2.0**12}
-"""Powers of two within the range of float16: a gradient is linear in its cotangent, so it must scale exactly along."""
+_FAR, _NEAR = 40, 12
+"""Powers of two by which cotangents are made huge and tiny, the second where the dtype has no room for more."""
 
 Cotangents = tuple[Tensor | None, ...]
 """One entry per output in position; None for outputs without gradient and for those left out on purpose."""
@@ -59,6 +59,16 @@ def unit_cotangents(outputs: tuple[OutputForm | None, ...], position: int, seed:
     return make_cotangents(CotangentKind.RANDOM, chosen, seed + 7919)
 
 
+def scale_of(kind: CotangentKind, dtype: torch.dtype) -> float:
+    """What cotangents of a kind are multiplied by: a gradient is linear in its cotangent, so it must scale exactly along.
+
+    Losses are scaled by 2^16 and more, and the mean of many has cotangents of 1e-8: what bounds a cotangent or takes it
+    for zero shows beyond those.
+    """
+    power = _FAR if torch.finfo(dtype).max > 2.0**_FAR else _NEAR
+    return {CotangentKind.TINY: 2.0**-power, CotangentKind.HUGE: 2.0**power}.get(kind, 1.0)
+
+
 def rms(cotangent: Tensor | None) -> float:
     """Root mean square of a cotangent; zero for None."""
     if cotangent is None or cotangent.numel() == 0:
@@ -76,7 +86,7 @@ def _one(kind: CotangentKind, form: OutputForm, generator: torch.Generator) -> T
         return torch.zeros(shape, dtype=form.dtype)
     if kind is CotangentKind.EXPANDED and shape:
         return _normal((*shape[:-1], 1), form.dtype, generator).expand(shape)
-    dense = _normal(shape, form.dtype, generator) * SCALES.get(kind, 1.0)
+    dense = _normal(shape, form.dtype, generator) * scale_of(kind, form.dtype)
     if kind is CotangentKind.ONE_HOT and dense.numel():
         hot = int(torch.randint(dense.numel(), (1,), generator=generator))
         dense = torch.zeros_like(dense)

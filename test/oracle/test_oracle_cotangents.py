@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernel_agent.oracle import CotangentKind, OutputForm, make_cotangents
-from kernel_agent.oracle.cotangents import SCALES, rms
+from kernel_agent.oracle.cotangents import rms, scale_of
 
 MATRIX = OutputForm((6, 10), torch.float32, True)
 STATISTIC = OutputForm((6,), torch.float32, False)
@@ -21,7 +21,7 @@ def one(kind: CotangentKind, form: OutputForm = MATRIX, seed: int = 0) -> torch.
 @pytest.mark.parametrize("kind", [k for k in CotangentKind if k not in (CotangentKind.ZERO, CotangentKind.NONE)])
 def test_every_kind_has_rms_one_but_for_its_scale(kind):
     # The S term of the rule multiplies by the RMS: a kind with another size would be judged more loosely.
-    assert rms(one(kind)) / SCALES.get(kind, 1.0) == pytest.approx(1.0, abs=1e-5)
+    assert rms(one(kind)) / scale_of(kind, torch.float32) == pytest.approx(1.0, abs=1e-5)
 
 
 def test_the_same_seed_gives_the_same_values_and_another_seed_others():
@@ -45,6 +45,14 @@ def test_scaled_kinds_stay_finite_in_half_precision():
     half = OutputForm((64, 64), torch.float16, True)
     assert bool(one(CotangentKind.HUGE, half).isfinite().all())
     assert int(one(CotangentKind.TINY, half).count_nonzero()) > 4000
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_scaled_kinds_leave_the_range_of_losses_where_a_dtype_can(dtype):
+    # A clamp at 1e5 and a threshold of 1e-9 change no gradient of a cotangent near one, and those of real programs.
+    wide = OutputForm((64, 64), dtype, True)
+    assert float(one(CotangentKind.HUGE, wide).abs().max()) > 2.0**32
+    assert 0 < float(one(CotangentKind.TINY, wide).abs().max()) < 2.0**-32
 
 
 def test_the_gaps_of_a_strided_cotangent_hold_nan():

@@ -28,7 +28,7 @@ def ignored_strides(evidence: Evidence, truths: Truths) -> tuple[Hypothesis, ...
     Only where a contiguous random cotangent passes and another layout does not.
     """
     passing = [o for o in evidence.here if o.case.kind is CotangentKind.RANDOM and o.problem is None]
-    red = [o for o in evidence.here if o.case.kind in _LAYOUTS and o.problem is not None and o.case.needs is None]
+    red = [o for o in evidence.here if o.case.kind in _LAYOUTS and o.problem is not None and not o.case.partial]
     if not passing or not red:
         return ()
     asked = red[0].question

@@ -58,11 +58,13 @@ def _reading(seen: list[tuple[Outcome, bool]]) -> str:
     passed = [outcome.case for outcome, passed in seen if passed]
     if not failed or not passed:
         return "is wrong in every case" if failed and len(seen) > 1 else ""
-    full = [case for case in passed if case.needs is None]
-    bad, good = {case.kind for case in failed if case.needs is None}, {case.kind for case in full}
+    full = [case for case in passed if not case.partial]
+    bad, good = {case.kind for case in failed if not case.partial}, {case.kind for case in full}
     if not bad:
         subsets = " and ".join(sorted(str(case.needs) for case in failed))
         return f"fails only where some gradients are not needed: needs={subsets}"
+    if bad == {CotangentKind.STRIDED} and good & (_LAYOUTS - bad) and all(case.needs for case in failed):
+        return "fails only where `needs` asks for all gradients, as an operator in training does"
     if bad <= good:
         seeds = sorted({case.point.seed for case in failed} - {case.point.seed for case in passed})
         return f"fails only with the arguments of seed {seeds[0]}" if len(seeds) == 1 else ""
