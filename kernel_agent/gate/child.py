@@ -29,6 +29,7 @@ from kernel_agent.ir import (
     ExecOptions,
     Execution,
     Finding,
+    FindingKind,
     IRError,
     LoweringError,
     Unordered,
@@ -92,10 +93,12 @@ def answered(call: Call) -> None:
             for number, case in enumerate(cases):
                 if case["point"] not in saved:
                     streams.refuses = False
-                    users = not saved and _line(module.forward) <= call.payload["users_lines"]
+                    own = _line(module.forward) <= call.payload["users_lines"]
+                    users = own and not saved
                     forward = module.forward if users else state.attended(module.forward, may_draw=True)
                     with state.excused() if users else nullcontext():
-                        saved[case["point"]] = run_forward(call, forward, path, case["point"], Recorder())
+                        point = case["point"]
+                        saved[point] = run_forward(call, forward, path, point, Recorder(), users=own)
                     streams.refuses = True
                 last = Lasting(replaced, state.changed) if number == len(cases) - 1 else None
                 given = saved[case["point"]]
@@ -145,8 +148,12 @@ def run_forward(
     recorder: Recorder | None = None,
     *,
     options: ExecOptions = _OPTIONS,
+    users: bool = False,
 ) -> tuple[Any, ...]:
-    """Run a forward at one point and tell the parent; the result are its saved values. Raises `Ended`."""
+    """Run a forward at one point and tell the parent; the result are its saved values. Raises `Ended`.
+
+    `users`: it is the user's own, whose promises to the compiler are no candidate's.
+    """
     number_buffers_from(1)
     form = call.payload["points"][number]
     args, kwargs = unpack(form["args"], call.tensors), unpack(form["kwargs"], call.tensors)
@@ -162,13 +169,12 @@ def run_forward(
     values = tuple(outputs) if isinstance(outputs, (tuple, list)) else (outputs,)
     known = {v.untyped_storage()._cdata for v in values if isinstance(v, Tensor)}
     shapes = [(v.shape, declared_dtype(v)) for v in (*args, *kwargs.values()) if isinstance(v, Tensor)]
-    say(
-        call,
-        _answer(Stage.FORWARD, number, execution, values, isinstance(outputs, (tuple, list))).model_copy(
-            update={"extra_saved_bytes": _extra_bytes(saved, known, shapes), "program": _written(recorder)}
-        ),
-        values,
-    )
+    answer = _answer(Stage.FORWARD, number, execution, values, isinstance(outputs, (tuple, list)))
+    update = {"extra_saved_bytes": _extra_bytes(saved, known, shapes), "program": _written(recorder)}
+    if users:
+        kept = [finding for finding in answer.findings if finding.kind != FindingKind.FALSE_PROMISE.value]
+        update["findings"] = tuple(kept)
+    say(call, answer.model_copy(update=update), values)
     return saved
 
 

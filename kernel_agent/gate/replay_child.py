@@ -55,7 +55,7 @@ def replayed(call: Call) -> None:
                         if forwards
                         else getattr(module, "forward")  # noqa: B009
                     )
-                    saved[point] = run_forward(call, forward, path, point)
+                    saved[point] = run_forward(call, forward, path, point, users=not forwards)
                 known = call.payload["lowered"] if number == last else None
                 run_backward(call, Replayed(backwards[number], kernels), path, number, saved[point], known=known)
     except Ended:

@@ -49,6 +49,8 @@ class Status(str, enum.Enum):
     OUT_OF_BOUNDS = "OUT_OF_BOUNDS"
     RACE = "RACE"
     UNINITIALIZED_READ = "UNINITIALIZED_READ"
+    FALSE_PROMISE = "FALSE_PROMISE"
+    """What a kernel promises the compiler is not so, and a device may do anything."""
     INPUT_MUTATED = "INPUT_MUTATED"
     WRONG_FORWARD = "WRONG_FORWARD"
     WRONG_COUNT = "WRONG_COUNT"
@@ -94,6 +96,7 @@ STAGE_OF = {
     Status.OUT_OF_BOUNDS: Stage.MEMORY,
     Status.RACE: Stage.MEMORY,
     Status.UNINITIALIZED_READ: Stage.MEMORY,
+    Status.FALSE_PROMISE: Stage.MEMORY,
     Status.INPUT_MUTATED: Stage.MEMORY,
     Status.WRONG_FORWARD: Stage.FORWARD,
     Status.WRONG_COUNT: Stage.FORM,

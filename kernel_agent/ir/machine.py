@@ -22,6 +22,7 @@ from kernel_agent.ir.operations.safe import SafePointwise
 from kernel_agent.ir.program import Block, Function, Module, Op
 from kernel_agent.ir.sanitizer.findings import Findings
 from kernel_agent.ir.sanitizer.lanes import Lanes
+from kernel_agent.ir.sanitizer.promises import broken_promises
 from kernel_agent.ir.sanitizer.sanitizer import Sanitizer
 from kernel_agent.ir.sanitizer.sentry import EveryLane, Sentry
 from kernel_agent.ir.sanitizer.views import View
@@ -271,6 +272,9 @@ class Machine:
                 results = self.apply(op, operands, active)
             for place, result in zip(op.result_ids, results, strict=True):
                 environment[place] = (active, result)
+            if op.promises and plain and not self.quiet:
+                for text, broken in broken_promises(op, results[0]):
+                    self.sanitizer.promise(op, text, broken, active)
             if self.records:
                 self.computed += sum(_size(result) for result in results) + _BESIDE * len(results)
             for dead in op.last_uses:

@@ -73,6 +73,11 @@ class Op:
         return tuple(value.id for value in self.results)
 
     @cached_property
+    def promises(self) -> bool:
+        """Whether the kernel promises something of the result to the compiler, as `tl.multiple_of` does."""
+        return not self.attributes.keys().isdisjoint(("tt.contiguity", "tt.divisibility", "tt.constancy"))
+
+    @cached_property
     def captures(self) -> tuple[int, ...]:
         """Ids of values from outside that the regions read."""
         inside: set[int] = set()

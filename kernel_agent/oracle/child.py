@@ -21,6 +21,7 @@ from kernel_agent.errors import EnvironmentProblem, InputError, KernelAgentError
 from kernel_agent.ir import (
     ExecOptions,
     Execution,
+    FindingKind,
     IRError,
     LoweringError,
     Numerics,
@@ -47,6 +48,10 @@ from kernel_agent.pairs.values import Values
 
 if TYPE_CHECKING:
     from kernel_agent.sandbox import Call
+
+
+_OF_DEVICES = (FindingKind.FALSE_PROMISE,)
+"""Findings that change nothing of what a forward computes in exact arithmetic: shapes that have them are asked."""
 
 
 @dataclass(frozen=True)
@@ -252,7 +257,7 @@ def _forward(stub: Stub, point: Point) -> tuple[dict[str, Any], dict[str, Tensor
         "forms": [_form(stub, i, output) for i, output in enumerate(outputs)],
         "launches": [launch.kernel for launch in execution.launches],
         "torch_ops": list(execution.torch_ops),
-        "findings": [finding.message for finding in execution.findings],
+        "findings": [finding.message for finding in execution.findings if finding.kind not in _OF_DEVICES],
         "mutated": list(execution.mutated),
         "seconds": seconds,
     }

@@ -60,7 +60,7 @@ def unit_cotangents(outputs: tuple[OutputForm | None, ...], position: int, seed:
 
 
 def scale_of(kind: CotangentKind, dtype: torch.dtype) -> float:
-    """What cotangents of a kind are multiplied by: a gradient is linear in its cotangent, so it must scale exactly along.
+    """What cotangents of a kind are multiplied by: a gradient is linear in its cotangent, so it must scale along.
 
     Losses are scaled by 2^16 and more, and the mean of many has cotangents of 1e-8: what bounds a cotangent or takes it
     for zero shows beyond those.

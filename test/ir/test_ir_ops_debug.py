@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import triton
 import triton.language as tl
@@ -47,6 +48,44 @@ def _hints(X, Y, n, B: tl.constexpr):
     for _ in tl.static_range(2):
         x = x + n
     tl.store(Y + c, x)
+
+
+@triton.jit
+def _promises(X, Y, n, step, KIND: tl.constexpr, B: tl.constexpr):
+    c = tl.program_id(0) * B + tl.arange(0, B)
+    o = c * step
+    if KIND == "contiguous":
+        o = tl.max_contiguous(o, B)
+    elif KIND == "multiple":
+        o = tl.multiple_of(o, B)
+    elif KIND == "constant":
+        o = tl.max_constancy(c // 2 * step, 2)
+    elif KIND == "wrapped":
+        o = tl.max_contiguous(tl.multiple_of(c % n, B), B)
+    elif KIND == "assumed":
+        tl.assume(step == 1)
+    pointers = tl.multiple_of(X + o, 32) if KIND == "pointer" else X + o
+    x = tl.load(pointers, mask=(c < n) & (o < n))
+    tl.store(Y + c, x, mask=(c < n) & (o < n))
+
+
+@pytest.mark.parametrize("kind", ["contiguous", "multiple", "constant", "pointer", "assumed", "wrapped"])
+def test_a_promise_to_the_compiler_is_a_finding_where_it_does_not_hold(kind):
+    # The values are right here whatever is promised; a device may load vectors from other places.
+    def stub(x, step):
+        y = torch.empty_like(x)
+        _promises[(2,)](x, y, x.numel(), step, KIND=kind, B=8)
+        return y
+
+    kept, broken = (16, 1), (16, 3)
+    if kind == "constant":
+        kept, broken = (16, 3), None
+    if kind == "wrapped":  # the classic of matrix products: false where the size is no multiple of the block
+        kept, broken = (16, 3), (13, 3)
+    found = {FindingKind.FALSE_PROMISE}
+    assert found.isdisjoint({one.kind for one in execute(stub, (torch.randn(kept[0]), kept[1])).findings})
+    if broken is not None:
+        assert found <= {one.kind for one in execute(stub, (torch.randn(broken[0]), broken[1])).findings}
 
 
 def test_hints_barriers_and_prints_change_nothing(capfd):

@@ -14,6 +14,7 @@ from kernel_agent.ir.errors import LaunchError
 from kernel_agent.ir.memory import CPU
 from kernel_agent.ir.operations.registry import rule
 from kernel_agent.ir.program import Block, Op, walk
+from kernel_agent.ir.sanitizer.promises import breaks_loop
 from kernel_agent.ir.segments import Loop, Stretch
 from kernel_agent.ir.values import Active, RuntimeValue, join_rows, on_device, take_rows
 
@@ -52,6 +53,11 @@ def _for(machine: Machine, op: Op, operands: list[Any], active: Active) -> list[
     # the only question to a device: where programs leave is decided by the host
     trips = (high - low + step - 1).div(step, rounding_mode="floor").clamp(min=0).cpu()
     lengths = trips.unique().tolist()
+    broken = None if machine.quiet else breaks_loop(op, low, step, trips)
+    if broken is not None:
+        machine.sanitizer.promise(
+            op, "tl.multiple_of is promised of the loop's variable, which is none", broken, active
+        )
     current, rows, places = active, _all_rows(active), torch.arange(active.size, device=CPU)
     left: Pieces = []
     loop, k = Loop(machine, op), 0
@@ -187,8 +193,16 @@ def _assert(machine: Machine, op: Op, operands: list[Any], active: Active) -> li
     return []
 
 
+@rule("llvm.intr.assume")
+def _assume(machine: Machine, op: Op, operands: list[Any], active: Active) -> list[RuntimeValue]:
+    held = operands[0]
+    if machine.quiet or not bool(held.all()):
+        machine.sanitizer.promise(op, "what tl.assume promises is not so", ~held, active)
+    return []
+
+
 @rule(
-    *("tt.print", "llvm.intr.assume", "gpu.barrier", "ttg.barrier", "ttg.local_barrier", "tt.debug_barrier"),
+    *("tt.print", "gpu.barrier", "ttg.barrier", "ttg.local_barrier", "tt.debug_barrier"),
     *("tt.grid_dependency_wait", "tt.grid_dependency_launch_dependents"),
 )
 def _nothing(_: Machine, __: Op, ___: list[Any], ____: Active) -> list[RuntimeValue]:

@@ -25,6 +25,8 @@ class FindingKind(str, enum.Enum):
     """A returned tensor with elements that nothing wrote."""
     ASSERTION = "ASSERTION"
     """A `tl.device_assert` that did not hold."""
+    FALSE_PROMISE = "FALSE_PROMISE"
+    """What a kernel promises the compiler, by `tl.assume` and the like, is not so: a device may do anything."""
     CONFIG_DISAGREEMENT = "CONFIG_DISAGREEMENT"
     """An autotuned kernel computes something else with another configuration."""
 
@@ -41,6 +43,7 @@ _WORDS = {
     FindingKind.UNINITIALIZED_READ: "uninitialized read",
     FindingKind.UNWRITTEN_OUTPUT: "unwritten output",
     FindingKind.ASSERTION: "assertion",
+    FindingKind.FALSE_PROMISE: "false promise",
     FindingKind.CONFIG_DISAGREEMENT: "configurations disagree",
 }
 

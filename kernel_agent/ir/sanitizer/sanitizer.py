@@ -118,6 +118,14 @@ class Sanitizer:
         count, program = int(failed.sum()), int(active.ids[row])
         self._report(FindingKind.ASSERTION, message, op, None, None, program, row, tuple(lane), count, active)
 
+    def promise(self, op: Op, text: str, broken: Tensor, active: Active) -> None:
+        """A promise to the compiler that is not kept by some programs; the first dimension of `broken` is theirs."""
+        if not self.watch:
+            return
+        row = int(broken.nonzero()[0][0])
+        count, program = int(broken.sum()), int(active.ids[row])
+        self._report(FindingKind.FALSE_PROMISE, text, op, None, None, program, row, None, count, active)
+
     # --- accesses
 
     def read(self, buffer: Buffer, lanes: Lanes, op: Op) -> None:

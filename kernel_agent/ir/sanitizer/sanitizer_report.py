@@ -17,6 +17,7 @@ EXPLANATIONS = {
     FindingKind.UNWRITTEN_OUTPUT: "elements of a returned tensor were never written",
     FindingKind.CONFIG_DISAGREEMENT: "configurations of an autotuned kernel give different results",
     FindingKind.ASSERTION: "a device assertion does not hold",
+    FindingKind.FALSE_PROMISE: "the compiler is promised by tl.assume, tl.multiple_of or the like what is not so",
 }
 """What each kind of finding means, in the order in which a report shows them."""
 

@@ -209,6 +209,10 @@ class Sentry:
         """Suspect an assertion; `failed` says which lanes."""
         self._note(failed, None)
 
+    def promise(self, _op: Op, _text: str, broken: Tensor, _active: Active) -> None:
+        """Suspect a promise to the compiler; `broken` says where."""
+        self._note(broken, None)
+
     def _note(self, bad: Tensor, mask: Tensor | None) -> None:
         self._flag |= (bad if mask is None else bad & mask).any()
 
