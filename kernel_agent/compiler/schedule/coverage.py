@@ -116,6 +116,14 @@ def alternatives(mask: Value | None) -> list[tuple[Value | Once, ...]]:
     return found[:MOST]
 
 
+def _remainder_of_one(atom: Atom) -> Atom | None:
+    """The remainder that an atom is the quotient or the remainder of, as `n % a` of `n % a // b`."""
+    if atom.whole is None or atom.kind not in (Kind.QUOTIENT, Kind.REMAINDER) or atom.whole.base.terms:
+        return None
+    inner = [part for part, number in atom.whole.terms if number == ONE and part.kind is Kind.REMAINDER]
+    return inner[0] if len(inner) == len(atom.whole.terms) == 1 else None
+
+
 @dataclass
 class Counter:
     """Counts what is written, and notes on what that relies."""
@@ -282,18 +290,24 @@ class Counter:
         """Put the digits of an index, which the address or a bound has, for the index: `pid // C` and `pid % C`."""
         address = self.forms.of(site.op.offset)
         digits = {atom for form in (address, *(bound.form for bound in limits)) for atom, _ in form.terms}
-        for atom in [atom for atom, extent in rest.items() if extent is not None]:
+        wholes = {whole for atom in digits if (whole := _remainder_of_one(atom)) is not None} - digits
+        digits |= wholes
+        left = [atom for atom, extent in rest.items() if extent is not None]
+        while left:
+            atom = left.pop(0)
             size = rest[atom]
             whole = Form.of({atom: ONE})
             while size is not None:
                 radix = {one.divisor for one in digits if one.kind is Kind.REMAINDER and one.whole == whole}
-                divisor = radix.pop() if len(radix) == 1 and atom not in digits else None
+                divisor = radix.pop() if len(radix) == 1 and (atom in wholes or atom not in digits) else None
                 if divisor is None:
                     break
                 count = ceiling(size, divisor)
                 self.claims.append(Claim(size, count * divisor))
                 del rest[atom]
-                rest[remainder_of(whole, divisor)] = divisor
+                lower = remainder_of(whole, divisor)
+                rest[lower] = divisor
+                left.append(lower)
                 atom, size = quotient_of(whole, divisor), count
                 rest[atom] = size
                 whole = Form.of({atom: ONE})

@@ -27,6 +27,7 @@ from kernel_agent.compiler.schedule.fuse import fused
 from kernel_agent.compiler.schedule.gather import Gathered, gathered
 from kernel_agent.compiler.schedule.merge import merged
 from kernel_agent.compiler.schedule.mirror import mirrored, reversed_axes
+from kernel_agent.compiler.schedule.nested import Nested, nested
 from kernel_agent.compiler.schedule.owner import without
 from kernel_agent.compiler.schedule.owners import owners_of, parted_owners, turned, unowned
 from kernel_agent.compiler.schedule.ownership import owned
@@ -84,9 +85,11 @@ def plans(
     refused: dict[str, dict[str, None]] = {name: {} for name in better}
     if base is not None:
         (step,) = base.steps
-        whole = tries.once("gathered", functools.partial(gathered, step.kernel, launch), defect)
-        whole = whole or Gathered(step.kernel)
+        digits = tries.once("nested", functools.partial(nested, step.kernel, launch), defect) or Nested(step.kernel)
+        whole = tries.once("gathered", functools.partial(gathered, digits.kernel, launch), defect)
+        whole = whole or Gathered(digits.kernel)
         facts = [Fact(claim.text(), "every element of a row has a lane") for claim in whole.claims]
+        facts += [Fact(text, "each tile has one program") for text in digits.facts]
         made: dict[str, BackwardPlan] = {}
 
         def planned(name: str, gathers: Mapping[str, Draft]) -> BackwardPlan | None:

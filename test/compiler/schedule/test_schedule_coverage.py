@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
 import torch
 import triton
 from schedule_kernels import add_to, block_of, made, matrix
 
+from kernel_agent.compiler.schedule.calls import Calls
 from kernel_agent.compiler.schedule.forms import Launch
+from kernel_agent.compiler.schedule.nested import nested
 from kernel_agent.compiler.schedule.ownership import owned
 from kernel_agent.compiler.schedule.polynomial import Polynomial
 from kernel_agent.compiler.ssa.builder import Builder
@@ -261,3 +264,34 @@ def test_rows_that_programs_share_out_are_covered_where_they_are_enough() -> Non
     assert not holds(found, X=torch.empty(100), M=96, each=12, grid0=9, BLOCK=8)
     # A product of two negative numbers is no number of rows.
     assert not holds(found, X=torch.empty(100), M=100, each=-12, grid0=9, BLOCK=8)
+
+
+def planes_of_tiles() -> Kernel:
+    """Of one axis of the grid: planes of `tiles` tiles, `tiles_w` of them in a row of a plane."""
+
+    def build(b: Builder, x: Value, dx: Value, rows: Value, cols: Value, tiles: Value, across: Value) -> None:
+        tile = b.program_id(0)
+        plane, rest = (b.elementwise(code, (tile, tiles)) for code in (Code.FLOORDIV, Code.REM))
+        row = block_of(b, b.elementwise(Code.FLOORDIV, (rest, across)), BLOCK, "BLOCK")
+        col = block_of(b, b.elementwise(Code.REM, (tile, across)), BLOCK, "BLOCK")
+        mask = b.logical_and(b.expand(b.compare("lt", row, rows), 1), b.expand(b.compare("lt", col, cols), 0))
+        at = b.add(b.mul(plane, b.mul(rows, cols)), matrix(b, row, cols, col, b.const(1)))
+        add_to(b, dx, at, b.const(1.0, "f32"), mask)
+
+    return made("X:*f32 dX:*f32 M N tiles tiles_w", build, BLOCK=BLOCK)
+
+
+@pytest.mark.parametrize(("tiles", "expected"), [(6, True), (7, False)])
+def test_tiles_of_planes_are_digits_where_the_tiles_of_a_plane_are_whole_rows(tiles: int, *, expected: bool) -> None:
+    # With 7 tiles of a plane, 3 in a row, the eighth program has the column of the second but the next plane's row.
+    seen = {"X": torch.empty(2, 16, 24), "M": 16, "N": 24, "tiles": tiles, "tiles_w": 3, "grid0": 2 * tiles}
+    launch = Launch.like_forward(1, Calls(({**seen, "BLOCK": BLOCK, "triton": triton},)))
+    found = nested(planes_of_tiles(), launch)
+    assert found.facts == (("(tiles) % (tiles_w) == 0",) if expected else ())
+    stores = owned(found.kernel, {"X": "dX"}, launch).empty_if
+    assert bool(stores) is expected
+    if expected:
+        given = {**seen, "BLOCK": BLOCK}
+        assert holds(stores["dX"], **given)
+        assert not holds(stores["dX"], **{**given, "grid0": 11})
+        assert not holds(stores["dX"], **{**given, "tiles_w": 2, "tiles": 4})
