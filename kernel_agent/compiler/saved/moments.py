@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kernel_agent.compiler.errors import CannotDerive
-from kernel_agent.compiler.saved.online import depends
 from kernel_agent.compiler.saved.outputs import Saved
+from kernel_agent.compiler.saved.trip import depends
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.rebuild import Copier
 from kernel_agent.compiler.ssa.value import Kernel, Op, Value, bare, is_constant, unspread

@@ -3,53 +3,21 @@
 A loop is a turn of one if a carry becomes m' = max(m, X), and every other carry that has to do with m becomes
 c' = c * alpha + E, where alpha is exp(r (m - m')) and E scales as alpha does when m' shifts. Unrolled, with any number
 M in place of all maxima, c at the end is exp(r (M - m)) times sum(E at M): if in addition everything that is stored
-stays when m shifts and c scales, the maxima may all be M, whatever that is, and alpha is 1.
+stays when m shifts and c scales, the maxima may all be M, whatever that is, and alpha is 1. A trip may take several
+steps, as one whose source is unrolled does: each has its maximum, and its alpha from that of the one before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from kernel_agent.compiler.saved.arms import kept_arms
-from kernel_agent.compiler.saved.degree import STAYS, Degree, Degrees, Kind, defined_in, gauge, is_guard
+from kernel_agent.compiler.saved.degree import STAYS, Degree, Degrees, Kind, gauge
+from kernel_agent.compiler.saved.trip import NotOneError, Raise, Raised, Step, depends, raises, stepped
 from kernel_agent.compiler.ssa.code import EFFECTS, Code
 from kernel_agent.compiler.ssa.uses import captured, has_effects
-from kernel_agent.compiler.ssa.value import VEILS, Block, Kernel, Op, Value, bare, unspread
-
-EXTREMES = (Code.MAX, Code.MIN)
-"""What finds the number that a softmax subtracts; a softmin adds the smallest."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """What a trip does to the carries of its loop."""
-
-    yields: tuple[Value, ...]
-    """What they become, in trips that change them."""
-    branch: Op | None = None
-    """Where some become that: an IF whose other side leaves them as they are."""
-    side: int = 0
-    """Of its blocks."""
-
-    @classmethod
-    def of(cls, block: Block) -> Step:
-        """Of the body of a loop."""
-        yields, found, side = list(block.yields), None, 0
-        for place, (carry, last) in enumerate(zip(block.arguments[1:], block.yields, strict=True)):
-            op = bare(last).producer
-            if op is None or op.code is not Code.IF or op not in block.ops or found not in (None, op):
-                continue
-            sides = [inner.yields[op.results.index(bare(last))] for inner in op.blocks]
-            for number, other in enumerate(reversed(sides)):
-                if bare(other) is carry and (found is None or number == side):
-                    found, side, yields[place] = op, number, sides[number]
-                    break
-        return cls(tuple(yields), found, side)
-
-    def ops(self, block: Block) -> list[Op]:
-        """Operations of the loop's body that run in trips that change the carries."""
-        return [*block.ops, *([] if self.branch is None else self.branch.blocks[self.side].ops)]
+from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value, bare
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,9 +29,11 @@ class Turn:
     place: int
     """Of the maximum among the carries."""
     maxima: frozenset[Value]
-    """The new maximum, in all the forms the body has of it."""
+    """The new maximum, in all the forms the body has of it, and those of steps before it."""
     decays: dict[int, Value]
-    """Of the carries that scale: what they are multiplied with, as broadcast there."""
+    """Of the carries that scale: what they are multiplied with first, as broadcast there."""
+    alphas: frozenset[Value]
+    """The exponentials that the decays of all steps are."""
     degrees: dict[int, Degree]
     """Of the results at the same places, when the maximum shifts by one."""
     masses: frozenset[int]
@@ -73,11 +43,6 @@ class Turn:
     def old(self) -> Value:
         """The maximum so far."""
         return self.loop.blocks[0].arguments[1 + self.place]
-
-    @property
-    def alphas(self) -> set[Value]:
-        """The exponentials that the decays are."""
-        return {bare(value) for value in self.decays.values()}
 
     def start(self, place: int) -> Value:
         """What a carry starts with."""
@@ -153,35 +118,27 @@ def _turn(op: Op, differentiated: frozenset[str] | None, remarks: list[str]) -> 
     (block,) = op.blocks
     step = Step.of(block)
     for place, old in enumerate(block.arguments[1:]):
-        new = bare(step.yields[place])
-        maker = new.producer
-        if not old.is_float or maker is None or maker.code not in EXTREMES or old not in map(bare, maker.operands):
+        found = raises(step, block, place)
+        if not found:
             continue
-        maxima = {new, step.yields[place]}
-        maxima.update(inner.results[0] for inner in step.ops(block) if inner.results and is_guard(inner, {new}))
         try:
-            return _as_turn(op, step, place, maker, frozenset(maxima), differentiated)
+            return _as_turn(op, step, place, found, differentiated)
         except NotOneError as reason:
             called = f"`{old.name}`" if old.name else "a running maximum"
             remarks.append(f"{called} keeps its place in the derivative: {reason}")
     return None
 
 
-class NotOneError(Exception):
-    """Why a maximum that is subtracted is not free to be another."""
-
-
-def _as_turn(
-    op: Op, step: Step, place: int, maker: Op, maxima: frozenset[Value], differentiated: frozenset[str] | None
-) -> Turn:
+def _as_turn(op: Op, step: Step, place: int, found: Sequence[Raise], differentiated: frozenset[str] | None) -> Turn:
     (block,) = op.blocks
     carries = block.arguments[1:]
-    old = carries[place]
-    if any(depends(value, set(carries)) for value in maker.operands if bare(value) is not old):
-        raise NotOneError("what it is compared with depends on what the loop has found so far")
+    for rise in found:
+        if any(depends(value, set(carries)) for value in rise.maker.operands if bare(value) is not rise.before):
+            raise NotOneError("what it is compared with depends on what the loop has found so far")
     if step.branch is not None and depends(step.branch.operands[0], set(carries)):
         raise NotOneError("which trips take part depends on what the loop has found so far")
-    moved = {old, *maxima}
+    maxima = frozenset[Value]().union(*(rise.maxima for rise in found))
+    moved = {carries[place], *maxima}
     plain: set[int] = {n for n in range(len(carries)) if n != place}
     while True:
         others = {value for n, value in enumerate(carries) if n not in plain}
@@ -189,13 +146,12 @@ def _as_turn(
         if not bad:
             break
         plain -= bad
-    given: dict[Value, Degree | None] = {value: None for n, value in enumerate(carries) if n not in plain}
-    given |= {value: gauge(value) for value in maxima}
-    degrees = Degrees(given)
-    decaying = Degrees({**given, old: STAYS})
+    fixed: dict[Value, Degree | None] = {value: None for n, value in enumerate(carries) if n not in plain}
+    fixed |= dict.fromkeys(maxima, None)
+    steps = [Raised(rise, fixed, op) for rise in found]
     decays: dict[int, Value] = {}
-    rates: dict[int, Degree] = {place: gauge(old)}
-    inside = {value.id for value in defined_in(op)}
+    alphas: set[Value] = set()
+    rates: dict[int, Degree] = {place: gauge(carries[place])}
     masses: set[int] = set()
     for n, carry in enumerate(carries):
         if n == place:
@@ -203,30 +159,22 @@ def _as_turn(
         if n in plain:
             rates[n] = STAYS
             continue
-        decay, rest = decayed(step.yields[n], carry)
+        value = step.yields[n]
         called = f"`{carry.name}`" if carry.name else "another carry"
-        if decay is None:
-            raise NotOneError(f"{called} does not become {called} * exp(old - new) + something")
-        alpha = bare(decay)
-        rate = decaying[decay]
-        exponential = alpha.producer is not None and alpha.producer.code in (Code.EXP, Code.EXP2)
-        if not exponential or rate is None or not _vanishes(alpha.producer.operands[0], old, maxima):  # type: ignore[union-attr]
-            raise NotOneError(f"{called} is not multiplied with exp(old - new)")
-        if rate.within(inside):
-            raise NotOneError(f"{called} is multiplied with exp(c (old - new)), and c is another one in every trip")
-        for term in rest:
-            degree = degrees[term]
-            if degree is None or not (degree.kind is Kind.ZERO or degree.same(rate)):
-                raise NotOneError(f"what is added to {called} does not scale as {called} does when the maximum shifts")
-        decays[n], rates[n] = decay, rate
+        for one in reversed(steps):
+            before, decay, rest = stepped(value, carry, first=one is steps[0])
+            rates[n] = one.rate(decay, rest, called, rates.get(n))
+            alphas.add(bare(decay))
+            decays[n], value = decay, before
         if len(rest) == 1 and _is_mass(rest[0]):
             masses.add(n)
     if not decays:
         raise NotOneError("no carry is multiplied with exp(old - new)")
     for inner in block.ops:
-        examine(inner, degrees, differentiated)
-    alone = _one_exponential(step.ops(block), decays)
-    return Turn(op, step, place, maxima, decays, rates, frozenset(masses) if alone else frozenset())
+        for one in steps:
+            examine(inner, one.degrees, differentiated)
+    alone = len(steps) == 1 and _one_exponential(step.ops(block), alphas)
+    return Turn(op, step, place, maxima, decays, frozenset(alphas), rates, frozenset(masses) if alone else frozenset())
 
 
 def examine(op: Op, degrees: Degrees, differentiated: frozenset[str] | None) -> None:
@@ -281,70 +229,6 @@ def _proved(chain: Chain, differentiated: frozenset[str] | None, remarks: list[s
     return True
 
 
-def depends(value: Value, on: set[Value]) -> bool:
-    """Whether a value is computed of one of `on`."""
-    seen: set[Value] = set()
-    stack = [value]
-    while stack:
-        value = stack.pop()
-        if value in on:
-            return True
-        if value in seen:
-            continue
-        seen.add(value)
-        if value.producer is not None:
-            stack.extend((*value.producer.operands, *captured(value.producer.blocks)))
-    return False
-
-
-def decayed(value: Value, carry: Value) -> tuple[Value | None, list[Value]]:
-    """The factor of a carry in a sum, and the other terms of the sum; None where there is not one such factor."""
-    terms: list[Value] = []
-    decays: list[Value] = []
-    stack = [value]
-    while stack:
-        term = unspread(stack.pop())
-        op = term.producer
-        if op is not None and op.code is Code.ADD:
-            stack.extend(op.operands)
-        elif op is not None and op.code in (Code.FMA, Code.MUL) and carry in op.operands[:2]:
-            decays.append(op.operands[1] if op.operands[0] is carry else op.operands[0])
-            stack.extend(op.operands[2:])
-        else:
-            terms.append(term)
-    return (decays[0] if len(decays) == 1 else None), terms
-
-
-def _vanishes(value: Value, old: Value, maxima: frozenset[Value]) -> bool:
-    """Whether a value is zero where the old maximum is the new one."""
-    op = value.producer
-    if op is None:
-        return False
-    if op.code in VEILS or op.code in (Code.NEG, Code.DIV):
-        return _vanishes(op.operands[0], old, maxima)
-    if op.code is Code.SUB:
-        return _alike(op.operands[0], op.operands[1], old, maxima) or _alike(
-            op.operands[1], op.operands[0], old, maxima
-        )
-    if op.code is Code.MUL:
-        return any(_vanishes(operand, old, maxima) for operand in op.operands)
-    return False
-
-
-def _alike(a: Value, b: Value, old: Value, maxima: frozenset[Value]) -> bool:
-    """Whether the first is of the old maximum what the second is of the new one."""
-    if (a is old and b in maxima) or a is b:
-        return True
-    left, right = a.producer, b.producer
-    if left is None or right is None or left.code is not right.code or left.attributes != right.attributes:
-        return False
-    if left.code in EFFECTS or left.blocks or left.code is Code.LOAD or len(left.operands) != len(right.operands):
-        return False
-    if not left.operands:
-        return False
-    return all(_alike(x, y, old, maxima) for x, y in zip(left.operands, right.operands, strict=True))
-
-
 def _is_mass(value: Value) -> bool:
     """Whether this is a sum of exponentials."""
     op = bare(value).producer
@@ -354,8 +238,7 @@ def _is_mass(value: Value) -> bool:
     return inner is not None and inner.code in (Code.EXP, Code.EXP2)
 
 
-def _one_exponential(ops: Iterable[Op], decays: dict[int, Value]) -> bool:
+def _one_exponential(ops: Iterable[Op], alphas: Set[Value]) -> bool:
     """Whether all that is summed is made of one exponential: a row where it is zero has nothing."""
-    alphas = {bare(value) for value in decays.values()}
     made = [op for op in ops if op.code in (Code.EXP, Code.EXP2) and op.result not in alphas]
     return len(made) == 1

@@ -7,6 +7,7 @@ from dataclasses import replace
 from kernel_agent.compiler.saved.gauge import use_gauge
 from kernel_agent.compiler.saved.moments import use_moments
 from kernel_agent.compiler.saved.outputs import Saved, use_saved
+from kernel_agent.compiler.saved.pivots import use_pivots
 from kernel_agent.compiler.saved.prefetch import without_prefetch
 from kernel_agent.compiler.saved.quotients import use_quotients
 from kernel_agent.compiler.saved.remainder import with_last_trips
@@ -27,6 +28,7 @@ def prepared(
     """
     found = Saved(with_last_trips(without_prefetch(kernel)), frozenset())
     found = _after(found, use_moments(found.kernel), lost)
+    found = _after(found, use_pivots(found.kernel), lost)
     found = _after(found, use_quotients(found.kernel, written), lost)
     found = _after(found, use_gauge(found.kernel, written), lost)
     found = _after(found, settle_maxima(found.kernel, written), lost)

@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from kernel_agent.compiler.saved.online import Turn, decayed, find_chains
+from kernel_agent.compiler.saved.online import Turn, find_chains
 from kernel_agent.compiler.saved.outputs import Place, Saved, load_back, places
 from kernel_agent.compiler.saved.softmax import quotient, vanishes_outside
+from kernel_agent.compiler.saved.trip import decayed
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import EFFECTS, Code
 from kernel_agent.compiler.ssa.prune import prune

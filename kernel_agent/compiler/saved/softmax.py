@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 
 from kernel_agent.compiler.saved.degree import Degrees, gauge, is_guard
 from kernel_agent.compiler.saved.lanes import conditions
-from kernel_agent.compiler.saved.online import NotOneError, examine
+from kernel_agent.compiler.saved.online import examine
 from kernel_agent.compiler.saved.outputs import Place, Saved, load_back, places
+from kernel_agent.compiler.saved.trip import NotOneError
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.rebuild import Copier
 from kernel_agent.compiler.ssa.uses import Uses

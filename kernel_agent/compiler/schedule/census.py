@@ -5,6 +5,9 @@ nothing in the kernel says so. Their addresses are row * width + place. That the
 is proved; which row each program, trip and lane has is counted before anything is stored, by the operations of the
 kernel itself, one number for a row. Where a row is counted twice the backward raises.
 
+Rows that turn out to have one element each say nothing: where a place in a matrix is all that memory tells, as the
+label of a row, elements are counted by the longer rows that they lie in. Where no two lie in one, all are apart.
+
 Whether that is of use depends on the rows: it is had only where none was counted twice in calls that were seen, and
 where rows drawn at random would have been.
 """
@@ -112,6 +115,8 @@ class _Starts:
     """Elements from one row to the next."""
     multiples: frozenset[Polynomial] = frozenset()
     """Numbers that are taken for multiples."""
+    within: bool = False
+    """Rows are told by the elements in them: no two additions may have elements of one."""
 
     @property
     def facts(self) -> list[str]:
@@ -119,18 +124,40 @@ class _Starts:
         return sorted(f"{one.text()} % {self.width.text()} == 0" for one in self.multiples)
 
     def has(self, number: Polynomial) -> bool:
-        """Whether it is a multiple of the width."""
-        return number in self.multiples or number.quotient(self.width) is not None
+        """Whether it says which row an address lies in: a multiple of the width does."""
+        return self.within or number in self.multiples or number.quotient(self.width) is not None
 
 
 def _ways(forms: Forms, site: Site) -> Iterator[_Starts]:
-    """By what all that memory says is a multiple of, the longest first; then with strides that must be multiples."""
+    """By what all that memory says is a multiple of, the longest first; then with strides that must be multiples. Rows
+    that no call had longer than a few elements come last, behind longer ones that have one element stored each."""
     terms = forms.of(site.op.offset).terms
     told = [number for atom, number in terms if atom.kind is Kind.OPAQUE]
     found = {-number if all(count < 0 for _, count in number.terms) else number for _, number in terms}
     known = [one for one in found if one.printable and (one.number is None or one.number >= LEAST)]
     whole = [one for one in known if told and all(number.quotient(one) is not None for number in told)]
-    widths = sorted(whole, key=lambda one: (-len(one.symbols), one.text()))
+    widths = sorted(whole, key=_longest)
+    short = [one for one in widths if _is_short(forms, one)]
+    yield from _strided(terms, [one for one in widths if one not in short])
+    for width in sorted(known, key=_longest) if told else ():
+        if width not in whole and not _is_short(forms, width):
+            yield _Starts(width, within=True)
+    yield from _strided(terms, short)
+
+
+def _longest(width: Polynomial) -> tuple[int, str]:
+    """Orders widths, the longest first."""
+    return -len(width.symbols), width.text()
+
+
+def _is_short(forms: Forms, width: Polynomial) -> bool:
+    """Whether rows of a width had a few elements at most in all calls that were seen."""
+    most = forms.launch.calls.most(width.text())
+    return most is not None and most < LEAST
+
+
+def _strided(terms: Sequence[tuple[Atom, Polynomial]], widths: Sequence[Polynomial]) -> Iterator[_Starts]:
+    """By widths, with as many strides as there may be that must be multiples."""
     for most in range(STRIDES + 1):
         for width in widths:
             others = {number for _, number in terms if number.quotient(width) is None and number.printable}
@@ -163,7 +190,7 @@ def _rows(forms: Forms, site: Site, starts: _Starts) -> _Rows | None:
     asked = tuple(value for value in masks if forms.reads(value) <= told)
     rest = [value for value in masks if value not in asked]
     whole = ""
-    if all(forms.reads(value).isdisjoint(told) for value in rest):
+    if not starts.within and all(forms.reads(value).isdisjoint(told) for value in rest):
         loops = tuple(loop for loop in site.loops if forms.trip(loop) not in told)
         whole = _whole(forms, Site(site.op, site.block, loops), rest, told, starts.width)
     return _Rows(site, starts, told, tuple(proof.facts()), asked, whole)
@@ -283,7 +310,7 @@ class _Start:
         cannot be taken apart."""
         form = self.forms.of(value).times(factor)
         starts = [self.starts.has(number) for _, number in form.terms]
-        if all(starts) and form.base.quotient(self.starts.width) is not None:
+        if all(starts) and (self.starts.within or form.base.quotient(self.starts.width) is not None):
             return self.copier[value] if form.terms or form.base.terms else None
         if not any(starts):
             self.beside = self.beside + form.base

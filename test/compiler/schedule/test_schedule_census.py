@@ -154,3 +154,24 @@ def test_rows_are_counted_with_the_constexprs_of_the_call_whatever_the_kernel_wa
 
     given = {**call(torch.randperm(ROWS)), "COLS": WIDTH}
     assert is_stored(own(made(ARGUMENTS, build, BLOCK=BLOCK, COLS=16), given))
+
+
+def elements() -> Kernel:
+    """Each lane adds to one element of a row of its own or, with `share`, of several; an index names its column."""
+
+    def build(b: Builder, x: Value, dx: Value, index: Value, rows: Value, width: Value, share: Value) -> None:
+        place = block_of(b, b.program_id(0), BLOCK, "BLOCK")
+        there = b.compare("lt", place, rows)
+        chosen = b.load(index, place, there, b.const(0))
+        row = b.elementwise(Code.FLOORDIV, (place, share))
+        add_to(b, dx, b.add(b.mul(row, width), b.mul(chosen, b.const(1, symbol="STEP"))), b.const(1.0, "f32"), there)
+
+    return made(f"{ARGUMENTS} share", build, BLOCK=BLOCK)
+
+
+@pytest.mark.parametrize(("share", "stored"), [(1, True), (2, False)])
+def test_elements_are_told_by_the_rows_that_have_one_each(share: int, stored: bool) -> None:
+    # Counted one by one, elements take a number each: four times the bytes of a gradient in 16 bits or less.
+    found = own(elements(), {**call(torch.randint(0, WIDTH, (ROWS,))), "share": share})
+    assert is_stored(found) == stored
+    assert [(one.width, one.whole) for one in found.censuses] == [("width", "")] * stored
