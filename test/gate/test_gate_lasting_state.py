@@ -111,25 +111,21 @@ def test_lowered_limits_and_fewer_processors_are_named():
 
 
 @pytest.mark.parametrize(
-    ("draw", "said"),
+    ("look", "put", "said"),
     [
-        (lambda: torch.set_rng_state(GENERATORS[0]), "torch's random numbers"),
-        (lambda: random.setstate(GENERATORS[1]), "Python's random numbers"),
-        (lambda: numpy.random.set_state(GENERATORS[2]), "NumPy's random numbers"),
+        (torch.get_rng_state, torch.set_rng_state, "torch's random numbers"),
+        (random.getstate, random.setstate, "Python's random numbers"),
+        (numpy.random.get_state, numpy.random.set_state, "NumPy's random numbers"),
     ],
     ids=["torch", "python", "numpy"],
 )
-def test_a_generator_that_is_put_where_it_stood_is_named(draw, said):
+def test_a_generator_that_is_put_where_it_stood_is_named(look, put, said):
     # Compared before and after all calls, it stands where it stood; so it is moved on before the call.
-    state = LastingState()
-    state.attended(draw)()
+    stood, state, forward = look(), LastingState(), LastingState()
+    state.attended(lambda: put(stood))()
     assert state.changed() == (said,)
-    forward = LastingState()
-    forward.attended(draw, may_draw=True)()
+    forward.attended(lambda: put(stood), may_draw=True)()
     assert forward.changed() == (), "dropout's forward draws a seed"
-
-
-GENERATORS = torch.get_rng_state(), random.getstate(), numpy.random.get_state()
 
 
 def test_a_thread_counts_while_it_runs():
