@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from kernel_agent.ir.watching import Watch
 from kernel_agent.oracle.child import answered, arguments_at, load, plain
 from kernel_agent.oracle.leaves import LeafCall, leaf_call
 from kernel_agent.oracle.records import Point
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kernel_agent.sandbox import Call
 
 
-class FloatsSeen(TorchDispatchMode):  # type: ignore[misc]
+class FloatsSeen(Watch):
     """Watches which floating dtypes torch makes while it is entered."""
 
     def __init__(self) -> None:

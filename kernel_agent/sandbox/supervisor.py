@@ -21,10 +21,12 @@ PRELOAD = (
     "kernel_agent.oracle.child",
     "kernel_agent.gate.child",
     "kernel_agent.gate.replay_child",
+    "kernel_agent.ir.uncompiled",
     "kernel_agent.ir.lowered_first",
 )
 """torch loads the third, and with it sympy, at the first `empty_like` without contents, Triton the fourth when it first
-compiles: in every child, for half a second of processor time. Then comes what most children run, and a first kernel."""
+compiles: in every child, for half a second of processor time. Then comes what most children run, what spares them
+torch's compiler, and a first kernel."""
 _CLOSE_S = 60.0
 _LAUNCHES = 2
 _log = logging.getLogger(__name__)

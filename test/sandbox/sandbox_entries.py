@@ -293,6 +293,13 @@ def describe_process(call: Call) -> None:
     )
 
 
+def combine_forms(call: Call) -> None:
+    """Arithmetic on tensors without contents."""
+    form = torch.empty(3, 4, device="meta")
+    found = torch.where(form > 0, form.exp() / 2, form.mean(0))
+    call.send({"shape": list(found.shape), "compiler": "torch._dynamo" in sys.modules})
+
+
 def launch_a_kernel(call: Call) -> None:
     """Compile and run a Triton kernel on the GPU: ptxas, the C compiler, the driver's devices, the kernel cache."""
     import triton

@@ -303,3 +303,8 @@ def test_a_child_inherits_only_its_streams_and_its_channel(run: Run) -> None:
 
 def test_protections_are_reported_as_a_child_has_them(run: Run) -> None:
     assert run("say_nothing").protections == PROTECTIONS
+
+
+def test_forms_are_combined_in_a_child_without_torchs_compiler(run: Run) -> None:
+    # torch imports it at the first elementwise function of tensors without contents: a second in each child.
+    assert run("combine_forms").messages[0].record == {"shape": [3, 4], "compiler": False}

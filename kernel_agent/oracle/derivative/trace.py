@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._decomp import decomposition_table
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
+
+from kernel_agent.ir.watching import Watch
 
 WHOLE = frozenset(
     {
@@ -71,7 +72,7 @@ class Storage:
     """Identity of a tensor -> it, kept alive, and its value."""
 
 
-class Trace(TorchDispatchMode):  # type: ignore[misc]
+class Trace(Watch):
     """Records while it is entered."""
 
     def __init__(self) -> None:
