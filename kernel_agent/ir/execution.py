@@ -69,6 +69,8 @@ class Execution:
     findings: tuple[Finding, ...] = ()
     unordered: tuple[Unordered, ...] = ()
     """Where several programs change one float element in no fixed order."""
+    unpromised: tuple[str, ...] = ()
+    """What a device may have any result for, such as a division by zero: a sentence each."""
     torch_calls: tuple[TorchCall, ...] = ()
     """Torch functions called outside kernels, each once, in order of first call."""
     mutated: tuple[str, ...] = ()
@@ -176,6 +178,7 @@ def run_once(
         tuple(capture.launches),
         capture.findings.all(),
         capture.findings.unordered(),
+        capture.findings.unpromised(),
         tuple(capture.calls),
         inputs.mutated(),
         inputs.images(),

@@ -22,6 +22,7 @@ from kernel_agent.ir.program import Module
 from kernel_agent.ir.rounding import rounded
 from kernel_agent.ir.sanitizer.findings import Findings
 from kernel_agent.ir.sanitizer.provenance import written_buffers
+from kernel_agent.ir.sanitizer.ranges import division_by_zero
 from kernel_agent.ir.sanitizer.sanitizer import Sanitizer
 from kernel_agent.ir.sanitizer.sentry import Sentry
 from kernel_agent.ir.sanitizer.wraps import find_wraps
@@ -101,6 +102,10 @@ def launch(
         return
     if options.sanitize:
         find_wraps(module, grid, arguments, findings)
+        divided = division_by_zero(module, grid, arguments)
+        if divided is not None:
+            place = module.place(divided)
+            findings.unpromise(f"{module.entry.name}{f', line {place.line},' if place else ''} divides by zero")
     machine = _run_where_it_fits(module, grid, arguments, buffers, findings, options, meter, programs)
     for tape in machine.tapes.values():
         if tape.changed:

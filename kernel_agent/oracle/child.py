@@ -257,7 +257,10 @@ def _forward(stub: Stub, point: Point) -> tuple[dict[str, Any], dict[str, Tensor
         "forms": [_form(stub, i, output) for i, output in enumerate(outputs)],
         "launches": [launch.kernel for launch in execution.launches],
         "torch_ops": list(execution.torch_ops),
-        "findings": [finding.message for finding in execution.findings if finding.kind not in _OF_DEVICES],
+        "findings": [
+            *(finding.message for finding in execution.findings if finding.kind not in _OF_DEVICES),
+            *execution.unpromised,
+        ],
         "mutated": list(execution.mutated),
         "seconds": seconds,
     }

@@ -106,6 +106,18 @@ def test_odd_sizes_at_which_the_forward_itself_leaves_its_buffers_are_dropped(tr
     assert any("outside" in note for note in plan.notes), plan.notes
 
 
+def test_odd_sizes_at_which_the_forward_divides_by_zero_are_dropped(truths_of):
+    # Of fewer columns than ten the forward's own number is whatever a device has for it, as for `Hq // Hk` of fewer
+    # heads of queries than of keys; a candidate that divides on the host raises there.
+    divided = (
+        'x = tl.load(X + row * N + c, mask=m, other=-float("inf"))',
+        'x = tl.load(X + row // (N // 10) * (N // 10) * N + row % (N // 10) * N + c, mask=m, other=-float("inf"))',
+    )
+    plan = plan_of(truths_of("softmax", divided))
+    assert all(int(shape.entry.dims["N"]) >= 10 for shape in plan.shapes), plan
+    assert any("divides by zero" in note for note in plan.notes), plan.notes
+
+
 def test_a_required_entry_at_which_the_forward_fails_is_the_users_to_mend(truths_of):
     refuse = ("    M, N = x.shape\n    y = ", "    M, N = x.shape\n    assert N < 60\n    y = ")
     with pytest.raises(InputError, match="required SWEEP entry M=20 N=90"):

@@ -110,6 +110,7 @@ class Findings:
     def __init__(self) -> None:
         self._found: dict[tuple[FindingKind, str, int | None, str], Finding] = {}
         self._unordered: dict[tuple[str, int | None, str], Unordered] = {}
+        self._unpromised: dict[str, None] = {}
 
     def add(self, finding: Finding) -> None:
         """Record a finding, or add its count to the one already there."""
@@ -124,8 +125,17 @@ class Findings:
         if known is None or known.programs < place.programs:
             self._unordered[key] = place
 
+    def unpromise(self, sentence: str) -> None:
+        """Record that a device may have any result for something, which is no defect where nobody needs it."""
+        self._unpromised[sentence] = None
+
+    def unpromised(self) -> tuple[str, ...]:
+        """In the order of first appearance."""
+        return tuple(self._unpromised)
+
     def take(self, others: Findings) -> None:
         """Add all that others hold."""
+        self._unpromised |= others._unpromised
         for finding in others.all():
             self.add(finding)
         for place in others.unordered():

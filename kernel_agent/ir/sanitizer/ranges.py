@@ -45,13 +45,38 @@ _PASSED_ON = frozenset(
 _LONGER = frozenset({"arith.addi", "arith.subi", "arith.muli", "arith.shli"})
 
 
+_DIVISIONS = frozenset({"arith.divsi", "arith.divui", "arith.remsi", "arith.remui"})
+_ZERO = Range(0, 0)
+
+
+def division_by_zero(module: Module, grid: tuple[int, int, int], arguments: Sequence[RuntimeValue]) -> Op | None:
+    """The first division that every program of a launch makes, by a number that is zero; None where none is known.
+
+    Its result is whatever a device has for it: what comes of it is nobody's derivative.
+    """
+    known = _given(module, arguments)
+    for op in module.entry.blocks[0].ops:
+        if op.name in _DIVISIONS and known.get(op.operands[1].id) == _ZERO:
+            return op
+        for result in op.results:
+            if result.type.scalar.kind is Kind.INT:
+                known[result.id] = _result(op, known, grid) or Range.whole(result.type)
+    return None
+
+
+def _given(module: Module, arguments: Sequence[RuntimeValue]) -> dict[int, Range]:
+    """The whole numbers of a launch, by id of the parameter."""
+    return {
+        parameter.id: Range(int(value), int(value))
+        for parameter, value in zip(module.entry.blocks[0].arguments, arguments, strict=True)
+        if isinstance(value, (bool, int))
+    }
+
+
 def may_wrap(module: Module, grid: tuple[int, int, int], arguments: Sequence[RuntimeValue]) -> bool:
     """Whether some integer that an address depends on may have more bits than its type."""
     needed = address_slice(module).needed
-    known: dict[int, Range] = {}
-    for parameter, value in zip(module.entry.blocks[0].arguments, arguments, strict=True):
-        if isinstance(value, (bool, int)):
-            known[parameter.id] = Range(int(value), int(value))
+    known = _given(module, arguments)
     for op in module.all_ops:
         if op.name == "scf.for":
             _enter(op, known)
