@@ -290,7 +290,7 @@ class Counter:
         """Put the digits of an index, which the address or a bound has, for the index: `pid // C` and `pid % C`."""
         address = self.forms.of(site.op.offset)
         digits = {atom for form in (address, *(bound.form for bound in limits)) for atom, _ in form.terms}
-        wholes = {whole for atom in digits if (whole := _remainder_of_one(atom)) is not None} - digits
+        wholes = {inner for atom in digits if (inner := _remainder_of_one(atom)) is not None} - digits
         digits |= wholes
         left = [atom for atom, extent in rest.items() if extent is not None]
         while left:
