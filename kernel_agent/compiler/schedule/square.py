@@ -1,8 +1,9 @@
 """`squared`: loops whose range differs from program to program, as loops over one range with a condition inside.
 
 The loops over keys of causal attention end at the diagonal. Over one range for all programs their trips can be an axis
-of a grid; which programs take part in one of them is a condition that is solved there. The result is only for owners
-to be cut from: it would be slow itself.
+of a grid; which programs take part in one of them is a condition that is solved there. Trips are counted from 0, or,
+where slices of a summed axis are no whole number of tiles, from where each program's slice starts. The result is only
+for owners to be cut from: it would be slow itself.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ from dataclasses import dataclass, replace
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.reverse.extents import Extents
 from kernel_agent.compiler.schedule.forms import Forms, Launch, grid_extent
-from kernel_agent.compiler.schedule.linear import Kind
+from kernel_agent.compiler.schedule.linear import Form, Kind
 from kernel_agent.compiler.schedule.polynomial import ONE, Polynomial
 from kernel_agent.compiler.schedule.sites import sites
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.rebuild import Copier, emptied
 from kernel_agent.compiler.ssa.value import Kernel, Op, Value, is_constant, unspread
+
+_NOUGHT = Form()
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,16 @@ class _Plan:
     step: Polynomial
     end: Polynomial
     """That no program's loop goes beyond."""
-    facts: tuple[str, ...]
+    facts: tuple[str, ...] = ()
+    origin: Form = _NOUGHT
+    """What the squared loop counts from: 0, or where each program's loop starts."""
+    spared: Value | None = None
+    """A limit of the loop that the squared one ends at."""
+
+    @property
+    def range(self) -> tuple[Polynomial, Form]:
+        """Loops over the same have one end."""
+        return self.step, self.origin
 
 
 def squared(kernel: Kernel, launch: Launch) -> Squared:
@@ -52,21 +64,22 @@ def squared(kernel: Kernel, launch: Launch) -> Squared:
     plans = {op: plan for op in loops if (plan := _plan(forms, op)) is not None}
     if not plans or any(op.code in tapes for op in kernel.ops):
         return Squared(kernel, launch)
-    ends: dict[Polynomial, Polynomial] = {}
+    ends: dict[tuple[Polynomial, Form], Polynomial] = {}
     for plan in plans.values():
-        known = ends.setdefault(plan.step, plan.end)
+        known = ends.setdefault(plan.range, plan.end)
         if known != plan.end:
             text = f"max({known.text()}, {plan.end.text()})"
-            ends[plan.step] = Polynomial.symbol(text, positive=known.surely(1) or plan.end.surely(1))
+            ends[plan.range] = Polynomial.symbol(text, positive=known.surely(1) or plan.end.surely(1))
     taken = {value.name for value in kernel.arguments} | set(kernel.constants)
-    arguments: dict[Polynomial, Value] = {}
-    for step in ends:
+    arguments: dict[tuple[Polynomial, Form], Value] = {}
+    for one in ends:
         name = f"end_{len(arguments)}"
         while name in taken:
             name += "_"
-        arguments[step] = Value("i32", (), name)
-    made = _Squarer(kernel, {op: arguments[plan.step] for op, plan in plans.items()}, list(arguments.values())).copy()
-    scalars = {value.name: ends[step] for step, value in arguments.items()}
+        arguments[one] = Value("i32", (), name)
+    found = {op: (plan, arguments[plan.range]) for op, plan in plans.items()}
+    made = _Squarer(kernel, found, list(arguments.values())).copy()
+    scalars = {value.name: ends[one] for one, value in arguments.items()}
     facts = dict.fromkeys(text for plan in plans.values() for text in plan.facts)
     return Squared(made, replace(launch, scalars={**launch.scalars, **scalars}), tuple(facts))
 
@@ -83,7 +96,26 @@ def _sharing(forms: Forms) -> frozenset[Op]:
 
 
 def _plan(forms: Forms, loop: Op) -> _Plan | None:
-    """How to square a loop; None where its start is no multiple of the step, or its end has no limit."""
+    """How to square a loop; None where it cannot be."""
+    return _from_nought(forms, loop) or _from_start(forms, loop)
+
+
+def _from_start(forms: Forms, loop: Op) -> _Plan | None:
+    """Counting from where each program starts, where a number of the launch is how far it goes from there at most: the
+    slice of a summed axis that each program of a split product has."""
+    start, stop, step = loop.operands[:3]
+    by, origin = forms.of(step).invariant, forms.of(start)
+    if by is None or not by.surely(1) or not origin.terms:
+        return None
+    for limit in _smallest(stop):
+        length = (forms.of(limit) - origin).invariant
+        if length is not None and length.printable and length.terms:
+            return _Plan(by, length, origin=origin, spared=limit)
+    return None
+
+
+def _from_nought(forms: Forms, loop: Op) -> _Plan | None:
+    """Counting from 0; None where its start is no multiple of the step, or its end has no limit."""
     start, stop, step = loop.operands[:3]
     by = forms.of(step).invariant
     end = _limit(forms, stop)
@@ -174,7 +206,7 @@ def _rising_limit(forms: Forms, stop: Value) -> Polynomial | None:
 class _Squarer(Copier):
     """Squares loops."""
 
-    def __init__(self, source: Kernel, ends: dict[Op, Value], arguments: list[Value]) -> None:
+    def __init__(self, source: Kernel, ends: dict[Op, tuple[_Plan, Value]], arguments: list[Value]) -> None:
         super().__init__(source, Builder(emptied(source, arguments=[*source.arguments, *arguments])))
         self.b.written = self.written
         self.ends = ends
@@ -194,21 +226,23 @@ class _Squarer(Copier):
 
     def loop(self, op: Op) -> None:
         """A FOR."""
-        end = self.ends.get(op)
-        if end is None:
+        if op not in self.ends:
             super().loop(op)
             return
+        plan, end = self.ends[op]
         b = self.b
         (block,) = op.blocks
-        start, stop, step = self.all(op.operands[:3])
+        start, step = self[op.operands[0]], self[op.operands[2]]
+        limits = [self[limit] for limit in _smallest(op.operands[1]) if limit is not plan.spared]
         carries = [self.whole(value) for value in op.operands[3:]]
 
-        def body(index: Value, inner: list[Value]) -> list[Value]:
+        def body(trip_index: Value, inner: list[Value]) -> list[Value]:
             takes_part = b.const(True, "i1")
-            if not is_constant(start, 0):
+            index = b.add(start, trip_index) if plan.spared is not None else trip_index
+            if plan.spared is None and not is_constant(start, 0):
                 began = [b.compare("le", first, index) for first in _smallest(start)]
                 takes_part = functools.reduce(lambda one, other: b.elementwise(Code.OR, (one, other)), began)
-            for limit in _smallest(stop):
+            for limit in limits:
                 takes_part = b.logical_and(takes_part, b.compare("lt", index, limit))
 
             def trip() -> list[Value]:

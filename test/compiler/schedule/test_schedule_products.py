@@ -180,6 +180,24 @@ def test_a_product_whose_programs_each_have_a_slice_of_the_summed_axis_leaves_no
     assert not all(eval(text, {**scope, "EACH": -16}) for text in told)
 
 
+def test_slices_that_are_no_whole_number_of_tiles_leave_no_atomics() -> None:
+    # Tiles of 16 from 0 on meet two slices of 24 each; counted from where its slice starts, a tile has one owner. The
+    # last slice is shorter: an owner that went on to the end of a whole one would store beyond the axis.
+    kernel = from_source(schedule_forwards.sliced_product, {**POINTERS, **SIZES, "EACH": "i32"}, **TILES)
+    given, _ = matrices(40, 50, 90)
+    given = {**{name: given[name] for name in ("a_ptr", "b_ptr", "M", "N", "K")}, "EACH": 24}
+    names = {**given, **TILES, "triton": triton, "grid0": 3, "grid1": 2, "grid2": 4}
+    adjoint = differentiate(kernel, read=frozenset(("a_ptr", "b_ptr")), written=frozenset(("c_ptr",)))
+    found = {plan.schedule: plan for plan in plans(kernel, adjoint, 3, calls=Calls((names,)))}
+    assert atomics(found["split"]) == []
+    agree(
+        {name: found[name] for name in ("plain", "split")},
+        given,
+        {"c_ptr": torch.randn(4, 40, 50, dtype=torch.float64)},
+        (3, 2, 4),
+    )
+
+
 def test_rows_that_each_program_has_a_slice_of_are_stored_where_they_are() -> None:
     # A kernel of their own, whose programs ask of every slice whether a row is in it, would read dY again.
     numbers = dict.fromkeys(("M", "N", "EACH"), "i32")
