@@ -60,20 +60,23 @@ class Persistent:
 def summed_axis(kernel: Kernel, gradients: Mapping[str, str], launch: Launch) -> int | None:
     """The axis of the grid along which gradients that are no plain stores add up; None where there is no such one.
 
-    Of several, that with the most additions, and of equals the one that was longest in the calls that were seen: its
-    sums stay in registers, those along the others are as many rows as these are long.
+    Of several, that with the most additions, and of equals, if registers can hold the sums along each, the one that was
+    longest in the calls that were seen: sums along the others are as many rows as these are long.
     """
     forms = Forms(kernel, launch)
-    axes = [
-        atom.number
+    found = [
+        (atom.number, site)
         for site in sites(kernel.body, frozenset((Code.ATOMIC_ADD,)))
         if site.op.base.name in gradients.values()
         for atom in sorted(domain(forms, site) - forms.of(site.op.offset).sources, key=lambda atom: atom.key)
         if not atom.kind
     ]
+    axes = [axis for axis, _ in found]
+    held = all(not site.loops for _, site in found)
 
     def worth(axis: int) -> tuple[int, int]:
-        return axes.count(axis), launch.calls.total(launch.grid[axis].text()) or 0
+        length = launch.calls.total(launch.grid[axis].text()) if held else None
+        return axes.count(axis), length or 0
 
     return max(sorted(set(axes)), key=worth) if axes else None
 

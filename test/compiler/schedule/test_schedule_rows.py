@@ -59,6 +59,22 @@ def test_of_two_axes_that_sums_lie_along_the_longer_one_is_summed_in_registers(r
     assert summed_axis(kernel, {"A": "dA", "B": "dB"}, launch) == (0 if rows > cols else 1)
 
 
+def test_a_longer_axis_whose_rival_is_added_to_in_a_loop_is_not_preferred() -> None:
+    # Registers hold no sums along the other axis: they would stay atomic, and owners of them be passed over.
+    def walked(b: Builder, x: Value, da: Value, db: Value, n: Value) -> None:
+        m = b.add(b.mul(b.program_id(0), b.const(8, "i32", "BLOCK")), b.arange(0, 8, "BLOCK"))
+
+        def body(col: Value, carries: Sequence[Value]) -> Sequence[Value]:
+            add_to(b, db, b.add(b.mul(b.program_id(1), n), col), b.load(x, col))
+            return []
+
+        add_to(b, da, m, b.load(x, m))
+        b.loop((b.const(0), n, b.const(1)), [], body)
+
+    launch = Launch.like_forward(2, Calls(({"grid0": 2, "grid1": 64},)))
+    assert summed_axis(made("X:*f32 dA:*f32 dB:*f32 N", walked), {"A": "dA", "B": "dB"}, launch) == 0
+
+
 @pytest.mark.parametrize("programs", [1, 2, 5])
 def test_partial_sums_of_few_programs_add_up_to_the_atomic_gradient(programs: int) -> None:
     plain = made(ROWS, rows_adjoint, BLOCK=8)
