@@ -16,6 +16,7 @@ from kernel_agent.pairs.sections import BACKWARD_MARKER, CHECK_MARKER
 from kernel_agent.pairs.spec import KernelSpec
 from kernel_agent.pairs.userfile import read_file
 from kernel_agent.sandbox import Sandbox
+from kernel_agent.sandbox.supervisor import PRELOAD
 from rag import Index, build_index
 
 
@@ -80,10 +81,14 @@ class PairJudge:
         return check(self.spec(name), source, self.sandbox, options, truths=truths, diagnose=diagnose)
 
 
+CHILDREN = (*PRELOAD, "kernel_agent.compiler.child", "kernel_agent.bench.model_child")
+"""What children of many tests would import again, each for half a second."""
+
+
 @pytest.fixture(scope="session")
 def sandbox() -> Iterator[Sandbox]:
     """One fork server for the whole session: starting it costs more than most tests."""
-    with Sandbox() as shared:
+    with Sandbox(CHILDREN) as shared:
         yield shared
 
 

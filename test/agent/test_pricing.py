@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,19 +28,18 @@ Counted = Callable[[str], tuple[KernelSpec, CountedForward]]
 
 
 @pytest.fixture(scope="module")
-def counted() -> Iterator[Counted]:
+def counted(sandbox: Sandbox) -> Counted:
     """Spec and counts of an example, or of a file, counted once."""
-    with Sandbox() as sandbox:
-        known: dict[str, tuple[KernelSpec, CountedForward]] = {}
+    known: dict[str, tuple[KernelSpec, CountedForward]] = {}
 
-        def of(name: str) -> tuple[KernelSpec, CountedForward]:
-            if name not in known:
-                path = Path(name) if name.endswith(".py") else EXAMPLES / f"{name}.py"
-                spec = describe(read_file(path), sandbox)
-                known[name] = spec, count_forward(spec, sandbox, "")
-            return known[name]
+    def of(name: str) -> tuple[KernelSpec, CountedForward]:
+        if name not in known:
+            path = Path(name) if name.endswith(".py") else EXAMPLES / f"{name}.py"
+            spec = describe(read_file(path), sandbox)
+            known[name] = spec, count_forward(spec, sandbox, "")
+        return known[name]
 
-        yield of
+    return of
 
 
 def prices(

@@ -16,12 +16,6 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def sandbox():
-    with Sandbox() as sandbox:
-        yield sandbox
-
-
-@pytest.fixture(scope="module")
 def layernorm(sandbox: Sandbox) -> KernelSpec:
     return describe(read_file(ROOT / "datasets/kernel_pairs/norm_row/layernorm_row.py"), sandbox)
 

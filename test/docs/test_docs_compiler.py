@@ -21,18 +21,16 @@ def test_the_forward_of_the_worked_example_is_that_of_the_file():
     assert body in (ROOT / "examples" / "rmsnorm.py").read_text()
 
 
-def test_the_backward_of_the_worked_example_is_what_is_derived():
+def test_the_backward_of_the_worked_example_is_what_is_derived(sandbox: Sandbox):
     # A kernel, a check or a buffer that is printed otherwise would differ from the page.
-    with Sandbox() as sandbox:
-        written, _ = drafts(describe(read_file(ROOT / "examples" / "rmsnorm.py"), sandbox), sandbox, ("rows",))
+    written, _ = drafts(describe(read_file(ROOT / "examples" / "rmsnorm.py"), sandbox), sandbox, ("rows",))
     assert written[0].schedules == ("rows",)
     assert written[0].candidate.backward.strip() == BACKWARD.strip()
 
 
-def test_what_the_page_shows_of_attention_is_what_is_derived():
+def test_what_the_page_shows_of_attention_is_what_is_derived(sandbox: Sandbox):
     # Loops without masks, bounds solved for the diagonal, products the right way round: each by a pass of its own.
-    with Sandbox() as sandbox:
-        written, _ = drafts(describe(read_file(ROOT / "examples" / "attention.py"), sandbox), sandbox, ("split",))
+    written, _ = drafts(describe(read_file(ROOT / "examples" / "attention.py"), sandbox), sandbox, ("split",))
     assert written[0].schedules == ("split", "split")
     backward = written[0].candidate.backward
     assert "atomic" not in backward

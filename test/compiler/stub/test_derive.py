@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -186,12 +185,6 @@ def make_args(N, times, device="cuda"):
     return (torch.rand(N, device=device) + 0.5, times)
 """
 )
-
-
-@pytest.fixture(scope="module")
-def sandbox() -> Iterator[Sandbox]:
-    with Sandbox() as sandbox:
-        yield sandbox
 
 
 def derived(text: str, folder: Path, sandbox: Sandbox, options: GateOptions = QUICK) -> Derived:

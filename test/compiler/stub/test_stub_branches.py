@@ -89,11 +89,10 @@ def test_a_branch_whose_side_cannot_be_told_is_refused():
         taken(BIAS)
 
 
-def test_the_backward_of_one_branch_refuses_calls_that_take_the_other(tmp_path: Path):
+def test_the_backward_of_one_branch_refuses_calls_that_take_the_other(tmp_path: Path, sandbox: Sandbox):
     # No entry of SWEEP shows the cubes: without the question, their gradient would silently be that of squares.
     path = tmp_path / "branched.py"
     path.write_text(FORWARD)
-    with Sandbox() as sandbox:
-        written, _ = drafts(describe(read_file(path), sandbox), sandbox, ("owned",))
+    written, _ = drafts(describe(read_file(path), sandbox), sandbox, ("owned",))
     backward = written[0].candidate.backward
     assert "if not n < 20:\n        raise NotImplementedError(" in backward or "if not (n < 20):" in backward

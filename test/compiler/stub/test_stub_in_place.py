@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -91,12 +90,6 @@ TWO_NAMES = """def stub(x):
     twice_kernel[grid](y, y, N, BLOCK=32)
     return y
 """
-
-
-@pytest.fixture(scope="module")
-def sandbox() -> Iterator[Sandbox]:
-    with Sandbox() as sandbox:
-        yield sandbox
 
 
 def derived(stub: str, folder: Path, sandbox: Sandbox) -> Derived:

@@ -91,11 +91,10 @@ def test_lists_whose_elements_differ_or_whose_number_is_not_told_stay() -> None:
         assert spelled(text_of(line), "stub") == text_of(line)
 
 
-def test_parts_of_a_new_tensor_have_gradients_in_every_configuration(tmp_path: Path) -> None:
+def test_parts_of_a_new_tensor_have_gradients_in_every_configuration(tmp_path: Path, sandbox: Sandbox) -> None:
     # Each configuration has tensors of its own: a part looked for among those of the first is none of the second.
     path = tmp_path / "forward.py"
     path.write_text(TWO_PARTS)
-    with Sandbox() as sandbox:
-        found = derive(describe(read_file(path), sandbox), sandbox, options=QUICK)
+    found = derive(describe(read_file(path), sandbox), sandbox, options=QUICK)
     assert found.verdict.green
     assert "a_and_b = torch.empty(2, N, device=x.device)" in found.draft.candidate.forward

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from kernel_agent.compiler.derive import derive
 from kernel_agent.gate.options import GateOptions
@@ -65,12 +62,6 @@ def stub(x, r, at):
     {second}
     return y, z
 """
-
-
-@pytest.fixture(scope="module")
-def sandbox() -> Iterator[Sandbox]:
-    with Sandbox() as sandbox:
-        yield sandbox
 
 
 def backward(first: str, second: str, folder: Path, sandbox: Sandbox) -> str:

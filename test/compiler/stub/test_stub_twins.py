@@ -45,12 +45,11 @@ def make_args(M, N, device="cpu", seed=0):
 """
 
 
-def test_a_shared_gradient_is_viewed_as_each_input_is(tmp_path: Path) -> None:
+def test_a_shared_gradient_is_viewed_as_each_input_is(tmp_path: Path, sandbox: Sandbox) -> None:
     # The gradient of r is that of x in the order of memory: reshaping that of x, which is transposed, would mix it up.
     path = tmp_path / "forward.py"
     path.write_text(FORWARD)
-    with Sandbox() as sandbox:
-        found = derive(describe(read_file(path), sandbox), sandbox, options=QUICK)
+    found = derive(describe(read_file(path), sandbox), sandbox, options=QUICK)
     text = found.draft.candidate.backward
     assert found.verdict.green
     assert "dx.as_strided(r.shape, r.stride())" in text

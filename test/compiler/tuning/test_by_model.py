@@ -44,15 +44,14 @@ def make_args(N, device="cuda"):
 '''
 
 
-def test_a_tile_that_spills_is_told_from_one_that_more_warps_hold(tmp_path: Path):
+def test_a_tile_that_spills_is_told_from_one_that_more_warps_hold(tmp_path: Path, sandbox: Sandbox):
     path = tmp_path / "wide.py"
     path.write_text(WIDE)
-    with Sandbox() as sandbox:
-        spec = describe(read_file(path), sandbox)
-        (draft, *_), _ = drafts(spec, sandbox, most=1)
-        inside = space(candidate_from_pair(draft.pair))
-        warps = next(place for place, one in enumerate(inside.tunables) if one.kind is TunableKind.WARPS)
-        before, after = ByModel(spec, spec.sweep, sandbox)([inside.candidate, inside.variant({warps: 8})]).trials
+    spec = describe(read_file(path), sandbox)
+    (draft, *_), _ = drafts(spec, sandbox, most=1)
+    inside = space(candidate_from_pair(draft.pair))
+    warps = next(place for place, one in enumerate(inside.tunables) if one.kind is TunableKind.WARPS)
+    before, after = ByModel(spec, spec.sweep, sandbox)([inside.candidate, inside.variant({warps: 8})]).trials
     assert "spills" in unfit(before)
     assert unfit(after) == ""
     assert after.totals["N=40000"] > 0
