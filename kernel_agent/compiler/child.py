@@ -19,7 +19,7 @@ from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.inplace import Apart, kept_apart, overwritten
 from kernel_agent.compiler.plan import BackwardPlan, Fact
 from kernel_agent.compiler.planning import LaunchPlans, Wanted, planned
-from kernel_agent.compiler.schedule.calls import Calls
+from kernel_agent.compiler.schedule.calls import Calls, Entry
 from kernel_agent.compiler.schedule.erase import erasing
 from kernel_agent.compiler.schedule.schedules import SCHEDULES
 from kernel_agent.compiler.stub.calls import calls_of
@@ -156,7 +156,9 @@ def _way(followed: _Followed, apart: Apart, schedule: str) -> Way:
     places = {id(seen): place for place, seen in launch_places(one.trace)}
     for number, seen in enumerate(one.trace.launches):
         if id(seen) not in calls:
-            calls[id(seen)] = calls_of((call.launches[number] for call in one.calls), typical=followed.typical)
+            entries = [Entry(call.sizes, call.asked) for call in one.calls] if one.real else []
+            launches = (call.launches[number] for call in one.calls)
+            calls[id(seen)] = calls_of(launches, typical=followed.typical, entries=entries)
 
     def planner(seen: LaunchSeen, read: frozenset[str], written: frozenset[str], lost: frozenset[str]) -> BackwardPlan:
         kernel = one.programs[places[id(seen)]]

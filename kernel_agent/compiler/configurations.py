@@ -54,6 +54,8 @@ class Configuration:
     """How conditions of the stub fell, where other calls go another way through its torch code or launches."""
     calls: tuple[Trace, ...] = ()
     """All that were followed, those at sizes of real work too."""
+    real: bool = False
+    """Whether there are such among them."""
 
     @property
     def optional(self) -> frozenset[str]:
@@ -134,7 +136,8 @@ def _divided(traces: Sequence[Trace], real: Sequence[Trace]) -> list[Configurati
         conditions = _conditions(left[0], fixed)
         values = _comparable(conditions)
         same = [other for other in (*left, *real) if _comparable(_conditions(other, fixed)) == values]
-        found.append(Configuration(left[0], programs, conditions, calls=tuple(same)))
+        known = any(one is other for one in same for other in real)
+        found.append(Configuration(left[0], programs, conditions, calls=tuple(same), real=known))
         left = [other for other in left if not any(other is one for one in same)]
     return found
 
@@ -164,7 +167,11 @@ def _seen(stub: Stub, entry: ShapeEntry) -> Trace | str:
             max_volume=VOLUME,
         )
         arguments = build_arguments(stub.module, fit.entry, device="cpu", seed=0)
-        return trace(stub.function, arguments.args, arguments.kwargs, Path(stub.module.__file__ or ""))
+        seen = trace(stub.function, arguments.args, arguments.kwargs, Path(stub.module.__file__ or ""))
+        sizes, asked = (
+            {name: size for name, size in one.dims.items() if type(size) is int} for one in (fit.entry, entry)
+        )
+        return replace(seen, sizes=sizes, asked=asked)
     except (InputError, IRError) as error:
         return error.message
     except Exception as error:  # the user's code, at a size of ours

@@ -14,7 +14,9 @@ from kernel_agent.compiler.reverse.early import early
 from kernel_agent.compiler.reverse.undo import UNDONE, freed, undoable
 from kernel_agent.compiler.saved.prepare import prepared
 from kernel_agent.compiler.schedule.calls import Calls
+from kernel_agent.compiler.schedule.forms import Launch
 from kernel_agent.compiler.schedule.schedules import SCHEDULES, atomics, plans
+from kernel_agent.compiler.schedule.slabs import Whole, unslabbed
 from kernel_agent.compiler.schedule.tries import Tries
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.value import Kernel
@@ -60,7 +62,18 @@ class LaunchPlans:
         """By the identity of the adjoint that the better schedules are made of, which is kept here."""
 
     def best(self, schedule: str) -> BackwardPlan:
-        """The plan with the fewest atomics; of those with as many one with short tapes, or none."""
+        """The plan with the fewest atomics; of those with as many one with short tapes, or none. Where programs share
+        gradients, that of the forward without slabs, if they share fewer then."""
+        found = self._best(schedule)
+        whole = self._whole if schedule != "plain" and _shared(found) else None
+        if whole is None:
+            return found
+        other, slabs = whole.best(schedule), self._unslabbed
+        assert slabs is not None
+        return slabs.plan(other) if _shared(other) < _shared(found) and other.schedule != "plain" else found
+
+    def _best(self, schedule: str) -> BackwardPlan:
+        """Of the forward as it is."""
         spared = shorter = None
         self.said = []
         if schedule != "plain":
@@ -107,6 +120,21 @@ class LaunchPlans:
         said.append(f"`{name}` failed on {self.wanted.kernel.name}: {InternalError.of(error).message}")
 
     @functools.cached_property
+    def _unslabbed(self) -> Whole | None:
+        wanted = self.wanted
+        try:
+            return unslabbed(wanted.kernel, Launch.like_forward(wanted.axes, wanted.calls))
+        except Exception as error:
+            self._defect(self._said_of_spared, "slabs", error)
+            return None
+
+    @functools.cached_property
+    def _whole(self) -> LaunchPlans | None:
+        """Plans of the forward without slabs; None where it has none."""
+        found = self._unslabbed
+        return None if found is None else LaunchPlans(replace(self.wanted, kernel=found.kernel, calls=found.calls))
+
+    @functools.cached_property
     def _plain(self) -> Adjoint:
         return self._differentiated(self.wanted.kernel)
 
@@ -150,6 +178,11 @@ class LaunchPlans:
 
     def _differentiated(self, kernel: Kernel, calls: Calls | None = None, *, undoes: bool = False) -> Adjoint:
         return differentiate(kernel, read=self.wanted.read, written=self.wanted.written, calls=calls, undoes=undoes)
+
+
+def _shared(plan: BackwardPlan) -> int:
+    """Sums that several programs have a part in."""
+    return atomics(plan) + len(plan.totals)
 
 
 def _lanes(adjoint: Adjoint) -> int:

@@ -14,6 +14,16 @@ from dataclasses import dataclass
 from typing import Any
 
 
+@dataclass(frozen=True)
+class Entry:
+    """What a call was made for."""
+
+    sizes: Mapping[str, int]
+    """By name."""
+    asked: Mapping[str, int]
+    """The same before they were made small enough to be looked at."""
+
+
 @dataclass(frozen=True, eq=False)
 class Calls:
     """Launches of one kernel that were seen."""
@@ -22,6 +32,10 @@ class Calls:
     """Of each what expressions of a plan may name: arguments, `grid0`, `triton`."""
     typical: bool = True
     """Whether rows that no two programs of these calls share may be taken to be so in others, which raise if not."""
+    entries: tuple[Entry, ...] = ()
+    """What each was made for, where sizes of real work are among them; else empty."""
+    single: frozenset[int] = frozenset()
+    """Axes of the grid that have one program, whatever the forward's launches had."""
 
     def refute(self, facts: Iterable[str]) -> bool:
         """Whether one of some facts, Python as in `plan`, fails in a launch that was seen."""
@@ -36,6 +50,14 @@ class Calls:
         """The largest that a whole number was in the launches; None where it is known of none."""
         found = [number for names in self.names if (number := _number(expression, names)) is not None]
         return max(found, default=None)
+
+    def at_work(self, expression: str) -> int | None:
+        """The largest that a size is at sizes of real work; None where there are none, or none of theirs is that in all
+        launches."""
+        pairs = [(_number(expression, names), entry) for names, entry in zip(self.names, self.entries, strict=False)]
+        named = [{name for name, size in entry.sizes.items() if size == number} for number, entry in pairs]
+        same = frozenset.intersection(*map(frozenset, named)) if named else frozenset()
+        return max((entry.asked[name] for name in same for _, entry in pairs), default=None)
 
     def total(self, expression: str) -> int | None:
         """The sum of a whole number over the launches; None where it is not known of all, or none was seen."""

@@ -32,7 +32,8 @@ class Launch:
     @classmethod
     def like_forward(cls, rank: int, calls: Calls | None = None) -> Launch:
         """On the forward's grid of `rank` axes."""
-        return cls(tuple(grid_extent(axis) for axis in range(rank)), calls=calls or Calls())
+        calls = calls or Calls()
+        return cls(tuple(ONE if axis in calls.single else grid_extent(axis) for axis in range(rank)), calls=calls)
 
 
 class Forms:

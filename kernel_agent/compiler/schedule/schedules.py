@@ -37,6 +37,7 @@ from kernel_agent.compiler.schedule.rows import persistent, summed_axis, width_o
 from kernel_agent.compiler.schedule.settle import settled
 from kernel_agent.compiler.schedule.share import loading, shared, storing
 from kernel_agent.compiler.schedule.sites import Site
+from kernel_agent.compiler.schedule.slabs import alone
 from kernel_agent.compiler.schedule.slots import slotted
 from kernel_agent.compiler.schedule.spread import spread
 from kernel_agent.compiler.schedule.square import squared
@@ -145,7 +146,9 @@ def _base(kernel: Kernel, adjoint: Adjoint, launch: Launch, tries: Tries, defect
     """What the better schedules are made from: a plan of one launch, its loops joined if they can be."""
 
     def made(text: Kernel) -> BackwardPlan:
-        return plain(kernel, replace(adjoint, kernel=text), grid_of(launch))
+        found = plain(kernel, replace(adjoint, kernel=text), grid_of(launch))
+        steps = [replace(step, kernel=alone(step.kernel, launch.calls.single)) for step in found.steps]
+        return replace(found, steps=tuple(steps))
 
     joint = tries.once("joined", lambda: made(joined(prune(adjoint.kernel))), defect)
     return joint or tries.once("plain", lambda: made(prune(adjoint.kernel)), defect)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from kernel_agent.compiler.plan import LEFT, Census, Fact
 from kernel_agent.compiler.stub.lines import HELPERS, Line, asked_unless, helpers_of, quoted
 from kernel_agent.compiler.stub.wording import Wording
@@ -16,6 +18,12 @@ class Asking:
     def __init__(self, wording: Wording) -> None:
         self.wording = wording
         self.body = wording.body
+
+    def settings(self) -> dict[str, str]:
+        """Settings that facts ask for."""
+        plan = self.wording.plan
+        words = {word for fact in plan.facts for word in re.findall(r"[A-Za-z_]\w*", fact.expression)}
+        return {name: text for name, text in plan.settings.items() if name in words}
 
     def facts(self) -> None:
         """Of the launch's numbers and tensors, each once."""

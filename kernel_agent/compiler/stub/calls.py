@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import triton
 
-from kernel_agent.compiler.schedule.calls import Calls
+from kernel_agent.compiler.schedule.calls import Calls, Entry
 from kernel_agent.compiler.stub.lines import HELPERS
 from kernel_agent.compiler.stub.trace import LaunchSeen
 
 
-def calls_of(launches: Iterable[LaunchSeen], *, typical: bool = True) -> Calls:
-    """The names that facts of a plan may ask for, with what they were in each launch. `typical`: see `Calls`."""
+def calls_of(launches: Iterable[LaunchSeen], *, typical: bool = True, entries: Sequence[Entry] = ()) -> Calls:
+    """The names that facts of a plan may ask for, with what they were in each launch; the rest as in `Calls`."""
     helpers: dict[str, Any] = {"triton": triton}
     for text in HELPERS.values():
         exec(text, helpers)
-    return Calls(tuple({**helpers, **_grid(seen), **seen.values} for seen in launches), typical)
+    return Calls(tuple({**helpers, **_grid(seen), **seen.values} for seen in launches), typical, tuple(entries))
 
 
 def _grid(seen: LaunchSeen) -> dict[str, int]:

@@ -71,10 +71,11 @@ class Planned:
         plan, variables = self.plan, self.wording.variables
         variables |= self._held(given)
         chosen, asking = self._choose(), Asking(self.wording)
+        first, later = asking.settings(), self._asking_of_buffers()
+        self._settle(chosen, first)
         with self.wording.under([one.tiles for one in chosen]):
             asking.facts()
-        later = self._asking_of_buffers()
-        self._settle(chosen, {name: text for name, text in plan.settings.items() if name not in later})
+        self._settle(chosen, {name: text for name, text in plan.settings.items() if name not in {*first, *later}})
         for one in chosen:
             with self.wording.under([one.tiles]):
                 self._bind(one.step)

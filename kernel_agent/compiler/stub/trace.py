@@ -138,6 +138,10 @@ class Trace:
     """What it returned, tensors as images."""
     names: Mapping[str, Any]
     """Locals of the stub as it returned."""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """Of the entry that it is a call at, by name."""
+    asked: Mapping[str, int] = field(default_factory=dict)
+    """The same before they were made small enough to be looked at."""
 
     @property
     def launches(self) -> tuple[LaunchSeen, ...]:
