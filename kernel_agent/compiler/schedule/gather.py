@@ -96,7 +96,7 @@ def _is_few(forms: Forms, site: Site) -> bool:
     shape = site.op.offset.shape
     if len(shape) != 1:
         return not shape
-    makers = [part.producer for part in _parts(site.op.offset) if part.shape]
+    makers = [part.producer for part in parts_of(site.op.offset) if part.shape]
     symbol = forms.kernel.extents.get(shape[0], "")
     named = any(maker is not None and maker.code is Code.LOAD for maker in makers)
     return named and max(shape[0], forms.launch.calls.most(symbol) or 0 if symbol else 0) <= MOST
@@ -110,38 +110,39 @@ def _pair(forms: Forms, single: Site, row: Site) -> Pair | None:
     around = single.conditions[: len(single.conditions) - single.branches]
     if around != row.conditions:
         return None  # a program may end between the two
-    mine, theirs = _parts(single.op.offset), _parts(row.op.offset)
+    mine, theirs = parts_of(single.op.offset), parts_of(row.op.offset)
     for part in list(mine):
         if part in theirs:
             mine.remove(part)
             theirs.remove(part)
     if not theirs:
         return None
-    place = _sum(forms, theirs)
-    length = _limit(forms, row.op.mask, place)
+    place = sum_of(forms, theirs)
+    length = limit_of(forms, row.op.mask, place)
     if length is None:
         return None
     counter = Counter(forms)
-    if _is_whole(counter, row, place):
+    if is_whole(counter, row, place):
         claims = open_claims(counter.claims)
         if claims is None or forms.launch.calls.refute(claim.text() for claim in claims):
             return None
         return Pair(single, row, tuple(mine), tuple(theirs), length, claims)
     if _is_run_through(forms, row, place, length):
         first = row.loops[0].operands[0]
-        if _lies_in(forms, single, _sum(forms, mine), first, length):
+        if _lies_in(forms, single, sum_of(forms, mine), first, length):
             return Pair(single, row, tuple(mine), tuple(theirs), length, (), first)
     return None
 
 
-def _sum(forms: Forms, parts: Sequence[Value]) -> Form:
+def sum_of(forms: Forms, parts: Sequence[Value]) -> Form:
+    """The form of a sum."""
     found = Form()
     for part in parts:
         found = found + forms.of(part)
     return found
 
 
-def _is_whole(counter: Counter, row: Site, place: Form) -> bool:
+def is_whole(counter: Counter, row: Site, place: Form) -> bool:
     """Whether lanes, in the trips of loops, have every place of a row from 0 up to what a mask says."""
     limits = counter.limits(row, [] if row.op.mask is None else [row.op.mask])
     if limits is None or len(limits) != 1:
@@ -178,19 +179,19 @@ def _lies_in(forms: Forms, single: Site, place: Form, first: Value, end: Value) 
     return before_end and is_known(first, Code.MAX, lambda side: forms.of(side) - place - Form(base=ONE))
 
 
-def _parts(value: Value) -> list[Value]:
+def parts_of(value: Value) -> list[Value]:
     """What an integer is the sum of."""
     op = value.producer
     if op is not None and op.code is Code.ADD:
-        return [part for operand in op.operands for part in _parts(operand)]
+        return [part for operand in op.operands for part in parts_of(operand)]
     if op is not None and op.code in (Code.CAST, Code.FULL, Code.BROADCAST) and not op.attributes.get("unsigned"):
         inner = op.operands[0]
         if inner.element in ("i32", "i64") and not (inner.element == "i64" and value.element == "i32"):
-            return _parts(inner)
+            return parts_of(inner)
     return [value]
 
 
-def _limit(forms: Forms, mask: Value | None, form: Form) -> Value | None:
+def limit_of(forms: Forms, mask: Value | None, form: Form) -> Value | None:
     """The scalar that a mask says a form to be less than."""
     op = None if mask is None else mask.producer
     if op is None:
@@ -205,7 +206,7 @@ def _limit(forms: Forms, mask: Value | None, form: Form) -> Value | None:
             less = _difference(limit)
         return limit if not limit.shape and known == form else None
     if op.code in (Code.AND, Code.FULL, Code.BROADCAST, Code.EXPAND):
-        return next(filter(None, (_limit(forms, operand, form) for operand in op.operands)), None)
+        return next(filter(None, (limit_of(forms, operand, form) for operand in op.operands)), None)
     return None
 
 
@@ -238,7 +239,7 @@ class _Gatherer(Copier):
             b, pair = self.b, self.pair
             value, others, *inner = self.found
             place = inner[0] if inner else self.place(pair.place)
-            lanes, place = _alike(self, [self.place(pair.lanes), place])
+            lanes, place = alike(self, [self.place(pair.lanes), place])
             if value.shape or place.shape:
                 hit = b.compare("eq", b.expand(lanes, 1), b.expand(place, 0))
                 chosen = b.select(hit, b.expand(value, 0), b.zero(value))
@@ -258,7 +259,7 @@ class _Gatherer(Copier):
         if made is not None:
             value = b.select(made, value, others)
         if pair.place and pair.first is None:
-            at, length = _alike(self, [place, self[pair.length]])
+            at, length = alike(self, [place, self[pair.length]])
             inside = b.logical_and(b.compare("ge", place, b.zero(place)), b.compare("lt", at, length))
             if made is not None:
                 inside = b.elementwise(Code.OR, (inside, b.elementwise(Code.XOR, (made, b.const(True, "i1")))))
@@ -274,7 +275,7 @@ class _Gatherer(Copier):
             return self.b.const(0)
         total = self[parts[0]]
         for part in parts[1:]:
-            one, other = _alike(self, [total, self[part]])
+            one, other = alike(self, [total, self[part]])
             total = self.b.add(one, other)
         return total
 
@@ -316,7 +317,7 @@ class _Gatherer(Copier):
         self.found = found[len(op.results) :]
 
 
-def _alike(copier: Copier, values: Sequence[Value]) -> list[Value]:
+def alike(copier: Copier, values: Sequence[Value]) -> list[Value]:
     """Integers in the wider element of them."""
     wide = any(value.element == "i64" for value in values)
     return [copier.b.cast(value, "i64") if wide else value for value in values]

@@ -36,6 +36,7 @@ from kernel_agent.compiler.schedule.reload import crowding, reloaded
 from kernel_agent.compiler.schedule.rows import persistent, summed_axis, width_of
 from kernel_agent.compiler.schedule.settle import settled
 from kernel_agent.compiler.schedule.share import loading, shared, storing
+from kernel_agent.compiler.schedule.singles import as_rows
 from kernel_agent.compiler.schedule.sites import Site
 from kernel_agent.compiler.schedule.slabs import alone
 from kernel_agent.compiler.schedule.slots import slotted
@@ -89,6 +90,8 @@ def plans(
         digits = tries.once("nested", functools.partial(nested, step.kernel, launch), defect) or Nested(step.kernel)
         whole = tries.once("gathered", functools.partial(gathered, digits.kernel, launch), defect)
         whole = whole or Gathered(digits.kernel)
+        rowed = functools.partial(as_rows, whole, kernel, adjoint.gradients, launch)
+        whole = tries.once("rows of single elements", rowed, defect) or whole
         facts = [Fact(claim.text(), "every element of a row has a lane") for claim in whole.claims]
         facts += [Fact(text, "each tile has one program") for text in digits.facts]
         made: dict[str, BackwardPlan] = {}

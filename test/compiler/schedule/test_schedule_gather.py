@@ -7,9 +7,14 @@ from collections.abc import Sequence
 import pytest
 import torch
 from schedule_kernels import add_to, made
+from schedule_plans import forward, run
 
+from kernel_agent.compiler.plan import BackwardPlan
+from kernel_agent.compiler.reverse import differentiate
+from kernel_agent.compiler.schedule.calls import Calls
 from kernel_agent.compiler.schedule.forms import Launch
 from kernel_agent.compiler.schedule.gather import MOST, Gathered, gathered
+from kernel_agent.compiler.schedule.schedules import plans
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.evaluate import evaluate
@@ -269,3 +274,52 @@ def test_the_program_of_a_part_of_a_row_adds_the_element_that_lies_in_it() -> No
 def test_a_part_of_a_row_does_not_take_an_element_that_may_lie_in_another() -> None:
     # Programs of later parts would miss it, and no other lane has it.
     assert additions(gathered(chunks(guard="end"), Launch.like_forward(2)).kernel) == 2
+
+
+def picks(row: str, trips: int = 2) -> Kernel:
+    """Each program loads its row, and a few elements of it that LABELS names. `row`: what of it the tile has."""
+
+    def build(b: Builder, x: Value, y: Value, labels: Value, n: Value, fewer: Value) -> None:
+        start = b.mul(b.program_id(0, "row"), n)
+        lanes = b.arange(0, 2 * BLOCK, "BLOCK")
+        end = n if row == "whole" else fewer
+        tile = b.load(x, b.add(start, lanes), b.compare("lt", lanes, end), b.const(0.0, "f32"))
+        # A row of zeros or less has no such place: what is loaded is not used but for that.
+        some = b.compare("ge", b.reduce(Code.REDUCE_MAX, tile, 0), b.const(-100.0, "f32"))
+
+        def body(trip: Value, _: Sequence[Value]) -> Sequence[Value]:
+            place = b.load(labels, b.add(b.mul(b.program_id(0), b.const(trips)), trip))
+            found = b.load(x, b.add(start, place), some, b.const(0.0, "f32"))
+            b.store(y, b.add(b.mul(b.program_id(0), b.const(trips)), trip), found)
+            return []
+
+        b.loop((b.const(0), b.const(trips), b.const(1)), [], body)
+
+    return forward("X:*f32 Y:*f32 LABELS:*i32 N fewer", build, BLOCK=2 * BLOCK)
+
+
+def plan_of(kernel: Kernel, fewer: int = LENGTH) -> BackwardPlan:
+    calls = Calls(({"X": torch.empty(ROWS, LENGTH), "N": LENGTH, "fewer": fewer, "grid0": ROWS, "BLOCK": 2 * BLOCK},))
+    adjoint = differentiate(kernel, read=frozenset("X"), written=frozenset("Y"))
+    return plans(kernel, adjoint, 1, calls=calls)[0]
+
+
+def test_elements_that_a_program_picks_from_its_row_are_stored_with_the_row() -> None:
+    # Added on their own they need a row of zeros from somebody else, in float32, and a conversion of all of it.
+    plan = plan_of(picks("whole"))
+    (step,), (buffer,) = plan.steps, plan.buffers
+    assert additions(step.kernel) == 0
+    assert "X.numel() == " in buffer.empty_if
+    given = {"X": torch.randn(ROWS, LENGTH, dtype=torch.float64), "N": LENGTH, "fewer": 9}
+    given |= {"LABELS": torch.tensor([3, 3, 0, 12, 5, 1], dtype=torch.int32)}
+    cotangents = {"Y": torch.arange(1.0, 7.0, dtype=torch.float64)}
+    found, _ = run(plan, given, cotangents, (ROWS,), BLOCK=2 * BLOCK)
+    expected = torch.zeros(ROWS * LENGTH, dtype=torch.float64)
+    expected.index_add_(0, torch.tensor([3, 3, 13, 25, 31, 27]), cotangents["Y"])
+    assert torch.equal(found["X"].flatten(), expected)
+
+
+def test_elements_of_a_row_that_a_program_has_a_part_of_stay_single() -> None:
+    # The rest of the row would keep what memory held; and many elements one after the other take longer than a sum.
+    assert additions(plan_of(picks("part"), fewer=9).steps[0].kernel) == 1
+    assert additions(plan_of(picks("whole", trips=MOST + 1)).steps[0].kernel) == 1
