@@ -11,11 +11,12 @@ stub has to see to, as autograd does for tensors it saves.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from kernel_agent.compiler.reverse.disjoint import Apart
 from kernel_agent.compiler.saved.lanes import Lanes
+from kernel_agent.compiler.saved.slots import Slot, picked, slots_of
 from kernel_agent.compiler.schedule.calls import Calls
 from kernel_agent.compiler.ssa.code import CONTROL, MEMORY, Code
 from kernel_agent.compiler.ssa.rebuild import Copier
@@ -85,8 +86,11 @@ def use_saved(kernel: Kernel, lost: frozenset[str] = frozenset(), calls: Calls |
             taken.setdefault(divisor.value, divisor)
     if not taken:
         return Saved(kernel, frozenset(), tuple(remarks))
-    found = _Substitution(kernel, taken).copy()
-    facts = dict.fromkeys(fact for place in taken.values() for fact in place.facts)
+    stored = [(value, place.store) for value, place in taken.items()]
+    slots = {slot.value: slot for slot in slots_of(kernel, stored, calls) if is_heavy(slot.value, taken)}
+    found = _Substitution(kernel, taken, slots).copy()
+    facts = [fact for place in taken.values() for fact in place.facts]
+    facts = list(dict.fromkeys((*facts, *(fact for slot in slots.values() for fact in slot.facts))))
     return Saved(found, frozenset(place.store.base.name for place in taken.values()), tuple(remarks), tuple(facts))
 
 
@@ -199,9 +203,10 @@ def load_back(copier: Copier, place: Place, other: float | None = None) -> Value
 class _Substitution(Copier):
     """Makes values KNOWN."""
 
-    def __init__(self, source: Kernel, taken: dict[Value, Place]) -> None:
+    def __init__(self, source: Kernel, taken: dict[Value, Place], slots: Mapping[Value, Slot]) -> None:
         super().__init__(source)
         self.taken = taken
+        self.slots = slots
 
     def op(self, op: Op) -> None:
         super().op(op)
@@ -215,6 +220,9 @@ class _Substitution(Copier):
         for value in values:
             if value in self.taken:
                 self[value] = self.b.known(self[value], load_back(self, self.taken[value]))
+            elif value in self.slots:
+                slot = self.slots[value]
+                self[value] = self.b.known(self[value], picked(self, slot, load_back(self, self.taken[slot.tile])))
 
 
 def _source(store: Op) -> tuple[Value, bool]:

@@ -71,7 +71,7 @@ def _quotients(kernel: Kernel, differentiated: frozenset[str] | None) -> Iterato
         before, summand = found
         indices = (before.blocks[0].arguments[0], loop.blocks[0].arguments[0])
         alike = before.operands[:3] == loop.operands[:3] and _same(summand, power.logit, indices, written)
-        if alike and vanishes_outside(power.logit, place):
+        if alike and vanishes_outside(kernel, power.logit, place):
             yield Quotient(loop, place, power)
 
 

@@ -14,6 +14,7 @@ from kernel_agent.compiler.saved.degree import Degrees, gauge, is_guard
 from kernel_agent.compiler.saved.lanes import conditions
 from kernel_agent.compiler.saved.online import examine
 from kernel_agent.compiler.saved.outputs import Place, Saved, load_back, places
+from kernel_agent.compiler.saved.slots import is_start_outside
 from kernel_agent.compiler.saved.trip import NotOneError
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.rebuild import Copier
@@ -47,7 +48,7 @@ def settle_maxima(kernel: Kernel, differentiated: frozenset[str] | None = None) 
             continue
         plan.maxima.add(maximum)
         for place in stored:
-            if place.store in block.ops and _use_result(plan, uses, degrees, {maximum, *guards}, place):
+            if place.store in block.ops and _use_result(kernel, plan, uses, degrees, {maximum, *guards}, place):
                 remarks.append(f"the exponentials of a softmax are read from {place.store.base.name}")
                 break
     if not plan.maxima:
@@ -88,7 +89,7 @@ def _settled(block: Block, op: Op, degrees: Degrees, differentiated: frozenset[s
     return all(map(degrees.stays, block.yields))
 
 
-def _use_result(plan: _Plan, uses: Uses, degrees: Degrees, maxima: set[Value], place: Place) -> bool:
+def _use_result(kernel: Kernel, plan: _Plan, uses: Uses, degrees: Degrees, maxima: set[Value], place: Place) -> bool:
     """Take y = e / s for e where e is all that the maximum is for; whether that is so."""
     top, under = quotient(place.value)
     if top is None or under is None or top.producer is None or top.shape != place.value.shape:
@@ -105,7 +106,7 @@ def _use_result(plan: _Plan, uses: Uses, degrees: Degrees, maxima: set[Value], p
     allowed = {difference, *maxima}
     if any(not _only_for(uses, value, allowed) for value in maxima):
         return False
-    if not vanishes_outside(maker.operands[0], place):
+    if not vanishes_outside(kernel, maker.operands[0], place):
         return False
     plan.numbers[top] = place
     plan.ones.add(under)
@@ -141,7 +142,7 @@ def _only_for(uses: Uses, value: Value, readers: set[Value]) -> bool:
     return True
 
 
-def vanishes_outside(x: Value, place: Place) -> bool:
+def vanishes_outside(kernel: Kernel, x: Value, place: Place) -> bool:
     """Whether x is -inf, so that its exponential is zero, wherever the result was not stored."""
     if place.store.mask is None:
         return True
@@ -155,10 +156,13 @@ def vanishes_outside(x: Value, place: Place) -> bool:
     if op.code is Code.SELECT and constant(bare(op.operands[2])) == -math.inf:
         return wanted <= conditions(op.operands[0], labels)
     if op.code is Code.CAST:
-        return vanishes_outside(op.operands[0], place)
+        return vanishes_outside(kernel, op.operands[0], place)
     if op.code is Code.MUL:
         # By a scalar that is not positive, -inf becomes inf or NaN, and so is the whole row of the forward.
-        return any(not other.shape and vanishes_outside(one, place) for one, other in (op.operands, op.operands[::-1]))
+        sides = (op.operands, op.operands[::-1])
+        return any(not other.shape and vanishes_outside(kernel, one, place) for one, other in sides)
+    if op.code is Code.FOR:
+        return is_start_outside(kernel, x, place.store.mask, -math.inf)
     return False
 
 
