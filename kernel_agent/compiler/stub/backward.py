@@ -316,7 +316,9 @@ class BackwardWriter:
         """A cotangent that lies in memory as what was written."""
         name = grad.text
         if not name.isidentifier():
-            name = self.body.bind(f"grad_{self.references.hint(root)}", grad.text)
+            hint = self.references.hint(root)
+            name = f"grad_{hint}"  # that of a parameter, if nothing needs it any more
+            name = self.body.bind(f"d{hint}" if self.cotangents.waits_for(name) else name, grad.text)
         if self.flow.always_contiguous(root):
             self.body.once(Line(f"{name} = {name}.contiguous()"))
         else:

@@ -13,6 +13,7 @@ from kernel_agent.compiler.stub.body import Body
 from kernel_agent.compiler.stub.flow import PERMUTED, RESHAPED, SLICED, Flow, is_float, storage_of, tensors_in
 from kernel_agent.compiler.stub.lines import Line
 from kernel_agent.compiler.stub.references import References
+from kernel_agent.compiler.stub.source import free_names
 from kernel_agent.compiler.stub.torchcall import SUMMED, SUMMED_TO, TorchCall
 from kernel_agent.compiler.stub.torchops import undone
 from kernel_agent.compiler.stub.torchrules import adjoint
@@ -73,7 +74,13 @@ class Cotangents:
         element = "f32" if any(grad.element == "f32" for grad in found) else found[0].element
         if len({grad.element for grad in found}) > 1:
             parts = ", ".join(f"{grad.text}.float()" if grad.element != "f32" else grad.text for grad in found)
+        # The gate takes sums for a part of every backward, and `+` only where the stub adds.
         return Grad(self.body.bind(f"d{self.references.hint(tensor)}", f"torch.stack(({parts})).sum(0)"), element)
+
+    def waits_for(self, name: str) -> bool:
+        """Whether a contribution that nobody has asked for yet is written in terms of a variable."""
+        held = (grad.text for _, found in self._held.values() for grad in found)
+        return any(name in free_names(ast.parse(text, mode="eval")) for text in held)
 
     def own(self, tensor: Tensor) -> Grad | None:
         """All that there is of a tensor's gradient, if that lies in memory that can be added to."""

@@ -71,7 +71,7 @@ def _parted(event: TorchSeen, active: Sequence[Tensor], grad: str, shape: Callab
     if event.name == "stack":
         split = f"{grad}.unbind({axis})"
     else:
-        split = f"{grad}.split(({', '.join(f'{shape(part)}[{axis}]' for part in parts)},), {axis})"
+        split = f"{grad}.split([{', '.join(f'{shape(part)}[{axis}]' for part in parts)}], {axis})"
     return [
         Undo(part, f"{split}[{place}]") for place, part in enumerate(parts) if any(part is other for other in active)
     ]

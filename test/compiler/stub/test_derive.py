@@ -53,9 +53,9 @@ def stub(x, b=None):
     squares = torch.empty_like(rows)
     grid = lambda meta: (triton.cdiv(N, meta["BLOCK"]),)
     square_kernel[grid](rows, squares, N, BLOCK=64)
-    y = torch.empty_like(rows)
-    shifted_kernel[grid](squares, b, y, N, BLOCK=64, HAS_B=b is not None)
-    return y.view(-1), squares
+    out0 = torch.empty_like(rows)
+    shifted_kernel[grid](squares, b, out0, N, BLOCK=64, HAS_B=b is not None)
+    return torch.cat((out0.view(-1), x.reshape(-1))), squares
 
 
 SWEEP = [dict(M=9, N=7, shifted=True), dict(M=5, N=20, shifted=False)]
@@ -204,6 +204,8 @@ def test_launches_are_taken_back_in_reverse_through_what_torch_does_between_them
     assert backward.index("[(triton.cdiv(N, BLOCK),)]") > 0, "the grid's function is written out over a tile of its own"
     assert "BLOCK, num_warps = 64, 4" in backward or "BLOCK = 64" in backward
     assert "torch.stack((" in backward, "two contributions are summed"
+    # The part of a cotangent once took the name of the whole, which another part was cut from behind it.
+    assert "dout0 = grad_out0.split(" in backward
     assert "is None" in backward, "the two configurations are told apart"
 
 
