@@ -2,12 +2,14 @@
 
 The kernel that gathers windows counts elements, and that of the sums beside it outputs; where there are as many
 programs of one as of the other, each program has about the same part of both, and what the first part of a program
-loaded is in a cache when the second one asks for it.
+loaded is in a cache when the second one asks for it. Where few programs of the first launch take turns at what each
+program of the second has, each turn does both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from kernel_agent.compiler.plan import written_by
 from kernel_agent.compiler.schedule.forms import Launch
@@ -16,7 +18,7 @@ from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.prune import prune
 from kernel_agent.compiler.ssa.rebuild import Copier
 from kernel_agent.compiler.ssa.uses import written_to
-from kernel_agent.compiler.ssa.value import Kernel, Value
+from kernel_agent.compiler.ssa.value import Kernel, Op, Value
 
 Step = tuple[Kernel, Launch, dict[str, str]]
 """A kernel, how it is launched, and expressions of arguments that the forward did not have."""
@@ -42,7 +44,8 @@ def together(steps: Sequence[Step]) -> list[Step]:
 def _both(one: Step, other: Step, between: Sequence[Step]) -> Step | None:
     """Two launches as one in the place of the first; None where that is not right or saves nothing."""
     (first, launch, scalars), (second, second_launch, second_scalars) = one, other
-    if launch.grid != second_launch.grid:
+    turns = None if launch.grid == second_launch.grid else _turns(first, launch, second, second_launch)
+    if launch.grid != second_launch.grid and turns is None:
         return None
     if any(op.code in APART for kernel in (first, second) for op in kernel.ops):
         return None
@@ -66,7 +69,7 @@ def _both(one: Step, other: Step, between: Sequence[Step]) -> Step | None:
     numbers = {**launch.scalars, **second_launch.scalars}
     if any(numbers[name] != extent for name, extent in launch.scalars.items()):
         return None
-    kernel = prune(_joined(first, second, same))
+    kernel = prune(_joined(first, second, same, turns))
     return kernel, Launch(launch.grid, numbers, launch.calls), {**scalars, **second_scalars}
 
 
@@ -81,8 +84,38 @@ def _tiles(kernel: Kernel) -> set[str]:
     return {op.base.name for op in kernel.ops if op.code is Code.LOAD and op.result.shape}
 
 
-def _joined(first: Kernel, second: Kernel, same: dict[Value, Value]) -> Kernel:
-    """One kernel after the other. `same`: arguments of the second as they are called then."""
+@dataclass(frozen=True)
+class _Turns:
+    """What few programs take turns at."""
+
+    loop: Op
+    axis: int
+    """Of the grid, whose programs would each have one turn."""
+
+
+def _turns(first: Kernel, launch: Launch, second: Kernel, other: Launch) -> _Turns | None:
+    """The turns of the first launch that are the programs of the second one; None where it has none, or where the
+    second asks how many programs there are."""
+    apart = [axis for axis, (few, all_of) in enumerate(zip(launch.grid, other.grid, strict=False)) if few != all_of]
+    if len(launch.grid) != len(other.grid) or len(apart) != 1:
+        return None
+    (axis,) = apart
+    if any(op.code is Code.NUM_PROGRAMS and op.attributes["axis"] == axis for op in second.ops):
+        return None
+    for loop in first.body.ops:
+        if loop.code is not Code.FOR:
+            continue
+        start, stop, step = (value.producer for value in loop.operands[:3])
+        own = start is not None and start.code is Code.PROGRAM_ID and start.attributes["axis"] == axis
+        few = step is not None and step.code is Code.NUM_PROGRAMS and step.attributes["axis"] == axis
+        if own and few and stop is None and launch.scalars.get(loop.operands[1].name) == other.grid[axis]:
+            return _Turns(loop, axis)
+    return None
+
+
+def _joined(first: Kernel, second: Kernel, same: dict[Value, Value], turns: _Turns | None) -> Kernel:
+    """One kernel after the other, or with `turns` one turn of it after the other's. `same`: arguments of the second as
+    they are called then."""
     arguments = list(dict.fromkeys((*first.arguments, *same.values())))
     made = Kernel(
         first.name,
@@ -93,9 +126,47 @@ def _joined(first: Kernel, second: Kernel, same: dict[Value, Value]) -> Kernel:
     )
     written = {*written_to(first.body), *(same[value] for value in written_to(second.body))}
     b = Builder(made, frozenset(written))
+    if turns is not None:
+        _InTurns(first, b, turns, second, same).block(first.body)
+        return made
     Copier(first, b).block(first.body)
     behind = Copier(second, b)
     for old, new in same.items():
         behind[old] = new
     behind.block(second.body)
     return made
+
+
+class _InTurns(Copier):
+    """Copies a kernel with another one in a loop of its own."""
+
+    def __init__(self, source: Kernel, b: Builder, turns: _Turns, other: Kernel, same: dict[Value, Value]) -> None:
+        super().__init__(source, b)
+        self.turns = turns
+        self.other = other
+        self.same = same
+
+    def entered(self, op: Op) -> None:
+        """A turn: what the other kernel stores, then what this one sums."""
+        if op is not self.turns.loop:
+            return
+        turn = _Turn(self.other, self.b, self.turns.axis, self[op.blocks[0].arguments[0]])
+        for old, new in self.same.items():
+            turn[old] = new
+        turn.block(self.other.body)
+
+
+class _Turn(Copier):
+    """Copies the work of one program, whose number along an axis is a turn."""
+
+    def __init__(self, source: Kernel, b: Builder, axis: int, turn: Value) -> None:
+        super().__init__(source, b)
+        self.axis = axis
+        self.turn = turn
+
+    def pure(self, op: Op) -> None:
+        """Numbers of programs."""
+        if op.code is Code.PROGRAM_ID and op.attributes["axis"] == self.axis:
+            self[op.result] = self.b.cast(self.turn, op.result.element)
+        else:
+            super().pure(op)

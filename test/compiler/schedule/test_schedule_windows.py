@@ -158,6 +158,18 @@ def test_gathered_gradients_and_sums_of_as_many_outputs_are_one_launch() -> None
         agree(made, {"X": drawn(2, size), "Taps": drawn(2, 3), "T": size}, {"Y": drawn(2, size)}, grid, BLOCK=4)
 
 
+def test_each_turn_of_few_programs_gathers_the_elements_of_its_outputs() -> None:
+    # A launch of its own for the gathered gradient read the cotangent once more.
+    made = plans_of(kernel_of(weighted, TAPS=3, BLOCK=4), "X Taps", "Y", 2)
+    (step,) = made["rows"].steps
+    (loop,) = [op for op in step.kernel.body.ops if op.code is Code.FOR]
+    inside = [op.base.name for op in loop.blocks[0].ops if op.code is Code.STORE]
+    assert inside == ["dX"]  # the sums of the taps are stored behind the last turn
+    for size in (11, 12, 13, 40):
+        grid = (2, triton.cdiv(size, 4))
+        agree(made, {"X": drawn(2, size), "Taps": drawn(2, 3), "T": size}, {"Y": drawn(2, size)}, grid, BLOCK=4)
+
+
 def test_launches_of_more_elements_than_outputs_stay_apart() -> None:
     # The programs of the outputs would leave out the last elements of every row.
     made = plans_of(kernel_of(squares_1d, K=3, STRIDE=2, PAD=1, BLOCK=4), "X", "Y", 2)
