@@ -181,8 +181,8 @@ class LaunchPlans:
 
 
 def _shared(plan: BackwardPlan) -> int:
-    """Sums that several programs have a part in."""
-    return atomics(plan) + len(plan.totals)
+    """Sums that several programs have a part in. Rows of slabs do not count: recurrences need their programs more."""
+    return atomics(plan) + (len(plan.totals) if plan.schedule == "rows" else 0)
 
 
 def _lanes(adjoint: Adjoint) -> int:

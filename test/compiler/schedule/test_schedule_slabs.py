@@ -70,6 +70,13 @@ def test_a_gradient_that_slabs_share_is_stored_by_one_program() -> None:
     assert "grid1 * TILE >= N" in [fact.expression for fact in plan.facts]
 
 
+def test_slabs_that_store_rows_of_partial_sums_stay_programs() -> None:
+    # Torch sums few rows: with one program for all slabs, half of a GPU has nothing to do in a recurrence.
+    plan = planned("owned", Wanted(kernel(), 2, calls(), frozenset(("X", "Row")), frozenset(("dOut",))))
+    assert plan.totals
+    assert "ALL_TILE" not in plan.settings
+
+
 def test_rows_that_are_long_at_work_keep_their_slabs() -> None:
     # The entry was made small to be looked at: a tile of 4096 columns compiles for no GPU.
     assert whole(kernel(), asked=4096) is None
