@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -24,7 +24,7 @@ class LaunchText:
     """One launch as the stub writes it, in expressions over the stub's names."""
 
     arguments: Mapping[str, ast.expr]
-    """By parameter; constants where a tuned configuration, a heuristic or a default decides."""
+    """By parameter; constants where a tuned configuration or a default decides, or a heuristic that cannot be read."""
     options: Mapping[str, ast.expr]
     """`num_warps` and the like."""
     grid: tuple[ast.expr, ...]
@@ -59,6 +59,9 @@ class StubSource:
         for name, value in seen.values.items():
             if name not in given:
                 given[name] = self._constant(value, name, seen)
+        for name, rule in self._heuristics(seen):  # one may read what another has decided
+            node = self._ruled(name, rule, given, seen)
+            given |= {} if node is None else {name: node}
         options = {name: values.get(name) or self._constant(value, name, seen) for name, value in seen.options.items()}
         assert isinstance(call.func, ast.Subscript)
         return LaunchText(given, options, self._grid(call.func.slice, seen, given), call.end_lineno or call.lineno)
@@ -118,6 +121,28 @@ class StubSource:
                 for key in self.value(keyword.value, seen.site.names):
                     found[str(key)] = _item(keyword.value, str(key))
         return found
+
+    def _heuristics(self, seen: LaunchSeen) -> Iterator[tuple[str, ast.Lambda]]:
+        """What decides a constexpr of a kernel of this file, as its decorator has it: `{"EVEN": lambda args: ...}`."""
+        kernel = next((n for n in self.tree.body if isinstance(n, ast.FunctionDef) and n.name == seen.name), None)
+        for node in [] if kernel is None else kernel.decorator_list:
+            if not (isinstance(node, ast.Call) and ast.unparse(node.func).endswith("heuristics")):
+                continue
+            for table in (*node.args, *(keyword.value for keyword in node.keywords)):
+                for key, rule in zip(table.keys, table.values, strict=True) if isinstance(table, ast.Dict) else ():
+                    if isinstance(key, ast.Constant) and isinstance(rule, ast.Lambda) and len(rule.args.args) == 1:
+                        yield str(key.value), rule
+
+    def _ruled(self, name: str, rule: ast.Lambda, given: Mapping[str, ast.expr], seen: LaunchSeen) -> ast.expr | None:
+        """A heuristic over the stub's names; None where it is not what the launch was given."""
+        if any(self.bindings(one) or one in self.parameters for one in free_names(rule)):
+            return None  # a name of the module that is another one here
+        node: ast.expr = _Meta(rule.args.args[0].arg, given).visit(copy.deepcopy(rule.body))
+        try:
+            known = self.value(node, seen.site.names)
+        except (NameError, TypeError, AttributeError, KeyError, ValueError, ZeroDivisionError):
+            return None
+        return node if type(known) is type(seen.values.get(name)) and known == seen.values[name] else None
 
     def _constant(self, value: Any, name: str, seen: LaunchSeen) -> ast.expr:
         if value is None or isinstance(value, (bool, int, float, str)):

@@ -133,3 +133,47 @@ def test_a_tape_of_rounded_values_has_the_dtype_of_the_call(tmp_path: Path, sand
     (found,), _ = drafts(describe(read_file(path), sandbox), sandbox, most=1)
     assert "dtype=x.dtype" in found.candidate.backward
     assert "bfloat16" not in found.candidate.backward
+
+
+HEURISTICS = """
+import torch
+import triton
+import triton.language as tl
+
+from kernel_agent import autodiff
+
+
+@triton.heuristics(
+    {"BLOCK": lambda args: triton.next_power_of_2(args["N"]), "EVEN": lambda args: args["N"] == args["BLOCK"]}
+)
+@triton.jit
+def squares_kernel(X, Y, N, BLOCK: tl.constexpr, EVEN: tl.constexpr):
+    cols = tl.arange(0, BLOCK)
+    mask = (cols < N) | EVEN
+    x = tl.load(X + tl.program_id(0) * N + cols, mask=mask)
+    tl.store(Y + tl.program_id(0) * N + cols, x * x, mask=mask)
+
+
+@autodiff
+def stub(x):
+    rows, width = x.shape
+    y = torch.empty_like(x)
+    squares_kernel[(rows,)](x.contiguous(), y, width)
+    return y
+
+
+SWEEP = [dict(M=3, N=40)]
+
+
+def make_args(M, N, device="cuda"):
+    return torch.randn(M, N, device=device),
+"""
+
+
+def test_what_a_heuristic_decides_is_decided_anew_by_the_backward(tmp_path: Path, sandbox: Sandbox) -> None:
+    # The 64 lanes that the one entry has were printed: of rows of 100 the last 36 had no gradient.
+    path = tmp_path / "forward.py"
+    path.write_text(HEURISTICS)
+    (found, *_), _ = drafts(describe(read_file(path), sandbox), sandbox, most=1)
+    assert "BLOCK=triton.next_power_of_2(width)" in found.candidate.backward
+    assert "64" not in found.candidate.backward
