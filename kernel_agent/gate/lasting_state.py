@@ -44,10 +44,11 @@ class LastingState:
     """The state when this was made, to compare with."""
 
     def __init__(self) -> None:
+        _generators()  # what is imported for these looks counts for nobody
         self._before = dict(_states())
         self._knobs = dict(_of_triton())
         self._looked_at = _objects_of_knobs()
-        self._modules = len(sys.modules)
+        self._modules = frozenset(sys.modules)
         self._excused: frozenset[str] = frozenset()
         self._by_calls: frozenset[str] = frozenset()
         self._calls = 0
@@ -107,11 +108,11 @@ class LastingState:
     def changed(self) -> tuple[str, ...]:
         """Which states are others now, as `torch.is_grad_enabled()`.
 
-        What modules that were imported in between do to imports, at exit and to operators that are not torch's counts
-        for nobody.
+        What modules of torch that were imported in between do to imports, at exit and to operators that are not torch's
+        counts for nobody.
         """
         names = (_others(self._before, dict(_states())) | self._by_calls) - self._excused
-        if len(sys.modules) != self._modules:
+        if any(name.startswith("torch.") for name in sys.modules.keys() - self._modules):
             names -= _OF_IMPORTS
         return tuple(sorted(names)[:_NAMED])
 

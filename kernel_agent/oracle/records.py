@@ -134,13 +134,14 @@ class GradientTruth:
         natural gradient size: with RELATIVE and SCALED of the rule that allows 1e-14 of it, some ulps of float64.
         """
         units = zip(self.units[grad], cotangent_rms, strict=True)
-        linear = math.sqrt(sum((u * r) ** 2 for u, r in units))
-        return max(linear, ROUNDOFF * self.natural_size(grad, cotangent_rms, sizes))
+        linear = math.hypot(*(u * r for u, r in units))
+        natural = self.natural_size(grad, cotangent_rms, sizes)
+        return max(linear, ROUNDOFF * natural) if math.isfinite(natural) else linear
 
     def natural_size(self, grad: str, cotangent_rms: tuple[float, ...], sizes: tuple[int, ...]) -> float:
         """Size of an element by units alone under cotangents with these RMS values and elements, one per output."""
         natural = zip(self.natural[grad], cotangent_rms, sizes, strict=True)
-        norm = math.sqrt(sum((n * r * math.sqrt(size)) ** 2 for n, r, size in natural))
+        norm = math.hypot(*(n * r * math.sqrt(size) for n, r, size in natural))
         truth = self.grads[grad]
         return norm / math.sqrt(max(truth.numel() if truth is not None else 0, 1))
 

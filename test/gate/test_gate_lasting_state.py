@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import logging
 import os
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import ModuleType
 
 import numpy
 import pytest
@@ -43,6 +45,18 @@ def test_a_setting_is_named_until_it_is_put_back(monkeypatch):
         patch.setenv("LD_PRELOAD", "x.so")
         assert state.changed() == ("os.environ",)
     assert state.changed() == ()
+
+
+def test_a_module_that_is_imported_beside_hides_no_exit_handler():
+    # What torch imports late is excused. Any import was once: the look at NumPy's generators made one itself.
+    state, handler = LastingState(), print
+    sys.modules["imported_beside"] = ModuleType("imported_beside")
+    atexit.register(handler)
+    try:
+        assert state.changed() == ("what runs at exit",)
+    finally:
+        atexit.unregister(handler)
+        del sys.modules["imported_beside"]
 
 
 def test_what_is_added_to_a_list_of_hooks_is_named():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from forwards import SCALED
@@ -19,6 +21,7 @@ from kernel_agent.oracle import (
     describe,
     make_cotangents,
 )
+from kernel_agent.oracle.records import ROUNDOFF
 from kernel_agent.oracle.truth import Request, gain
 from kernel_agent.pairs.spec import ShapeEntry
 from kernel_agent.pairs.userfile import read_file
@@ -49,6 +52,19 @@ def test_gradients_of_layernorm_are_those_of_its_formula(judge):
     for name, grad in zip(("x", "weight", "bias"), expected, strict=True):
         # eps goes through float32 in the kernel's signature; beyond that both sides are float64.
         torch.testing.assert_close(truth.grads[name], grad, rtol=1e-9, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_the_scale_of_a_gradient_whose_units_are_beyond_floats_is_told_by_its_own_size(judge):
+    # A ratio of exponentials is 1e200 in float64: under cotangents of 2^40 its square overflowed and ended the verdict,
+    # and an infinite scale would let any gradient pass.
+    truths = judge.truths("layernorm")
+    forward = truths.forward(Point(entry=ShapeEntry(dims={"M": 5, "N": 40})))
+    (truth,) = truths.gradients(forward, [make_cotangents(CotangentKind.RANDOM, forward.forms, 0)])
+    (unit,) = truth.units["x"]
+    large = replace(truth, natural=truth.natural | {"x": (1e200,)})
+    assert large.scale("x", (2.0**40,), (200,)) == pytest.approx(ROUNDOFF * 1e200 * 2.0**40)
+    endless = replace(truth, natural=truth.natural | {"x": (1e300,)})
+    assert endless.scale("x", (2.0**40,), (200,)) == pytest.approx(unit * 2.0**40)
 
 
 def test_a_forward_that_fails_a_step_aside_is_a_truth_error(spec_of, sandbox):

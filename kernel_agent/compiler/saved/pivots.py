@@ -10,7 +10,7 @@ what is added up is n, the mean becomes KNOWN to be sum(x) / n here, and the var
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.saved.lanes import conditions, through
@@ -32,6 +32,16 @@ from kernel_agent.compiler.ssa.value import (
 )
 
 _SPREADS = (Code.EXPAND, Code.BROADCAST, Code.FULL)
+
+
+@dataclass(frozen=True)
+class _Term:
+    """where(mask, x - pivot, 0), or the square of that."""
+
+    mask: Value
+    x: Value
+    pivot: Value
+    squared: bool
 
 
 @dataclass(frozen=True)
@@ -140,32 +150,33 @@ def _terms(value: Value) -> _Sum | None:
         return None
     others = [part for part in map(unspread, added.operands) if part is not carry]
     found = _term(others[0]) if len(others) == 1 else None
-    if found is None or any(depends(part, set(block.arguments[1:])) for part in found[:3]):
+    if found is None:
         return None
-    mask, x, pivot, squares = found
+    if any(depends(part, set(block.arguments[1:])) for part in (found.mask, found.x, found.pivot)):
+        return None
     start = loop.operands[3 + place]
     if is_constant(bare(start), 0):
-        return _Sum(loop, mask, x, pivot, None, squares)
+        return _Sum(loop, found.mask, found.x, found.pivot, None, found.squared)
     head = _term(unspread(start))
-    if head is None or bare(head[2]) is not bare(pivot) or head[3] != squares:
+    if head is None or bare(head.pivot) is not bare(found.pivot) or head.squared != found.squared:
         return None
-    return _Sum(loop, mask, x, pivot, head[:2], squares)
+    return _Sum(loop, found.mask, found.x, found.pivot, (head.mask, head.x), found.squared)
 
 
-def _term(value: Value) -> tuple[Value, Value, Value, bool] | None:
-    """Mask, x and pivot of where(mask, x - pivot, 0), and whether this is its square; None where it is neither."""
+def _term(value: Value) -> _Term | None:
+    """What is added up, as a term of a sum about a pivot; None where it is none."""
     op = value.producer
     if op is None:
         return None
     if op.code is Code.MUL and op.operands[0] is op.operands[1]:
         inner = _term(unspread(op.operands[0]))
-        return None if inner is None or inner[3] else (*inner[:3], True)
+        return None if inner is None or inner.squared else replace(inner, squared=True)
     if op.code is not Code.SELECT or not is_constant(bare(op.operands[2]), 0):
         return None
     gap = unspread(op.operands[1]).producer
     if gap is None or gap.code is not Code.SUB:
         return None
-    return op.operands[0], gap.operands[0], gap.operands[1], False
+    return _Term(op.operands[0], gap.operands[0], gap.operands[1], squared=False)
 
 
 def _counts(terms: _Sum, total: Op, count: Value) -> bool:

@@ -336,7 +336,7 @@ def test_the_forward_is_the_stub_with_another_return(tmp_path: Path, sandbox: Sa
     forward = (found.draft.candidate.forward or "").rstrip("\n").split("\n")
     assert forward[0] == "def forward(x, b=None):"
     assert forward[1:-1] == stub[1:-1], "comments and spacing stay"
-    assert forward[-1].startswith("    return (y.view(-1), squares), (")
+    assert forward[-1].startswith("    return (torch.cat((out0.view(-1), x.reshape(-1))), squares), (")
 
 
 def test_schedules_behind_one_that_is_enough_are_not_tried_and_known_pairs_are_not_written_again(
