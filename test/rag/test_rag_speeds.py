@@ -2,13 +2,15 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
-from conftest import PAIRS
 
 from kernel_agent.pairs.spec import content_hash
 from rag import Query, build_index, search
 from rag.speeds import read_speeds
+
+PAIRS = Path(__file__).parent / "pairs"
 
 
 @pytest.fixture
