@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from kernel_agent.compiler.reverse.behind import behind
 from kernel_agent.compiler.schedule.calls import Calls
 from kernel_agent.compiler.schedule.claims import Claim, Rising
 from kernel_agent.compiler.schedule.coverage import domain
@@ -42,7 +43,7 @@ class Apart:
         both = [self.sites[one], self.sites[other]]
         if self._out_of_step(both) or self._digits_of_one_number(both):
             return True
-        return self._ranges_of_rows(both) or self._in_regions(*both)
+        return self._one_behind_the_other(*both) or self._ranges_of_rows(both) or self._in_regions(*both)
 
     def tells_trips(self, store: Op, *, strided: bool = False) -> bool:
         """Whether a program stores to no element twice at one place, whatever trip and lane it is of.
@@ -60,6 +61,12 @@ class Apart:
         strides += [count for symbols, count in distance.terms if symbols]
         fixed = sum(count for symbols, count in distance.terms if not symbols)
         return bool(strides) and fixed % math.gcd(*strides) != 0
+
+    def _one_behind_the_other(self, one: Site, other: Site) -> bool:
+        """Whether a store begins where the loop of the other has ended."""
+        atoms = [atom for site in (one, other) for atom, _ in self.forms.of(site.op.offset).terms]
+        changing = frozenset(atom for atom in atoms if not _is_fixed(atom))
+        return behind(self.forms, other, one, changing) or behind(self.forms, one, other, changing)
 
     def _digits_of_one_number(self, both: list[Site], *, strided: bool = False) -> bool:
         """Whether an offset tells which of the stores it is of, the lane and the trip, as a number tells its digits."""
