@@ -12,10 +12,13 @@ from kernel_agent.compiler.schedule.owner import AXES, Owner, Turn, Turns, owner
 from kernel_agent.compiler.schedule.ownership import WRITES, proof
 from kernel_agent.compiler.schedule.ownrows import with_own_rows
 from kernel_agent.compiler.schedule.part import parted
+from kernel_agent.compiler.schedule.phases import phases
 from kernel_agent.compiler.schedule.settle import settled
 from kernel_agent.compiler.schedule.sites import Site, sites
+from kernel_agent.compiler.schedule.slots import slotted
 from kernel_agent.compiler.schedule.square import Squared
 from kernel_agent.compiler.schedule.wraps import unwrapped
+from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.prune import prune
 from kernel_agent.compiler.ssa.value import Kernel
 
@@ -63,6 +66,43 @@ def turned(
             assert isinstance(turn, Turn)
             found.setdefault(turn, []).append(site)
     return found, left
+
+
+def together(
+    wide: Squared, found: Mapping[Turn, Sequence[Site]], gradients: Mapping[str, str], beside: Set[str]
+) -> dict[Turn, list[Site]]:
+    """The additions by turn, those of small sums moved to a turn of more programs that computes what they are sums of:
+    of a product y = n(x) w, the owner of a tile of dx has that of n, whose sums over rows are the gradients of n's own
+    weights. A kernel of their own would do the product again. Each program's sums get a row (see `slots`)."""
+    forms, joint = Forms(wide.kernel, wide.launch), {turn: list(added) for turn, added in found.items()}
+    for turn, added in found.items():
+        names = {site.op.base.name for site in added}
+        mine = {tensor: gradient for tensor, gradient in gradients.items() if gradient in names}
+        for other in [one for one in joint if set(turn.programs) < set(one.programs) and turn.trips == one.trips]:
+            if names.isdisjoint(beside) and _at_hand(forms, other, joint[other], added, mine):
+                joint[other] += added
+                del joint[turn]
+                break
+    return joint
+
+
+def _at_hand(
+    forms: Forms, turn: Turn, theirs: Sequence[Site], added: Sequence[Site], gradients: Mapping[str, str]
+) -> bool:
+    """Whether the loop of some additions, and its products, are enough to sum others, in small rows."""
+    both = [*theirs, *added]
+    if len(phases(forms, turn, both)) > len(phases(forms, turn, theirs)):
+        return False
+    try:
+        alone, made = owner(forms, turn, theirs, forms.kernel.name), owner(forms, turn, both, forms.kernel.name)
+    except CannotDerive:
+        return False
+    products = [sum(op.code is Code.DOT for op in prune(one.kernel).ops) for one in (alone, made)]
+    if not products[0] or products[1] > products[0]:
+        return False
+    kernel = unwrapped(prune(settled(made.kernel, made.launch)), made.launch)
+    slots = slotted(kernel, gradients, made.launch).slots
+    return {one.name for one in slots if not one.wide} == set(gradients.values())
 
 
 def owners_of(

@@ -29,7 +29,7 @@ from kernel_agent.compiler.schedule.merge import merged
 from kernel_agent.compiler.schedule.mirror import mirrored, reversed_axes
 from kernel_agent.compiler.schedule.nested import Nested, nested
 from kernel_agent.compiler.schedule.owner import without
-from kernel_agent.compiler.schedule.owners import owners_of, parted_owners, turned, unowned
+from kernel_agent.compiler.schedule.owners import owners_of, parted_owners, together, turned, unowned
 from kernel_agent.compiler.schedule.ownership import owned
 from kernel_agent.compiler.schedule.regions import Regions, with_regions
 from kernel_agent.compiler.schedule.reload import crowding, reloaded
@@ -246,6 +246,20 @@ def _rows(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft:
 def _split(tidy: Kernel, gradients: Mapping[str, str], launch: Launch, regions: Regions | None = None) -> Draft:
     """A launch for all gradients that programs own, and more for those that they share. Raises DoesNotApply where none
     of these can have one."""
+    draft = _cut(tidy, gradients, launch, regions)
+    if not draft.additions:
+        return draft
+    try:
+        closer = _cut(tidy, gradients, launch, regions, tight=True)
+    except CannotDerive:
+        return draft
+    return closer if closer.additions < draft.additions else draft
+
+
+def _cut(
+    tidy: Kernel, gradients: Mapping[str, str], launch: Launch, regions: Regions | None, *, tight: bool = False
+) -> Draft:
+    """The same, with loops that end at a diagonal as they are, or `tight`; then it raises where there are none."""
     draft = Draft(regions)
     tidy, launch = spread(tidy, launch)
     cut = unswizzled(tidy, launch)
@@ -255,7 +269,7 @@ def _split(tidy: Kernel, gradients: Mapping[str, str], launch: Launch, regions: 
     backwards = reversed_axes(tidy)
     tidy = mirrored(tidy, backwards)
     kept = shared(tidy, launch)
-    wide = squared(loading(tidy, kept, len(launch.grid)), launch)
+    wide = squared(loading(tidy, kept, len(launch.grid)), launch, tight=tight)
     wide = replace(wide, kernel=settled(wide.kernel, wide.launch))
     draft.facts += [Fact(text, "loops of all programs step through the same indices") for text in wide.facts]
     found, left = turned(wide, unowned(tidy, gradients, launch))
@@ -264,6 +278,7 @@ def _split(tidy: Kernel, gradients: Mapping[str, str], launch: Launch, regions: 
     for name in _beside(tidy, turning | set(left), gradients, launch):
         left.pop(name, None)
     beside = {name for name in small if not any(_meets(added, name, small) for added in found.values())}
+    found = together(wide, found, gradients, beside)
     owners, refused = owners_of(wide, found, beside, tidy.name)
     owners, facts = parted_owners(wide, owners, left, gradients, tidy.name)
     draft.facts += [Fact(text, "all parts of an axis of the grid are as large") for text in facts]

@@ -4,14 +4,18 @@ The loops over keys of causal attention end at the diagonal. Over one range for 
 of a grid; which programs take part in one of them is a condition that is solved there. Trips are counted from 0, or,
 where slices of a summed axis are no whole number of tiles, from where each program's slice starts. The result is only
 for owners to be cut from: it would be slow itself.
+
+Whole tiles in front of the diagonal need no mask, but owners of their lanes do not know why none lies beyond the end of
+the tensor. Where they have no proof, `tight` says so in a mask: tiles that a program's last one ends lie below that.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from kernel_agent.compiler.errors import CannotDerive
+from kernel_agent.compiler.errors import CannotDerive, DoesNotApply
 from kernel_agent.compiler.reverse.extents import Extents
 from kernel_agent.compiler.schedule.forms import Forms, Launch, grid_extent
 from kernel_agent.compiler.schedule.linear import Form, Kind
@@ -48,6 +52,8 @@ class _Plan:
     """What the squared loop counts from: 0, or where each program's loop starts."""
     spared: Value | None = None
     """A limit of the loop that the squared one ends at."""
+    below: Value | None = None
+    """What all lanes of a trip's tile are less than, though no mask says so: the end of another loop over the range."""
 
     @property
     def range(self) -> tuple[Polynomial, Form]:
@@ -55,8 +61,9 @@ class _Plan:
         return self.step, self.origin
 
 
-def squared(kernel: Kernel, launch: Launch) -> Squared:
-    """The kernel with every loop squared that can be."""
+def squared(kernel: Kernel, launch: Launch, *, tight: bool = False) -> Squared:
+    """The kernel with every loop squared that can be. `tight`: additions of whole tiles are masked by the end of what
+    other loops over the same range add to, as theirs are. Raises DoesNotApply where there are none to be."""
     forms = Forms(kernel, launch)
     tapes = (Code.TAPE_LOAD, Code.TAPE_STORE)
     shared = _sharing(forms)
@@ -64,6 +71,8 @@ def squared(kernel: Kernel, launch: Launch) -> Squared:
     plans = {op: plan for op in loops if (plan := _plan(forms, op)) is not None}
     if not plans or any(op.code in tapes for op in kernel.ops):
         return Squared(kernel, launch)
+    if tight:
+        plans = _tightened(forms, plans)
     ends: dict[tuple[Polynomial, Form], Polynomial] = {}
     for plan in plans.values():
         known = ends.setdefault(plan.range, plan.end)
@@ -78,10 +87,44 @@ def squared(kernel: Kernel, launch: Launch) -> Squared:
             name += "_"
         arguments[one] = Value("i32", (), name)
     found = {op: (plan, arguments[plan.range]) for op, plan in plans.items()}
-    made = _Squarer(kernel, found, list(arguments.values())).copy()
+    made = _Squarer(forms, found, list(arguments.values())).copy()
     scalars = {value.name: ends[one] for one, value in arguments.items()}
     facts = dict.fromkeys(text for plan in plans.values() for text in plan.facts)
     return Squared(made, replace(launch, scalars={**launch.scalars, **scalars}), tuple(facts))
+
+
+def _tightened(forms: Forms, plans: Mapping[Op, _Plan]) -> dict[Op, _Plan]:
+    """The plans with one end for loops over the same range, where one of them has it and others stay below."""
+    ends = {op: limit for op, plan in plans.items() if (limit := _fixed_limit(forms, op, plan)) is not None}
+    found = dict(plans)
+    for op, plan in plans.items():
+        for other, limit in ends.items():
+            its = plans[other]
+            if op in ends or plan.spared is not None or its.range != plan.range:
+                continue
+            facts = _below(forms, op, plan.step, its.end)
+            if facts is not None and not forms.launch.calls.refute(facts):
+                found[op] = replace(plan, end=its.end, facts=(*plan.facts, *facts), below=limit)
+                break
+    if found == plans:
+        raise DoesNotApply("no loop of whole tiles has its end from another one")
+    return found
+
+
+def _fixed_limit(forms: Forms, loop: Op, plan: _Plan) -> Value | None:
+    """The limit of a loop that is the same for all programs, if that is where the squared one ends."""
+    limits = [limit for limit in _smallest(loop.operands[1]) if forms.of(limit).invariant == plan.end]
+    return limits[0] if limits and plan.spared is None else None
+
+
+def _below(forms: Forms, loop: Op, step: Polynomial, end: Polynomial) -> list[str] | None:
+    """Facts under which the tiles of a loop, which starts at a multiple of its step, lie below an end: a limit of it is
+    such a multiple, too, and for no program beyond the end. None where that is not to be had."""
+    for limit in _smallest(loop.operands[1]):
+        facts, most = _stepped(forms, limit, step), _rising_limit(forms, limit)
+        if facts is not None and most is not None and most.printable:
+            return [*facts, f"{most.text()} <= {end.text()}"]
+    return None
 
 
 def _sharing(forms: Forms) -> frozenset[Op]:
@@ -206,7 +249,8 @@ def _rising_limit(forms: Forms, stop: Value) -> Polynomial | None:
 class _Squarer(Copier):
     """Squares loops."""
 
-    def __init__(self, source: Kernel, ends: dict[Op, tuple[_Plan, Value]], arguments: list[Value]) -> None:
+    def __init__(self, forms: Forms, ends: dict[Op, tuple[_Plan, Value]], arguments: list[Value]) -> None:
+        source = forms.kernel
         super().__init__(source, Builder(emptied(source, arguments=[*source.arguments, *arguments])))
         self.b.written = self.written
         self.ends = ends
@@ -214,6 +258,9 @@ class _Squarer(Copier):
         less = [op for op in source.ops if op.code is Code.CMP and op.attributes["predicate"] == "lt"]
         self.limiting = {op for op in less if unspread(op.operands[1]) in stops}
         """Comparisons with where a loop ends."""
+        self.forms = forms
+        self.inside: list[tuple[Op, _Plan]] = []
+        """The loops around what is copied that tell what the lanes of their tiles are below."""
 
     def pure(self, op: Op) -> None:
         """What lies below the end of a loop, the least of several, lies below each: some are those of all programs."""
@@ -223,6 +270,30 @@ class _Squarer(Copier):
             return
         parts = [self.b.compare("lt", self[op.operands[0]], self[limit]) for limit in limits]
         self[op.result] = functools.reduce(self.b.logical_and, parts)
+
+    def effect(self, op: Op) -> None:
+        """Additions of tiles that lie below an end."""
+        known = [] if self.slicing or op.code is not Code.ATOMIC_ADD else self._known(op.offset)
+        if not known:
+            super().effect(op)
+            return
+        b = self.b
+        mask = None if op.mask is None else self[op.mask]
+        for index, end in known:
+            below = b.compare("lt", self[index], b.cast(self[end], index.element))
+            mask = below if mask is None else b.logical_and(mask, below)
+        b.store(self[op.base], self.whole(op.offset), self[op.stored], mask, op.code)
+
+    def _known(self, offset: Value) -> list[tuple[Value, Value]]:
+        """Indices of an address, along axes of it, and what they are less than."""
+        found = []
+        for loop, plan in self.inside:
+            if plan.below is not None:
+                start = self.forms.of(loop.blocks[0].arguments[0])
+                parts = _parts(offset)
+                index = next((part for part in parts if _is_tile(self.forms.of(part) - start, plan.step)), None)
+                found += [(index, plan.below)] if index is not None else []
+        return found
 
     def loop(self, op: Op) -> None:
         """A FOR."""
@@ -248,7 +319,10 @@ class _Squarer(Copier):
             def trip() -> list[Value]:
                 for old, new in zip(block.arguments, (index, *inner), strict=True):
                     self[old] = new
-                return self.block(block)
+                self.inside.append((op, plan))
+                yields = self.block(block)
+                self.inside.pop()
+                return yields
 
             return list(b.branch(takes_part, trip, lambda: inner))
 
@@ -256,6 +330,21 @@ class _Squarer(Copier):
         trips = (b.zero(start), b.cast(end, start.element), step)
         attributes = {key: value for key, value in op.attributes.items() if key != "certain"}
         self.results(op, b.loop(trips, carries, body, index_name=names[0], names=names[1:], **attributes))
+
+
+def _parts(offset: Value) -> Iterator[Value]:
+    """What an address is made of, as tiles of its axes."""
+    yield offset
+    for operand in () if offset.producer is None else offset.producer.operands:
+        if len(operand.shape) == len(offset.shape):
+            yield from _parts(operand)
+
+
+def _is_tile(lanes: Form, step: Polynomial) -> bool:
+    """Whether a form is that of the lanes along one axis, as many as a step."""
+    return not lanes.base.terms and [(atom.kind, atom.extent, by) for atom, by in lanes.terms] == [
+        (Kind.LANE, step, ONE)
+    ]
 
 
 def _smallest(stop: Value) -> list[Value]:

@@ -151,6 +151,49 @@ def causal_sum(
 
 
 @triton.jit
+def triangle_product(a_ptr, b_ptr, y_ptr, n, D: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, AHEAD: tl.constexpr):
+    """tril(A) B: whole tiles in front of the diagonal, and AHEAD further, are loaded without a mask of columns."""
+    block = tl.program_id(0)
+    z = tl.program_id(1)
+    rows = block * BM + tl.arange(0, BM)
+    dims = tl.arange(0, D)
+    y = tl.zeros([BM, D], tl.float32)
+    for start in range(0, block * BM + AHEAD, BK):
+        cols = start + tl.arange(0, BK)
+        a = tl.load(a_ptr + (z * n + rows[:, None]) * n + cols[None, :], mask=rows[:, None] < n, other=0.0)
+        b = tl.load(b_ptr + (z * n + cols[:, None]) * D + dims[None, :])
+        y += tl.dot(a, b, input_precision="ieee")
+    for start in range(block * BM, tl.minimum((block + 1) * BM, n), BK):
+        cols = start + tl.arange(0, BK)
+        inside = (rows[:, None] < n) & (cols[None, :] < n)
+        a = tl.load(a_ptr + (z * n + rows[:, None]) * n + cols[None, :], mask=inside, other=0.0)
+        b = tl.load(b_ptr + (z * n + cols[:, None]) * D + dims[None, :], mask=cols[:, None] < n, other=0.0)
+        y += tl.dot(tl.where(rows[:, None] >= cols[None, :], a, 0.0), b, input_precision="ieee")
+    tl.store(y_ptr + (z * n + rows[:, None]) * D + dims[None, :], y, mask=rows[:, None] < n)
+
+
+@triton.jit
+def scaled_product(
+    x_ptr, s_ptr, w_ptr, y_ptr, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BY_TILE: tl.constexpr
+):
+    """(x s) w: a number of s for each column of x or, BY_TILE, for each element of a tile of rows."""
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    cols = tl.program_id(1) * BN + tl.arange(0, BN)
+    acc = tl.zeros([BM, BN], tl.float32)
+    for start in range(0, K, BK):
+        k = start + tl.arange(0, BK)
+        inside = (rows[:, None] < M) & (k[None, :] < K)
+        x = tl.load(x_ptr + rows[:, None] * K + k[None, :], mask=inside, other=0.0)
+        if BY_TILE:
+            s = tl.load(s_ptr + tl.arange(0, BM)[:, None] * K + k[None, :], mask=k[None, :] < K, other=0.0)
+        else:
+            s = tl.load(s_ptr + k, mask=k < K, other=0.0)[None, :]
+        w = tl.load(w_ptr + k[:, None] * N + cols[None, :], mask=(k[:, None] < K) & (cols[None, :] < N), other=0.0)
+        acc += tl.dot(x * s, w, input_precision="ieee")
+    tl.store(y_ptr + rows[:, None] * N + cols[None, :], acc, mask=(rows[:, None] < M) & (cols[None, :] < N))
+
+
+@triton.jit
 def own_rows_first(q_ptr, k_ptr, o_ptr, n, D: tl.constexpr, BM: tl.constexpr, AHEAD: tl.constexpr):
     """o = (sum over keys of squares of scores) * q: those of the program's own rows, then of all tiles before them.
 

@@ -7,9 +7,13 @@ from typing import Any
 import pytest
 import schedule_forwards
 import torch
+import triton
 from schedule_plans import Made, agree, atomics, from_source, plans_of, run
 
+from kernel_agent.compiler.reverse import differentiate
+from kernel_agent.compiler.schedule.calls import Calls
 from kernel_agent.compiler.schedule.mirror import reversed_axes
+from kernel_agent.compiler.schedule.schedules import plans
 
 D = 16
 
@@ -110,3 +114,36 @@ def test_rows_with_the_most_keys_start_first() -> None:
     given, do = inputs(72)
     found, _ = run(causal(16, 16)["split"], given, {"o_ptr": do}, (5, 2))
     torch.testing.assert_close(found["q_ptr"], truth(given, do)["q_ptr"])
+
+
+def triangle(ahead: int, *seen: int) -> Made:
+    """Plans of tril(A) B with rows of so many columns in the calls that were seen."""
+    types = {**dict.fromkeys(("a_ptr", "b_ptr", "y_ptr"), "*fp32"), "n": "i32"}
+    kernel = from_source(schedule_forwards.triangle_product, types, D=D, BM=16, BK=16, AHEAD=ahead)
+    calls = Calls(tuple({"n": n, "grid0": -(-n // 16), "grid1": 2, "triton": triton} for n in seen))
+    adjoint = differentiate(kernel, read=frozenset(("a_ptr", "b_ptr")), written=frozenset(("y_ptr",)))
+    return {plan.schedule: plan for plan in plans(kernel, adjoint, 2, calls=calls)}
+
+
+@pytest.mark.parametrize("n", [64, 40, 8])
+def test_whole_tiles_before_the_diagonal_lie_within_the_rows_though_no_mask_says_so(n: int) -> None:
+    # As if tiles of a multiple of 16 columns reached into the next matrix, two owners would have the same elements.
+    found = triangle(0, 72, 40)
+    assert "db" not in atomics(found["split"])
+    torch.manual_seed(0)
+    a, b, dy = (torch.randn(2, n, columns, dtype=torch.float64) for columns in (n, D, D))
+    given = {"a_ptr": a, "b_ptr": b, "n": n}
+    gradients, _ = run(found["split"], given, {"y_ptr": dy}, (-(-n // 16), 2))
+    torch.testing.assert_close(gradients["a_ptr"], (dy @ b.mT).tril(), msg=lambda text: f"a: {text}")
+    torch.testing.assert_close(gradients["b_ptr"], a.tril().mT @ dy, msg=lambda text: f"b: {text}")
+
+
+@pytest.mark.parametrize("ahead", [8, 16])
+def test_tiles_that_may_reach_beyond_the_rows_stay_atomic(ahead: int) -> None:
+    # The last tile begins before the limit and ends behind it, or the limit of the last program is behind the rows:
+    # a mask of columns would lose what the forward read there.
+    found = triangle(ahead, 72, 40)
+    assert set(atomics(next(iter(found.values())))) == {"da", "db"}
+    torch.manual_seed(0)
+    a, b, dy = (torch.randn(2, 48, columns, dtype=torch.float64) for columns in (48, D, D))
+    agree(found, {"a_ptr": a, "b_ptr": b, "n": 48}, {"y_ptr": dy}, (3, 2))

@@ -121,6 +121,34 @@ def test_the_derivative_of_an_activation_is_computed_once_per_tile() -> None:
     agree(found, given, {"c_ptr": dc}, (3, 2))
 
 
+SCALED = {**dict.fromkeys(("x_ptr", "s_ptr", "w_ptr", "y_ptr"), "*fp32"), **SIZES}
+
+
+def test_a_sum_of_what_the_owner_of_a_tile_has_takes_no_product_of_its_own() -> None:
+    # The gradient of a column's scale is a sum over rows and outputs: as an owner's alone it was a third product.
+    kernel = from_source(schedule_forwards.scaled_product, SCALED, BM=16, BN=32, BK=16, BY_TILE=False)
+    found = plans_of(kernel, "x_ptr s_ptr w_ptr", "y_ptr", 2)
+    assert atomics(found["split"]) == []
+    products = [sum(op.code is Code.DOT for op in step.kernel.ops) for step in found["split"].steps]
+    assert products == [1, 1]
+    torch.manual_seed(0)
+    x, s, w, dy = (torch.randn(shape, dtype=torch.float64) for shape in ((40, 36), (36,), (36, 50), (40, 50)))
+    given = {"x_ptr": x, "s_ptr": s, "w_ptr": w, "M": 40, "N": 50, "K": 36}
+    agree(found, given, {"y_ptr": dy}, (3, 2))
+    gradients, _ = run(found["split"], given, {"y_ptr": dy}, (3, 2))
+    torch.testing.assert_close(gradients["s_ptr"], (dy @ w.T * x).sum(0))
+
+
+def test_a_sum_as_large_as_the_tiles_it_is_made_of_has_an_owner() -> None:
+    # A row of partial sums for every program would be as much memory as what the product reads.
+    kernel = from_source(schedule_forwards.scaled_product, SCALED, BM=16, BN=32, BK=16, BY_TILE=True)
+    found = plans_of(kernel, "x_ptr s_ptr w_ptr", "y_ptr", 2)
+    assert len(found["split"].steps) == 3
+    torch.manual_seed(0)
+    x, s, w, dy = (torch.randn(shape, dtype=torch.float64) for shape in ((40, 36), (16, 36), (36, 50), (40, 50)))
+    agree(found, {"x_ptr": x, "s_ptr": s, "w_ptr": w, "M": 40, "N": 50, "K": 36}, {"y_ptr": dy}, (3, 2))
+
+
 def test_programs_of_one_product_write_nothing_to_the_gradient_of_another() -> None:
     # A mask bounds columns from above alone: of programs whose columns are those of V, W's are below zero, and the
     # zeros that they had summed for it were added in front of the tensor.
