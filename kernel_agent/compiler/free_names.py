@@ -1,6 +1,9 @@
-"""`free_name`: names for what the compiler adds beside names that the user or another pass has chosen."""
+"""`free_names` of expressions; `free_name` for what the compiler adds beside names that the user or another pass
+has chosen."""
 
 from __future__ import annotations
+
+import ast
 
 
 def free_name(name: str, taken: set[str]) -> str:
@@ -11,3 +14,15 @@ def free_name(name: str, taken: set[str]) -> str:
         found = f"{name}_{count}"
     taken.add(found)
     return found
+
+
+def free_names(node: ast.AST) -> list[str]:
+    """Names that an expression reads, each once, in order; what its own lambdas and comprehensions bind is not."""
+    bound = {
+        inner.arg if isinstance(inner, ast.arg) else inner.id
+        for inner in ast.walk(node)
+        if isinstance(inner, ast.arg) or (isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store))
+    }
+    names = [inner for inner in ast.walk(node) if isinstance(inner, ast.Name) and inner.id not in bound]
+    ordered = sorted(names, key=lambda name: (getattr(name, "lineno", 0), getattr(name, "col_offset", 0)))
+    return list(dict.fromkeys(name.id for name in ordered))

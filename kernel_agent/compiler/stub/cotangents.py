@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from kernel_agent.compiler.errors import CannotDerive
+from kernel_agent.compiler.free_names import free_names
 from kernel_agent.compiler.stub.body import Body
 from kernel_agent.compiler.stub.flow import PERMUTED, RESHAPED, SLICED, Flow, is_float, storage_of, tensors_in
 from kernel_agent.compiler.stub.lines import Line
 from kernel_agent.compiler.stub.references import References
-from kernel_agent.compiler.stub.source import free_names
 from kernel_agent.compiler.stub.torchcall import SUMMED, SUMMED_TO, TorchCall
 from kernel_agent.compiler.stub.torchops import undone
 from kernel_agent.compiler.stub.torchrules import adjoint

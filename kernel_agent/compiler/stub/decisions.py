@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from kernel_agent.compiler.free_names import free_names
 from kernel_agent.compiler.stub.flow import EMPTY, SAME, is_float, storage_of, tensors_in
-from kernel_agent.compiler.stub.source import StubSource, free_names, own_nodes
+from kernel_agent.compiler.stub.source import StubSource, own_nodes
 from kernel_agent.compiler.stub.trace import TorchSeen, Trace
 
 _OF_IMAGES = frozenset({"dtype", "device", "element_size", "itemsize", "is_cuda", "item", "tolist"})

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernel_agent.compiler.stub.source import StubSource, free_names
+from kernel_agent.compiler.free_names import free_names
+from kernel_agent.compiler.stub.source import StubSource
 from kernel_agent.compiler.stub.trace import LaunchSeen, TorchSeen, Trace
 from kernel_agent.ir.capture.images import declared_dtype
 

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from kernel_agent.compiler.errors import CannotDerive
+from kernel_agent.compiler.free_names import free_names
 from kernel_agent.compiler.plan import LEFT, LONGEST, NESTED, RISING, ROWS
 from kernel_agent.compiler.stub.forward import Kept
-from kernel_agent.compiler.stub.source import StubSource, free_names
+from kernel_agent.compiler.stub.source import StubSource
 
 _PLAIN = (bool, int, float, str, type(None), torch.dtype)
 _ASKS = frozenset(

@@ -7,9 +7,10 @@ import ast
 from torch import Tensor
 
 from kernel_agent.compiler.errors import CannotDerive
+from kernel_agent.compiler.free_names import free_names
 from kernel_agent.compiler.stub.flow import PERMUTED, RESHAPED, SAME, SLICED, Flow, replaced, tensors_in
 from kernel_agent.compiler.stub.names import Names
-from kernel_agent.compiler.stub.source import StubSource, free_names
+from kernel_agent.compiler.stub.source import StubSource
 from kernel_agent.compiler.stub.trace import TorchSeen
 from kernel_agent.pairs.adjoints import plain_name
 

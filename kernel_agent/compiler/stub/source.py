@@ -5,18 +5,15 @@ from __future__ import annotations
 import ast
 import builtins
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 from kernel_agent.compiler.errors import CannotDerive
+from kernel_agent.compiler.free_names import free_names
+from kernel_agent.compiler.stub.meta import Rule, Scope, applied, rules
 from kernel_agent.compiler.stub.trace import LaunchSeen, Site
-
-Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
-
-PARAMETER = "kernel_parameter"
-"""Attribute of a node of a grid: the parameter that the grid function asked for there."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +21,7 @@ class LaunchText:
     """One launch as the stub writes it, in expressions over the stub's names."""
 
     arguments: Mapping[str, ast.expr]
-    """By parameter; constants where a tuned configuration or a default decides, or a heuristic that cannot be read."""
+    """By parameter; constants where a tuned configuration or a default decides."""
     options: Mapping[str, ast.expr]
     """`num_warps` and the like."""
     grid: tuple[ast.expr, ...]
@@ -59,9 +56,8 @@ class StubSource:
         for name, value in seen.values.items():
             if name not in given:
                 given[name] = self._constant(value, name, seen)
-        for name, rule in self._heuristics(seen):  # one may read what another has decided
-            node = self._ruled(name, rule, given, seen)
-            given |= {} if node is None else {name: node}
+        for rule in rules(seen.kernel, seen.name, self.tree, self.module):  # one may read what another has decided
+            given |= {rule.name: self._ruled(rule, given, seen)} if rule.name in seen.values else {}
         options = {name: values.get(name) or self._constant(value, name, seen) for name, value in seen.options.items()}
         assert isinstance(call.func, ast.Subscript)
         return LaunchText(given, options, self._grid(call.func.slice, seen, given), call.end_lineno or call.lineno)
@@ -122,27 +118,25 @@ class StubSource:
                     found[str(key)] = _item(keyword.value, str(key))
         return found
 
-    def _heuristics(self, seen: LaunchSeen) -> Iterator[tuple[str, ast.Lambda]]:
-        """What decides a constexpr of a kernel of this file, as its decorator has it: `{"EVEN": lambda args: ...}`."""
-        kernel = next((n for n in self.tree.body if isinstance(n, ast.FunctionDef) and n.name == seen.name), None)
-        for node in [] if kernel is None else kernel.decorator_list:
-            if not (isinstance(node, ast.Call) and ast.unparse(node.func).endswith("heuristics")):
-                continue
-            for table in (*node.args, *(keyword.value for keyword in node.keywords)):
-                for key, rule in zip(table.keys, table.values, strict=True) if isinstance(table, ast.Dict) else ():
-                    if isinstance(key, ast.Constant) and isinstance(rule, ast.Lambda) and len(rule.args.args) == 1:
-                        yield str(key.value), rule
+    def _ruled(self, rule: Rule, given: Mapping[str, ast.expr], seen: LaunchSeen) -> ast.expr:
+        """A heuristic over the stub's names. Raises `CannotDerive` where that is not what the launch was given."""
+        node = rule.over(given)
+        if node is not None and not any(map(self.is_local, rule.names)) and self._gives(node, seen, rule.name):
+            return node
+        raise CannotDerive(
+            f"a heuristic of kernel `{seen.name}` decides `{rule.name}` and cannot be read",
+            remedy=f"Write it as a lambda at the decorator, or as a function of this file that only reads `args[...]`; "
+            f"or compute `{rule.name}` in the stub.",
+            line=seen.site.line,
+        )
 
-    def _ruled(self, name: str, rule: ast.Lambda, given: Mapping[str, ast.expr], seen: LaunchSeen) -> ast.expr | None:
-        """A heuristic over the stub's names; None where it is not what the launch was given."""
-        if any(self.bindings(one) or one in self.parameters for one in free_names(rule)):
-            return None  # a name of the module that is another one here
-        node: ast.expr = _Meta(rule.args.args[0].arg, given).visit(copy.deepcopy(rule.body))
+    def _gives(self, node: ast.expr, seen: LaunchSeen, name: str) -> bool:
+        """Whether an expression is what a launch was given."""
         try:
             known = self.value(node, seen.site.names)
         except (NameError, TypeError, AttributeError, KeyError, ValueError, ZeroDivisionError):
-            return None
-        return node if type(known) is type(seen.values.get(name)) and known == seen.values[name] else None
+            return False
+        return type(known) is type(seen.values[name]) and bool(known == seen.values[name])
 
     def _constant(self, value: Any, name: str, seen: LaunchSeen) -> ast.expr:
         if value is None or isinstance(value, (bool, int, float, str)):
@@ -165,10 +159,7 @@ class StubSource:
         elif isinstance(node, ast.Lambda):
             function = node
         if function is not None:
-            body = _returned(function)
-            parameters = function.args.args
-            if body is not None and len(parameters) == 1:
-                node = _Meta(parameters[0].arg, given).visit(copy.deepcopy(body))
+            node = applied(function, given) or node
         if isinstance(node, (ast.Tuple, ast.List)):
             return tuple(node.elts)
         value = self.value(node, seen.site.names)
@@ -294,49 +285,6 @@ def own_nodes(function: ast.FunctionDef) -> list[ast.AST]:
     for statement in function.body:
         visit(statement)
     return found
-
-
-def free_names(node: ast.AST) -> list[str]:
-    """Names that an expression reads, each once, in order; what its own lambdas and comprehensions bind is not."""
-    bound = {
-        inner.arg if isinstance(inner, ast.arg) else inner.id
-        for inner in ast.walk(node)
-        if isinstance(inner, ast.arg) or (isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store))
-    }
-    names = [inner for inner in ast.walk(node) if isinstance(inner, ast.Name) and inner.id not in bound]
-    ordered = sorted(names, key=lambda name: (getattr(name, "lineno", 0), getattr(name, "col_offset", 0)))
-    return list(dict.fromkeys(name.id for name in ordered))
-
-
-class _Meta(ast.NodeTransformer):
-    """Puts a launch's own expressions for what a grid function reads of its argument."""
-
-    def __init__(self, parameter: str, given: Mapping[str, ast.expr]) -> None:
-        self.parameter = parameter
-        self.given = given
-
-    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
-        """`meta["BLOCK"]`."""
-        self.generic_visit(node)
-        if (
-            isinstance(node.value, ast.Name)
-            and node.value.id == self.parameter
-            and isinstance(node.slice, ast.Constant)
-        ):
-            found = self.given.get(str(node.slice.value))
-            if found is not None:
-                shown = copy.deepcopy(found)
-                setattr(shown, PARAMETER, str(node.slice.value))
-                return shown
-        return node
-
-
-def _returned(function: Scope) -> ast.expr | None:
-    """What a function of one statement returns."""
-    if isinstance(function, ast.Lambda):
-        return function.body
-    body = [node for node in function.body if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))]
-    return body[0].value if len(body) == 1 and isinstance(body[0], ast.Return) else None
 
 
 def _element(node: ast.expr, place: int) -> ast.expr:

@@ -13,9 +13,11 @@ import copy
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from kernel_agent.compiler.free_names import free_names
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.value import Kernel, Op, Value, constant, unspread
-from kernel_agent.compiler.stub.source import PARAMETER, StubSource, free_names
+from kernel_agent.compiler.stub.meta import PARAMETER
+from kernel_agent.compiler.stub.source import StubSource
 
 _SUMS = frozenset((Code.ADD, Code.CAST, Code.EXPAND, Code.BROADCAST, Code.FULL))
 

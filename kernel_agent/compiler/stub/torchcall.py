@@ -12,8 +12,8 @@ from typing import Any
 from torch import Tensor
 
 from kernel_agent.compiler.errors import CannotDerive
+from kernel_agent.compiler.free_names import free_names
 from kernel_agent.compiler.stub.references import References
-from kernel_agent.compiler.stub.source import free_names
 from kernel_agent.compiler.stub.trace import TorchSeen
 from kernel_agent.pairs.adjoints import plain_name
 

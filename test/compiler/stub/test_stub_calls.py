@@ -177,3 +177,45 @@ def test_what_a_heuristic_decides_is_decided_anew_by_the_backward(tmp_path: Path
     (found, *_), _ = drafts(describe(read_file(path), sandbox), sandbox, most=1)
     assert "BLOCK=triton.next_power_of_2(width)" in found.candidate.backward
     assert "64" not in found.candidate.backward
+
+
+BY_NAME = """
+def block_for(args):
+    block = 16
+    while block < args["N"]:
+        block *= 2
+    return block
+
+
+def is_even(args):
+    return args["N"] == args["BLOCK"]
+
+
+DECIDED = {"BLOCK": block_for, "EVEN": is_even}
+
+
+@triton.heuristics(values=DECIDED)
+"""
+
+
+def _with_rules(rules: str) -> str:
+    """The forward above, with its heuristics written in another way."""
+    start, end = HEURISTICS.index("@triton.heuristics"), HEURISTICS.index("@triton.jit")
+    return HEURISTICS[:start] + rules.lstrip("\n") + HEURISTICS[end:]
+
+
+def test_heuristics_that_are_functions_of_the_file_are_asked_anew_too(tmp_path: Path, sandbox: Sandbox) -> None:
+    # Only lambdas at the decorator were read: the 64 lanes of the one entry were printed for all others.
+    path = tmp_path / "forward.py"
+    path.write_text(_with_rules(BY_NAME))
+    (found, *_), _ = drafts(describe(read_file(path), sandbox), sandbox, most=1)
+    assert "block_for({'N': width})" in found.candidate.backward
+    assert "64" not in found.candidate.backward
+
+
+def test_a_heuristic_that_cannot_be_read_is_refused(tmp_path: Path, sandbox: Sandbox) -> None:
+    # What it gave at the one entry was printed, and wrong in calls with other rows.
+    path = tmp_path / "forward.py"
+    path.write_text(_with_rules(BY_NAME.replace('args["N"]:', 'max(args.get("N"), 1):')))
+    with pytest.raises(CannotDerive, match="a heuristic of kernel `squares_kernel` decides `BLOCK`"):
+        drafts(describe(read_file(path), sandbox), sandbox, most=1)
