@@ -1,4 +1,5 @@
-"""Writes helpers that launch kernels into the stub that calls them, so that all launches stand in one function."""
+"""Writes functions of its file that launch kernels into the stub that calls them, so that all launches stand in one
+function."""
 
 from __future__ import annotations
 
@@ -6,7 +7,8 @@ import ast
 import copy
 from collections.abc import Mapping
 
-from kernel_agent.compiler.free_names import free_name
+from kernel_agent.compiler.free_names import free_name, free_names
+from kernel_agent.compiler.stub.callees import callees
 
 _WIDTH = 120
 _ROUNDS = 8
@@ -24,24 +26,24 @@ def without_helpers(source: str, stub: str) -> str:
         functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
         if stub not in functions:
             return source
-        changed = _inlined_once(source, functions[stub], _launching(functions, stub))
+        others = {text: node for text, node in callees(tree).items() if node is not functions[stub]}
+        changed = _inlined_once(source, functions[stub], _launching(others))
         if changed is None:
             return source
         source = changed
     return source
 
 
-def _launching(functions: Mapping[str, ast.FunctionDef], stub: str) -> dict[str, ast.FunctionDef]:
-    """Helpers that launch a kernel, or call one that does."""
-    plain = {name: node for name, node in functions.items() if name != stub and not node.decorator_list}
+def _launching(functions: Mapping[str, ast.FunctionDef]) -> dict[str, ast.FunctionDef]:
+    """Functions that launch a kernel, or call one that does, by the text that calls them."""
     found: dict[str, ast.FunctionDef] = {}
     while True:
         more = {
-            name: node
-            for name, node in plain.items()
-            if name not in found
+            text: node
+            for text, node in functions.items()
+            if text not in found
             and any(
-                isinstance(call.func, ast.Subscript) or (isinstance(call.func, ast.Name) and call.func.id in found)
+                isinstance(call.func, ast.Subscript) or ast.unparse(call.func) in found
                 for call in ast.walk(node)
                 if isinstance(call, ast.Call)
             )
@@ -59,11 +61,11 @@ def _inlined_once(source: str, stub: ast.FunctionDef, helpers: Mapping[str, ast.
         calls = [
             node
             for node in ast.walk(statement.value)
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in helpers
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in helpers
         ]
         for call in calls:
-            assert isinstance(call.func, ast.Name)
-            written = _written_out(statement, _spelt(call, stub), helpers[call.func.id], _names(stub))
+            helper = helpers[ast.unparse(call.func)]
+            written = _written_out(statement, _spelt(call, stub), helper, stub)
             if written is not None:
                 lines = source.split("\n")
                 pad = " " * statement.col_offset
@@ -84,9 +86,10 @@ def rows(statement: ast.stmt, pad: str) -> list[str]:
 
 
 def _written_out(
-    statement: ast.stmt, call: ast.Call, helper: ast.FunctionDef, taken: set[str]
+    statement: ast.stmt, call: ast.Call, helper: ast.FunctionDef, stub: ast.FunctionDef
 ) -> list[ast.stmt] | None:
-    """The statements that a statement with a call becomes."""
+    """The statements that a statement with a call becomes; None where that is not sure to compute the same."""
+    taken, own = _names(stub), _locals(stub)
     body = helper.body[1:] if ast.get_docstring(helper) is not None else helper.body
     returns = [node for node in ast.walk(helper) if isinstance(node, ast.Return)]
     if not body or len(returns) > 1 or (returns and returns[0] is not body[-1]):
@@ -101,6 +104,9 @@ def _written_out(
     if given is None:
         return None
     bound = {node.id for one in body for node in ast.walk(one) if isinstance(node, ast.Name) and _stores(node)}
+    read = {name for one in body for name in free_names(one)} - bound - given.keys()
+    if read & own:
+        return None  # names of the module that are other ones in the stub
     renamed: dict[str, ast.expr] = {}
     first: list[ast.stmt] = []
     for name, value in given.items():
@@ -108,9 +114,9 @@ def _written_out(
         if simple and name not in bound:
             renamed[name] = value
         else:
-            own = free_name(name, taken)
-            renamed[name] = ast.Name(own, ast.Load())
-            first.append(ast.Assign([ast.Name(own, ast.Store())], value))
+            fresh = free_name(name, taken)
+            renamed[name] = ast.Name(fresh, ast.Load())
+            first.append(ast.Assign([ast.Name(fresh, ast.Store())], value))
     for name in sorted(bound - given.keys()):
         renamed[name] = ast.Name(free_name(name, taken), ast.Load())
     rest = [_Renaming(renamed).visit(copy.deepcopy(one)) for one in body]
@@ -173,6 +179,13 @@ def _given(call: ast.Call, helper: ast.FunctionDef) -> dict[str, ast.expr] | Non
 def _names(function: ast.FunctionDef) -> set[str]:
     return {
         *(node.id for node in ast.walk(function) if isinstance(node, ast.Name)),
+        *(node.arg for node in ast.walk(function) if isinstance(node, ast.arg)),
+    }
+
+
+def _locals(function: ast.FunctionDef) -> set[str]:
+    return {
+        *(node.id for node in ast.walk(function) if isinstance(node, ast.Name) and _stores(node)),
         *(node.arg for node in ast.walk(function) if isinstance(node, ast.arg)),
     }
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from kernel_agent.compiler.free_names import free_name
+from kernel_agent.compiler.stub.callees import callees
 from kernel_agent.compiler.stub.inline import rows
 
 _MOST = 8
@@ -22,14 +23,13 @@ def unrolled(source: str, stub: str) -> str:
     while True:
         tree = ast.parse(source)
         found = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == stub]
-        helpers = {node.name for node in tree.body if isinstance(node, ast.FunctionDef) and not node.decorator_list}
-        changed = _once(source, found[-1], helpers) if found else None
+        changed = _once(source, found[-1], callees(tree).keys()) if found else None
         if changed is None:
             return source
         source = changed
 
 
-def _once(source: str, stub: ast.FunctionDef, helpers: set[str]) -> str | None:
+def _once(source: str, stub: ast.FunctionDef, helpers: Collection[str]) -> str | None:
     """The text with the first such loop written out; None where there is none."""
     for place, loop in enumerate(stub.body):
         if not isinstance(loop, ast.For) or loop.orelse or not _launches(loop, helpers):
@@ -149,10 +149,9 @@ def _tuple(*parts: ast.expr) -> ast.expr:
     return ast.Tuple(list(parts), ast.Load())
 
 
-def _launches(loop: ast.For, helpers: set[str]) -> bool:
+def _launches(loop: ast.For, helpers: Collection[str]) -> bool:
     return any(
-        isinstance(node, ast.Call)
-        and (isinstance(node.func, ast.Subscript) or (isinstance(node.func, ast.Name) and node.func.id in helpers))
+        isinstance(node, ast.Call) and (isinstance(node.func, ast.Subscript) or ast.unparse(node.func) in helpers)
         for one in loop.body
         for node in ast.walk(one)
     )

@@ -1,0 +1,96 @@
+"""Functions of a file that launch are written into its stub; what they compute stays the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from kernel_agent.compiler.stub.inline import without_helpers
+
+HEAD = """
+import torch
+
+
+class Kernel:
+    def __getitem__(self, grid):
+        return lambda x, y, factor: y.copy_(x * factor + grid)
+
+
+kernel = Kernel()
+SCALE = 3.0
+"""
+FUNCTION = """
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward({ctx}x, factor=2.0):
+        {first}y = torch.empty_like(x)
+        kernel[1](x, y, factor)
+        {told}return y
+"""
+STUB = """
+def stub(a, b):
+    return Scaled.apply(a, 0.5) + Scaled.apply(Scaled.apply(b))
+"""
+SAVING = "ctx.save_for_backward(x)\n        ctx.factor, ctx.shape = factor, x.shape\n        "
+
+
+def results(source: str) -> Any:
+    scope: dict[str, Any] = {}
+    exec(source, scope)
+    return scope["stub"](torch.arange(4.0), torch.arange(4.0) * 2)
+
+
+def forward(ctx: str = "ctx, ", first: str = "", told: str = SAVING) -> str:
+    return HEAD + FUNCTION.format(ctx=ctx, first=first, told=told)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        forward(),
+        forward(ctx="", told="") + "\n    @staticmethod\n    def setup_context(ctx, inputs, output):\n        pass\n",
+    ],
+)
+def test_the_forward_of_an_autograd_function_is_written_into_the_stub(function: str) -> None:
+    # a context that is left in, or a default that is lost, is a name that the stub does not have
+    source = function + STUB
+    changed = without_helpers(source, "stub")
+    assert ".apply(" not in changed[changed.index("def stub") :]
+    assert torch.equal(results(changed), results(source))
+
+
+def test_an_operator_is_written_into_the_stub_under_both_of_its_names() -> None:
+    operator = HEAD + (
+        '\n\n@torch.library.custom_op("kernel_agent_inlined::scaled", mutates_args=())\n'
+        "def scaled(x: torch.Tensor, factor: float) -> torch.Tensor:\n    y = torch.empty_like(x)\n"
+        "    kernel[1](x, y, factor)\n    return y\n\n\n"
+        "def stub(a, b):\n    return scaled(a, 0.5) + torch.ops.kernel_agent_inlined.scaled(b, 2.0)\n"
+    )
+    changed = without_helpers(operator.replace("    kernel[1]", "    torch.library.wrap_triton(kernel)[1]"), "stub")
+    assert "wrap_triton" not in changed[changed.index("def stub") :]
+    assert "scaled(" not in changed[changed.index("def stub") :]
+    assert torch.equal(results(changed), results(operator))
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "ctx.mark_non_differentiable(y)\n        ",
+        "y = y * len(ctx.needs_input_grad)\n        ",
+        "ctx.y = kernel[2](x, y, factor)\n        ",
+    ],
+)
+def test_a_forward_that_asks_its_context_or_marks_results_stays(told: str) -> None:
+    # without these lines it computes other numbers, or has a gradient that it does not have
+    source = forward(told=told) + STUB
+    assert without_helpers(source, "stub") == source
+
+
+def test_a_function_stays_that_reads_a_name_of_the_module_which_the_stub_has_too() -> None:
+    # written into the stub it would read the stub's own number
+    source = forward(first="x = x * SCALE\n        ") + (
+        "\n\ndef stub(a, b):\n    SCALE = 5.0\n    return Scaled.apply(a, SCALE) + b\n"
+    )
+    assert without_helpers(source, "stub") == source
