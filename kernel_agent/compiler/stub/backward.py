@@ -159,9 +159,7 @@ class BackwardWriter:
                         for name in launched.accesses.written
                         if name in tensors and is_float(tensors[name])
                     }
-            elif event.name != "detach" and any(
-                storage_of(part) in active and is_float(part) for part in tensors_in((event.args, event.kwargs))
-            ):
+            elif any(map(self.flow.is_active, tensors_in((event.args, event.kwargs)))):
                 made = (event.args[0],) if event.name == "__setitem__" else (event.result,)
                 active |= {storage_of(part) for part in tensors_in(made) if is_float(part)}
 

@@ -12,7 +12,7 @@ from kernel_agent.compiler.plan import Buffer, Fill
 from kernel_agent.compiler.ssa.value import NARROW
 from kernel_agent.compiler.stub.cotangents import Cotangents
 from kernel_agent.compiler.stub.dtypes import follows_tensors
-from kernel_agent.compiler.stub.flow import disjoint, tensors_in
+from kernel_agent.compiler.stub.flow import disjoint
 from kernel_agent.compiler.stub.lines import ROOM, Line, helpers_of
 from kernel_agent.compiler.stub.wording import Wording
 from kernel_agent.ir.capture.images import declared_dtype
@@ -145,9 +145,13 @@ class Buffers:
         expanded = self.flow.is_expanded(tensor)
         if expanded:
             # Kernels add to the elements that the indices share, so that the sum over them is there already.
-            tensor = tensors_in(self.flow.maker[id(tensor)].args)[0]
-            like = self.references.named(tensor, "a tensor that is expanded for a launch")
+            tensor = self.flow.expanded(tensor)
             dtype = f", dtype={DTYPES[buffer.element]}"
+            if self.flow.local(tensor) is None:
+                zeros = f"torch.zeros({self.references.shape(tensor)}{dtype}, device={self.references.device()})"
+                self.body.write(Line(f"{name} = {zeros}"))
+                return name
+            like = self.references.named(tensor, "a tensor that is expanded for a launch")
         if self.flow.always_dense(tensor):
             make = "torch.zeros_like" if expanded else self._make(buffer, "_like")
             self.body.write(Line(f"{name} = {make}({like}{dtype})"))

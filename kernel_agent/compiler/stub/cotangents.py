@@ -11,7 +11,7 @@ from torch import Tensor
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.free_names import free_names
 from kernel_agent.compiler.stub.body import Body
-from kernel_agent.compiler.stub.flow import PERMUTED, RESHAPED, SLICED, Flow, is_float, storage_of, tensors_in
+from kernel_agent.compiler.stub.flow import PERMUTED, RESHAPED, SLICED, Flow, tensors_in
 from kernel_agent.compiler.stub.lines import Line
 from kernel_agent.compiler.stub.references import References
 from kernel_agent.compiler.stub.torchcall import SUMMED, SUMMED_TO, TorchCall
@@ -122,7 +122,7 @@ class Cotangents:
         if event.kwargs.get("alpha", 1) != 1 or event.kwargs.get("non_blocking"):
             raise _refused(event, "changes a tensor in place that gradients go through")
         part = grad.text if whole and changed is root else self._part(event, changed, target, grad.text)
-        if source is not None and storage_of(source) in self.flow.active and is_float(source):
+        if source is not None and self.flow.is_active(source):
             self.body.helpers[SUMMED_TO] = None
             self.add(source, Grad(f"{SUMMED}({part}, {self.references.shape(source)})", "f32"))
         if adding:
@@ -145,7 +145,7 @@ class Cotangents:
         """Bring the cotangents of a torch function's results to its arguments."""
         results = [part for part in tensors_in((event.result,)) if id(part) in self._held]
         given = tensors_in((event.args, event.kwargs))
-        active = [part for part in given if storage_of(part) in self.flow.active and is_float(part)]
+        active = [part for part in given if self.flow.is_active(part)]
         results = [result for result in results if not any(part is result for part in given)]
         if not active or event.name == "detach":
             for result in results:

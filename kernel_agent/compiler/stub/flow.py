@@ -26,6 +26,7 @@ PERMUTED = frozenset({"permute", "transpose", "t", "T", "mT", "swapaxes", "swapd
 SLICED = frozenset(
     {"__getitem__", "select", "narrow", "chunk", "split", "split_with_sizes", "tensor_split", "unbind", "diagonal"}
 )
+EXPANDED = frozenset({"expand", "expand_as", "broadcast_to", "broadcast_tensors"})
 _NEW = frozenset({"empty", "zeros", "ones", "full", "new_empty", "new_zeros", "new_ones", "new_full", "contiguous"})
 """Their results lie in row-major order whatever they are given."""
 _LIKE = frozenset({"empty_like", "zeros_like", "ones_like", "full_like", "clone"})
@@ -114,7 +115,18 @@ class Flow:
     def is_expanded(self, tensor: Tensor) -> bool:
         """Whether it is a tensor of the stub whose indices were made to share elements."""
         event = self.maker_of(tensor)
-        return event is not None and event.name in ("expand", "expand_as", "broadcast_to")
+        return event is not None and event.name in EXPANDED
+
+    def expanded(self, tensor: Tensor) -> Tensor:
+        """The tensor that such a one was made of."""
+        base = self.base(tensor)
+        assert base is not None
+        return base
+
+    def is_active(self, tensor: Tensor) -> bool:
+        """Whether torch functions of it have derivatives: it depends on differentiable inputs, and is not detached."""
+        differentiable = _storage(tensor) in self.active and is_float(tensor)
+        return differentiable and not any(event.name == "detach" for event in self.chain(tensor))
 
     def shares(self, one: Tensor, other: Tensor) -> bool:
         """Whether both lie in one memory."""
@@ -169,7 +181,7 @@ class Flow:
         filled = [event] if event is not None and event.name not in EMPTY else []
         filled += [self.event(at) for at, part in self.changes if at < place and self.shares(part, root)]
         parts = [part for one in filled for part in tensors_in((one.args, one.kwargs)) if not self.shares(part, root)]
-        return any(storage_of(part) in self.active and is_float(part) for part in parts)
+        return any(map(self.is_active, parts))
 
     def event(self, place: int) -> TorchSeen:
         """The torch function at a place."""

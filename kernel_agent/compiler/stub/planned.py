@@ -22,7 +22,6 @@ from kernel_agent.compiler.stub.asking import Asking
 from kernel_agent.compiler.stub.buffers import Buffers, element_of, rows_summed
 from kernel_agent.compiler.stub.cotangents import Cotangents, Grad
 from kernel_agent.compiler.stub.docstrings import kernel_docstring
-from kernel_agent.compiler.stub.flow import tensors_in
 from kernel_agent.compiler.stub.keywords import named_after, own_keywords, with_keywords
 from kernel_agent.compiler.stub.lines import HELPERS, LENDS, MEMORY, Line, backward_name, bound_together
 from kernel_agent.compiler.stub.needs import variable_of
@@ -358,8 +357,7 @@ class Planned:
             if result in buffers and self.flow.is_slice(tensor) and buffer.like == name:
                 continue
             if self.flow.is_expanded(tensor) and buffer.like == name:
-                whole = tensors_in(self.flow.maker[id(tensor)].args)[0]
-                self.cotangents.add(whole, Grad(text, buffer.element))
+                self.cotangents.add(self.flow.expanded(tensor), Grad(text, buffer.element))
                 continue
             if result not in buffers or buffer.like != name:
                 text += f".reshape({self.references.shape(tensor)})"

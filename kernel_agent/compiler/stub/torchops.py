@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernel_agent.compiler.stub.flow import PERMUTED, RESHAPED, SAME
+from kernel_agent.compiler.stub.flow import EXPANDED, PERMUTED, RESHAPED, SAME, tensors_in
 from kernel_agent.compiler.stub.torchrules import spread
 from kernel_agent.compiler.stub.trace import TorchSeen
 
@@ -30,6 +30,9 @@ def undone(
     """
     if event.name in ("cat", "concat", "concatenate", "stack"):
         return _parted(event, active, grad, shape)
+    if event.name == "broadcast_tensors":
+        place = next(n for n, part in enumerate(event.result) if part is result)
+        active = [part for part in tensors_in(event.args)[place : place + 1] if any(part is one for one in active)]
     if len(active) != 1:
         return None
     (given,) = active
@@ -40,7 +43,7 @@ def undone(
         return [Undo(given, f"{grad}.reshape({shape(given)})")]
     if name in PERMUTED:
         return [Undo(given, f"{grad}.permute({', '.join(map(str, _inverse(event)))})")]
-    if name in ("expand", "expand_as", "broadcast_to"):
+    if name in EXPANDED:
         lead = result.dim() - given.dim()
         axes = [*range(lead), *(lead + a for a in range(given.dim()) if given.shape[a] == 1 != result.shape[lead + a])]
         if not axes:

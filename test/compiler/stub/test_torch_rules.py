@@ -19,11 +19,13 @@ ONE = (
     "torch.log_softmax(x, 1)", "x[1:, ::2]", "x[:, 2]", "x.narrow(1, 1, 3)", "x.select(0, 2)", "x.t().reshape(-1)[3:9]",
     "torch.cat((x, x * 2.0), 1)", "torch.stack((x, x.exp()), -1)", "x.unbind(1)[2] + x.unbind(1)[0]",
     "x.chunk(2, 1)[1].exp()", "x.float().double().exp().float()", "(x - x.mean(1, keepdim=True)) / 2.0",
+    "x / (x.detach().abs().max() + 1.0)", "x * x.detach()",
 )  # fmt: skip
 TWO = (
     "x + w", "x - w", "w - x", "x * w", "x / (w.abs() + 1.0)", "torch.maximum(x, w)", "torch.minimum(w, x)",
     "x @ w.expand(6, 6)", "x @ x.mT * w[:4]", "torch.nn.functional.linear(x, w.unsqueeze(0))",
     "(x * w).sum(1) * x[:, 0]", "torch.where(x > 0.0, x, w)", "x.exp() * w + x * w.exp()",
+    "torch.broadcast_tensors(w, x)[0] * x", "torch.broadcast_tensors(w, x)[1] * torch.broadcast_tensors(w, x)[0]",
 )  # fmt: skip
 
 
