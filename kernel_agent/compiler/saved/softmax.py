@@ -14,6 +14,7 @@ from kernel_agent.compiler.saved.degree import Degrees, gauge, is_guard
 from kernel_agent.compiler.saved.lanes import conditions
 from kernel_agent.compiler.saved.online import examine
 from kernel_agent.compiler.saved.outputs import Place, Saved, load_back, places
+from kernel_agent.compiler.saved.signs import is_positive
 from kernel_agent.compiler.saved.slots import is_start_outside
 from kernel_agent.compiler.saved.trip import NotOneError
 from kernel_agent.compiler.ssa.code import Code
@@ -101,8 +102,8 @@ def _use_result(kernel: Kernel, plan: _Plan, uses: Uses, degrees: Degrees, maxim
     if maker is None or maker.code is not Code.SUB or bare(maker.operands[1]) not in maxima:
         return False
     maximum = bare(maker.operands[1])
-    if under.shape != maximum.shape or not _only_for(uses, difference, {top}):
-        return False
+    if under.shape != maximum.shape or not is_positive(under) or not _only_for(uses, difference, {top}):
+        return False  # of what is negative no maximum makes 1, and conditions may ask for its sign
     allowed = {difference, *maxima}
     if any(not _only_for(uses, value, allowed) for value in maxima):
         return False

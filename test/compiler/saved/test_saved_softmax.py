@@ -105,6 +105,27 @@ def test_a_largest_value_that_is_not_the_only_result_of_its_loop_keeps_its_deriv
     close(backward.gradients["x_ptr"], expected, "gradient of x")
 
 
+def test_a_sum_that_may_be_negative_is_not_taken_for_one() -> None:
+    # With weights of both signs no maximum makes the sum 1: asked for its sign, the backward took the other branch.
+    arguments = [Value("*f32", (), name) for name in ("X", "W", "Y", "Z")]
+    kernel = Kernel("weighed", arguments)
+    b = Builder(kernel)
+    cols = b.arange(0, 8)
+    places = b.add(b.mul(b.program_id(0), b.const(8)), cols)
+    x, weight = b.load(arguments[0], places), b.load(arguments[1], cols)
+    e = b.unary(Code.EXP, b.sub(x, b.reduce(Code.REDUCE_MAX, x, 0)))
+    total = b.sum(b.mul(e, weight), 0)
+    y = b.div(e, total)
+    b.store(arguments[2], places, y)
+    b.store(
+        arguments[3], places, b.mul(y, b.select(b.compare("gt", total, b.const(0.0, "f32")), b.const(3.0, "f32"), y))
+    )
+    given = {"X": seeded(4, 8), "W": -seeded(8, seed=3).abs(), "Y": empty(4, 8), "Z": empty(4, 8)}
+    forward = ran(kernel, (4,), given, ["X"], ["Z"])
+    backward = forward.backward(prepared(forward.kernel, frozenset(forward.written)).kernel)
+    same_gradients(backward, forward.backward(forward.kernel))
+
+
 def _softmax_of_rows(kind: str) -> Forward:
     """Of 4 rows in one tile, times a number that has to do with their maxima."""
     arguments = [Value("*f32", (), name) for name in ("X", "Y")]
