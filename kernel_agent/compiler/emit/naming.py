@@ -55,6 +55,8 @@ class Names:
         """Of the number of a trip, in loops whose index is computed from it."""
         if any(counts_trips(op) for op in kernel.ops):
             self.parameters |= {self.trip}
+        self.given = {value.name for op in kernel.ops for block in op.blocks for value in block.arguments[:1]}
+        """What the user calls the indices of loops: what has no name leaves these to them."""
         self._block(kernel.body, {})
 
     # --- scopes
@@ -157,6 +159,8 @@ class Names:
             wanted = wanted.lower()
         if not wanted:
             wanted, *others = self._by_role(value)
+            if not value.shape and wanted in self.given and value.producer is not None:
+                return ["base"]
             bases = self._bases(value)
             if bases and value.shape:
                 return [wanted, *(f"{stem_of(base)}_offs" for base in bases)]
@@ -269,10 +273,12 @@ class Names:
         return "offs" if value.shape else "start"
 
     def _number(self, value: Value, op: Op) -> str:
-        """`first` and `end` of the bounds of loops."""
+        """`first` and `end` of the bounds of loops, `stride` of a product of sizes."""
         loops = [use.op for use in self.places.readers(value) if use.op is not None and use.op.code is Code.FOR]
         if loops:
             return "first" if any(loop.operands[0] is value for loop in loops) else "end"
+        if op.code is Code.MUL and _of_arguments(value):
+            return "stride"
         return "bound" if op.code in (Code.MAX, Code.MIN) else "start"
 
     def _mask(self, op: Op) -> list[str]:

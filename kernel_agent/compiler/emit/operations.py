@@ -182,8 +182,21 @@ class Operations:
             return signed(ex.binary(left, symbol, right, promoted(left, right)))
         if op.code is Code.XOR and constant(op.operands[1]) is (True if element == "i1" else -1):
             return ex.unary("~", left, left.element)
-        division = op.code in (Code.DIV, Code.REM, Code.FLOORDIV)
-        return ex.binary(left, symbol, right, promoted(left, right, division=division))
+        element = promoted(left, right, division=op.code in (Code.DIV, Code.REM, Code.FLOORDIV))
+        if op.code is Code.FLOORDIV and (counted := self._counted(op, left, right)) is not None:
+            return replace(ex.call("tl.cdiv", [counted, right], element), static=left.static and right.static)
+        return ex.binary(left, symbol, right, element)
+
+    def _counted(self, op: Op, left: Expression, right: Expression) -> Expression | None:
+        """What is counted in parts of which the last may be broken: x, where `(x + (part - 1)) // part` is printed."""
+        added, part = op.operands[0].producer, constant(op.operands[1])
+        if added is None or added.code is not Code.ADD or right.level is not Level.PRIMARY:
+            return None
+        whole = self.at(added.operands[0])
+        rest = f"({right.text} - 1)"
+        if isinstance(part, int) and right.text == str(part):
+            rest = str(part - 1)
+        return whole if left.text == f"{whole.within(Level.SUM)} + {rest}" else None
 
     def _neg(self, op: Op) -> Expression:
         inner = self.at(op.operands[0])

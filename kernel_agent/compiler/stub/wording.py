@@ -78,7 +78,7 @@ class Wording:
     def text(self, expression: str) -> str:
         """An expression of the plan, as the backward writes it. Raises `CannotDerive`."""
         tree = ast.parse(expression, mode="eval").body
-        return ast.unparse(_Filling(self).visit(copy.deepcopy(tree)))
+        return plain_quotients(ast.unparse(_Filling(self).visit(copy.deepcopy(tree))))
 
     def condition(self, expression: str) -> str:
         """A condition that must hold for all launches that are spoken of, without parts that hold for any numbers: as
@@ -89,7 +89,7 @@ class Wording:
                 tree = _Blocks().visit(ast.parse(self.text(expression), mode="eval").body)
             parts = tree.values if isinstance(tree, ast.BoolOp) and isinstance(tree.op, ast.And) else [tree]
             found |= {ast.unparse(part): None for part in parts if not (_always(part) or self._is_size(part))}
-        texts = list(found)
+        texts = [ast.unparse(_Known(self._bound).visit(ast.parse(text, mode="eval").body)) for text in found]
         if len(texts) > 1:
             texts = [
                 f"({text})" if isinstance(ast.parse(text, mode="eval").body, ast.BoolOp) else text for text in texts
@@ -172,6 +172,11 @@ class Wording:
         return self.launched.retiled(axis, self._tiles[0])
 
 
+def plain_quotients(text: str) -> str:
+    """An expression with `triton.cdiv(a, b)` for `-(-a // b)`, `a` for `a * b // b` and 0 for `a * b % b`."""
+    return ast.unparse(_Quotients().visit(ast.parse(text, mode="eval").body))
+
+
 def divisible(text: str) -> str:
     """`m % n == 0` for `n * triton.cdiv(m, n) <= m`, in all parts of a condition."""
     return ast.unparse(_Divided().visit(ast.parse(text, mode="eval").body))
@@ -220,6 +225,12 @@ def _parts(value: ast.expr) -> list[ast.expr]:
     return [value]
 
 
+def _product(factors: Sequence[ast.expr]) -> ast.expr:
+    """The product of some factors."""
+    first, *rest = factors
+    return ast.BinOp(_product([first, *rest[:-1]]), ast.Mult(), rest[-1]) if rest else first
+
+
 class _Blocks(ast.NodeTransformer):
     """`a` for `triton.cdiv(a * b, b)`."""
 
@@ -231,6 +242,40 @@ class _Blocks(ast.NodeTransformer):
         product = node.args[0]
         exact = isinstance(product.op, ast.Mult) and ast.unparse(product.right) == ast.unparse(node.args[1])
         return product.left if exact else node
+
+
+class _Quotients(ast.NodeTransformer):
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
+        """A number with a sign."""
+        self.generic_visit(node)
+        match node:
+            case ast.UnaryOp(ast.USub(), ast.BinOp(ast.UnaryOp(ast.USub(), count), ast.FloorDiv(), part)):
+                return ast.Call(ast.Attribute(ast.Name("triton", ast.Load()), "cdiv", ast.Load()), [count, part], [])
+        return node
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        """A quotient or a remainder of a product by one of its factors."""
+        self.generic_visit(node)
+        if not isinstance(node.op, (ast.FloorDiv, ast.Mod)):
+            return node
+        factors, divisor = _parts(node.left), ast.unparse(node.right)
+        place = next((n for n, factor in enumerate(factors) if ast.unparse(factor) == divisor), None)
+        if place is None or len(factors) == 1:
+            return node
+        left = [*factors[:place], *factors[place + 1 :]]
+        return ast.Constant(0) if isinstance(node.op, ast.Mod) else _product(left)
+
+
+class _Known(ast.NodeTransformer):
+    """Variables for the expressions that they hold."""
+
+    def __init__(self, bound: Mapping[str, str]) -> None:
+        self.bound = bound
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        """Any node."""
+        name = self.bound.get(ast.unparse(node)) if isinstance(node, ast.expr) else None
+        return self.generic_visit(node) if name is None else ast.Name(name, ast.Load())
 
 
 class _Filling(ast.NodeTransformer):

@@ -122,3 +122,19 @@ def test_a_number_with_a_sign_is_added_without_it_where_a_variable_goes_on() -> 
     b.store(out, at, b.load(x, at))
     text = triton_source(made).text
     assert "at += 1\n" in text, text
+
+
+def test_what_has_no_name_leaves_the_user_those_of_loops() -> None:
+    # A product of sizes took `start` first, and the user's loop over `start` was one over `start_1`.
+    made, b, (x, out, n, width) = kernel("rows", "*f32 X, *f32 Out, i32 n, i32 width", {"BLOCK": 16})
+    cols, stride = b.arange(0, 16, "BLOCK"), b.mul(n, width)
+
+    def step(index: Value, carries: list[Value]) -> list[Value]:
+        offsets = b.add(b.add(b.mul(index, stride), stride), cols)
+        b.store(out, offsets, b.load(x, offsets))
+        return []
+
+    b.loop((b.const(0), n, b.const(1)), [], step, index_name="start")
+    text = triton_source(made).text
+    assert "stride = n * width" in text
+    assert "for start in range" in text

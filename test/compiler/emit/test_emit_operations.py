@@ -68,6 +68,10 @@ BITS = 2**32
         (lambda b, x, y: b.cast(b.compare("lt", x, y, unsigned=True), "i32"), lambda x, y: x % BITS < y % BITS),
         (lambda b, x, y: b.select(b.compare("ge", x, y), x, b.const(-4)), lambda x, y: torch.where(x >= y, x, -4)),
         (lambda b, x, y: b.neg(b.add(x, y)), lambda x, y: -(x + y)),
+        (
+            lambda b, x, y: b.elementwise(Code.FLOORDIV, (b.add(x, b.const(15)), b.const(16))),
+            lambda x, y: torch.div(x + 15, 16, rounding_mode="trunc"),
+        ),
     ],
 )
 def test_integers(tmp_path: Path, make: Make, expected: Callable[[Tensor, Tensor], Tensor]) -> None:
@@ -295,3 +299,15 @@ def test_an_access_to_all_lanes_has_no_mask() -> None:
     cols = b.arange(0, N, "BLOCK")
     b.store(pointer, cols, b.load(pointer, cols), b.const(True, "i1"), Code.ATOMIC_ADD)
     assert 'tl.atomic_add(x_ptr + offs, x, sem="relaxed")' in triton_source(made).text
+
+
+def test_parts_of_which_the_last_may_be_broken_are_counted_as_a_person_does() -> None:
+    made, b, (out, n) = kernel("parts", "*i32 Out, i32 n", {"BLOCK": 16})
+    block = b.const(16, "i32", "BLOCK")
+    parts = b.elementwise(Code.FLOORDIV, (b.add(n, b.const(15, "i32", "BLOCK - 1")), block))
+    others = b.elementwise(Code.FLOORDIV, (b.add(n, b.const(14, "i32", "BLOCK - 2")), block))
+    b.store(out, b.const(0), parts)
+    b.store(out, b.const(1), others)
+    text = triton_source(made).text
+    assert "tl.store(Out, tl.cdiv(n, BLOCK))" in text
+    assert "(n + (BLOCK - 2)) // BLOCK" in text
