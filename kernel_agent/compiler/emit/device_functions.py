@@ -1,4 +1,4 @@
-"""Functions beside a kernel: what a scan or a reduction combines two elements by."""
+"""Functions beside a kernel: what a scan or a reduction combines two elements by, and what the library lacks."""
 
 from __future__ import annotations
 
@@ -28,6 +28,19 @@ def nan_maximum(a, b):
 @triton.jit
 def nan_minimum(a, b):
     return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+""",
+    "lgamma_slope": """\
+@triton.jit
+def lgamma_slope(x):
+    # Derivative of log gamma: an asymptotic series six steps of the recurrence further up; reflected below 1/2.
+    z = tl.where(x < 0.5, 1.0 - x, x)
+    product = z * (z + 5.0)
+    steps = (2.0 * z + 5.0) * (1.0 / product + 1.0 / (product + 4.0) + 1.0 / (product + 6.0))
+    z += 6.0
+    r = 1.0 / (z * z)
+    series = tl.log(z) - 0.5 / z - r * (1 / 12 - r * (1 / 120 - r * (1 / 252 - r / 240)))
+    angle = 3.141592653589793 * (x - tl.floor(x))
+    return series - steps - tl.where(x < 0.5, 3.141592653589793 * tl.cos(angle) / tl.sin(angle), 0.0)
 """,
     "linear_scan": """\
 @triton.jit

@@ -131,6 +131,7 @@ _FUNCTIONS: dict[str, Elementwise] = {
     "tl.rand": philox.rand,
     "tl.randn": philox.randn,
     "tl.randint": philox.randint,
+    "lgamma_slope": torch.digamma,
     "libdevice.softplus": _softplus,
     "libdevice.softplus2": lambda x: torch.logaddexp2(x, torch.zeros_like(x)),
     "libdevice.nextafter": torch.nextafter,

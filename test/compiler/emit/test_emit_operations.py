@@ -120,6 +120,21 @@ def test_floats(tmp_path: Path, element: str, make: Make, expected: Callable[[Te
     torch.testing.assert_close(found, expected(x.double(), y.double()), rtol=1e-12, atol=0)
 
 
+def test_the_derivative_of_log_gamma_is_exact_to_float32_on_both_sides_of_zero(tmp_path: Path) -> None:
+    # one step of the recurrence fewer, or a term of the series, is an error of 1e-6 at 1/2; unreflected it is another
+    # number below zero
+    x = torch.tensor([0.5, 0.25, 1e-3, 1.0, 2.5, 7.0, 100.0, 1e6, -0.5, -0.3, -1.75, -7.2, -20.4, 0.49, 3.0, 40.0])
+    call = elementwise(
+        tmp_path,
+        "f32",
+        "f32",
+        x,
+        x,
+        lambda b, x, y: b.elementwise(Code.CALL, (x,), "f32", {"function": "lgamma_slope"}),
+    )
+    torch.testing.assert_close(call, torch.digamma(x.double()), rtol=2e-7, atol=2e-7)
+
+
 def test_nan_wins_only_where_it_should(tmp_path: Path) -> None:
     x, y = torch.full((N,), float("nan")), torch.ones(N)
     assert elementwise(tmp_path, "f32", "f32", x, y, two(Code.MAX, nan=True)).isnan().all()

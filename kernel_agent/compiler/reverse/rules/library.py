@@ -52,6 +52,11 @@ def _call(b: Builder, name: str, *operands: Value) -> Value:
     return b.elementwise(Code.CALL, operands, operands[0].element, {"function": f"libdevice.{name}"})
 
 
+def _digamma(b: Builder, x: Value) -> Value:
+    """Which the library does not have: a function beside the kernel."""
+    return b.elementwise(Code.CALL, (x,), x.element, {"function": "lgamma_slope"})
+
+
 def _at_zero(b: Builder, x: Value, value: float, otherwise: Value) -> Value:
     return b.select(b.compare("eq", x, b.zero(x)), b.number(value, x), otherwise)
 
@@ -92,6 +97,7 @@ SLOPES: dict[str, Slope] = {
     "j1": lambda b, x, y: _at_zero(b, x, 0.5, b.sub(_call(b, "j0", x), b.div(y, x))),
     "y0": lambda b, x, _: b.neg(_call(b, "y1", x)),
     "y1": lambda b, x, y: b.sub(_call(b, "y0", x), b.div(y, x)),
+    "lgamma": lambda b, x, _: _digamma(b, x),
     "softplus": lambda b, x, _: b.unary(Code.SIGMOID, x),
     "softplus2": lambda b, x, _: b.unary(Code.SIGMOID, _times(b, _LN2, x)),
 }
