@@ -35,11 +35,25 @@ def _steers(kernel: Kernel, value: Value) -> bool:
     while len(reached) > before:
         before = len(reached)
         for op in kernel.ops:
+            if op.code is Code.FOR:
+                reached |= _handed_on(op, reached)
+                continue
             yields = [last for block in op.blocks for last in block.yields]
             if not reached.isdisjoint((*op.operands, *captured(op.blocks), *yields)):
                 reached.update(op.results)
                 reached.update(argument for block in op.blocks for argument in block.arguments)
     return any(operand in reached for op in kernel.ops for operand in _steering(op))
+
+
+def _handed_on(loop: Op, reached: set[Value]) -> set[Value]:
+    """What a FOR makes of values: an index of bounds, carries and results of starts and of what trips yield."""
+    (block,) = loop.blocks
+    index, *carries = block.arguments
+    found = {index, *loop.results, *carries} if not reached.isdisjoint(loop.operands[:3]) else set()
+    for parts in zip(loop.operands[3:], block.yields, carries, loop.results, strict=True):
+        if not reached.isdisjoint(parts):
+            found.update(parts[2:])
+    return found
 
 
 def _steering(op: Op) -> Iterator[Value]:

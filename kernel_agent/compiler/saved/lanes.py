@@ -6,16 +6,20 @@ summed over, or that a product contracts, gets a label of its own, which no cond
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterator, Sequence
 
 from kernel_agent.compiler.ssa.code import ELEMENTWISE, MEMORY, Code
 from kernel_agent.compiler.ssa.shapes import OF_AXIS
 from kernel_agent.compiler.ssa.uses import captured
-from kernel_agent.compiler.ssa.value import Kernel, Op, Value
+from kernel_agent.compiler.ssa.value import Kernel, Op, Value, bare, constant
 
 Labels = tuple[Hashable, ...]
 """One for every axis; none for scalars."""
 _WIDENS = frozenset((Code.BROADCAST, Code.FULL))
+_RISES = frozenset(
+    (Code.ADD, Code.SELECT, Code.CAST, Code.KNOWN, Code.LOG, Code.LOG2, Code.EXPAND, Code.TRANS, *_WIDENS)
+)
 _REDUCES = frozenset((Code.SUM, Code.REDUCE_MAX, Code.REDUCE_MIN, Code.ARG_MAX, Code.ARG_MIN))
 
 
@@ -48,6 +52,21 @@ def conditions(mask: Value | None, labels: Labels) -> frozenset[Hashable]:
         if inner is not None:
             return frozenset().union(*(conditions(operand, names) for operand, names in inner))
     return frozenset([form(mask, labels if mask.shape else ())])
+
+
+def unless_infinite(value: Value, labels: Labels) -> frozenset[Hashable]:
+    """What all must hold where a value is not minus infinity, as it is where nothing was loaded; nothing if that is not
+    known."""
+    op, labels = value.producer, labels if value.shape else ()
+    if op is None:
+        return frozenset()
+    if op.code is Code.LOAD and op.other is not None and constant(bare(op.other)) == -math.inf:
+        return conditions(op.mask, labels)
+    if op.code in (Code.SUB, Code.ADD, Code.CAST, Code.EXPAND, Code.TRANS, *_WIDENS):
+        inner = through(op, labels) or []
+        less = inner[:1] if op.code is Code.SUB else inner
+        return frozenset().union(*(unless_infinite(operand, names) for operand, names in less))
+    return frozenset()
 
 
 class Lanes:
@@ -103,10 +122,36 @@ class Lanes:
             return True
         for store in self.stores:
             present = conditions(store.mask, tuple(range(len(store.offset.shape))))
-            for labels in self.reach(store, value):
-                if not conditions(mask, labels) <= present:
-                    return False
+            if all(conditions(mask, labels) <= present for labels in self.reach(store, value)):
+                continue
+            if not all(conditions(mask, labels) <= present | more for labels, more in self._ways(store, value)):
+                return False
         return True
+
+    def _ways(self, store: Op, target: Value) -> frozenset[tuple[Labels, frozenset[Hashable]]]:
+        """As `reach`, with what must hold for `target` to matter: what is taken off minus infinity changes nothing.
+
+        Only where all between raises what it is made of, and so makes no less than a finite number of one, or of
+        infinity.
+        """
+        axes: Labels = tuple(range(len(store.offset.shape))) if store.stored.shape else ()
+        stack: list[tuple[Value, Labels, frozenset[Hashable]]] = [(store.stored, axes, frozenset())]
+        seen = set(stack)
+        while stack:
+            value, labels, more = stack.pop()
+            if value is target:
+                continue
+            op = value.producer
+            kept = more if op is None or op.code in _RISES else frozenset[Hashable]()
+            for operand, names in self._sources(value, labels):
+                known = kept if operand.element != "i1" else frozenset[Hashable]()
+                if op is not None and op.code is Code.SUB and operand is op.operands[1] is not op.operands[0]:
+                    known = unless_infinite(op.operands[0], labels)
+                way = (operand, names if operand.shape else (), known)
+                if way not in seen:
+                    seen.add(way)
+                    stack.append(way)
+        return frozenset((labels, more) for value, labels, more in seen if value is target)
 
     def spared(self, index: Value, mask: Value | None) -> bool:
         """Whether lanes of an index outside of a mask are part of no address that is used, and of nothing that says

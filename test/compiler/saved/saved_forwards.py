@@ -172,3 +172,14 @@ def states_of_a_recurrence(where: str) -> Forward:
     given = {"x_ptr": seeded(5, 6) / 4, "kept_ptr": kept, "y_ptr": empty(8), "steps": 5, "width": 6, "apart": 1}
     kernel = kernel_from(kernels.states_of_a_recurrence, types, BLOCK=8, WHERE=where)
     return ran(kernel, (1,), given, ["x_ptr"], ["y_ptr"])
+
+
+def mixture(kind: str = "") -> Forward:
+    """Three softmaxes of a row, weighted, in a tile with room for four."""
+    types = dict.fromkeys(("x_ptr", "p_ptr", "y_ptr", "lse_ptr"), F32) | {"parts": "i32", "n": "i32"}
+    given = {
+        "x_ptr": 2 * seeded(ROWS, 3, N), "p_ptr": seeded(ROWS, 3, seed=1), "y_ptr": empty(ROWS, N),
+        "lse_ptr": empty(ROWS, 3), "parts": 3, "n": N,
+    }  # fmt: skip
+    kernel = kernel_from(kernels.mixture, types, PARTS=4, BLOCK=16, KIND=kind)
+    return ran(kernel, (ROWS,), given, ["x_ptr", "p_ptr"], ["y_ptr"])

@@ -389,3 +389,33 @@ def states_of_a_recurrence(x_ptr, kept_ptr, y_ptr, steps, width, apart, BLOCK: t
             tl.store(kept_ptr + lane, state, mask=inside)
         state = state * tl.exp(state * x) + x
     tl.store(y_ptr + lane, state, mask=inside if WHERE != "more lanes" else lane <= width)
+
+
+@triton.jit
+def mixture(x_ptr, p_ptr, y_ptr, lse_ptr, parts, n, PARTS: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr):
+    row = tl.program_id(0)
+    k = tl.arange(0, PARTS)
+    rows = (row * parts + k[:, None]) * n
+    m = tl.full((PARTS, BLOCK), -1.0e30, tl.float32)
+    d = tl.zeros((PARTS, BLOCK), tl.float32)
+    for off in range(0, n, BLOCK):
+        cols = off + tl.arange(0, BLOCK)[None, :]
+        x = tl.load(x_ptr + rows + cols, mask=(k[:, None] < parts) & (cols < n), other=-float("inf"))
+        m_new = tl.maximum(m, x)
+        d = d * tl.exp(m - m_new) + tl.exp(x - m_new)
+        m = m_new
+    largest = tl.max(m, 1)
+    total = tl.sum(d * tl.exp(m - largest[:, None]), 1)
+    lse = largest + tl.log(tl.where(k < parts, total, 1.0))
+    tl.store(lse_ptr + row * parts + k, lse, mask=k < parts)
+    if KIND == "padded with zeros":
+        prior = tl.load(p_ptr + row * parts + k, mask=k < parts, other=0.0)
+    else:
+        prior = tl.load(p_ptr + row * parts + k, mask=k < parts, other=-float("inf"))
+    offset = (prior - lse)[:, None]
+    for off in range(0, n, BLOCK):
+        cols = off + tl.arange(0, BLOCK)[None, :]
+        joint = tl.load(x_ptr + rows + cols, mask=(k[:, None] < parts) & (cols < n), other=0.0) + offset
+        peak = tl.max(joint, 0)[None, :]
+        y = peak + tl.log(tl.sum(tl.exp(joint - peak), 0)[None, :])
+        tl.store(y_ptr + row * n + cols, y, mask=cols < n)

@@ -67,6 +67,23 @@ def test_a_maximum_that_is_guarded_behind_its_loop_needs_no_tape() -> None:
     assert backward.tapes == 0
 
 
+def test_parts_that_are_not_there_do_not_keep_a_maximum_in_the_derivative() -> None:
+    # The fourth part is minus infinity in all that is stored to y, whatever log(where(k < parts, sum, 1)) is there.
+    forward = forwards.mixture()
+    saved = prepared(forward.kernel, frozenset(forward.written))
+    forward.forward_again(saved.kernel)
+    backward, plain = forward.backward(saved.kernel), forward.backward(forward.kernel)
+    same_gradients(backward, plain)
+    assert plain.tapes > 0
+    assert backward.tapes == 0
+
+
+def test_parts_that_are_padded_with_zeros_keep_it() -> None:
+    # A part that is not there has weight 1 then: log(1) plus the largest number is in what is stored.
+    forward = forwards.mixture("padded with zeros")
+    assert use_gauge(forward.kernel, frozenset(forward.written)).kernel is forward.kernel
+
+
 def test_a_softmin_by_lanes_needs_no_tape_at_a_temperature_from_memory() -> None:
     # Its unit is a number that exponents are divided by and logarithms multiplied with.
     forward = forwards.softmin_by_lanes()
