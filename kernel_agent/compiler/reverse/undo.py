@@ -4,7 +4,8 @@ A trip that adds to a carry, or divides it, by what does not depend on any carry
 state by taking k e away. The way back starts with what the loop ended in and undoes trip after trip, as reversible
 networks do (Gomez and others, "The reversible residual network", 2017). Rounding errors of the trips add up, so this is
 done only where the forward has left numbers in memory that the steps are made of, as the errors of the delta rule or
-the sums of Sinkhorn's steps: nobody else knows them apart from the carry.
+the sums of Sinkhorn's steps: nobody else knows them apart from the carry. Rows that a trip overwrites were zero where
+`fills` proves it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kernel_agent.compiler.reverse.early import FREED
+from kernel_agent.compiler.reverse.filling import fills
 from kernel_agent.compiler.ssa.code import EFFECTS, Code
 from kernel_agent.compiler.ssa.rebuild import Copier
 from kernel_agent.compiler.ssa.value import Kernel, Op, Value, walk
@@ -41,7 +43,8 @@ def undoable(loop: Op) -> Mapping[int, Steps]:
     found = {}
     for place, (carry, last) in enumerate(zip(block.arguments[1:], block.yields, strict=True)):
         steps = _steps(carry, last, carries, frozenset(block.ops)) if carry.element in _WIDE else None
-        if steps:
+        chosen = [step for step in steps or () if step.op.code is Code.SELECT]
+        if steps and all(fills(loop, place, step.op, step.op.operands[step.place]) for step in chosen):
             found[place] = steps
     return found
 
@@ -51,11 +54,15 @@ def before(copier: Copier, steps: Steps, after: Value) -> Value:
     b, value = copier.b, after
     for step in steps:
         known = [operand for place, operand in enumerate(step.op.operands) if place != step.place]
+        known = known[:1] if step.op.code is Code.SELECT else known
         for operand in known:
             for op in _known(operand):  # the number alone: what it stands for was computed of the carry
                 copier[op.result] = copier[op.operands[1]]
         others = copier.all(known)
-        if step.op.code is Code.DIV:
+        if step.op.code is Code.SELECT:
+            arms = (value, b.zero(value)) if step.place == 1 else (b.zero(value), value)
+            value = b.select(others[0], *arms)
+        elif step.op.code is Code.DIV:
             value = b.mul(value, others[0])
         elif step.op.code is Code.FMA:
             value = b.sub(value, b.mul(*others))
@@ -95,7 +102,9 @@ def _steps(carry: Value, last: Value, carries: frozenset[Value], ops: frozenset[
         op = value.producer
         if op not in ops or value.shape != carry.shape or value.element != carry.element:
             return None
-        places = {Code.ADD: (0, 1), Code.SUB: (0, 1), Code.DIV: (0,), Code.FMA: (2,)}.get(op.code, ())
+        places = {Code.ADD: (0, 1), Code.SUB: (0, 1), Code.DIV: (0,), Code.FMA: (2,), Code.SELECT: (1, 2)}.get(
+            op.code, ()
+        )
         seen = [_seen(operand, carries) for operand in op.operands]
         moved = [place for place, part in enumerate(seen) if part is None]
         if len(moved) != 1 or moved[0] not in places:

@@ -14,6 +14,7 @@ from kernel_agent.compiler.reverse import differentiate
 from kernel_agent.compiler.reverse.undo import UNDONE
 from kernel_agent.compiler.saved.prepare import prepared
 from kernel_agent.compiler.schedule.calls import Calls
+from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.evaluate import evaluate
 from kernel_agent.compiler.ssa.value import Kernel, Value
 
@@ -60,15 +61,45 @@ def steps_of_sinkhorn() -> Kernel:
     return k.kernel
 
 
-def check(kernel: Kernel, read: frozenset[str]) -> int:
-    """Assert that undone trips give the same gradients; how many tapes are left."""
+def keys_that_join(kind: str) -> Kernel:
+    """c = sum(keys * k_t) of every key, keys = where(row == t, v, keys - c k_t), y_t = sum(keys keys): keys join one by
+    one, and c is stored. Of some kinds, a row that is overwritten was not zero."""
+    k = Forward(K="*f32", V="*f32", A="*f32", E="*f32", S="*f32", Y="*f32", n="i32")
+    b, lanes = k.b, k.b.arange(0, N)
+    rows = b.expand(lanes, 1)
+    joining = b.expand(b.load(k.V, lanes), 0)
+
+    def body(index: Value, carries: list[Value]) -> list[Value]:
+        (keys,) = carries
+        key = b.expand(b.load(k.K, b.add(b.mul(index, b.const(N)), lanes)), 0)
+        along = b.sum(b.mul(keys, key), 1)
+        if kind == "keys see each other":
+            along = b.add(along, b.sum(along, 0))
+        b.store(k.E, b.add(b.mul(index, b.const(N)), lanes), along)
+        moved = b.sub(keys, b.mul(b.expand(along, 1), key))
+        turn = b.elementwise(Code.FLOORDIV, (index, b.const(2))) if kind == "rows twice" else index
+        keys = b.select(b.compare("ge" if kind == "rows behind" else "eq", rows, turn), joining, moved)
+        b.store(k.Y, index, b.sum(b.sum(b.mul(keys, keys), 1), 0))
+        return [keys]
+
+    start = b.whole(b.const(0.5 if kind == "no zeros" else 0.0, "f32"), (N, N))
+    (last,) = b.loop((b.const(0), k.n, b.const(1)), [start], body, names=["keys"])
+    b.store(k.S, b.add(b.mul(rows, b.const(N)), b.expand(lanes, 0)), last)
+    return k.kernel
+
+
+def check(kernel: Kernel, read: frozenset[str], *, wide: int = 1) -> int:
+    """Assert that undone trips give the same gradients; how many tapes are left. `wide`: numbers of E for each trip."""
     saved = prepared(kernel, frozenset({"Y"})).kernel
     seeded = torch.Generator().manual_seed(0)
     shapes = {"K": (TRIPS, N), "V": (N,), "A": (1,)}
     given: dict[str, Tensor | int] = {
         name: torch.randn(shape, dtype=torch.float64, generator=seeded) for name, shape in shapes.items()
     }
-    empty = {name: torch.full((size,), torch.nan).double() for name, size in (("E", TRIPS), ("S", N), ("Y", TRIPS))}
+    empty = {
+        name: torch.full((size,), torch.nan).double()
+        for name, size in (("E", TRIPS * wide), ("S", N * wide), ("Y", TRIPS))
+    }
     given |= {**empty, "n": TRIPS}
     evaluate(kernel, (1,), given)
     cotangent = {"Y": torch.randn(TRIPS, dtype=torch.float64, generator=seeded)}
@@ -85,6 +116,16 @@ def check(kernel: Kernel, read: frozenset[str]) -> int:
 @pytest.mark.parametrize("make", [delta_rule, steps_of_sinkhorn], ids=["added", "divided"])
 def test_what_trips_add_or_divide_by_is_taken_back(make: Callable[[], Kernel]) -> None:
     assert check(make(), frozenset({"K", "V"})) == 0
+
+
+def test_rows_that_join_one_by_one_are_zeros_before() -> None:
+    assert check(keys_that_join(""), frozenset({"K", "V"}), wide=N) == 0
+
+
+@pytest.mark.parametrize("kind", ["no zeros", "rows twice", "rows behind", "keys see each other"])
+def test_rows_that_were_no_zeros_before_they_are_overwritten_stay_on_the_tape(kind: str) -> None:
+    # Rows that start with something, that were chosen before, or that others have changed: what they held is lost.
+    assert check(keys_that_join(kind), frozenset({"K", "V"}), wide=N) == 1
 
 
 def test_without_stored_numbers_a_carry_stays_on_its_tape() -> None:
