@@ -6,11 +6,12 @@ made.
 
 from __future__ import annotations
 
+from collections import ChainMap
 from typing import TYPE_CHECKING
 
 import torch
 
-from kernel_agent.bench.native_truth_child import drawn_errors
+from kernel_agent.bench.draws import Draws, drawn_errors
 from kernel_agent.bench.realdevice import begin, load_stub, on_gpu, unpacked
 from kernel_agent.pairs.blame import first_line
 from kernel_agent.pairs.spec import KernelSpec
@@ -32,14 +33,10 @@ def drawn(call: Call) -> None:
     dtypes = {name: getattr(torch, dtype) for name, dtype in call.payload["dtypes"].items()}
     truth = {name: on_gpu(call.tensors[f"truth.{name}"]) for name in dtypes}
     try:
-        errors = drawn_errors(
-            stub, arguments, cotangents, truth, dtypes, call.payload["dot_bits"], range(*call.payload["draws"])
-        )
+        draws = Draws(stub, arguments, cotangents, truth, call.payload["dot_bits"])
+        errors = drawn_errors(draws, dtypes, range(*call.payload["draws"]))
     except Exception as error:  # no memory: what was drawn before has to do
         call.send({"refusal": f"{type(error).__name__}: {first_line(error)}"[:2000]})
         return
-    forms = {
-        name: {"relative": error.relative, "largest": error.largest, "usual": error.usual}
-        for name, error in errors.items()
-    }
-    call.send({"errors": forms}, {f"honest.{name}": error.tiles for name, error in errors.items()})
+    tensors = [error.tensors(name) for name, error in errors.items()]
+    call.send({"errors": {name: error.form for name, error in errors.items()}}, dict(ChainMap(*tensors)))

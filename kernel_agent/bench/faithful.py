@@ -166,9 +166,7 @@ class FaithfulTier:
                     message.tensors[f"truth.{form['name']}"],
                     getattr(torch, form["dtype"]),
                     form["scale"],
-                    HonestError(
-                        message.tensors[f"honest.{form['name']}"], form["relative"], form["largest"], form["usual"]
-                    ),
+                    HonestError.sent(form["name"], form, message.tensors),
                 )
                 for form in record["grads"]
             }

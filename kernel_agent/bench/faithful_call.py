@@ -14,13 +14,14 @@ from types import ModuleType
 
 from torch import Tensor
 
+from kernel_agent.bench.draws import Draws, drawn_errors
 from kernel_agent.bench.faithful_child import coarsest_product
 from kernel_agent.bench.kinks import at_kinks, remarks
 from kernel_agent.bench.kinks_child import moved_gradients
 from kernel_agent.bench.narrow import Approximated
 from kernel_agent.bench.native import judge_native
 from kernel_agent.bench.native_truth import Inputs, NativeGradient, NativeTruth
-from kernel_agent.bench.native_truth_child import Truth, drawn_errors, truth_of
+from kernel_agent.bench.native_truth_child import Truth, truth_of
 from kernel_agent.bench.second_look import look
 from kernel_agent.gate.judge import Judged, Problem
 from kernel_agent.gate.verdict import GradientScore
@@ -112,5 +113,5 @@ class FaithfulCall:
         """`truth` with the errors of further draws."""
         exact = {grad.name: grad.truth for grad in self.truth.grads}
         dtypes = {grad.name: grad.dtype for grad in self.truth.grads}
-        errors = drawn_errors(self.stub, self.arguments, self.truth.cotangents, exact, dtypes, self.dot_bits, draws)
-        return truth.joined(errors)
+        drawn = Draws(self.stub, self.arguments, self.truth.cotangents, exact, self.dot_bits)
+        return truth.joined(drawn_errors(drawn, dtypes, draws))

@@ -42,7 +42,8 @@ def prepared(call: Call) -> None:
             bits = coarsest_product([launch.module for launch in done.launches])
             found = truth_of(stub, arguments, cotangents, form["seed"], bits)
             tensors = {f"truth.{grad.name}": grad.truth for grad in found.grads}
-            tensors |= {f"honest.{grad.name}": grad.honest.tiles for grad in found.grads}
+            for grad in found.grads:
+                tensors |= grad.honest.tensors(grad.name)
             record: dict[str, Any] = {"dot_bits": bits, "grads": [grad.form for grad in found.grads]}
             call.send({**record, "notes": list(found.notes)}, tensors)
 

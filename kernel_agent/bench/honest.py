@@ -13,7 +13,9 @@ computation says little of a tile whose gradient is the difference of two large 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,6 +43,9 @@ class HonestError:
     """Largest absolute error."""
     usual: float = 0.0
     """Relative error that `USUAL` of the tiles stay within, at most `UNEVEN` times `relative`."""
+    jumps: Tensor | None = None
+    """By how much each element jumped where coarse products decide which side of a kink is taken, on the CPU; zero
+    where none did. No other number here counts these elements."""
 
     def joined(self, other: HonestError) -> HonestError:
         """The larger of two errors, tile by tile."""
@@ -49,6 +54,28 @@ class HonestError:
             max(self.relative, other.relative),
             max(self.largest, other.largest),
             max(self.usual, other.usual),
+            _larger(self.jumps, other.jumps),
+        )
+
+    @property
+    def form(self) -> dict[str, float]:
+        """What travels in a record."""
+        return {"relative": self.relative, "largest": self.largest, "usual": self.usual}
+
+    def tensors(self, name: str) -> dict[str, Tensor]:
+        """What travels beside a record, of the gradient of this name."""
+        jumps = {} if self.jumps is None else {f"honest.{name}.jumps": self.jumps}
+        return {f"honest.{name}": self.tiles, **jumps}
+
+    @staticmethod
+    def sent(name: str, form: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> HonestError:
+        """What arrived of it."""
+        return HonestError(
+            tensors[f"honest.{name}"],
+            form["relative"],
+            form["largest"],
+            form["usual"],
+            tensors.get(f"honest.{name}.jumps"),
         )
 
 
@@ -66,6 +93,12 @@ def honest_error(computed: Tensor, truth: Tensor, dtype: torch.dtype) -> HonestE
         float(error.abs().max()) if error.numel() else 0.0,
         min(_usual(tiles, tile_rms(torch.where(both, truth, 0.0))), UNEVEN * relative),
     )
+
+
+def _larger(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    if one is None or other is None:
+        return one if other is None else other
+    return torch.maximum(one, other)
 
 
 def _usual(errors: Tensor, sizes: Tensor) -> float:

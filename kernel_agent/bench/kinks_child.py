@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from kernel_agent.bench.kinks import moves
-from kernel_agent.bench.native_truth_child import tape_of_gradients
 from kernel_agent.bench.realdevice import begin, load_stub, on_gpu, unpacked
+from kernel_agent.bench.taped import tape_of_gradients
 from kernel_agent.ir import declared_dtype
 from kernel_agent.ir.capture.images import declare
 from kernel_agent.oracle.child import Stub

@@ -74,6 +74,8 @@ def compare_native(
     if truth.numel() == 0:
         return NativeComparison(True, 0.0, (), extent, 0.0, honest.relative, 0)
     small = 2.0 ** (1 - bits) * scale
+    if honest.jumps is not None:
+        given = _on_either_side(given, truth, honest.jumps)
     seen = _Sums()
     answers, exact, honests = _matrices(given), _matrices(truth), _matrices(honest.tiles)
     usual = max(honest.relative, honest.usual)
@@ -96,6 +98,13 @@ def compare_native(
         seen.strange,
         peak_allowed,
     )
+
+
+def _on_either_side(given: Tensor, truth: Tensor, jumps: Tensor) -> Tensor:
+    """A gradient with what an honest computation, too, takes from the other side of a kink taken to be right."""
+    jumps = jumps.to(given.device)
+    error = (given.to(torch.float64) - truth.to(given.device)).abs()
+    return torch.where((jumps > 0) & (error <= HONEST * jumps), truth.to(given.device), given.to(torch.float64))
 
 
 _SLAB = 1 << 20

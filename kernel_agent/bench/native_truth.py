@@ -95,9 +95,7 @@ def truth_in(message: Message, inputs: Inputs) -> NativeTruth:
                 tensors[f"truth.{prefix}{form['name']}"],
                 getattr(torch, form["dtype"]),
                 form["scale"],
-                HonestError(
-                    tensors[f"honest.{prefix}{form['name']}"], form["relative"], form["largest"], form["usual"]
-                ),
+                HonestError.sent(f"{prefix}{form['name']}", form, tensors),
             )
             for form in record[part]
         )
@@ -117,6 +115,5 @@ def inputs_in(message: Message, entry: ShapeEntry) -> Inputs:
 def errors_in(message: Message) -> dict[str, HonestError]:
     """The honest errors by gradient that a message holds; none where it holds a refusal."""
     return {
-        name: HonestError(message.tensors[f"honest.{name}"], form["relative"], form["largest"], form["usual"])
-        for name, form in message.record.get("errors", {}).items()
+        name: HonestError.sent(name, form, message.tensors) for name, form in message.record.get("errors", {}).items()
     }

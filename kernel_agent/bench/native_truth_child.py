@@ -7,16 +7,16 @@ and the error of honest computations.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from kernel_agent.bench.draws import Draws, drawn_errors
 from kernel_agent.bench.gpu import seen_gpu
 from kernel_agent.bench.honest import DRAWS, HonestError, honest_error
-from kernel_agent.bench.kinks import jumps
 from kernel_agent.bench.launches import coarsest_dot
 from kernel_agent.bench.narrow import FLOAT32_BITS, NarrowArithmetic
 from kernel_agent.bench.realdevice import (
@@ -30,12 +30,12 @@ from kernel_agent.bench.realdevice import (
     packed,
     unpacked,
 )
-from kernel_agent.ir import ExecOptions, OutOfDeviceMemory, execute
+from kernel_agent.bench.taped import Tape, exact_tape, tape_of_gradients
+from kernel_agent.ir import OutOfDeviceMemory
 from kernel_agent.oracle.child import Stub
 from kernel_agent.oracle.cotangents import CotangentKind, make_cotangents, rms, unit_cotangents
 from kernel_agent.oracle.fit import fit_entry
 from kernel_agent.oracle.leaves import leaf_call
-from kernel_agent.oracle.records import OutputForm
 from kernel_agent.pairs.arguments import Arguments
 from kernel_agent.pairs.blame import first_line
 from kernel_agent.pairs.spec import KernelSpec, ShapeEntry
@@ -45,10 +45,6 @@ if TYPE_CHECKING:
 
 _CLOSE = 4.0
 """The reference is honest when its error is at most so many times what the narrow tape's is, or the dtype's own."""
-_EXACT = ExecOptions(sanitize=False)
-_LEAP, _LEAP_BITS = 2.0**-6, 4
-"""A draw that is off by this share of a gradient, or by so many bits above those of products, took another side of a
-kink; less is what rounding makes of a badly conditioned element."""
 _SIZES = (1 << 27, 1 << 23, 1 << 20)
 """Elements of the arguments to try, one after the other, where memory is short."""
 
@@ -153,11 +149,11 @@ def _truth(call: Call, stub: Stub, number: int, inputs: Prepared) -> None:
         record |= {"label": tried.label, "shrunk": True, "chosen": chosen, "arguments": own, "cotangents": keys}
     record |= {"seconds": found.seconds, "grads": [grad.form for grad in found.grads], "notes": list(found.notes)}
     for grad in found.grads:
-        tensors |= {f"truth.{grad.name}": grad.truth.cpu(), f"honest.{grad.name}": grad.honest.tiles}
+        tensors |= {f"truth.{grad.name}": grad.truth.cpu(), **grad.honest.tensors(grad.name)}
     outputs = outputs_of_the_stub(stub, arguments, found)
     record["outputs"] = [output.form for output in outputs]
     for output in outputs:
-        tensors |= {f"truth.out.{output.name}": output.truth.cpu(), f"honest.out.{output.name}": output.honest.tiles}
+        tensors |= {f"truth.out.{output.name}": output.truth.cpu(), **output.honest.tensors(f"out.{output.name}")}
     call.send(record, tensors)
 
 
@@ -179,9 +175,7 @@ class Gradient:
             "name": self.name,
             "dtype": str(self.dtype).removeprefix("torch."),
             "scale": self.scale,
-            "relative": self.honest.relative,
-            "largest": self.honest.largest,
-            "usual": self.honest.usual,
+            **self.honest.form,
         }
 
 
@@ -195,43 +189,6 @@ class Truth:
     cotangents: Sequence[Tensor | None]
     seconds: float
     notes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Tape:
-    """A forward that was run and can be differentiated."""
-
-    leaves: dict[str, Tensor]
-    outputs: tuple[Any, ...]
-    forms: tuple[OutputForm | None, ...] = ()
-    exact_outputs: tuple[Any, ...] = ()
-    """Of the stub itself, where a surrogate gives the gradients."""
-
-    @property
-    def device(self) -> torch.device:
-        """Where it was computed."""
-        return next((leaf.device for leaf in self.leaves.values()), torch.device("cpu"))
-
-    def gradients(self, cotangents: Sequence[Tensor | None]) -> dict[str, Tensor]:
-        """In the dtype of the leaves; zeros where nothing connects a leaf with an output."""
-        chosen = [
-            (output, cotangent.to(output.dtype))
-            for output, cotangent in zip(self.outputs, cotangents, strict=False)
-            if cotangent is not None and isinstance(output, Tensor) and output.requires_grad
-        ]
-        found: tuple[Tensor | None, ...] = (None,) * len(self.leaves)
-        if chosen and self.leaves:
-            found = torch.autograd.grad(
-                [output for output, _ in chosen],
-                list(self.leaves.values()),
-                [cotangent for _, cotangent in chosen],
-                retain_graph=True,
-                allow_unused=True,
-            )
-        return {
-            name: torch.zeros_like(leaf) if grad is None else grad.detach().as_subclass(Tensor)
-            for (name, leaf), grad in zip(self.leaves.items(), found, strict=True)
-        }
 
 
 def truth_of(
@@ -261,61 +218,14 @@ def truth_of(
     torch.cuda.empty_cache()
     fine = {name: dtype for name, dtype in dtypes.items() if dtype is torch.float32}
     if fine:
-        for name, error in drawn_errors(stub, arguments, cotangents, truth, fine, dot_bits, range(DRAWS)).items():
+        draws = Draws(stub, arguments, cotangents, truth, dot_bits)
+        for name, error in drawn_errors(draws, fine, range(DRAWS)).items():
             honest[name] = honest[name].joined(error)
     if stub.spec.facts.has_reference and not stub.spec.custom_gradient:
         honest, note = _with_reference(stub, arguments, places, cotangents, dot_bits, truth, honest, dtypes)
         notes += [note] if note else []
     grads = tuple(Gradient(name, truth[name], dtypes[name], scales[name], honest[name]) for name in truth)
     return Truth(grads, outputs, cotangents, time.perf_counter() - start, tuple(notes))
-
-
-def drawn_errors(
-    stub: Stub,
-    arguments: Arguments,
-    cotangents: Sequence[Tensor | None],
-    truth: Mapping[str, Tensor],
-    dtypes: Mapping[str, torch.dtype],
-    dot_bits: int | None,
-    draws: range,
-) -> dict[str, HonestError]:
-    """The largest errors of computations in stochastic arithmetic, one for every number of `draws`, by gradient of
-    `dtypes`. What jumps, as at a kink, does not count."""
-    places = stub.leaves(arguments.args, arguments.kwargs)
-    leap = max(_LEAP, 2.0 ** (_LEAP_BITS - (dot_bits or FLOAT32_BITS)))
-    found: dict[str, HonestError] = {}
-    for draw in draws:
-        torch.cuda.empty_cache()
-        with NarrowArithmetic(dot_bits, narrow=True, draw=draw):
-            drawn = tape_of_gradients(stub, arguments, places).gradients(cotangents)
-        for name, dtype in dtypes.items():
-            smooth = torch.where(jumps(truth[name], drawn[name], leap), truth[name], drawn[name])
-            error = honest_error(smooth, truth[name], dtype)
-            found[name] = found[name].joined(error) if name in found else error
-    return found
-
-
-def exact_tape(stub: Stub, arguments: Arguments, places: dict[str, int | str]) -> Tape:
-    """The forward in float64, connected to its leaves; of a custom gradient, the surrogate's."""
-    if stub.spec.custom_gradient:
-        outputs = stub.outputs(execute(stub.function, arguments.args, arguments.kwargs, options=_EXACT).result)
-        return replace(
-            tape_of_gradients(stub, arguments, places), forms=output_forms(stub, outputs), exact_outputs=outputs
-        )
-    done = execute(stub.function, arguments.args, arguments.kwargs, leaves=tuple(places.values()), options=_EXACT)
-    outputs = stub.outputs(done.result)
-    leaves = {name: done.leaves[place] for name, place in places.items()}
-    return Tape(leaves, outputs, output_forms(stub, outputs), outputs)
-
-
-def tape_of_gradients(stub: Stub, arguments: Arguments, places: dict[str, int | str]) -> Tape:
-    """The same for who asks for gradients alone: a surrogate gives them without the kernels of the forward."""
-    if not stub.spec.custom_gradient:
-        return exact_tape(stub, arguments, places)
-    prepared = leaf_call(arguments.args, arguments.kwargs, places)
-    with torch.enable_grad():
-        result = stub.module.surrogate(*prepared.args, **prepared.kwargs)
-    return Tape(prepared.leaves, outputs_of(result))
 
 
 def outputs_of_the_stub(stub: Stub, arguments: Arguments, found: Truth) -> list[Gradient]:
