@@ -20,7 +20,7 @@ class OneStream:
 
     def begin(self) -> None:
         """Take the place of the stand-in's streams that are not the current one. Those that exist are the user's."""
-        default, made = torch.cuda.default_stream, torch.cuda.Stream
+        default, made = torch.cuda.default_stream, type(torch.cuda.current_stream())
         one = self
 
         class Stream(made):  # type: ignore[misc, valid-type]
