@@ -94,7 +94,8 @@ class Statements(abc.ABC):
         if is_constant(op.offset, 0):
             return base
         offset = self.at(op.offset)
-        text = f"{base.text} + {offset.within(Level.SUM)}"
+        # summed in one way, so that Triton finds two loads of a tile to be the same
+        text = f"{base.text} + {offset.within(Level.PRODUCT if 'once' in op.attributes else Level.SUM)}"
         return ex.made(text, Level.SUM, base.element, (base, offset))
 
     # --- statements
@@ -248,7 +249,7 @@ class Statements(abc.ABC):
             options["other"] = self.at(op.other)
         for hint in ("cache_modifier", "eviction_policy", "volatile"):
             if op.attributes.get(hint):
-                options[hint] = Expression(quoted(op.attributes[hint]), Level.PRIMARY, "")
+                options[hint] = Expression(_hinted(op, hint), Level.PRIMARY, "")
         element = op.result.element
         found = ex.call("tl.load", [self._pointer(op)], element, **options)
         if op.base.name in self.unsigned:
@@ -342,6 +343,15 @@ def _is_load(value: Value) -> bool:
 def _row(parts: Sequence[str]) -> str:
     """A tuple."""
     return f"({parts[0]},)" if len(parts) == 1 else f"({', '.join(parts)})"
+
+
+def _hinted(op: Op, hint: str) -> str:
+    """A hint of a LOAD; `once`: a constexpr, and the eviction policy where that is so."""
+    usual = quoted(op.attributes[hint])
+    if hint != "eviction_policy" or "once" not in op.attributes:
+        return usual
+    name, policy = op.attributes["once"]
+    return usual if quoted(policy) == usual else f"{quoted(policy)} if {name} else {usual}"
 
 
 def quoted(value: object) -> str:

@@ -1,6 +1,6 @@
 """`one_trip`: loops over a row that make a single trip where a tile takes the whole row, as a constexpr says.
 
-Triton then has no loop at all, and what two of them load is as close as in a kernel that was written for short rows.
+Triton then has no loop at all, and takes what two of them load for one load where both ask the caches for the same.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kernel_agent.compiler.schedule.forms import Forms, Launch
-from kernel_agent.compiler.schedule.revisit import GONE
+from kernel_agent.compiler.schedule.revisit import GONE, KEPT
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.rebuild import Copier
 from kernel_agent.compiler.ssa.value import Kernel, Op, Value, is_constant
@@ -44,7 +44,7 @@ def one_trip(kernel: Kernel, launch: Launch, name: str) -> OneTrip | None:
 
 
 class _Shortened(Copier):
-    """Copies a kernel, with the length of a tile for that of a row."""
+    """Copies a kernel, with the length of a tile for that of a row, and loads that are the same ones where it is so."""
 
     def __init__(self, source: Kernel, name: str) -> None:
         super().__init__(source)
@@ -60,3 +60,10 @@ class _Shortened(Copier):
             (self.end,) = self.b.branch(self.b.setting(self.name, value=False), lambda: (step,), lambda: (stop,))
             self.b.hint = hint
         return start, self.end, step
+
+    def load(self, op: Op) -> None:
+        """A LOAD."""
+        super().load(op)
+        made = self[op.result].producer
+        if made is not None and made.attributes.get("eviction_policy") in (KEPT, GONE):
+            made.attributes["once"] = (self.name, KEPT)

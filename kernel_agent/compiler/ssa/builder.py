@@ -126,7 +126,7 @@ class Builder(Calculus):
     ) -> Value:
         """A tile from memory. Unless the kernel writes there it is shared, and moved out of loops that are sure to run.
 
-        `hints`: attributes that do not change what is loaded, `saved`, and `again`.
+        `hints`: attributes that do not change what is loaded, `once` (see `one_trip`), `saved`, and `again`.
         """
         operands = [offset, *([] if mask is None else [mask]), *([] if other is None else [other])]
         shape = broadcast_shape([value.shape for value in operands[:2]])

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import runpy
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import triton
 from schedule_kernels import made
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 
+from kernel_agent.compiler.emit import triton_source
 from kernel_agent.compiler.schedule.forms import Launch
 from kernel_agent.compiler.schedule.onetrip import one_trip
 from kernel_agent.compiler.schedule.revisit import revisited
@@ -69,3 +75,17 @@ def test_rows_of_any_length_give_the_same(n: int) -> None:
 def test_loops_that_begin_behind_the_first_column_stay() -> None:
     # A tile as long as the row does not reach its end from there.
     assert shortened(normalized(first=1)) is None
+
+
+@pytest.mark.parametrize(("once", "loads"), [(True, 1), (False, 2)])
+def test_a_row_of_one_tile_is_loaded_once(once: bool, loads: int, tmp_path: Path) -> None:
+    # Triton takes two loads for one only where they agree in everything, eviction policies among it: with those of two
+    # trips, a softmax of short rows asked for all of them twice.
+    source = triton_source(shortened(normalized()).kernel)
+    path = tmp_path / "kernel.py"
+    path.write_text(source.module_text)
+    function = runpy.run_path(str(path))[source.name]
+    types = {"X": "*fp32", "Y": "*fp32", "n": "i32", "LANES": "constexpr", "ONCE": "constexpr"}
+    made = ASTSource(function, types, {"LANES": LANES, "ONCE": once})
+    compiled = triton.compile(made, target=GPUTarget("cuda", 90, 32))
+    assert compiled.asm["ttgir"].count("tt.load") == loads
