@@ -20,6 +20,7 @@ from kernel_agent.compiler.schedule.accumulate import accumulated
 from kernel_agent.compiler.schedule.assembly import assembled, grid_of
 from kernel_agent.compiler.schedule.calls import Calls
 from kernel_agent.compiler.schedule.draft import Draft, trimmed
+from kernel_agent.compiler.schedule.either import behind_branches
 from kernel_agent.compiler.schedule.even import evened
 from kernel_agent.compiler.schedule.factor import factored
 from kernel_agent.compiler.schedule.forms import Launch
@@ -180,10 +181,11 @@ def joined(kernel: Kernel) -> Kernel:
     """The same gradients, but for rounding, of fewer loops that add to memory less often.
 
     Loops run forwards where they can, common factors leave their sums, which then need not wait for what the factors
-    come from, the last loop adds what several add, and loops that are free of each other are one. Of the looped
-    backward of a layer norm two loops over a row are left: one for its sums, one for the gradient.
+    come from, the last loop adds what several add, what both sides of a branch add to one place is added behind it, and
+    loops that are free of each other are one. Of the looped backward of a layer norm two loops over a row are left: one
+    for its sums, one for the gradient.
     """
-    return prune(fused(merged(prune(factored(forwards(kernel))))))
+    return prune(fused(behind_branches(merged(prune(factored(forwards(kernel)))))))
 
 
 def _owned(tidy: Kernel, gradients: Mapping[str, str], launch: Launch, regions: Regions | None = None) -> Draft:
