@@ -1,8 +1,9 @@
 """Whether Triton may compile a kernel in a process that is to be believed: it calls what a kernel names.
 
 Triton evaluates Python while it compiles: attributes of modules, and calls of any function a name leads to. So every
-name of a kernel that is not its own must lead to Triton's language, to a kernel, or to a number. Modules have names
-before a dot alone: one that is given another name is looked at by nobody, and Triton's own hold Python's `exec`.
+name of a kernel that is not its own must lead to Triton's language, to a kernel, to a number, or to a function of the
+file that computes numbers. Modules have names before a dot alone: one that is given another name is looked at by
+nobody, and Triton's own hold Python's `exec`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 from triton.language.core import is_builtin
-from triton.runtime.jit import JITFunction
+from triton.runtime.jit import ConstexprFunction, JITFunction
 
 from kernel_agent.ir.recorded.forms import CannotRecord
 
@@ -131,5 +132,9 @@ def _harmless(value: Any) -> bool:
         return all(_harmless(part) for part in value)
     if hasattr(value, "fn") and isinstance(value.fn, JITFunction):  # an autotuner of the user's own
         return True
+    if isinstance(value, ConstexprFunction):  # of the file: `kernels_alone` has left those that compute constants
+        value = value.fn
+        if str(value.__module__).partition(".")[0] not in ("triton", "torch"):
+            return True
     home = str(getattr(value, "__module__", ""))
     return callable(value) and (home == "math" or home.startswith("triton.language"))

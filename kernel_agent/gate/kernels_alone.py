@@ -6,14 +6,20 @@ A process that is to be believed may import what comes out. Lines keep their num
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kernel_agent.pairs.sections import split_sections
 
 _MODULES = ("triton", "torch", "math", "typing", "__future__")
-_PLAIN_CALLS = frozenset({"float", "int", "bool", "min", "max", "abs"})
-_CALLS = frozenset({"triton.language.constexpr", "triton.cdiv", "triton.next_power_of_2"})
+_PLAIN_CALLS = frozenset({"float", "int", "bool", "min", "max", "abs", "round", "len", "tuple", "hasattr"})
+_CALLS = frozenset({"triton.language.constexpr", "triton.cdiv", "triton.next_power_of_2", "torch.finfo", "torch.iinfo"})
 """Functions that a constant may call, by the names they are imported from; and all of `math`."""
+_AT_COMPILE_TIME = frozenset({"triton.constexpr_function", "triton.runtime.jit.constexpr_function"})
+_LACKS = frozenset({"ImportError", "ModuleNotFoundError", "AttributeError"})
+"""What an import from another version of a library raises."""
+_OF_LAUNCHES = frozenset({"launch_metadata", "repr"})
+"""Functions of `triton.jit` that name a launch for profilers, and change nothing in what it computes."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +111,11 @@ def _dumped(nodes: list[ast.stmt]) -> list[str]:
     return [ast.dump(node) for node in nodes if not _is_text(node) and _bound(node) != {"META"}]
 
 
+def _is_name(target: ast.expr) -> bool:
+    """Whether an assignment binds names alone."""
+    return isinstance(target, ast.Name) or (isinstance(target, ast.Tuple) and all(map(_is_name, target.elts)))
+
+
 def _is_text(node: ast.stmt) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
@@ -122,6 +133,9 @@ def _bound(node: ast.stmt) -> set[str]:
         return {node.name}
     if isinstance(node, (ast.Import, ast.ImportFrom)):
         return {alias.asname or alias.name.partition(".")[0] for alias in node.names}
+    if isinstance(node, (ast.Try, ast.If)):
+        parts = [part for part in ast.walk(node) if part is not node and isinstance(part, ast.stmt)]
+        return {name for part in parts for name in _bound(part)}
     return {part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
 
 
@@ -132,6 +146,10 @@ class _Kept:
         self._names: set[str] = set()
         self._imported: dict[str, str] = {}
         """What imported names mean, as `triton.language.constexpr`."""
+        self._pure: set[str] = set()
+        """Kept functions that compute constants."""
+        self._used: set[str] = set()
+        """Names in their bodies, which are looked up when they are called: nothing else may get these names."""
 
     def bind_all(self, nodes: list[ast.stmt]) -> None:
         """Names of statements that stay as they are."""
@@ -139,23 +157,30 @@ class _Kept:
             self._bind(node)
 
     def _bind(self, node: ast.stmt) -> None:
-        names = _bound(node)
-        self._names |= names
-        for name in names:
-            self._imported.pop(name, None)
+        self._give(_bound(node))
         if isinstance(node, ast.Import):
             self._imported |= {a.asname: a.name for a in node.names if a.asname}
             self._imported |= {(top := a.name.partition(".")[0]): top for a in node.names if not a.asname}
         elif isinstance(node, ast.ImportFrom):
             self._imported |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
 
+    def _give(self, names: Iterable[str]) -> None:
+        """Names get values of which nothing is known."""
+        for name in names:
+            self._names.add(name)
+            self._pure.discard(name)
+            self._imported.pop(name, None)
+
     def only(self, nodes: list[ast.stmt]) -> list[ast.stmt]:
         """Those that are harmless; of functions only kernels."""
         found = []
         for node in nodes:
-            if self._harmless(node):
+            if self._harmless(node) and not _bound(node) & self._used:
                 found.append(node)
                 self._bind(node)
+                if isinstance(node, ast.FunctionDef) and not any(map(_is_jit, node.decorator_list)):
+                    self._pure.add(node.name)
+                    self._used |= {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
             else:
                 self._names -= _bound(node)
         return found
@@ -167,11 +192,59 @@ class _Kept:
             named = all(alias.name != "*" and not alias.name.startswith("_") for alias in node.names)
             return node.level == 0 and _known(node.module or "") and named
         if isinstance(node, ast.Assign):
-            return all(isinstance(target, ast.Name) for target in node.targets) and self._constant(node.value)
+            return all(map(_is_name, node.targets)) and self._constant(node.value)
         if isinstance(node, ast.AnnAssign) and node.value is not None:
             parts = (node.value, node.annotation)
             return isinstance(node.target, ast.Name) and all(self._constant(part) for part in parts)
-        return isinstance(node, ast.FunctionDef) and self._is_kernel(node)
+        if isinstance(node, (ast.Try, ast.If)):
+            return self._is_choice(node)
+        return isinstance(node, ast.FunctionDef) and (self._is_kernel(node) or self._is_of_constants(node))
+
+    def _is_choice(self, node: ast.Try | ast.If) -> bool:
+        """Whether names are imported from where this version of a library has them, or given to one of two constants.
+
+        A name that is used there keeps its meaning: none of the branches binds it.
+        """
+        used = {part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load)}
+        if _bound(node) & used:
+            return False
+        if isinstance(node, ast.If):
+            return self._constant(node.test) and all(map(self._binds, (*node.body, *node.orelse)))
+        kinds = [handler.type for handler in node.handlers]
+        caught = [one for kind in kinds for one in (kind.elts if isinstance(kind, ast.Tuple) else [kind])]
+        known = all(isinstance(one, ast.Name) and self._meaning(one) in _LACKS for one in caught)
+        plain = not node.orelse and not node.finalbody and all(handler.name is None for handler in node.handlers)
+        inside = (*node.body, *(part for handler in node.handlers for part in handler.body))
+        return known and plain and all(map(self._binds, inside))
+
+    def _binds(self, node: ast.stmt) -> bool:
+        """Whether a statement in a branch only imports or gives names to constants."""
+        kinds = (ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign, ast.If, ast.Try)
+        return isinstance(node, ast.Pass) or (isinstance(node, kinds) and self._harmless(node))
+
+    def _is_of_constants(self, node: ast.FunctionDef) -> bool:
+        """Whether a function that Triton calls while it compiles only computes with constants."""
+        if len(node.decorator_list) != 1 or self._meaning(node.decorator_list[0]) not in _AT_COMPILE_TIME:
+            return False
+        parameters = [part for part in ast.walk(node.args) if isinstance(part, ast.arg)]
+        outside = (*node.args.defaults, *node.args.kw_defaults, node.returns, *(one.annotation for one in parameters))
+        if not all(self._constant(part) for part in outside if part is not None):
+            return False
+        inner = _Kept()
+        inner._names, inner._imported, inner._pure = set(self._names), dict(self._imported), set(self._pure)
+        inner._give([one.arg for one in parameters])
+        return all(map(inner._computes, node.body))
+
+    def _computes(self, node: ast.stmt) -> bool:
+        """Whether a statement of a function gives a name to a constant, or returns one."""
+        if isinstance(node, ast.If):
+            return self._constant(node.test) and all(map(self._computes, (*node.body, *node.orelse)))
+        if isinstance(node, ast.Return):
+            return node.value is None or self._constant(node.value)
+        if isinstance(node, ast.Assign) and self._harmless(node):
+            self._bind(node)
+            return True
+        return _is_text(node)
 
     def _is_kernel(self, node: ast.FunctionDef) -> bool:
         defaults = [*node.args.defaults, *(part for part in node.args.kw_defaults if part is not None)]
@@ -189,10 +262,11 @@ class _Kept:
         if isinstance(node, ast.Name):
             return node.id in self._names or node.id in _PLAIN_CALLS
         if isinstance(node, ast.Attribute):
-            return not node.attr.startswith("_") and self._constant(node.value)
+            return (not node.attr.startswith("_") or node.attr == "__version__") and self._constant(node.value)
         if isinstance(node, ast.Call):
             called = self._meaning(node.func)
             allowed = called in _CALLS or called in _PLAIN_CALLS or called.startswith("math.")
+            allowed = allowed or (isinstance(node.func, ast.Name) and node.func.id in self._pure)
             plain = not any(isinstance(part, ast.Starred) for part in node.args) and not node.keywords
             return allowed and plain and all(self._constant(part) for part in (node.func, *node.args))
         if isinstance(node, (ast.UnaryOp, ast.BinOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.Tuple, ast.List)):
@@ -215,7 +289,7 @@ def _known(module: str) -> bool:
 
 def _is_jit(decorator: ast.expr) -> bool:
     if isinstance(decorator, ast.Call):
-        given = [part.value for part in decorator.keywords]
+        given = [part.value for part in decorator.keywords if part.arg not in _OF_LAUNCHES]
         flat = [inner for value in given for inner in (value.elts if isinstance(value, ast.List) else [value])]
         return not decorator.args and all(isinstance(part, ast.Constant) for part in flat) and _is_jit(decorator.func)
     return ast.unparse(decorator) in ("triton.jit", "jit")
@@ -223,10 +297,19 @@ def _is_jit(decorator: ast.expr) -> bool:
 
 def _blanked(source: str, nodes: list[ast.stmt], trusted_lines: int) -> str:
     """The source with its first lines and those of these statements only; kernels keep what makes them kernels."""
-    kept = set(range(1, trusted_lines + 1))
+    lines = source.split("\n")
+    kept = dict(enumerate(lines[:trusted_lines], start=1))
     for node in nodes:
-        kept.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        kept |= {number: lines[number - 1] for number in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
         for decorator in _decorators(node):
-            if _is_jit(decorator):
-                kept.update(range(decorator.lineno, (decorator.end_lineno or decorator.lineno) + 1))
-    return "\n".join(line if number in kept else "" for number, line in enumerate(source.split("\n"), start=1)) + "\n"
+            if _is_jit(decorator) or len(_decorators(node)) == 1:
+                kept[decorator.lineno] = f"@{ast.unparse(_without_functions(decorator))}"
+    return "\n".join(kept.get(number, "") for number in range(1, len(lines) + 1)) + "\n"
+
+
+def _without_functions(decorator: ast.expr) -> ast.expr:
+    """A decorator that makes a kernel, without what names its launches."""
+    if not isinstance(decorator, ast.Call):
+        return decorator
+    keywords = [part for part in decorator.keywords if part.arg not in _OF_LAUNCHES]
+    return ast.Call(decorator.func, decorator.args, keywords)

@@ -58,6 +58,19 @@ def test_a_forward_that_the_candidate_changed_is_not_taken_over() -> None:
         "# a lone return: \ropen('x')\nX = 1",
         "X = torch.__class__",
         "from triton import __builtins__ as X",
+        "try:\n    import torch as math\nexcept ImportError:\n    X = math.load('evil')",
+        "import torch as m\nif hasattr(m, 'a'):\n    import math as m\nelse:\n    X = m.load('evil')",
+        "if hasattr(open('x'), 'y'):\n    X = 1",
+        "try:\n    import os\nexcept ImportError:\n    pass",
+        "try:\n    import math\nexcept open('x'):\n    pass",
+        "ImportError = torch.load\ntry:\n    import math\nexcept ImportError('evil'):\n    pass",
+        "@triton.constexpr_function\ndef f(a):\n    return open('x')",
+        "@triton.constexpr_function\ndef f(math):\n    return math.load('evil')",
+        "@triton.constexpr_function\ndef f(a):\n    math = torch\n    return math.load('evil')",
+        "@triton.constexpr_function\ndef f(a=open('x')):\n    return a",
+        "@triton.constexpr_function\ndef f(a):\n    for evil in a:\n        pass\n    return a",
+        "constexpr_function = torch.load\n@constexpr_function\ndef f(a):\n    return 'evil'",
+        "@triton.jit(launch_metadata=open('x'), repr=open)\ndef k(a):\n    return a",
     ],
 )
 def test_nothing_that_runs_is_left(text: str) -> None:
@@ -80,11 +93,38 @@ def test_a_backward_section_that_rebinds_what_the_forward_uses_takes_no_forward_
         "@triton.jit(do_not_specialize=['n'])\ndef k(a, n):\n    return a",
         "@triton.autotune([triton.Config({})], key=[])\n@triton.jit\ndef k(a):\n    return a",
         "LOG2E: tl.constexpr = tl.constexpr(1 / math.log(2))\n\n\n@triton.jit\ndef k(a):\n    return a * LOG2E",
+        "def said(*a): return {}\n\n\n@triton.jit(\n    launch_metadata=said, repr=said\n)\ndef k(a):\n    return a",
     ],
-    ids=["annotated", "options", "autotuned", "constant"],
+    ids=["annotated", "options", "autotuned", "constant", "told to profilers"],
 )
 def test_what_honest_kernels_look_like_is_left(text: str) -> None:
     left = kernels_alone(with_backward(f"import math\n\n{text}"), SOURCE)
     assert "def k(" in left.text
     assert "autotune" not in left.text, "launches are recorded with the configuration that was chosen"
     assert left.text.count("LOG2E") == text.count("LOG2E")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "try:\n    from triton.language.extra.libdevice import f\nexcept (ImportError, ModuleNotFoundError):\n"
+        "    from triton.language.math import f",
+        "if hasattr(tl, 'exp2') and triton.__version__ > '3':\n    f = tl.constexpr(1)\nelse:\n    f = tl.constexpr(2)",
+        "@triton.constexpr_function\ndef f(a, b: int = 2):\n    'Larger.'\n    c = a + b\n    if c > 3:\n"
+        "        return max(a, b)\n    return c",
+        "f, F = tl.constexpr(torch.finfo(torch.float16).max), 2",
+    ],
+    ids=["by version", "chosen", "at compile time", "two at once"],
+)
+def test_what_kernels_use_is_left(text: str) -> None:
+    # Without it a kernel cannot be compiled where no code of the candidate runs, and an honest file is refused.
+    left = kernels_alone(with_backward(f"{text}\n\n\n@triton.jit\ndef k(a):\n    return f"), SOURCE)
+    assert text in left.text
+
+
+def test_what_a_function_of_constants_uses_gets_no_other_meaning_later() -> None:
+    # It runs when a kernel is compiled, with what its names mean by then.
+    text = "import math\n@triton.constexpr_function\ndef f(a):\n    return math.load(a)\n\n\nimport torch as math"
+    left = kernels_alone(with_backward(text), SOURCE).text
+    assert "return math.load(a)" in left
+    assert "torch as math" not in left
