@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.utils._pytree import tree_leaves
 
 from kernel_agent.jit.errors import CannotTrain
@@ -51,16 +53,42 @@ def check_signature(stub: Callable[..., Any]) -> None:
             )
 
 
+def bound(
+    signature: inspect.Signature, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> inspect.BoundArguments:
+    """The arguments of a call, defaults among them. Raises `TypeError` in the words of a call of the stub."""
+    try:
+        found = signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"{name}() {error}") from None
+    found.apply_defaults()
+    return found
+
+
 def check_arguments(stub: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-    """Raise `CannotTrain` for tensors inside of tuples, lists or dicts that require gradients."""
+    """Raise `CannotTrain` for tensors inside of tuples, lists or dicts that require gradients, and for tensors that no
+    kernel has gradients of."""
     for name, value in arguments.items():
-        if not isinstance(value, Tensor) and any(
-            isinstance(leaf, Tensor) and leaf.requires_grad for leaf in tree_leaves(value)
-        ):
+        if isinstance(value, Tensor):
+            _check_tensor(stub, name, value)
+        elif any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in tree_leaves(value)):
             raise CannotTrain(
                 f"`{name}` of `{stub.__name__}` is a {type(value).__name__} of tensors that require gradients",
                 remedy="Pass each tensor as an argument of its own.",
             )
+
+
+def _check_tensor(stub: Callable[..., Any], name: str, value: Tensor) -> None:
+    """Raise `CannotTrain` for a tensor that Triton has no pointer to."""
+    what, remedy = "", ""
+    if is_functorch_wrapped_tensor(value):
+        what, remedy = "is a tensor of torch.func or torch.vmap", "Take gradients by backward() or torch.autograd.grad."
+    elif value.layout is not torch.strided:
+        what, remedy = f"is a tensor of layout {value.layout}", "Pass it dense, by to_dense()."
+    elif value.is_complex():
+        what, remedy = "is a complex tensor, which no kernel takes", "Pass it by torch.view_as_real."
+    if what:
+        raise CannotTrain(f"`{name}` of `{stub.__name__}` {what}", remedy=remedy)
 
 
 def _part(value: Any) -> str:

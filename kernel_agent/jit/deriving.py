@@ -14,7 +14,7 @@ from kernel_agent.compiler.derive import derive, drafts
 from kernel_agent.compiler.derived import Derived
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.deliver.package import render_operator
-from kernel_agent.errors import InputError
+from kernel_agent.errors import InputError, KernelAgentError
 from kernel_agent.gate.cases import forward_findings
 from kernel_agent.gate.options import GateOptions
 from kernel_agent.jit.callform import CallForm
@@ -74,14 +74,15 @@ class Wanted:
 def derived_for(wanted: Wanted, sandbox: Sandbox, progress: Progress) -> Derived:
     """A proven pair, as an operator file that names its ways. Raises `CannotTrain` where none can be had."""
     start = time.perf_counter()
-    refused: list[str] = []
+    refused: list[KernelAgentError] = []
     for spec, truths in _small_calls(wanted, sandbox, refused):
         progress(f"deriving a backward of {wanted.sliced.stub}")
         try:
             if wanted.way is not None and wanted.way not in _ways(
                 spec, drafts(spec, sandbox, typical=False)[0][0].pair, sandbox
             ):
-                refused.append(f"{spec.sweep[0].label} takes another way through the stub than the call")
+                label = spec.sweep[0].label
+                refused.append(CannotTrain(f"{label} takes another way through the stub than the call"))
                 continue
             derived = _judged(wanted, spec, truths, sandbox)
         except CannotDerive as error:
@@ -90,7 +91,10 @@ def derived_for(wanted: Wanted, sandbox: Sandbox, progress: Progress) -> Derived
         text = text.rstrip("\n") + f"\n\n{PROVEN_WAYS} = {_ways(spec, text, sandbox)!r}\n"
         seconds = time.perf_counter() - start
         return replace(derived, draft=replace(derived.draft, pair=text), seconds=seconds)
-    listed = "; ".join(dict.fromkeys(refused))
+    messages = list(dict.fromkeys(error.message for error in refused))
+    if len(messages) == 1 and isinstance(refused[0], InputError) and not isinstance(refused[0], CannotTrain):
+        raise told(wanted, refused[0]) from refused[0]  # sizes are not what is wrong
+    listed = "; ".join(messages)
     raise CannotTrain(
         f"no small call like this one of `{wanted.sliced.stub}` can be made to prove a backward with: {listed}",
         remedy="Call it at a small size first, or write SWEEP and make_args beside it and run kernel-agent derive.",
@@ -109,7 +113,9 @@ def _judged(wanted: Wanted, spec: KernelSpec, truths: Truths, sandbox: Sandbox) 
         return derive(spec, sandbox, schedules=wanted.schedules, options=options, truths=truths, typical=False)
 
 
-def _small_calls(wanted: Wanted, sandbox: Sandbox, refused: list[str]) -> Iterator[tuple[KernelSpec, Truths]]:
+def _small_calls(
+    wanted: Wanted, sandbox: Sandbox, refused: list[KernelAgentError]
+) -> Iterator[tuple[KernelSpec, Truths]]:
     """Specs of the stub at stand-ins that it accepts and computes soundly, the smallest first; what it refuses is
     noted."""
     seen: set[str] = set()
@@ -124,11 +130,11 @@ def _small_calls(wanted: Wanted, sandbox: Sandbox, refused: list[str]) -> Iterat
             truths = Truths(spec, sandbox)
             findings = forward_findings(truths, PROOF)
         except (InputError, TruthError) as error:
-            refused.append(error.message)
+            refused.append(error)
             LOG.debug("stand-ins %s: %s", shrinking, error)
             continue
         if findings:
-            refused.append(findings[0])
+            refused.append(CannotTrain(findings[0]))
             continue
         yield spec, truths
 
@@ -139,7 +145,7 @@ def _ways(spec: KernelSpec, pair: str, sandbox: Sandbox) -> tuple[Way, ...]:
     return tuple(dict.fromkeys(tuple(message.record["way"]) for message in messages))
 
 
-def told(wanted: Wanted, error: CannotDerive) -> CannotTrain:
+def told(wanted: Wanted, error: InputError) -> CannotTrain:
     """Why nothing was derived, with the lines of the user's own files."""
     stands = [int(line) for line in _LINE.findall(error.message)]
     first = error.line or next(iter(stands), None)

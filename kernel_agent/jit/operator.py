@@ -24,7 +24,7 @@ from kernel_agent.errors import EnvironmentProblem
 from kernel_agent.gate.verdict import Verdict
 from kernel_agent.ir import ExecOptions, execute
 from kernel_agent.ir.capture.capture import SCENE
-from kernel_agent.jit.callform import CallForm, call_form, check_arguments, check_signature, wanted_gradients
+from kernel_agent.jit.callform import CallForm, bound, call_form, check_arguments, check_signature, wanted_gradients
 from kernel_agent.jit.conditions import Objection
 from kernel_agent.jit.deriving import PROOF, Progress, Wanted, derived_for, told
 from kernel_agent.jit.errors import CannotTrain
@@ -106,16 +106,15 @@ class Differentiable:
         """As the stub. Raises `CannotTrain`, and whatever the stub raises."""
         if SCENE.actor is not None:  # gradients, outputs, sanitize, cost and the gate speak of the stub itself
             return self._stub(*args, **kwargs)
-        bound = self._signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        arguments = bound.arguments
+        given = bound(self._signature, self._stub.__name__, args, kwargs)
+        arguments = given.arguments
         exact = self._executes(arguments)
         grads = wanted_gradients(arguments, self._allowed()) if torch.is_grad_enabled() else ()
         if not grads:
             check = torch.is_grad_enabled()
             if check:
                 check_arguments(self._stub, arguments)
-            return self._exactly(bound) if exact else self._stub(*args, **kwargs)
+            return self._exactly(given) if exact else self._stub(*args, **kwargs)
         check_arguments(self._stub, arguments)
         form = call_form(arguments, grads)
         place = self._traceable(form.parts, form.grads) if torch.compiler.is_compiling() else -1
@@ -200,9 +199,9 @@ class Differentiable:
     @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
     def _traceable(self, parts: tuple[tuple[str, str], ...], grads: tuple[str, ...]) -> int:
         """Place among the operators that `torch.compile` can trace of that for a form; -1 where nothing was derived
-        for it yet, which cannot be done while tracing."""
+        for it yet, which cannot be done while tracing, or where results have names, which the operator drops."""
         known = self._variants.get((CallForm(parts, grads), False))
-        if not known:
+        if not known or known[-1].named is not None:
             return -1
         if known[-1].traceable not in self._operators:
             self._operators.append(known[-1].traceable)

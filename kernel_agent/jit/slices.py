@@ -110,8 +110,9 @@ class _Slicer:
         """The slice of a stub."""
         plain = inspect.unwrap(function)
         if not isinstance(plain, types.FunctionType) or plain.__name__ == "<lambda>":
+            kind = "lambda" if getattr(plain, "__name__", "") == "<lambda>" else type(plain).__name__
             raise CannotTrain(
-                f"a stub is a plain function, and this is a {type(plain).__name__}",
+                f"a stub is a plain function, and this is a {kind}",
                 remedy="Give the function, defined with `def`, that launches the kernels.",
             )
         self.bound[plain.__name__] = plain
@@ -150,6 +151,24 @@ class _Slicer:
         if name != function.__name__:
             self.pieces.append(Piece(f"{name} = {function.__name__}", "", 0))
 
+    def _class(self, value: type, name: str, file: str) -> None:
+        """The source of a class of the user's, such as a named tuple of results, after what it needs."""
+        try:
+            lines, first = inspect.getsourcelines(value)
+            text = textwrap.dedent("".join(lines))
+            ast.parse(text)
+        except (OSError, TypeError, SyntaxError) as error:
+            raise CannotTrain(
+                f"the source of the class `{name}` cannot be read",
+                remedy="Define it in a file by a `class` statement, or pass the stub what it takes of it.",
+                path=Path(file),
+            ) from error
+        home = sys.modules[value.__module__]
+        self._needs(text, vars(home), inspect.getfile(value), own=value.__name__)
+        self.pieces.append(Piece(text, inspect.getfile(value), first))
+        if name != value.__name__:
+            self.pieces.append(Piece(f"{name} = {value.__name__}", "", 0))
+
     def _needs(self, text: str, scope: Mapping[str, Any], file: str, own: str = "") -> None:
         """Everything that a piece of source refers to."""
         for name in free_names(text):
@@ -177,6 +196,8 @@ class _Slicer:
                 self._function(kernel, name)
         elif isinstance(value, types.FunctionType) and not installed(value.__module__) and value.__name__ != "<lambda>":
             self._function(value, name)
+        elif isinstance(value, type) and not installed(value.__module__) and _is_users(value):
+            self._class(value, name, file)
         elif (text := literal(value)) is not None:
             self.watched.append((scope, name, value))
             self._statement(name, value, scope, file, text)
@@ -233,6 +254,12 @@ def _kernel(value: Any) -> Any:
     """The Python function of a kernel, seen through tuners; None for what is none."""
     value = _innermost(value)
     return value.fn if isinstance(value, (JITFunction, InterpretedFunction)) else None
+
+
+def _is_users(value: type) -> bool:
+    """Whether a class is defined in a file that is not installed."""
+    module = sys.modules.get(value.__module__)
+    return module is not None and getattr(module, "__file__", None) is not None and not _in_site_packages(module)
 
 
 def _wrappers(value: Any) -> int:

@@ -49,6 +49,8 @@ class Variant:
         self.proven = frozenset(tuple(way) for way in getattr(self.module, PROVEN_WAYS))
         self._traced = frozenset(tests_of(way) for way in self.proven)
         self.mutates = "increment_version(" in derived.draft.pair
+        self.named: Callable[..., Any] | None = None
+        """Makes the named tuple that the stub returns of its fields, which autograd hands out as a plain one."""
         self._forward: Callable[..., Any] = getattr(self.module, "forward")  # noqa: B009
         self._backward: Callable[..., Any] = getattr(self.module, "backward")  # noqa: B009
         self._conditions = conditions_of(self.module, derived.draft.pair)
@@ -69,7 +71,7 @@ class Variant:
             if isinstance(output, Tensor) and output.grad_fn is not None:
                 output.grad_fn.register_hook(_once)
                 break
-        return outputs
+        return outputs if self.named is None else self.named(*outputs)
 
     def _asked(self, *values: Any, **named: Any) -> tuple[Any, tuple[Any, ...]]:
         """The forward, and what the backward asks of it."""
@@ -90,6 +92,8 @@ class Variant:
         objected = self._conditions(saved)
         if objected is not None:
             raise NotThisPair(objected.why, objected.words, way, mutates=self.mutates)
+        if isinstance(outputs, tuple) and hasattr(outputs, "_fields"):
+            self.named = type(outputs)
         return outputs, saved
 
     def _back_exactly(self, saved: tuple[Any, ...], *grads: Any, **options: Any) -> Any:

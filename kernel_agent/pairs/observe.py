@@ -306,6 +306,13 @@ def _outputs(facts: FileFacts, values: tuple[Any, ...]) -> tuple[ArgumentFacts, 
                 path=facts.path,
                 line=facts.stub_line,
             )
+    if all(value is None for value in values):
+        raise InputError(
+            f"`{facts.stub}` returns nothing",
+            remedy="Return the tensors that its kernels write: `return y`.",
+            path=facts.path,
+            line=facts.stub_line,
+        )
     names = output_names(facts, len(values))
     outputs = tuple(
         describe_value(

@@ -178,6 +178,54 @@ def test_what_cannot_be_derived_is_refused_with_the_line_of_the_users_file(kept,
     assert str(again.value) == str(caught.value)
 
 
+def test_results_keep_the_names_of_their_tuple(kept):
+    # The class is the user's own, and autograd hands out a plain tuple.
+    x = leaf(40)
+    found = Differentiable(trainable.powers, kept=kept)(x)
+    assert found._fields == ("square", "cube")
+    (grad,) = torch.autograd.grad(found.square.sum() + found.cube.sum(), x)
+    torch.testing.assert_close(grad, 2 * x + 3 * x * x)
+
+
+@pytest.mark.parametrize(
+    ("stub", "message", "remedy"),
+    [
+        (trainable.forgetful, "`forgetful` returns nothing", "return y"),
+        (trainable.detached, r"given `x.detach\(\)`, which is detached", "Leave .detach() out"),
+    ],
+)
+def test_what_is_wrong_at_every_size_is_told_with_its_own_remedy(kept, stub, message, remedy):
+    # No smaller call would help, which is what calls that cannot be made small are told.
+    with pytest.raises(CannotTrain, match=message) as caught:
+        Differentiable(stub, kept=kept)(leaf(40))
+    assert remedy in caught.value.remedy
+    assert caught.value.path == Path(trainable.__file__)
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        (torch.ones(4, dtype=torch.complex64, requires_grad=True), "is a complex tensor"),
+        (torch.eye(4).to_sparse().requires_grad_(), "is a tensor of layout torch.sparse_coo"),
+    ],
+)
+def test_tensors_that_no_kernel_takes_are_refused_before_anything_is_derived(monkeypatch, argument, message):
+    no_children(monkeypatch)
+    with pytest.raises(CannotTrain, match=f"`x` of `scaled` {message}"):
+        differentiable(trainable.scaled)(argument)
+
+
+def test_transforms_of_torch_func_are_refused(monkeypatch):
+    no_children(monkeypatch)
+    with pytest.raises(CannotTrain, match=r"torch\.func or torch\.vmap"):
+        torch.func.grad(lambda x: differentiable(trainable.scaled)(x).sum())(torch.ones(3, 4))
+
+
+def test_arguments_that_do_not_fit_are_told_with_the_name_of_the_stub():
+    with pytest.raises(TypeError, match=r"scaled\(\) missing a required argument: 'x'"):
+        differentiable(trainable.scaled)()
+
+
 def test_the_decorator_trains_as_the_function_does(kept, scaled, monkeypatch):
     gradients(scaled, leaf(5, 24), leaf(24))
     no_children(monkeypatch)

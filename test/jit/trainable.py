@@ -1,5 +1,7 @@
 """Stubs as a user's package has them: kernels in one module, what they need in another, no SWEEP anywhere."""
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -97,4 +99,27 @@ def picked(x, index):
     x = x.contiguous()
     y = torch.empty((index.numel(), x.shape[1]), dtype=x.dtype, device=x.device)
     picked_kernel[(index.numel(),)](x, index, y, x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]))
+    return y
+
+
+class Powers(NamedTuple):
+    square: torch.Tensor
+    cube: torch.Tensor
+
+
+def powers(x):
+    square, cube = torch.empty_like(x), torch.empty_like(x)
+    square_kernel[(triton.cdiv(x.numel(), 32),)](x, square, x.numel(), BLOCK=32)
+    cube_kernel[(triton.cdiv(x.numel(), 32),)](x, cube, x.numel(), BLOCK=32)
+    return Powers(square, cube)
+
+
+def forgetful(x):
+    y = torch.empty_like(x)
+    square_kernel[(triton.cdiv(x.numel(), 32),)](x, y, x.numel(), BLOCK=32)
+
+
+def detached(x):
+    y = torch.empty_like(x)
+    square_kernel[(triton.cdiv(x.numel(), 32),)](x.detach(), y, x.numel(), BLOCK=32)
     return y

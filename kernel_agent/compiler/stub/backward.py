@@ -215,6 +215,7 @@ class BackwardWriter:
         if not read:
             return
         self._refuse_aliases(launched, read)
+        self._refuse_detached(launched, read)
         stored = launched.accesses.written & tensors.keys()
         lost = frozenset(name for name in stored if self.flow.written_after(launched.place, tensors[name]))
         plan = self.planner(seen, read, frozenset(cotangents), lost)
@@ -258,6 +259,19 @@ class BackwardWriter:
                         remedy="Pass a tensor that is read and overwritten as one argument, or write to another one.",
                         line=launched.seen.site.line,
                     )
+
+    def _refuse_detached(self, launched: Launched, read: frozenset[str]) -> None:
+        """Raise `CannotDerive` where a launch reads what was detached: the kernel reads the memory all the same, so its
+        gradient is not zero, and torch functions between it and the input have none."""
+        for name in sorted(read):
+            tensor = launched.seen.tensors[name]
+            if any(event.name == "detach" for event in self.flow.chain(tensor)):
+                raise CannotDerive(
+                    f"the launch of `{launched.seen.name}` is given `{ast.unparse(launched.text.arguments[name])}`, "
+                    "which is detached, and its gradient is wanted",
+                    remedy="Leave .detach() out: autograd sees no launch, and the backward is derived.",
+                    line=launched.seen.site.line or None,
+                )
 
     def _refuse_overwritten(self, launched: Launched, plan: BackwardPlan) -> None:
         """Raise `CannotDerive` where the plan reads what a later launch or torch function changes."""

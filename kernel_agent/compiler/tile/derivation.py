@@ -19,6 +19,7 @@ from kernel_agent.errors import InputError
 from kernel_agent.ir.errors import IRError
 from kernel_agent.pairs.blame import essence
 
+_MEMORY = ("tl.load", "tl.store", "tl.atomic_", "tl.make_block_ptr", "tl.make_tensor_descriptor")
 Wanted = Sequence[int | str] | int | str | None
 """Parameters by position or name; None: all tiles and scalars of floats."""
 
@@ -32,7 +33,7 @@ def derived(function: Any, signature: Signature, wrt: Wanted, name: str) -> Adjo
     try:
         around = wrapped(function, signature, result_names(function))
     except IRError as error:
-        raise CannotDerive(essence(error.message), remedy=error.remedy) from error
+        raise _refused(function, error) from error
     sizes = sizes_of(around)
     found = []
     for numbers in (default_sizes(signature), other_sizes(signature)) if sizes else ({},):
@@ -45,6 +46,20 @@ def derived(function: Any, signature: Signature, wrt: Wanted, name: str) -> Adjo
             remedy="Write numbers for extents in shapes, and derive it once for each.",
         )
     return found[0]
+
+
+def _refused(function: Any, error: IRError) -> CannotDerive:
+    """Why Triton does not compile a function on tiles. One that loads was meant for pointers."""
+    called = {ast.unparse(node.func) for node in ast.walk(function.parse()) if isinstance(node, ast.Call)}
+    memory = sorted(name for name in called if name.startswith(_MEMORY))
+    if memory:
+        return CannotDerive(
+            f"`{function.fn.__name__}` calls {', '.join(f'`{name}`' for name in memory)}, and a tile function has no "
+            "pointers",
+            remedy="Load and store in the kernel that calls it; kernel-agent derive takes kernels with their launch.",
+        )
+    shapes = " Or correct `shapes`, which says what it is given."
+    return CannotDerive(essence(error.message), remedy=error.remedy + shapes)
 
 
 def chosen(function: Any, signature: Signature, wrt: Wanted) -> tuple[str, ...]:
@@ -69,7 +84,7 @@ def named(function: Any, wrt: Sequence[int | str] | int | str) -> list[str]:
     found = [own[item] if isinstance(item, int) and -len(own) <= item < len(own) else str(item) for item in listed]
     if not found or len(set(found)) < len(found) or not set(found) <= set(own):
         raise InputError(
-            f"wrt names {', '.join(found) or 'no parameter'} of {function.fn.__name__}",
+            f"wrt names {', '.join(f'`{name}`' for name in found) or 'no parameter'} of `{function.fn.__name__}`",
             remedy=f"Name some of {', '.join(own)}, each once.",
         )
     return found

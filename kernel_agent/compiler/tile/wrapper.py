@@ -106,7 +106,7 @@ def wrapped(function: Any, signature: Signature, names: Sequence[str] = (), *, l
     Wrapped(looking, signature, sizes, loads_scalars=loads_scalars).lower(sizes)
     if not noted or any(tile.element not in _KNOWN for tile in noted):
         raise InputError(
-            f"{function.fn.__name__} returns {', '.join(map(_told, noted)) or 'nothing'}",
+            f"`{function.fn.__name__}` returns {', '.join(map(_told, noted)) or 'nothing'}",
             remedy="A tile function returns tiles and scalars of numbers, one or several.",
         )
     taken = {parameter.name for parameter in function.params} | set(signature.symbols)
@@ -121,6 +121,8 @@ _KNOWN = frozenset(ELEMENTS.values())
 
 
 def _told(tile: Tile) -> str:
+    if tile.element == "constexpr_type[None]":
+        return "nothing"
     return str(tile) if tile.element in _KNOWN else f"a value of type {tile.element}"
 
 

@@ -136,9 +136,15 @@ def from_bits(x):
     return (x.to(tl.int32, bitcast=True) + 1).to(tl.float32, bitcast=True)
 
 
+@triton.jit
+def loading(x):
+    return tl.load(x + tl.arange(0, 16))
+
+
 @pytest.mark.parametrize(
     ("function", "shapes", "message"),
     [
+        (loading, "x=[16]", "calls `tl.load`, and a tile function has no pointers"),  # Triton speaks of dimensions
         (long_recurrence, "x=[16]", "a loop of 1000 trips"),
         (by_program, "x=[16]", "which program it runs in"),
         (from_bits, "x=[16]", "made of bits"),
@@ -159,11 +165,11 @@ def test_what_cannot_be_derived_is_refused_with_a_remedy(function, shapes: str, 
         (rmsnorm, {"shapes": "x=[8, 16], w=[16]"}, "says nothing of `eps`"),
         (rmsnorm, {"shapes": f"{SHAPES}, z=[3]"}, "extent 3"),
         (rmsnorm, {"shapes": f"{SHAPES}, z=[4]"}, "names `z`, which is no parameter"),
-        (rmsnorm, {"shapes": SHAPES, "wrt": ("x", "y")}, "wrt names x, y of rmsnorm"),
-        (rmsnorm, {"wrt": 3}, "wrt names 3 of rmsnorm"),
+        (rmsnorm, {"shapes": SHAPES, "wrt": ("x", "y")}, "wrt names `x`, `y` of `rmsnorm`"),
+        (rmsnorm, {"wrt": 3}, "wrt names `3` of `rmsnorm`"),
         (rmsnorm, {"shapes": "x=[8, 16], w=[16], eps=i32", "wrt": "eps"}, "`eps` of rmsnorm has no adjoint"),
         (rmsnorm, {"shapes": "x=[M, N] fp12, w=[N], eps=fp32"}, "no tile and no scalar"),
-        (nothing, {"shapes": "x=[8]"}, "returns"),
+        (nothing, {"shapes": "x=[8]"}, "`nothing` returns nothing"),
         (nothing, {}, "how many tiles nothing returns"),
         (rmsnorm, {"shapes": "x=[eps, N], w=[N], eps=fp32"}, "`eps` is an extent and a parameter"),
     ],
