@@ -19,6 +19,7 @@ from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.inplace import Apart, kept_apart, overwritten
 from kernel_agent.compiler.plan import BackwardPlan, Fact
 from kernel_agent.compiler.planning import LaunchPlans, Wanted, planned
+from kernel_agent.compiler.saved.joint import Joint
 from kernel_agent.compiler.schedule.calls import Calls, Entry
 from kernel_agent.compiler.schedule.erase import erasing
 from kernel_agent.compiler.schedule.schedules import SCHEDULES
@@ -160,11 +161,17 @@ def _way(followed: _Followed, apart: Apart, schedule: str) -> Way:
             launches = (call.launches[number] for call in one.calls)
             calls[id(seen)] = calls_of(launches, typical=followed.typical, entries=entries)
 
-    def planner(seen: LaunchSeen, read: frozenset[str], written: frozenset[str], lost: frozenset[str]) -> BackwardPlan:
+    def planner(
+        seen: LaunchSeen,
+        read: frozenset[str],
+        written: frozenset[str],
+        lost: frozenset[str],
+        joint: Joint | None,
+    ) -> BackwardPlan:
         kernel = one.programs[places[id(seen)]]
         if kernel.name not in adjoints:
             adjoints[kernel.name] = adjoint_text(kernel, len(seen.grid), read, written)
-        wanted = Wanted(kernel, len(seen.grid), calls[id(seen)], read, written, lost)
+        wanted = Wanted(kernel, len(seen.grid), calls[id(seen)], read, written, lost, joint)
         plan = planned(schedule, wanted, followed.plans)
         facts = apart.facts.get(places[id(seen)], ())
         return replace(plan, facts=(*plan.facts, *(Fact(text, "no trip reads what another stored") for text in facts)))

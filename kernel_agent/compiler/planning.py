@@ -12,6 +12,7 @@ from kernel_agent.compiler.reverse import Adjoint, differentiate
 from kernel_agent.compiler.reverse.checkpoints import checkpointed
 from kernel_agent.compiler.reverse.early import early
 from kernel_agent.compiler.reverse.undo import UNDONE, freed, undoable
+from kernel_agent.compiler.saved.joint import Joint
 from kernel_agent.compiler.saved.prepare import prepared
 from kernel_agent.compiler.schedule.calls import Calls
 from kernel_agent.compiler.schedule.forms import Launch
@@ -38,6 +39,8 @@ class Wanted:
     """Tensors whose cotangents are given."""
     lost: frozenset[str] = frozenset()
     """Tensors that something overwrites after the launch: what it stored to them cannot be read back."""
+    joint: Joint | None = None
+    """What later launches read no more of than its shift leaves."""
 
 
 def planned(schedule: str, wanted: Wanted, known: dict[Wanted, LaunchPlans] | None = None) -> BackwardPlan:
@@ -144,7 +147,8 @@ class LaunchPlans:
         shorter tapes; None where they cannot be had, or are the same."""
         found = shorter = None
         try:
-            saved = prepared(self.wanted.kernel, self.wanted.written, self.wanted.lost, self.wanted.calls)
+            wanted = self.wanted
+            saved = prepared(wanted.kernel, wanted.written, wanted.lost, wanted.calls, wanted.joint)
             found, undoes = self._differentiated(saved.kernel, self.wanted.calls), False
             if any(op.code is Code.FOR and undoable(op) for op in saved.kernel.ops) and early(found).tapes:
                 undone = self._differentiated(saved.kernel, self.wanted.calls, undoes=True)

@@ -150,7 +150,8 @@ class Degrees:
             guess = [None for _ in guess]
         for _ in range(3):
             for value in inside:
-                self._known.pop(value, None)
+                if value not in self._given:
+                    self._known.pop(value, None)
             self._known[block.arguments[0]] = STAYS
             self._known.update(zip(block.arguments[1:], guess, strict=True))
             found = [self[value] for value in block.yields]

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.saved.degree import is_guard
+from kernel_agent.compiler.saved.joint import Joint
 from kernel_agent.compiler.saved.lanes import Lanes
 from kernel_agent.compiler.saved.online import Chain, Turn, find_chains
 from kernel_agent.compiler.saved.outputs import Place, Saved, load_back, places
@@ -36,14 +37,14 @@ class Normaliser:
     """It is infinite where l is zero."""
 
 
-def use_gauge(kernel: Kernel, differentiated: frozenset[str] | None = None) -> Saved:
+def use_gauge(kernel: Kernel, differentiated: frozenset[str] | None = None, joint: Joint | None = None) -> Saved:
     """A kernel whose online softmaxes have one maximum each, as far as that is proved; remarks say where it is not. Of
     several in one loop one is turned after the other.
 
-    `differentiated`: arguments whose cotangents are not zero; None for all.
+    `differentiated`: arguments whose cotangents are not zero; None for all. `joint`: those that may follow it.
     """
     remarks: list[str] = []
-    chains = find_chains(kernel, differentiated, remarks)
+    chains = find_chains(kernel, differentiated, remarks, joint)
     if not chains:
         return Saved(kernel, frozenset(), tuple(remarks))
     lanes = Lanes(kernel)
@@ -56,7 +57,7 @@ def use_gauge(kernel: Kernel, differentiated: frozenset[str] | None = None) -> S
     except CannotDerive as reason:
         remarks.append(f"a running maximum keeps its place in the derivative: {reason}")
         return Saved(kernel, frozenset(), tuple(remarks))
-    others = use_gauge(found, differentiated)
+    others = use_gauge(found, differentiated, joint)
     read = frozenset(turned.read) | others.read
     return Saved(others.kernel, read, tuple(dict.fromkeys((*remarks, *turned.remarks, *others.remarks))))
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from kernel_agent.compiler.saved.arms import kept_arms
 from kernel_agent.compiler.saved.degree import STAYS, Degree, Degrees, Kind, gauge
+from kernel_agent.compiler.saved.joint import Joint, Ties
 from kernel_agent.compiler.saved.trip import NotOneError, Raise, Raised, Step, depends, raises, stepped
 from kernel_agent.compiler.ssa.code import EFFECTS, Code
 from kernel_agent.compiler.ssa.uses import captured, has_effects
@@ -84,11 +85,26 @@ class Chain:
         return Degrees(given, lambda value: bare(value) in masses, self.arms)
 
 
-def find_chains(kernel: Kernel, differentiated: frozenset[str] | None, remarks: list[str]) -> list[Chain]:
+def find_chains(
+    kernel: Kernel, differentiated: frozenset[str] | None, remarks: list[str], joint: Joint | None = None
+) -> list[Chain]:
     """The chains of a kernel for which the proof holds; remarks say of others why it does not.
 
     `differentiated`: arguments whose cotangents are not zero; None for all. Stores to others may depend on the maximum.
+    `joint`: arguments that may follow it.
     """
+    found = turned_alone(kernel, differentiated, remarks)
+    known = {bare(op.operands[1]) for op in kernel.ops if op.code is Code.KNOWN}  # found for a loop that has it already
+    chains = [chain for chain in found if chain.maximum not in known]
+    ties = Ties.of(kernel, joint)
+    return [chain for chain in chains if _proved(chain, differentiated, remarks, ties)]
+
+
+def turned_alone(
+    kernel: Kernel, differentiated: frozenset[str] | None = None, remarks: list[str] | None = None
+) -> list[Chain]:
+    """The chains of a kernel, as far as their loops say."""
+    remarks = [] if remarks is None else remarks
     found: list[Chain] = []
     arms = kept_arms(kernel)
 
@@ -108,9 +124,7 @@ def find_chains(kernel: Kernel, differentiated: frozenset[str] | None, remarks: 
                 found.append(chain)
 
     visit(kernel.body)
-    known = {bare(op.operands[1]) for op in kernel.ops if op.code is Code.KNOWN}  # found for a loop that has it already
-    chains = [chain for chain in found if chain.maximum not in known]
-    return [chain for chain in chains if _proved(chain, differentiated, remarks)]
+    return found
 
 
 def _turn(op: Op, differentiated: frozenset[str] | None, remarks: list[str]) -> Turn | None:
@@ -177,8 +191,8 @@ def _as_turn(op: Op, step: Step, place: int, found: Sequence[Raise], differentia
     return Turn(op, step, place, maxima, decays, frozenset(alphas), rates, frozenset(masses) if alone else frozenset())
 
 
-def examine(op: Op, degrees: Degrees, differentiated: frozenset[str] | None) -> None:
-    """Raise NotOneError unless all effects of an operation and of what is nested in it stay."""
+def examine(op: Op, degrees: Degrees, differentiated: frozenset[str] | None, ties: Ties | None = None) -> None:
+    """Raise NotOneError unless all effects of an operation and of what is nested in it stay, or are tied to others."""
     if op.code is Code.FOR:
         degrees.loop(op)
     if not has_effects(op):
@@ -186,6 +200,8 @@ def examine(op: Op, degrees: Degrees, differentiated: frozenset[str] | None) -> 
     if op.code in EFFECTS:
         base = op.attributes.get("base")
         if differentiated is not None and isinstance(base, Value) and base.name not in differentiated:
+            return
+        if ties is not None and ties.hold(op, degrees):
             return
         for value in op.operands:
             if not degrees.stays(value):
@@ -211,7 +227,7 @@ def _goes_on(chain: Chain, turn: Turn) -> bool:
     return True
 
 
-def _proved(chain: Chain, differentiated: frozenset[str] | None, remarks: list[str]) -> bool:
+def _proved(chain: Chain, differentiated: frozenset[str] | None, remarks: list[str], ties: Ties | None) -> bool:
     """Whether nothing that the rest of the block stores or yields depends on the maximum."""
     degrees = chain.degrees()
     loops = {turn.loop for turn in chain.turns}
@@ -220,7 +236,7 @@ def _proved(chain: Chain, differentiated: frozenset[str] | None, remarks: list[s
     try:
         for op in chain.block.ops:
             if op not in loops:
-                examine(op, degrees, differentiated)
+                examine(op, degrees, differentiated, ties)
         if not all(map(degrees.stays, chain.block.yields)):
             raise NotOneError("an outer loop carries on what changes when it shifts")
     except NotOneError as reason:

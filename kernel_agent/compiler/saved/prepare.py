@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kernel_agent.compiler.saved.gauge import use_gauge
+from kernel_agent.compiler.saved.joint import Joint
 from kernel_agent.compiler.saved.moments import use_moments
 from kernel_agent.compiler.saved.outputs import Saved, use_saved
 from kernel_agent.compiler.saved.pivots import use_pivots
@@ -18,20 +19,24 @@ from kernel_agent.compiler.ssa.value import Kernel
 
 
 def prepared(
-    kernel: Kernel, written: frozenset[str], lost: frozenset[str] = frozenset(), calls: Calls | None = None
+    kernel: Kernel,
+    written: frozenset[str],
+    lost: frozenset[str] = frozenset(),
+    calls: Calls | None = None,
+    joint: Joint | None = None,
 ) -> Saved:
     """A kernel with the same derivative that spares its backward work.
 
     `written`: arguments whose cotangents are given, as for `differentiate`. `lost`: arguments that are overwritten
-    after the forward, and not read for that. `calls`: launches that were seen. Reads of what the forward wrote are
-    right only if nobody else writes there before the backward.
+    after the forward, and not read for that. `calls`: launches that were seen. `joint`: results that may shift and
+    scale together. Reads of what the forward wrote are right only if nobody else writes there before the backward.
     """
     found = Saved(with_last_trips(without_prefetch(kernel)), frozenset())
     found = _after(found, use_moments(found.kernel), lost)
     found = _after(found, use_pivots(found.kernel), lost)
     found = _after(found, use_quotients(found.kernel, written), lost)
-    found = _after(found, use_gauge(found.kernel, written), lost)
-    found = _after(found, settle_maxima(found.kernel, written), lost)
+    found = _after(found, use_gauge(found.kernel, written, joint), lost)
+    found = _after(found, settle_maxima(found.kernel, written, joint), lost)
     found = _after(found, use_winners(found.kernel), lost)
     return _after(found, use_saved(found.kernel, lost, calls), lost)
 

@@ -8,9 +8,11 @@ and the backward needs neither x nor a second look for its maximum.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from kernel_agent.compiler.saved.degree import Degrees, gauge, is_guard
+from kernel_agent.compiler.saved.joint import Joint, Ties
 from kernel_agent.compiler.saved.lanes import conditions
 from kernel_agent.compiler.saved.online import examine
 from kernel_agent.compiler.saved.outputs import Place, Saved, load_back, places
@@ -33,29 +35,46 @@ class _Plan:
     """Sums that are 1 for these."""
 
 
-def settle_maxima(kernel: Kernel, differentiated: frozenset[str] | None = None) -> Saved:
+def settle_maxima(kernel: Kernel, differentiated: frozenset[str] | None = None, joint: Joint | None = None) -> Saved:
     """A kernel whose largest values have no derivative, as far as nothing depends on them.
 
-    `differentiated`: arguments whose cotangents are not zero; None for all.
+    `differentiated`: arguments whose cotangents are not zero; None for all. `joint`: those that may follow one.
     """
     plan = _Plan()
+    ties = Ties.of(kernel, joint)
     remarks: list[str] = []
     uses = Uses.of(kernel)
     stored = [place for place in places(kernel, []) if not place.lossy]
     for block, op, maximum in _candidates(kernel.body):
-        guards = {inner.result for inner in block.ops if inner.results and is_guard(inner, {maximum})}
-        degrees = Degrees(dict.fromkeys((maximum, *guards), gauge(maximum)))
-        if not _settled(block, op, degrees, differentiated):
+        degrees = _degrees(block, maximum)
+        if not _settled(block, op, degrees, differentiated, ties):
             continue
         plan.maxima.add(maximum)
         for place in stored:
-            if place.store in block.ops and _use_result(kernel, plan, uses, degrees, {maximum, *guards}, place):
+            if place.store in block.ops and _use_result(
+                kernel, plan, uses, degrees, {maximum, *_guards(block, maximum)}, place
+            ):
                 remarks.append(f"the exponentials of a softmax are read from {place.store.base.name}")
                 break
     if not plan.maxima:
         return Saved(kernel, frozenset())
     read = frozenset(place.store.base.name for place in plan.numbers.values())
     return Saved(_Settled(kernel, plan).copy(), read, tuple(remarks))
+
+
+def maxima(kernel: Kernel) -> Iterator[Degrees]:
+    """How values answer to each of the largest values of a kernel, of what runs after it in the kernel's own block."""
+    for block, op, maximum in _candidates(kernel.body):
+        if block is kernel.body and op.code is Code.REDUCE_MAX:
+            yield _degrees(block, maximum)
+
+
+def _degrees(block: Block, maximum: Value) -> Degrees:
+    return Degrees(dict.fromkeys((maximum, *_guards(block, maximum)), gauge(maximum)))
+
+
+def _guards(block: Block, maximum: Value) -> set[Value]:
+    return {inner.result for inner in block.ops if inner.results and is_guard(inner, {maximum})}
 
 
 def _candidates(block: Block) -> list[tuple[Block, Op, Value]]:
@@ -80,11 +99,11 @@ def _candidates(block: Block) -> list[tuple[Block, Op, Value]]:
     return found
 
 
-def _settled(block: Block, op: Op, degrees: Degrees, differentiated: frozenset[str] | None) -> bool:
+def _settled(block: Block, op: Op, degrees: Degrees, differentiated: frozenset[str] | None, ties: Ties | None) -> bool:
     """Whether what a block stores and yields after `op` stays when its result shifts."""
     try:
         for later in block.ops[block.ops.index(op) + 1 :]:
-            examine(later, degrees, differentiated)
+            examine(later, degrees, differentiated, ties)
     except NotOneError:
         return False
     return all(map(degrees.stays, block.yields))

@@ -11,6 +11,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.plan import BackwardPlan
+from kernel_agent.compiler.saved.joint import Joint
 from kernel_agent.compiler.ssa.value import Kernel
 from kernel_agent.compiler.stub.accesses import Accesses
 from kernel_agent.compiler.stub.body import Body
@@ -26,6 +27,7 @@ from kernel_agent.compiler.stub.flow import (
     tensors_in,
 )
 from kernel_agent.compiler.stub.held import onto_held
+from kernel_agent.compiler.stub.joints import joints
 from kernel_agent.compiler.stub.lines import Line
 from kernel_agent.compiler.stub.names import Names
 from kernel_agent.compiler.stub.needs import only_if
@@ -36,8 +38,9 @@ from kernel_agent.compiler.stub.tiles import axes_of_tiles, tiles_of_axes, tiles
 from kernel_agent.compiler.stub.trace import LaunchSeen, TorchSeen, Trace
 from kernel_agent.compiler.stub.wording import Launched, Wording
 
-Planner = Callable[[LaunchSeen, frozenset[str], frozenset[str], frozenset[str]], BackwardPlan]
-"""The plan of a launch, given which tensors want gradients, which have cotangents, and which are overwritten later."""
+Planner = Callable[[LaunchSeen, frozenset[str], frozenset[str], frozenset[str], Joint | None], BackwardPlan]
+"""The plan of a launch, given which tensors want gradients, which have cotangents, which are overwritten later,
+and which may shift and scale together."""
 Eraser = Callable[[LaunchSeen, str, bool], BackwardPlan]
 """What a launch leaves of the cotangent of an argument; see `erasing`."""
 
@@ -110,6 +113,8 @@ class BackwardWriter:
         self.cotangents = Cotangents(self.flow, self.references, self.body)
         self.before: dict[int, frozenset[int]] = {}
         """Memory that depends on differentiable inputs before each launch."""
+        self.joints: dict[int, Joint] = {}
+        """See `joints`."""
         self.kernels: list[Kernel] = []
         self.launched: list[Launched] = []
         self.plans: list[BackwardPlan] = []
@@ -119,6 +124,7 @@ class BackwardWriter:
         """The backward. `outputs`: name of the cotangent, and the output where it has one. Raises `CannotDerive`."""
         self._propagate()
         several = sum(tensor is not None for _, tensor in outputs) > 1
+        self.joints = joints(self.launches, self.flow, [tensor for _, tensor in outputs if tensor is not None])
         for name, output in outputs:
             if output is not None and storage_of(output) in self.flow.active:
                 if several:
@@ -218,7 +224,7 @@ class BackwardWriter:
         self._refuse_detached(launched, read)
         stored = launched.accesses.written & tensors.keys()
         lost = frozenset(name for name in stored if self.flow.written_after(launched.place, tensors[name]))
-        plan = self.planner(seen, read, frozenset(cotangents), lost)
+        plan = self.planner(seen, read, frozenset(cotangents), lost, self.joints.get(launched.place))
         self.plans.append(plan)
         self._write(launched, plan, cotangents)
 
