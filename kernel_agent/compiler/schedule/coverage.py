@@ -163,6 +163,7 @@ class Counter:
             return None
         self.digits, self.limited = [], limits
         rest = {atom: self.extent(site, atom) for atom in domain(self.forms, site) - self.apart}
+        self.split_runs(site, limits, rest)
         self.split(site, limits, rest)
         count = ONE
         if within is not None:
@@ -311,6 +312,41 @@ class Counter:
                 atom, size = quotient_of(whole, divisor), count
                 rest[atom] = size
                 whole = Form.of({atom: ONE})
+
+    def split_runs(self, site: Site, limits: Sequence[Bound], rest: dict[Atom, Polynomial | None]) -> None:
+        """Put the digits of the number that a program and the trip of a loop make, where programs have runs of so many
+        each, for these: `(chunk * each + trip) // across` and the remainder."""
+        forms = (self.forms.of(site.op.offset), *(bound.form for bound in limits))
+        digits = {atom for form in forms for atom, _ in form.terms if atom.kind is Kind.REMAINDER}
+        for loop in site.loops:
+            run = self.forms.of(loop.blocks[0].arguments[0])
+            radix = {atom.divisor for atom in digits if atom.whole == run}
+            ends = self._ends_of(loop, run)
+            if len(radix) != 1 or not ends or not all(atom in rest for atom, _ in run.terms):
+                continue
+            (divisor,), below = radix, ends[0]
+            if divisor is None or not self.dense(site, Bound(run, below), rest):
+                continue
+            count = ceiling(below, divisor)
+            self.claims += [Claim(number, ZERO) for _, number in run.terms if not number.surely(0)]
+            self.claims += [Claim(other, below) for other in ends[1:]]
+            self.claims.append(Claim(below, count * divisor))
+            for atom, _ in run.terms:
+                del rest[atom]
+            rest[remainder_of(run, divisor)] = divisor
+            rest[quotient_of(run, divisor)] = count
+
+    def _ends_of(self, loop: Op, run: Form) -> list[Polynomial]:
+        """What an index, of several terms, is less than in all trips of a loop, the shortest first, where else only the
+        length of a run ends it; none where more does."""
+        if loop.code is not Code.FOR or len(run.terms) < 2 or run.base.terms:
+            return []
+        left = loop_forms(self.forms, loop)
+        own = [form for form in left if form.terms == run.terms]
+        lengths = [form for form in left if {atom for atom, _ in form.terms} == {self.forms.trip(loop)}]
+        ends = {-form.base for form in own}
+        known = len(own) + len(lengths) == len(left) and len(lengths) == 1
+        return sorted(ends, key=lambda end: (len(end.text()), end.text())) if known else []
 
     def dense(self, site: Site, bound: Bound, extents: dict[Atom, Polynomial | None]) -> bool:
         """Whether the bounded sum takes every value from 0 up to its bound: a mixed-radix number without gaps."""

@@ -166,7 +166,7 @@ class Forms:
             return None
         if whole.invariant is not None and other.invariant is not None:
             return Form(base=_computed(op.code, whole.base, other.base))
-        if op.code not in _SIGNS or other.invariant is None or not whole.not_negative:
+        if op.code not in _SIGNS or other.invariant is None or not self._not_negative(whole):
             return None
         divisor = other.base
         exact = whole.over(divisor)
@@ -174,6 +174,22 @@ class Forms:
             return exact if op.code is Code.FLOORDIV else Form()
         make = remainder_of if op.code is Code.REM else quotient_of
         return Form.of({make(whole, divisor): ONE})
+
+    def _not_negative(self, form: Form) -> bool:
+        """Proved of a value wherever it is computed: within a loop from `part * each` to no more than `(part + 1) *
+        each` there is a trip, so `each` is at least 1."""
+        ran = [length for atom, _ in form.terms for length in self._lengths(atom)]
+        known = all(atom.kind is not Kind.OPAQUE and (c.surely(0) or c in ran) for atom, c in form.terms)
+        return known and form.base.surely(0)
+
+    def _lengths(self, atom: Atom) -> list[Polynomial]:
+        """Numbers that are at least 1 in every trip of a loop, since the index has not reached its end."""
+        loop = self.loops.get(atom.number) if atom.kind is Kind.TRIP else None
+        if loop is None or loop.code is not Code.FOR:
+            return []
+        index = self.of(loop.blocks[0].arguments[0])
+        left = [index - self.of(end) for end in sides(self, loop.operands[1], Code.MIN)]
+        return [-form.base for form in left if form.rises and {other for other, _ in form.terms} <= {atom}]
 
     def _reshaped(self, op: Op) -> Form | None:
         """Of operations that only move lanes."""
@@ -246,6 +262,14 @@ class Forms:
             elif inner.code is Code.PROGRAM_ID:
                 found.add(self.program(inner.attributes["axis"]))
         return frozenset(atom for atom in found if atom.kind is not Kind.LANE)
+
+
+def sides(forms: Forms, value: Value, code: Code) -> list[Value]:
+    """What a value is the least or the largest of: a bound by it is one by each. Numbers of a launch stay one."""
+    op = value.producer
+    if op is None or op.code is not code or op.attributes.get("unsigned") or forms.of(value).invariant is not None:
+        return [value]
+    return [side for operand in op.operands for side in sides(forms, operand, code)]
 
 
 def relabelled(op: Op, form: Form) -> Form:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from kernel_agent.compiler.schedule.forms import Forms, relabelled
+from kernel_agent.compiler.schedule.forms import Forms, relabelled, sides
 from kernel_agent.compiler.schedule.linear import Atom, Form, Kind
 from kernel_agent.compiler.schedule.polynomial import ONE, ZERO, Polynomial
 from kernel_agent.compiler.ssa.code import Code
@@ -200,14 +200,6 @@ def _parts(forms: Forms, mask: Value, *, holds: bool) -> list[Form | None]:
     equal = Form(base=ONE if predicate in ("le", "ge") else ZERO)
     lower, upper = sides(forms, left, Code.MAX), sides(forms, right, Code.MIN)
     return [forms.of(one) - forms.of(other) - equal for one in lower for other in upper]
-
-
-def sides(forms: Forms, value: Value, code: Code) -> list[Value]:
-    """What a value is the least or the largest of: a bound by it is one by each. Numbers of a launch stay one."""
-    op = value.producer
-    if op is None or op.code is not code or op.attributes.get("unsigned") or forms.of(value).invariant is not None:
-        return [value]
-    return [side for operand in op.operands for side in sides(forms, operand, code)]
 
 
 def _below_if(difference: Form, steps: list[Polynomial] | None) -> list[Bound]:
