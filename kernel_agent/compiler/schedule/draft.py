@@ -86,6 +86,9 @@ class Draft:
         kernel = longest_first(summed_in_memory(trimmed(kernel), found.alone))
         self.alone |= found.alone
         self.steps.append((kernel, launch, {**scalars, **spread.scalars}))
+        for behind in found.later:
+            self.steps.append((trimmed(behind.kernel), behind.launch, {**scalars, **behind.scalars}))
+            self.partials.append(behind.buffer)
         for one in spread.slots:
             self.partials.append(one.buffer)
             self.totals.append(one.total)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from kernel_agent.compiler.plan import Axis, Census, Fact
 from kernel_agent.compiler.schedule.alone import programs_apart
@@ -25,6 +26,9 @@ from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.rebuild import Copier, emptied
 from kernel_agent.compiler.ssa.value import Kernel, Op, Value
+
+if TYPE_CHECKING:
+    from kernel_agent.compiler.schedule.later import Later
 
 WRITES = frozenset((Code.STORE, Code.ATOMIC_ADD, Code.ATOMIC))
 
@@ -49,6 +53,8 @@ class Ownership:
     """Launches that have to find some of that right."""
     counts: dict[str, Coverage] = field(default_factory=dict)
     """Of gradients that are stored to, what stores reach; those of which that is not known are not there."""
+    later: tuple[Later, ...] = ()
+    """Launches behind that add to what is stored."""
 
 
 def owned(kernel: Kernel, gradients: Mapping[str, str], launch: Launch) -> Ownership:

@@ -26,12 +26,12 @@ from kernel_agent.compiler.schedule.factor import factored
 from kernel_agent.compiler.schedule.forms import Launch
 from kernel_agent.compiler.schedule.fuse import fused
 from kernel_agent.compiler.schedule.gather import Gathered, gathered
+from kernel_agent.compiler.schedule.later import owned_in_the_end
 from kernel_agent.compiler.schedule.merge import merged
 from kernel_agent.compiler.schedule.mirror import mirrored, reversed_axes
 from kernel_agent.compiler.schedule.nested import Nested, nested
 from kernel_agent.compiler.schedule.owner import without
 from kernel_agent.compiler.schedule.owners import owners_of, parted_owners, together, turned, unowned
-from kernel_agent.compiler.schedule.ownership import owned
 from kernel_agent.compiler.schedule.regions import Regions, with_regions
 from kernel_agent.compiler.schedule.reload import crowding, reloaded
 from kernel_agent.compiler.schedule.rows import persistent, summed_axis, width_of
@@ -199,7 +199,7 @@ def _owned(tidy: Kernel, gradients: Mapping[str, str], launch: Launch, regions: 
 def _added(tidy: Kernel, gradients: Mapping[str, str], launch: Launch, regions: Regions | None = None) -> Draft:
     """One launch on the forward's grid, with stores where that is right."""
     backwards = reversed_axes(tidy)
-    found = owned(unwrapped(accumulated(mirrored(tidy, backwards)), launch), gradients, launch)
+    found = owned_in_the_end(unwrapped(accumulated(mirrored(tidy, backwards)), launch), gradients, launch)
     draft = Draft(regions)
     draft.add(replace(found, kernel=mirrored(found.kernel, backwards)), gradients, launch, {})
     return draft
@@ -224,11 +224,11 @@ def _rows(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft:
         reason = f"partial sums of {name} lie in rows of {partial.tensor}'s elements"
         draft.facts += [Fact(text, reason, partial.tensor) for text in partial.facts]
     rest = {tensor: name for tensor, name in gradients.items() if name not in looped.partials}
-    draft.add(owned(looped.kernel, rest, looped.launch), rest, looped.launch, scalars)
+    draft.add(owned_in_the_end(looped.kernel, rest, looped.launch), rest, looped.launch, scalars)
     if looped.pace is not None and looped.pace.stages and draft.alone:
         draft.settings[looped.pace.stages] = "1"  # a row loaded ahead of its turn would miss what is stored before
     elif looped.pace is not None and looped.pace.stages:
-        kernel, launch, scalars = draft.steps.pop()
+        kernel, launch, scalars = draft.steps.pop(0)
         name = kernel.free_name("RELOAD")
         shared, fetch = crowding(kernel, looped.pace.stages), kernel.free_name("FETCH")
         again = reloaded(kernel, looped.pace.stages, name, fetch if shared else "")
@@ -241,7 +241,7 @@ def _rows(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft:
             if even is not None:
                 # Rows that fit the registers gain nothing, and at 8,192 columns of float32 they took 1.7 times as long.
                 again, draft.settings[whole] = even.kernel, f"{name} and {even.condition}"
-        draft.steps.append((again or kernel, launch, scalars))
+        draft.steps.insert(0, (again or kernel, launch, scalars))
     return draft
 
 
@@ -297,11 +297,13 @@ def _cut(
     main = without(storing(tidy, kept, len(launch.grid)), done)
     if main is not None:
         rest = {tensor: name for tensor, name in gradients.items() if name not in done}
-        same = owned(unwrapped(accumulated(main), launch), rest, launch)
+        same = owned_in_the_end(unwrapped(accumulated(main), launch), rest, launch)
         draft.add(replace(same, kernel=mirrored(same.kernel, backwards)), rest, launch, {})
     for made, theirs in owners:
         own = {tensor: name for tensor, name in gradients.items() if name in theirs}
-        draft.add(owned(unwrapped(made.kernel, made.launch), own, made.launch), own, made.launch, made.scalars)
+        draft.add(
+            owned_in_the_end(unwrapped(made.kernel, made.launch), own, made.launch), own, made.launch, made.scalars
+        )
     return draft
 
 
@@ -388,7 +390,7 @@ def _with_gathers(
     except DoesNotApply:
         if name != "owned" or main is None:
             raise
-        draft.add(owned(main, rest, launch), rest, launch, {})
+        draft.add(owned_in_the_end(main, rest, launch), rest, launch, {})
     for one in gathers.values():
         draft.join(one)
     return draft

@@ -8,7 +8,7 @@ what comes out of a loop, in a row of its own, and the owners load them there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kernel_agent.compiler.plan import Buffer, Fact, Fill
@@ -164,6 +164,16 @@ def loading(kernel: Kernel, kept: Sequence[Shared], axes: int) -> Kernel:
     return _Loading(kernel, kept, axes).copy()
 
 
+def tile_of_row(b: Builder, place: Value, shape: Sequence[int], names: Mapping[int, str]) -> Value:
+    """Offsets of the tile that so many others are in front of, each with its elements one behind the other."""
+    for axis, extent in enumerate(shape):
+        lanes = b.arange(0, extent, names.get(extent))
+        for other in range(len(shape)):
+            lanes = lanes if other == axis else b.expand(lanes, other)
+        place = b.add(b.mul(place, b.cast(b.extent(extent), "i64")), b.cast(lanes, "i64"))
+    return place
+
+
 class _Sharing(Copier):
     def __init__(self, source: Kernel, kept: Sequence[Shared], axes: int, written: Sequence[Value] = ()) -> None:
         made = emptied(source, arguments=[*source.arguments, *(one.pointer for one in kept)])
@@ -185,12 +195,7 @@ class _Sharing(Copier):
         place = b.const(0, "i64")
         for axis in reversed(range(self.axes)):
             place = b.add(b.mul(place, b.cast(b.num_programs(axis), "i64")), b.cast(b.program_id(axis), "i64"))
-        for axis, extent in enumerate(shape):
-            lanes = b.arange(0, extent, self.source.extents.get(extent))
-            for other in range(len(shape)):
-                lanes = lanes if other == axis else b.expand(lanes, other)
-            place = b.add(b.mul(place, b.cast(b.extent(extent), "i64")), b.cast(lanes, "i64"))
-        return place
+        return tile_of_row(b, place, shape, self.source.extents)
 
 
 class _Storing(_Sharing):

@@ -105,12 +105,12 @@ def slotted(kernel: Kernel, gradients: Mapping[str, str], launch: Launch) -> Slo
     written: dict[str, list[Site]] = {}
     for site in sites(kernel.body, WRITES):
         written.setdefault(site.op.base.name, []).append(site)
-    loaded = _loaded(kernel)
+    loaded = loaded_around(kernel)
     found = []
     for tensor, name in gradients.items():
         added = written.get(name, [])
         if kernel.argument(tensor).is_pointer and added:
-            small = all(_is_small(forms, site, loaded.get(site.loops, [])) for site in added)
+            small = all(is_small(forms, site, loaded.get(site.loops, [])) for site in added)
             slots = _slots(forms, added, tensor, wide=not small)
             found += [slots] if slots is not None else []
     return Slotted(_Slotter(kernel, found).copy() if found else kernel, tuple(found))
@@ -120,7 +120,7 @@ def _lanes(site: Site) -> int:
     return math.prod(site.op.offset.shape)
 
 
-def _is_small(forms: Forms, added: Site, loads: Sequence[Site]) -> bool:
+def is_small(forms: Forms, added: Site, loads: Sequence[Site]) -> bool:
     """Whether an addition has few elements beside what is loaded around it: at the tiles that the kernel was lowered
     for, and at those of all calls together, of which large ones weigh most. The first entry of a sweep may have odd
     tiles."""
@@ -140,7 +140,7 @@ def _tile(forms: Forms, site: Site) -> Polynomial:
     return found
 
 
-def _loaded(kernel: Kernel) -> dict[tuple[Op, ...], list[Site]]:
+def loaded_around(kernel: Kernel) -> dict[tuple[Op, ...], list[Site]]:
     """Loads within some loops."""
     found: dict[tuple[Op, ...], list[Site]] = {}
     for site in sites(kernel.body, frozenset((Code.LOAD,))):

@@ -40,8 +40,8 @@ def onto_held(
         twice = any(tensors[other.like] is tensor for other in found.values())
         if there is None or twice or list(plan.gradients.values()).count(buffer.name) != 1:
             continue
-        ops = [op for step in plan.steps for op in step.kernel.ops if "base" in op.attributes]
-        codes = {op.code for op in ops if op.base.name == buffer.name}
+        first, *rest = _codes(plan, buffer.name) or [set[Code]()]
+        codes = first if all(codes == {Code.LOAD, Code.STORE} for codes in rest) else set()
         if codes == {Code.ATOMIC_ADD} and buffer.element == "f32":
             found[buffer.name] = replace(buffer, fill=Fill.HELD, empty_if="")
         elif codes == {Code.STORE}:
@@ -51,8 +51,18 @@ def onto_held(
     return replace(plan, buffers=tuple(found.get(one.name, one) for one in plan.buffers), steps=steps)
 
 
+def _codes(plan: BackwardPlan, name: str) -> list[set[Code]]:
+    """What each launch that has a buffer does with it."""
+    found = []
+    for step in plan.steps:
+        codes = {op.code for op in step.kernel.ops if "base" in op.attributes and op.base.name == name}
+        found += [codes] if codes else []
+    return found
+
+
 def _adding(kernel: Kernel, elements: Mapping[str, str]) -> Kernel:
-    """The kernel with sums for stores to the named arguments, which point to these elements."""
+    """The kernel with sums for stores to the named arguments, which point to these elements. Where it loads from one,
+    it adds to what an earlier launch stored, and so does the kernel that is made."""
     changed = {v: Value(f"*{elements[v.name]}", (), v.name) for v in kernel.arguments if v.name in elements}
     return _Adder(kernel, changed).copy() if changed else kernel
 
@@ -65,8 +75,26 @@ class _Adder(Copier):
         super().__init__(source, Builder(empty))
         self.b.written = frozenset(changed.get(value, value) for value in self.written)
         self.changed = changed
+        self.loaded = {op.base for op in source.ops if op.code is Code.LOAD}
         for old, new in changed.items():
             self[old] = new
+
+    def pure(self, op: Op) -> None:
+        """What was there, from the element that it has now."""
+        before = op.operands[0].producer if op.code is Code.CAST else None
+        if before is not None and before.code is Code.LOAD and before.base in self.changed:
+            self[op.result] = self.b.cast(self[before.result], op.result.element)
+        else:
+            super().pure(op)
+
+    def load(self, op: Op) -> None:
+        """Of what was there."""
+        if op.base not in self.changed:
+            super().load(op)
+            return
+        base, mask = self.changed[op.base], None if op.mask is None else self[op.mask]
+        zero = None if mask is None else self.b.const(0.0, base.pointee)
+        self[op.result] = self.b.load(base, self.whole(op.offset), mask, zero)
 
     def effect(self, op: Op) -> None:
         """Stores."""
@@ -80,6 +108,9 @@ class _Adder(Copier):
         if made is not None and made.code is Code.CAST and made.operands[0].element == wide:
             (value,) = made.operands  # rounded once, as part of the sum
         offset, mask = self.whole(op.offset), None if op.mask is None else self[op.mask]
+        if op.base in self.loaded:
+            b.store(base, offset, b.cast(value, base.pointee), mask)
+            return
         before = b.load(base, offset, mask, None if mask is None else b.const(0.0, base.pointee))
         total = b.add(b.cast(before, wide), b.cast(value, wide))
         b.store(base, offset, b.cast(total, base.pointee), mask)

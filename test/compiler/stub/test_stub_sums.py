@@ -42,6 +42,13 @@ def shifted_kernel(X, R, Y, N, BLOCK: tl.constexpr):
     tl.store(Y + n, tl.load(X + n, mask=n < N, other=0.0) + r, mask=n < N)
 
 
+@triton.jit
+def away_kernel(X, Y, N, BLOCK: tl.constexpr):
+    n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    away = tl.load(X + n, mask=n < N, other=0.0).to(tl.float32) - tl.load(X).to(tl.float32)
+    tl.store(Y + n, away * away, mask=n < N)
+
+
 SWEEP = [dict(N=64), dict(N=50, dtype="bfloat16")]
 
 
@@ -92,6 +99,18 @@ def test_a_launch_that_stores_adds_to_what_another_has_left(tmp_path: Path, sand
     kernel = text.split("def thinned_kernel_backward")[1].split("@triton.jit")[0]
     assert "tl.load(dX +" in kernel
     assert "tl.store(dX +" in kernel
+
+
+def test_sums_that_are_added_behind_are_added_to_what_another_has_left_too(tmp_path: Path, sandbox: Sandbox) -> None:
+    # The launch that stores adds to what is there, in its element; the one behind does so already, and doubled it if
+    # it were given the same sum once more. The gradient of the narrow input is held in float32.
+    text = backward(
+        "away_kernel[grid](rows, z, N, BLOCK=32)", "taken_kernel[grid](rows, at, y, N, BLOCK=32)", tmp_path, sandbox
+    )
+    assert "torch.stack(" not in text
+    behind = text.split("def away_kernel_backward_sums")[1].split("@triton.jit")[0].split("def backward")[0]
+    assert behind.count("tl.load(dX") == 2  # of the sums, and of what is there
+    assert "away_kernel_backward_sums[" in text
 
 
 def test_one_input_given_twice_is_added_to_once_in_what_is_there(tmp_path: Path, sandbox: Sandbox) -> None:

@@ -1,0 +1,240 @@
+"""`owned_in_the_end`: sums that meet what others store are kept in rows, and added by a launch behind them.
+
+Moments about a pivot add to each element of a slab, and once more, behind the loop, to the pivot's, which many slabs
+have in common. The elements of the two places meet, so that all of the gradient would be added to atomically. Where
+all but such sums can be stored, each program keeps its sum in memory instead. A second launch, of one program for all
+that would add to the same elements, sums what they kept, and adds that to what the first one stored.
+
+Proved: what is left is stored once for each element (`proof`), and in the second launch each element has one program
+and one lane (`injective`), so that its load, addition and store meet no other. Every program of the first launch
+reaches the sum, under no condition, and neither where it belongs nor its mask depends on what the second one sums over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from kernel_agent.compiler.plan import Buffer, Fact, Fill
+from kernel_agent.compiler.reverse.elements import adjoint_element
+from kernel_agent.compiler.schedule.alone import programs_apart
+from kernel_agent.compiler.schedule.coverage import domain
+from kernel_agent.compiler.schedule.forms import UNKNOWN, Forms, Launch
+from kernel_agent.compiler.schedule.injective import injective
+from kernel_agent.compiler.schedule.linear import Kind
+from kernel_agent.compiler.schedule.ownership import WRITES, Common, Ownership, once_stored, owned, proof
+from kernel_agent.compiler.schedule.polynomial import ONE, Polynomial
+from kernel_agent.compiler.schedule.share import tile_of_row
+from kernel_agent.compiler.schedule.sites import Site, sites
+from kernel_agent.compiler.schedule.slots import is_small, loaded_around
+from kernel_agent.compiler.ssa.builder import Builder
+from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.prune import prune
+from kernel_agent.compiler.ssa.rebuild import Copier, emptied
+from kernel_agent.compiler.ssa.uses import captured
+from kernel_agent.compiler.ssa.value import Kernel, Op, Value
+
+
+@dataclass(frozen=True)
+class Later:
+    """The launch that adds what programs kept of one sum."""
+
+    gradient: str
+    """Argument of the kernels that both launches write to."""
+    kernel: Kernel
+    launch: Launch
+    scalars: dict[str, str]
+    """Expressions of arguments that the forward did not have."""
+    buffer: Buffer
+    """Where the sums are kept."""
+
+
+def owned_in_the_end(kernel: Kernel, gradients: Mapping[str, str], launch: Launch) -> Ownership:
+    """Stores for atomic additions, as `owned` makes them, and of gradients that it would leave atomic for a sum that
+    meets the rest, a launch that adds the sum."""
+    forms = Forms(kernel, launch)
+    written: dict[str, list[Site]] = {}
+    for site in sites(kernel.body, WRITES):
+        written.setdefault(site.op.base.name, []).append(site)
+    kept: list[_Kept] = []
+    for tensor, name in gradients.items():
+        kept += _kept(forms, tensor, written.get(name, []), kernel.argument(tensor).is_pointer)
+    if not kept:
+        return owned(kernel, gradients, launch)
+    found = owned(prune(_Keeper(kernel, kept).copy()), gradients, launch)
+    if not {one.name for one in kept} <= set(found.empty_if):
+        return owned(kernel, gradients, launch)
+    later = tuple(one.later(kernel, found.kernel.argument(one.name), launch) for one in kept)
+    facts = tuple(dict.fromkeys((*found.facts, *(fact for one in kept for fact in one.facts))))
+    return replace(found, facts=facts, later=later)
+
+
+@dataclass(frozen=True, eq=False)
+class _Kept:
+    """A sum that each program keeps."""
+
+    site: Site
+    axes: tuple[int, ...]
+    """Of the grid: programs along these add to the same elements."""
+    others: tuple[int, ...]
+    """The axes that tell elements apart."""
+    rows: Value
+    """The argument that points to the sums: those of one program along `others` lie as far apart as all the others'."""
+    count: Value
+    """The argument that says how many programs there are along `axes`."""
+    facts: tuple[Fact, ...]
+
+    @property
+    def name(self) -> str:
+        """Of the gradient's argument."""
+        found: str = self.site.op.base.name
+        return found
+
+    def later(self, source: Kernel, gradient: Value, launch: Launch) -> Later:
+        """The launch that adds the sums."""
+        programs = _product(launch.grid[axis] for axis in self.axes)
+        each = _product(launch.grid[axis] for axis in self.others).text()
+        lanes = [source.extents.get(extent) or str(extent) for extent in self.site.op.offset.shape]
+        shape = (programs.text(), " * ".join((each, *lanes)))
+        buffer = Buffer(self.rows.name, self.rows.pointee, Fill.EMPTY, shape=shape)
+        grid = tuple(ONE if axis in self.axes else extent for axis, extent in enumerate(launch.grid))
+        numbers = {**launch.scalars, self.count.name: programs}
+        made = prune(_Adding(source, self, gradient).copy())
+        where = replace(launch, grid=grid, scalars=numbers)
+        return Later(self.name, made, where, {self.count.name: programs.text()}, buffer)
+
+
+def _kept(forms: Forms, tensor: str, written: Sequence[Site], is_pointer: bool) -> list[_Kept]:
+    """The sums of a gradient that are to be kept; none where it can be stored without, or not even so."""
+    kernel = forms.kernel
+    if len(written) < 2 or not is_pointer or not isinstance(proof(forms, written), str):
+        return []
+    sums = [site for site in written if _is_shared(forms, site)]
+    rest = [site for site in written if site not in sums]
+    if not sums or not rest or isinstance(proof(forms, rest), str) or programs_apart(forms, written) is not None:
+        return []
+    found: list[_Kept] = []
+    taken = {value.name for value in kernel.arguments}
+    loaded = loaded_around(kernel)
+    for site in sums:
+        told = domain(forms, site)
+        address = Common.alone(forms, site)
+        missing = told - address.form.sources
+        asked = [site.op.offset, *([] if site.op.mask is None else [site.op.mask])]
+        reads = frozenset(read for value in asked for read in forms.reads(value))
+        axes = tuple(sorted(atom.number for atom in missing))
+        if any(atom.kind is not Kind.PROGRAM for atom in missing):
+            return []
+        if UNKNOWN in reads or not reads.isdisjoint(missing) or _counts(asked, axes):
+            return []
+        if site.op.code is not Code.ATOMIC_ADD or not is_small(forms, site, loaded.get((), [])):
+            return []
+        apart = injective(address.form, address.bounds, told - missing, forms.launch.calls, within=address.within)
+        if apart is None:
+            return []
+        others = tuple(axis for axis in range(len(forms.launch.grid)) if forms.program(axis) in told - missing)
+        name = f"{site.op.base.name}_sums"
+        while name in taken:
+            name += "_"
+        rows = Value(f"*{adjoint_element(site.op.stored.element)}", (), name)
+        count = Value("i32", (), f"num_{name}")
+        taken |= {rows.name, count.name}
+        reason = once_stored(site.op.base.name)
+        facts = tuple(Fact(text, reason, tensor) for text in apart.facts())
+        found.append(_Kept(site, axes, others, rows, count, facts))
+    return found
+
+
+def _is_shared(forms: Forms, site: Site) -> bool:
+    """Whether every program gets to a sum, and several add theirs to the same elements."""
+    always = site.block is forms.kernel.body and not site.conditions
+    return always and not domain(forms, site) <= forms.of(site.op.offset).sources
+
+
+def _counts(values: Sequence[Value], axes: Sequence[int]) -> bool:
+    """Whether some values depend on how many programs there are along some axes: the second launch has one."""
+    seen: set[Value] = set()
+    stack = list(values)
+    while stack:
+        value = stack.pop()
+        op = value.producer
+        if value in seen or op is None:
+            continue
+        seen.add(value)
+        if op.code is Code.NUM_PROGRAMS and op.attributes["axis"] in axes:
+            return True
+        stack += (*op.operands, *captured(op.blocks))
+    return False
+
+
+def _product(counts: Iterable[Polynomial]) -> Polynomial:
+    found = ONE
+    for count in counts:
+        found = found * count
+    return found
+
+
+class _Keeper(Copier):
+    """Stores sums where the source adds them."""
+
+    def __init__(self, source: Kernel, kept: Sequence[_Kept]) -> None:
+        super().__init__(source, Builder(emptied(source, arguments=[*source.arguments, *(one.rows for one in kept)])))
+        self.b.written = self.written | {one.rows for one in kept}
+        self.keeps = {one.site.op: one for one in kept}
+
+    def effect(self, op: Op) -> None:
+        """Additions."""
+        one = self.keeps.get(op)
+        if self.slicing or one is None:
+            super().effect(op)
+            return
+        place = _place(self.b, (*one.axes, *one.others))
+        offset = tile_of_row(self.b, place, op.offset.shape, self.source.extents)
+        self.b.store(one.rows, offset, self.b.whole(self[op.stored], op.offset.shape))
+
+
+class _Adding(Copier):
+    """Adds sums to what the source stored."""
+
+    def __init__(self, source: Kernel, kept: _Kept, gradient: Value) -> None:
+        arguments = [value for value in source.arguments if value.name != gradient.name]
+        made = emptied(source, name=f"{source.name}_sums", arguments=[*arguments, kept.rows, gradient, kept.count])
+        super().__init__(source, Builder(made, frozenset((gradient,))))
+        self.sum = kept
+        self.gradient = gradient
+
+    def copy(self) -> Kernel:
+        """All that there is of it."""
+        b, kept, op = self.b, self.sum, self.sum.site.op
+        offset, mask = self.whole(op.offset), None if op.mask is None else self[op.mask]
+        zero = b.const(0.0, kept.rows.pointee)
+        others = _product_of_programs(b, kept.others)
+        mine = _place(b, kept.others)
+
+        def body(number: Value, sums: list[Value]) -> list[Value]:
+            place = b.add(b.mul(b.cast(number, "i64"), others), mine)
+            row = tile_of_row(b, place, op.offset.shape, self.source.extents)
+            return [b.add(sums[0], b.load(kept.rows, row))]
+
+        bounds = (b.const(0, "i32"), kept.count, b.const(1, "i32"))
+        name = op.stored.name or f"{kept.name}_sum"
+        (total,) = b.loop(bounds, [b.whole(zero, op.offset.shape)], body, index_name="number", names=[name])
+        before = b.load(self.gradient, offset, mask, None if mask is None else b.const(0.0, self.gradient.pointee))
+        stored = b.add(b.cast(before, total.element), total)
+        b.store(self.gradient, offset, b.cast(stored, self.gradient.pointee), mask)
+        return b.kernel
+
+
+def _place(b: Builder, axes: Sequence[int]) -> Value:
+    """The number of this program among those along some axes."""
+    place = b.const(0, "i64")
+    for axis in axes:
+        place = b.add(b.mul(place, b.cast(b.num_programs(axis), "i64")), b.cast(b.program_id(axis), "i64"))
+    return place
+
+
+def _product_of_programs(b: Builder, axes: Sequence[int]) -> Value:
+    count = b.const(1, "i64")
+    for axis in axes:
+        count = b.mul(count, b.cast(b.num_programs(axis), "i64"))
+    return count
