@@ -9,6 +9,7 @@ import ast
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from kernel_agent.gate.nested_kernels import nested_kernels
 from kernel_agent.pairs.sections import split_sections
 
 _MODULES = ("triton", "torch", "math", "typing", "__future__")
@@ -47,11 +48,11 @@ def kernels_alone(source: str, default: str) -> KernelsAlone:
     kept = _Kept()
     if _dumped(above) == _dumped(users):
         kept.bind_all(above)
-        some = kept.only(_apart(below))
+        some = kept.only(_in_order(tree.body, below, shown))
         if not _rebinds(some, above):
             text = _blanked(shown, some, sections.backward_line)
             return KernelsAlone(_only_if(text, [*above, *some]), sections.backward_line)
-    some = _Kept().only(_apart(tree.body))
+    some = _Kept().only(_in_order(tree.body, tree.body, shown))
     return KernelsAlone(_only_if(_blanked(shown, some, 0), some), 0)
 
 
@@ -76,16 +77,18 @@ def users_lines(source: str, default: str) -> int:
 def _only_if(text: str, nodes: list[ast.stmt]) -> str:
     """The text if it says these statements; nothing where Python counts lines otherwise (a lone carriage return)."""
 
-    def said(node: ast.stmt) -> str:
-        named = [str(getattr(node, name, "")) for name in ("name", "module")]
-        parts = [ast.dump(part) for part in ast.iter_child_nodes(node) if part not in _decorators(node)]
-        return " ".join([type(node).__name__, *named, *parts])
-
     try:
         found = ast.parse(text).body
     except SyntaxError:
         return ""
-    return text if [said(node) for node in found] == [said(node) for node in nodes] else ""
+    return text if list(map(_said, found)) == list(map(_said, nodes)) else ""
+
+
+def _said(node: ast.stmt) -> str:
+    """A statement without its decorators."""
+    named = [str(getattr(node, name, "")) for name in ("name", "module")]
+    parts = [ast.dump(part) for part in ast.iter_child_nodes(node) if part not in _decorators(node)]
+    return " ".join([type(node).__name__, *named, *parts])
 
 
 def _apart(nodes: list[ast.stmt]) -> list[ast.stmt]:
@@ -96,6 +99,26 @@ def _apart(nodes: list[ast.stmt]) -> list[ast.stmt]:
         for k, node in enumerate(nodes)
         if (k == 0 or spans[k - 1][1] < spans[k][0]) and (k + 1 == len(nodes) or spans[k][1] < spans[k + 1][0])
     ]
+
+
+def _in_order(module: list[ast.stmt], some: list[ast.stmt], source: str) -> list[ast.stmt]:
+    """Statements, and the kernels within them that mean the same at the top level, by lines."""
+    apart = _apart(some)
+    nested = nested_kernels(module, apart, lambda node: any(map(_is_jit, node.decorator_list)))
+    lines = source.split("\n")
+    moved = [node for node in nested if _only_if("\n".join(_dedented(node, lines).values()), [node])]
+    return sorted([*apart, *moved], key=_first)
+
+
+def _dedented(node: ast.stmt, lines: list[str]) -> dict[int, str]:
+    """The lines of a statement by number, moved to the left margin, and of its decorators those that make kernels."""
+    kept = {number: lines[number - 1] for number in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
+    if not any(line[: node.col_offset].strip() for line in kept.values()):
+        kept = {number: line[node.col_offset :] for number, line in kept.items()}
+    for decorator in _decorators(node):
+        if _is_jit(decorator) or len(_decorators(node)) == 1:
+            kept[decorator.lineno] = f"@{ast.unparse(_without_functions(decorator))}"
+    return dict(sorted(kept.items()))
 
 
 def _first(node: ast.stmt) -> int:
@@ -300,10 +323,7 @@ def _blanked(source: str, nodes: list[ast.stmt], trusted_lines: int) -> str:
     lines = source.split("\n")
     kept = dict(enumerate(lines[:trusted_lines], start=1))
     for node in nodes:
-        kept |= {number: lines[number - 1] for number in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
-        for decorator in _decorators(node):
-            if _is_jit(decorator) or len(_decorators(node)) == 1:
-                kept[decorator.lineno] = f"@{ast.unparse(_without_functions(decorator))}"
+        kept |= _dedented(node, lines)
     return "\n".join(kept.get(number, "") for number in range(1, len(lines) + 1)) + "\n"
 
 

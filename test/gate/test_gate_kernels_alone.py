@@ -128,3 +128,64 @@ def test_what_a_function_of_constants_uses_gets_no_other_meaning_later() -> None
     left = kernels_alone(with_backward(text), SOURCE).text
     assert "return math.load(a)" in left
     assert "torch as math" not in left
+
+
+NESTED = """
+LIMIT: tl.constexpr = tl.constexpr(4)
+
+def make({given}):
+    {before}
+    @triton.autotune([triton.Config({{}})], key=[])
+    @triton.jit
+    def inner(a, {parameter}):
+        b = tl.minimum(a, LIMIT)
+        return b
+    {after}
+    return inner
+"""
+
+
+def nested(given: str = "", before: str = "pass", parameter: str = "C: tl.constexpr = 3", after: str = "pass") -> str:
+    text = NESTED.format(given=given, before=before, parameter=parameter, after=after)
+    return kernels_alone(with_backward(text), SOURCE).text.partition("# --- backward ---")[2]
+
+
+def test_a_kernel_that_a_function_or_a_class_defines_is_left_where_it_stands() -> None:
+    # Builders of kernels define them so; each is named by its line, which must stay.
+    for head in ("def make():", "class Operator:", "def make(n):", "if open('x'):", "def outer():\n  def make(b):"):
+        text = NESTED.format(given="", before="pass", parameter="C", after="b = 1").replace("def make():", head)
+        if "  def make" in head:
+            text = text.replace("\n    ", "\n      ")
+        left = kernels_alone(with_backward(text), SOURCE).text
+        assert "\ndef inner(" in left, head
+        assert "open" not in left
+        at = with_backward(text).splitlines().index(next(row for row in text.splitlines() if "def inner" in row))
+        assert left.splitlines()[at].startswith("def inner("), head
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"given": "LIMIT"},
+        {"before": "LIMIT = 2"},
+        {"after": "import math as LIMIT"},
+        {"after": "for LIMIT in range(3): pass"},
+        {"after": "def inside(LIMIT): pass"},
+        {"before": "C = 4", "parameter": "D: tl.constexpr = C"},
+        {"after": "global inner"},
+        {"after": "return 1\n\ndef inner(): pass\ndef other():"},
+    ],
+    ids=["argument", "assigned", "imported", "loop", "inside", "default", "global", "its name"],
+)
+def test_a_nested_kernel_that_would_mean_something_else_at_the_top_level_is_not_left(changes: dict[str, str]) -> None:
+    # What is carried out again would not be what runs in the user's program.
+    assert "def inner(" in nested()
+    assert "inner" not in nested(**changes)
+
+
+def test_of_two_nested_kernels_of_one_name_none_is_left() -> None:
+    text = nested() + nested().replace("make", "remake")
+    assert "inner" in text
+    both = NESTED.format(given="", before="pass", parameter="C", after="pass")
+    left = kernels_alone(with_backward(both + both.replace("make", "remake")), SOURCE).text
+    assert "inner" not in left

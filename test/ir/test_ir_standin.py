@@ -53,6 +53,13 @@ def gpu_file(tmp_path: Path) -> Path:
     return path
 
 
+def test_ranges_for_a_profiler_are_set_in_vain():
+    # A torch without CUDA raises at the first of them; code that has imported the function meets the same stand-in.
+    with standin(), torch.cuda.nvtx.range("{}", "launch"):
+        torch.cuda.nvtx.mark("here")
+        torch.cuda.nvtx.range_end(torch.cuda.nvtx.range_start("beside"))
+
+
 def test_a_file_that_asks_for_the_gpu_at_import_and_in_its_stub_runs(gpu_file):
     module = import_module(gpu_file, "standin_gpu_file")
     assert module.CAPABILITY == (9, 0)

@@ -26,6 +26,7 @@ import triton
 from torch.overrides import TorchFunctionMode
 
 from kernel_agent.ir.capture.patches import Patch, Scene
+from kernel_agent.ir.capture.profiled_ranges import ProfiledRanges
 from kernel_agent.ir.lower import TARGET
 from kernel_agent.ir.memory import CPU
 
@@ -330,6 +331,7 @@ def _patches() -> list[Patch]:
         (torch.cuda, _cuda_answers()),
         (torch._C, _C_ANSWERS),
         (torch.accelerator, _ACCELERATOR_ANSWERS),
+        (torch.cuda.nvtx, {"_nvtx": ProfiledRanges()}),
         (
             torch,
             {
