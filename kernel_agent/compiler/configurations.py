@@ -18,6 +18,7 @@ from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.front import read_launch
 from kernel_agent.compiler.ssa.value import Kernel
 from kernel_agent.compiler.stub.decisions import Decision, apart, decisions, shared, torch_path
+from kernel_agent.compiler.stub.descriptors import block_names, by_axis
 from kernel_agent.compiler.stub.flow import launch_places
 from kernel_agent.compiler.stub.source import StubSource
 from kernel_agent.compiler.stub.trace import LaunchSeen, Trace, trace
@@ -79,12 +80,13 @@ def configurations(stub: Stub) -> tuple[list[Configuration], list[str]]:
             groups.setdefault(_key(seen), []).append(seen)
     if not groups:
         raise CannotDerive(remarks[0] if remarks else "SWEEP has no entry", remedy="Give SWEEP a small required entry.")
-    fallen = _told_apart(StubSource(stub.spec.facts.source, stub.spec.facts.stub, stub.module), groups)
+    source = StubSource(stub.spec.facts.source, stub.spec.facts.stub, stub.module)
+    fallen = _told_apart(source, groups)
     real = [seen for entry in stub.spec.facts.bench if not isinstance(seen := _seen(stub, entry), str)]
     found = [
         replace(configuration, decisions=fallen[key])
         for key, traces in groups.items()
-        for configuration in _divided(traces, [seen for seen in real if _key(seen) == key])
+        for configuration in _divided(source, traces, [seen for seen in real if _key(seen) == key])
     ]
     return found, remarks
 
@@ -122,17 +124,25 @@ def _counted(names: Sequence[str]) -> str:
     return ", ".join(f"`{name}` {count} times" if count > 1 else f"`{name}`" for name, count in Counter(names).items())
 
 
-def _divided(traces: Sequence[Trace], real: Sequence[Trace]) -> list[Configuration]:
+def _divided(source: StubSource, traces: Sequence[Trace], real: Sequence[Trace]) -> list[Configuration]:
     """Configurations of calls that differ in numbers alone: some numbers make another program. `real`: calls at sizes
     of real work, which are only looked at."""
     found: list[Configuration] = []
     left = sorted(traces, key=lambda one: (-len(one.inputs), _narrowness(one)))
     while left:
+        tied = [source.tiles(seen) for seen in left[0].launches]
         programs = {
-            place: read_launch(seen, others=[other.launches[number].values for other in left[1:]])
+            place: read_launch(
+                seen,
+                others=[other.launches[number].values for other in left[1:]],
+                tiles=by_axis(seen.descriptors, tied[number]),
+            )
             for number, (place, seen) in enumerate(launch_places(left[0]))
         }
-        fixed = [programs[place].fixed for place, _ in launch_places(left[0])]
+        fixed = [
+            programs[place].fixed | (frozenset(block_names(seen.descriptors)) - tied[number].keys())
+            for number, (place, seen) in enumerate(launch_places(left[0]))
+        ]
         conditions = _conditions(left[0], fixed)
         values = _comparable(conditions)
         same = [other for other in (*left, *real) if _comparable(_conditions(other, fixed)) == values]

@@ -17,7 +17,7 @@ _NUMBERS = frozenset((*_PARTS, Code.MUL))
 
 def stem_of(pointer: str) -> str:
     """What a tile of a pointer argument is called: `dY` -> `d_y`, `W_ptr` -> `w`, `x_ptr` -> `x`."""
-    stem = re.sub(r"_?(ptrs?|pointer)$", "", pointer) or pointer
+    stem = re.sub(r"_?(ptrs?|pointer|desc|descriptor)$", "", pointer) or pointer
     stem = re.sub(r"^(ptr|p)_", "", stem)
     stem = re.sub(r"^d(?=[A-Z])", "d_", stem)
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", stem).lower()

@@ -34,9 +34,16 @@ class Built(Protocol):
         ...
 
 
-def read_launch(launch: Built, *, distinct: bool = True, others: Sequence[Mapping[str, Any]] = ()) -> Kernel:
+def read_launch(
+    launch: Built,
+    *,
+    distinct: bool = True,
+    others: Sequence[Mapping[str, Any]] = (),
+    tiles: Mapping[str, Mapping[int, str]] | None = None,
+) -> Kernel:
     """The kernel of a launch. `others`: what the same kernel's parameters were at other launches that it should hold
-    for; whole numbers for which it is another kernel are `fixed`.
+    for; whole numbers for which it is another kernel are `fixed`. `tiles`: for descriptors the axes whose tiles have
+    the extent of a constexpr in every launch.
 
     With `distinct`, tiles may have other sizes than at the launch, so that extents of two names are two numbers:
     `Kernel.constants` holds the constexprs that it was read at. Whole numbers that Triton made constants because they
@@ -55,7 +62,12 @@ def read_launch(launch: Built, *, distinct: bool = True, others: Sequence[Mappin
 
     def lower(changed: Mapping[str, int]) -> Module:
         chosen = {path: changed.get(names[path[0]], v) if len(path) == 1 else v for path, v in constants.items()}
-        return lower_whole(build.kernel, types, chosen, _WHOLE)
+        blocks = {
+            name: {axis: changed[constexpr] for axis, constexpr in axes.items() if constexpr in changed}
+            for name, axes in (tiles or {}).items()
+        }
+        given = {name: retyped(type_, blocks[name]) if name in blocks else type_ for name, type_ in types.items()}
+        return lower_whole(build.kernel, given, chosen, _WHOLE)
 
     try:
         lifted = lift(lower, values, distinct=distinct, others=[_numbers(one) for one in others])
@@ -83,6 +95,13 @@ def argument_names(parameter: str, type_: Any) -> list[str]:
     if isinstance(type_, tuple):
         return [name for number, part in enumerate(type_) for name in argument_names(f"{parameter}_{number}", part)]
     return [] if type_ == "constexpr" else [parameter]
+
+
+def retyped(type_: str, tiles: Mapping[int, int]) -> str:
+    """The type of a descriptor with other tiles: `tensordesc<fp16[64, 32]>`. `tiles`: extents by axis."""
+    head, _, inner = type_.rstrip("]>").rpartition("[")
+    extents = [str(tiles.get(axis, int(extent))) for axis, extent in enumerate(inner.split(","))]
+    return f"{head}[{', '.join(extents)}]>"
 
 
 def _general(build: Build) -> tuple[dict[str, Any], dict[Path, Any]]:

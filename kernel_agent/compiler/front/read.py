@@ -105,7 +105,8 @@ def _given(reader: Reader, entry: Function, arguments: Sequence[Value]) -> list[
     for place, (source, argument) in enumerate(zip(sources, arguments, strict=True)):
         if source.type.kind is Kind.DESCRIPTOR:
             rank = len(source.type.shape)
-            numbers = arguments[place + 1 : place + 1 + 2 * rank]
+            numbers = arguments[place + 1 : place + 2 * rank]
+            numbers = [*numbers, reader.builder.const(1, arguments[place + 2 * rank].element)]  # Triton takes no other
             pointer = pointer_to(argument, reader.builder)
             form = Form(BY_DESCRIPTOR, argument.name)
             found.append(Blocked(pointer, form, tuple(numbers[:rank]), tuple(numbers[rank:])))

@@ -147,7 +147,7 @@ def _called(name: str, tensor: str, user: str) -> str:
     """What a handle of a tensor, or of its cotangent or gradient, is called after the user's: `p_dq` after `p_q`."""
     if name == tensor or not user:
         return user
-    stem = re.sub(r"^p_|_?(ptrs?|pointer)$", "", tensor.lower())
+    stem = re.sub(r"^p_|_?(ptrs?|pointer|desc|descriptor)$", "", tensor.lower())
     parts = user.split("_")
     return "_".join("d" + part if part == stem else part for part in parts) if stem in parts else ""
 

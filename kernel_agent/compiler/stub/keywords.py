@@ -20,7 +20,7 @@ _MOST = 2
 def named_after(name: str, gradients: Sequence[str]) -> str:
     """`BLOCK_M_DK_DV`, `num_warps_dk_dv` of a launch that computes `dK` and `dV`; of more than two gradients the first
     alone."""
-    stems = [re.sub(r"_?(ptrs?|pointer)$", "", name).lower() for name in gradients]
+    stems = [re.sub(r"_?(ptrs?|pointer|desc|descriptor)$", "", name).lower() for name in gradients]
     role = "_".join(stems if len(stems) <= _MOST else stems[:1])
     if not role:
         return name

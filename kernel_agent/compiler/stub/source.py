@@ -10,8 +10,11 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from torch import Tensor
+
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.free_names import free_names
+from kernel_agent.compiler.stub.descriptors import block_names, described
 from kernel_agent.compiler.stub.meta import Rule, Scope, applied, rules
 from kernel_agent.compiler.stub.trace import LaunchSeen, Site
 
@@ -51,6 +54,7 @@ class StubSource:
         """The text of a launch that was seen. Raises `CannotDerive` where it stands in a helper, a loop or a branch."""
         call = self._call(seen)
         values = self._bound(call, seen)
+        values |= self._described(values, seen)
         given = {name: value for name, value in values.items() if name in seen.values}
         given |= {name: ast.Name(clone.local, ast.Load()) for name, clone in seen.clones.items()}
         for name, value in seen.values.items():
@@ -118,6 +122,52 @@ class StubSource:
                     found[str(key)] = _item(keyword.value, str(key))
         return found
 
+    def _described(self, values: Mapping[str, ast.expr], seen: LaunchSeen) -> dict[str, ast.expr]:
+        """Arguments that a launch has for its descriptors. Raises `CannotDerive` where the text does not tell them."""
+        found: dict[str, ast.expr] = {}
+        for name, node in values.items():
+            if name not in seen.descriptors or name not in seen.tensors:
+                continue
+            apart = described(node, seen.descriptors[name], self._binding)
+            arguments = {} if apart is None else apart.arguments(name)
+            if not arguments or not all(self._gives(one, seen, key) for key, one in arguments.items()):
+                raise CannotDerive(
+                    f"the launch of `{seen.name}` (line {seen.site.line}) is given a tensor descriptor for `{name}` "
+                    "that cannot be read",
+                    remedy="Give the tensor a name, and write `TensorDescriptor.from_tensor(name, [...])`.",
+                    line=seen.site.line or None,
+                )
+            found |= arguments
+        return found
+
+    def tiles(self, seen: LaunchSeen) -> dict[str, str]:
+        """Extents of the tiles of a launch's descriptors that the stub writes as it writes a constexpr of the launch:
+        `x_block_0` -> `BLOCK`."""
+        if not seen.descriptors:
+            return {}
+        text = self.launch(seen).arguments
+        given = {ast.unparse(text[name]): name for name in seen.constants if name in text}
+        found = {}
+        for block in block_names(seen.descriptors):
+            constexpr = given.get(ast.unparse(text[block]), "")
+            changing = any(len(self.bindings(name)) > 1 for name in free_names(text[block]))
+            if constexpr and not changing and type(seen.values[constexpr]) is int and free_names(text[block]):
+                found[block] = constexpr
+        return found
+
+    def _binding(self, name: str) -> ast.AST | None:
+        """What a local is bound to, also where a tuple is unpacked."""
+        found = self.definition(name)
+        bound = self.bindings(name)
+        if found is not None or len(bound) != 1 or name in self.parameters:
+            return found
+        for node in own_nodes(self.function):
+            target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
+            if isinstance(node, ast.Assign) and isinstance(target, ast.Tuple) and bound[0] in target.elts:
+                place = [one is bound[0] for one in target.elts].index(True)
+                return ast.Subscript(node.value, ast.Constant(place), ast.Load())
+        return None
+
     def _ruled(self, rule: Rule, given: Mapping[str, ast.expr], seen: LaunchSeen) -> ast.expr:
         """A heuristic over the stub's names. Raises `CannotDerive` where that is not what the launch was given."""
         node = rule.over(given)
@@ -136,7 +186,10 @@ class StubSource:
             known = self.value(node, seen.site.names)
         except (NameError, TypeError, AttributeError, KeyError, ValueError, ZeroDivisionError):
             return False
-        return type(known) is type(seen.values[name]) and bool(known == seen.values[name])
+        wanted = seen.values[name]
+        if isinstance(wanted, Tensor):
+            return known is wanted
+        return type(known) is type(wanted) and bool(known == wanted)
 
     def _constant(self, value: Any, name: str, seen: LaunchSeen) -> ast.expr:
         if value is None or isinstance(value, (bool, int, float, str)):

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 from triton.runtime.jit import JITFunction
 
+from kernel_agent.compiler.stub.descriptors import taken_apart
 from kernel_agent.ir import standin
 from kernel_agent.ir.capture.build import Build
 from kernel_agent.ir.capture.capture import Capture, Compiled, shared_memory
@@ -82,7 +83,7 @@ class LaunchSeen:
 
     kernel: JITFunction
     values: Mapping[str, Any]
-    """What every parameter was given, tensors as images."""
+    """What every parameter was given, tensors as images; descriptors as `taken_apart` has them."""
     build: Build
     """What Triton compiles for it."""
     grid: tuple[int, ...]
@@ -109,6 +110,16 @@ class LaunchSeen:
     def shared(self) -> tuple[frozenset[str], ...]:
         """See `Launch.shared`."""
         return shared_memory(self.values)
+
+    @property
+    def descriptors(self) -> dict[str, int]:
+        """Parameters that the stub gave a descriptor for, with its rank."""
+        ranks: dict[str, int] = {}
+        for parameter in self.kernel.params:
+            ends = [key for key in self.values if key.startswith(f"{parameter.name}_stride_")]
+            if str(self.build.types.get(parameter.name, "")).startswith("tensordesc"):
+                ranks[parameter.name] = len(ends)
+        return ranks
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -220,7 +231,7 @@ class _Tracing(Capture):
             signature = Signature(kernel, values, self.buffer, self.buffers)
             build = Build.of(kernel, signature.types, signature.constants, values, kwargs)
         options = {key: value for key, value in kwargs.items() if key not in kernel.arg_names and value is not None}
-        self.events.append(LaunchSeen(kernel, values, build, listed, options, self.site()))
+        self.events.append(LaunchSeen(kernel, taken_apart(values), build, listed, options, self.site()))
         return Compiled(kernel, values)
 
 

@@ -6,12 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from kernel_agent.compiler.derive import drafts
+from kernel_agent.compiler.derive import derive, drafts
 from kernel_agent.compiler.errors import CannotDerive
+from kernel_agent.gate.options import GateOptions
 from kernel_agent.oracle import describe
 from kernel_agent.pairs.spec import ShapeEntry
 from kernel_agent.pairs.userfile import read_file
 from kernel_agent.sandbox import Sandbox
+
+QUICK = GateOptions(seeds=(0,), max_elements=1 << 12, odd_sizes=1, max_cases=6)
 
 WINDOWS = """
 import torch
@@ -219,3 +222,86 @@ def test_a_heuristic_that_cannot_be_read_is_refused(tmp_path: Path, sandbox: San
     path.write_text(_with_rules(BY_NAME.replace('args["N"]:', 'max(args.get("N"), 1):')))
     with pytest.raises(CannotDerive, match="a heuristic of kernel `squares_kernel` decides `BLOCK`"):
         drafts(describe(read_file(path), sandbox), sandbox, most=1)
+
+
+DESCRIBED = """
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from kernel_agent import autodiff
+
+
+@triton.jit
+def scaled_kernel(x_desc, W, y_desc, N, BM: tl.constexpr, BN: tl.constexpr):
+    row, col = tl.program_id(0) * BM, tl.program_id(1) * BN
+    cols = col + tl.arange(0, BN)
+    w = tl.load(W + cols, mask=cols < N, other=0.0)
+    y_desc.store([row, col], x_desc.load([row, col]) * w[None, :])
+
+
+@autodiff
+def stub(x, w):
+    M, N = x.shape
+    rows, columns = 16, 32 if N > 40 else 16
+    y = torch.empty((M, N), dtype=x.dtype, device=x.device)
+    TILE
+    DESCRIPTORS
+    scaled_kernel[(triton.cdiv(M, rows), triton.cdiv(N, columns))](x_desc, w, y_desc, N, BM=rows, BN=columns)
+    return y
+
+
+SWEEP = [dict(M=40, N=64), dict(M=17, N=36)]
+
+
+def make_args(M, N, device="cuda"):
+    return (torch.randn(M, N), torch.randn(N))
+"""
+
+
+def _described(descriptors: str, tile: str = "tile = [rows, columns]") -> str:
+    return DESCRIBED.replace("TILE", tile).replace("DESCRIPTORS", descriptors)
+
+
+@pytest.mark.parametrize(
+    "descriptors",
+    [
+        "x_desc, y_desc = (TensorDescriptor.from_tensor(t, tile) for t in (x, y))",
+        "both = [TensorDescriptor(t, [M, N], [N, 1], [rows, columns]) for t in (x, y)]; x_desc, y_desc = both",
+    ],
+)
+def test_descriptors_of_the_stub_are_tensors_with_extents_and_strides(
+    descriptors: str, tmp_path: Path, sandbox: Sandbox
+) -> None:
+    # Their tiles are as long as BM and BN in every call: taken for numbers, each size of BN had a kernel of its own.
+    path = tmp_path / "described.py"
+    path.write_text(_described(descriptors))
+    found = derive(describe(read_file(path), sandbox), sandbox, options=QUICK)
+    text = found.draft.candidate.backward
+    assert "tl.atomic_add" not in text
+    assert "[BM, BN])" in text, "the gradient is stored as the output is"
+    assert text.count("@triton.jit") == 1
+    assert "NotImplementedError" not in text
+
+
+def test_tiles_of_descriptors_that_no_constexpr_names_are_what_the_backward_is_for(
+    tmp_path: Path, sandbox: Sandbox
+) -> None:
+    # A call with other tiles runs another program: nothing but the descriptor tells of it.
+    path = tmp_path / "described.py"
+    text = _described(
+        "x_desc, y_desc = (TensorDescriptor.from_tensor(t, tile) for t in (x, y))", "tile = [rows, N // 4]"
+    )
+    path.write_text(text.replace("dict(M=17, N=36)", "dict(M=8, N=64)").replace("BN=columns", "BN=16"))
+    (draft, *_), _ = drafts(describe(read_file(path), sandbox), sandbox, most=1)
+    assert "N // 4 == 16" in draft.candidate.backward
+
+
+def test_a_descriptor_that_cannot_be_read_is_refused_with_what_to_write(tmp_path: Path, sandbox: Sandbox) -> None:
+    path = tmp_path / "described.py"
+    made = "x_desc, y_desc = map(lambda t: TensorDescriptor.from_tensor(t, tile), (x, y))"
+    path.write_text(_described(made))
+    with pytest.raises(CannotDerive, match="a tensor descriptor for `x_desc` that cannot be read") as refused:
+        drafts(describe(read_file(path), sandbox), sandbox, most=1)
+    assert "TensorDescriptor.from_tensor(name" in refused.value.remedy
