@@ -4,8 +4,10 @@ Every pair is checked, then mutated (`kernel_agent.gate.mutants`): `--sample` mu
 and on the IR of its kernels, and all that are made on gradients. Families come in turn, so that a run that is stopped
 has seen all of them. One line per pair is appended to `mutants.jsonl` as soon as it is done, and pairs that stand there
 are left out: a run that was stopped goes on. `--survivors` judges anew those pairs of the record of which a mutant
-survived, by the gate as it is now; the latest line of a pair counts. `mutants.txt` is the summary, with survivors and
-equivalents by name.
+survived, by the gate as it is now; the latest line of a pair counts. `--missing` judges those classes made on source
+that a recorded pair lacks, since they were made later, cheapest pairs first, and appends a line with them beside the
+old ones. `--again` judges recorded pairs anew that are named, as after a change of their text. `mutants.txt` is the
+summary, with survivors and equivalents by name.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import multiprocessing
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -27,8 +29,9 @@ from kernel_agent.bench.faithful import FaithfulTier
 from kernel_agent.data import pairs_root
 from kernel_agent.errors import KernelAgentError
 from kernel_agent.gate import check
-from kernel_agent.gate.mutants.judge import mutation_report
+from kernel_agent.gate.mutants.judge import MutantJudge, mutation_report
 from kernel_agent.gate.mutants.records import Kind, MutantResult, MutationReport, Outcome
+from kernel_agent.gate.mutants.sources import Mutant, sample, source_mutants
 from kernel_agent.oracle import Truths, describe
 from kernel_agent.pairs.userfile import read_file
 from kernel_agent.sandbox import Sandbox
@@ -48,24 +51,39 @@ def main() -> None:
     parser.add_argument("--pair-seconds", type=float, default=180.0, help="of one pair; what is left is counted")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="of the whole run")
     parser.add_argument("--survivors", action="store_true", help="the recorded pairs with survivors, and no others")
+    parser.add_argument("--missing", action="store_true", help="the classes that recorded pairs lack, and no others")
+    parser.add_argument("--again", action="store_true", help="the pairs that are named, whether recorded or not")
     parser.add_argument("--table", action="store_true", help="measure nothing")
     parser.add_argument("--out", type=Path, default=HERE / "mutants.jsonl")
     args = parser.parse_args()
     end = time.time() + args.seconds
     done = {report.pair: report for report in read(args.out)}
-    files = [path for path in in_turn(args.pairs)[:: args.every] if path.stem not in done]
-    if args.survivors:
-        files = [path for path in in_turn(args.pairs) if path.stem in done and done[path.stem].survivors]
-    if files and not args.table:
+    files = [] if args.table else asked(args, done)
+    if files:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(args.jobs, context) as pool, args.out.open("a") as log:
-            futures = {pool.submit(judged, path, args.sample, args.pair_seconds, end): path for path in files}
+            kept = done if args.missing else {}
+            futures = {
+                pool.submit(judged, path, args.sample, args.pair_seconds, end, kept.get(path.stem)): path
+                for path in files
+            }
             for future in as_completed(futures):
                 _keep(future, futures[future], log)
     text = "\n".join(summary(read(args.out))) + "\n"
     args.out.with_suffix(".txt").write_text(text)
     print(text, end="")
+
+
+def asked(args: argparse.Namespace, done: Mapping[str, MutationReport]) -> list[Path]:
+    """The files of the pairs that the command line means; `done` is the record."""
+    chosen = in_turn(args.pairs)[:: args.every]
+    if args.survivors:
+        return [path for path in chosen if path.stem in done and done[path.stem].survivors]
+    if args.missing:
+        files = [path for path in chosen if path.stem in done and lacking(path, done[path.stem], args.sample)]
+        return sorted(files, key=lambda path: done[path.stem].seconds)
+    return chosen if args.again and args.pairs else [path for path in chosen if path.stem not in done]
 
 
 def in_turn(slugs: Sequence[str]) -> list[Path]:
@@ -77,8 +95,17 @@ def in_turn(slugs: Sequence[str]) -> list[Path]:
     return [path for path in chain.from_iterable(zip_longest(*families.values())) if path is not None]
 
 
-def judged(path: Path, count: int, seconds: float, end: float) -> MutationReport | str:
-    """The mutants of one pair, or why there are none; `end` is on `time.time`."""
+def lacking(path: Path, report: MutationReport, count: int) -> tuple[Mutant, ...]:
+    """`count` mutants of each class made on the source of a pair that its record does not know."""
+    known = {result.mutator for result in report.results}
+    mutants = sample(source_mutants(path.read_text(encoding="utf-8")), count)
+    return tuple(mutant for mutant in mutants if mutant.mutator.name not in known)
+
+
+def judged(
+    path: Path, count: int, seconds: float, end: float, known: MutationReport | None = None
+) -> MutationReport | str:
+    """The mutants of one pair, beside those that are `known`, or why there are none; `end` is on `time.time`."""
     if end - time.time() < LEAST_SECONDS:
         return "no time is left"
     torch.set_num_threads(1)
@@ -89,11 +116,30 @@ def judged(path: Path, count: int, seconds: float, end: float) -> MutationReport
             verdict = check(truths.spec, truths.spec.facts.source, sandbox, truths=truths, diagnose=False)
             if not verdict.green:
                 return f"the honest backward is {verdict.status.value}: {verdict.message}"
-            left = min(start + seconds, end) - time.time()
-            report = mutation_report(truths, count=count, rounding=FaithfulTier(truths), seconds=max(1.0, left))
+            left = max(1.0, min(start + seconds, end) - time.time())
+            if known is not None:
+                return completed(truths, known, lacking(path, known, count), left, start)
+            report = mutation_report(truths, count=count, rounding=FaithfulTier(truths), seconds=left)
             return report.model_copy(update={"seconds": time.time() - start})
     except KernelAgentError as error:
         return error.message
+
+
+def completed(
+    truths: Truths, known: MutationReport, mutants: Sequence[Mutant], seconds: float, start: float
+) -> MutationReport | str:
+    """`known` and what becomes of `mutants` beside it; what there was no time for is not called judged."""
+    judge = MutantJudge(truths, rounding=FaithfulTier(truths))
+    judge.deadline = time.monotonic() + seconds
+    results = judge.judged_all(mutants)
+    if judge.unjudged:
+        return f"{judge.unjudged} of {len(mutants)} mutants were not judged for want of time"
+    update = {
+        "results": (*known.results, *results),
+        "notes": tuple(dict.fromkeys((*known.notes, *judge.notes))),
+        "seconds": known.seconds + time.time() - start,
+    }
+    return known.model_copy(update=update)
 
 
 def _keep(future: Future[MutationReport | str], path: Path, log: object) -> None:

@@ -171,7 +171,7 @@ class MutantJudge:
             else:
                 told(one, before)
 
-        if self.rounding is not None:
+        if self.rounding is not None and (rounds or count >= 0):  # honest errors take longer than all else
             again = [Asked(one.mutant) for one in rounds]
             rounded = self.rounding.judge(again, count, self.deadline, rounded_told)
             self.notes, planned = rounded.notes, planned + rounded.made
