@@ -3,11 +3,14 @@
 What a gradient's address depends on becomes the grid; what it does not depend on becomes a loop that sums registers:
 of a product C = A B, whose programs each have a tile of C and loop over tiles of A and B, the programs of the gradient
 of A each have a tile of A and loop over tiles of C. Nothing is left that two programs add to.
+
+A loop that has as many trips as memory says, as over the rows of a sequence, is no axis of a grid. Where these are the
+same for all programs whose additions meet, their owner goes through them itself, and sums in each trip.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence, Set
+from collections.abc import Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from kernel_agent.compiler.errors import CannotDerive
@@ -37,6 +40,8 @@ class Turn:
     all of them."""
     summed: tuple[int, ...]
     """Axes that become loops."""
+    kept: tuple[Op, ...] = ()
+    """The loop that their addresses depend on if it stays one, around those."""
 
 
 @dataclass(frozen=True)
@@ -77,13 +82,23 @@ class Turns:
             return "no sum over programs would change that"
         if not programs and not trips:
             return "all programs add to all of it"
-        if len(programs) + len(trips) > AXES:
+        kept = tuple(self._first(loop) for loop in trips if not self._is_axis(loop))
+        if len(programs) + len(trips) - len(kept) > AXES:
             return "it would need a grid of more than three axes"
-        for loop in trips:
-            extent = forms.trip(loop).extent
-            if extent is None or not extent.printable:
-                return f"the trips of the loop over `{loop.blocks[0].arguments[0].name}` differ from program to program"
-        return Turn(programs, tuple(self._first(loop) for loop in trips), summed)
+        if kept and (len(trips) > 1 or not self._same_for_all(kept[0], programs)):
+            name = kept[0].blocks[0].arguments[0].name
+            return f"the trips of the loop over `{name}` differ from program to program"
+        return Turn(programs, () if kept else tuple(self._first(loop) for loop in trips), summed, kept)
+
+    def _is_axis(self, loop: Op) -> bool:
+        """Whether all programs make as many trips, which the launch can tell."""
+        extent = self.forms.trip(loop).extent
+        return extent is not None and extent.printable
+
+    def _same_for_all(self, loop: Op, programs: Sequence[int]) -> bool:
+        """Whether a loop makes the same trips in all programs that have the same numbers along some axes."""
+        known = {self.forms.program(axis) for axis in programs}
+        return all(self.forms.reads(value) <= known for value in loop.operands[:3])
 
     def _first(self, loop: Op) -> Op:
         """The first loop that was seen over the same range."""
@@ -115,27 +130,27 @@ def owner(forms: Forms, turn: Turn, added: Sequence[Site], name: str) -> Owner:
     b = copier.b
     for axis in turn.programs:
         programs[axis] = b.program_id(places[axis])
-    for site in added:
-        for loop, first in zip(own_loops(forms, site), turn.trips, strict=not isinstance(site, OwnRows)):
-            start, _, step = (copier[value] for value in loop.operands[:3])
-            index = b.add(start, b.mul(b.cast(b.program_id(places[first]), start.element), step))
-            copier[loop.blocks[0].arguments[0]] = index
-    totals: dict[Hashable, Total] = {}
     depth = 0
-    for phase in phases(forms, turn, added):
-        within = copier
-        if phase.own is not None:
-            index = b.program_id(places[turn.trips[0]])
-            within = Turned(source, b, {**programs, phase.own: index}, counts)
-        jobs = [Job.of(forms, site.op, phase.moving, phase.conditions) for site in phase.sites]
-        mine = [totals.setdefault(job.key(within), Total(job, within, job.start(b))) for job in jobs]
-        ran = phase.run(within, jobs, mine)
-        for total, job in zip(mine, jobs, strict=True):
-            total.ran.append(None if job.placed else ran)
-        depth += len(phase.summed) + len(phase.inner)
-    for total in totals.values():
-        total.job.finish(total.copier, total)
-    _refuse_again(made, depth)
+    if turn.kept:
+        first, *_ = turn.kept
+
+        def body(index: Value, _: list[Value]) -> Sequence[Value]:
+            nonlocal depth
+            for site in added:
+                for loop in own_loops(forms, site):
+                    copier[loop.blocks[0].arguments[0]] = index
+            depth = _sum_up(copier, forms, turn, added, places)
+            return ()
+
+        b.loop(copier.bounds(first), (), body, index_name=first.blocks[0].arguments[0].name)
+    else:
+        for site in added:
+            for loop, trips in zip(own_loops(forms, site), turn.trips, strict=not isinstance(site, OwnRows)):
+                start, _, step = (copier[value] for value in loop.operands[:3])
+                index = b.add(start, b.mul(b.cast(b.program_id(places[trips]), start.element), step))
+                copier[loop.blocks[0].arguments[0]] = index
+        depth = _sum_up(copier, forms, turn, added, places)
+    _refuse_again(made, depth + len(turn.kept))
     forward = forms.launch
     grid = [Polynomial.integer(1)] * (1 + max(places.values()))
     own = next((forward.grid[site.axis] for site in added if isinstance(site, OwnRows)), None)
@@ -147,6 +162,26 @@ def owner(forms: Forms, turn: Turn, added: Sequence[Site], name: str) -> Owner:
     launch = replace(forward, grid=tuple(grid), scalars={**forward.scalars, **scalars})
     texts = {text: extent.text() for text, extent in launch.scalars.items()}
     return Owner(made, launch, texts)
+
+
+def _sum_up(copier: Turned, forms: Forms, turn: Turn, added: Sequence[Site], places: Mapping[int | Op, int]) -> int:
+    """Write the loops that sum, and the additions of what they find. Returns how many loops these are."""
+    totals: dict[Hashable, Total] = {}
+    depth = 0
+    for phase in phases(forms, turn, added):
+        within = copier
+        if phase.own is not None:
+            index = copier.b.program_id(places[turn.trips[0]])
+            within = Turned(copier.source, copier.b, {**copier.programs, phase.own: index}, copier.counts)
+        jobs = [Job.of(forms, site.op, phase.moving, phase.conditions) for site in phase.sites]
+        mine = [totals.setdefault(job.key(within), Total(job, within, job.start(copier.b))) for job in jobs]
+        ran = phase.run(within, jobs, mine)
+        for total, job in zip(mine, jobs, strict=True):
+            total.ran.append(None if job.placed else ran)
+        depth += len(phase.summed) + len(phase.inner)
+    for total in totals.values():
+        total.job.finish(total.copier, total)
+    return depth
 
 
 def _places(turn: Turn) -> dict[int | Op, int]:

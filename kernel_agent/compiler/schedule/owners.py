@@ -78,7 +78,8 @@ def together(
     for turn, added in found.items():
         names = {site.op.base.name for site in added}
         mine = {tensor: gradient for tensor, gradient in gradients.items() if gradient in names}
-        for other in [one for one in joint if set(turn.programs) < set(one.programs) and turn.trips == one.trips]:
+        wider = [one for one in joint if set(turn.programs) < set(one.programs)]
+        for other in [one for one in wider if (one.trips, one.kept) == (turn.trips, turn.kept)]:
             if names.isdisjoint(beside) and _at_hand(forms, other, joint[other], added, mine):
                 joint[other] += added
                 del joint[turn]

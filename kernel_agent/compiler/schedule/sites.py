@@ -114,7 +114,22 @@ def loop_bounds(forms: Forms, loop: Op) -> list[Bound]:
 def loop_forms(forms: Forms, loop: Op) -> list[Form]:
     """Forms of which all are less than 0 in every trip of a loop, and in no trip behind the last."""
     index = forms.of(loop.blocks[0].arguments[0])
-    return [index - forms.of(end) for end in sides(forms, loop.operands[1], Code.MIN)]
+    return [_before(forms, index, end) for end in sides(forms, loop.operands[1], Code.MIN)]
+
+
+def _before(forms: Forms, index: Form, end: Value) -> Form:
+    """A form that is less than 0 where an index is less than an end. Of steps of a size that go up to a length that
+    only memory has: `index < cdiv(length, size)` where index * size < length. Both hold of no index that is not
+    negative where the length is, however the quotient is rounded then."""
+    op = end.producer
+    plain = index - forms.of(end)
+    if op is None or op.code is not Code.FLOORDIV or op.attributes.get("unsigned") or not index.not_negative:
+        return plain
+    size = forms.of(op.operands[1]).invariant
+    if size is None or not size.surely(1) or all(atom.kind is not Kind.OPAQUE for atom, _ in plain.terms):
+        return plain
+    length = forms.of(op.operands[0]) - Form(base=size - ONE)
+    return index.times(size) - length
 
 
 def mask_bounds(forms: Forms, mask: Value, *, holds: bool = True) -> list[Bound]:

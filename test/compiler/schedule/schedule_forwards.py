@@ -444,3 +444,29 @@ def biased_exponents(x_ptr, w_ptr, bias_ptr, y_ptr, M, N, D: tl.constexpr, BM: t
         score = tl.dot(x, tl.trans(w), input_precision="ieee") + bias[None, :]
         total += tl.sum(tl.where(n[None, :] < N, tl.exp(score), 0.0), 1)
     tl.store(y_ptr + rows, total, mask=rows < M)
+
+
+@triton.jit
+def products_of_sequences(
+    a_ptr, b_ptr, bounds_ptr, c_ptr, K, N, BR: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, ALIKE: tl.constexpr
+):
+    """A product for each sequence, of all its rows. Not `ALIKE`: programs of later columns leave later rows out."""
+    tiles = tl.cdiv(K, BK)
+    sequence = tl.program_id(0) // tiles
+    k = tl.program_id(0) % tiles * BK + tl.arange(0, BK)
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    begin = tl.load(bounds_ptr + sequence)
+    end = tl.load(bounds_ptr + sequence + 1)
+    length = end - begin
+    if not ALIKE:
+        length -= tl.program_id(0) % tiles + tl.program_id(1)
+    acc = tl.zeros([BK, BN], dtype=tl.float32)
+    for trip in range(0, (length + BR - 1) // BR):
+        rows = begin + trip * BR + tl.arange(0, BR)
+        a_mask = (rows[:, None] < end) & (k[None, :] < K)
+        b_mask = (rows[:, None] < end) & (n[None, :] < N)
+        a = tl.load(a_ptr + rows[:, None] * K + k[None, :], mask=a_mask, other=0.0)
+        b = tl.load(b_ptr + rows[:, None] * N + n[None, :], mask=b_mask, other=0.0)
+        acc += tl.dot(tl.trans(a), b, input_precision="ieee")
+    there = (k[:, None] < K) & (n[None, :] < N)
+    tl.store(c_ptr + (sequence * K + k[:, None]) * N + n[None, :], acc, mask=there)

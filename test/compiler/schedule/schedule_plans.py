@@ -22,7 +22,7 @@ from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.evaluate import evaluate
 from kernel_agent.compiler.ssa.memory import Evaluation
 from kernel_agent.compiler.ssa.value import Kernel
-from kernel_agent.compiler.stub.lines import APART
+from kernel_agent.compiler.stub.lines import HELPERS
 from kernel_agent.ir.lower import lower
 from kernel_agent.ir.program import Module
 
@@ -73,7 +73,7 @@ def run(
     scope = {**given, **names, "torch": DEVICE, "triton": triton, "min": min, "max": max}
     scope |= {f"grid{axis}": grid[axis] if axis < len(grid) else 1 for axis in range(3)}
     scope |= {argument: cotangents[tensor] for tensor, argument in plan.cotangents.items()}
-    exec(APART, scope)  # what facts may call
+    exec("\n".join(HELPERS.values()), scope)  # what facts may call
     scope[FITS] = lambda *_: True
     for name, text in plan.settings.items():
         scope[name] = eval(text, scope)

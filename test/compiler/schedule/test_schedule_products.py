@@ -197,7 +197,7 @@ def test_parts_of_a_clamped_row_are_those_of_the_row_itself(masked: bool) -> Non
 def test_a_product_whose_programs_each_have_a_slice_of_the_summed_axis_leaves_no_atomics() -> None:
     # Where slices start depends on the program, and so does where they end: the last one is shorter.
     kernel = from_source(schedule_forwards.sliced_product, {**POINTERS, **SIZES, "EACH": "i32"}, **TILES)
-    found = plans_of(kernel, "a_ptr b_ptr", "c_ptr", 3)
+    found = plans_of(kernel, "a_ptr b_ptr", "c_ptr", 2)
     assert atomics(found["split"]) == []
     given, _ = matrices(40, 50, 90)
     given = {**{name: given[name] for name in ("a_ptr", "b_ptr", "M", "N", "K")}, "EACH": 32}
@@ -249,3 +249,34 @@ def test_a_small_sum_is_made_where_a_large_one_is_made_of_the_same() -> None:
     x, w, bias = (torch.randn(shape, dtype=torch.float64) * 0.3 for shape in ((40, 16), (50, 16), (50,)))
     given = {"x_ptr": x, "w_ptr": w, "bias_ptr": bias, "M": 40, "N": 50}
     agree(found, given, {"y_ptr": torch.randn(40, dtype=torch.float64)}, (3,))
+
+
+def of_sequences(*, alike: bool) -> tuple[Kernel, dict[str, object], torch.Tensor]:
+    """Products of sequences of 21, 0 and 9 rows with 20 and 40 columns, in two tiles each; with a cotangent."""
+    signature = {**POINTERS, "bounds_ptr": "*i32", "K": "i32", "N": "i32"}
+    kernel = from_source(schedule_forwards.products_of_sequences, signature, BR=16, BK=16, BN=32, ALIKE=alike)
+    torch.manual_seed(0)
+    a, b = torch.randn(30, 20, dtype=torch.float64), torch.randn(30, 40, dtype=torch.float64)
+    given = {"a_ptr": a, "b_ptr": b, "bounds_ptr": torch.tensor([0, 21, 21, 30]), "K": 20, "N": 40}
+    return kernel, given, torch.randn(3, 20, 40, dtype=torch.float64)
+
+
+def test_owners_go_through_the_rows_of_a_sequence_where_its_programs_all_do() -> None:
+    # No axis of a grid has as many trips as each sequence has tiles of rows: an owner that took the first alone, or
+    # those of another sequence, would leave rows without their gradients.
+    kernel, given, dc = of_sequences(alike=True)
+    found = plans_of(kernel, "a_ptr b_ptr", "c_ptr", 2)
+    assert atomics(found["split"]) == []
+    agree({"plain": found["plain"], "split": found["split"]}, given, {"c_ptr": dc}, (6, 2))
+    gradients, counts = run(found["split"], given, {"c_ptr": dc}, (6, 2))
+    torch.testing.assert_close(gradients["a_ptr"][:21], given["b_ptr"][:21] @ dc[0].T)
+    assert all(one.covered(name) and one.owned(name) for one, name in zip(counts, ("da", "db"), strict=True))
+
+
+def test_rows_that_some_of_the_programs_leave_out_have_no_owner() -> None:
+    # An owner with one number of trips would add what programs that ended before never computed.
+    kernel, given, dc = of_sequences(alike=False)
+    found = plans_of(kernel, "a_ptr b_ptr", "c_ptr", 2)
+    assert "split" not in found
+    agree(found, given, {"c_ptr": dc}, (6, 2))
+    assert any("differ from program to program" in remark for plan in found.values() for remark in plan.remarks)

@@ -157,6 +157,34 @@ def test_programs_that_leave_out_tiles_of_a_sequence_are_not_taken_to_reach_them
     assert not covered(dealt_out(0, condition=True))
 
 
+def counted(further: int) -> Kernel:
+    """A loop over the number of tiles of a sequence, `(length + further) // BLOCK`."""
+
+    def build(b: Builder, x: Value, dx: Value, bounds: Value) -> None:
+        begin, end = sequence(b, bounds)
+        block = b.const(BLOCK, "i32", "BLOCK")
+        more = b.sub(block, b.const(BLOCK - further))
+
+        def body(trip: Value, _: list[Value]) -> list[Value]:
+            rows = b.add(b.add(begin, b.mul(trip, block)), b.arange(0, BLOCK, "BLOCK"))
+            add_to(b, dx, rows, b.const(1.0, "f32"), b.compare("lt", rows, end))
+            return []
+
+        trips = b.elementwise(Code.FLOORDIV, (b.add(b.sub(end, begin), more), block))
+        b.loop((b.const(0), trips, b.const(1)), [], body)
+
+    return made("X:*f32 dX:*f32 Bounds:*i32", build, BLOCK=BLOCK)
+
+
+def test_as_many_trips_as_a_sequence_has_tiles_reach_all_its_rows() -> None:
+    # Rounded down, the last rows of a sequence have no tile, and would keep what memory held.
+    found = covered(counted(BLOCK - 1))
+    assert in_call(found, X=torch.empty(8))
+    assert not in_call(found, X=torch.empty(9))
+    assert not covered(counted(BLOCK - 2))
+    assert not covered(counted(0))
+
+
 def padded(b: Builder, x: Value, dx: Value, bounds: Value, longest: Value) -> None:
     """Programs along axis 1 own the places of a padded sequence."""
     begin, end = sequence(b, bounds)
