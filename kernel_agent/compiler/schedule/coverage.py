@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from kernel_agent.compiler.plan import LONGEST, ROWS, Axis
 from kernel_agent.compiler.schedule.claims import Claim, Claims, Rising, conjunction, open_claims
+from kernel_agent.compiler.schedule.floors import Floors
 from kernel_agent.compiler.schedule.forms import Forms
 from kernel_agent.compiler.schedule.injective import scale
 from kernel_agent.compiler.schedule.linear import Atom, Form, Kind, lanes, quotient_of, remainder_of
@@ -138,6 +139,8 @@ class Counter:
     """Sums of indices that take every value below a number, as parts of those."""
     apart: frozenset[Atom] = frozenset()
     """Indices that are not counted: each of their values has as many stores."""
+    floors: Floors = field(default_factory=Floors)
+    """Where indices begin that conditions keep from being small."""
 
     def count(self, site: Site) -> Polynomial | None:
         """How many (program, trip, lane) take part, or at least do; None where that is not known."""
@@ -163,6 +166,8 @@ class Counter:
             return None
         self.digits, self.limited = [], limits
         rest = {atom: self.extent(site, atom) for atom in domain(self.forms, site) - self.apart}
+        self.cut_off(rest)
+        limits = self.within_others(limits, rest)
         self.split_runs(site, limits, rest)
         self.split(site, limits, rest)
         count = ONE
@@ -260,9 +265,12 @@ class Counter:
         where = within.negative if within is not None else None
         conditions: list[tuple[Value | Once, bool]] = [*site.conditions, *((mask, True) for mask in masks)]
         found: dict[Form, dict[Polynomial, None]] = {}
+        self.floors, plain = Floors(), within is None and not site.loops
         for condition, holds in conditions:
             if isinstance(condition, Once):
                 inner = self.limits_once(condition)
+            elif plain and self.floors.told(self.forms, condition, self.apart, holds=holds):
+                inner = []
             else:
                 steps: list[Polynomial] = []
                 inner = whole_bounds(self.forms, condition, holds=holds, steps=steps, where=where)
@@ -276,6 +284,31 @@ class Counter:
             least, *others = sorted(ends, key=lambda end: (len(end.terms), len(end.text()), end.text()))
             self.claims += [Claim(other, least) for other in others]
             kept.append(Bound(form, least))
+        if not self.floors.suit((self.forms.of(site.op.offset), *(bound.form for bound in kept))):
+            return None
+        return [self.floors.bound(bound) for bound in kept]
+
+    def cut_off(self, rest: dict[Atom, Polynomial | None]) -> None:
+        """Leave out of indices what lies beneath where they begin."""
+        for atom, low in self.floors.least.items():
+            extent = rest.get(atom)
+            if extent is not None:
+                self.claims += [Claim(low, ZERO), Claim(extent, low)]
+                rest[atom] = extent - low
+
+    def within_others(self, limits: Sequence[Bound], rest: dict[Atom, Polynomial | None]) -> list[Bound]:
+        """The bounds without those of single indices that others bound as parts of sums: they say how many values the
+        index has, where it has no fewer, which is noted."""
+        kept = []
+        for bound in limits:
+            atom, number = bound.form.terms[0]
+            extent = rest.get(atom)
+            inner = any(other.size > 1 and atom in other.form.coefficients for other in limits)
+            if bound.size > 1 or number != ONE or extent is None or not inner or atom.kind is not Kind.PROGRAM:
+                kept.append(bound)
+                continue
+            self.claims.append(Claim(extent, bound.below))
+            rest[atom] = bound.below
         return kept
 
     def limits_once(self, mask: Once) -> list[Bound] | None:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from kernel_agent.compiler.plan import Axis, Census, Fact
 from kernel_agent.compiler.schedule.alone import programs_apart
 from kernel_agent.compiler.schedule.census import census_of
 from kernel_agent.compiler.schedule.coverage import Coverage, coverage, domain, stored_axes
+from kernel_agent.compiler.schedule.floors import Floors
 from kernel_agent.compiler.schedule.forms import Forms, Launch
 from kernel_agent.compiler.schedule.injective import Injectivity, injective
 from kernel_agent.compiler.schedule.linear import Atom, Form, Kind
@@ -139,6 +140,7 @@ def proof(forms: Forms, written: Sequence[Site]) -> Injectivity | str:
     missing = [atom for atom in needed if atom not in common.form.sources]
     if missing:
         return f"{_words(missing)} add to the same elements"
+    common = common.above(Floors.of(forms, written))
     found = injective(common.form, common.bounds, needed | common.copies, forms.launch.calls, within=common.within)
     if found is None:
         return "its addresses may overlap, or are read from memory"
@@ -175,6 +177,12 @@ class Common:
         """Of one write."""
         bounded = tuple(bounds(forms, site, likely=True))
         return cls(forms.of(site.op.offset), bounded, frozenset(), segments(forms, site))
+
+    def above(self, floors: Floors) -> Common:
+        """The same of indices that are counted from where they begin."""
+        if not floors.least or self.within or not floors.suit((self.form, *(bound.form for bound in self.bounds))):
+            return self
+        return replace(self, form=floors.form(self.form), bounds=tuple(map(floors.bound, self.bounds)))
 
     @classmethod
     def of(cls, forms: Forms, written: Sequence[Site]) -> Common | None:

@@ -137,9 +137,9 @@ def mask_bounds(forms: Forms, mask: Value, *, holds: bool = True) -> list[Bound]
     return [bound for negative in _negatives(forms, mask, holds=holds) for bound in _below(negative)]
 
 
-def mask_forms(forms: Forms, mask: Value) -> list[Form | None]:
+def mask_forms(forms: Forms, mask: Value, *, holds: bool = True) -> list[Form | None]:
     """Forms that are less than 0 where a mask holds; None among them for what says something else."""
-    return _parts(forms, mask, holds=True)
+    return _parts(forms, mask, holds=holds)
 
 
 def whole_bounds(

@@ -461,7 +461,7 @@ def products_of_sequences(
     if not ALIKE:
         length -= tl.program_id(0) % tiles + tl.program_id(1)
     acc = tl.zeros([BK, BN], dtype=tl.float32)
-    for trip in range(0, (length + BR - 1) // BR):
+    for trip in range((length + BR - 1) // BR):
         rows = begin + trip * BR + tl.arange(0, BR)
         a_mask = (rows[:, None] < end) & (k[None, :] < K)
         b_mask = (rows[:, None] < end) & (n[None, :] < N)

@@ -1,0 +1,119 @@
+"""Programs from a number on count what is theirs from there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from schedule_kernels import add_to, block_of, made
+
+from kernel_agent.compiler.schedule.calls import Calls
+from kernel_agent.compiler.schedule.forms import Launch
+from kernel_agent.compiler.schedule.ownership import Ownership, owned
+from kernel_agent.compiler.ssa.builder import Builder
+from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.evaluate import evaluate
+from kernel_agent.compiler.ssa.value import Kernel, Value
+
+BLOCK = 4
+
+
+def above(limit: str, counted: str) -> Kernel:
+    """Rows of n columns: programs from a number on, or from none, add to the columns behind as many tiles as they are
+    above another one, as far as there are n."""
+
+    def build(b: Builder, x: Value, dx: Value, n: Value, first: Value, other: Value) -> None:
+        numbers = {"first": first, "other": other}
+        pid = b.program_id(0)
+        cols = block_of(b, b.sub(pid, numbers[counted]), BLOCK, "BLOCK")
+        at = b.add(b.mul(b.program_id(1), n), cols)
+
+        def adding() -> list[Value]:
+            add_to(b, dx, at, b.const(1.0, "f32"), b.compare("lt", cols, n))
+            return []
+
+        nothing: Callable[[], list[Value]] = list
+        if not limit:
+            adding()
+        elif limit.startswith("below "):
+            b.branch(b.compare("lt", pid, numbers[limit.removeprefix("below ")]), adding, nothing)
+        else:
+            b.branch(b.compare("lt", pid, numbers[limit]), nothing, adding)
+
+    return made("X:*f32 dX:*f32 n first other", build, BLOCK=BLOCK)
+
+
+def own(kernel: Kernel, *calls: dict[str, object]) -> Ownership:
+    return owned(kernel, {"X": "dX"}, Launch.like_forward(2, Calls(calls)))
+
+
+def is_stored(found: Ownership) -> bool:
+    return [op.code for op in found.kernel.ops if op.code in (Code.STORE, Code.ATOMIC_ADD)] == [Code.STORE]
+
+
+def call(n: int, first: int, grid0: int, **names: int) -> dict[str, object]:
+    known = {"n": n, "first": first, "other": first, "grid0": grid0, "grid1": 3, "BLOCK": BLOCK}
+    return {**known, "X": torch.zeros(3, n), **names}
+
+
+def test_columns_of_programs_from_a_number_on_are_stored_and_cover_the_rows() -> None:
+    # Counted from 0, a column of these is less than n and `first` tiles more: the next row has such columns, too.
+    found = own(above("first", "first"))
+    assert is_stored(found)
+    assert [fact.expression for fact in found.facts] == []
+    whole, launch = found.empty_if["dX"], call(7, 2, 4)
+    assert eval(whole, launch)
+    memory = torch.full((3, 7), torch.nan)
+    evaluate(found.kernel, (4, 3), {**{k: launch[k] for k in ("X", "n", "first", "other")}, "dX": memory})
+    assert torch.equal(memory, torch.ones(3, 7))
+
+
+@pytest.mark.parametrize(
+    "launch",
+    [
+        pytest.param(call(7, 2, 3), id="a tile too few"),
+        pytest.param(call(7, 5, 4), id="no program from that number on"),
+        pytest.param(call(7, -1, 4), id="all from less than nothing on"),
+        pytest.param({**call(7, 2, 4), "X": torch.zeros(4, 7)}, id="a row too many"),
+    ],
+)
+def test_columns_that_no_program_has_keep_zeros(launch: dict[str, object]) -> None:
+    # Where memory started empty these would be NaN. Programs from -1 on begin with the second tile.
+    assert not eval(own(above("first", "first")).empty_if["dX"], launch)
+
+
+@pytest.mark.parametrize("limit", ["", "below first"])
+def test_programs_that_may_be_below_the_number_stay_atomic(limit: str) -> None:
+    # Their columns are negative: they lie in the row before.
+    assert not is_stored(own(above(limit, "first"), call(7, 2, 4)))
+
+
+def test_programs_from_another_number_on_are_stored_only_if_that_is_no_less() -> None:
+    kernel = above("other", "first")
+    assert is_stored(own(kernel, call(7, 2, 4, other=3)))
+    assert not is_stored(own(kernel, call(7, 2, 4, other=1)))
+
+
+def below() -> Kernel:
+    """Programs below a number add to columns of n."""
+
+    def build(b: Builder, x: Value, dx: Value, n: Value, first: Value) -> None:
+        pid = b.program_id(0)
+        cols = block_of(b, pid, BLOCK, "BLOCK")
+
+        def adding() -> list[Value]:
+            add_to(b, dx, b.add(b.mul(b.program_id(1), n), cols), b.const(1.0, "f32"), b.compare("lt", cols, n))
+            return []
+
+        b.branch(b.compare("lt", pid, first), adding, list)
+
+    return made("X:*f32 dX:*f32 n first", build, BLOCK=BLOCK)
+
+
+def test_programs_below_a_number_cover_the_rows_if_their_tiles_reach_the_end() -> None:
+    # The grid may have as many tiles as that takes when those that take part have not.
+    whole = own(below()).empty_if["dX"]
+    assert eval(whole, call(7, 2, 4))
+    assert not eval(whole, call(7, 1, 4))
+    assert not eval(whole, call(7, 2, 1))
