@@ -4,6 +4,9 @@ The kernel that gathers windows counts elements, and that of the sums beside it 
 programs of one as of the other, each program has about the same part of both, and what the first part of a program
 loaded is in a cache when the second one asks for it. Where few programs of the first launch take turns at what each
 program of the second has, each turn does both.
+
+The owner of rows has one program where the owner of each row's few columns has one for every column: where both read
+the same tiles whatever the column is, as the cotangent of all pairs, the one program does the columns in turn.
 """
 
 from __future__ import annotations
@@ -12,7 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kernel_agent.compiler.plan import written_by
-from kernel_agent.compiler.schedule.forms import Launch
+from kernel_agent.compiler.schedule.forms import Forms, Launch
+from kernel_agent.compiler.schedule.polynomial import ONE, Polynomial
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.prune import prune
@@ -25,6 +29,8 @@ Step = tuple[Kernel, Launch, dict[str, str]]
 
 APART = frozenset((Code.DOT, Code.WHILE, Code.LEAVE_IF, Code.TAPE_STORE))
 """Products have tiles of a size of their own, and what follows the end of a program would not run."""
+FEW = 16
+"""Columns that one program does in turn: of more, programs of their own are needed to fill the device."""
 
 
 def together(steps: Sequence[Step]) -> list[Step]:
@@ -43,34 +49,52 @@ def together(steps: Sequence[Step]) -> list[Step]:
 
 def _both(one: Step, other: Step, between: Sequence[Step]) -> Step | None:
     """Two launches as one in the place of the first; None where that is not right or saves nothing."""
+    if launch_of(one).grid != launch_of(other).grid:
+        for lone, several in ((one, other), (other, one)):
+            columns = _columns(lone, several)
+            if columns is not None and _independent(one, other, between):
+                return _in_columns(lone, several, columns)
     (first, launch, scalars), (second, second_launch, second_scalars) = one, other
     turns = None if launch.grid == second_launch.grid else _turns(first, launch, second, second_launch)
     if launch.grid != second_launch.grid and turns is None:
         return None
     if any(op.code in APART for kernel in (first, second) for op in kernel.ops):
         return None
-    written = [set(written_by(kernel)) for kernel in (first, second)]
-    if written[0] & written[1] or not (_tiles(first) & _tiles(second)) - written[0] - written[1]:
-        return None
-    if any(set(written_by(kernel)) & _loaded(second) for kernel, _, _ in (one, *between)):
-        return None
-    if any(written[1] & (_loaded(kernel) | set(written_by(kernel))) for kernel, _, _ in (one, *between)):
-        return None
-    if any(first.extents.get(size, name) != name for size, name in second.extents.items()):
-        return None
-    if any(first.constants.get(name, number) != number for name, number in second.constants.items()):
+    if not _independent(one, other, between):
         return None
     known = {value.name: value for value in first.arguments}
     same = {value: known.get(value.name, value) for value in second.arguments}
-    if any(old.element != new.element for old, new in same.items()):
-        return None
-    if any(scalars[name] != text for name, text in second_scalars.items() if name in scalars):
-        return None
     numbers = {**launch.scalars, **second_launch.scalars}
-    if any(numbers[name] != extent for name, extent in launch.scalars.items()):
-        return None
     kernel = prune(_joined(first, second, same, turns))
     return kernel, Launch(launch.grid, numbers, launch.calls), {**scalars, **second_scalars}
+
+
+def launch_of(step: Step) -> Launch:
+    """Of a step."""
+    return step[1]
+
+
+def _independent(one: Step, other: Step, between: Sequence[Step]) -> bool:
+    """Whether the second of two launches may run with the first, in front of those between, and they mean the same by
+    what they name alike."""
+    (first, launch, scalars), (second, second_launch, second_scalars) = one, other
+    written = [set(written_by(kernel)) for kernel in (first, second)]
+    if written[0] & written[1] or not (_tiles(first) & _tiles(second)) - written[0] - written[1]:
+        return False
+    if any(set(written_by(kernel)) & _loaded(second) for kernel, _, _ in (one, *between)):
+        return False
+    if any(written[1] & (_loaded(kernel) | set(written_by(kernel))) for kernel, _, _ in (one, *between)):
+        return False
+    if any(first.extents.get(size, name) != name for size, name in second.extents.items()):
+        return False
+    if any(first.constants.get(name, number) != number for name, number in second.constants.items()):
+        return False
+    known = {value.name: value.element for value in first.arguments}
+    if any(known.get(value.name, value.element) != value.element for value in second.arguments):
+        return False
+    if any(scalars[name] != text for name, text in second_scalars.items() if name in scalars):
+        return False
+    return not any(second_launch.scalars.get(name, extent) != extent for name, extent in launch.scalars.items())
 
 
 def _loaded(kernel: Kernel) -> set[str]:
@@ -82,6 +106,86 @@ def _loaded(kernel: Kernel) -> set[str]:
 def _tiles(kernel: Kernel) -> set[str]:
     """What a kernel loads tiles of."""
     return {op.base.name for op in kernel.ops if op.code is Code.LOAD and op.result.shape}
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """What one program does in turn."""
+
+    axis: int
+    """Of the grid, whose programs would each have one."""
+    count: Polynomial
+
+
+def _columns(lone: Step, several: Step) -> _Columns | None:
+    """The axis along which a launch has one program, and another one a few that load the same tiles of two axes as the
+    one program does; None where there is no such axis. Products of theirs keep programs of their own."""
+    (_, launch, _), (kernel, other, _) = lone, several
+    apart = [axis for axis, (one, all_of) in enumerate(zip(launch.grid, other.grid, strict=False)) if one != all_of]
+    if len(launch.grid) != len(other.grid) or len(apart) != 1:
+        return None
+    (axis,) = apart
+    count = other.grid[axis]
+    most = other.calls.at_work(count.text()) or other.calls.most(count.text())
+    if launch.grid[axis] != ONE or not count.printable or most is None or most > FEW:
+        return None
+    if any(
+        op.code is Code.NUM_PROGRAMS and op.attributes["axis"] == axis for one in (kernel, lone[0]) for op in one.ops
+    ):
+        return None
+    if any(op.code in APART for op in kernel.ops) or any(op.code in APART - {Code.DOT} for op in lone[0].ops):
+        return None
+    forms, theirs = Forms(kernel, other), _planes(lone[0])
+    shared = [op for op in kernel.ops if op.code is Code.LOAD and len(op.result.shape) > 1 and op.base.name in theirs]
+    same = [op for op in shared if forms.program(axis) not in forms.reads(op.offset)]
+    return _Columns(axis, count) if same else None
+
+
+def _planes(kernel: Kernel) -> set[str]:
+    """What a kernel loads tiles of two axes of."""
+    return {op.base.name for op in kernel.ops if op.code is Code.LOAD and len(op.result.shape) > 1}
+
+
+def _in_columns(lone: Step, several: Step, columns: _Columns) -> Step:
+    """The one program's work, and then that of the others in turn."""
+    (first, launch, scalars), (second, other, other_scalars) = lone, several
+    known = {value.name: value for value in first.arguments}
+    same = {value: known.get(value.name, value) for value in second.arguments}
+    arguments = list(dict.fromkeys((*first.arguments, *same.values())))
+    names = {value.name: value for value in arguments}
+    column = next(
+        op.result for op in second.ops if op.code is Code.PROGRAM_ID and op.attributes["axis"] == columns.axis
+    )
+    count = names.get(columns.count.text())
+    numbers = {**launch.scalars, **other.scalars}
+    told = {**scalars, **other_scalars}
+    if count is None:
+        name = f"num_{column.name or 'columns'}"
+        while name in names or first.free_name(name) != name or second.free_name(name) != name:
+            name += "_"
+        count = Value("i32", (), name)
+        arguments.append(count)
+        numbers, told = {**numbers, name: columns.count}, {**told, name: columns.count.text()}
+    made = Kernel(
+        f"{first.name}_{'_'.join(written_by(second))}",
+        arguments,
+        extents={**first.extents, **second.extents},
+        constants={**first.constants, **second.constants},
+        fixed=first.fixed | second.fixed,
+    )
+    b = Builder(made, frozenset((*written_to(first.body), *(same[value] for value in written_to(second.body)))))
+    Copier(first, b).block(first.body)
+
+    def turn(index: Value, _: list[Value]) -> list[Value]:
+        behind = _Turn(second, b, columns.axis, index)
+        for old, new in same.items():
+            behind[old] = new
+        behind.block(second.body)
+        return []
+
+    zero = b.zero(count)
+    b.loop((zero, count, b.const(1, count.element)), [], turn, index_name=column.name)
+    return prune(made), Launch(launch.grid, numbers, launch.calls), told
 
 
 @dataclass(frozen=True)
