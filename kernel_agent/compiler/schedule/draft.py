@@ -95,7 +95,7 @@ class Draft:
             self.facts += one.facts
         tensors = {name: tensor for tensor, name in gradients.items()}
         for name, empty_if in found.empty_if.items():
-            held = Stored(kernel.argument(name).pointee, empty_if, found.axes[name], found.counts.get(name))
+            held = Stored(_element(name, kernel, found), empty_if, found.axes[name], found.counts.get(name))
             if self.regions is not None and name in self.regions.parts:
                 held = self._joint(held, self.stored.get(name), tensors[name], launch)
             self.stored[name] = held
@@ -205,6 +205,13 @@ class Draft:
     def additions(self) -> int:
         """To memory, that are left."""
         return sum(op.code is Code.ATOMIC_ADD for kernel, _, _ in self.steps for op in kernel.ops)
+
+
+def _element(name: str, kernel: Kernel, found: Ownership) -> str:
+    """Of a gradient that a kernel stores, or one behind it."""
+    behind = [one.kernel for one in found.later if one.gradient == name]
+    element: str = (behind[0] if behind else kernel).argument(name).pointee
+    return element
 
 
 def finished(kernel: Kernel, launch: Launch) -> Kernel:

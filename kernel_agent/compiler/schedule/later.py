@@ -8,6 +8,9 @@ that would add to the same elements, sums what they kept, and adds that to what 
 Proved: what is left is stored once for each element (`proof`), and in the second launch each element has one program
 and one lane (`injective`), so that its load, addition and store meet no other. Every program of the first launch
 reaches the sum, under no condition, and neither where it belongs nor its mask depends on what the second one sums over.
+
+Where few programs take turns, a gradient may be nothing but such sums: rows of a tensor's elements, which torch would
+add, want one without gaps, and a slice of a projection has some. The second launch then stores what it sums.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from dataclasses import dataclass, replace
 from kernel_agent.compiler.plan import Buffer, Fact, Fill
 from kernel_agent.compiler.reverse.elements import adjoint_element
 from kernel_agent.compiler.schedule.alone import programs_apart
-from kernel_agent.compiler.schedule.coverage import domain
+from kernel_agent.compiler.schedule.coverage import coverage, domain, stored_axes
 from kernel_agent.compiler.schedule.forms import UNKNOWN, Forms, Launch
 from kernel_agent.compiler.schedule.injective import injective
 from kernel_agent.compiler.schedule.linear import Kind
@@ -49,24 +52,51 @@ class Later:
     """Where the sums are kept."""
 
 
-def owned_in_the_end(kernel: Kernel, gradients: Mapping[str, str], launch: Launch) -> Ownership:
+def owned_in_the_end(kernel: Kernel, gradients: Mapping[str, str], launch: Launch, *, few: bool = False) -> Ownership:
     """Stores for atomic additions, as `owned` makes them, and of gradients that it would leave atomic for a sum that
-    meets the rest, a launch that adds the sum."""
+    meets the rest, a launch that adds the sum. `few`: programs take turns, so that what they keep is little."""
     forms = Forms(kernel, launch)
     written: dict[str, list[Site]] = {}
     for site in sites(kernel.body, WRITES):
         written.setdefault(site.op.base.name, []).append(site)
-    kept: list[_Kept] = []
-    for tensor, name in gradients.items():
-        kept += _kept(forms, tensor, written.get(name, []), kernel.argument(tensor).is_pointer)
+    kept = [
+        one
+        for tensor, name in gradients.items()
+        if name in written and kernel.argument(tensor).is_pointer
+        for one in _kept(forms, tensor, written[name], few)
+    ]
     if not kept:
         return owned(kernel, gradients, launch)
-    found = owned(prune(_Keeper(kernel, kept).copy()), gradients, launch)
-    if not {one.name for one in kept} <= set(found.empty_if):
+    shared = {one.name: one.tensor for one in kept}
+    whole = {name for name in shared if all(any(one.site is site for one in kept) for site in written[name])}
+    rest = {tensor: name for tensor, name in gradients.items() if name not in whole}
+    found = owned(prune(_Keeper(kernel, kept).copy()), rest, launch)
+    if not set(shared) - whole <= set(found.empty_if):
         return owned(kernel, gradients, launch)
-    later = tuple(one.later(kernel, found.kernel.argument(one.name), launch) for one in kept)
+    done: set[str] = set()
+    later: list[Later] = []
+    for one in kept:
+        gradient = Value(f"*{kernel.argument(one.tensor).pointee}", (), one.name)
+        later.append(one.later(kernel, gradient, launch, adds=one.name not in whole or one.name in done))
+        if one.name in whole - done:
+            found = _stored_behind(found, later[-1], one.tensor)
+        done.add(one.name)
     facts = tuple(dict.fromkeys((*found.facts, *(fact for one in kept for fact in one.facts))))
-    return replace(found, facts=facts, later=later)
+    return replace(found, facts=facts, later=tuple(later))
+
+
+def _stored_behind(found: Ownership, later: Later, tensor: str) -> Ownership:
+    """What is known of gradients, and of one that the second launch stores."""
+    forms, name = Forms(later.kernel, later.launch), later.gradient
+    stored = [site for site in sites(later.kernel.body, WRITES) if site.op.base.name == name]
+    reached = coverage(forms, stored)
+    condition = "" if reached is None else reached.condition(tensor)
+    return replace(
+        found,
+        empty_if={**found.empty_if, name: condition},
+        axes={**found.axes, name: stored_axes(forms, stored) if condition else ()},
+        counts=found.counts if reached is None else {**found.counts, name: reached},
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +104,8 @@ class _Kept:
     """A sum that each program keeps."""
 
     site: Site
+    tensor: str
+    """The input whose gradient it is part of."""
     axes: tuple[int, ...]
     """Of the grid: programs along these add to the same elements."""
     others: tuple[int, ...]
@@ -90,8 +122,8 @@ class _Kept:
         found: str = self.site.op.base.name
         return found
 
-    def later(self, source: Kernel, gradient: Value, launch: Launch) -> Later:
-        """The launch that adds the sums."""
+    def later(self, source: Kernel, gradient: Value, launch: Launch, *, adds: bool) -> Later:
+        """The launch that adds the sums, or stores them."""
         programs = _product(launch.grid[axis] for axis in self.axes)
         each = _product(launch.grid[axis] for axis in self.others).text()
         lanes = [source.extents.get(extent) or str(extent) for extent in self.site.op.offset.shape]
@@ -99,19 +131,19 @@ class _Kept:
         buffer = Buffer(self.rows.name, self.rows.pointee, Fill.EMPTY, shape=shape)
         grid = tuple(ONE if axis in self.axes else extent for axis, extent in enumerate(launch.grid))
         numbers = {**launch.scalars, self.count.name: programs}
-        made = prune(_Adding(source, self, gradient).copy())
+        made = prune(_Adding(source, self, gradient, adds=adds).copy())
         where = replace(launch, grid=grid, scalars=numbers)
         return Later(self.name, made, where, {self.count.name: programs.text()}, buffer)
 
 
-def _kept(forms: Forms, tensor: str, written: Sequence[Site], is_pointer: bool) -> list[_Kept]:
+def _kept(forms: Forms, tensor: str, written: Sequence[Site], few: bool) -> list[_Kept]:
     """The sums of a gradient that are to be kept; none where it can be stored without, or not even so."""
     kernel = forms.kernel
-    if len(written) < 2 or not is_pointer or not isinstance(proof(forms, written), str):
-        return []
     sums = [site for site in written if _is_shared(forms, site)]
     rest = [site for site in written if site not in sums]
-    if not sums or not rest or isinstance(proof(forms, rest), str) or programs_apart(forms, written) is not None:
+    if not sums or not (rest or few) or not isinstance(proof(forms, written), str):
+        return []
+    if rest and (isinstance(proof(forms, rest), str) or programs_apart(forms, written) is not None):
         return []
     found: list[_Kept] = []
     taken = {value.name for value in kernel.arguments}
@@ -127,7 +159,7 @@ def _kept(forms: Forms, tensor: str, written: Sequence[Site], is_pointer: bool) 
             return []
         if UNKNOWN in reads or not reads.isdisjoint(missing) or _counts(asked, axes):
             return []
-        if site.op.code is not Code.ATOMIC_ADD or not is_small(forms, site, loaded.get((), [])):
+        if site.op.code is not Code.ATOMIC_ADD or not (few or is_small(forms, site, loaded.get((), []))):
             return []
         apart = injective(address.form, address.bounds, told - missing, forms.launch.calls, within=address.within)
         if apart is None:
@@ -141,7 +173,7 @@ def _kept(forms: Forms, tensor: str, written: Sequence[Site], is_pointer: bool) 
         taken |= {rows.name, count.name}
         reason = once_stored(site.op.base.name)
         facts = tuple(Fact(text, reason, tensor) for text in apart.facts())
-        found.append(_Kept(site, axes, others, rows, count, facts))
+        found.append(_Kept(site, tensor, axes, others, rows, count, facts))
     return found
 
 
@@ -194,13 +226,14 @@ class _Keeper(Copier):
 
 
 class _Adding(Copier):
-    """Adds sums to what the source stored."""
+    """Adds sums to what the source stored, or stores them."""
 
-    def __init__(self, source: Kernel, kept: _Kept, gradient: Value) -> None:
+    def __init__(self, source: Kernel, kept: _Kept, gradient: Value, *, adds: bool) -> None:
         arguments = [value for value in source.arguments if value.name != gradient.name]
         made = emptied(source, name=f"{source.name}_sums", arguments=[*arguments, kept.rows, gradient, kept.count])
         super().__init__(source, Builder(made, frozenset((gradient,))))
         self.sum = kept
+        self.adds = adds
         self.gradient = gradient
 
     def copy(self) -> Kernel:
@@ -219,9 +252,11 @@ class _Adding(Copier):
         bounds = (b.const(0, "i32"), kept.count, b.const(1, "i32"))
         name = op.stored.name or f"{kept.name}_sum"
         (total,) = b.loop(bounds, [b.whole(zero, op.offset.shape)], body, index_name="number", names=[name])
-        before = b.load(self.gradient, offset, mask, None if mask is None else b.const(0.0, self.gradient.pointee))
-        stored = b.add(b.cast(before, total.element), total)
-        b.store(self.gradient, offset, b.cast(stored, self.gradient.pointee), mask)
+        if self.adds:
+            zero = b.const(0.0, self.gradient.pointee)
+            before = b.load(self.gradient, offset, mask, None if mask is None else zero)
+            total = b.add(b.cast(before, total.element), total)
+        b.store(self.gradient, offset, b.cast(total, self.gradient.pointee), mask)
         return b.kernel
 
 

@@ -13,7 +13,7 @@ from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.schedule.accumulate import accumulated
 from kernel_agent.compiler.schedule.coverage import covered_if, domain
 from kernel_agent.compiler.schedule.forms import Forms, Launch
-from kernel_agent.compiler.schedule.injective import injective
+from kernel_agent.compiler.schedule.injective import Injectivity, injective
 from kernel_agent.compiler.schedule.ownership import WRITES, Common
 from kernel_agent.compiler.schedule.pace import PER_PROCESSOR, STAGES, Pace, pace
 from kernel_agent.compiler.schedule.polynomial import ONE, Polynomial
@@ -104,7 +104,8 @@ def persistent(kernel: Kernel, gradients: Mapping[str, str], forward: Launch, ax
         found = _partial(forms, tensor, written.get(name, []), axis)
         if found is not None:
             partials[name] = found
-    if not partials:
+    sums = [name for tensor, name in gradients.items() if _sums(forms, tensor, written.get(name, []), axis)]
+    if not sums:
         raise CannotDerive("no sum over rows fits the registers of one program")
     final = _Partials(looped, axis, partials).copy()
     return Persistent(final, launch, count.text(), {rows: forward.grid[axis].text()}, partials, speed)
@@ -125,7 +126,20 @@ def _programs(kernel: Kernel, grid: tuple[Polynomial, ...], axis: int, speed: Pa
 
 
 def _partial(forms: Forms, tensor: str, written: list[Site], axis: int) -> Partial | None:
-    """All additions to a gradient, after all loops, to the same elements by all programs along the axis."""
+    """All additions to a gradient, after all loops, to the same elements by all programs along the axis, of a tensor
+    without gaps."""
+    laid_out = f"{tensor}.is_contiguous()"
+    proof = _sums(forms, tensor, written, axis)
+    if proof is None or forms.launch.calls.refute((laid_out,)):
+        return None
+    row = Forms(forms.kernel, replace(forms.launch, grid=_without(forms.launch.grid, axis)))
+    empty_if = covered_if(row, written, tensor)
+    return Partial(f"{written[0].op.base.name}_rows", tensor, (laid_out, *proof.facts()), empty_if)
+
+
+def _sums(forms: Forms, tensor: str, written: list[Site], axis: int) -> Injectivity | None:
+    """That additions to a gradient come after all loops, and that each program along the axis adds to the same
+    elements, once."""
     if not written or not forms.kernel.argument(tensor).is_pointer:
         return None
     program = forms.program(axis)
@@ -138,15 +152,8 @@ def _partial(forms: Forms, tensor: str, written: list[Site], axis: int) -> Parti
     common = Common.of(forms, written)
     if common is None:
         return None
-    calls = forms.launch.calls
     told = (domain(forms, written[0]) - {program}) | common.copies
-    proof = injective(common.form, common.bounds, told, calls)
-    laid_out = f"{tensor}.is_contiguous()"
-    if proof is None or calls.refute((laid_out,)):
-        return None
-    row = Forms(forms.kernel, replace(forms.launch, grid=_without(forms.launch.grid, axis)))
-    empty_if = covered_if(row, written, tensor)
-    return Partial(f"{written[0].op.base.name}_rows", tensor, (laid_out, *proof.facts()), empty_if)
+    return injective(common.form, common.bounds, told, forms.launch.calls)
 
 
 def _without(grid: tuple[Polynomial, ...], axis: int) -> tuple[Polynomial, ...]:

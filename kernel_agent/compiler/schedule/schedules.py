@@ -224,7 +224,7 @@ def _rows(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft:
         reason = f"partial sums of {name} lie in rows of {partial.tensor}'s elements"
         draft.facts += [Fact(text, reason, partial.tensor) for text in partial.facts]
     rest = {tensor: name for tensor, name in gradients.items() if name not in looped.partials}
-    draft.add(owned_in_the_end(looped.kernel, rest, looped.launch), rest, looped.launch, scalars)
+    draft.add(owned_in_the_end(looped.kernel, rest, looped.launch, few=True), rest, looped.launch, scalars)
     if looped.pace is not None and looped.pace.stages and draft.alone:
         draft.settings[looped.pace.stages] = "1"  # a row loaded ahead of its turn would miss what is stored before
     elif looped.pace is not None and looped.pace.stages:
