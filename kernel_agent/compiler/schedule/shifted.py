@@ -48,6 +48,9 @@ class Windower(Copier):
         self.write = Materializer(forms, self)
         self.seen = [_Seen.of(source, forms, count) for count in counts]
         self.moving = self._closure({value for seen in self.seen for value in seen.values})
+        if any(bound in self.moving for loops in self.loops.values() for loop in loops for bound in loop.operands[:3]):
+            # The loop is gone through by the program that owns elements, for outputs of other numbers than its own.
+            raise CannotDerive("which trips add to a window depends on the number of the output")
         self.places: list[list[Value]] = []
         """By count, the coordinates of the elements."""
         self.inside: list[Value] = []

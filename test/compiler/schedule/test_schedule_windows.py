@@ -16,6 +16,7 @@ from window_forwards import (
     dilated,
     flat_convolution,
     half_unrolled,
+    in_chunks,
     normed_neighbours,
     shuffled,
     square_convolution,
@@ -124,6 +125,15 @@ def test_windows_whose_outputs_know_of_each_other_stay_atomic() -> None:
     made = plans_of(kernel_of(normed_neighbours, BLOCK=4), "X", "Y", 1)
     assert atomics(next(iter(made.values())))
     agree(made, {"X": drawn(11), "T": 11}, {"Y": drawn(11)}, (3,), BLOCK=4)
+
+
+def test_windows_of_the_steps_of_a_chunk_are_not_gathered_by_programs_that_count_chunks() -> None:
+    # The loop over a chunk's steps begins where the program's number says: gone through by programs that own single
+    # steps, it began somewhere else, and the gradients were those of other steps.
+    made = plans_of(kernel_of(in_chunks, CHUNK=4, BLOCK=4), "X", "Y", 1)
+    for steps in (8, 11):
+        given = {"X": drawn(steps, 3), "T": steps, "W": 3}
+        agree(made, given, {"Y": drawn(steps, 3)}, (triton.cdiv(steps, 4),), CHUNK=4, BLOCK=4)
 
 
 def test_digits_of_a_number_in_another_order_are_stored() -> None:

@@ -212,3 +212,14 @@ def half_unrolled(X, Weight, Y, H, W, SIDE: tl.constexpr, BLOCK_H: tl.constexpr,
             value = tl.load(X + plane * H * W + y * W + x, mask=there, other=0.0)
             total += value * tl.load(Weight + plane * SIDE * SIDE + i * SIDE + j)
     tl.store(Y + plane * H * W + h * W + w, total, mask=(h < H) & (w < W))
+
+
+@triton.jit
+def in_chunks(X, Y, T, W, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
+    # Programs own chunks of steps and go through them one by one.
+    d = tl.arange(0, BLOCK)
+    start = tl.program_id(0) * CHUNK
+    for t in range(start, tl.minimum(start + CHUNK, T)):
+        here = tl.load(X + t * W + d, mask=(d < W) & (t < T), other=0.0)
+        before = tl.load(X + (t - 1) * W + d, mask=(d < W) & (t >= 1) & (t - 1 < T), other=0.0)
+        tl.store(Y + t * W + d, here * here + here * before, mask=d < W)
