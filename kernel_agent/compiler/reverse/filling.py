@@ -1,7 +1,8 @@
-"""`fills`: whether a loop fills a tile row by row, as one whose trips each add a key to those before it.
+"""`fills`, `own_row`: whether a loop fills a tile row by row, as one whose trips each add a key to those before it.
 
 Of `keys = where(rows == t, k, step(keys))` the way back cannot know what row t held before trip t, unless that is
-zero: rows start at zero, each is chosen in one trip, and until then a step leaves zeros of them.
+zero: rows start at zero, each is chosen in one trip, and until then a step leaves zeros of them. Of `inverse -=
+where(rows == t, f(inverse), 0)` row t is as the loop began with it until trip t, since no other trip has that number.
 """
 
 from __future__ import annotations
@@ -24,6 +25,26 @@ def fills(loop: Op, place: int, choice: Op, kept: Value) -> bool:
     if axis is None or not step or choice.operands[2] is not kept or not is_constant(bare(loop.operands[3 + place]), 0):
         return False
     return block.yields[place] is choice.result and _vanishes(kept, axis, carry, axis, {})
+
+
+def own_row(loop: Op, place: int) -> Op | None:
+    """The choice of the one row that a trip changes of a carry, which no trip before did; None where there is none.
+
+    What the row becomes may be anything. The SELECT has lanes of other rows as they were, or nothing to add to them.
+    """
+    (block,) = loop.blocks
+    carry, last, step = block.arguments[1 + place], block.yields[place].producer, constant(loop.operands[2])
+    if last is None or not step:
+        return None
+    if last.code in (Code.ADD, Code.SUB) and carry in last.operands[: 2 if last.code is Code.ADD else 1]:
+        parts = [bare(operand).producer for operand in last.operands if operand is not carry]
+        choice = parts[0] if len(parts) == 1 else None
+        kept = choice is not None and choice.code is Code.SELECT and is_constant(bare(choice.operands[2]), 0)
+    else:
+        choice, kept = last, last.code is Code.SELECT and last.operands[2] is carry
+    if choice is None or not kept or choice.result.shape != carry.shape:
+        return None
+    return choice if _chosen(choice.operands[0], block.arguments[0]) is not None else None
 
 
 def _chosen(mask: Value, index: Value) -> int | None:

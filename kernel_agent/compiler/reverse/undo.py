@@ -5,7 +5,8 @@ state by taking k e away. The way back starts with what the loop ended in and un
 networks do (Gomez and others, "The reversible residual network", 2017). Rounding errors of the trips add up, so this is
 done only where the forward has left numbers in memory that the steps are made of, as the errors of the delta rule or
 the sums of Sinkhorn's steps: nobody else knows them apart from the carry. Rows that a trip overwrites were zero where
-`fills` proves it.
+`fills` proves it. Where a trip changes nothing but a row that is its own, as forward substitution does, that row held
+until then what the loop began with (`own_row`): that is exact, whatever the row is made of.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kernel_agent.compiler.reverse.early import FREED
-from kernel_agent.compiler.reverse.filling import fills
+from kernel_agent.compiler.reverse.filling import fills, own_row
 from kernel_agent.compiler.ssa.code import EFFECTS, Code
 from kernel_agent.compiler.ssa.rebuild import Copier
 from kernel_agent.compiler.ssa.value import Kernel, Op, Value, walk
 
-UNDONE = "what a loop carries is found again from what it became, by numbers that the forward stored: no tape"
+UNDONE = "what a loop carries is found again from what it became: no tape"
 _WIDE = frozenset(("f32", "f64"))
 
 
@@ -30,6 +31,8 @@ class Step:
     op: Op
     place: int
     """Which of its operands that is."""
+    held: Value | None = None
+    """Of a choice: what the lanes held before that it puts something else into; None for zeros."""
 
 
 Steps = Sequence[Step]
@@ -40,8 +43,12 @@ def undoable(loop: Op) -> Mapping[int, Steps]:
     """By place among the carries of a FOR, the steps to undo."""
     (block,) = loop.blocks
     carries = frozenset(block.arguments[1:])
-    found = {}
+    found: dict[int, Steps] = {}
     for place, (carry, last) in enumerate(zip(block.arguments[1:], block.yields, strict=True)):
+        choice = own_row(loop, place)
+        if choice is not None:
+            found[place] = [Step(choice, 2, loop.operands[3 + place])]
+            continue
         steps = _steps(carry, last, carries, frozenset(block.ops)) if carry.element in _WIDE else None
         chosen = [step for step in steps or () if step.op.code is Code.SELECT]
         if steps and all(fills(loop, place, step.op, step.op.operands[step.place]) for step in chosen):
@@ -60,8 +67,8 @@ def before(copier: Copier, steps: Steps, after: Value) -> Value:
                 copier[op.result] = copier[op.operands[1]]
         others = copier.all(known)
         if step.op.code is Code.SELECT:
-            arms = (value, b.zero(value)) if step.place == 1 else (b.zero(value), value)
-            value = b.select(others[0], *arms)
+            held = b.zero(value) if step.held is None else copier.whole(step.held)
+            value = b.select(others[0], *((value, held) if step.place == 1 else (held, value)))
         elif step.op.code is Code.DIV:
             value = b.mul(value, others[0])
         elif step.op.code is Code.FMA:
