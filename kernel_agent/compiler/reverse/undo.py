@@ -6,7 +6,8 @@ networks do (Gomez and others, "The reversible residual network", 2017). Roundin
 done only where the forward has left numbers in memory that the steps are made of, as the errors of the delta rule or
 the sums of Sinkhorn's steps: nobody else knows them apart from the carry. Rows that a trip overwrites were zero where
 `fills` proves it. Where a trip changes nothing but a row that is its own, as forward substitution does, that row held
-until then what the loop began with (`own_row`): that is exact, whatever the row is made of.
+until then what the loop began with (`own_row`): that is exact, whatever the row is made of. A trip that reflects a
+carry is done once more (`reflection`): it keeps lengths, and so do the errors.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 
 from kernel_agent.compiler.reverse.early import FREED
 from kernel_agent.compiler.reverse.filling import fills, own_row
+from kernel_agent.compiler.reverse.reflection import reflection
 from kernel_agent.compiler.ssa.code import EFFECTS, Code
 from kernel_agent.compiler.ssa.rebuild import Copier
 from kernel_agent.compiler.ssa.value import Kernel, Op, Value, walk
@@ -31,6 +33,8 @@ class Step:
     op: Op
     place: int
     """Which of its operands that is."""
+    again: bool = False
+    """It takes itself back: done once more, it gives what it was done to."""
     held: Value | None = None
     """Of a choice: what the lanes held before that it puts something else into; None for zeros."""
 
@@ -47,7 +51,11 @@ def undoable(loop: Op) -> Mapping[int, Steps]:
     for place, (carry, last) in enumerate(zip(block.arguments[1:], block.yields, strict=True)):
         choice = own_row(loop, place)
         if choice is not None:
-            found[place] = [Step(choice, 2, loop.operands[3 + place])]
+            found[place] = [Step(choice, 2, held=loop.operands[3 + place])]
+            continue
+        mirror = reflection(loop, place) if carry.element in _WIDE else None
+        if mirror is not None and _seen(mirror.vector, carries) is not None:
+            found[place] = [Step(mirror.op, 0, again=True)]
             continue
         steps = _steps(carry, last, carries, frozenset(block.ops)) if carry.element in _WIDE else None
         chosen = [step for step in steps or () if step.op.code is Code.SELECT]
@@ -60,6 +68,11 @@ def before(copier: Copier, steps: Steps, after: Value) -> Value:
     """What a trip started with, whose index and loads `copier` has in sight, of what it ended in."""
     b, value = copier.b, after
     for step in steps:
+        if step.again:
+            aside = copier.aside()
+            aside[step.op.operands[step.place]] = value
+            value = aside[step.op.result]
+            continue
         known = [operand for place, operand in enumerate(step.op.operands) if place != step.place]
         known = known[:1] if step.op.code is Code.SELECT else known
         for operand in known:

@@ -89,7 +89,7 @@ def keys_that_join(kind: str) -> Kernel:
 
 
 def substitution(kind: str) -> Kernel:
-    """rows -= where(row == t, sum(rows k_t), 0), y_t = sum(rows rows): row by row, none of them zero, nothing stored."""
+    """rows -= where(row == t, sum(rows k_t), 0), y_t = sum(rows rows): row by row, none of them zero."""
     k = Forward(K="*f32", V="*f32", A="*f32", E="*f32", S="*f32", Y="*f32", n="i32")
     b, lanes = k.b, k.b.arange(0, N)
     rows = b.expand(lanes, 1)
@@ -110,6 +110,32 @@ def substitution(kind: str) -> Kernel:
 
     start = b.mul(b.expand(b.load(k.V, lanes), 0), b.whole(b.const(1.0, "f32"), (N, N)))
     (last,) = b.loop((b.const(0), k.n, b.const(1)), [start], body, names=["tile"])
+    b.store(k.S, b.add(b.mul(rows, b.const(N)), b.expand(lanes, 0)), last)
+    return k.kernel
+
+
+def reflections(kind: str) -> Kernel:
+    """rows -= 2 v <v, row> / <v, v> for v = k_t, y_t = sum(rows rows v), and nothing stored."""
+    k = Forward(K="*f32", V="*f32", A="*f32", E="*f32", S="*f32", Y="*f32", n="i32")
+    b, lanes = k.b, k.b.arange(0, N)
+    rows = b.expand(lanes, 1)
+
+    def body(index: Value, carries: list[Value]) -> list[Value]:
+        (tile,) = carries
+        vector = b.load(k.K, b.add(b.mul(index, b.const(N)), lanes))
+        if kind == "vector of the carry":
+            vector = b.add(vector, b.sum(tile, 0))
+        other = b.load(k.V, lanes) if kind == "length of another" else vector
+        twice = b.const(1.5 if kind == "not twice" else 2.0, "f32")
+        factor = b.div(twice, b.sum(b.mul(other, vector), 0))
+        along = b.mul(factor, b.sum(b.mul(tile, b.expand(vector, 0)), 1))
+        across = b.expand(vector, 1 if kind == "along the other axis" else 0)
+        tile = b.sub(tile, b.mul(b.expand(along, 0 if kind == "along the other axis" else 1), across))
+        b.store(k.Y, index, b.sum(b.sum(b.mul(b.mul(tile, tile), b.expand(vector, 0)), 1), 0))
+        return [tile]
+
+    start = b.mul(b.expand(b.load(k.V, lanes), 0), b.cast(b.add(rows, b.const(1)), "f32"))
+    (last,) = b.loop((b.const(0), k.n, b.const(1)), [b.whole(start, (N, N))], body, names=["tile"])
     b.store(k.S, b.add(b.mul(rows, b.const(N)), b.expand(lanes, 0)), last)
     return k.kernel
 
@@ -164,6 +190,17 @@ def test_a_row_that_is_changed_in_its_own_trip_alone_was_as_the_loop_began_with_
 def test_rows_that_several_trips_change_stay_on_the_tape(kind: str) -> None:
     # In the second of its trips a row is what the first one made of it.
     assert check(substitution(kind), frozenset({"K", "V"}), wide=N) == 1
+
+
+def test_reflections_are_done_once_more() -> None:
+    # The state that a trip started with lies on no tape, and nothing that the forward stored tells it.
+    assert check(reflections(""), frozenset({"K", "V"}), wide=N) == 0
+
+
+@pytest.mark.parametrize("kind", ["not twice", "length of another", "along the other axis", "vector of the carry"])
+def test_what_is_no_reflection_stays_on_the_tape(kind: str) -> None:
+    # Done once more, each of these gives something else than it was done to.
+    assert check(reflections(kind), frozenset({"K", "V"}), wide=N) == 1
 
 
 def test_without_stored_numbers_a_carry_stays_on_its_tape() -> None:
