@@ -18,6 +18,8 @@ from kernel_agent.compiler.reverse.disjoint import Apart
 from kernel_agent.compiler.saved.lanes import Lanes
 from kernel_agent.compiler.saved.slots import Slot, picked, slots_of
 from kernel_agent.compiler.schedule.calls import Calls
+from kernel_agent.compiler.schedule.forms import Forms, Launch
+from kernel_agent.compiler.schedule.zeros import Zeros
 from kernel_agent.compiler.ssa.code import CONTROL, MEMORY, Code
 from kernel_agent.compiler.ssa.rebuild import Copier
 from kernel_agent.compiler.ssa.uses import Uses, captured, written_to
@@ -56,6 +58,8 @@ class Place:
     """What is stored is this number divided by the value: derivatives of 1 / sqrt(v) ask for sqrt(v)."""
     facts: tuple[str, ...] = ()
     """See `Saved`."""
+    zero: bool = False
+    """Where the store is masked, the value is zero."""
 
 
 def use_saved(kernel: Kernel, lost: frozenset[str] = frozenset(), calls: Calls | None = None) -> Saved:
@@ -68,7 +72,7 @@ def use_saved(kernel: Kernel, lost: frozenset[str] = frozenset(), calls: Calls |
     remarks: list[str] = []
     taken: dict[Value, Place] = {}
     lanes = Lanes(kernel)
-    for place in places(kernel, remarks, calls):
+    for place in places(kernel, remarks, calls, zeroed=True):
         value = place.value
         if value in taken or not is_heavy(value, taken):
             continue
@@ -99,12 +103,14 @@ def saved_reads(kernel: Kernel, written: Iterable[str]) -> frozenset[str]:
     return frozenset(op.base.name for op in kernel.ops if op.code is Code.LOAD) & frozenset(written)
 
 
-def places(kernel: Kernel, remarks: list[str], calls: Calls | None = None) -> list[Place]:
+def places(kernel: Kernel, remarks: list[str], calls: Calls | None = None, *, zeroed: bool = False) -> list[Place]:
     """Where the values of a kernel can be loaded from after it has run, in the order they are computed in.
 
-    `calls`: launches whose numbers may tell stores to one tensor apart, which none do without.
+    `calls`: launches whose numbers may tell stores to one tensor apart, which none do without. `zeroed`: also values
+    that are used where their store is masked, and zero there, as states of a recurrence beyond the last column.
     """
     lanes, apart = Lanes(kernel), Apart(kernel)
+    zeros = Zeros(Forms(kernel, Launch.like_forward(3)))
     written = written_to(kernel.body)
     accesses: dict[Value, list[Op]] = {}
     homes: dict[Op, Block] = {}
@@ -147,11 +153,15 @@ def places(kernel: Kernel, remarks: list[str], calls: Calls | None = None) -> li
             if is_heavy(value, ()):
                 remarks.append(f"{_called(value)} is not read back: trips of a loop store it to one place of {name}")
             continue
-        if not (lanes.confined(value, store.mask) and (value.is_float or lanes.spared(value, store.mask))):
+        confined = lanes.confined(value, store.mask)
+        zero = (
+            zeroed and not confined and value.is_float and store.mask is not None and zeros.confines(value, store.mask)
+        )
+        if not zero and not (confined and (value.is_float or lanes.spared(value, store.mask))):
             if is_heavy(value, ()):
                 remarks.append(f"{_called(value)} is not read back: it is used where the store to {name} is masked")
             continue
-        found.append(Place(store, value, narrowed, facts=facts))
+        found.append(Place(store, value, narrowed, facts=facts, zero=zero))
     order = {op: place for place, op in enumerate(homes)}
     return sorted(found, key=lambda place: order[place.value.producer] if place.value.producer else 0)
 
@@ -186,14 +196,14 @@ def _takes_products(value: Value, cut: Iterable[Value]) -> bool:
 def load_back(copier: Copier, place: Place, other: float | None = None) -> Value:
     """The number that a place holds, loaded where the copier is, in the element of the value.
 
-    `other`: what lanes get where the store was masked; by default 1 if something divides by the value, else 0. Nobody
-    reads them, but they must not make infinities that meet a zero.
+    `other`: what lanes get where the store was masked; by default 0 if the value is zero there, else 1 if something
+    divides by it, else 0. Nobody reads them then, but they must not make infinities that meet a zero.
     """
     b, store = copier.b, place.store
     mask = None if store.mask is None else copier[store.mask]
     pointee = store.base.pointee
     if other is None:
-        other = 1.0 if _divides(Uses.of(copier.source), place.value) else 0.0
+        other = 1.0 if not place.zero and _divides(Uses.of(copier.source), place.value) else 0.0
     padding = None if mask is None else b.const(other, pointee)
     number = b.load(store.base, copier.whole(store.offset), mask, padding, place.value.name, saved=True)
     number = b.cast(number, place.value.element)

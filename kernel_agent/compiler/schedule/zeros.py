@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from kernel_agent.compiler.schedule.forms import Forms
 from kernel_agent.compiler.schedule.linear import Kind
-from kernel_agent.compiler.schedule.sites import Bound, mask_bounds
+from kernel_agent.compiler.schedule.sites import Bound, mask_bounds, whole_bounds
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.value import Op, Value, is_constant, unspread
 
@@ -35,19 +35,27 @@ class Zeros:
             self._found[value.id] = self._of(value)
         return self._found[value.id]
 
+    def confines(self, value: Value, mask: Value) -> bool:
+        """Whether a value is zero wherever a mask of its lanes does not hold."""
+        parts, known = whole_bounds(self.forms, mask), self.outside(value)
+        return known is None or (parts is not None and all(bound in known for bound in parts))
+
     def _of(self, value: Value) -> Known:
         op = value.producer
         if op is None:
-            return frozenset()
+            loop = self.forms.loops.get(value.id)
+            carried = loop is not None and loop.code is Code.FOR and value in loop.blocks[0].arguments[1:]
+            return self._carried(loop, loop.blocks[0].arguments.index(value) - 1) if loop and carried else frozenset()
         if is_constant(value, 0):
             return None
         rule = _RULES.get(op.code)
-        return rule(self, op) if rule else frozenset() if op.code is not Code.FOR else self._carried(op, value)
+        if op.code is Code.FOR:
+            return self._carried(op, op.results.index(value))
+        return rule(self, op) if rule else frozenset()
 
-    def _carried(self, loop: Op, value: Value) -> Known:
-        """Of what a loop gives: zero where it was before and stays."""
+    def _carried(self, loop: Op, place: int) -> Known:
+        """Of what a loop carries, and gives in the end: zero where it was before and stays."""
         (block,) = loop.blocks
-        place = loop.results.index(value)
         inner = block.arguments[1 + place]
         trip = self.forms.trip(loop)
         found = self.outside(loop.operands[3 + place])

@@ -174,6 +174,15 @@ def states_of_a_recurrence(where: str) -> Forward:
     return ran(kernel, (1,), given, ["x_ptr"], ["y_ptr"])
 
 
+def states_that_mix(outside: float) -> Forward:
+    """A recurrence whose steps sum over all lanes of the state, some of which are beyond what is kept of it."""
+    types = {"x_ptr": F32, "kept_ptr": F32, "y_ptr": F32, "steps": "i32", "width": "i32"}
+    kept = torch.zeros(5, 6, dtype=torch.float64)
+    given = {"x_ptr": seeded(5, 6) / 4, "kept_ptr": kept, "y_ptr": empty(6), "steps": 5, "width": 6}
+    kernel = kernel_from(kernels.states_that_mix, types, BLOCK=8, OUTSIDE=outside)
+    return ran(kernel, (1,), given, ["x_ptr"], ["y_ptr"])
+
+
 def mixture(kind: str = "") -> Forward:
     """Three softmaxes of a row, weighted, in a tile with room for four."""
     types = dict.fromkeys(("x_ptr", "p_ptr", "y_ptr", "lse_ptr"), F32) | {"parts": "i32", "n": "i32"}

@@ -392,6 +392,18 @@ def states_of_a_recurrence(x_ptr, kept_ptr, y_ptr, steps, width, apart, BLOCK: t
 
 
 @triton.jit
+def states_that_mix(x_ptr, kept_ptr, y_ptr, steps, width, BLOCK: tl.constexpr, OUTSIDE: tl.constexpr):
+    lane = tl.arange(0, BLOCK)
+    inside = lane < width
+    state = tl.zeros([BLOCK], tl.float32)
+    for step in range(steps):
+        x = tl.load(x_ptr + step * width + lane, mask=inside, other=OUTSIDE)
+        tl.store(kept_ptr + step * width + lane, state, mask=inside)
+        state = state * 0.5 + x * (1.0 + tl.sum(state * state, 0))
+    tl.store(y_ptr + lane, state, mask=inside)
+
+
+@triton.jit
 def mixture(x_ptr, p_ptr, y_ptr, lse_ptr, parts, n, PARTS: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr):
     row = tl.program_id(0)
     k = tl.arange(0, PARTS)

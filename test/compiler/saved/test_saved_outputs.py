@@ -105,6 +105,22 @@ def test_states_that_are_not_all_in_memory_keep_their_tape(where: str) -> None:
     assert forward.backward(saved.kernel).tapes == 1
 
 
+def test_states_whose_lanes_beyond_the_stored_ones_are_zero_are_read_back() -> None:
+    # Every step asks for all lanes, and those that were not stored are zeros from the first step to the last.
+    forward = forwards.states_that_mix(0.0)
+    saved = use_saved(forward.kernel)
+    backward, plain = forward.backward(saved.kernel), forward.backward(forward.kernel)
+    same_gradients(backward, plain)
+    assert (plain.tapes, backward.tapes) == (1, 0)
+
+
+def test_states_with_something_in_lanes_that_were_not_stored_keep_their_tape() -> None:
+    forward = forwards.states_that_mix(0.5)
+    saved = use_saved(forward.kernel)
+    assert "kept_ptr" not in saved.read
+    assert forward.backward(saved.kernel).tapes == 1
+
+
 def _squares(*, store: str) -> Kernel:
     """A row total, stored in several ways, and a value that depends on it, stored plainly."""
     arguments = [Value("*f32", (), name) for name in ("X", "T", "Y")] + [Value("i32", (), "n")]
