@@ -42,7 +42,7 @@ def checkpointed(kernel: Kernel, adjoint: Adjoint, calls: Calls) -> Checkpointed
     """The forward with its long recurrences in segments; None where it has none.
 
     `adjoint`: of the kernel, whose tapes say which loops are recurrences. `calls`: launches that were seen: which loops
-    are long is known of those alone.
+    are long, or will be at sizes of real work, is known of those alone.
     """
     tiles: dict[Op, int] = {}
     for tape in adjoint.tapes:
@@ -54,7 +54,7 @@ def checkpointed(kernel: Kernel, adjoint: Adjoint, calls: Calls) -> Checkpointed
     segments = _Segments(kernel)
     for loop in _outermost(kernel.body, heavy):
         trips = _trips(loop, extents)
-        if trips and (calls.most(trips) or 0) >= LONG:
+        if trips and (calls.foreseen(trips) or 0) >= LONG:
             segments.cut(loop, f"triton.next_power_of_2(max(int({trips} ** 0.5), 1))")
     return Checkpointed(segments.copy(), segments.settings) if segments.settings else None
 

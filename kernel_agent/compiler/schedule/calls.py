@@ -59,6 +59,14 @@ class Calls:
         same = frozenset.intersection(*map(frozenset, named)) if named else frozenset()
         return max((entry.asked[name] for name in same for _, entry in pairs), default=None)
 
+    def foreseen(self, expression: str) -> int | None:
+        """The largest that a whole number was in the launches, or is with sizes of real work for those it is made of;
+        None where it is known of none."""
+        named = {node.id for node in ast.walk(ast.parse(expression, mode="eval")) if isinstance(node, ast.Name)}
+        large = {name: size for name in named if (size := self.at_work(name)) is not None}
+        found = [_number(expression, {**names, **large}) for names in self.names]
+        return max((number for number in (self.most(expression), *found) if number is not None), default=None)
+
     def total(self, expression: str) -> int | None:
         """The sum of a whole number over the launches; None where it is not known of all, or none was seen."""
         found = [_number(expression, names) for names in self.names]

@@ -13,7 +13,7 @@ from kernel_agent.compiler.planning import Wanted, planned
 from kernel_agent.compiler.reverse import differentiate
 from kernel_agent.compiler.reverse.checkpoints import Checkpointed, checkpointed
 from kernel_agent.compiler.reverse.tapes import lower_tapes
-from kernel_agent.compiler.schedule.calls import Calls
+from kernel_agent.compiler.schedule.calls import Calls, Entry
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.evaluate import evaluate
 from kernel_agent.compiler.ssa.value import Kernel, Value
@@ -104,6 +104,15 @@ def test_outputs_that_are_overwritten_later_do_not_lengthen_tapes() -> None:
 def test_short_loops_keep_their_tapes() -> None:
     # Segments of three trips would need as many tiles as five trips, for twice the work.
     assert cut(recurrence(), 5) is None
+
+
+@pytest.mark.parametrize(("asked", "is_cut"), [(64, True), (6, False)])
+def test_loops_that_are_long_at_sizes_of_real_work_are_cut(asked: int, is_cut: bool) -> None:
+    # Sizes that are small enough to be looked at make few trips, and each trip of real work had its place on the tape.
+    kernel = recurrence()
+    adjoint = differentiate(kernel, read=frozenset({"X"}), written=frozenset({"Y"}))
+    calls = Calls(({"n": 4},), entries=(Entry({"steps": 4}, {"steps": asked}),))
+    assert (checkpointed(kernel, adjoint, calls) is not None) == is_cut
 
 
 def test_loops_of_unknown_length_keep_their_tapes() -> None:
