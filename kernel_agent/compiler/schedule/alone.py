@@ -65,7 +65,7 @@ class _Place:
             name = numbers.setdefault((number, taken[number]), 1 + len(numbers))
             self.names[atom] = Atom(Kind.COPY, name, extent=atom.extent)
         self.moving = Form.of({self.names[atom]: number for atom, number in own})
-        self.tells_lanes = set(lanes(site.op.offset.shape)) <= address.sources
+        self.tells_lanes = _tells_lanes(forms, site, address, {atom for atom, _ in own})
         self.bounds = [
             Bound(named, bound.below) for bound in bounds(forms, site) if (named := self._named(bound.form)) is not None
         ]
@@ -89,6 +89,16 @@ class _Place:
         has = set(self.names.values())
         terms = {atom: number for atom, number in bound.form.terms if atom.kind is not Kind.COPY or atom in has}
         return not terms or Bound(Form.of(terms), bound.below) in self.bounds
+
+
+def _tells_lanes(forms: Forms, site: Site, address: Form, own: Set[Atom]) -> bool:
+    """Whether no two lanes have one address: each is an index of it, or it is proved of what the address has of them.
+    A remainder alone, as `lane % 3`, is the same for many."""
+    needed = frozenset(lanes(site.op.offset.shape))
+    if needed <= own:
+        return True
+    found = injective(address, bounds(forms, site), needed)
+    return found is not None and not found.facts()
 
 
 def summed_in_memory(kernel: Kernel, names: Set[str]) -> Kernel:

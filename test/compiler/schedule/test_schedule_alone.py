@@ -66,6 +66,16 @@ def test_lanes_that_add_to_one_element_stay_atomic() -> None:
     assert own(made("X:*f32 dX:*f32", build, BLOCK=BLOCK)).alone == frozenset()
 
 
+def test_lanes_whose_remainders_are_the_same_stay_atomic() -> None:
+    # `lane % 2` depends on the lane and does not tell it: four lanes added to two elements, and two sums were lost.
+    def build(b: Builder, x: Value, dx: Value) -> None:
+        lanes, two = b.arange(0, BLOCK, "BLOCK"), b.const(2)
+        at = b.add(b.mul(b.program_id(0), two), b.elementwise(Code.REM, (lanes, two)))
+        add_to(b, dx, at, b.load(x, b.add(b.mul(b.program_id(0), b.const(BLOCK)), lanes)))
+
+    assert own(made("X:*f32 dX:*f32", build, BLOCK=BLOCK)).alone == frozenset()
+
+
 def test_sums_in_memory_are_the_sums_of_the_additions() -> None:
     # A load that left the loop, or was shared by two additions, would lose what came between.
     kernel = summed_in_memory(rows_twice(repeated=2), {"dX"})
