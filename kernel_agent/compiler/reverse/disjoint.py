@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from kernel_agent.compiler.reverse.behind import behind
+from kernel_agent.compiler.reverse.columns import Offsets, columns_apart
 from kernel_agent.compiler.schedule.calls import Calls
 from kernel_agent.compiler.schedule.claims import Claim, Rising
 from kernel_agent.compiler.schedule.coverage import domain
@@ -18,7 +19,7 @@ from kernel_agent.compiler.schedule.ownership import Common, write_of
 from kernel_agent.compiler.schedule.polynomial import Monomial, Polynomial
 from kernel_agent.compiler.schedule.ranges import Write, in_ranges
 from kernel_agent.compiler.schedule.regions import apart
-from kernel_agent.compiler.schedule.sites import Bound, Site, sites
+from kernel_agent.compiler.schedule.sites import Bound, Site, below, negatives, sites
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value, walk
 
@@ -41,7 +42,7 @@ class Apart:
     def proved(self, one: Op, other: Op) -> bool:
         """Whether nothing in a program makes up for the distance between the offsets of two stores."""
         both = [self.sites[one], self.sites[other]]
-        if self._out_of_step(both) or self._digits_of_one_number(both):
+        if self._out_of_step(both) or self._digits_of_one_number(both) or self._columns_apart(both):
             return True
         return self._one_behind_the_other(*both) or self._ranges_of_rows(both) or self._in_regions(*both)
 
@@ -55,12 +56,24 @@ class Apart:
 
     def _out_of_step(self, both: list[Site]) -> bool:
         """Whether the distance is no multiple of what all strides are multiples of: of 2 i and 2 j + 1."""
+        if not self._alike_for_the_program(both):
+            return False
         first, second = (self._in_program(self.forms.of(site.op.offset)) for site in both)
         strides = [count for form in (first, second) for _, factor in form.terms for _, count in factor.terms]
         distance = (second - first).base
         strides += [count for symbols, count in distance.terms if symbols]
         fixed = sum(count for symbols, count in distance.terms if not symbols)
         return bool(strides) and fixed % math.gcd(*strides) != 0
+
+    def _columns_apart(self, both: list[Site]) -> bool:
+        """Whether the stores have columns of their own in rows of one stride."""
+        if not self._alike_for_the_program(both):
+            return False
+        found = []
+        for site in both:
+            known = tuple(bound for part in negatives(self.forms, site) for bound in below(part))
+            found.append(Offsets(self._in_program(self.forms.of(site.op.offset)), known))
+        return columns_apart(*found)
 
     def _one_behind_the_other(self, one: Site, other: Site) -> bool:
         """Whether a store begins where the loop of the other has ended."""
@@ -94,7 +107,9 @@ class Apart:
 
     def _ranges_of_rows(self, both: list[Site]) -> bool:
         """Whether each store has columns of its own."""
-        if any(loop.code is Code.WHILE for site in both for loop in site.loops):
+        if any(loop.code is Code.WHILE for site in both for loop in site.loops) or not self._alike_for_the_program(
+            both
+        ):
             return False
         writes = [write_of(self.forms, site) for site in both]
         changing = {atom for write in writes for atom in write.needed if not _is_fixed(atom)}
@@ -123,6 +138,11 @@ class Apart:
             return False
         self.facts |= dict.fromkeys(facts)
         return True
+
+    def _alike_for_the_program(self, both: list[Site]) -> bool:
+        """Whether indices that a program does not change are in both offsets alike, so that the distance has none."""
+        first, second = (self.forms.of(site.op.offset) for site in both)
+        return not any(_is_fixed(atom) for atom, _ in (second - first).terms)
 
     def _in_program(self, form: Form, kept: frozenset[Atom] = frozenset()) -> Form:
         """What of a form changes within a program, and indices that are kept."""

@@ -81,7 +81,7 @@ def bounds(forms: Forms, site: Site, *, likely: bool = False) -> list[Bound]:
     kept: dict[Form, Bound] = {}
     for negative in negatives(forms, site):
         steps: list[Polynomial] = []
-        for bound in _below(negative) or (_below_if(negative, steps) if likely else []):
+        for bound in below(negative) or (_below_if(negative, steps) if likely else []):
             kept.setdefault(bound.form, replace(bound, steps=tuple(steps)))
     return sorted(kept.values(), key=lambda bound: -bound.size)
 
@@ -108,7 +108,7 @@ def loop_bounds(forms: Forms, loop: Op) -> list[Bound]:
     """All that a loop's end says of its index."""
     if loop.code is not Code.FOR:
         return []
-    return [bound for negative in loop_forms(forms, loop) for bound in _below(negative)]
+    return [bound for negative in loop_forms(forms, loop) for bound in below(negative)]
 
 
 def loop_forms(forms: Forms, loop: Op) -> list[Form]:
@@ -134,7 +134,7 @@ def _before(forms: Forms, index: Form, end: Value) -> Form:
 
 def mask_bounds(forms: Forms, mask: Value, *, holds: bool = True) -> list[Bound]:
     """What a condition says of indices, as seen from the axes of the mask."""
-    return [bound for negative in _negatives(forms, mask, holds=holds) for bound in _below(negative)]
+    return [bound for negative in _negatives(forms, mask, holds=holds) for bound in below(negative)]
 
 
 def mask_forms(forms: Forms, mask: Value, *, holds: bool = True) -> list[Form | None]:
@@ -162,7 +162,7 @@ def whole_bounds(
         for part in (_in_trips(one, trips or {}) for one in _parts(forms, mask, holds=holds))
         if part is None or not (_always_negative(part) or (where is not None and follows(part, where)))
     ]
-    found = [[] if part is None else _below(part) or _below_if(part, steps) for part in parts]
+    found = [[] if part is None else below(part) or _below_if(part, steps) for part in parts]
     return [bound for one in found for bound in one] if all(found) else None
 
 
@@ -226,7 +226,7 @@ def _below_if(difference: Form, steps: list[Polynomial] | None) -> list[Bound]:
     return [Bound(Form(difference.terms), -difference.base)] if difference.terms else []
 
 
-def _below(difference: Form) -> list[Bound]:
+def below(difference: Form) -> list[Bound]:
     """Of difference < 0."""
     if difference.terms and difference.rises:
         return [Bound(Form(difference.terms), -difference.base)]

@@ -169,6 +169,52 @@ def test_parts_of_several_rows_that_reach_into_each_other_meet(distance: str) ->
     assert adjoint.consumed == ("dY",)
 
 
+def by_the_program(kind: str) -> Kernel:
+    """Two stores of a program, the first of which moves twice as far from program to program."""
+    k = Forward(X="*f32", Y="*f32")
+    b, lanes, program = k.b, k.b.arange(0, 4), k.b.program_id(0)
+    x = b.load(k.X, lanes)
+    step, distance = (b.const(2), b.const(1)) if kind == "in turns" else (b.const(1), b.const(4))
+    b.store(k.Y, b.add(b.mul(lanes, step), b.mul(program, b.const(2))), x)
+    b.store(k.Y, b.add(b.mul(lanes, step), b.add(program, distance)), b.mul(x, x))
+    return k.kernel
+
+
+@pytest.mark.parametrize("kind", ["in turns", "side by side"])
+def test_stores_that_move_at_two_paces_from_program_to_program_may_meet(kind: str) -> None:
+    # They are apart in program 0: in the one whose number is the distance they are the same elements.
+    adjoint = differentiate(by_the_program(kind), read=frozenset({"X"}), written=frozenset({"Y"}))
+    assert adjoint.consumed == ("dY",)
+
+
+def encoding(first: int, width: int) -> Kernel:
+    """Rows of `width`: three numbers, and from column `first` on twice six of them, in turns of three."""
+    k = Forward(X="*f32", Y="*f32")
+    b = k.b
+    rows, lanes, three = b.expand(b.arange(0, 4), 1), b.expand(b.arange(0, 16), 0), b.const(3)
+    there = b.compare("lt", lanes, b.const(12))
+    row, place = b.mul(rows, b.const(width)), b.elementwise(Code.REM, (lanes, three))
+    x = b.load(k.X, b.add(b.mul(rows, three), place), there, b.const(0.0, "f32"))
+    column = b.add(b.mul(b.elementwise(Code.FLOORDIV, (lanes, three)), b.const(6)), place)
+    for half in (0, 3):
+        at = b.add(row, b.add(column, b.const(first + half)))
+        b.store(k.Y, at, b.unary(Code.SIN, b.mul(x, b.const(1.0 + half, "f32"))), there)
+    b.store(k.Y, b.add(row, lanes), x, b.logical_and(there, b.compare("lt", lanes, three)))
+    return k.kernel
+
+
+def test_columns_of_several_indices_do_not_meet_those_of_one() -> None:
+    adjoint = differentiate(encoding(3, 27), read=frozenset({"X"}), written=frozenset({"Y"}))
+    assert adjoint.consumed == ()
+
+
+@pytest.mark.parametrize(("first", "width"), [(2, 27), (3, 26)])
+def test_columns_that_reach_into_others_may_meet_them(first: int, width: int) -> None:
+    # A column to the left, the first sine is the third number; in rows too short, the last one is the next row's first.
+    adjoint = differentiate(encoding(first, width), read=frozenset({"X"}), written=frozenset({"Y"}))
+    assert adjoint.consumed == ("dY",)
+
+
 def row_with_a_tail(tail: str) -> Kernel:
     """Exponentials of r + 1 numbers of row r, in tiles of TILE lanes, and zeros from `tail` to `size`."""
     k = Forward(X="*f32", Y="*f32", size="i32")
