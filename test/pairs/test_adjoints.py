@@ -35,6 +35,8 @@ def test_other_names_stay_what_they_are(name: str, plain: str) -> None:
         ("silu", "sigmoid mul add sub"),
         ("layer_norm", "mul sub rsqrt"),
         ("where", "where"),
+        ("amax", "eq where div"),
+        ("gather", "scatter_add"),
     ],
 )
 def test_the_adjoint_of_a_stubs_function_can_be_computed(op: str, needed: str) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.free_names import free_names
+from kernel_agent.compiler.stub import torchproducts, torchrows
 from kernel_agent.compiler.stub.body import Body
 from kernel_agent.compiler.stub.flow import PERMUTED, RESHAPED, SLICED, Flow, tensors_in
 from kernel_agent.compiler.stub.lines import Line
@@ -18,7 +19,12 @@ from kernel_agent.compiler.stub.torchcall import SUMMED, SUMMED_TO, TorchCall
 from kernel_agent.compiler.stub.torchops import undone
 from kernel_agent.compiler.stub.torchrules import adjoint
 from kernel_agent.compiler.stub.trace import TorchSeen
+from kernel_agent.pairs.adjoints import plain_name
 
+RULES_OF = (torchproducts, torchrows)
+"""Modules that add to the table of rules when they are imported."""
+_FLAT = frozenset({"detach", "floor", "ceil", "round", "trunc", "sign", "sgn"})
+"""Functions whose derivative is zero wherever they have one."""
 _RENAMED = RESHAPED | PERMUTED | {"contiguous", "alias"}
 """Functions whose results have the same elements in other places, and in the same dtype."""
 
@@ -147,7 +153,7 @@ class Cotangents:
         given = tensors_in((event.args, event.kwargs))
         active = [part for part in given if self.flow.is_active(part)]
         results = [result for result in results if not any(part is result for part in given)]
-        if not active or event.name == "detach":
+        if not active or plain_name(event.name) in _FLAT:
             for result in results:
                 self._held.pop(id(result))
         elif event.name in SLICED and results:

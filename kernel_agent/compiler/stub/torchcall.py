@@ -57,9 +57,17 @@ class TorchCall:
         """The call of an event; None where the stub's text does not show its arguments."""
         node = references.source.expression(event.site)
         written = None if node is None else _operands(node, event)
-        if node is None or written is None or len(written) != len(event.args):
+        if node is None or written is None:
             return None
-        values = tuple(reversed(event.args)) if _is_reversed(event.name) else event.args
+        given = event.args
+        if len(written) > len(given) and isinstance(node, ast.Call):
+            # torch.nn.functional tells of what follows the tensors by name, in the order of its parameters
+            named = {keyword.arg for keyword in node.keywords}
+            rest = [value for name, value in event.kwargs.items() if name not in named]
+            given += tuple(rest[: len(written) - len(given)])
+        if len(written) != len(given):
+            return None
+        values = tuple(reversed(given)) if _is_reversed(event.name) else given
         operands = tuple(Operand(value, one) for value, one in zip(values, written, strict=True))
         keywords = {
             keyword.arg: Operand(event.kwargs.get(keyword.arg), keyword.value)
@@ -79,6 +87,10 @@ class TorchCall:
         flow = self.references.flow
         if name is not None and not flow.written_after(flow.place_of(self.event), value):
             return self.references.names.tensor(name)
+        return self._shown(self.node)
+
+    def again(self) -> str:
+        """The call itself, of the same arguments. Raises `CannotDerive`."""
         return self._shown(self.node)
 
     def over(self, name: str) -> str:

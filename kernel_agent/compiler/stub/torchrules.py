@@ -19,36 +19,38 @@ _RULES: dict[str, Rule] = {}
 
 def adjoint(call: TorchCall, grad: str, place: int) -> str | None:
     """An expression of the cotangent of an argument, given a name of the result's; None where no rule knows it."""
-    rule = _RULES.get(call.name)
-    return None if rule is None else rule(call, grad, place)
+    known = _RULES.get(call.name)
+    return None if known is None else known(call, grad, place)
 
 
-def _rule(*names: str) -> Callable[[Rule], Rule]:
-    def register(rule: Rule) -> Rule:
-        _RULES.update(dict.fromkeys(names, rule))
-        return rule
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Register the rule of functions, by their plain names."""
+
+    def register(one: Rule) -> Rule:
+        _RULES.update(dict.fromkeys(names, one))
+        return one
 
     return register
 
 
-@_rule("add", "sub")
+@rule("add", "sub")
 def _sum(call: TorchCall, grad: str, place: int) -> str | None:
     if "alpha" in call.keywords:
         return None
     return call.summed(f"-{grad}" if call.name == "sub" and place == 1 else grad, place)
 
 
-@_rule("neg")
+@rule("neg")
 def _neg(_call: TorchCall, grad: str, _place: int) -> str:
     return f"-{grad}"
 
 
-@_rule("mul")
+@rule("mul")
 def _mul(call: TorchCall, grad: str, place: int) -> str:
     return call.summed(f"{grad} * {call.text(1 - place)}", place)
 
 
-@_rule("div")
+@rule("div")
 def _div(call: TorchCall, grad: str, place: int) -> str | None:
     if "rounding_mode" in call.keywords:
         return None
@@ -57,7 +59,7 @@ def _div(call: TorchCall, grad: str, place: int) -> str | None:
     return call.summed(f"-{grad} * {call.text(0)} / {call.text(1)}.square()", 1)
 
 
-@_rule("pow")
+@rule("pow")
 def _pow(call: TorchCall, grad: str, place: int) -> str | None:
     if place == 1 or isinstance(call.operands[1].value, Tensor):
         return None
@@ -85,31 +87,36 @@ _OF_ONE = {
     "cos": "-{grad} * {x}.sin()",
     "erf": f"{{grad}} * (-{{x}}.square()).exp() * {2 / math.sqrt(math.pi)!r}",
     "silu": "{grad} * {x}.sigmoid() * (1.0 + {x} * (1.0 - {x}.sigmoid()))",
+    "softplus": "{grad} * {x}.sigmoid()",
+    "logsigmoid": "{grad} * (-{x}).sigmoid()",
     "relu": "torch.where({x} > 0, {grad}, 0.0)",
     "abs": "{grad} * {x}.sign()",
 }
 """Functions of one number, element by element."""
 
 
-@_rule(*_OF_ONE)
-def _of_one(call: TorchCall, grad: str, _place: int) -> str:
+@rule(*_OF_ONE)
+def _of_one(call: TorchCall, grad: str, _place: int) -> str | None:
+    if len(call.operands) > 1 or call.keywords.keys() - {"inplace"}:
+        return None  # another scale, or another end
     form = _OF_ONE[call.name]
     x = call.text(0) if "{x}" in form else ""
     return form.format(grad=grad, x=x, result=call.result() if "{result}" in form else "")
 
 
-@_rule("clamp")
+@rule("clamp")
 def _clamp(call: TorchCall, grad: str, place: int) -> str | None:
-    if place > 0 or call.event.name in ("clamp_min", "clamp_max"):
+    if place > 0:
         return None
-    low, high = (call.option(name, n, None) for n, name in ((1, "min"), (2, "max")))
-    x = call.text(0)
+    which = {"clamp_min": ("min",), "clamp_max": ("max",)}.get(call.event.name, ("min", "max"))
+    given = {name: call.option(name, n, None) for n, name in enumerate(which, start=1)}
+    low, high, x = given.get("min"), given.get("max"), call.text(0)
     asked = [f"({x} >= {low!r})"] if low is not None else []
     asked += [f"({x} <= {high!r})"] if high is not None else []
     return f"torch.where({' & '.join(asked)}, {grad}, 0.0)"
 
 
-@_rule("where")
+@rule("where")
 def _where(call: TorchCall, grad: str, place: int) -> str | None:
     if len(call.operands) != 3 or place == 0:
         return None
@@ -117,7 +124,7 @@ def _where(call: TorchCall, grad: str, place: int) -> str | None:
     return call.summed(f"torch.where({call.text(0)}, {chosen})", place)
 
 
-@_rule("maximum", "minimum")
+@rule("maximum", "minimum")
 def _extreme(call: TorchCall, grad: str, place: int) -> str:
     mine, other = call.text(place), call.text(1 - place)
     sign = ">" if call.name == "maximum" else "<"
@@ -125,39 +132,22 @@ def _extreme(call: TorchCall, grad: str, place: int) -> str:
     return call.summed(f"torch.where({mine} {sign} {other}, {grad}, {even})", place)
 
 
-@_rule("masked_fill")
+@rule("masked_fill")
 def _masked_fill(call: TorchCall, grad: str, place: int) -> str | None:
     return None if place > 0 else call.summed(f"{grad}.masked_fill({call.text(1)}, 0.0)", 0)
 
 
-@_rule("tril", "triu")
+@rule("tril", "triu")
 def _triangle(call: TorchCall, grad: str, _place: int) -> str:
     return f"{grad}.{call.name}({call.option('diagonal', 1, 0)})"
 
 
-@_rule("flip")
+@rule("flip")
 def _flip(call: TorchCall, grad: str, _place: int) -> str:
     return f"{grad}.flip({call.option('dims', 1, None)!r})"
 
 
-@_rule("matmul", "mm", "bmm")
-def _product(call: TorchCall, grad: str, place: int) -> str | None:
-    left, right = (one.value for one in call.operands[:2])
-    if left.dim() < 2 or right.dim() < 2:
-        return None
-    text = f"{grad} @ {call.text(1)}.mT" if place == 0 else f"{call.text(0)}.mT @ {grad}"
-    return text if left.dim() == right.dim() == 2 else call.summed(text, place)
-
-
-@_rule("linear")
-def _linear(call: TorchCall, grad: str, place: int) -> str:
-    if place == 0:
-        return f"{grad} @ {call.text(1)}"
-    rows = f"{grad}.reshape(-1, {grad}.shape[-1])"
-    return f"{rows}.mT @ {call.text(0)}.reshape(-1, {call.text(0)}.shape[-1])" if place == 1 else f"{rows}.sum(0)"
-
-
-@_rule("mean")
+@rule("mean")
 def _mean(call: TorchCall, grad: str, _place: int) -> str:
     axes, keep = call.option("dim", 1, None), call.option("keepdim", 2, False)
     shape = call.shape(0)
@@ -168,7 +158,7 @@ def _mean(call: TorchCall, grad: str, _place: int) -> str:
     return f"({spread(grad, listed, call.operands[0].value.dim(), keep=keep)} / {count}).expand({shape})"
 
 
-@_rule("logsumexp")
+@rule("logsumexp")
 def _logsumexp(call: TorchCall, grad: str, _place: int) -> str | None:
     axis, keep = call.option("dim", 1, None), call.option("keepdim", 2, False)
     if not isinstance(axis, int):
@@ -176,13 +166,13 @@ def _logsumexp(call: TorchCall, grad: str, _place: int) -> str | None:
     return f"{spread(grad, [axis], call.operands[0].value.dim(), keep=keep)} * {call.text(0)}.softmax({axis})"
 
 
-@_rule("softmax")
+@rule("softmax")
 def _softmax(call: TorchCall, grad: str, _place: int) -> str:
     axis, result = call.option("dim", 1, -1), call.result()
     return f"{result} * ({grad} - ({grad} * {result}).sum({axis}, keepdim=True))"
 
 
-@_rule("log_softmax")
+@rule("log_softmax")
 def _log_softmax(call: TorchCall, grad: str, _place: int) -> str:
     axis = call.option("dim", 1, -1)
     return f"{grad} - {call.result()}.exp() * {grad}.sum({axis}, keepdim=True)"

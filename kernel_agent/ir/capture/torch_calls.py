@@ -29,9 +29,11 @@ class TorchCall:
     @property
     def computes(self) -> bool:
         """Whether a backward may have to compute with floats because of it: a mean is divided by its count."""
-        return self.kind is CallClass.COMPUTE or self.name == "mean"
+        return self.kind is CallClass.COMPUTE or self.name in _COMPUTING_BACK
 
 
+_COMPUTING_BACK = frozenset({"mean", "amax", "amin", "max", "min", "gather", "index_select"})
+"""Functions that only sum, choose or copy, while their adjoints divide, compare or add."""
 _ALLOCATION = (
     "empty empty_like empty_strided empty_permuted new_empty new_empty_strided zeros zeros_like new_zeros ones "
     "ones_like "

@@ -305,3 +305,43 @@ def test_a_descriptor_that_cannot_be_read_is_refused_with_what_to_write(tmp_path
     with pytest.raises(CannotDerive, match="a tensor descriptor for `x_desc` that cannot be read") as refused:
         drafts(describe(read_file(path), sandbox), sandbox, most=1)
     assert "TensorDescriptor.from_tensor(name" in refused.value.remedy
+
+
+BETWEEN = """
+import torch
+import triton
+import triton.language as tl
+
+from kernel_agent import autodiff
+
+
+@triton.jit
+def square_kernel(X, Y, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(X + at, mask=at < n, other=0.0)
+    tl.store(Y + at, x * x, mask=at < n)
+
+
+@autodiff
+def stub(x):
+    y = torch.empty_like(x)
+    square_kernel[(triton.cdiv(x.numel(), 64),)](x, y, x.numel(), BLOCK=64)
+    return y.amax(1), y.gather(1, y.argsort(1)), torch.nn.functional.gelu(y)
+
+
+SWEEP = [dict(M=10, N=12)]
+
+
+def make_args(M, N, device="cuda"):
+    return (torch.randn(M, N),)
+"""
+
+
+def test_torch_functions_that_only_choose_are_proven_with_what_their_adjoints_compute(
+    tmp_path: Path, sandbox: Sandbox
+) -> None:
+    # The gate let a backward compute only as the stub does, and took a maximum for no computation: eq and where were
+    # fallbacks.
+    path = tmp_path / "between.py"
+    path.write_text(BETWEEN)
+    assert derive(describe(read_file(path), sandbox), sandbox, options=QUICK).verdict.green

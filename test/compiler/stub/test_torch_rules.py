@@ -19,12 +19,24 @@ ONE = (
     "torch.log_softmax(x, 1)", "x[1:, ::2]", "x[:, 2]", "x.narrow(1, 1, 3)", "x.select(0, 2)", "x.t().reshape(-1)[3:9]",
     "torch.cat((x, x * 2.0), 1)", "torch.stack((x, x.exp()), -1)", "x.unbind(1)[2] + x.unbind(1)[0]",
     "x.chunk(2, 1)[1].exp()", "x.float().double().exp().float()", "(x - x.mean(1, keepdim=True)) / 2.0",
+    "x.amax(1)", "x.amin((0, 1))", "torch.amax(x, dim=0, keepdim=True) * x", "x.max()", "x.max(1).values",
+    "torch.min(x, 0, keepdim=True)[0]", "torch.sort(x, dim=1)[0]", "x.topk(3, dim=1).values", "torch.cummax(x, 0)[0]",
+    "x.sort(descending=True).values", "x.cumsum(1)", "x.roll(2, 1)", "torch.roll(x, (1, -2), (0, 1))",
+    "torch.nn.functional.pad(x, (1, 2))", "torch.nn.functional.pad(x, (1, 2, 0, 3), value=2.0)",
+    "x.repeat_interleave(3, dim=1)", "torch.nn.functional.leaky_relu(x, 0.2)", "torch.nn.functional.gelu(x)",
+    "torch.nn.functional.gelu(x, approximate='tanh')", "x.var(1)", "torch.std(x, dim=0, keepdim=True)",
+    "x.var(0, unbiased=False)", "torch.nn.functional.softplus(x)", "torch.nn.functional.logsigmoid(x)",
+    "torch.nn.functional.softmax(x, 1)", "torch.nn.functional.softmax(x * 2.0, dim=0)",
+    "x.clamp_min(0.1)", "x.clamp_max(max=0.3)", "x.gather(1, x.argsort(1))", "x.index_select(0, x[:, 0].argsort())",
+    "torch.round(x * 3.0) * x", "x.floor() + x", "x * x.sign()",
     "x / (x.detach().abs().max() + 1.0)", "x * x.detach()",
 )  # fmt: skip
 TWO = (
     "x + w", "x - w", "w - x", "x * w", "x / (w.abs() + 1.0)", "torch.maximum(x, w)", "torch.minimum(w, x)",
     "x @ w.expand(6, 6)", "x @ x.mT * w[:4]", "torch.nn.functional.linear(x, w.unsqueeze(0))",
     "(x * w).sum(1) * x[:, 0]", "torch.where(x > 0.0, x, w)", "x.exp() * w + x * w.exp()",
+    "x @ w", "w @ x.t()", "torch.mv(x, w)", "torch.dot(x[0], w)", "torch.outer(w, x[:, 1])", "w @ x[1]",
+    "torch.addmm(w, x @ x.t(), x)", "torch.einsum('mn,n->m', x, w)", "torch.einsum('mn,kn->mk', x, x * w)",
     "torch.broadcast_tensors(w, x)[0] * x", "torch.broadcast_tensors(w, x)[1] * torch.broadcast_tensors(w, x)[0]",
 )  # fmt: skip
 
@@ -88,8 +100,8 @@ def test_a_value_that_is_changed_before_the_end_is_not_used_by_the_backward(tmp_
 
 
 def test_functions_without_a_rule_are_refused_with_their_line(tmp_path: Path) -> None:
-    with pytest.raises(CannotDerive, match=r"torch's `cummax` \(line 10\)"):
-        candidate(stub("torch.cummax(x, 0)[0]", "x"), [torch.randn(X)], tmp_path)
+    with pytest.raises(CannotDerive, match=r"torch's `cumprod` \(line 10\)"):
+        candidate(stub("torch.cumprod(x, 0)", "x"), [torch.randn(X)], tmp_path)
 
 
 def test_several_outputs_add_up_in_what_they_share(tmp_path: Path) -> None:
