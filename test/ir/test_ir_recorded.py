@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections import namedtuple
+
 import pytest
 import torch
 
 from kernel_agent.ir import ExecOptions
 from kernel_agent.ir.execution import run_once
-from kernel_agent.ir.recorded.forms import CannotRecord
+from kernel_agent.ir.recorded.forms import CannotRecord, Reader, Writer
 from kernel_agent.ir.recorded.program import Program
 from kernel_agent.ir.recorded.recorder import Recorder
 from kernel_agent.ir.recorded.replay import Replayed
@@ -85,3 +88,14 @@ def test_every_number_of_a_record_is_counted() -> None:
     recorder = Recorder()
     run_once(with_a_table, (torch.ones(2, 3),), {}, (), ExecOptions(), safe=False, recorder=recorder)
     assert recorder.program.constants() >= set(range(6))
+
+
+def test_a_named_tuple_keeps_its_names() -> None:
+    # A kernel reads its parts by them; the names of a forged record make no class that runs anything.
+    point = namedtuple("point", ["left", "right"])(1, (2, 3))
+    form = Writer(None, lambda _number: None).form(point)
+    again = Reader([], {}, None).value(json.loads(json.dumps(form)))
+    assert (again.left, again.right, again) == (1, (2, 3), point)
+    for names in (["a", "a"], ["_a", "b"], ["a, b): pass #", "b"], ["a"]):
+        with pytest.raises(CannotRecord):
+            Reader([], {}, None).value({"tuple": [1, 2], "names": names})

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import triton
+import triton.language as tl
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
 
@@ -58,6 +59,17 @@ def test_ranges_for_a_profiler_are_set_in_vain():
     with standin(), torch.cuda.nvtx.range("{}", "launch"):
         torch.cuda.nvtx.mark("here")
         torch.cuda.nvtx.range_end(torch.cuda.nvtx.range_start("beside"))
+
+
+def test_a_kernel_that_is_wrapped_for_tracing_is_launched_as_it_is():
+    # Else torch carries the launch out as an operator of its own, which no capture sees as a launch.
+    with standin():
+        assert torch.library.wrap_triton(wrapped) is wrapped
+
+
+@triton.jit
+def wrapped(X):
+    tl.store(X, 1.0)
 
 
 def test_a_file_that_asks_for_the_gpu_at_import_and_in_its_stub_runs(gpu_file):

@@ -332,6 +332,7 @@ def _patches() -> list[Patch]:
         (torch._C, _C_ANSWERS),
         (torch.accelerator, _ACCELERATOR_ANSWERS),
         (torch.cuda.nvtx, {"_nvtx": ProfiledRanges()}),
+        (torch._library.triton, {"is_wrap_triton_enabled": lambda: False}),  # nothing is traced: kernels are launched
         (
             torch,
             {

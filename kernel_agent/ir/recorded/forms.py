@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from typing import Any
 
 import torch
@@ -100,7 +101,10 @@ class Writer:
             return {"tensor": self._number_of(value)}
         if isinstance(value, (list, tuple)):
             parts = [self.form(part) for part in value]
-            return parts if isinstance(value, list) else {"tuple": parts}
+            if isinstance(value, list):
+                return parts
+            names = getattr(value, "_fields", None)  # kernels read parts of named tuples by their names
+            return {"tuple": parts} if names is None else {"tuple": parts, "names": [str(name) for name in names]}
         if isinstance(value, dict) and all(isinstance(key, str) for key in value):
             return {"dict": {key: self.form(part) for key, part in value.items()}}
         if isinstance(value, slice):
@@ -165,7 +169,10 @@ class Reader:
                 raise CannotRecord("a step names a tensor that no step before it made")
             return self._tensors[int(inner)]
         if kind == "tuple":
-            return tuple(self.value(part) for part in inner)
+            parts = [self.value(part) for part in inner]
+            return (
+                namedtuple("Named", [str(name) for name in form["names"]])(*parts) if "names" in form else tuple(parts)
+            )
         if kind == "dict":
             return {str(key): self.value(part) for key, part in inner.items()}
         if kind == "slice":
