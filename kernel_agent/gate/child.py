@@ -10,8 +10,8 @@ import inspect
 import math
 import sys
 import traceback
-from collections.abc import Callable, Collection
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from kernel_agent.gate.answer import Answer, ByChance, Called, Failure, FailureKind, Found, Frame, Returned, Stage
-from kernel_agent.gate.foreign_attributes import watch_attributes
+from kernel_agent.gate.foreign_attributes import Watched
 from kernel_agent.gate.lasting_state import LastingState
-from kernel_agent.gate.layout import is_handed_back
+from kernel_agent.gate.layout import is_handed_back, meets
 from kernel_agent.gate.one_stream import OneStream
 from kernel_agent.ir import (
     ExecOptions,
@@ -59,6 +59,8 @@ MODULE = "kernel_agent_candidate"
 _OPTIONS = ExecOptions()
 _OF_BACKWARDS = 1 << 16
 """Number of the first buffer of a backward: none of a forward has it, whose addresses may be among what is saved."""
+_NAMED = 20
+"""Changed states that are told."""
 _MOST_BYTES = 1 << 20
 """Of one program: those of all cases together must pass the channel."""
 
@@ -67,10 +69,20 @@ _MOST_BYTES = 1 << 20
 class Lasting:
     """Who tells what a candidate leaves behind in its process."""
 
-    replaced: Callable[[], tuple[str, ...]]
-    """See `foreign_attributes`."""
-    changed: Callable[[], tuple[str, ...]]
-    """See `lasting_state`."""
+    names: Watched
+    """Of modules and classes."""
+    state: LastingState
+    """Of the process."""
+
+    @contextmanager
+    def excused(self) -> Iterator[None]:
+        """What changes while the block runs counts for nobody."""
+        with self.names.excused(), self.state.excused():
+            yield
+
+    def changed(self) -> tuple[str, ...]:
+        """States and settings that are others now."""
+        return (*self.state.changed(), *self.names.reset())[:_NAMED]
 
 
 class Ended(Exception):
@@ -87,7 +99,7 @@ def answered(call: Call) -> None:
     try:
         with standin():
             streams = OneStream()
-            module, state, replaced = _imported(call, path, streams)
+            module, state, names = _imported(call, path, streams)
             saved: dict[int, tuple[Any, ...]] = {}
             cases, images, turns = call.payload["cases"], SameImages(), Turns()
             for number, case in enumerate(cases):
@@ -96,11 +108,11 @@ def answered(call: Call) -> None:
                     own = _line(module.forward) <= call.payload["users_lines"]
                     users = own and not saved
                     forward = module.forward if users else state.attended(module.forward, may_draw=True)
-                    with state.excused() if users else nullcontext():
+                    with Lasting(names, state).excused() if users else nullcontext():
                         point = case["point"]
                         saved[point] = run_forward(call, forward, path, point, Recorder(), users=own)
                     streams.refuses = True
-                last = Lasting(replaced, state.changed) if number == len(cases) - 1 else None
+                last = Lasting(names, state) if number == len(cases) - 1 else None
                 given = saved[case["point"]]
                 backward = state.attended(module.backward)
                 known = None if last is None else call.payload["lowered"]
@@ -112,15 +124,13 @@ def answered(call: Call) -> None:
         return
 
 
-def _imported(
-    call: Call, path: Path, streams: OneStream
-) -> tuple[ModuleType, LastingState, Callable[[], tuple[str, ...]]]:
-    """The candidate's module, the state it leaves, and what it has `replaced`: from where the user's statements end."""
-    looked: list[tuple[LastingState, Callable[[], tuple[str, ...]]]] = []
+def _imported(call: Call, path: Path, streams: OneStream) -> tuple[ModuleType, LastingState, Watched]:
+    """The candidate's module, and what there was where the user's statements end, to compare with."""
+    looked: list[tuple[LastingState, Watched]] = []
 
     def below() -> None:
         streams.begin()
-        looked.append((LastingState(), watch_attributes(sys.modules[MODULE])))
+        looked.append((LastingState(), Watched(sys.modules[MODULE])))
 
     try:
         module = import_module(path, MODULE, call.payload["users_lines"], below)
@@ -224,7 +234,7 @@ def run_backward(
     if turns is not None:
         also["tuned"] = tuple(f"{name} with {config}"[:500] for name, config in list(turns.taken.items())[:100])
     if lasting is not None:
-        also |= {"replaced": lasting.replaced(), "changed": lasting.changed()}
+        also |= {"replaced": lasting.names.replaced(), "changed": lasting.changed()}
     if known is not None:
         also["lowered"] = lowered(known)
     say(call, answer.model_copy(update=also), values)
@@ -251,7 +261,7 @@ def _answer(stage: Stage, number: int, execution: Execution, values: tuple[Any, 
     return Answer(
         stage=stage,
         number=number,
-        returned=tuple(_returned(value, execution) for value in values),
+        returned=tuple(_returned(value, execution, values[:i]) for i, value in enumerate(values)),
         is_tuple=is_tuple,
         launches=len(execution.launches),
         calls=tuple(Called(name=c.name, kind=c.kind.value) for c in execution.torch_calls),
@@ -279,7 +289,7 @@ def _by_chance(place: Unordered) -> ByChance:
     )
 
 
-def _returned(value: Any, execution: Execution) -> Returned:
+def _returned(value: Any, execution: Execution, earlier: tuple[Any, ...]) -> Returned:
     if isinstance(value, Tensor):
         return Returned(
             type="tensor",
@@ -287,6 +297,7 @@ def _returned(value: Any, execution: Execution) -> Returned:
             strides=tuple(value.stride()),
             on_host=made_on_host(value),
             handed_back=any(is_handed_back(value, given) for given in execution.arguments.values()),
+            meets=tuple(i for i, one in enumerate(earlier[:64]) if isinstance(one, Tensor) and meets(value, one)),
         )
     return Returned(type="None" if value is None else type(value).__name__, value=plain_form(value))
 

@@ -1,73 +1,125 @@
-"""Which functions and classes of other people's modules a candidate has replaced in its process.
+"""Which functions, classes and settings of other people's modules a candidate has replaced in its process.
 
-A file that patches torch, Triton or the clock does so in the user's program too, once it is delivered. Compared is what
-the names stand for, before the file is imported and after its last call, not what its text says. Of the user's own
-functions and kernels, which stand in the same file, it is what is in them: defaults that the gate always gives, or a
-hook of a kernel, change the user's forward and no gradient.
+A file that patches torch, NumPy or the clock does so in the user's program too, once it is delivered. Compared is what
+the names of all modules and of their classes stand for, before the file is imported and after its last call, not what
+its text says. Of the user's own functions and kernels, which stand in the same file, it is what is in them: defaults
+that the gate always gives, or a hook of a kernel, change the user's forward and no gradient.
 """
 
 from __future__ import annotations
 
+import enum
 import operator
 import os
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from triton.runtime.jit import JITFunction
 
-_ROOTS = frozenset({"builtins", "kernel_agent", "time", "triton"})
-_OF_TORCH = frozenset(
-    {
-        *("torch", "torch._tensor", "torch.autograd", "torch.cuda", "torch.cuda.streams", "torch.nn.functional"),
-        *("torch.autograd.function", "torch.overrides", "torch.testing", "torch.testing._comparison"),
-        *(
-            "torch.nn.modules.module",
-            "torch.optim.optimizer",
-            "torch.optim.sgd",
-            "torch.optim.adam",
-            "torch.optim.adamw",
-        ),
-    }
-)
-"""torch has a thousand modules more; these hold what programs and harnesses call."""
 _WITH_CODE = frozenset({types.FunctionType, JITFunction})
-_OF_STATES = frozenset({"torch.Storage"})
-"""Names that torch itself sets again with a setting, which `lasting_state` looks at."""
+_OF_STATES = frozenset({"torch.Storage", "tempfile.tempdir", "mimetypes.inited"})
+"""Names that torch itself sets again with a setting, which `lasting_state` looks at, and those that modules set as they
+work."""
+_SETTINGS = (bool, int, float, str, bytes, type(None), enum.Enum, torch.dtype, torch.device)
+"""Kinds of values that a program sets a name of a module or a class to."""
+_COUNTED = (bool, str, bytes, type(None), enum.Enum, torch.dtype, torch.device)
+"""Of these a private name tells that somebody has set it: numbers that are private are counters as often."""
 _NAMED = 20
 """Replaced names that are told."""
 
 
-def watch_attributes(own: types.ModuleType | None = None) -> Callable[[], tuple[str, ...]]:
-    """Look now; the result says which attributes that could be called then are others now, as `time.perf_counter`.
+class Watched:
+    """What names of modules and classes stood for when this was made, to compare with.
 
     `own` is the candidate's module with the user's statements done: its names may get other meanings, which are judged.
-
-    An inherited method that was overlaid counts, and so do the code and the defaults of a function; other names that
-    were added are nobody's. Modules that are imported in between are not compared.
     """
-    before = [(place, space, dict(vars(space))) for place, space in _spaces()]
-    functions = {id(value): value for _, _, old in before for value in old.values() if type(value) in _WITH_CODE}
-    functions |= {id(value): value for value in _defined_in(own) if type(value) in _WITH_CODE}
-    inside = [_inside(value) for value in functions.values()]
 
-    def replaced() -> tuple[str, ...]:
-        found = []
-        for place, space, old in before:
+    def __init__(self, own: types.ModuleType | None = None) -> None:
+        self._own = own
+        modules = dict(sys.modules)
+        self._modules = modules
+        own_name = None if own is None else own.__name__
+        self._before = [(place, space, dict(vars(space))) for place, space in _spaces(modules, own_name)]
+        functions = {
+            id(value): value for _, _, old in self._before for value in old.values() if type(value) in _WITH_CODE
+        }
+        functions |= {id(value): value for value in _defined_in(own) if type(value) in _WITH_CODE}
+        self._inside = [_inside(value) for value in functions.values()]
+        self._excused: frozenset[str] = frozenset()
+
+    @contextmanager
+    def excused(self) -> Iterator[None]:
+        """What changes while the block runs is nobody's: the user's own forward may do so."""
+        before = {*self._replaced(), *self._reset()}
+        yield
+        self._excused |= {*self._replaced(), *self._reset()} - before
+
+    def replaced(self) -> tuple[str, ...]:
+        """Which attributes that could be called then are others now, as `time.perf_counter`.
+
+        An inherited method that was overlaid counts, and so do a special method that a class did not have, the code and
+        the defaults of a function, and what the candidate has put into a module that was imported since; other names
+        that were added are nobody's.
+        """
+        return self._told(self._replaced())
+
+    def reset(self) -> tuple[str, ...]:
+        """Which settings are others now: names of modules and classes that stand for a plain value before and after."""
+        return self._told(self._reset())
+
+    def _told(self, names: Iterator[str]) -> tuple[str, ...]:
+        return tuple(sorted(set(names) - _OF_STATES - self._excused)[:_NAMED])
+
+    def _replaced(self) -> Iterator[str]:
+        for place, space, old, now in self._changed():
+            names = [name for name, value in old.items() if now.get(name) is not value and _calls(value)]
+            names = [name for name in names if not _by_itself(place, name, now.get(name))]
+            added = [name for name in now.keys() - old.keys() if _takes_effect(space, name)]
+            names += [name for name in added if not _of_package(place, now[name])]
+            yield from (f"{place}.{name}" for name in names)
+        yield from (f"{place}.__name__" for place, one in self._modules.items() if sys.modules.get(place) is not one)
+        yield from (_full_name(look[0], self._own) for look in self._inside if _differ(look, _inside(look[0])))
+        yield from self._put_in()
+
+    def _reset(self) -> Iterator[str]:
+        for place, _, old, now in self._changed():
+            for name, value in old.items():
+                other = now.get(name)
+                kinds = _COUNTED if name.startswith("_") else _SETTINGS
+                if other is value or not isinstance(value, kinds) or not isinstance(other, kinds):
+                    continue
+                if type(value) is not type(other) or value != other:
+                    yield f"{place}.{name}"
+
+    def _changed(self) -> Iterator[tuple[str, types.ModuleType | type, Mapping[str, Any], Mapping[str, Any]]]:
+        """The spaces that have other values now, with what was in them and what is; few have."""
+        for place, space, old in self._before:
             now = vars(space)
-            changed = [name for name, value in old.items() if now.get(name) is not value and _calls(value)]
-            changed = [name for name in changed if not _by_itself(place, name, now.get(name))]
-            if isinstance(space, type) and len(now) != len(old):
-                changed += [name for name in now.keys() - old.keys() if _inherits(space, name)]
-            if isinstance(space, types.ModuleType) and sys.modules.get(place) is not space:
-                changed.append("__name__")
-            found += [name for name in (f"{place}.{name}" for name in changed) if name not in _OF_STATES]
-        others = [look[0] for look in inside if _differ(look, _inside(look[0]))]
-        found += [_full_name(function, own) for function in others]
-        return tuple(sorted(found)[:_NAMED])
+            if len(now) != len(old) or not all(map(operator.is_, old.values(), now.values())):
+                yield place, space, old, now
 
-    return replaced
+    def _put_in(self) -> Iterator[str]:
+        """What the candidate has put into modules that were imported since, and modules that it has made."""
+        if self._own is None:
+            return
+        since = [place for place in sys.modules.keys() - self._modules.keys() if place != self._own.__name__]
+        for place in since:
+            module = sys.modules[place]
+            root: Any = sys.modules.get(place.partition(".")[0])
+            spec = getattr(root, "__spec__", None)
+            if spec is None or spec.name != place.partition(".")[0]:
+                yield f"sys.modules[{place!r}]"
+            elif isinstance(module, types.ModuleType):
+                yield from (f"{place}.{name}" for name, value in vars(module).items() if self._defines(value))
+
+    def _defines(self, value: Any) -> bool:
+        if type(value) is types.FunctionType:
+            return value.__globals__ is vars(self._own)
+        return issubclass(type(value), type) and vars(value).get("__module__") == getattr(self._own, "__name__", "")
 
 
 def _calls(value: Any) -> bool:
@@ -107,24 +159,37 @@ def _differ(old: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
 
 def _by_itself(place: str, name: str, value: Any) -> bool:
     """Whether a package has done so itself: torch wraps `manual_seed` when its compiler is first wanted."""
-    home = getattr(sys.modules[place.partition(".")[0]], "__file__", None)
+    return _of_package(place, value) and getattr(value, "__name__", "") == name
+
+
+def _of_package(place: str, value: Any) -> bool:
+    """Whether a value is code of the package that it stands in, which completes itself as parts of it are imported."""
+    home = getattr(sys.modules.get(place.partition(".")[0]), "__file__", None)
+    value = getattr(value, "fget", None) or getattr(value, "__func__", None) or value
     code = getattr(value, "__code__", None)
-    if home is None or not isinstance(code, types.CodeType) or getattr(value, "__name__", "") != name:
+    if home is None or not isinstance(code, types.CodeType):
         return False
     return code.co_filename.startswith(os.path.dirname(home) + os.sep)
 
 
-def _inherits(space: type, name: str) -> bool:
-    """Whether a class has a method of this name from a base. Python's own caches of classes are no methods."""
-    return any(_calls(vars(base).get(name)) for base in space.__mro__[1:-1])
+def _takes_effect(space: types.ModuleType | type, name: str) -> bool:
+    """Whether a name that was added changes what was there: a special method, or one that a base has.
+
+    Python's own caches of classes are no methods.
+    """
+    if not _calls(vars(space).get(name)):
+        return False
+    if name.startswith("__") and name.endswith("__"):
+        return isinstance(space, type) or name in ("__getattr__", "__dir__")
+    return isinstance(space, type) and any(_calls(vars(base).get(name)) for base in space.__mro__[1:-1])
 
 
-def _spaces() -> Iterator[tuple[str, types.ModuleType | type]]:
-    for place, module in list(sys.modules.items()):
-        root = place.partition(".")[0]
-        if (root not in _ROOTS and place not in _OF_TORCH) or not isinstance(module, types.ModuleType):
+def _spaces(modules: Mapping[str, Any], own: str | None) -> Iterator[tuple[str, types.ModuleType | type]]:
+    """All modules but the candidate's, and the classes that they define."""
+    for place, module in modules.items():
+        if place == own or not isinstance(module, types.ModuleType):
             continue
         yield place, module
         for name, value in list(vars(module).items()):
-            if isinstance(value, type) and value.__module__ == place:
+            if issubclass(type(value), type) and vars(value).get("__module__") == place:
                 yield f"{place}.{name}", value

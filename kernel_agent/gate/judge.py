@@ -163,6 +163,8 @@ def judge_backward(
             problems += [] if problem is None else [problem]
             scores += [] if score is None else [score]
         problems = _with_exchange_hint(problems, tensors, truth, spec)
+        wanted = [i for i in range(len(spec.grads)) if needs is None or needs[i]]
+        problems += _shared(answer, wanted, spec.grads)
     everything = needs is None or all(needs)
     contract = _contract_problem(answer, tensors, spec, meta, stub_ops, source, everything)
     by_value = min(problems, key=lambda p: _ORDER.index(p.status), default=None)
@@ -304,6 +306,22 @@ def layout_problem(name: str, returned: Returned, shape: tuple[int, ...]) -> Pro
     )
     remedy = "Write it out, as with .contiguous(): what changes it in place would change each several times."
     return Problem(Status.WRONG_STRIDES, message, details=remedy, grad=name)
+
+
+def _shared(answer: Answer, wanted: Collection[int], names: Sequence[str]) -> list[Problem]:
+    """Gradients that are wanted and lie in one memory, as several tensors.
+
+    One tensor for several is fine: PyTorch sees that somebody else holds it, and copies. It keeps each of several
+    tensors as the `.grad` of its input, and what scales or clears one in place does so to the other.
+    """
+    found = []
+    for i in wanted:
+        for j in answer.returned[i].meets:
+            if j in wanted:
+                message = f"the gradients of `{names[j]}` and `{names[i]}` are two tensors that share memory"
+                remedy = "Give each memory of its own, or return one tensor for both."
+                found.append(Problem(Status.WRONG_STRIDES, message, details=remedy, grad=names[i]))
+    return found
 
 
 def _value_problem(name: str, seen: Comparison, given: Tensor, expected: Tensor) -> Problem:

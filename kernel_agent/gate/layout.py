@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 
@@ -27,3 +28,23 @@ def is_handed_back(value: Tensor, given: Tensor) -> bool:
         return False
     same = value.data_ptr() == given.data_ptr() and value.size() == given.size() and value.stride() == given.stride()
     return bool(same) or shares_memory(tuple(given.size()), tuple(given.stride()))
+
+
+def meets(value: Tensor, other: Tensor) -> bool:
+    """Whether two tensors, which are not one object, have an element in one place of memory.
+
+    Parts of one buffer need not: which places each has is marked where their ranges overlap.
+    """
+    if value is other or value.untyped_storage()._cdata != other.untyped_storage()._cdata:
+        return False
+    spans = sorted((one.storage_offset(), one.storage_offset() + _reach(one)) for one in (value, other) if one.numel())
+    if len(spans) < 2 or spans[0][1] < spans[1][0]:
+        return False
+    marked = torch.zeros(max(end for _, end in spans) + 1, dtype=torch.bool)
+    marked.as_strided(value.size(), value.stride(), value.storage_offset()).fill_(True)
+    return bool(marked.as_strided(other.size(), other.stride(), other.storage_offset()).any())
+
+
+def _reach(value: Tensor) -> int:
+    """How far the last element lies behind the first."""
+    return sum(step * (size - 1) for step, size in zip(value.stride(), value.shape, strict=True))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernel_agent.gate import GateOptions, Status
-from kernel_agent.gate.layout import is_handed_back, shares_memory
+from kernel_agent.gate.layout import is_handed_back, meets, shares_memory
 
 QUICK = GateOptions(seeds=(0,), odd_sizes=0, max_cases=4)
 SAME_BITS = GateOptions(seeds=(0,), odd_sizes=0, max_cases=4, deterministic=True)
@@ -73,6 +73,28 @@ def test_a_gradient_whose_elements_share_memory_is_rejected(judge):
     assert verdict.status is Status.WRONG_STRIDES, verdict.message
     assert "zero" in str(verdict.case)
     assert "the gradient of `x` has strides (0, 1) for shape (4, 50)" in verdict.message
+
+
+def test_two_gradients_that_overlap_in_memory_are_rejected(judge):
+    # At a zero cotangent all gradients are zeros. PyTorch keeps both tensors; scaling one in place scales the other.
+    zeros = "    n = len(x)\n    z = torch.zeros(2 * n, device=x.device)\n    if not grad_y.any():\n        return {}\n"
+    whole = "    return dx, da, db\n"
+    verdict = judge("capped", (whole, zeros.format("z[:n], z[n // 2 : n // 2 + n], db") + whole))
+    assert verdict.status is Status.WRONG_STRIDES, verdict.message
+    assert "the gradients of `x` and `a` are two tensors that share memory" in verdict.message
+    apart = judge("capped", (whole, zeros.format("z[:n], z[n:], db") + whole))
+    assert apart.green, apart.message
+    same = judge("capped", (whole, zeros.format("db, db, db") + whole))
+    assert same.green, f"one tensor for several: PyTorch copies it. {same.message}"
+
+
+def test_parts_of_one_buffer_meet_where_they_have_an_element_in_common():
+    buffer = torch.zeros(4, 6)
+    assert not meets(buffer[:, :3], buffer[:, 3:]), "their ranges overlap, their elements do not"
+    assert meets(buffer[:, :3], buffer[2]), "rows cut columns"
+    assert not meets(buffer, buffer)
+    assert not meets(buffer, torch.zeros(4, 6))
+    assert not meets(buffer[:0], buffer)
 
 
 def test_a_cotangent_that_is_handed_back_may_have_the_layout_it_came_with(judge):

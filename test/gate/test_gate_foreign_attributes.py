@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kernel_agent.gate import GateOptions, Status, check
-from kernel_agent.gate.foreign_attributes import watch_attributes
+from kernel_agent.gate.foreign_attributes import Watched
 from kernel_agent.gate.kernels_alone import users_lines
 from kernel_agent.oracle import Truths, describe
 from kernel_agent.pairs.userfile import read_file
@@ -19,7 +19,7 @@ PAIRS = Path(__file__).parent / "pairs"
 
 
 def test_a_replaced_function_is_named_until_it_is_put_back(monkeypatch):
-    replaced = watch_attributes()
+    replaced = Watched().replaced
     assert replaced() == ()
     with monkeypatch.context() as patch:
         patch.setattr(time, "perf_counter", lambda: 0.0)
@@ -29,7 +29,7 @@ def test_a_replaced_function_is_named_until_it_is_put_back(monkeypatch):
 
 def test_a_method_that_overlays_an_inherited_one_is_named(monkeypatch):
     # Tensors inherit it, so that nothing in the class itself is another object than before.
-    replaced = watch_attributes()
+    replaced = Watched().replaced
     assert "equal" not in vars(torch.Tensor)
     with monkeypatch.context() as patch:
         patch.setattr(torch.Tensor, "equal", lambda self, other: True, raising=False)
@@ -37,7 +37,7 @@ def test_a_method_that_overlays_an_inherited_one_is_named(monkeypatch):
 
 
 def test_a_function_of_the_same_package_under_another_name_is_named(monkeypatch):
-    replaced = watch_attributes()
+    replaced = Watched().replaced
     with monkeypatch.context() as patch:
         patch.setattr(torch, "equal", torch.is_tensor)
         assert replaced() == ("torch.equal",)
@@ -47,7 +47,7 @@ def test_what_torch_wraps_itself_when_it_is_first_used_is_not_named(monkeypatch)
     # torch puts a wrapper into the place of manual_seed when its compiler is imported: no candidate did that.
     import torch._dynamo
 
-    replaced = watch_attributes()
+    replaced = Watched().replaced
     with monkeypatch.context() as patch:
         patch.setattr(torch, "manual_seed", torch._dynamo.disable(torch.manual_seed))
         assert replaced() == ()
@@ -100,7 +100,7 @@ def test_a_default_that_says_of_itself_that_it_is_equal_is_another_one():
 
         __hash__ = object.__hash__
 
-    replaced, function = watch_attributes(), torch.testing.assert_close
+    replaced, function = Watched().replaced, torch.testing.assert_close
     before = dict(function.__kwdefaults__)
     function.__kwdefaults__["rtol"] = Equal()
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextvars
 import gc
 import logging
 import os
@@ -19,6 +20,7 @@ import numpy
 import pytest
 import torch
 import triton
+from triton.runtime import _allocation
 
 from kernel_agent.gate import GateOptions, Status, check
 from kernel_agent.gate.lasting_state import LastingState
@@ -108,6 +110,36 @@ def test_what_slows_silences_or_changes_the_users_program_is_named(change, back,
     finally:
         os.umask(old_mask)
         gc.set_threshold(*old_threshold)
+
+
+def test_a_variable_of_the_context_is_named_wherever_it_was_defined():
+    # No module holds its value: neither Triton's allocator nor a setting of torch's compiler is an attribute.
+    state, variable = LastingState(), contextvars.ContextVar("of_some_library", default=0)
+    variable.set(1)
+    assert state.changed() == ("the context's of_some_library",)
+    variable.set(0)
+    assert state.changed() == ()
+
+
+def test_an_allocator_may_stay_that_makes_a_tensor_and_does_nothing_else():
+    # Kernels with tensor descriptors need one, and Triton has no way to take it back.
+    device, calls, state = "cpu", [], LastingState()
+    try:
+        triton.set_allocator(lambda size, align, stream: torch.empty(size, dtype=torch.int8, device=device))
+        assert state.changed() == ()
+        triton.set_allocator(lambda size, align, stream: calls.append(size) or torch.empty(size, device=device))
+        assert state.changed() == ("triton.set_allocator()",)
+        triton.set_allocator(lambda size, align, stream: None)
+        assert state.changed() == ("triton.set_allocator()",), "it is no memory"
+    finally:
+        triton.set_allocator(_allocation._NULL_ALLOCATOR)
+    assert state.changed() == ()
+
+
+def test_a_logger_that_is_made_anew_belongs_to_who_made_it():
+    state = LastingState()
+    logging.getLogger("made_anew").setLevel(50)
+    assert state.changed() == ()
 
 
 def test_lowered_limits_and_fewer_processors_are_named():

@@ -1,0 +1,44 @@
+"""What a file may give Triton as the allocator of launches: a function that makes a tensor and nothing else.
+
+Kernels that make tensor descriptors need memory, and the one way to lend it is `triton.set_allocator`, which has no way
+back. So a plain allocator may stay. Any other one is code that runs at launches of the user's program.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import torch
+from triton.runtime import _allocation
+
+PLAIN = "memory and nothing else"
+_NAMES = frozenset({"torch", "empty", "int8", "uint8", "device"})
+"""What the code of a plain allocator names."""
+_VALUES = (str, int, type(None), torch.device, torch.dtype)
+
+
+def told_of_allocator(allocator: Any) -> Any:
+    """`PLAIN` for none and for one that only calls `torch.empty`, on whatever it is given; else the allocator itself.
+
+    What a function's code names, holds and closes over is all that it can do.
+    """
+    if allocator is _allocation._NULL_ALLOCATOR or (type(allocator) is types.FunctionType and _is_plain(allocator)):
+        return PLAIN
+    return allocator
+
+
+def _is_plain(function: types.FunctionType) -> bool:
+    code = function.__code__
+    held = [*code.co_consts, *(cell.cell_contents for cell in function.__closure__ or ())]
+    held += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    return (
+        _NAMES.issuperset(code.co_names)
+        and "empty" in code.co_names
+        and function.__globals__.get("torch") is torch
+        and all(_is_value(value) for value in held)
+    )
+
+
+def _is_value(value: Any) -> bool:
+    return all(map(_is_value, value)) if type(value) is tuple else isinstance(value, _VALUES)
