@@ -9,18 +9,21 @@ that the gate always gives, or a hook of a kernel, change the user's forward and
 from __future__ import annotations
 
 import enum
+import itertools
 import operator
 import os
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from triton.runtime.jit import JITFunction
 
 _WITH_CODE = frozenset({types.FunctionType, JITFunction})
+_PARTS = tuple(map(operator.attrgetter, ("__code__", "__defaults__", "__kwdefaults__")))
+"""What can be exchanged in a function that stays the same."""
 _OF_STATES = frozenset({"torch.Storage", "tempfile.tempdir", "mimetypes.inited"})
 """Names that torch itself sets again with a setting, which `lasting_state` looks at, and those that modules set as they
 work."""
@@ -30,6 +33,15 @@ _COUNTED = (bool, str, bytes, type(None), enum.Enum, torch.dtype, torch.device)
 """Of these a private name tells that somebody has set it: numbers that are private are counters as often."""
 _NAMED = 20
 """Replaced names that are told."""
+
+
+class _Changed(NamedTuple):
+    """A module or a class that holds other values than before."""
+
+    place: str
+    space: types.ModuleType | type
+    old: Mapping[str, Any]
+    now: Mapping[str, Any]
 
 
 class Watched:
@@ -44,19 +56,25 @@ class Watched:
         self._modules = modules
         own_name = None if own is None else own.__name__
         self._before = [(place, space, dict(vars(space))) for place, space in _spaces(modules, own_name)]
-        functions = {
-            id(value): value for _, _, old in self._before for value in old.values() if type(value) in _WITH_CODE
-        }
-        functions |= {id(value): value for value in _defined_in(own) if type(value) in _WITH_CODE}
-        self._inside = [_inside(value) for value in functions.values()]
+        held = [value for _, _, old in self._before for value in old.values() if type(value) in _WITH_CODE]
+        held += [value for value in _defined_in(own) if type(value) in _WITH_CODE]
+        self._functions = list({id(value): value for value in held if type(value) is types.FunctionType}.values())
+        self._code = [list(map(part, self._functions)) for part in _PARTS]
+        named = [function for function in self._functions if function.__kwdefaults__]
+        kernels = {id(value): value for value in held if type(value) is JITFunction}.values()
+        self._inside = [_inside(value) for value in (*named, *kernels)]
         self._excused: frozenset[str] = frozenset()
 
     @contextmanager
     def excused(self) -> Iterator[None]:
         """What changes while the block runs is nobody's: the user's own forward may do so."""
-        before = {*self._replaced(), *self._reset()}
+        before = self._names()
         yield
-        self._excused |= {*self._replaced(), *self._reset()} - before
+        self._excused |= self._names() - before
+
+    def _names(self) -> frozenset[str]:
+        changed = list(self._changed())
+        return frozenset((*self._exchanged(changed), *self._reset(changed)))
 
     def replaced(self) -> tuple[str, ...]:
         """Which attributes that could be called then are others now, as `time.perf_counter`.
@@ -65,28 +83,32 @@ class Watched:
         the defaults of a function, and what the candidate has put into a module that was imported since; other names
         that were added are nobody's.
         """
-        return self._told(self._replaced())
+        return self._told((*self._exchanged(self._changed()), *self._inside_out(), *self._put_in()))
 
     def reset(self) -> tuple[str, ...]:
         """Which settings are others now: names of modules and classes that stand for a plain value before and after."""
-        return self._told(self._reset())
+        return self._told(self._reset(self._changed()))
 
-    def _told(self, names: Iterator[str]) -> tuple[str, ...]:
+    def _told(self, names: Iterable[str]) -> tuple[str, ...]:
         return tuple(sorted(set(names) - _OF_STATES - self._excused)[:_NAMED])
 
-    def _replaced(self) -> Iterator[str]:
-        for place, space, old, now in self._changed():
+    def _exchanged(self, changed: Iterable[_Changed]) -> Iterator[str]:
+        for place, space, old, now in changed:
             names = [name for name, value in old.items() if now.get(name) is not value and _calls(value)]
             names = [name for name in names if not _by_itself(place, name, now.get(name))]
             added = [name for name in now.keys() - old.keys() if _takes_effect(space, name)]
             names += [name for name in added if not _of_package(place, now[name])]
             yield from (f"{place}.{name}" for name in names)
         yield from (f"{place}.__name__" for place, one in self._modules.items() if sys.modules.get(place) is not one)
-        yield from (_full_name(look[0], self._own) for look in self._inside if _differ(look, _inside(look[0])))
-        yield from self._put_in()
 
-    def _reset(self) -> Iterator[str]:
-        for place, _, old, now in self._changed():
+    def _inside_out(self) -> Iterator[str]:
+        for part, old in zip(_PARTS, self._code, strict=True):
+            others = map(operator.is_not, old, map(part, self._functions))
+            yield from (_full_name(function, self._own) for function in itertools.compress(self._functions, others))
+        yield from (_full_name(look[0], self._own) for look in self._inside if _differ(look, _inside(look[0])))
+
+    def _reset(self, changed: Iterable[_Changed]) -> Iterator[str]:
+        for place, _, old, now in changed:
             for name, value in old.items():
                 other = now.get(name)
                 kinds = _COUNTED if name.startswith("_") else _SETTINGS
@@ -95,12 +117,12 @@ class Watched:
                 if type(value) is not type(other) or value != other:
                     yield f"{place}.{name}"
 
-    def _changed(self) -> Iterator[tuple[str, types.ModuleType | type, Mapping[str, Any], Mapping[str, Any]]]:
+    def _changed(self) -> Iterator[_Changed]:
         """The spaces that have other values now, with what was in them and what is; few have."""
         for place, space, old in self._before:
             now = vars(space)
             if len(now) != len(old) or not all(map(operator.is_, old.values(), now.values())):
-                yield place, space, old, now
+                yield _Changed(place, space, old, now)
 
     def _put_in(self) -> Iterator[str]:
         """What the candidate has put into modules that were imported since, and modules that it has made."""
@@ -144,12 +166,12 @@ def _full_name(function: Any, own: types.ModuleType | None) -> str:
 
 
 def _inside(value: Any) -> tuple[Any, ...]:
-    """A function or a kernel, and what can be exchanged in it."""
+    """A kernel and what can be exchanged in it; of a function, the defaults of parameters that have names."""
     if isinstance(value, JITFunction):
         source = (value.raw_src, getattr(value, "src", ""))
         return value, value.fn, value.fn.__code__, *source, vars(value).get("run"), *value.pre_run_hooks
-    named = value.__kwdefaults__
-    return (value, value.__code__, value.__defaults__, named, *(named or ()), *(named or {}).values())
+    named = value.__kwdefaults__ or {}
+    return (value, value.__kwdefaults__, *named, *named.values())
 
 
 def _differ(old: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
@@ -186,10 +208,14 @@ def _takes_effect(space: types.ModuleType | type, name: str) -> bool:
 
 def _spaces(modules: Mapping[str, Any], own: str | None) -> Iterator[tuple[str, types.ModuleType | type]]:
     """All modules but the candidate's, and the classes that they define."""
+    classes: dict[type, bool] = {}  # whether objects of a type are classes: few types, many objects
     for place, module in modules.items():
         if place == own or not isinstance(module, types.ModuleType):
             continue
         yield place, module
         for name, value in list(vars(module).items()):
-            if issubclass(type(value), type) and vars(value).get("__module__") == place:
+            kind = type(value)
+            if kind not in classes:
+                classes[kind] = issubclass(kind, type)
+            if classes[kind] and vars(value).get("__module__") == place:
                 yield f"{place}.{name}", value

@@ -39,9 +39,10 @@ def usable(
     left_out: dict[str, list[str]] = {}
     for point, answer in zip(points, answers, strict=True):
         reason = _why_not(answer, usual)
+        refused = isinstance(answer, Refusal) and answer.kind is RefusalKind.VALUES
+        if refused and point.values in (Values.SPACED, Values.NUMBERS):  # there are no rows, or no numbers
+            continue
         if point.values is Values.SPACED:
-            if isinstance(answer, Refusal) and answer.kind is RefusalKind.VALUES:  # there are no rows
-                continue
             as_made = point.model_copy(update={"values": Values.AS_MADE})
             found = answers[points.index(as_made)] if as_made in points else None
             reason = "" if not reason and _same(answer, found) else "the forward takes rows without gaps alone"

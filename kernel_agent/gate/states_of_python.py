@@ -50,7 +50,6 @@ def _of_interpreter() -> Iterator[tuple[str, Any]]:
     yield "gc.isenabled()", gc.isenabled()
     yield "gc.get_threshold()", gc.get_threshold()
     yield "gc.get_debug()", gc.get_debug()
-    yield "gc.freeze()", gc.get_freeze_count() > 0
     yield "sys.gettrace()", sys.gettrace()
     yield "sys.getprofile()", sys.getprofile()
     yield "threading.gettrace()", threading.gettrace()

@@ -72,7 +72,11 @@ def _flags() -> Iterator[tuple[str, Any]]:
             yield _SAID.get(name, f"torch._C.{name}()"), getter()
     for backend, op in _BACKENDS:
         with suppress(AttributeError, RuntimeError):  # since torch 2.9
-            yield f"fp32_precision of {backend} {op}", torch._C._get_fp32_precision_getter(backend, op)
+            precision = torch._C._get_fp32_precision_getter(backend, op)
+            yield (
+                f"fp32_precision of {backend} {op}",
+                "ieee" if precision == "none" else precision,
+            )  # older flags say so
     for name in ("benchmark_limit", "enabled"):
         with suppress(AttributeError, RuntimeError):
             yield f"torch.backends.cudnn.{name}", getattr(torch.backends.cudnn, name)

@@ -37,7 +37,7 @@ from kernel_agent.oracle.fit import fit_entry
 from kernel_agent.oracle.leaves import LeafCall, leaf_call
 from kernel_agent.oracle.plainform import holds_tensors, plain_form
 from kernel_agent.oracle.records import Point, Refusal, RefusalKind, error_form
-from kernel_agent.oracle.values import redistribute, spaced
+from kernel_agent.oracle.values import other_number, redistribute, spaced
 from kernel_agent.oracle.wire import pack
 from kernel_agent.pairs.arguments import argument_places, build_arguments
 from kernel_agent.pairs.blame import blame, essence, first_line, line_in, module_path
@@ -189,9 +189,21 @@ def arguments_at(stub: Stub, point: Point) -> tuple[tuple[Any, ...], dict[str, A
         leaves = [args[place] if isinstance(place, int) else kwargs[place] for place in places]
         if point.values is Values.SPACED:
             return _spaced(args, kwargs, dict(zip(places, leaves, strict=True)))
+        if point.values is Values.NUMBERS:
+            return _with_other_numbers(args, kwargs)
         if not redistribute((leaf.detach() for leaf in leaves), point.values):
             raise Refused(Refusal(kind=RefusalKind.VALUES, message="no argument is plain random numbers"))
     return args, kwargs
+
+
+def _with_other_numbers(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with other floats among them: scales, probabilities, temperatures. Raises `Refused` without any."""
+    positional = tuple(map(other_number, args))
+    named = {name: other_number(value) for name, value in kwargs.items()}
+    given, made = (*args, *kwargs.values()), (*positional, *named.values())
+    if all(one is other for one, other in zip(given, made, strict=True)):
+        raise Refused(Refusal(kind=RefusalKind.VALUES, message="no argument is a float"))
+    return positional, named
 
 
 def _spaced(

@@ -3,12 +3,15 @@
 A clamp that no input reaches, a mean that is about zero, a maximum that is never far away: a backward that forgets
 them is exact wherever everything is small and centred. Only arguments that are plain random numbers are changed, since
 probabilities, scales, offsets and normalised rows mean something that other values break. The same values in rows that
-stand apart show a backward that takes for contiguous what the forward has not made so.
+stand apart show a backward that takes for contiguous what the forward has not made so. Other numbers beside the tensors
+show one that has them in its text instead of taking them from the call: `make_args` may give the same ones every time.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,6 +36,14 @@ def redistribute(arguments: Iterable[Tensor], values: Values) -> int:
         wide = argument.to(torch.float64)
         argument.copy_(_redistributed(wide, values))
     return len(chosen)
+
+
+def other_number(value: Any) -> Any:
+    """Three quarters of a float that is neither zero nor infinite; anything else as it is.
+
+    Less than it was: probabilities stay probabilities, and an epsilon stays small.
+    """
+    return 0.75 * value if type(value) is float and value and math.isfinite(value) else value
 
 
 def spaced(arguments: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -17,3 +17,5 @@ class Values(str, enum.Enum):
     """The third power of each, in units of the standard deviation: kurtosis of 46 where it was 3."""
     SPACED = "spaced"
     """As made, and rows that stand apart in memory, as those of a part of a wider tensor do."""
+    NUMBERS = "other-numbers"
+    """Tensors as made, and every float that is no tensor three quarters of what it is."""

@@ -13,13 +13,13 @@ from kernel_agent.gate.cases import make_plan
 from kernel_agent.gate.options import STANDARD
 from kernel_agent.oracle import Truths, describe
 from kernel_agent.oracle.truth import DRAWN_FROM
-from kernel_agent.oracle.values import plain_random, redistribute
+from kernel_agent.oracle.values import other_number, plain_random, redistribute
 from kernel_agent.pairs.userfile import read_file
 from kernel_agent.pairs.values import Values
 
 PAIRS = Path(__file__).parent / "pairs"
 WITHOUT_CAP = ("tl.where(inside, g * a, 0.0)", "g * a")
-OTHERS = tuple(values for values in Values if values not in (Values.AS_MADE, Values.SPACED))
+OTHERS = tuple(values for values in Values if values not in (Values.AS_MADE, Values.SPACED, Values.NUMBERS))
 
 
 def on_values(*values):
@@ -67,6 +67,69 @@ def test_a_backward_made_for_the_known_seeds_is_wrong_at_the_drawn_one(judge):
     assert verdict.suite is not None
     assert int(named[1]) in verdict.suite.drawn, "so that the case can be asked again"
     assert judge.truths("capped").drawn_seed != int(named[1]), "who reads the verdict may write the next candidate"
+
+
+SCALED = """import torch
+import triton
+import triton.language as tl
+
+META = dict(
+    slug="scaled", family="activation", op="scaled", schema=1, techniques=(), saves=("scale: float",), grads=("x",),
+    dtypes=("float32",), license="Apache-2.0", origin="original",
+)
+
+
+# --- forward ---
+@triton.jit
+def _scaled(X, Y, scale, n, step, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(Y + i, tl.load(X + i * step, mask=i < n) * scale, mask=i < n)
+
+
+def forward(x, scale, causal=True):
+    y = torch.empty_like(x)
+    _scaled[(triton.cdiv(x.numel(), 64),)](x, y, scale, x.numel(), 1, BLOCK=64)
+    return y, (scale,)
+
+
+# --- backward ---
+def backward(saved, g):
+    dx = torch.empty(g.shape, dtype=g.dtype, device=g.device)
+    _scaled[(triton.cdiv(g.numel(), 64),)](g, dx, FACTOR, g.numel(), g.stride(0), BLOCK=64)
+    return dx
+
+
+# --- check ---
+SWEEP = (dict(n=100), dict(n=130))
+
+
+def make_args(n, device="cpu", seed=0):
+    return torch.randn(n, generator=torch.Generator().manual_seed(seed)).to(device), 0.125
+"""
+"""A forward with a number beside its tensor, for which `make_args` has one value."""
+
+
+def test_a_number_in_the_text_of_a_backward_in_place_of_the_calls_is_wrong(tmp_path, sandbox):
+    # Every shape, seed and cotangent has the same scale; only another one tells the text from the call.
+    path = tmp_path / "scaled.py"
+    path.write_text(SCALED.replace("FACTOR", "saved[0]"))
+    spec = describe(read_file(path), sandbox)
+    options, truths = on_values(Values.NUMBERS), Truths(spec, sandbox)
+    honest = check(spec, spec.facts.source, sandbox, options, truths=truths)
+    assert honest.green, honest.message
+    assert any("values=other-numbers" in case.case for case in honest.cases)
+    hard_coded = SCALED.replace("FACTOR", "0.125")
+    assert check(spec, hard_coded, sandbox, on_values(), truths=truths).green, "no other case sees it"
+    verdict = check(spec, hard_coded, sandbox, options, truths=truths, diagnose=False)
+    assert verdict.status is Status.WRONG_GRADIENT, verdict.message
+    assert "values=other-numbers" in str(verdict.case)
+
+
+def test_other_numbers_stay_what_they_are_for():
+    assert 0 < other_number(0.9) < 1, "a probability"
+    assert other_number(-5.0) == -3.75
+    assert [other_number(value) for value in (0.0, 7, True, "mean")] == [0.0, 7, True, "mean"]
+    assert other_number(float("-inf")) == float("-inf")
 
 
 def test_no_two_checks_draw_the_same_seed(judge):
