@@ -370,15 +370,15 @@ class Counter:
             rest[quotient_of(run, divisor)] = count
 
     def _ends_of(self, loop: Op, run: Form) -> list[Polynomial]:
-        """What an index, of several terms, is less than in all trips of a loop, the shortest first, where else only the
-        length of a run ends it; none where more does."""
+        """What an index, of several terms, is less than in all trips of a loop, the shortest first, where else at most
+        the length of a run ends it; none where more does."""
         if loop.code is not Code.FOR or len(run.terms) < 2 or run.base.terms:
             return []
         left = loop_forms(self.forms, loop)
         own = [form for form in left if form.terms == run.terms]
         lengths = [form for form in left if {atom for atom, _ in form.terms} == {self.forms.trip(loop)}]
         ends = {-form.base for form in own}
-        known = len(own) + len(lengths) == len(left) and len(lengths) == 1
+        known = len(own) + len(lengths) == len(left) and len(lengths) <= 1
         return sorted(ends, key=lambda end: (len(end.text()), end.text())) if known else []
 
     def dense(self, site: Site, bound: Bound, extents: dict[Atom, Polynomial | None]) -> bool:

@@ -180,9 +180,23 @@ def _grouped(form: Form, chosen: Sequence[Bound], bounds: Sequence[Bound]) -> tu
         alone = [bound.below for bound in bounds if bound.form == Form.of({atom: ONE})]
         if atom.kind is Kind.QUOTIENT and atom.divisor is not None:
             alone += [ceiling(bound.below, atom.divisor) for bound in bounds if bound.form == atom.whole]
+        if atom.extent is None:
+            alone += _in_steps(atom, bounds)
         known = [atom.extent] if atom.extent is not None else []
         digits.append(_upward(coefficient, (*alone, *known)))
     return digits, tuple(claims)
+
+
+def _in_steps(atom: Atom, bounds: Sequence[Bound]) -> list[Polynomial]:
+    """What an index is less than where steps of it are bounded: trips of a loop over a program's own part of a range,
+    whose end is the smaller one of that and the whole range."""
+    found = []
+    for bound in bounds:
+        if len(bound.form.terms) == 1 and not bound.steps and not bound.form.base.terms:
+            ((own, step),) = bound.form.terms
+            if own == atom and step.surely(1):
+                found.append(ceiling(bound.below, step))
+    return found
 
 
 def _upward(coefficient: Polynomial, extents: tuple[Polynomial, ...]) -> Digit:

@@ -204,6 +204,25 @@ def test_rows_that_programs_in_turn_take_in_turn_cover_all_rows() -> None:
     assert not holds(found, X=torch.empty(6, BLOCK), rows=5, programs=3, grid0=2, BLOCK=BLOCK)
 
 
+def test_parts_of_rows_that_programs_take_in_turn_cover_all_rows_if_all_have_as_many() -> None:
+    # Which row and which part of it are digits of a number that a loop counts: with a part too few, one row lacks it.
+    def build(b: Builder, x: Value, dx: Value, count: Value, parts: Value) -> None:
+        def body(number: Value, _: Sequence[Value]) -> Sequence[Value]:
+            row, part = (b.elementwise(code, (number, parts)) for code in (Code.FLOORDIV, Code.REM))
+            start = b.mul(b.add(b.mul(row, parts), part), b.const(BLOCK))
+            at = b.add(start, b.arange(0, BLOCK, "BLOCK"))
+            add_to(b, dx, at, b.const(1.0, "f32"))
+            return []
+
+        b.loop((b.program_id(0), count, b.num_programs(0)), [], body)
+
+    kernel = made("X:*f32 dX:*f32 count parts", build, BLOCK=BLOCK)
+    found = empty_if(kernel)
+    assert holds(found, X=torch.empty(6 * BLOCK), count=6, parts=3, BLOCK=BLOCK, grid0=2)
+    assert not holds(found, X=torch.empty(6 * BLOCK), count=5, parts=3, BLOCK=BLOCK, grid0=2)
+    assert not holds(found, X=torch.empty(7 * BLOCK), count=6, parts=3, BLOCK=BLOCK, grid0=2)
+
+
 def test_tiles_of_a_matrix_cover_it_by_both_axes() -> None:
     def build(b: Builder, x: Value, dx: Value, m: Value, n: Value, sm: Value) -> None:
         rows = block_of(b, b.program_id(0), BLOCK, "BM")

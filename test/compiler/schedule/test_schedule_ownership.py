@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+import triton
 from schedule_kernels import add_to, block_of, made, matrix
 
 from kernel_agent.compiler.schedule.calls import Calls
@@ -134,11 +135,43 @@ def test_parts_of_rows_are_as_long_as_a_constexpr_that_must_not_be_negative() ->
         b.loop((first, end, b.const(BLOCK, "i32", "BLOCK")), [], body)
 
     kernel = made("X:*f32 dX:*f32 stride N", build, BLOCK=BLOCK)
-    cut = {"PART": 32, "grid1": 2, "stride": 40, "N": 40}  # the last part is shorter
+    # The last part is shorter.
+    cut: dict[str, object] = {"PART": 32, "BLOCK": 8, "grid0": 3, "grid1": 2, "stride": 40, "N": 40, "triton": triton}
     found = own(kernel, 2, cut)
     assert stores_of(found.kernel) == [Code.STORE]
     assert facts_of(found) == ["PART >= 0", "stride >= N"]
-    assert stores_of(own(kernel, 2, cut, {"PART": -1, "grid1": 2, "stride": -9, "N": -9}).kernel) == [Code.ATOMIC_ADD]
+    assert stores_of(own(kernel, 2, cut, {**cut, "PART": -1, "stride": -9, "N": -9}).kernel) == [Code.ATOMIC_ADD]
+
+
+def test_whole_tiles_of_parts_of_rows_lie_apart_where_they_fill_their_part() -> None:
+    # The mask knows the end of the row only: tiles of a part that they do not divide reach into the next one.
+    def build(b: Builder, x: Value, dx: Value, stride: Value, n: Value) -> None:
+        part = b.const(4 * BLOCK, "i32", "PART")
+        first = b.mul(b.program_id(1), part)
+
+        def body(off: Value, _: Sequence[Value]) -> Sequence[Value]:
+            cols = b.add(off, b.arange(0, BLOCK, "BLOCK"))
+            at = b.add(b.mul(b.program_id(0), stride), cols)
+            add_to(b, dx, at, b.const(1.0, "f32"), b.compare("lt", cols, n))
+            return []
+
+        end = b.elementwise(Code.MIN, (b.add(first, part), n))
+        b.loop((first, end, b.const(BLOCK, "i32", "BLOCK")), [], body)
+
+    kernel = made("X:*f32 dX:*f32 stride N", build, BLOCK=BLOCK)
+    divided: dict[str, object] = {
+        "PART": 32,
+        "BLOCK": 8,
+        "grid0": 3,
+        "grid1": 2,
+        "stride": 40,
+        "N": 40,
+        "triton": triton,
+    }
+    found = own(kernel, 2, divided)
+    assert stores_of(found.kernel) == [Code.STORE]
+    assert "PART >= BLOCK * triton.cdiv(PART, BLOCK)" in " and ".join(facts_of(found))
+    assert stores_of(own(kernel, 2, divided, {**divided, "PART": 12, "grid1": 4}).kernel) == [Code.ATOMIC_ADD]
 
 
 def test_rows_that_programs_take_in_turn_are_one_index() -> None:
