@@ -206,6 +206,11 @@ class Draft:
         """To memory, that are left."""
         return sum(op.code is Code.ATOMIC_ADD for kernel, _, _ in self.steps for op in kernel.ops)
 
+    @property
+    def left(self) -> int:
+        """Those, and sums of rows that are not small."""
+        return self.additions + sum(total.wide for total in self.totals)
+
 
 def _element(name: str, kernel: Kernel, found: Ownership) -> str:
     """Of a gradient that a kernel stores, or one behind it."""

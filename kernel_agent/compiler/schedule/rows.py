@@ -57,11 +57,11 @@ class Persistent:
     """None: as the forward was launched."""
 
 
-def summed_axis(kernel: Kernel, gradients: Mapping[str, str], launch: Launch) -> int | None:
-    """The axis of the grid along which gradients that are no plain stores add up; None where there is no such one.
+def summed_axes(kernel: Kernel, gradients: Mapping[str, str], launch: Launch) -> list[int]:
+    """The axes of the grid along which gradients that are no plain stores add up.
 
-    Of several, that with the most additions, and of equals, if registers can hold the sums along each, the one that was
-    longest in the calls that were seen: sums along the others are as many rows as these are long.
+    Of several, first that with the most additions, and of equals, if registers can hold the sums along each, the one
+    that was longest in the calls that were seen: sums along the others are as many rows as these are long.
     """
     forms = Forms(kernel, launch)
     found = [
@@ -78,7 +78,7 @@ def summed_axis(kernel: Kernel, gradients: Mapping[str, str], launch: Launch) ->
         length = launch.calls.total(launch.grid[axis].text()) if held else None
         return axes.count(axis), length or 0
 
-    return max(sorted(set(axes)), key=worth) if axes else None
+    return sorted(sorted(set(axes)), key=worth, reverse=True)
 
 
 def persistent(kernel: Kernel, gradients: Mapping[str, str], forward: Launch, axis: int) -> Persistent:

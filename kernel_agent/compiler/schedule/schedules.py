@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 
 from kernel_agent.compiler.errors import CannotDerive, DoesNotApply
-from kernel_agent.compiler.plan import BackwardPlan, Buffer, Fact, Fill, Total
+from kernel_agent.compiler.plan import BackwardPlan, Fact
 from kernel_agent.compiler.reverse.adjoint import Adjoint
 from kernel_agent.compiler.reverse.plain import plain
 from kernel_agent.compiler.schedule.accumulate import accumulated
@@ -21,7 +21,6 @@ from kernel_agent.compiler.schedule.assembly import assembled, grid_of
 from kernel_agent.compiler.schedule.calls import Calls
 from kernel_agent.compiler.schedule.draft import Draft, trimmed
 from kernel_agent.compiler.schedule.either import behind_branches
-from kernel_agent.compiler.schedule.even import evened
 from kernel_agent.compiler.schedule.factor import factored
 from kernel_agent.compiler.schedule.forms import Launch
 from kernel_agent.compiler.schedule.fuse import fused
@@ -33,8 +32,6 @@ from kernel_agent.compiler.schedule.nested import Nested, nested
 from kernel_agent.compiler.schedule.owner import without
 from kernel_agent.compiler.schedule.owners import owners_of, parted_owners, together, turned, unowned
 from kernel_agent.compiler.schedule.regions import Regions, with_regions
-from kernel_agent.compiler.schedule.reload import crowding, reloaded
-from kernel_agent.compiler.schedule.rows import persistent, summed_axis, width_of
 from kernel_agent.compiler.schedule.settle import settled
 from kernel_agent.compiler.schedule.share import loading, shared, storing
 from kernel_agent.compiler.schedule.singles import as_rows
@@ -45,6 +42,7 @@ from kernel_agent.compiler.schedule.spread import spread
 from kernel_agent.compiler.schedule.square import squared
 from kernel_agent.compiler.schedule.swizzle import unswizzled
 from kernel_agent.compiler.schedule.tries import Defect, Tries, tried
+from kernel_agent.compiler.schedule.turns import in_turns
 from kernel_agent.compiler.schedule.unflatten import unflattened
 from kernel_agent.compiler.schedule.windows import Window, windowed
 from kernel_agent.compiler.schedule.wraps import unwrapped
@@ -205,46 +203,6 @@ def _added(tidy: Kernel, gradients: Mapping[str, str], launch: Launch, regions: 
     return draft
 
 
-def _rows(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft:
-    """One launch of few programs and a sum of their rows. Raises DoesNotApply where nothing adds up along an axis."""
-    axis = summed_axis(accumulated(tidy), gradients, launch)
-    if axis is None:
-        raise DoesNotApply("along no axis of the grid all programs add to the same elements")
-    looped = persistent(tidy, gradients, launch, axis)
-    scalars = dict(looped.scalars)
-    draft = Draft()
-    if looped.pace is not None:
-        draft.settings |= looped.pace.settings
-    for name, partial in looped.partials.items():
-        scalars[width_of(partial)] = f"{partial.tensor}.numel()"
-        shape = (looped.count, f"{partial.tensor}.numel()")
-        element = looped.kernel.argument(partial.name).pointee
-        draft.partials.append(Buffer(partial.name, element, Fill.ZEROS, shape=shape, empty_if=partial.empty_if))
-        draft.totals.append(Total(partial.name, name))
-        reason = f"partial sums of {name} lie in rows of {partial.tensor}'s elements"
-        draft.facts += [Fact(text, reason, partial.tensor) for text in partial.facts]
-    rest = {tensor: name for tensor, name in gradients.items() if name not in looped.partials}
-    draft.add(owned_in_the_end(looped.kernel, rest, looped.launch, few=True), rest, looped.launch, scalars)
-    if looped.pace is not None and looped.pace.stages and draft.alone:
-        draft.settings[looped.pace.stages] = "1"  # a row loaded ahead of its turn would miss what is stored before
-    elif looped.pace is not None and looped.pace.stages:
-        kernel, launch, scalars = draft.steps.pop(0)
-        name = kernel.free_name("RELOAD")
-        shared, fetch = crowding(kernel, looped.pace.stages), kernel.free_name("FETCH")
-        again = reloaded(kernel, looped.pace.stages, name, fetch if shared else "")
-        if again is not None:
-            if shared:
-                draft.settings |= looped.pace.crowded(shared, fetch)
-            draft.settings[name] = looped.pace.is_long
-            trips, whole = next(iter(looped.scalars.values())), again.free_name("EVEN")
-            even = evened(again, looped.pace.stages, trips, whole)
-            if even is not None:
-                # Rows that fit the registers gain nothing, and at 8,192 columns of float32 they took 1.7 times as long.
-                again, draft.settings[whole] = even.kernel, f"{name} and {even.condition}"
-        draft.steps.insert(0, (again or kernel, launch, scalars))
-    return draft
-
-
 def _split(tidy: Kernel, gradients: Mapping[str, str], launch: Launch, regions: Regions | None = None) -> Draft:
     """A launch for all gradients that programs own, and more for those that they share. Raises DoesNotApply where none
     of these can have one."""
@@ -397,7 +355,7 @@ def _with_gathers(
 
 
 _MAKERS: dict[str, Callable[[Kernel, Mapping[str, str], Launch], Draft]] = {
-    "rows": _rows,
+    "rows": in_turns,
     "split": functools.partial(with_regions, _split),
     "owned": functools.partial(with_regions, _owned),
 }

@@ -6,14 +6,19 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from schedule_kernels import ROWS, add_to, made, rows_adjoint
+from schedule_plans import agree, named_source
 
 from kernel_agent.compiler.errors import CannotDerive
+from kernel_agent.compiler.reverse import differentiate
 from kernel_agent.compiler.schedule.accumulate import accumulated
 from kernel_agent.compiler.schedule.calls import Calls
 from kernel_agent.compiler.schedule.forms import Launch
 from kernel_agent.compiler.schedule.ownership import owned
-from kernel_agent.compiler.schedule.rows import persistent, summed_axis
+from kernel_agent.compiler.schedule.rows import persistent, summed_axes
+from kernel_agent.compiler.schedule.schedules import plans
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.evaluate import evaluate
@@ -41,8 +46,8 @@ def gradients(kernel: Kernel, programs: int, **extra: object) -> dict[str, torch
 
 def test_the_axis_that_rows_lie_along_is_found() -> None:
     kernel = made(ROWS, rows_adjoint, BLOCK=8)
-    assert summed_axis(kernel, GRADIENTS, Launch.like_forward(1)) == 0
-    assert summed_axis(kernel, {"X": "dX"}, Launch.like_forward(1)) is None
+    assert summed_axes(kernel, GRADIENTS, Launch.like_forward(1)) == [0]
+    assert summed_axes(kernel, {"X": "dX"}, Launch.like_forward(1)) == []
 
 
 @pytest.mark.parametrize(("rows", "cols"), [(64, 2), (2, 64)])
@@ -56,7 +61,7 @@ def test_of_two_axes_that_sums_lie_along_the_longer_one_is_summed_in_registers(r
 
     launch = Launch.like_forward(2, Calls(({"grid0": rows, "grid1": cols},)))
     kernel = made("X:*f32 dA:*f32 dB:*f32", outer)
-    assert summed_axis(kernel, {"A": "dA", "B": "dB"}, launch) == (0 if rows > cols else 1)
+    assert summed_axes(kernel, {"A": "dA", "B": "dB"}, launch)[0] == (0 if rows > cols else 1)
 
 
 def test_a_longer_axis_whose_rival_is_added_to_in_a_loop_is_not_preferred() -> None:
@@ -72,7 +77,31 @@ def test_a_longer_axis_whose_rival_is_added_to_in_a_loop_is_not_preferred() -> N
         b.loop((b.const(0), n, b.const(1)), [], body)
 
     launch = Launch.like_forward(2, Calls(({"grid0": 2, "grid1": 64},)))
-    assert summed_axis(made("X:*f32 dA:*f32 dB:*f32 N", walked), {"A": "dA", "B": "dB"}, launch) == 0
+    assert summed_axes(made("X:*f32 dA:*f32 dB:*f32 N", walked), {"A": "dA", "B": "dB"}, launch)[0] == 0
+
+
+@triton.jit
+def shifted(X, S, W, Y, N, BLOCK: tl.constexpr):
+    n, row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.program_id(1)
+    x = tl.load(X + row * N + n, mask=n < N, other=0.0)
+    y = (x - tl.load(S + row)) * tl.load(W + n, mask=n < N, other=0.0)
+    tl.store(Y + row * N + n, y, mask=n < N)
+
+
+def test_turns_are_taken_along_the_axis_that_leaves_no_large_sums_beside() -> None:
+    # Turns along the longer axis kept one number a row in registers, and left the weights' sums, of as many rows as x
+    # has: beside turns along the other one the numbers take small rows.
+    types = {**dict.fromkeys(("X", "S", "W", "Y"), "*fp32"), "N": "i32"}
+    source = named_source(shifted, types, BLOCK=32)
+    x = torch.randn(3, 150, dtype=torch.float64)
+    given = {"X": x, "S": torch.randn(3, dtype=torch.float64), "W": torch.randn(150, dtype=torch.float64), "N": 150}
+    calls = Calls(({**given, "Y": x, "BLOCK": 32, "grid0": 5, "grid1": 3},))
+    adjoint = differentiate(source, read=frozenset("XSW"), written=frozenset("Y"))
+    found = {plan.schedule: plan for plan in plans(source, adjoint, 2, calls=calls)}
+    (step,) = found["rows"].steps
+    assert step.grid[0] == "grid0"
+    assert not any(total.wide for total in found["rows"].totals)
+    agree(found, given, {"Y": torch.randn(3, 150, dtype=torch.float64)}, (5, 3), BLOCK=32)
 
 
 @pytest.mark.parametrize("programs", [1, 2, 5])
