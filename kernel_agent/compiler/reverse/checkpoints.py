@@ -53,7 +53,7 @@ def checkpointed(kernel: Kernel, adjoint: Adjoint, calls: Calls) -> Checkpointed
     extents = Extents({op.blocks[0].arguments[0]: op for op in kernel.ops if op.code is Code.FOR})
     segments = _Segments(kernel)
     for loop in _outermost(kernel.body, heavy):
-        trips = _trips(loop, extents)
+        trips = trips_of(loop, extents)
         if trips and (calls.foreseen(trips) or 0) >= LONG:
             segments.cut(loop, f"triton.next_power_of_2(max(int({trips} ** 0.5), 1))")
     return Checkpointed(segments.copy(), segments.settings) if segments.settings else None
@@ -75,7 +75,7 @@ def _outermost(block: Block, loops: set[Op]) -> list[Op]:
     return found
 
 
-def _trips(loop: Op, extents: Extents) -> str:
+def trips_of(loop: Op, extents: Extents) -> str:
     """An expression of the trips of a loop; empty where nobody knows how many."""
     try:
         return extents.trips(loop)

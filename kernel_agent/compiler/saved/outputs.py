@@ -14,7 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from kernel_agent.compiler.reverse.checkpoints import LONG, trips_of
 from kernel_agent.compiler.reverse.disjoint import Apart
+from kernel_agent.compiler.reverse.extents import Extents
 from kernel_agent.compiler.saved.lanes import Lanes
 from kernel_agent.compiler.saved.slots import Slot, picked, slots_of
 from kernel_agent.compiler.schedule.calls import Calls
@@ -67,7 +69,9 @@ def use_saved(kernel: Kernel, lost: frozenset[str] = frozenset(), calls: Calls |
     seen, on whose numbers facts rely.
 
     What the forward rounded to a narrower element when it stored it is computed again, unless that takes a loop of
-    matrix products: the output of attention is taken as it was rounded, as FlashAttention-2 does.
+    matrix products, or a tape: the output of attention is taken as it was rounded, as FlashAttention-2 does, and so is
+    what the forward itself stored in 16 bits of the start of each trip, where a tape would be twice as wide. That is
+    for loops of few trips: over many the errors would add up, and their tapes are cut into segments.
     """
     remarks: list[str] = []
     taken: dict[Value, Place] = {}
@@ -80,7 +84,8 @@ def use_saved(kernel: Kernel, lost: frozenset[str] = frozenset(), calls: Calls |
         if base.name in lost:
             remarks.append(f"{_called(value)} is computed again: {base.name} is overwritten later")
             continue
-        if place.lossy and not _takes_products(value, taken):
+        rounded = _takes_products(value, taken) or _spares_a_tape(kernel, place, calls)
+        if place.lossy and not rounded:
             remarks.append(f"{_called(value)} is computed again: {base.name} holds it in {base.pointee} only")
             continue
         taken[value] = place
@@ -191,6 +196,15 @@ def _takes_products(value: Value, cut: Iterable[Value]) -> bool:
     found = (part.producer for part in _slice([value], frozenset(cut) - {value}))
     loops = [op for op in found if op is not None and op.code in (Code.FOR, Code.WHILE)]
     return any(inner.code is Code.DOT for loop in loops for block in loop.blocks for inner in walk(block))
+
+
+def _spares_a_tape(kernel: Kernel, place: Place, calls: Calls | None) -> bool:
+    """Whether a value is what each of few trips of a loop begins with, stored in 16 bits."""
+    loops = [op for op in kernel.ops if op.code is Code.FOR and place.value in op.blocks[0].arguments[1:]]
+    if not loops or calls is None or _bits(place.store.base.pointee) != 16:
+        return False
+    trips = trips_of(loops[0], Extents({op.blocks[0].arguments[0]: op for op in kernel.ops if op.code is Code.FOR}))
+    return bool(trips) and (calls.foreseen(trips) or LONG) < LONG
 
 
 def load_back(copier: Copier, place: Place, other: float | None = None) -> Value:

@@ -165,9 +165,9 @@ def softmax_of_some_trips(kind: str, *, blind: bool = False) -> Forward:
     return ran(kernel, (1,), given, ["x_ptr", "v_ptr", *(["z_ptr"] if kind == "instead" else [])], ["y_ptr"])
 
 
-def states_of_a_recurrence(where: str) -> Forward:
+def states_of_a_recurrence(where: str, kept_in: str = F32) -> Forward:
     """The last state; what each step started with is kept in rows that are apart, in some that overlap, or in one."""
-    types = {"x_ptr": F32, "kept_ptr": F32, "y_ptr": F32, "steps": "i32", "width": "i32", "apart": "i32"}
+    types = {"x_ptr": F32, "kept_ptr": kept_in, "y_ptr": F32, "steps": "i32", "width": "i32", "apart": "i32"}
     kept = torch.zeros(5, 6, dtype=torch.float64)
     given = {"x_ptr": seeded(5, 6) / 4, "kept_ptr": kept, "y_ptr": empty(8), "steps": 5, "width": 6, "apart": 1}
     kernel = kernel_from(kernels.states_of_a_recurrence, types, BLOCK=8, WHERE=where)

@@ -8,6 +8,7 @@ from saved_checks import loads_in_loops, same_gradients, tensor
 
 from kernel_agent.compiler.saved.outputs import saved_reads, use_saved
 from kernel_agent.compiler.saved.prepare import prepared
+from kernel_agent.compiler.schedule.calls import Calls
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.value import Kernel, Value
@@ -103,6 +104,22 @@ def test_states_that_are_not_all_in_memory_keep_their_tape(where: str) -> None:
     saved = use_saved(forward.kernel)
     assert "kept_ptr" not in saved.read
     assert forward.backward(saved.kernel).tapes == 1
+
+
+def test_states_of_few_steps_are_read_in_16_bits_instead_of_kept_on_a_tape_of_32() -> None:
+    forward = forwards.states_of_a_recurrence("rows", "*fp16")
+    saved = use_saved(forward.kernel, calls=Calls(({"steps": 5},)))
+    backward = forward.backward(saved.kernel)
+    same_gradients(backward, forward.backward(forward.kernel))
+    assert "kept_ptr" in saved.read
+    assert backward.tapes == 0
+
+
+@pytest.mark.parametrize(("element", "steps"), [("*fp16", 64), ("*fp8e5", 5)], ids=["many steps", "eight bits"])
+def test_states_that_were_rounded_too_often_or_too_far_are_computed_again(element: str, steps: int) -> None:
+    # Errors of many steps add up, and three bits of a state are no state.
+    forward = forwards.states_of_a_recurrence("rows", element)
+    assert "kept_ptr" not in use_saved(forward.kernel, calls=Calls(({"steps": steps},))).read
 
 
 def test_states_whose_lanes_beyond_the_stored_ones_are_zero_are_read_back() -> None:
