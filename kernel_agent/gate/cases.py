@@ -84,6 +84,8 @@ class Plan:
 
     shapes: tuple[ShapePlan, ...]
     notes: tuple[str, ...]
+    left_out: int = 0
+    """Cases for which there was no room."""
 
     @property
     def size(self) -> int:
@@ -344,7 +346,7 @@ def _within_budget(shapes: list[ShapePlan], options: GateOptions, notes: list[st
     if total > len(kept):
         notes.append(f"{total - len(kept)} of {total} cases left out: the budget is {options.max_cases}")
     trimmed = [replace(s, cases=tuple(c for c in s.cases if id(c) in kept)) for s in shapes]
-    return Plan(tuple(shape for shape in trimmed if shape.cases), tuple(notes))
+    return Plan(tuple(shape for shape in trimmed if shape.cases), tuple(notes), total - len(kept))
 
 
 def _short(text: str) -> str:

@@ -16,7 +16,7 @@ from kernel_agent.gate.cases import Plan, looks, make_plan
 from kernel_agent.gate.diagnosis.diagnose import make_diagnosis, with_headline
 from kernel_agent.gate.diagnosis.evidence import Evidence
 from kernel_agent.gate.judge import Problem
-from kernel_agent.gate.options import STANDARD, GateOptions
+from kernel_agent.gate.options import STANDARD, GateOptions, lesser
 from kernel_agent.gate.order import distinct
 from kernel_agent.gate.other_values import in_doubt
 from kernel_agent.gate.questions import Asked, Posed, Question, ask, pose
@@ -111,7 +111,7 @@ def check(
         return verdict
     answers = [answer for run in done.again for answer in run.script.of_backwards]
     chance = {"unordered": distinct(answers, text.source)}
-    return _accepted(progress, change, start).model_copy(update=made_with | chance)
+    return _accepted(progress, change, start, options).model_copy(update=made_with | chance)
 
 
 @dataclass(frozen=True)
@@ -265,10 +265,10 @@ def _add(run: BatchRun, progress: _Progress, options: GateOptions) -> None:
         progress.add(outcome)
 
 
-def _accepted(progress: _Progress, change: ForwardChange, start: float) -> Verdict:
+def _accepted(progress: _Progress, change: ForwardChange, start: float, options: GateOptions) -> Verdict:
     results = tuple(outcome.result for outcome in progress.outcomes)
     ran = any(result.required for result in results)
-    message = f"all {len(results)} cases agree with the exact gradients"
+    message = f"all {len(results)} cases agree with the exact gradients{_limits(progress.plan, options)}"
     return Verdict(
         status=Status.GREEN if ran else Status.NO_CASE,
         message=message if ran else "no required entry of SWEEP could be run, so nothing is proven",
@@ -278,6 +278,13 @@ def _accepted(progress: _Progress, change: ForwardChange, start: float) -> Verdi
         forward=change,
         seconds=time.perf_counter() - start,
     )
+
+
+def _limits(plan: Plan, options: GateOptions) -> str:
+    """What a green verdict must not hide: that less was asked than a standard one asks."""
+    less = lesser(options)
+    room = f"; {plan.left_out} more were left out" if plan.left_out else ""
+    return f"{room}; fewer than the standard suite asks ({words.listed(less)})" if less else room
 
 
 def _red(problem: Problem, progress: _Progress | None, change: ForwardChange | None, start: float) -> Verdict:

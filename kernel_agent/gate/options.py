@@ -36,3 +36,14 @@ class GateOptions:
 
 STANDARD = GateOptions()
 """What every verdict of a run is made with."""
+
+
+def lesser(options: GateOptions) -> tuple[str, ...]:
+    """In what a check with these options asks less than the standard one, which a green verdict has to say."""
+    counts = ("max_cases", "odd_sizes", "max_elements", "max_volume")
+    said = [name for name in counts if getattr(options, name) < getattr(STANDARD, name)]
+    if len(options.seeds) < len(STANDARD.seeds):
+        said.append("seeds")
+    if not set(STANDARD.values).issubset(options.values):
+        said.append("values")
+    return tuple(said)

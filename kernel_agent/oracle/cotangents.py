@@ -30,7 +30,7 @@ class CotangentKind(str, enum.Enum):
     LAST_ONLY = "last-only"
 
 
-_FAR, _NEAR = 40, 12
+_FAR, _NEAR = 96, 12
 """Powers of two by which cotangents are made huge and tiny, the second where the dtype has no room for more."""
 
 Cotangents = tuple[Tensor | None, ...]

@@ -21,6 +21,15 @@ def forward(x, w, eps=1e-6):
 """
 
 
+def test_a_green_verdict_of_fewer_cases_does_not_read_as_one_of_the_whole_suite(judge):
+    # Two cases agree where forty are asked: "all 2 cases agree" was all that the message said.
+    few = judge("softmax", options=GateOptions(max_cases=2, odd_sizes=0))
+    assert few.green, few.message
+    assert "more were left out; fewer than the standard suite asks (`max_cases` and `odd_sizes`)" in few.message
+    whole = judge("softmax")
+    assert whole.message == f"all {len(whole.cases)} cases agree with the exact gradients"
+
+
 def test_a_red_verdict_says_case_gradient_tile_ratio_and_what_is_right(judge):
     verdict = judge("layernorm", ("* c1 - c2", "* c1 + c2"))
     assert verdict.case == "M=5 N=40 seed=0 cotangent=random"
