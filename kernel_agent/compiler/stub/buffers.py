@@ -30,8 +30,9 @@ _LONG = 64
 
 
 def element_of(kind: str) -> str:
-    """What a tensor is made of that a launch has as an argument of a type: `f32` for `*fp32`."""
-    element = kind.removeprefix("*")
+    """What a tensor is made of that a launch has as an argument of a type: `f32` for `*fp32` and
+    `tensordesc<fp32[16, 16]>`."""
+    element = kind.removeprefix("*").removeprefix("tensordesc<").partition("[")[0]
     return _FLOATS.get(element, element)
 
 
@@ -162,7 +163,8 @@ class Buffers:
             options.append("zeros=False")
         elif buffer.empty_if:
             text = self._whole(buffer)
-            options.append(f"zeros=not {text}" if text.isidentifier() else f"zeros=not ({text})")
+            shown = text if text.isidentifier() else f"({text})"
+            options.append("zeros=False" if text == "True" else f"zeros=not {shown}")
         if buffer.axes:
             axes = [f"({self.wording.short(one.stride)}, {self.wording.short(one.size)})" for one in buffer.axes]
             options.append(f"stored=({', '.join(axes)},)" if len(axes) == 1 else f"stored=({', '.join(axes)})")

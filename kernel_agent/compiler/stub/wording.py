@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.plan import BackwardPlan
 from kernel_agent.compiler.ssa.value import Kernel
@@ -288,7 +290,16 @@ class _Filling(ast.NodeTransformer):
         """`X.stride(0)`, as the launch's arguments spell it: where a kernel was told just that, nothing is asked."""
         stride = isinstance(node.func, ast.Attribute) and node.func.attr == "stride" and node.args
         shown = self.wording.stride(node) if stride else None
-        return self.generic_visit(node) if shown is None else ast.parse(shown, mode="eval").body
+        if shown is not None:
+            return ast.parse(shown, mode="eval").body
+        filled = self.generic_visit(node)
+        count = isinstance(filled, ast.Call) and isinstance(filled.func, ast.Attribute) and filled.func.attr == "numel"
+        if count and isinstance(filled, ast.Call) and isinstance(filled.func, ast.Attribute):
+            of, names = filled.func.value, self.wording.names
+            if isinstance(of, ast.Name) and isinstance(names.final.get(of.id), Tensor):
+                # by the mark that a launch's `x.numel()` has, so that the two are seen to be one number
+                return ast.Name(names.ask(of.id, "numel()"), ast.Load())
+        return filled
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
         """A name."""

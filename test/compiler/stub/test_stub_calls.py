@@ -345,3 +345,14 @@ def test_torch_functions_that_only_choose_are_proven_with_what_their_adjoints_co
     path = tmp_path / "between.py"
     path.write_text(BETWEEN)
     assert derive(describe(read_file(path), sandbox), sandbox, options=QUICK).verdict.green
+
+
+def test_a_count_of_elements_that_the_launch_is_given_is_not_compared_with_itself(
+    tmp_path: Path, sandbox: Sandbox
+) -> None:
+    # `zeros=not (x.numel() == x.numel())`, in the first backward that most users see.
+    path = tmp_path / "between.py"
+    path.write_text(BETWEEN)
+    text = drafts(describe(read_file(path), sandbox), sandbox, most=1)[0][0].candidate.backward
+    assert "dx = gradient_room(x, zeros=False, " in text
+    assert "== x.numel()" not in text
