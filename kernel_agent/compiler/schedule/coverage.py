@@ -178,14 +178,18 @@ class Counter:
             count = rows
             limits = [bound for bound in limits if bound.form != within.rest]
         for bound in sorted(limits, key=lambda bound: -bound.size):
-            if bound in self.digits:
+            if bound in self.digits and bound.form not in self.floors.sums:
                 continue
             if not all(atom in rest for atom, _ in bound.form.terms) or not self.dense(site, bound, rest):
                 return None
             for atom, _ in bound.form.terms:
                 del rest[atom]
-            self.axes.append((bound.form, bound.below))
-            count = count * bound.below
+            low = self.floors.sums.get(bound.form)
+            if low is None:
+                self.axes.append((bound.form, bound.below))
+            else:
+                self.claims += [Claim(low, ZERO), Claim(bound.below, low)]
+            count = count * self.floors.width(bound).below
         for loop, own in self._ends(site):
             if self.forms.trip(loop) not in rest:
                 continue
@@ -265,15 +269,13 @@ class Counter:
         where = within.negative if within is not None else None
         conditions: list[tuple[Value | Once, bool]] = [*site.conditions, *((mask, True) for mask in masks)]
         found: dict[Form, dict[Polynomial, None]] = {}
-        self.floors, plain = Floors(), within is None and not site.loops
+        lows: dict[Form, Polynomial] = {}
         for condition, holds in conditions:
             if isinstance(condition, Once):
                 inner = self.limits_once(condition)
-            elif plain and self.floors.told(self.forms, condition, self.apart, holds=holds):
-                inner = []
             else:
                 steps: list[Polynomial] = []
-                inner = whole_bounds(self.forms, condition, holds=holds, steps=steps, where=where)
+                inner = whole_bounds(self.forms, condition, holds=holds, steps=steps, where=where, lows=lows)
                 self.claims += [Claim(step, ZERO) for step in steps]
             if inner is None:
                 return None
@@ -284,9 +286,17 @@ class Counter:
             least, *others = sorted(ends, key=lambda end: (len(end.terms), len(end.text()), end.text()))
             self.claims += [Claim(other, least) for other in others]
             kept.append(Bound(form, least))
-        if not self.floors.suit((self.forms.of(site.op.offset), *(bound.form for bound in kept))):
-            return None
-        return [self.floors.bound(bound) for bound in kept]
+        self.floors = Floors.parted(lows)
+        return [self.floors.bound(bound) for bound in kept] if self.suited(site, kept, within) else None
+
+    def suited(self, site: Site, kept: Sequence[Bound], within: Segment | None) -> bool:
+        """Whether it is known how many values indices have that begin somewhere. A sum has all from there to its bound
+        if it had all from 0; a program's number is one that no loop starts or ends with."""
+        low = self.floors
+        counted = not low.least or not (site.loops or low.least.keys() & self.apart)
+        bounded = low.sums.keys() <= {bound.form for bound in kept}
+        simple = low.suit((self.forms.of(site.op.offset), *(bound.form for bound in kept)))
+        return not (low.least or low.sums) or (within is None and counted and bounded and simple)
 
     def cut_off(self, rest: dict[Atom, Polynomial | None]) -> None:
         """Leave out of indices what lies beneath where they begin."""

@@ -142,7 +142,8 @@ def owner(forms: Forms, turn: Turn, added: Sequence[Site], name: str) -> Owner:
             depth = _sum_up(copier, forms, turn, added, places)
             return ()
 
-        b.loop(copier.bounds(first), (), body, index_name=first.blocks[0].arguments[0].name)
+        start, stop, step = copier.bounds(first)
+        b.loop((start, stop, step), (), body, index_name=first.blocks[0].arguments[0].name)
     else:
         for site in added:
             for loop, trips in zip(own_loops(forms, site), turn.trips, strict=not isinstance(site, OwnRows)):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from kernel_agent.compiler.plan import Axis, Census, Fact
 from kernel_agent.compiler.schedule.alone import programs_apart
+from kernel_agent.compiler.schedule.calls import Calls
 from kernel_agent.compiler.schedule.census import census_of
 from kernel_agent.compiler.schedule.coverage import Coverage, coverage, domain, stored_axes
 from kernel_agent.compiler.schedule.floors import Floors
@@ -140,8 +141,9 @@ def proof(forms: Forms, written: Sequence[Site]) -> Injectivity | str:
     missing = [atom for atom in needed if atom not in common.form.sources]
     if missing:
         return f"{_words(missing)} add to the same elements"
-    common = common.above(Floors.of(forms, written))
-    found = injective(common.form, common.bounds, needed | common.copies, forms.launch.calls, within=common.within)
+    ways = (common, common.above(Floors.of(forms, written)))
+    proofs = [one for way in dict.fromkeys(ways) if (one := way.proof(needed, forms.launch.calls)) is not None]
+    found = min(proofs, key=lambda one: len(one.facts()), default=None)
     if found is None:
         return "its addresses may overlap, or are read from memory"
     return found
@@ -178,11 +180,21 @@ class Common:
         bounded = tuple(bounds(forms, site, likely=True))
         return cls(forms.of(site.op.offset), bounded, frozenset(), segments(forms, site))
 
+    def proof(self, needed: frozenset[Atom], calls: Calls) -> Injectivity | None:
+        """That no element is written twice."""
+        return injective(self.form, self.bounds, needed | self.copies, calls, within=self.within)
+
     def above(self, floors: Floors) -> Common:
         """The same of indices that are counted from where they begin."""
-        if not floors.least or self.within or not floors.suit((self.form, *(bound.form for bound in self.bounds))):
+        if (
+            not (floors.least or floors.sums)
+            or self.within
+            or not floors.suit((self.form, *(bound.form for bound in self.bounds)))
+        ):
             return self
-        return replace(self, form=floors.form(self.form), bounds=tuple(map(floors.bound, self.bounds)))
+        return replace(
+            self, form=floors.form(self.form), bounds=tuple(floors.bound(floors.width(bound)) for bound in self.bounds)
+        )
 
     @classmethod
     def of(cls, forms: Forms, written: Sequence[Site]) -> Common | None:

@@ -137,9 +137,9 @@ def mask_bounds(forms: Forms, mask: Value, *, holds: bool = True) -> list[Bound]
     return [bound for negative in _negatives(forms, mask, holds=holds) for bound in below(negative)]
 
 
-def mask_forms(forms: Forms, mask: Value, *, holds: bool = True) -> list[Form | None]:
+def mask_forms(forms: Forms, mask: Value) -> list[Form | None]:
     """Forms that are less than 0 where a mask holds; None among them for what says something else."""
-    return _parts(forms, mask, holds=holds)
+    return _parts(forms, mask, holds=True)
 
 
 def whole_bounds(
@@ -150,20 +150,35 @@ def whole_bounds(
     steps: list[Polynomial] | None = None,
     where: Form | None = None,
     trips: Mapping[Atom, Polynomial] | None = None,
+    lows: dict[Form, Polynomial] | None = None,
 ) -> list[Bound] | None:
     """The same, where that is all that the condition says; None where it says more. What holds always is left out, and
     so is what holds wherever the form `where` is less than 0.
 
     `steps` gets what is taken to be no less than 0, though that is not known: the rows of a program, as an argument.
-    `trips`: of loops, in which this is asked.
+    `trips`: of loops, in which this is asked. `lows` gets what indices are said to be no less than, where that may be
+    said; nothing else is said of them then.
     """
     parts = [
         part
         for part in (_in_trips(one, trips or {}) for one in _parts(forms, mask, holds=holds))
         if part is None or not (_always_negative(part) or (where is not None and follows(part, where)))
     ]
-    found = [[] if part is None else below(part) or _below_if(part, steps) for part in parts]
+    found = []
+    for part in parts:
+        low = None if part is None or lows is None else risen(part)
+        if lows is not None and low is not None and low[0] not in lows:
+            lows[low[0]] = low[1]
+        else:
+            found.append([] if part is None else below(part) or _below_if(part, steps))
     return [bound for one in found for bound in one] if all(found) else None
+
+
+def risen(negative: Form) -> tuple[Form, Polynomial] | None:
+    """The sum of indices that is no less than a number where a form is less than 0, and that; None where the form says
+    anything else."""
+    rising = Form(negative.times(Polynomial.integer(-1)).terms)
+    return (rising, negative.base + ONE) if rising.terms and rising.rises else None
 
 
 def _in_trips(part: Form | None, trips: Mapping[Atom, Polynomial]) -> Form | None:

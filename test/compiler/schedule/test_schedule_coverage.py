@@ -71,7 +71,17 @@ def test_rows_of_one_block_cover_a_matrix_of_as_many_rows_as_programs() -> None:
 def test_a_mask_that_is_not_understood_proves_nothing() -> None:
     # Each of these leaves elements out although the columns below N are as many as the tensor has.
     assert empty_if(rows("n and the sign of a value")) == ""
-    assert empty_if(rows("n and a lower limit")) == ""
+
+
+def test_columns_from_a_lower_limit_on_are_fewer_by_that() -> None:
+    # Counted as if they began with 0, rows of 7 columns of which 5 are stored to would start empty.
+    found = empty_if(rows("n and a lower limit"))
+    assert holds(found, X=torch.empty(5, 5), N=7, stride=5, flag=2, grid0=5, BLOCK=8)
+    assert not holds(found, X=torch.empty(5, 7), N=7, stride=7, flag=2, grid0=5, BLOCK=8)
+    # Without a lane for the last column; with a limit below the first; with one above the last.
+    assert not holds(found, X=torch.empty(5, 7), N=9, stride=7, flag=2, grid0=5, BLOCK=8)
+    assert not holds(found, X=torch.empty(5, 9), N=7, stride=9, flag=-2, grid0=5, BLOCK=8)
+    assert not holds(found, X=torch.empty(0), N=7, stride=7, flag=7, grid0=-5, BLOCK=4)
 
 
 def test_of_two_limits_the_launch_says_which_is_the_least() -> None:

@@ -117,3 +117,37 @@ def test_programs_below_a_number_cover_the_rows_if_their_tiles_reach_the_end() -
     assert eval(whole, call(7, 2, 4))
     assert not eval(whole, call(7, 1, 4))
     assert not eval(whole, call(7, 2, 1))
+
+
+def joined(early: int = 0, *, floor: bool = True) -> Kernel:
+    """Columns from `first` on, as far as n, of rows that two tensors make, which are the second's own. `early`: so many
+    columns of the first are taken with them; without a `floor` all are."""
+
+    def build(b: Builder, x: Value, dx: Value, n: Value, first: Value) -> None:
+        cols = block_of(b, b.program_id(0), BLOCK, "BLOCK")
+        mask = b.compare("lt", cols, b.add(first, n))
+        if floor:
+            mask = b.logical_and(mask, b.compare("ge", cols, b.sub(first, b.const(early))))
+        at = b.sub(b.add(b.mul(b.program_id(1), n), cols), first)
+        add_to(b, dx, at, b.const(1.0, "f32"), mask)
+
+    return made("X:*f32 dX:*f32 n first", build, BLOCK=BLOCK)
+
+
+def test_columns_of_the_second_of_two_tensors_are_stored_and_cover_it() -> None:
+    found = own(joined(), call(7, 5, 3))
+    assert is_stored(found)
+    whole, launch = found.empty_if["dX"], call(7, 5, 3)
+    assert eval(whole, launch)
+    memory = torch.full((3, 7), torch.nan)
+    evaluate(found.kernel, (3, 3), {"X": launch["X"], "n": 7, "first": 5, "dX": memory})
+    assert torch.equal(memory, torch.ones(3, 7))
+    # Tiles that end before the last column; columns from before the first on, which no lane has.
+    assert not eval(whole, call(7, 5, 2))
+    assert not eval(whole, call(7, -2, 3))
+
+
+@pytest.mark.parametrize("kernel", [joined(1), joined(floor=False)])
+def test_columns_of_the_first_of_two_tensors_among_them_leave_all_atomic(kernel: Kernel) -> None:
+    # They are counted as the last columns of the row before.
+    assert not is_stored(own(kernel, call(7, 5, 3)))
