@@ -126,6 +126,8 @@ class Fact:
     """What depends on it: "each element of dX is stored by one program"."""
     tensor: str = ""
     """Argument it is about, if one: a tensor of the forward's launch, or a cotangent."""
+    of_forward: bool = False
+    """It is about tiles that the forward has, whatever the backward chooses."""
 
 
 @dataclass(frozen=True)

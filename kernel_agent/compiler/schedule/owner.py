@@ -154,7 +154,7 @@ def owner(forms: Forms, turn: Turn, added: Sequence[Site], name: str) -> Owner:
     _refuse_again(made, depth + len(turn.kept))
     forward = forms.launch
     grid = [Polynomial.integer(1)] * (1 + max(places.values()))
-    own = next((forward.grid[site.axis] for site in added if isinstance(site, OwnRows)), None)
+    own = next((forward.grid[site.axis] for site in added if isinstance(site, OwnRows) and not site.fact), None)
     for key, place in places.items():
         extent = forward.grid[key] if isinstance(key, int) else own or forms.trip(key).extent
         assert extent is not None
@@ -174,12 +174,15 @@ def _sum_up(copier: Turned, forms: Forms, turn: Turn, added: Sequence[Site], pla
         if phase.own is not None:
             index = copier.b.program_id(places[turn.trips[0]])
             within = Turned(copier.source, copier.b, {**copier.programs, phase.own: index}, copier.counts)
+            phase = replace(phase, index=index)
         jobs = [Job.of(forms, site.op, phase.moving, phase.conditions) for site in phase.sites]
         mine = [totals.setdefault(job.key(within), Total(job, within, job.start(copier.b))) for job in jobs]
+        before = _loops(copier.b.kernel)
         ran = phase.run(within, jobs, mine)
         for total, job in zip(mine, jobs, strict=True):
             total.ran.append(None if job.placed else ran)
-        depth += len(phase.summed) + len(phase.inner)
+        once = phase.own is not None and not phase.summed  # as often as the forward's program does
+        depth += _loops(copier.b.kernel) - before if once else len(phase.summed) + len(phase.inner)
     for total in totals.values():
         total.job.finish(total.copier, total)
     return depth
@@ -202,9 +205,13 @@ def _counted(source: Kernel, turn: Turn) -> list[int]:
 
 def _refuse_again(made: Kernel, depth: int) -> None:
     """Refuse loops within the loops that sum: they would compute the same for program after program."""
-    loops = [op for op in made.ops if op.code is Code.FOR]
-    if len(loops) > depth or any(op.code is Code.WHILE for op in made.ops):
+    if _loops(made) > depth or any(op.code is Code.WHILE for op in made.ops):
         raise CannotDerive("what it sums would be computed anew in every program: it comes out of a loop itself")
+
+
+def _loops(kernel: Kernel) -> int:
+    """How many there are."""
+    return sum(op.code is Code.FOR for op in kernel.ops)
 
 
 def without(kernel: Kernel, dropped: Set[str]) -> Kernel | None:

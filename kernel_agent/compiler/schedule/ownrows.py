@@ -37,11 +37,12 @@ def with_own_rows(forms: Forms, some: Sequence[Site], turns: Sequence[Turn | str
             found.append(site)
             continue
         axis = _axis(trip, address, forms.of(site.op.offset))
-        if axis not in turn.summed or site.loops or site.op.offset.shape != first.op.offset.shape:
+        if axis not in turn.summed or site.op.offset.shape != first.op.offset.shape:
             return None
-        if not _owners_do_all(forms, trip, axis):
+        fact = "" if _owners_do_all(forms, trip, axis) else _trips_do_all(forms, trip, axis)
+        if fact is None:
             return None
-        found.append(OwnRows(site.op, site.block, site.loops, site.conditions, site.branches, axis))
+        found.append(OwnRows(site.op, site.block, site.loops, site.conditions, site.branches, axis, fact))
     return turn, found
 
 
@@ -53,6 +54,16 @@ def _owners_do_all(forms: Forms, trip: Atom, axis: int) -> bool:
         return programs == extent
     squared = forms.loops[trip.number].operands[1].name in forms.launch.scalars
     return squared and (programs - extent).surely(0)
+
+
+def _trips_do_all(forms: Forms, trip: Atom, axis: int) -> str | None:
+    """The fact under which an owner for every trip is one for every program. Owners with higher numbers have no program
+    whose own rows they could do. None where that is not to be had."""
+    programs, extent = forms.launch.grid[axis], trip.extent
+    if extent is None or not (programs.printable and extent.printable):
+        return None
+    fact = f"{extent.text()} >= {programs.text()}"
+    return fact if forms.launch.calls.show((fact,)) else None
 
 
 def _axis(trip: Atom, moving: Form, still: Form) -> int:

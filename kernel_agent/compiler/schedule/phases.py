@@ -62,6 +62,10 @@ class Phase:
     sites: tuple[Site, ...]
     own: int | None = None
     """An axis of the grid along which only the program takes part that has the owner's number; None where all do."""
+    index: Value | None = None
+    """That number, in the owner's kernel."""
+    guarded: bool = False
+    """There may be no such program."""
 
     @property
     def moving(self) -> frozenset[Atom]:
@@ -77,6 +81,9 @@ class Phase:
         if rest:
             start.append(b.const(False, "i1"))
         some = None if high is None else b.compare("lt", low, high)
+        if self.guarded and self.own is not None and self.index is not None:
+            there = b.compare("lt", self.index, copier.counts[self.own])
+            some = there if some is None else b.logical_and(some, there)
         for condition, holds in steady:
             one = copier[condition] if holds else b.elementwise(Code.XOR, (copier[condition], b.const(True, "i1")))
             some = one if some is None else b.logical_and(some, one)
@@ -144,15 +151,23 @@ class Phase:
 
 def phases(forms: Forms, turn: Turn, added: Sequence[Site]) -> list[Phase]:
     """In the order of the source."""
-    together: dict[tuple[tuple[Op, ...], Conditions, tuple[Op, ...], int | None], list[Site]] = {}
+    together: dict[tuple[tuple[Op, ...], Conditions, tuple[Op, ...], int | None, bool], list[Site]] = {}
     for site in added:
         sources = forms.of(site.op.offset).sources
         inner = tuple(loop for loop in site.loops if forms.trip(loop) not in sources)
-        own = site.axis if isinstance(site, OwnRows) else None
-        together.setdefault((inner, site.conditions, site.loops, own), []).append(site)
+        own, fact = (site.axis, site.fact) if isinstance(site, OwnRows) else (None, "")
+        together.setdefault((inner, site.conditions, site.loops, own, bool(fact)), []).append(site)
     return [
-        Phase(forms, tuple(axis for axis in turn.summed if axis != own), inner, conditions, tuple(found), own)
-        for (inner, conditions, _, own), found in together.items()
+        Phase(
+            forms,
+            tuple(axis for axis in turn.summed if axis != own),
+            inner,
+            conditions,
+            tuple(found),
+            own,
+            guarded=guarded,
+        )
+        for (inner, conditions, _, own, guarded), found in together.items()
     ]
 
 

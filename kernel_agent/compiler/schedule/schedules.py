@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import replace
 
 from kernel_agent.compiler.errors import CannotDerive, DoesNotApply
@@ -35,12 +36,13 @@ from kernel_agent.compiler.schedule.regions import Regions, with_regions
 from kernel_agent.compiler.schedule.settle import settled
 from kernel_agent.compiler.schedule.share import loading, shared, storing
 from kernel_agent.compiler.schedule.singles import as_rows
-from kernel_agent.compiler.schedule.sites import Site
+from kernel_agent.compiler.schedule.sites import OwnRows, Site
 from kernel_agent.compiler.schedule.slabs import alone
 from kernel_agent.compiler.schedule.slots import slotted
 from kernel_agent.compiler.schedule.spread import spread
 from kernel_agent.compiler.schedule.square import squared
 from kernel_agent.compiler.schedule.swizzle import unswizzled
+from kernel_agent.compiler.schedule.tied import or_tied
 from kernel_agent.compiler.schedule.tries import Defect, Tries, tried
 from kernel_agent.compiler.schedule.turns import in_turns
 from kernel_agent.compiler.schedule.unflatten import unflattened
@@ -206,14 +208,21 @@ def _added(tidy: Kernel, gradients: Mapping[str, str], launch: Launch, regions: 
 def _split(tidy: Kernel, gradients: Mapping[str, str], launch: Launch, regions: Regions | None = None) -> Draft:
     """A launch for all gradients that programs own, and more for those that they share. Raises DoesNotApply where none
     of these can have one."""
-    draft = _cut(tidy, gradients, launch, regions)
-    if not draft.additions:
-        return draft
+    draft, refusal = None, None
     try:
-        closer = _cut(tidy, gradients, launch, regions, tight=True)
-    except CannotDerive:
-        return draft
-    return closer if closer.additions < draft.additions else draft
+        draft = _cut(tidy, gradients, launch, regions)
+    except DoesNotApply as reason:
+        refusal = reason
+    if draft is not None and draft.additions:
+        with suppress(CannotDerive):
+            closer = _cut(tidy, gradients, launch, regions, tight=True)
+            draft = closer if closer.additions < draft.additions else draft
+    if draft is None or draft.additions:
+        draft = or_tied(draft, lambda kernel: _cut(kernel, gradients, launch, regions), tidy, launch)
+    if draft is None:
+        assert refusal is not None
+        raise refusal
+    return draft
 
 
 def _cut(
@@ -233,6 +242,9 @@ def _cut(
     wide = replace(wide, kernel=settled(wide.kernel, wide.launch))
     draft.facts += [Fact(text, "loops of all programs step through the same indices") for text in wide.facts]
     found, left = turned(wide, unowned(tidy, gradients, launch))
+    reason = "programs with rows of their own have an owner each"
+    beside_loops = [site for added in found.values() for site in added if isinstance(site, OwnRows)]
+    draft.facts += [Fact(site.fact, reason) for site in beside_loops if site.fact]
     turning = {site.op.base.name for added in found.values() for site in added}
     small = _beside(tidy, turning, gradients, launch)
     for name in _beside(tidy, turning | set(left), gradients, launch):

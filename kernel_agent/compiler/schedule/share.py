@@ -24,7 +24,7 @@ from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import CONTROL, Code
 from kernel_agent.compiler.ssa.rebuild import Copier, emptied
 from kernel_agent.compiler.ssa.uses import captured
-from kernel_agent.compiler.ssa.value import NARROW, Kernel, Op, Value, beneath
+from kernel_agent.compiler.ssa.value import NARROW, Kernel, Op, Value, beneath, constant, unspread
 
 WORK = CONTROL | {
     Code.SUM, Code.REDUCE_MAX, Code.REDUCE_MIN, Code.CUMSUM, Code.DOT, Code.EXP, Code.EXP2, Code.LOG, Code.LOG2,
@@ -103,14 +103,23 @@ def _rows(forms: Forms, value: Value) -> tuple[str, ...]:
 
 
 def _taken(kernel: Kernel) -> list[Value]:
-    """Values that loops of the kernel's own block read from before them, before these were spread or negated."""
+    """Values that loops of the kernel's own block read from before them, before these were spread, negated or compared
+    with a constant."""
     found: dict[Value, None] = {}
     for loop in kernel.body.ops:
         if loop.code is not Code.FOR:
             continue
         for value in captured(loop.blocks):
-            found[beneath(value, _SPREADS)] = None
+            found[_compared(beneath(value, _SPREADS))] = None
     return list(found)
+
+
+def _compared(value: Value) -> Value:
+    """The number that a condition compares with a constant: that is what memory can keep."""
+    op = value.producer
+    if op is None or op.code is not Code.CMP or constant(unspread(op.operands[1])) is None:
+        return value
+    return beneath(op.operands[0], _SPREADS)
 
 
 def _dear(value: Value) -> bool:

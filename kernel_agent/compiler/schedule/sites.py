@@ -51,6 +51,8 @@ class OwnRows(Site):
 
     axis: int = 0
     """Of the program."""
+    fact: str = ""
+    """Python: there is an owner for every program, and may be more. Empty: there are as many."""
 
 
 def sites(block: Block, codes: frozenset[Code]) -> list[Site]:

@@ -26,6 +26,7 @@ def emptied(kernel: Kernel, *, name: str = "", arguments: Sequence[Value] | None
         list(kernel.arguments if arguments is None else arguments),
         extents=dict(kernel.extents),
         constants=dict(kernel.constants),
+        fixed=kernel.fixed,
     )
 
 

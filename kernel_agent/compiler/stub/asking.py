@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 
 from kernel_agent.compiler.plan import LEFT, Census, Fact
 from kernel_agent.compiler.stub.lines import HELPERS, Line, asked_unless, helpers_of, quoted
@@ -29,7 +30,8 @@ class Asking:
         """Of the launch's numbers and tensors, each once."""
         asked = {"True"}
         for fact in self.wording.plan.facts:
-            shown = self.wording.condition(fact.expression)
+            with self.wording.under([{}]) if fact.of_forward else nullcontext():
+                shown = self.wording.condition(fact.expression)
             if shown in asked:
                 continue
             asked.add(shown)

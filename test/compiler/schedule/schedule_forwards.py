@@ -470,3 +470,21 @@ def products_of_sequences(
         acc += tl.dot(tl.trans(a), b, input_precision="ieee")
     there = (k[:, None] < K) & (n[None, :] < N)
     tl.store(c_ptr + (sequence * K + k[:, None]) * N + n[None, :], acc, mask=there)
+
+
+@triton.jit
+def rows_with_all_rows(x_ptr, o_ptr, n, m, D: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, FULL: tl.constexpr):
+    """o = 3 x0 + sum over m rows of squares of scores, of the first n rows: tiles of BI with tiles of BJ.
+
+    FULL: programs have whole tiles, and ask no mask.
+    """
+    i, dims = tl.program_id(0) * BI + tl.arange(0, BI), tl.arange(0, D)
+    mask = (i < n) | FULL
+    own = tl.load(x_ptr + i[:, None] * D + dims[None, :], mask=mask[:, None], other=0.0)
+    sums = 3.0 * tl.sum(own, 1)
+    for start in range(0, m, BJ):
+        j = start + tl.arange(0, BJ)
+        others = tl.load(x_ptr + j[:, None] * D + dims[None, :], mask=j[:, None] < m, other=0.0)
+        s = tl.dot(own, tl.trans(others), input_precision="ieee")
+        sums += tl.sum(s * s, 1)
+    tl.store(o_ptr + i, sums, mask=mask)
