@@ -161,7 +161,7 @@ class Counter:
         self, site: Site, masks: Sequence[Value | Once], within: Segment | None = None
     ) -> Polynomial | None:
         """The same where the site's mask is that all of some hold, and where places are within segments."""
-        limits = self.limits(site, masks, within)
+        limits = self.limits(site, masks, within, floored=True)
         if limits is None or any(loop.code is Code.WHILE for loop in site.loops):
             return None
         self.digits, self.limited = [], limits
@@ -263,9 +263,12 @@ class Counter:
                     return source.extent
         return atom.extent
 
-    def limits(self, site: Site, masks: Sequence[Value | Once], within: Segment | None = None) -> list[Bound] | None:
+    def limits(
+        self, site: Site, masks: Sequence[Value | Once], within: Segment | None = None, *, floored: bool = False
+    ) -> list[Bound] | None:
         """Bounds by masks and conditions around, of which nothing may be left out but what holds all over segments. Of
-        several of one index the shortest is taken for the least, which is noted."""
+        several of one index the shortest is taken for the least, which is noted. `floored`: what indices are no less
+        than is noted, too; else nothing may say that."""
         where = within.negative if within is not None else None
         conditions: list[tuple[Value | Once, bool]] = [*site.conditions, *((mask, True) for mask in masks)]
         found: dict[Form, dict[Polynomial, None]] = {}
@@ -275,7 +278,9 @@ class Counter:
                 inner = self.limits_once(condition)
             else:
                 steps: list[Polynomial] = []
-                inner = whole_bounds(self.forms, condition, holds=holds, steps=steps, where=where, lows=lows)
+                inner = whole_bounds(
+                    self.forms, condition, holds=holds, steps=steps, where=where, lows=lows if floored else None
+                )
                 self.claims += [Claim(step, ZERO) for step in steps]
             if inner is None:
                 return None

@@ -9,8 +9,10 @@ import torch
 from schedule_kernels import add_to, block_of, made
 
 from kernel_agent.compiler.schedule.calls import Calls
-from kernel_agent.compiler.schedule.forms import Launch
+from kernel_agent.compiler.schedule.coverage import Counter
+from kernel_agent.compiler.schedule.forms import Forms, Launch
 from kernel_agent.compiler.schedule.ownership import Ownership, owned
+from kernel_agent.compiler.schedule.sites import sites
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.evaluate import evaluate
@@ -151,3 +153,12 @@ def test_columns_of_the_second_of_two_tensors_are_stored_and_cover_it() -> None:
 def test_columns_of_the_first_of_two_tensors_among_them_leave_all_atomic(kernel: Kernel) -> None:
     # They are counted as the last columns of the row before.
     assert not is_stored(own(kernel, call(7, 5, 3)))
+
+
+@pytest.mark.parametrize("floor", [False, True])
+def test_limits_that_are_asked_for_alone_begin_with_zero(floor: bool) -> None:
+    # Who asks for these takes a row to be whole: a label in columns that the mask leaves out would get no gradient.
+    kernel = joined(floor=floor)
+    (site,) = sites(kernel.body, frozenset((Code.ATOMIC_ADD,)))
+    found = Counter(Forms(kernel, Launch.like_forward(2))).limits(site, [site.op.mask])
+    assert (found is None) == floor
