@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-VERSION = 1
+VERSION = 2
 """Raised with a change of rule or plan after which verdicts recorded before it say too little."""
 RELATIVE = 1e-5
 """Allowed error norm of a tile over its truth norm."""
