@@ -24,9 +24,18 @@ from triton.runtime.jit import JITFunction
 _WITH_CODE = frozenset({types.FunctionType, JITFunction})
 _PARTS = tuple(map(operator.attrgetter, ("__code__", "__defaults__", "__kwdefaults__")))
 """What can be exchanged in a function that stays the same."""
-_OF_STATES = frozenset({"torch.Storage", "tempfile.tempdir", "mimetypes.inited"})
+_OF_STATES = frozenset(
+    {
+        "torch.Storage",
+        "tempfile.tempdir",
+        "mimetypes.inited",
+        "torch.distributed.device_mesh._distributed_opaque_types_registered",
+    }
+)
 """Names that torch itself sets again with a setting, which `lasting_state` looks at, and those that modules set as they
 work."""
+_COMPLETED = "torch._C._distributed."
+"""Classes that torch gives their methods when its tensors on several devices are first wanted."""
 _SETTINGS = (bool, int, float, str, bytes, type(None), enum.Enum, torch.dtype, torch.device)
 """Kinds of values that a program sets a name of a module or a class to."""
 _COUNTED = (bool, str, bytes, type(None), enum.Enum, torch.dtype, torch.device)
@@ -180,18 +189,46 @@ def _differ(old: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
 
 
 def _by_itself(place: str, name: str, value: Any) -> bool:
-    """Whether a package has done so itself: torch wraps `manual_seed` when its compiler is first wanted."""
-    return _of_package(place, value) and getattr(value, "__name__", "") == name
+    """Whether a package has done so itself: torch wraps `manual_seed` when its compiler is first wanted, and makes
+    properties of what its caches hold."""
+    own = getattr(value, "fget", None) or value
+    return _of_package(place, value) and getattr(own, "__name__", "") in (name, "<lambda>")
 
 
 def _of_package(place: str, value: Any) -> bool:
-    """Whether a value is code of the package that it stands in, which completes itself as parts of it are imported."""
+    """Whether a value is code of the package that it stands in, which completes itself as parts of it are imported.
+
+    A function that the package has wrapped is not: it runs what it closes over.
+    """
     home = getattr(sys.modules.get(place.partition(".")[0]), "__file__", None)
     value = getattr(value, "fget", None) or getattr(value, "__func__", None) or value
     code = getattr(value, "__code__", None)
     if home is None or not isinstance(code, types.CodeType):
         return False
-    return code.co_filename.startswith(os.path.dirname(home) + os.sep)
+    if not code.co_filename.startswith(os.path.dirname(home) + os.sep):
+        return False
+    held = [cell.cell_contents for cell in getattr(value, "__closure__", None) or ()]
+    return all(_is_library(place, one) for one in held if _calls(one))
+
+
+def _is_library(place: str, value: Any) -> bool:
+    """Whether a callable is Python's or of the package of a place: by its name, its code, or its class and what it
+    holds."""
+    if isinstance(value, types.BuiltinFunctionType) or _of_package(place, value) or _found(place, value):
+        return True
+    held = [one for one in getattr(value, "__dict__", {}).values() if _calls(one)]
+    made = not isinstance(value, (types.FunctionType, type)) and _found(place, type(value))
+    return made and all(_found(place, one) or _of_package(place, one) for one in held)
+
+
+def _found(place: str, value: Any) -> bool:
+    """Whether something stands in a module of the package of a place, or of Python, under its own name. Functions are
+    asked for their code: a name can be given to any."""
+    if isinstance(value, types.FunctionType):
+        return False
+    home = getattr(value, "__module__", None) or ""
+    known = home.partition(".")[0] in (place.partition(".")[0], *sys.stdlib_module_names)
+    return known and getattr(sys.modules.get(home), getattr(value, "__name__", ""), None) is value
 
 
 def _takes_effect(space: types.ModuleType | type, name: str) -> bool:
@@ -217,5 +254,6 @@ def _spaces(modules: Mapping[str, Any], own: str | None) -> Iterator[tuple[str, 
             kind = type(value)
             if kind not in classes:
                 classes[kind] = issubclass(kind, type)
-            if classes[kind] and vars(value).get("__module__") == place:
+            whole = not f"{place}.".startswith(_COMPLETED)
+            if classes[kind] and whole and vars(value).get("__module__") == place:
                 yield f"{place}.{name}", value

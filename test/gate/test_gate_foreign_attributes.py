@@ -65,6 +65,16 @@ def patching(judge, tmp_path):
     return Truths(describe(read_file(path), judge.sandbox), judge.sandbox), path.read_text()
 
 
+def test_what_torch_wraps_for_a_candidate_is_named(monkeypatch):
+    # The wrapper's code is torch's, and its name is what it is to replace: all that it runs is the candidate's.
+    def softmax(x, dim=None):
+        return x
+
+    watched = Watched()
+    monkeypatch.setattr(torch, "softmax", torch.no_grad()(softmax))
+    assert watched.replaced() == ("torch.softmax",)
+
+
 def test_what_the_users_own_file_replaces_is_no_candidates_doing(patching, judge):
     truths, text = patching
     verdict = check(truths.spec, text, judge.sandbox, QUICK, truths=truths)

@@ -136,6 +136,31 @@ def test_an_allocator_may_stay_that_makes_a_tensor_and_does_nothing_else():
     assert state.changed() == ()
 
 
+def test_an_allocator_may_ask_a_tensor_for_its_device_and_not_write_to_it():
+    # `device=x.device` is how people write it. What else it did would be done at every launch.
+    x, state = torch.zeros(4), LastingState()
+
+    def asks(size: int, alignment: int, stream: int | None):
+        return torch.empty(size, dtype=torch.int8, device=x.device)
+
+    def resizes(size: int, alignment: int, stream: int | None):
+        return torch.empty(size, out=x, device=x.device)
+
+    def adds(size: int, alignment: int, stream: int | None):
+        nonlocal x
+        x += 1
+        return torch.empty(size, device=x.device)
+
+    try:
+        triton.set_allocator(asks)
+        assert state.changed() == ()
+        for hostile in (resizes, adds):
+            triton.set_allocator(hostile)
+            assert state.changed() == ("triton.set_allocator()",), hostile.__name__
+    finally:
+        triton.set_allocator(_allocation._NULL_ALLOCATOR)
+
+
 def test_a_logger_that_is_made_anew_belongs_to_who_made_it():
     state = LastingState()
     logging.getLogger("made_anew").setLevel(50)
