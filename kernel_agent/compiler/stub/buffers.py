@@ -157,6 +157,11 @@ class Buffers:
             make = "torch.zeros_like" if expanded else self._make(buffer, "_like")
             self.body.write(Line(f"{name} = {make}({like}{dtype})"))
             return name
+        if any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+            raise CannotDerive(
+                f"indices of `{like}` share elements of memory, so that its gradient has no room of that form",
+                remedy="Expand it in the stub, or give it whole, by .contiguous().",
+            )
         self.body.helpers[ROOM] = None
         options = [dtype.removeprefix(", ")] if dtype else []
         if buffer.fill is not Fill.ZEROS or self._is_checked(buffer):
