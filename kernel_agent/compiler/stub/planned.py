@@ -352,7 +352,7 @@ class Planned:
             element = made.held.get(result, "" if made.as_like(buffer) else buffer.element)
             if buffer.like != name and plan.gradients.get(buffer.like) == result:
                 part = self.flow.is_slice(self.launched.seen.tensors[buffer.like])
-                self._shared(tensor, buffer.like, Grad(text, "f32" if part else element))
+                self._shared(tensor, buffer.like, Grad(text, "f32" if part else element), both=True)
                 continue
             if result in buffers and self.flow.is_slice(tensor) and buffer.like == name:
                 continue
@@ -376,16 +376,20 @@ class Planned:
             return text
         return f"{text}.reshape({self.references.shape(tensor)})"
 
-    def _shared(self, tensor: Tensor, like: str, grad: Grad) -> None:
-        """Hand a tensor what lies in memory as its gradient would, in the shape of another argument."""
+    def _shared(self, tensor: Tensor, like: str, grad: Grad, *, both: bool = False) -> None:
+        """Hand a tensor what lies in memory as its gradient would, in the shape of another argument. `both`: it is that
+        one's gradient, too. Autograd keeps gradients as they are: of two that share memory, scaling one in place would
+        scale the other, so it gets a copy unless they are one tensor, which autograd sees."""
         other, text = self.launched.seen.tensors[like], grad.text
-        if self.flow.alike(tensor, other):
-            pass
-        elif self.flow.always_contiguous(tensor) and self.flow.always_contiguous(other):
-            text += f".reshape({self.references.shape(tensor)})"
-        else:
-            shape, stride = self.references.shape(tensor), self.references.asked(tensor, "stride()")
-            text += f".as_strided({shape}, {stride})"
+        if not self.flow.alike(tensor, other):
+            shape, form = self.references.shape(tensor), f"{text}.shape"
+            whole, moved = shape, f"{text}.reshape({shape})"
+            if not (self.flow.always_contiguous(tensor) and self.flow.always_contiguous(other)):
+                stride = self.references.asked(tensor, "stride()")
+                form, whole = f"({form}, {text}.stride())", f"({shape}, {stride})"
+                moved = f"{text}.as_strided({shape}, {stride})"
+            name = f"d{self.references.hint(tensor)}"
+            text = self.body.bind(name, f"{text} if {form} == {whole} else {moved}.clone()") if both else moved
         self.cotangents.add(tensor, Grad(text, grad.element))
 
 
