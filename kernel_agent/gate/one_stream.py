@@ -20,7 +20,8 @@ class OneStream:
 
     def begin(self) -> None:
         """Take the place of the stand-in's streams that are not the current one. Those that exist are the user's."""
-        default, made = torch.cuda.default_stream, type(torch.cuda.current_stream())
+        default = torch.cuda.default_stream
+        made: Any = type(torch.cuda.current_stream())
         one = self
 
         class Stream(made):  # type: ignore[misc, valid-type]

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.schedule.claims import Claims, open_claims
 from kernel_agent.compiler.schedule.coverage import Counter, domain
-from kernel_agent.compiler.schedule.forms import Forms, Launch
+from kernel_agent.compiler.schedule.forms import Forms, Launch, sides
 from kernel_agent.compiler.schedule.linear import Form, Kind
 from kernel_agent.compiler.schedule.polynomial import ONE
-from kernel_agent.compiler.schedule.sites import Site, negatives, sides, sites
+from kernel_agent.compiler.schedule.sites import Site, negatives, sites
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.prune import prune
 from kernel_agent.compiler.ssa.rebuild import Copier

@@ -60,7 +60,7 @@ class Regions:
         written = {site.op.base.name for site in sites(found.kernel.body, frozenset((Code.STORE, Code.ATOMIC_ADD)))}
         wholes = {whole for part, whole in self.parts.items() if part in written}
         mine = {part for part, whole in self.parts.items() if whole in wholes and part in written}
-        asked = {one.gradient for one in (*found.censuses, *found.later)}
+        asked = {one.gradient for one in found.censuses} | {one.gradient for one in found.later}
         if not mine <= set(found.empty_if) or not mine.isdisjoint(asked):
             raise CannotDerive("a part of a gradient stays atomic")
         stored = {name: text for name, text in found.empty_if.items() if name not in mine}
