@@ -24,7 +24,7 @@ class OneStream:
         made: Any = type(torch.cuda.current_stream())
         one = self
 
-        class Stream(made):  # type: ignore[misc, valid-type]
+        class Stream(made):  # type: ignore[misc]
             """A stream that may be refused."""
 
             def __new__(cls, *args: object, **kwargs: object) -> Any:
