@@ -131,6 +131,8 @@ def owner(forms: Forms, turn: Turn, added: Sequence[Site], name: str) -> Owner:
     for axis in turn.programs:
         programs[axis] = b.program_id(places[axis])
     depth = 0
+    if turn.kept and len(added) > 1:
+        raise CannotDerive("several additions stand in loops whose trips memory counts")
     if turn.kept:
         first, *_ = turn.kept
 
