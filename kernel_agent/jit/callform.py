@@ -81,7 +81,7 @@ def check_arguments(stub: Callable[..., Any], arguments: Mapping[str, Any]) -> N
 def _check_tensor(stub: Callable[..., Any], name: str, value: Tensor) -> None:
     """Raise `CannotTrain` for a tensor that Triton has no pointer to."""
     what, remedy = "", ""
-    if is_functorch_wrapped_tensor(value):
+    if not torch.compiler.is_compiling() and is_functorch_wrapped_tensor(value):  # which it cannot trace
         what, remedy = "is a tensor of torch.func or torch.vmap", "Take gradients by backward() or torch.autograd.grad."
     elif value.layout is not torch.strided:
         what, remedy = f"is a tensor of layout {value.layout}", "Pass it dense, by to_dense()."

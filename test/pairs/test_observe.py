@@ -271,10 +271,15 @@ def test_no_floating_argument(observed: Observe, scale_text: str) -> None:
     assert error.message.startswith("nothing is differentiable: `scale` gets no floating tensor")
 
 
-@pytest.mark.parametrize("returned", ["y.detach()", "y.to(torch.int32)", "None", "torch.ones(3)"])
+@pytest.mark.parametrize("returned", ["y.detach()", "y.to(torch.int32)", "torch.ones(3)"])
 def test_no_differentiable_output(observed: Observe, scale_text: str, returned: str) -> None:
     error = refusal(observed, scale_text, (RETURN, f"    return {returned}\n"))
     assert error.message.startswith("nothing is differentiable: no output of `scale` depends on")
+
+
+def test_a_stub_that_returns_nothing(observed: Observe, scale_text: str) -> None:
+    # That no output depends on an input is true of it, and no help to who forgot the return.
+    assert refusal(observed, scale_text, (RETURN, "    return None\n")).message == "`scale` returns nothing"
 
 
 @pytest.mark.parametrize(
