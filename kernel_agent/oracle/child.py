@@ -68,14 +68,17 @@ class Stub:
             result = result[0]
         return tuple(result) if isinstance(result, (tuple, list)) else (result,)
 
+    def places(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, int | str]:
+        """Where the arguments of a call stand, by their names."""
+        return argument_places([fact.name for fact in self.spec.inputs], args, kwargs)
+
     def leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, int | str]:
         """Where the floating tensor arguments that need gradients stand in a call, by their names in `spec.grads`."""
-        names = [fact.name for fact in self.spec.inputs]
-        places = argument_places(names, args, kwargs)
+        places = self.places(args, kwargs)
         values = {name: args[place] if isinstance(place, int) else kwargs[place] for name, place in places.items()}
         return {
             name: places[name]
-            for name in names
+            for name in (fact.name for fact in self.spec.inputs)
             if name in self.spec.grads and isinstance(values.get(name), Tensor) and values[name].is_floating_point()
         }
 
@@ -190,19 +193,22 @@ def arguments_at(stub: Stub, point: Point) -> tuple[tuple[Any, ...], dict[str, A
         if point.values is Values.SPACED:
             return _spaced(args, kwargs, dict(zip(places, leaves, strict=True)))
         if point.values is Values.NUMBERS:
-            return _with_other_numbers(args, kwargs)
+            return _with_other_numbers(stub, args, kwargs)
         if not redistribute((leaf.detach() for leaf in leaves), point.values):
             raise Refused(Refusal(kind=RefusalKind.VALUES, message="no argument is plain random numbers"))
     return args, kwargs
 
 
-def _with_other_numbers(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments with other floats among them: scales, probabilities, temperatures. Raises `Refused` without any."""
-    positional = tuple(map(other_number, args))
-    named = {name: other_number(value) for name, value in kwargs.items()}
+def _with_other_numbers(
+    stub: Stub, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with other floats and seeds among them: scales, probabilities. Raises `Refused` without any."""
+    names = {place: name for name, place in stub.places(args, kwargs).items()}
+    positional = tuple(other_number(value, names.get(place, "")) for place, value in enumerate(args))
+    named = {name: other_number(value, name) for name, value in kwargs.items()}
     given, made = (*args, *kwargs.values()), (*positional, *named.values())
     if all(one is other for one, other in zip(given, made, strict=True)):
-        raise Refused(Refusal(kind=RefusalKind.VALUES, message="no argument is a float"))
+        raise Refused(Refusal(kind=RefusalKind.VALUES, message="no argument is a float or a seed"))
     return positional, named
 
 

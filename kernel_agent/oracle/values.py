@@ -3,13 +3,15 @@
 A clamp that no input reaches, a mean that is about zero, a maximum that is never far away: a backward that forgets
 them is exact wherever everything is small and centred. Only arguments that are plain random numbers are changed, since
 probabilities, scales, offsets and normalised rows mean something that other values break. The same values in rows that
-stand apart show a backward that takes for contiguous what the forward has not made so. Other numbers beside the tensors
-show one that has them in its text instead of taking them from the call: `make_args` may give the same ones every time.
+stand apart show a backward that takes for contiguous what the forward has not made so. Other numbers and seeds beside
+the tensors show one that has them in its text instead of taking them from the call: `make_args` may give the same ones
+every time.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -24,6 +26,11 @@ _GAP = 8
 """Elements between two rows: a multiple of 16 bytes, as descriptors want strides to be."""
 _ZEROS = 0.02
 """Part of exact zeros above which they are a pattern: padding, a triangle."""
+_WHOLE = (torch.int32, torch.int64)
+_OF_SEEDS = re.compile(r"seed|philox|(^|_)rng(_|$)")
+"""Names of what random numbers begin with."""
+_FARTHER = 104_729
+"""To another seed: farther than heads and rows are, which kernels add to one."""
 
 
 def redistribute(arguments: Iterable[Tensor], values: Values) -> int:
@@ -38,11 +45,15 @@ def redistribute(arguments: Iterable[Tensor], values: Values) -> int:
     return len(chosen)
 
 
-def other_number(value: Any) -> Any:
-    """Three quarters of a float that is neither zero nor infinite; anything else as it is.
+def other_number(value: Any, name: str = "") -> Any:
+    """Three quarters of a float that is neither zero nor infinite, and another seed; anything else as it is.
 
-    Less than it was: probabilities stay probabilities, and an epsilon stays small.
+    Less than it was: probabilities stay probabilities, and an epsilon stays small. Whole numbers are seeds where the
+    parameter's `name` says so: what others are for, as sizes, hangs together with the tensors.
     """
+    whole = type(value) is int or (isinstance(value, Tensor) and value.dtype in _WHOLE)
+    if whole and _OF_SEEDS.search(name.lower()):
+        return value + _FARTHER
     return 0.75 * value if type(value) is float and value and math.isfinite(value) else value
 
 

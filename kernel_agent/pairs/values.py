@@ -18,4 +18,4 @@ class Values(str, enum.Enum):
     SPACED = "spaced"
     """As made, and rows that stand apart in memory, as those of a part of a wider tensor do."""
     NUMBERS = "other-numbers"
-    """Tensors as made, and every float that is no tensor three quarters of what it is."""
+    """Tensors as made, and every float that is no tensor three quarters of what it is, and every seed another."""

@@ -132,6 +132,14 @@ def test_other_numbers_stay_what_they_are_for():
     assert other_number(float("-inf")) == float("-inf")
 
 
+def test_a_whole_number_is_another_one_only_where_its_name_says_seed():
+    # A size, a stride or a window that changes alone is another call; a seed is free.
+    assert other_number(42, "seed") != 42
+    assert int(other_number(torch.tensor([42]), "philox_seed")) != 42
+    kept = {"heads": 8, "ignore_index": -100, "seeded": True, "": 42}
+    assert {name: other_number(value, name) for name, value in kept.items()} == kept
+
+
 def test_no_two_checks_draw_the_same_seed(judge):
     spec = judge.spec("capped")
     assert len({Truths(spec, judge.sandbox).drawn_seed for _ in range(20)}) == 20
