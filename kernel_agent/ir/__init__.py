@@ -6,9 +6,10 @@ The forward kernel itself is the truth: `execute` runs a stub with autograd thro
 from kernel_agent.ir.budget import OutOfDeviceMemory
 from kernel_agent.ir.capture.capture import Launch
 from kernel_agent.ir.capture.configurations import Configs
-from kernel_agent.ir.capture.device import import_module, standin
+from kernel_agent.ir.capture.device import standin
 from kernel_agent.ir.capture.host_memory import made_on_host, own_attributes
 from kernel_agent.ir.capture.images import as_image, declared_dtype
+from kernel_agent.ir.capture.module import import_module
 from kernel_agent.ir.capture.torch_calls import CallClass, TorchCall
 from kernel_agent.ir.errors import CaptureError, IRError, LaunchError, LoweringError, ParseError, UnsupportedOp
 from kernel_agent.ir.execution import ExecOptions, Execution, Safety, execute

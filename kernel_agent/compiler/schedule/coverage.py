@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 
 from kernel_agent.compiler.plan import LONGEST, ROWS, Axis
 from kernel_agent.compiler.schedule.claims import Claim, Claims, Rising, conjunction, open_claims
-from kernel_agent.compiler.schedule.floors import Floors
 from kernel_agent.compiler.schedule.forms import Forms
 from kernel_agent.compiler.schedule.injective import scale
+from kernel_agent.compiler.schedule.limits import Limits, alternatives
 from kernel_agent.compiler.schedule.linear import Atom, Form, Kind, lanes, quotient_of, remainder_of
-from kernel_agent.compiler.schedule.once import Once, once
+from kernel_agent.compiler.schedule.once import Once
 from kernel_agent.compiler.schedule.polynomial import ONE, ZERO, Polynomial, ceiling
 from kernel_agent.compiler.schedule.segments import Segment, segments, without_lengths
 from kernel_agent.compiler.schedule.sites import (
@@ -27,13 +27,9 @@ from kernel_agent.compiler.schedule.sites import (
     loop_bound,
     loop_bounds,
     loop_forms,
-    whole_bounds,
 )
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.value import Op, Value
-
-MOST = 64
-"""Conditions of which any is enough that are tried."""
 
 
 def domain(forms: Forms, site: Site) -> frozenset[Atom]:
@@ -102,21 +98,6 @@ def stored_axes(forms: Forms, written: Sequence[Site]) -> tuple[Axis, ...]:
     return tuple(found) if covered == set(address.coefficients) else ()
 
 
-def alternatives(mask: Value | None) -> list[tuple[Value | Once, ...]]:
-    """A mask, then what is enough for it: masks of which all must hold."""
-    if mask is None:
-        return [()]
-    found: list[tuple[Value | Once, ...]] = [(mask,), *((one,) for one in once(mask))]
-    op = mask.producer
-    if op is not None and op.code in (Code.OR, Code.AND):
-        left, right = (alternatives(side) for side in op.operands)
-        if op.code is Code.OR:
-            found += [*left, *right]
-        elif max(len(left), len(right)) > 1:
-            found += [one + other for one in left for other in right]
-    return found[:MOST]
-
-
 def _remainder_of_one(atom: Atom) -> Atom | None:
     """The remainder that an atom is the quotient or the remainder of, as `n % a` of `n % a // b`."""
     if atom.whole is None or atom.kind not in (Kind.QUOTIENT, Kind.REMAINDER) or atom.whole.base.terms:
@@ -139,8 +120,6 @@ class Counter:
     """Sums of indices that take every value below a number, as parts of those."""
     apart: frozenset[Atom] = frozenset()
     """Indices that are not counted: each of their values has as many stores."""
-    floors: Floors = field(default_factory=Floors)
-    """Where indices begin that conditions keep from being small."""
 
     def count(self, site: Site) -> Polynomial | None:
         """How many (program, trip, lane) take part, or at least do; None where that is not known."""
@@ -161,13 +140,14 @@ class Counter:
         self, site: Site, masks: Sequence[Value | Once], within: Segment | None = None
     ) -> Polynomial | None:
         """The same where the site's mask is that all of some hold, and where places are within segments."""
-        limits = self.limits(site, masks, within, floored=True)
-        if limits is None or any(loop.code is Code.WHILE for loop in site.loops):
+        known = Limits.floored(self.forms, site, masks, within, self.apart)
+        if known is None or any(loop.code is Code.WHILE for loop in site.loops):
             return None
-        self.digits, self.limited = [], limits
+        self.digits, self.limited = [], known.bounds
         rest = {atom: self.extent(site, atom) for atom in domain(self.forms, site) - self.apart}
-        self.cut_off(rest)
-        limits = self.within_others(limits, rest)
+        known.cut_off(rest)
+        limits, floors = known.within_others(rest), known.floors
+        self.claims += known.claims
         self.split_runs(site, limits, rest)
         self.split(site, limits, rest)
         count = ONE
@@ -178,18 +158,18 @@ class Counter:
             count = rows
             limits = [bound for bound in limits if bound.form != within.rest]
         for bound in sorted(limits, key=lambda bound: -bound.size):
-            if bound in self.digits and bound.form not in self.floors.sums:
+            if bound in self.digits and bound.form not in floors.sums:
                 continue
             if not all(atom in rest for atom, _ in bound.form.terms) or not self.dense(site, bound, rest):
                 return None
             for atom, _ in bound.form.terms:
                 del rest[atom]
-            low = self.floors.sums.get(bound.form)
+            low = floors.sums.get(bound.form)
             if low is None:
                 self.axes.append((bound.form, bound.below))
             else:
                 self.claims += [Claim(low, ZERO), Claim(bound.below, low)]
-            count = count * self.floors.width(bound).below
+            count = count * floors.width(bound).below
         for loop, own in self._ends(site):
             if self.forms.trip(loop) not in rest:
                 continue
@@ -262,78 +242,6 @@ class Counter:
                 if source == atom:
                     return source.extent
         return atom.extent
-
-    def limits(
-        self, site: Site, masks: Sequence[Value | Once], within: Segment | None = None, *, floored: bool = False
-    ) -> list[Bound] | None:
-        """Bounds by masks and conditions around, of which nothing may be left out but what holds all over segments. Of
-        several of one index the shortest is taken for the least, which is noted. `floored`: what indices are no less
-        than is noted, too; else nothing may say that."""
-        where = within.negative if within is not None else None
-        conditions: list[tuple[Value | Once, bool]] = [*site.conditions, *((mask, True) for mask in masks)]
-        found: dict[Form, dict[Polynomial, None]] = {}
-        lows: dict[Form, Polynomial] = {}
-        for condition, holds in conditions:
-            if isinstance(condition, Once):
-                inner = self.limits_once(condition)
-            else:
-                steps: list[Polynomial] = []
-                inner = whole_bounds(
-                    self.forms, condition, holds=holds, steps=steps, where=where, lows=lows if floored else None
-                )
-                self.claims += [Claim(step, ZERO) for step in steps]
-            if inner is None:
-                return None
-            for bound in inner:
-                found.setdefault(bound.form, {})[bound.below] = None
-        kept = []
-        for form, ends in found.items():
-            least, *others = sorted(ends, key=lambda end: (len(end.terms), len(end.text()), end.text()))
-            self.claims += [Claim(other, least) for other in others]
-            kept.append(Bound(form, least))
-        self.floors = Floors.parted(lows)
-        return [self.floors.bound(bound) for bound in kept] if self.suited(site, kept, within) else None
-
-    def suited(self, site: Site, kept: Sequence[Bound], within: Segment | None) -> bool:
-        """Whether it is known how many values indices have that begin somewhere. A sum has all from there to its bound
-        if it had all from 0; a program's number is one that no loop starts or ends with."""
-        low = self.floors
-        counted = not low.least or not (site.loops or low.least.keys() & self.apart)
-        bounded = low.sums.keys() <= {bound.form for bound in kept}
-        simple = low.suit((self.forms.of(site.op.offset), *(bound.form for bound in kept)))
-        return not (low.least or low.sums) or (within is None and counted and bounded and simple)
-
-    def cut_off(self, rest: dict[Atom, Polynomial | None]) -> None:
-        """Leave out of indices what lies beneath where they begin."""
-        for atom, low in self.floors.least.items():
-            extent = rest.get(atom)
-            if extent is not None:
-                self.claims += [Claim(low, ZERO), Claim(extent, low)]
-                rest[atom] = extent - low
-
-    def within_others(self, limits: Sequence[Bound], rest: dict[Atom, Polynomial | None]) -> list[Bound]:
-        """The bounds without those of single indices that others bound as parts of sums: they say how many values the
-        index has, where it has no fewer, which is noted."""
-        kept = []
-        for bound in limits:
-            atom, number = bound.form.terms[0]
-            extent = rest.get(atom)
-            inner = any(other.size > 1 and atom in other.form.coefficients for other in limits)
-            if bound.size > 1 or number != ONE or extent is None or not inner or atom.kind is not Kind.PROGRAM:
-                kept.append(bound)
-                continue
-            self.claims.append(Claim(extent, bound.below))
-            rest[atom] = bound.below
-        return kept
-
-    def limits_once(self, mask: Once) -> list[Bound] | None:
-        """What a mask says in the first of some trips that shows all of it; None where none does."""
-        for trips, claims in mask.trips(self.forms):
-            inner = whole_bounds(self.forms, mask.mask, trips=trips)
-            if inner is not None and open_claims(claims) is not None:
-                self.claims += claims
-                return inner
-        return None
 
     def split(self, site: Site, limits: Sequence[Bound], rest: dict[Atom, Polynomial | None]) -> None:
         """Put the digits of an index, which the address or a bound has, for the index: `pid // C` and `pid % C`."""

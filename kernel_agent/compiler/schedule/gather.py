@@ -19,6 +19,7 @@ from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.schedule.claims import Claims, open_claims
 from kernel_agent.compiler.schedule.coverage import Counter, domain
 from kernel_agent.compiler.schedule.forms import Forms, Launch, sides
+from kernel_agent.compiler.schedule.limits import Limits
 from kernel_agent.compiler.schedule.linear import Form, Kind
 from kernel_agent.compiler.schedule.polynomial import ONE
 from kernel_agent.compiler.schedule.sites import Site, negatives, sites
@@ -144,10 +145,11 @@ def sum_of(forms: Forms, parts: Sequence[Value]) -> Form:
 
 def is_whole(counter: Counter, row: Site, place: Form) -> bool:
     """Whether lanes, in the trips of loops, have every place of a row from 0 up to what a mask says."""
-    limits = counter.limits(row, [] if row.op.mask is None else [row.op.mask])
-    if limits is None or len(limits) != 1:
+    limits = Limits.of(counter.forms, row, [] if row.op.mask is None else [row.op.mask])
+    if limits is None or len(limits.bounds) != 1:
         return False
-    (bound,) = limits
+    counter.claims += limits.claims
+    (bound,) = limits.bounds
     moving = {atom: None for atom in domain(counter.forms, row) if atom.kind is not Kind.PROGRAM}
     extents = {atom: counter.extent(row, atom) for atom in moving}
     whole = place == bound.form and set(moving) == set(bound.form.coefficients)

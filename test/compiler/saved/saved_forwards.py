@@ -1,10 +1,11 @@
-"""The forwards of `saved_kernels`, run on random inputs whose extents are no multiples of the tiles."""
+"""The forwards of `saved_kernels` and `online_kernels`, on random inputs whose extents are no multiples of tiles."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
+import online_kernels as online
 import saved_kernels as kernels
 import torch
 from saved_checks import Forward, empty, kernel_from, ran, seeded
@@ -65,7 +66,7 @@ def cross_entropy(*, store_lse: bool, differentiated: Sequence[str] = ("loss_ptr
         "x_ptr": 3 * seeded(ROWS, N), "label_ptr": labels, "loss_ptr": empty(ROWS), "lse_ptr": empty(ROWS),
         "stride": N, "n": N,
     }  # fmt: skip
-    kernel = kernel_from(kernels.cross_entropy, types, BLOCK=16, STORE_LSE=store_lse)
+    kernel = kernel_from(online.cross_entropy, types, BLOCK=16, STORE_LSE=store_lse)
     return ran(kernel, (ROWS,), given, ["x_ptr"], differentiated)
 
 
@@ -73,7 +74,7 @@ def softmax_by_lanes(kind: str = "softmax", *, n: int = N) -> Forward:
     """A running maximum and sum for each lane; some kinds divide by another sum than that of what they divide."""
     types = {"x_ptr": F32, "y_ptr": F32, "stride": "i32", "n": "i32", "scale": "fp32"}
     given = {"x_ptr": 3 * seeded(ROWS, n), "y_ptr": empty(ROWS, n), "stride": n, "n": n, "scale": 0.5}
-    kernel = kernel_from(kernels.softmax_by_lanes, types, BLOCK=16, KIND=kind)
+    kernel = kernel_from(online.softmax_by_lanes, types, BLOCK=16, KIND=kind)
     return ran(kernel, (ROWS,), given, ["x_ptr"], ["y_ptr"])
 
 
@@ -83,7 +84,11 @@ def softmin_by_lanes(kind: str = "") -> Forward:
     temperature = torch.tensor([0.75], dtype=torch.float64)
     given = {"x_ptr": 3 * seeded(ROWS, N), "t_ptr": temperature, "y_ptr": empty(ROWS), "stride": N, "n": N}
     return ran(
-        kernel_from(kernels.softmin_by_lanes, types, BLOCK=16, KIND=kind), (ROWS,), given, ["x_ptr", "t_ptr"], ["y_ptr"]
+        kernel_from(online.softmin_by_lanes, types, BLOCK=16, KIND=kind),
+        (ROWS,),
+        given,
+        ["x_ptr", "t_ptr"],
+        ["y_ptr"],
     )
 
 
@@ -96,7 +101,7 @@ def moments_by_lanes(kind: str = "", *, n: int = N) -> Forward:
 
 def softmax_looped() -> Forward:
     """In two passes over a row."""
-    kernel = kernel_from(kernels.softmax_looped, {"x_ptr": F32, "y_ptr": F32, "stride": "i32", "n": "i32"}, BLOCK=16)
+    kernel = kernel_from(online.softmax_looped, {"x_ptr": F32, "y_ptr": F32, "stride": "i32", "n": "i32"}, BLOCK=16)
     given = {"x_ptr": 3 * seeded(ROWS, N), "y_ptr": empty(ROWS, N), "stride": N, "n": N}
     return ran(kernel, (ROWS,), given, ["x_ptr"], ["y_ptr"])
 
@@ -111,7 +116,7 @@ def attention(*, causal: bool = False, guard: bool = False, element: str = "fp32
         "o_ptr": empty(2, n, 16), "lse_ptr": empty(2, n), "n": n, "scale": 0.25,
     }  # fmt: skip
     constants = {"D": 16, "BLOCK_M": 16, "BLOCK_N": 16, "CAUSAL": causal, "GUARD": guard}
-    kernel = kernel_from(kernels.attention, types, **constants)
+    kernel = kernel_from(online.attention, types, **constants)
     return ran(kernel, (3, 2), given, ["q_ptr", "k_ptr", "v_ptr"], ["o_ptr", "lse_ptr"])
 
 
@@ -120,7 +125,7 @@ def segment_logsumexp() -> Forward:
     types = {"x_ptr": F32, "bounds_ptr": F32, "y_ptr": F32}
     bounds = torch.tensor([0, 5, 25, 37], dtype=torch.float64)
     given = {"x_ptr": 3 * seeded(N), "bounds_ptr": bounds, "y_ptr": empty(3)}
-    return ran(kernel_from(kernels.segment_logsumexp, types, BLOCK=8), (3,), given, ["x_ptr"], ["y_ptr"])
+    return ran(kernel_from(online.segment_logsumexp, types, BLOCK=8), (3,), given, ["x_ptr"], ["y_ptr"])
 
 
 def spread_of_a_row() -> Forward:
@@ -134,7 +139,7 @@ def log_sum_in_whole_tiles(last: str = "", *, n: int = N) -> Forward:
     """Of tiles without a mask, and one with it for what is left."""
     types = {"x_ptr": F32, "lse_ptr": F32, "stride": "i32", "n": "i32"}
     given = {"x_ptr": 3 * seeded(ROWS, n), "lse_ptr": empty(ROWS), "stride": n, "n": n}
-    kernel = kernel_from(kernels.log_sum_in_whole_tiles, types, BLOCK=16, LAST=last)
+    kernel = kernel_from(online.log_sum_in_whole_tiles, types, BLOCK=16, LAST=last)
     return ran(kernel, (ROWS,), given, ["x_ptr"], ["lse_ptr"])
 
 
@@ -145,7 +150,7 @@ def two_log_sums(*, planes: bool) -> Forward:
         "x_ptr": 3 * seeded(ROWS, N), "y_ptr": empty(ROWS), "lse_ptr": empty(2 * ROWS), "stride": N, "n": N,
         "distance": ROWS,
     }  # fmt: skip
-    kernel = kernel_from(kernels.two_log_sums, types, BLOCK=16, PLANES=planes)
+    kernel = kernel_from(online.two_log_sums, types, BLOCK=16, PLANES=planes)
     return ran(kernel, (ROWS,), given, ["x_ptr"], ["y_ptr"])
 
 
@@ -161,7 +166,7 @@ def softmax_of_some_trips(kind: str, *, blind: bool = False) -> Forward:
         "on_ptr": torch.tensor([1, 0, 1, 1, 0]).double(), "y_ptr": torch.zeros(8).double(),
         "lse_ptr": torch.zeros(8).double(), "n": trips, "lanes": lanes,
     }  # fmt: skip
-    kernel = kernel_from(kernels.softmax_of_some_trips, {**types, "n": "i32", "lanes": "i32"}, BLOCK=8, KIND=kind)
+    kernel = kernel_from(online.softmax_of_some_trips, {**types, "n": "i32", "lanes": "i32"}, BLOCK=8, KIND=kind)
     return ran(kernel, (1,), given, ["x_ptr", "v_ptr", *(["z_ptr"] if kind == "instead" else [])], ["y_ptr"])
 
 
@@ -190,5 +195,5 @@ def mixture(kind: str = "") -> Forward:
         "x_ptr": 2 * seeded(ROWS, 3, N), "p_ptr": seeded(ROWS, 3, seed=1), "y_ptr": empty(ROWS, N),
         "lse_ptr": empty(ROWS, 3), "parts": 3, "n": N,
     }  # fmt: skip
-    kernel = kernel_from(kernels.mixture, types, PARTS=4, BLOCK=16, KIND=kind)
+    kernel = kernel_from(online.mixture, types, PARTS=4, BLOCK=16, KIND=kind)
     return ran(kernel, (ROWS,), given, ["x_ptr", "p_ptr"], ["y_ptr"])

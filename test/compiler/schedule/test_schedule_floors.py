@@ -9,8 +9,8 @@ import torch
 from schedule_kernels import add_to, block_of, made
 
 from kernel_agent.compiler.schedule.calls import Calls
-from kernel_agent.compiler.schedule.coverage import Counter
 from kernel_agent.compiler.schedule.forms import Forms, Launch
+from kernel_agent.compiler.schedule.limits import Limits
 from kernel_agent.compiler.schedule.ownership import Ownership, owned
 from kernel_agent.compiler.schedule.sites import sites
 from kernel_agent.compiler.ssa.builder import Builder
@@ -160,5 +160,5 @@ def test_limits_that_are_asked_for_alone_begin_with_zero(floor: bool) -> None:
     # Who asks for these takes a row to be whole: a label in columns that the mask leaves out would get no gradient.
     kernel = joined(floor=floor)
     (site,) = sites(kernel.body, frozenset((Code.ATOMIC_ADD,)))
-    found = Counter(Forms(kernel, Launch.like_forward(2))).limits(site, [site.op.mask])
+    found = Limits.of(Forms(kernel, Launch.like_forward(2)), site, [site.op.mask])
     assert (found is None) == floor

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import product_forwards
 import pytest
-import schedule_forwards
 import torch
 import triton
 from schedule_kernels import add_to, made
@@ -28,7 +28,7 @@ TILES = {"BM": 16, "BN": 32, "BK": 16}
 
 def grouped(*, within: bool) -> Kernel:
     return from_source(
-        schedule_forwards.product_grouped, {**POINTERS, **SIZES, **STRIDES}, **TILES, GROUP=2, WITHIN=within
+        product_forwards.product_grouped, {**POINTERS, **SIZES, **STRIDES}, **TILES, GROUP=2, WITHIN=within
     )
 
 
@@ -63,13 +63,13 @@ def test_groups_counted_without_cutting_off_the_group_first_do_so_too() -> None:
 
 
 def test_tiles_in_rows_are_two_axes() -> None:
-    check(from_source(schedule_forwards.product_in_rows, {**POINTERS, **SIZES}, **TILES), 40, 50, 40)
+    check(from_source(product_forwards.product_in_rows, {**POINTERS, **SIZES}, **TILES), 40, 50, 40)
 
 
 def test_tiles_that_few_programs_take_turns_at_are_the_grid_of_owners() -> None:
     # As many owners as the forward has programs, two, would leave the other tiles out; and a loop over tiles that
     # stays a loop adds to both gradients atomically.
-    kernel = from_source(schedule_forwards.product_persistent, {**POINTERS, **SIZES}, **TILES)
+    kernel = from_source(product_forwards.product_persistent, {**POINTERS, **SIZES}, **TILES)
     check(kernel, 70, 50, 40, programs=2)
 
 
@@ -97,7 +97,7 @@ def test_a_grid_of_other_size_than_the_groups_fill_is_refused_by_a_fact() -> Non
 def test_a_bias_does_not_make_partial_sums_of_rows_the_best_plan() -> None:
     # Rows of programs could keep sums of the bias's gradient, but would add to those of the matrices.
     types = {**POINTERS, "bias_ptr": "*fp32", **SIZES}
-    kernel = from_source(schedule_forwards.product_and_bias, types, **TILES)
+    kernel = from_source(product_forwards.product_and_bias, types, **TILES)
     found = plans_of(kernel, "a_ptr b_ptr bias_ptr", "c_ptr", 2)
     assert next(iter(found)) == "split"
     assert atomics(found["split"]) == []
@@ -109,7 +109,7 @@ def test_a_bias_does_not_make_partial_sums_of_rows_the_best_plan() -> None:
 
 def test_the_derivative_of_an_activation_is_computed_once_per_tile() -> None:
     # Without it each owner would do the forward's product again, for every tile that it visits: that is refused.
-    kernel = from_source(schedule_forwards.product_and_tanh, {**POINTERS, **SIZES}, **TILES)
+    kernel = from_source(product_forwards.product_and_tanh, {**POINTERS, **SIZES}, **TILES)
     found = plans_of(kernel, "a_ptr b_ptr", "c_ptr", 2)
     assert atomics(found["split"]) == []
     once, *owners = (step.kernel for step in found["split"].steps)
@@ -126,7 +126,7 @@ SCALED = {**dict.fromkeys(("x_ptr", "s_ptr", "w_ptr", "y_ptr"), "*fp32"), **SIZE
 
 def test_a_sum_of_what_the_owner_of_a_tile_has_takes_no_product_of_its_own() -> None:
     # The gradient of a column's scale is a sum over rows and outputs: as an owner's alone it was a third product.
-    kernel = from_source(schedule_forwards.scaled_product, SCALED, BM=16, BN=32, BK=16, BY_TILE=False)
+    kernel = from_source(product_forwards.scaled_product, SCALED, BM=16, BN=32, BK=16, BY_TILE=False)
     found = plans_of(kernel, "x_ptr s_ptr w_ptr", "y_ptr", 2)
     assert atomics(found["split"]) == []
     products = [sum(op.code is Code.DOT for op in step.kernel.ops) for step in found["split"].steps]
@@ -141,7 +141,7 @@ def test_a_sum_of_what_the_owner_of_a_tile_has_takes_no_product_of_its_own() -> 
 
 def test_a_sum_as_large_as_the_tiles_it_is_made_of_has_an_owner() -> None:
     # A row of partial sums for every program would be as much memory as what the product reads.
-    kernel = from_source(schedule_forwards.scaled_product, SCALED, BM=16, BN=32, BK=16, BY_TILE=True)
+    kernel = from_source(product_forwards.scaled_product, SCALED, BM=16, BN=32, BK=16, BY_TILE=True)
     found = plans_of(kernel, "x_ptr s_ptr w_ptr", "y_ptr", 2)
     assert len(found["split"].steps) == 3
     torch.manual_seed(0)
@@ -153,7 +153,7 @@ def test_programs_of_one_product_write_nothing_to_the_gradient_of_another() -> N
     # A mask bounds columns from above alone: of programs whose columns are those of V, W's are below zero, and the
     # zeros that they had summed for it were added in front of the tensor.
     types = {**dict.fromkeys(("x_ptr", "v_ptr", "w_ptr", "y_ptr", "z_ptr"), "*fp32"), **SIZES}
-    kernel = from_source(schedule_forwards.two_products, types, **TILES)
+    kernel = from_source(product_forwards.two_products, types, **TILES)
     torch.manual_seed(0)
     x, v, w = (torch.randn(shape, dtype=torch.float64) for shape in ((20, 18), (18, 40), (18, 40)))
     given = {"x_ptr": x, "v_ptr": v, "w_ptr": w, "M": 20, "N": 40, "K": 18}
@@ -166,7 +166,7 @@ def test_programs_of_one_product_write_nothing_to_the_gradient_of_another() -> N
 
 def test_clamped_indices_leave_no_atomics() -> None:
     # Lanes beyond the last row add zeros to it, as those of a remainder do to the first ones.
-    kernel = from_source(schedule_forwards.clamped_product, {**POINTERS, **SIZES}, **TILES)
+    kernel = from_source(product_forwards.clamped_product, {**POINTERS, **SIZES}, **TILES)
     found = plans_of(kernel, "a_ptr b_ptr", "c_ptr", 2)
     assert atomics(found["split"]) == []
     given, dc = matrices(40, 50, 40)
@@ -176,7 +176,7 @@ def test_clamped_indices_leave_no_atomics() -> None:
 def test_clamped_rows_that_are_stored_as_well_stay_atomic() -> None:
     # Their cotangents are no zeros: under a mask the last row would lose them.
     types = {"a_ptr": "*fp32", "c_ptr": "*fp32", "M": "i32", "N": "i32"}
-    found = plans_of(from_source(schedule_forwards.clamped_rows, types, BM=16, BN=16), "a_ptr", "c_ptr", 1)
+    found = plans_of(from_source(product_forwards.clamped_rows, types, BM=16, BN=16), "a_ptr", "c_ptr", 1)
     assert all(atomics(plan) == ["da"] for plan in found.values())
     given = {"a_ptr": torch.randn(20, 10, dtype=torch.float64), "M": 20, "N": 10}
     agree(found, given, {"c_ptr": torch.randn(32, 10, dtype=torch.float64)}, (2,))
@@ -186,7 +186,7 @@ def test_clamped_rows_that_are_stored_as_well_stay_atomic() -> None:
 def test_parts_of_a_clamped_row_are_those_of_the_row_itself(masked: bool) -> None:
     # min(row, M - 1) is taken apart into a batch and a row; without a mask the last row has many cotangents.
     types = dict.fromkeys(("a_ptr", "c_ptr"), "*fp32") | dict.fromkeys(("M", "N", "T", "stride_b", "stride_t"), "i32")
-    kernel = from_source(schedule_forwards.clamped_parts, types, BM=16, BN=16, MASKED=masked)
+    kernel = from_source(product_forwards.clamped_parts, types, BM=16, BN=16, MASKED=masked)
     found = plans_of(kernel, "a_ptr", "c_ptr", 1)
     assert all((atomics(plan) == []) is masked for name, plan in found.items() if name != "plain")
     given = {"a_ptr": torch.randn(4, 5, 10, dtype=torch.float64), "M": 20, "N": 10, "T": 5}
@@ -196,7 +196,7 @@ def test_parts_of_a_clamped_row_are_those_of_the_row_itself(masked: bool) -> Non
 
 def test_a_product_whose_programs_each_have_a_slice_of_the_summed_axis_leaves_no_atomics() -> None:
     # Where slices start depends on the program, and so does where they end: the last one is shorter.
-    kernel = from_source(schedule_forwards.sliced_product, {**POINTERS, **SIZES, "EACH": "i32"}, **TILES)
+    kernel = from_source(product_forwards.sliced_product, {**POINTERS, **SIZES, "EACH": "i32"}, **TILES)
     found = plans_of(kernel, "a_ptr b_ptr", "c_ptr", 2)
     assert atomics(found["split"]) == []
     given, _ = matrices(40, 50, 90)
@@ -211,7 +211,7 @@ def test_a_product_whose_programs_each_have_a_slice_of_the_summed_axis_leaves_no
 def test_slices_that_are_no_whole_number_of_tiles_leave_no_atomics() -> None:
     # Tiles of 16 from 0 on meet two slices of 24 each; counted from where its slice starts, a tile has one owner. The
     # last slice is shorter: an owner that went on to the end of a whole one would store beyond the axis.
-    kernel = from_source(schedule_forwards.sliced_product, {**POINTERS, **SIZES, "EACH": "i32"}, **TILES)
+    kernel = from_source(product_forwards.sliced_product, {**POINTERS, **SIZES, "EACH": "i32"}, **TILES)
     given, _ = matrices(40, 50, 90)
     given = {**{name: given[name] for name in ("a_ptr", "b_ptr", "M", "N", "K")}, "EACH": 24}
     names = {**given, **TILES, "triton": triton, "grid0": 3, "grid1": 2, "grid2": 4}
@@ -230,7 +230,7 @@ def test_rows_that_each_program_has_a_slice_of_are_stored_where_they_are() -> No
     # A kernel of their own, whose programs ask of every slice whether a row is in it, would read dY again.
     numbers = dict.fromkeys(("M", "N", "EACH"), "i32")
     types = dict.fromkeys(("x_ptr", "w_ptr", "y_ptr"), "*fp32") | numbers
-    kernel = from_source(schedule_forwards.scaled_slices, types, BM=16, BN=32)
+    kernel = from_source(product_forwards.scaled_slices, types, BM=16, BN=32)
     found = plans_of(kernel, "x_ptr w_ptr", "y_ptr", 2)
     assert all("dx" not in step.kernel.name for plan in found.values() for step in plan.steps)
     assert "dx" in {op.base.name for op in found["owned"].steps[0].kernel.ops if op.code is Code.STORE}
@@ -242,7 +242,7 @@ def test_a_small_sum_is_made_where_a_large_one_is_made_of_the_same() -> None:
     # The bias of a word has the programs of the word's row of weights: rows of partial sums, one for each block of
     # inputs, were as much memory as the weights.
     types = {**dict.fromkeys(("x_ptr", "w_ptr", "bias_ptr", "y_ptr"), "*fp32"), "M": "i32", "N": "i32"}
-    kernel = from_source(schedule_forwards.biased_exponents, types, D=16, BM=16, BN=16)
+    kernel = from_source(product_forwards.biased_exponents, types, D=16, BM=16, BN=16)
     found = plans_of(kernel, "x_ptr w_ptr bias_ptr", "y_ptr", 1)
     assert atomics(found["split"]) == []
     assert not found["split"].totals
@@ -254,7 +254,7 @@ def test_a_small_sum_is_made_where_a_large_one_is_made_of_the_same() -> None:
 def of_sequences(*, alike: bool) -> tuple[Kernel, dict[str, object], torch.Tensor]:
     """Products of sequences of 21, 0 and 9 rows with 20 and 40 columns, in two tiles each; with a cotangent."""
     signature = {**POINTERS, "bounds_ptr": "*i32", "K": "i32", "N": "i32"}
-    kernel = from_source(schedule_forwards.products_of_sequences, signature, BR=16, BK=16, BN=32, ALIKE=alike)
+    kernel = from_source(product_forwards.products_of_sequences, signature, BR=16, BK=16, BN=32, ALIKE=alike)
     torch.manual_seed(0)
     a, b = torch.randn(30, 20, dtype=torch.float64), torch.randn(30, 40, dtype=torch.float64)
     given = {"a_ptr": a, "b_ptr": b, "bounds_ptr": torch.tensor([0, 21, 21, 30]), "K": 20, "N": 40}
