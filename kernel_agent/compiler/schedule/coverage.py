@@ -88,6 +88,7 @@ def stored_axes(forms: Forms, written: Sequence[Site]) -> tuple[Axis, ...]:
     counter = Counter(forms)
     address = forms.of(written[0].op.offset)
     axes = counter.axes if counter.count(written[0]) is not None and not address.base.terms else []
+    axes = [one for part, size in axes for one in _parts(address, part, size)]
     found = []
     for part, size in axes:
         stride = scale(address.coefficients, part)
@@ -96,6 +97,16 @@ def stored_axes(forms: Forms, written: Sequence[Site]) -> tuple[Axis, ...]:
         found.append(Axis(stride.text(), size.text()))
     covered = {atom for part, _ in axes for atom, _ in part.terms}
     return tuple(found) if covered == set(address.coefficients) else ()
+
+
+def _parts(address: Form, part: Form, size: Polynomial) -> list[tuple[Form, Polynomial]]:
+    """An axis as the quotient and the remainder by which an address has it. Where the divisor does not divide the size
+    these are more elements than there are, so that a tensor's axes are others."""
+    for atom, _ in address.terms:
+        if atom.kind is Kind.REMAINDER and atom.whole == part and atom.divisor is not None:
+            high, low = quotient_of(part, atom.divisor), remainder_of(part, atom.divisor)
+            return [(Form.of({high: ONE}), ceiling(size, atom.divisor)), (Form.of({low: ONE}), atom.divisor)]
+    return [(part, size)]
 
 
 def _remainder_of_one(atom: Atom) -> Atom | None:

@@ -79,6 +79,13 @@ class Floors:
         return not self.least.keys() & summed and not any(known & atom.sources for atom in derived)
 
 
+def begun(forms: Forms, written: Sequence[Site]) -> Forms | None:
+    """Forms that count programs from where they begin at all of some operations, also in quotients and remainders of
+    what is made of their numbers; None where they begin with the first."""
+    begins = {atom.number: low for atom, low in Floors.of(forms, written).least.items()} if written else {}
+    return Forms(forms.kernel, forms.launch, begins) if begins else None
+
+
 def _lows(known: Iterable[Form]) -> dict[Form, Polynomial]:
     found: dict[Form, Polynomial] = {}
     for negative in known:

@@ -37,11 +37,15 @@ class Launch:
 
 
 class Forms:
-    """Forms of one kernel, computed on demand."""
+    """Forms of one kernel, computed on demand.
 
-    def __init__(self, kernel: Kernel, launch: Launch) -> None:
+    `begins`: by axis, the program from which on all programs are that are asked about; they are counted from there.
+    """
+
+    def __init__(self, kernel: Kernel, launch: Launch, begins: Mapping[int, Polynomial] | None = None) -> None:
         self.kernel = kernel
         self.launch = launch
+        self.begins = begins or {}
         self.loops: dict[int, Op] = {}
         """By id of a block's argument: the loop around."""
         self.written: set[Value] = set()
@@ -82,7 +86,7 @@ class Forms:
 
     def program(self, axis: int) -> Atom:
         """The atom of an axis of the grid."""
-        return Atom(Kind.PROGRAM, axis, extent=self._programs(axis))
+        return Atom(Kind.PROGRAM, axis, extent=self._programs(axis) - self.begins.get(axis, ZERO))
 
     def _programs(self, axis: int) -> Polynomial:
         return self.launch.grid[axis] if axis < len(self.launch.grid) else ONE
@@ -107,7 +111,8 @@ class Forms:
             symbol = op.attributes.get("symbol")
             return Form(base=self._named(symbol, number) if symbol else Polynomial.integer(number))
         if code is Code.PROGRAM_ID:
-            return Form.of({self.program(op.attributes["axis"]): ONE})
+            axis = op.attributes["axis"]
+            return Form.of({self.program(axis): ONE}, self.begins.get(axis, ZERO))
         if code is Code.NUM_PROGRAMS:
             return Form(base=self._programs(op.attributes["axis"]))
         if code is Code.ARANGE:

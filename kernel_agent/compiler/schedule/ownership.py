@@ -15,7 +15,7 @@ from kernel_agent.compiler.schedule.alone import programs_apart
 from kernel_agent.compiler.schedule.calls import Calls
 from kernel_agent.compiler.schedule.census import census_of
 from kernel_agent.compiler.schedule.coverage import Coverage, coverage, domain, stored_axes
-from kernel_agent.compiler.schedule.floors import Floors
+from kernel_agent.compiler.schedule.floors import Floors, begun
 from kernel_agent.compiler.schedule.forms import Forms, Launch
 from kernel_agent.compiler.schedule.injective import Injectivity, injective
 from kernel_agent.compiler.schedule.linear import Atom, Form, Kind
@@ -85,7 +85,11 @@ def owned(kernel: Kernel, gradients: Mapping[str, str], launch: Launch) -> Owner
         source = kernel.argument(tensor)
         if not source.is_pointer:
             continue  # of a scalar, which all programs add to
+        where = forms
         found = proof(forms, written.get(name, []))
+        later = begun(forms, written.get(name, [])) if isinstance(found, str) else None
+        if later is not None and not isinstance(above := proof(later, written[name]), str):
+            found, where = above, later
         apart = programs_apart(forms, written.get(name, [])) if isinstance(found, str) else None
         if apart is not None:
             alone.add(name)
@@ -110,11 +114,11 @@ def owned(kernel: Kernel, gradients: Mapping[str, str], launch: Launch) -> Owner
         reason = once_stored(name)
         facts.update(dict.fromkeys(Fact(text, reason, tensor) for text in found.facts()))
         facts.update(dict.fromkeys(unread))
-        reached = coverage(forms, written[name])
+        reached = coverage(where, written[name])
         empty_if[name] = "" if reached is None else reached.condition(tensor)
         if reached is not None:
             counts[name] = reached
-        axes[name] = stored_axes(forms, written[name]) if empty_if[name] else ()
+        axes[name] = stored_axes(where, written[name]) if empty_if[name] else ()
     return Ownership(
         _stores(kernel, stored), empty_if, tuple(facts), tuple(remarks), frozenset(alone), axes, tuple(censuses), counts
     )

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import triton
 from schedule_kernels import add_to, block_of, made
 
 from kernel_agent.compiler.schedule.calls import Calls
@@ -162,3 +163,52 @@ def test_limits_that_are_asked_for_alone_begin_with_zero(floor: bool) -> None:
     (site,) = sites(kernel.body, frozenset((Code.ATOMIC_ADD,)))
     found = Limits.of(Forms(kernel, Launch.like_forward(2)), site, [site.op.mask])
     assert (found is None) == floor
+
+
+def parted(limit: str) -> Kernel:
+    """Programs from a number on add to n elements, rows of `width` of which lie `step` apart, by what is above that."""
+
+    def build(b: Builder, x: Value, dx: Value, n: Value, width: Value, step: Value, first: Value) -> None:
+        pid = b.program_id(0)
+        place = block_of(b, b.sub(pid, first), BLOCK, "BLOCK")
+        at = b.add(b.mul(b.elementwise(Code.FLOORDIV, (place, width)), step), b.elementwise(Code.REM, (place, width)))
+
+        def adding() -> list[Value]:
+            add_to(b, dx, at, b.const(1.0, "f32"), b.compare("lt", place, n))
+            return []
+
+        b.branch(b.compare("lt", pid, b.add(first, b.const(-1)) if limit == "one less" else first), list, adding)
+
+    return made("X:*f32 dX:*f32 n width step first", build, BLOCK=BLOCK)
+
+
+def own_parts(limit: str = "") -> Ownership:
+    return owned(parted(limit), {"X": "dX"}, Launch.like_forward(1))
+
+
+def test_heads_of_programs_from_a_number_on_are_stored_by_quotient_and_remainder() -> None:
+    # From 0 on the index could be negative, and what a quotient of that is tells no row.
+    found = own_parts()
+    assert is_stored(found)
+    names = {"n": 6, "width": 3, "step": 5, "first": 2, "grid0": 4, "BLOCK": BLOCK, "X": torch.zeros(2, 3)}
+    assert all(eval(fact.expression, dict(names)) for fact in found.facts)
+    assert not all(eval(fact.expression, {**names, "step": 2}) for fact in found.facts)
+    assert eval(found.empty_if["dX"], dict(names))
+    assert not eval(found.empty_if["dX"], {**names, "grid0": 3})
+    memory = torch.full((10,), torch.nan)
+    evaluate(found.kernel, (4,), {**{k: names[k] for k in ("X", "n", "width", "step", "first")}, "dX": memory})
+    assert memory.isnan().tolist() == ([False] * 3 + [True] * 2) * 2
+
+
+def test_axes_of_heads_are_those_of_the_quotient_and_the_remainder() -> None:
+    # A gradient that is laid out as a part of a larger tensor is not filled with zeros where its axes are these.
+    (rows, columns) = own_parts().axes["dX"]
+    assert (rows.stride, columns.stride, columns.size) == ("step", "1", "width")
+    scope = {"triton": triton, "n": 6, "width": 3}
+    assert eval(rows.size, scope) == 2
+    assert eval(rows.size, {**scope, "n": 7}) == 3  # no tensor of 7 elements has 3 rows of 3
+
+
+def test_heads_of_programs_that_may_be_below_the_number_stay_atomic() -> None:
+    # Of the program before it places are negative: their quotients are those of other rows.
+    assert not is_stored(own_parts("one less"))
