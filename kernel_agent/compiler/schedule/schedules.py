@@ -33,6 +33,7 @@ from kernel_agent.compiler.schedule.nested import Nested, nested
 from kernel_agent.compiler.schedule.owner import without
 from kernel_agent.compiler.schedule.owners import owners_of, parted_owners, together, turned, unowned
 from kernel_agent.compiler.schedule.regions import Regions, with_regions
+from kernel_agent.compiler.schedule.relaid import relaid
 from kernel_agent.compiler.schedule.settle import settled
 from kernel_agent.compiler.schedule.share import loading, shared, storing
 from kernel_agent.compiler.schedule.singles import as_rows
@@ -154,7 +155,15 @@ def _base(kernel: Kernel, adjoint: Adjoint, launch: Launch, tries: Tries, defect
         steps = [replace(step, kernel=alone(step.kernel, launch.calls.single)) for step in found.steps]
         return replace(found, steps=tuple(steps))
 
-    joint = tries.once("joined", lambda: made(joined(prune(adjoint.kernel))), defect)
+    def made_joint() -> BackwardPlan:
+        one_order = relaid(prune(adjoint.kernel), launch)
+        if one_order is None:
+            return made(joined(prune(adjoint.kernel)))
+        found = made(joined(one_order.kernel))
+        reason = "a loop over rows and columns reaches all elements"
+        return replace(found, facts=(*found.facts, *(Fact(claim.text(), reason) for claim in one_order.claims)))
+
+    joint = tries.once("joined", made_joint, defect)
     return joint or tries.once("plain", lambda: made(prune(adjoint.kernel)), defect)
 
 
