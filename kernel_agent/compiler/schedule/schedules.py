@@ -20,6 +20,7 @@ from kernel_agent.compiler.reverse.plain import plain
 from kernel_agent.compiler.schedule.accumulate import accumulated
 from kernel_agent.compiler.schedule.assembly import assembled, grid_of
 from kernel_agent.compiler.schedule.calls import Calls
+from kernel_agent.compiler.schedule.columns import with_columns
 from kernel_agent.compiler.schedule.draft import Draft, trimmed
 from kernel_agent.compiler.schedule.either import behind_branches
 from kernel_agent.compiler.schedule.factor import factored
@@ -92,6 +93,7 @@ def plans(
         digits = tries.once("nested", functools.partial(nested, step.kernel, launch), defect) or Nested(step.kernel)
         whole = tries.once("gathered", functools.partial(gathered, digits.kernel, launch), defect)
         whole = whole or Gathered(digits.kernel)
+        whole = tries.once("columns", functools.partial(with_columns, whole, launch), defect) or whole
         rowed = functools.partial(as_rows, whole, kernel, adjoint.gradients, launch)
         whole = tries.once("rows of single elements", rowed, defect) or whole
         facts = [Fact(claim.text(), "every element of a row has a lane") for claim in whole.claims]
