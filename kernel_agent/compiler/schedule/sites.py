@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from kernel_agent.compiler.schedule.forms import Forms, relabelled, sides
-from kernel_agent.compiler.schedule.linear import Atom, Form, Kind
+from kernel_agent.compiler.schedule.linear import Atom, Form, Kind, quotient_of
 from kernel_agent.compiler.schedule.polynomial import ONE, ZERO, Polynomial
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.value import Block, Op, Value
@@ -94,7 +94,7 @@ def negatives(forms: Forms, site: Site) -> list[Form]:
     if site.op.attributes.get("masked") and site.op.mask is not None:
         found += _negatives(forms, site.op.mask)
     for loop in site.loops:
-        found += loop_forms(forms, loop) if loop.code is Code.FOR else []
+        found += [*loop_forms(forms, loop), *_turns(forms, loop)] if loop.code is Code.FOR else []
     for condition, holds in site.conditions:
         found += _negatives(forms, condition, holds=holds)
     return found
@@ -117,6 +117,20 @@ def loop_forms(forms: Forms, loop: Op) -> list[Form]:
     """Forms of which all are less than 0 in every trip of a loop, and in no trip behind the last."""
     index = forms.of(loop.blocks[0].arguments[0])
     return [_before(forms, index, end) for end in sides(forms, loop.operands[1], Code.MIN)]
+
+
+def _turns(forms: Forms, loop: Op) -> list[Form]:
+    """The same of a loop of `min(a, b) * size` trips, whose index is read as a quotient by that size: the turns that
+    `index // size` counts are fewer than a, and fewer than b. None where nothing is the smallest of several."""
+    index, product = forms.of(loop.blocks[0].arguments[0]), loop.operands[1].producer
+    if product is None or product.code is not Code.MUL or not index.not_negative:
+        return []
+    for turns, size in (product.operands, product.operands[::-1]):
+        by, ends = forms.of(size).invariant, sides(forms, turns, Code.MIN)
+        if by is not None and len(ends) > 1:
+            turn = Form.of({quotient_of(index, by): ONE})
+            return [turn - forms.of(end) for end in ends]
+    return []
 
 
 def _before(forms: Forms, index: Form, end: Value) -> Form:
