@@ -6,6 +6,7 @@ summed over, or that a product contracts, gets a label of its own, which no cond
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Hashable, Iterator, Sequence
 
@@ -113,18 +114,20 @@ class Lanes:
                 stack.extend(self._sources(value, labels))
         return found
 
-    def confined(self, value: Value, mask: Value | None) -> bool:
-        """Whether no lane of `value` outside of a mask has a part in what is stored anywhere.
+    def confined(self, value: Value, mask: Value | None, without: int | None = None) -> bool:
+        """Whether no lane of `value` outside of a mask has a part in what is stored anywhere. `without`: an axis that
+        the value or the mask does not have; the other is one for all lanes along it, or each lane of it counts.
 
         Its adjoint is zero there then, and the value may be anything.
         """
         if mask is None:
             return True
+        asked = functools.partial(_of_rows, mask, without)
         for store in self.stores:
             present = conditions(store.mask, tuple(range(len(store.offset.shape))))
-            if all(conditions(mask, labels) <= present for labels in self.reach(store, value)):
+            if all(asked(labels) <= present for labels in self.reach(store, value)):
                 continue
-            if not all(conditions(mask, labels) <= present | more for labels, more in self._ways(store, value)):
+            if not all(asked(labels) <= present | more for labels, more in self._ways(store, value)):
                 return False
         return True
 
@@ -153,9 +156,9 @@ class Lanes:
                     stack.append(way)
         return frozenset((labels, more) for value, labels, more in seen if value is target)
 
-    def spared(self, index: Value, mask: Value | None) -> bool:
+    def spared(self, index: Value, mask: Value | None, without: int | None = None) -> bool:
         """Whether lanes of an index outside of a mask are part of no address that is used, and of nothing that says
-        what runs or is used: the index may be anything there, as far as memory is concerned."""
+        what runs or is used: the index may be anything there, as far as memory is concerned. `without`: see above."""
         if mask is None:
             return True
         for op in self.kernel.ops:
@@ -164,7 +167,7 @@ class Lanes:
             if op.code in MEMORY:
                 present = conditions(op.mask, tuple(range(len(op.offset.shape))))
                 for labels in self._walked(op.offset, None).get(index, ()):
-                    if not conditions(mask, labels) <= present:
+                    if not _of_rows(mask, without, labels) <= present:
                         return False
         return True
 
@@ -224,6 +227,15 @@ def through(op: Op, labels: Labels) -> list[tuple[Value, Labels]] | None:
         names[axis] = ("along", op.result.id)
         return [(operand, tuple(names)) for operand in op.operands]
     return None
+
+
+def _of_rows(mask: Value, without: int | None, labels: Labels) -> frozenset[Hashable]:
+    """What all must hold where a mask does, whatever the lane along an axis that the labels or the mask lack."""
+    if without is None or not mask.shape:
+        return conditions(mask, labels)
+    if len(labels) > len(mask.shape):
+        return conditions(mask, (*labels[:without], *labels[without + 1 :]))
+    return conditions(mask, (*labels[:without], None, *labels[without:]))
 
 
 def _steering(op: Op) -> Sequence[Value]:

@@ -18,7 +18,7 @@ from kernel_agent.compiler.reverse.checkpoints import LONG, trips_of
 from kernel_agent.compiler.reverse.disjoint import Apart
 from kernel_agent.compiler.reverse.extents import Extents
 from kernel_agent.compiler.saved.lanes import Lanes
-from kernel_agent.compiler.saved.slots import Slot, picked, slots_of
+from kernel_agent.compiler.saved.slots import Slot, is_start_outside, picked, slots_of
 from kernel_agent.compiler.schedule.calls import Calls
 from kernel_agent.compiler.schedule.forms import Forms, Launch
 from kernel_agent.compiler.schedule.zeros import Zeros
@@ -160,7 +160,11 @@ def places(kernel: Kernel, remarks: list[str], calls: Calls | None = None, *, ze
             continue
         confined = lanes.confined(value, store.mask)
         zero = (
-            zeroed and not confined and value.is_float and store.mask is not None and zeros.confines(value, store.mask)
+            zeroed
+            and not confined
+            and value.is_float
+            and store.mask is not None
+            and (zeros.confines(value, store.mask) or is_start_outside(kernel, value, store.mask, 0.0, value))
         )
         if not zero and not (confined and (value.is_float or lanes.spared(value, store.mask))):
             if is_heavy(value, ()):

@@ -8,6 +8,7 @@ from kernel_agent.compiler.saved.gauge import use_gauge
 from kernel_agent.compiler.saved.joint import Joint
 from kernel_agent.compiler.saved.moments import use_moments
 from kernel_agent.compiler.saved.outputs import Saved, use_saved
+from kernel_agent.compiler.saved.picks import use_picks
 from kernel_agent.compiler.saved.pivots import use_pivots
 from kernel_agent.compiler.saved.prefetch import without_prefetch
 from kernel_agent.compiler.saved.quotients import use_quotients
@@ -38,6 +39,7 @@ def prepared(
     found = _after(found, use_gauge(found.kernel, written, joint), lost)
     found = _after(found, settle_maxima(found.kernel, written, joint), lost)
     found = _after(found, use_winners(found.kernel), lost)
+    found = _after(found, use_picks(found.kernel), lost)
     return _after(found, use_saved(found.kernel, lost, calls), lost)
 
 

@@ -126,7 +126,7 @@ def _use_result(kernel: Kernel, plan: _Plan, uses: Uses, degrees: Degrees, maxim
     allowed = {difference, *maxima}
     if any(not _only_for(uses, value, allowed) for value in maxima):
         return False
-    if not vanishes_outside(kernel, maker.operands[0], place):
+    if not vanishes_outside(kernel, maker.operands[0], place, top):
         return False
     plan.numbers[top] = place
     plan.ones.add(under)
@@ -162,8 +162,11 @@ def _only_for(uses: Uses, value: Value, readers: set[Value]) -> bool:
     return True
 
 
-def vanishes_outside(kernel: Kernel, x: Value, place: Place) -> bool:
-    """Whether x is -inf, so that its exponential is zero, wherever the result was not stored."""
+def vanishes_outside(kernel: Kernel, x: Value, place: Place, reader: Value | None = None) -> bool:
+    """Whether x is -inf, so that its exponential is zero, wherever the result was not stored.
+
+    `reader`: what is made of x. Rows that have no part in what is made of that are none that x must vanish in.
+    """
     if place.store.mask is None:
         return True
     op = x.producer
@@ -173,16 +176,17 @@ def vanishes_outside(kernel: Kernel, x: Value, place: Place) -> bool:
     wanted = conditions(place.store.mask, labels)
     if op.code is Code.LOAD and op.mask is not None and op.other is not None:
         return constant(bare(op.other)) == -math.inf and wanted <= conditions(op.mask, labels)
-    if op.code is Code.SELECT and constant(bare(op.operands[2])) == -math.inf:
-        return wanted <= conditions(op.operands[0], labels)
+    chosen = op.code is Code.SELECT and constant(bare(op.operands[2])) == -math.inf
+    if chosen and wanted <= conditions(op.operands[0], labels):
+        return True
     if op.code is Code.CAST:
-        return vanishes_outside(kernel, op.operands[0], place)
+        return vanishes_outside(kernel, op.operands[0], place, reader)
     if op.code is Code.MUL:
         # By a scalar that is not positive, -inf becomes inf or NaN, and so is the whole row of the forward.
         sides = (op.operands, op.operands[::-1])
-        return any(not other.shape and vanishes_outside(kernel, one, place) for one, other in sides)
-    if op.code is Code.FOR:
-        return is_start_outside(kernel, x, place.store.mask, -math.inf)
+        return any(not other.shape and vanishes_outside(kernel, one, place, reader) for one, other in sides)
+    if op.code in (Code.FOR, Code.SELECT):
+        return is_start_outside(kernel, x, place.store.mask, -math.inf, reader)
     return False
 
 
