@@ -16,6 +16,7 @@ from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.saved.degree import is_guard
 from kernel_agent.compiler.saved.joint import Joint
 from kernel_agent.compiler.saved.lanes import Lanes
+from kernel_agent.compiler.saved.meeting import Meeting, met
 from kernel_agent.compiler.saved.online import Chain, Turn, find_chains
 from kernel_agent.compiler.saved.outputs import Place, Saved, load_back, places
 from kernel_agent.compiler.ssa.builder import Builder
@@ -35,6 +36,10 @@ class Normaliser:
     """l, among the carries of the last turn."""
     guarded: bool = False
     """It is infinite where l is zero."""
+    meeting: Meeting | None = None
+    """Of lanes that keep maxima of their own: how they end in m and l."""
+    finite: bool = True
+    """Where nothing counts it is not minus infinity."""
 
 
 def use_gauge(kernel: Kernel, differentiated: frozenset[str] | None = None, joint: Joint | None = None) -> Saved:
@@ -75,6 +80,8 @@ class _Turned(Copier):
         self.gauges: dict[Chain, Value] = {}
         self.steady: set[Value] = set()
         """What stands for something else in loops that are turned: maxima, and factors of earlier trips."""
+        self.joined: set[Value] = set()
+        """Sums of all that lanes have, which are 1."""
         self.ends: dict[Chain, dict[int, Value]] = {}
         """Numbers that the last turn ends in, by carry."""
 
@@ -89,6 +96,8 @@ class _Turned(Copier):
             return
         if op not in self.chains:
             super().op(op)
+            for mass in self.joined.intersection(op.results):
+                self[mass] = self.b.known(self[mass], self.b.const(1.0, mass.element))
             return
         chain, turn = self.chains[op]
         if turn is chain.turns[0]:
@@ -105,12 +114,18 @@ class _Turned(Copier):
             place = normaliser.place
             number = load_back(self, place, other=math.inf)
             number = b.mul(number, b.const(1 / normaliser.factor, number.element))
+            if not normaliser.finite:
+                lowest = b.const(-math.inf, number.element)
+                number = b.select(b.compare("eq", number, lowest), b.const(math.inf, number.element), number)
             self.read.add(place.store.base.name)
             mass = last.loop.results[normaliser.mass]
             one = b.const(1.0, mass.element)
             if normaliser.guarded:
                 one = b.select(b.compare("eq", number, b.const(math.inf, number.element)), b.zero(one), one)
             self.ends[chain] = {normaliser.mass: one}
+            if normaliser.meeting is not None:
+                self.ends[chain] = {}
+                number = self._meet(normaliser.meeting, number)
             self.remarks.append(f"{called} is the log-sum-exp read from {place.store.base.name}: no maximum, no tape")
         else:
             if any(has_effects(turn.loop) for turn in chain.turns):
@@ -121,6 +136,15 @@ class _Turned(Copier):
             self.ends[chain] = {place: value for place, value in finals.items() if place in last.decays}
             self.remarks.append(f"{called} is the final one in every trip: no tape")
         self.gauges[chain] = b.known(b.zero(number), number)
+
+    def _meet(self, meeting: Meeting, number: Value) -> Value:
+        """Let all lanes take the maximum that they meet at; it is that of every one of them, as they have it."""
+        b = self.b
+        self[meeting.highest] = b.known(b.zero(number), number)
+        self[meeting.factor] = b.const(1.0, meeting.factor.element)
+        self.steady |= {meeting.highest, meeting.factor}
+        self.joined.add(meeting.mass)
+        return b.expand(number, meeting.axis)
 
     def _final(self, before: Copier, value: Value) -> Value:
         """What a chain ends in: loaded where it was stored, else as the forward computes it."""
@@ -192,6 +216,10 @@ def _fits(lanes: Lanes, chain: Chain, place: Place) -> bool:
         return False
     if place.store.mask is None:
         return True
+    if len(place.value.shape) < len(chain.maximum.shape):
+        axis = _axis_of_lanes(chain)
+        maxima = [maximum for turn in chain.turns for maximum in turn.maxima]
+        return axis is not None and all(lanes.confined(value, place.store.mask, axis) for value in maxima)
     moved = {maximum for turn in chain.turns for maximum in turn.maxima} | {
         result for result in results if result.shape == place.value.shape
     }
@@ -200,24 +228,44 @@ def _fits(lanes: Lanes, chain: Chain, place: Place) -> bool:
 
 def _normaliser(chain: Chain, place: Place) -> Normaliser | None:
     """A stored value as factor * m + log(l) of the final m and a carry l that scales; None where it is not."""
-    total, empty = _finite(place.value)
+    if not chain.of_largest or not chain.degrees().stays(place.value):
+        return None
+    total, finite = _where_any(place.value)
+    total, empty = _finite(total)
     op = total.producer
-    if op is None or op.code is not Code.ADD or place.value.shape != chain.maximum.shape or not chain.of_largest:
+    if op is None or op.code is not Code.ADD:
         return None
     for one, other in (op.operands, op.operands[::-1]):
         factor, source = _multiple(one, {chain.maximum})
         _, log = _multiple(other, set())
-        if source is not chain.maximum or not factor or log.producer is None:
-            continue
-        if log.producer.code not in (Code.LOG, Code.LOG2):
+        if not factor or log.producer is None or log.producer.code not in (Code.LOG, Code.LOG2):
             continue
         mass = _unguarded(log.producer.operands[0], chain)
         if empty not in (None, mass):
             continue
+        meeting = None if source is chain.maximum else met(chain.block, chain.maximum, mass)
+        if source is not (chain.maximum if meeting is None else meeting.highest) or place.value.shape != source.shape:
+            continue
+        own = mass if meeting is None else meeting.of_each
         for number in chain.last.decays:
-            if chain.last.loop.results[number] is mass and chain.degrees().stays(place.value):
-                return Normaliser(place, factor, number, empty is not None)
+            if chain.last.loop.results[number] is own:
+                return Normaliser(place, factor, number, empty is not None, meeting, finite)
     return None
+
+
+def _axis_of_lanes(chain: Chain) -> int | None:
+    """That lanes with maxima of their own meet along; None where there is not one such axis."""
+    ops = [op for op in chain.block.ops if op.code is Code.REDUCE_MAX and bare(op.operands[0]) is chain.maximum]
+    axes = {op.attributes["axis"] for op in ops}
+    return axes.pop() if len(axes) == 1 else None
+
+
+def _where_any(value: Value) -> tuple[Value, bool]:
+    """x of where(condition, x, -inf), and whether it is no such choice."""
+    op = bare(value).producer
+    if op is None or op.code is not Code.SELECT or constant(bare(op.operands[2])) != -math.inf:
+        return value, True
+    return bare(op.operands[1]), False
 
 
 def _multiple(value: Value, guarded: set[Value]) -> tuple[float, Value]:

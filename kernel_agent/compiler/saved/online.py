@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from kernel_agent.compiler.saved.arms import kept_arms
 from kernel_agent.compiler.saved.degree import STAYS, Degree, Degrees, Kind, gauge
 from kernel_agent.compiler.saved.joint import Joint, Ties
+from kernel_agent.compiler.saved.meeting import EXPONENTIALS, met
 from kernel_agent.compiler.saved.trip import NotOneError, Raise, Raised, Step, depends, raises, stepped
 from kernel_agent.compiler.ssa.code import EFFECTS, Code
 from kernel_agent.compiler.ssa.uses import captured, has_effects
@@ -82,7 +83,12 @@ class Chain:
         for turn in self.turns:
             given.update({turn.loop.results[place]: degree for place, degree in turn.degrees.items()})
             masses.update(turn.loop.results[place] for place in turn.masses)
-        return Degrees(given, lambda value: bare(value) in masses, self.arms)
+
+        def is_mass(value: Value) -> bool:
+            meeting = met(self.block, self.maximum, value) if masses else None
+            return bare(value) in masses or (meeting is not None and meeting.of_each in masses)
+
+        return Degrees(given, is_mass, self.arms)
 
 
 def find_chains(
@@ -246,15 +252,14 @@ def _proved(chain: Chain, differentiated: frozenset[str] | None, remarks: list[s
 
 
 def _is_mass(value: Value) -> bool:
-    """Whether this is a sum of exponentials."""
+    """Whether this is a sum of exponentials, or one in each lane."""
     op = bare(value).producer
-    if op is None or op.code is not Code.SUM:
-        return False
-    inner = bare(op.operands[0]).producer
-    return inner is not None and inner.code in (Code.EXP, Code.EXP2)
+    if op is not None and op.code is Code.SUM:
+        op = bare(op.operands[0]).producer
+    return op is not None and op.code in EXPONENTIALS
 
 
 def _one_exponential(ops: Iterable[Op], alphas: Set[Value]) -> bool:
     """Whether all that is summed is made of one exponential: a row where it is zero has nothing."""
-    made = [op for op in ops if op.code in (Code.EXP, Code.EXP2) and op.result not in alphas]
+    made = [op for op in ops if op.code in EXPONENTIALS and op.result not in alphas]
     return len(made) == 1

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from kernel_agent.compiler.saved.meeting import EXPONENTIALS
 from kernel_agent.compiler.saved.online import Turn, find_chains
 from kernel_agent.compiler.saved.outputs import Place, Saved, load_back, places
 from kernel_agent.compiler.saved.softmax import quotient, vanishes_outside
@@ -21,8 +22,6 @@ from kernel_agent.compiler.ssa.prune import prune
 from kernel_agent.compiler.ssa.rebuild import Copier
 from kernel_agent.compiler.ssa.uses import written_to
 from kernel_agent.compiler.ssa.value import Kernel, Op, Value, bare, is_constant
-
-EXPONENTIALS = (Code.EXP, Code.EXP2)
 
 
 @dataclass(frozen=True)

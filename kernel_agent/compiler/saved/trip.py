@@ -105,7 +105,7 @@ class Raised:
             or not exponential
             or rate is None
             or (other is not None and not other.same(rate))
-            or not _vanishes(maker.operands[0], self.step.before, self.step.maxima)
+            or not vanishes(maker.operands[0], self.step.before, self.step.maxima)
         ):
             raise NotOneError(f"{called} is not multiplied with exp(old - new)")
         if rate.within(self._inside):
@@ -167,19 +167,19 @@ def decayed(value: Value, carry: Value) -> tuple[Value | None, list[Value]]:
     return (decays[0] if len(decays) == 1 else None), terms
 
 
-def _vanishes(value: Value, old: Value, maxima: frozenset[Value]) -> bool:
+def vanishes(value: Value, old: Value, maxima: frozenset[Value]) -> bool:
     """Whether a value is zero where the old maximum is the new one."""
     op = value.producer
     if op is None:
         return False
     if op.code in VEILS or op.code in (Code.NEG, Code.DIV):
-        return _vanishes(op.operands[0], old, maxima)
+        return vanishes(op.operands[0], old, maxima)
     if op.code is Code.SUB:
         return _alike(op.operands[0], op.operands[1], old, maxima) or _alike(
             op.operands[1], op.operands[0], old, maxima
         )
     if op.code is Code.MUL:
-        return any(_vanishes(operand, old, maxima) for operand in op.operands)
+        return any(vanishes(operand, old, maxima) for operand in op.operands)
     return False
 
 
