@@ -9,22 +9,25 @@ from kernel_agent.compiler.ssa.uses import captured, tapes_of
 from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value, walk
 
 
-def fused(kernel: Kernel) -> Kernel:
-    """A kernel in which of two loops over the same trips the second depends on the first, or on what is between."""
+def fused(kernel: Kernel, *, products: bool = False) -> Kernel:
+    """A kernel in which of two loops over the same trips the second depends on the first, or on what is between.
+
+    Two loops of products stay two, unless `products` says otherwise: together their tiles would not fit in registers.
+    """
     while True:
-        pair = _pair(kernel)
+        pair = _pair(kernel, products)
         if pair is None:
             return kernel
         kernel = _Fused(kernel, *pair).copy()
 
 
-def _pair(kernel: Kernel) -> tuple[Op, Op] | None:
+def _pair(kernel: Kernel, products: bool) -> tuple[Op, Op] | None:
     for block in (kernel.body, *(block for op in kernel.ops for block in op.blocks)):
         for place, loop in enumerate(block.ops):
             if loop.code is not Code.FOR:
                 continue
             for later in block.ops[place + 1 :]:
-                if later.code is Code.FOR and same_trips(loop, later) and _free(block, place, later):
+                if later.code is Code.FOR and same_trips(loop, later) and _free(block, place, later, products):
                     return loop, later
     return None
 
@@ -40,14 +43,11 @@ def same_trips(one: Op, other: Op) -> bool:
     )
 
 
-def _free(block: Block, place: int, later: Op) -> bool:
-    """Whether a loop can run where the operation at `place` does: it needs no loop since, and only adds to memory.
-
-    Two loops of products stay two: together their tiles would not fit in registers.
-    """
+def _free(block: Block, place: int, later: Op, products: bool) -> bool:
+    """Whether a loop can run where the operation at `place` does: it needs no loop since, and only adds to memory."""
     if not _may_move(later) or not _may_move(block.ops[place]):
         return False
-    if all(any(op.code is Code.DOT for op in _all(loop)) for loop in (later, block.ops[place])):
+    if not products and all(any(op.code is Code.DOT for op in _all(loop)) for loop in (later, block.ops[place])):
         return False
     between = block.ops[place : block.ops.index(later)]
     stores = {op.base for one in between for op in _all(one) if op.code in (Code.STORE, Code.ATOMIC, Code.ATOMIC_ADD)}

@@ -71,7 +71,7 @@ def oriented(kernel: Kernel) -> Kernel:
     choices = itertools.chain.from_iterable(itertools.combinations(roots, n) for n in range(len(roots) + 1))
     ways = [_turned(groups, frozenset(chosen)) for chosen in choices]
     best = min(ways, key=lambda turned: (_cost(kernel, groups, turned), len(turned)))
-    return _Turner(kernel, best).copy() if best else kernel
+    return Turner(kernel, best).copy() if best else kernel
 
 
 def _turned(groups: Groups, roots: frozenset[Value]) -> frozenset[Value]:
@@ -165,7 +165,7 @@ def _weighed(block: Block, weight: int) -> Iterator[tuple[Op, int]]:
             yield from _weighed(inner, weight * TRIPS if op.code in (Code.FOR, Code.WHILE) else weight)
 
 
-class _Turner(Copier):
+class Turner(Copier):
     """Computes some values transposed. Their copies are transposed back, which folds away where it is not needed."""
 
     def __init__(self, source: Kernel, turned: frozenset[Value]) -> None:

@@ -182,7 +182,9 @@ def _sum_up(copier: Turned, forms: Forms, turn: Turn, added: Sequence[Site], pla
         before = _loops(copier.b.kernel)
         ran = phase.run(within, jobs, mine)
         for total, job in zip(mine, jobs, strict=True):
-            total.ran.append(None if job.placed else ran)
+            took_part = None if job.placed else ran
+            if all(one is not took_part for one in total.ran):
+                total.ran.append(took_part)
         once = phase.own is not None and not phase.summed  # as often as the forward's program does
         depth += _loops(copier.b.kernel) - before if once else len(phase.summed) + len(phase.inner)
     for total in totals.values():

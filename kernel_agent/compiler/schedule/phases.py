@@ -77,7 +77,8 @@ class Phase:
         """Write the loops. Returns whether a trip of them took part; None where one always does."""
         b = copier.b
         low, high, steady, rest = self.limits(copier)
-        start = [carry for total in totals for carry in total.carries]
+        kept = list({id(total): total for total in totals}.values())  # jobs may have one sum
+        start = [carry for total in kept for carry in total.carries]
         if rest:
             start.append(b.const(False, "i1"))
         some = None if high is None else b.compare("lt", low, high)
@@ -115,9 +116,12 @@ class Phase:
                 (condition, holds), *others = conditions
                 sides: list[Callable[[], Sequence[Value]]] = [lambda: conditional(others, carries), lambda: carries]
                 return b.branch(copier[condition], *(sides if holds else sides[::-1]))
-            found: list[Value] = []
-            for job in jobs:
-                found += job.add(copier, carries[len(found) : len(found) + job.width])
+            sums: dict[int, list[Value]] = {}
+            for total in kept:
+                sums[id(total)], carries = carries[: total.job.width], carries[total.job.width :]
+            for job, total in zip(jobs, totals, strict=True):
+                sums[id(total)] = job.add(copier, sums[id(total)])
+            found = [carry for total in kept for carry in sums[id(total)]]
             return [*found, b.const(True, "i1")] if rest else found
 
         loops: list[int | Op] = [*self.summed, *self.inner]
@@ -125,8 +129,8 @@ class Phase:
             sums = list(nest(loops, start))
         else:  # within, the loop has a trip, and loads can leave it
             sums = list(b.branch(some, lambda: nest(loops, start), lambda: start))
-        for total, job in zip(totals, jobs, strict=True):
-            total.carries, sums = sums[: job.width], sums[job.width :]
+        for total in kept:
+            total.carries, sums = sums[: total.job.width], sums[total.job.width :]
         return sums[0] if rest else some
 
     def limits(self, copier: Turned) -> tuple[Value, Value | None, Conditions, Conditions]:

@@ -21,6 +21,7 @@ from kernel_agent.compiler.schedule.accumulate import accumulated
 from kernel_agent.compiler.schedule.assembly import assembled, grid_of
 from kernel_agent.compiler.schedule.calls import Calls
 from kernel_agent.compiler.schedule.columns import with_columns
+from kernel_agent.compiler.schedule.crossed import crossed
 from kernel_agent.compiler.schedule.draft import Draft, trimmed
 from kernel_agent.compiler.schedule.either import behind_branches
 from kernel_agent.compiler.schedule.factor import factored
@@ -230,6 +231,10 @@ def _split(tidy: Kernel, gradients: Mapping[str, str], launch: Launch, regions: 
             draft = closer if closer.additions < draft.additions else draft
     if draft is None or draft.additions:
         draft = or_tied(draft, lambda kernel: _cut(kernel, gradients, launch, regions), tidy, launch)
+    if draft is None or draft.additions:
+        with suppress(CannotDerive):
+            other = _cut(tidy, gradients, launch, regions, across=True)
+            draft = other if draft is None or other.additions < draft.additions else draft
     if draft is None:
         assert refusal is not None
         raise refusal
@@ -237,9 +242,16 @@ def _split(tidy: Kernel, gradients: Mapping[str, str], launch: Launch, regions: 
 
 
 def _cut(
-    tidy: Kernel, gradients: Mapping[str, str], launch: Launch, regions: Regions | None, *, tight: bool = False
+    tidy: Kernel,
+    gradients: Mapping[str, str],
+    launch: Launch,
+    regions: Regions | None,
+    *,
+    tight: bool = False,
+    across: bool = False,
 ) -> Draft:
-    """The same, with loops that end at a diagonal as they are, or `tight`; then it raises where there are none."""
+    """The same, with loops that end at a diagonal as they are, or `tight`, and programs that do what is theirs, or
+    what those `across` would; then it raises where there are none."""
     draft = Draft(regions)
     tidy, launch = spread(tidy, launch)
     cut = unswizzled(tidy, launch)
@@ -249,7 +261,12 @@ def _cut(
     backwards = reversed_axes(tidy)
     tidy = mirrored(tidy, backwards)
     kept = shared(tidy, launch)
-    wide = squared(loading(tidy, kept, len(launch.grid)), launch, tight=tight)
+    apart, on = loading(tidy, kept, len(launch.grid)), launch
+    if across:
+        other = crossed(apart, on)
+        apart, on = other.kernel, other.launch
+        draft.facts += other.facts
+    wide = squared(apart, on, tight=tight)
     wide = replace(wide, kernel=settled(wide.kernel, wide.launch))
     draft.facts += [Fact(text, "loops of all programs step through the same indices") for text in wide.facts]
     found, left = turned(wide, unowned(tidy, gradients, launch))

@@ -216,7 +216,7 @@ class Copier:
             None if mask is None else self[mask],
             None if other is None else self[other],
             op.result.name,
-            **_hints(op),
+            **hints(op),
         )
 
     def effect(self, op: Op) -> None:
@@ -228,7 +228,7 @@ class Copier:
         operands = self.all(op.operands)
         if op.code in (Code.STORE, Code.ATOMIC_ADD):
             mask = operands[2] if op.mask is not None else None
-            self.b.store(self[op.base], self.whole(op.offset), operands[1], mask, op.code, **_hints(op))
+            self.b.store(self[op.base], self.whole(op.offset), operands[1], mask, op.code, **hints(op))
             return
         attributes = dict(op.attributes)
         if "base" in attributes:
@@ -307,6 +307,6 @@ class Copier:
             self[op.results[place]] = new
 
 
-def _hints(op: Op) -> dict[str, Any]:
+def hints(op: Op) -> dict[str, Any]:
     """Attributes of an access that say how, not what."""
     return {key: value for key, value in op.attributes.items() if key not in ("base", "masked", "padded")}

@@ -233,3 +233,16 @@ def rows_with_all_rows(x_ptr, o_ptr, n, m, D: tl.constexpr, BI: tl.constexpr, BJ
         s = tl.dot(own, tl.trans(others), input_precision="ieee")
         sums += tl.sum(s * s, 1)
     tl.store(o_ptr + i, sums, mask=mask)
+
+
+@triton.jit
+def columns_with_columns(x_ptr, o_ptr, n, m, BM: tl.constexpr, B: tl.constexpr):
+    """o = x' x of m rows and n columns: a program for every two tiles of B columns."""
+    i, j = tl.program_id(0) * B + tl.arange(0, B), tl.program_id(1) * B + tl.arange(0, B)
+    total = tl.zeros((B, B), tl.float32)
+    for start in range(0, m, BM):
+        rows = start + tl.arange(0, BM)
+        left = tl.load(x_ptr + rows[None, :] * n + i[:, None], mask=(rows[None, :] < m) & (i[:, None] < n), other=0.0)
+        right = tl.load(x_ptr + rows[:, None] * n + j[None, :], mask=(rows[:, None] < m) & (j[None, :] < n), other=0.0)
+        total = tl.dot(left, right, total, input_precision="ieee")
+    tl.store(o_ptr + i[:, None] * n + j[None, :], total, mask=(i[:, None] < n) & (j[None, :] < n))
