@@ -32,6 +32,10 @@ LEFT = "rows_left"
 """Rows that nothing is stored to, as a mask, by how often each row is; raises where one is stored to twice."""
 
 
+IN_ORDER = "rows_in_order"
+"""Numbers of additions in the order of the rows that they go to, and where each row begins among them."""
+
+
 class Fill(enum.Enum):
     """What a buffer holds before the first launch."""
 
@@ -105,6 +109,23 @@ class Census:
 
 
 @dataclass(frozen=True)
+class Listing:
+    """A launch before all others that writes down which row of a gradient each addition goes to, from 1 on; 0 is none.
+    Torch sorts that: the owner of a row goes through the additions that name it."""
+
+    gradient: str
+    """Argument of the kernel that stores to it."""
+    rows: Buffer
+    step: Step
+    count: str
+    """Rows of the gradient, an expression."""
+    order: str
+    """Argument with the numbers of additions in the order of their rows."""
+    begins: str
+    """Argument that says where in that order each row begins, and where the last one ends."""
+
+
+@dataclass(frozen=True)
 class Total:
     """Partial results that torch sums over their first axis after the launches."""
 
@@ -148,6 +169,7 @@ class BackwardPlan:
     """Tensor arguments whose gradient is a cotangent, of elements one behind the other, under the same indices."""
     totals: tuple[Total, ...] = ()
     censuses: tuple[Census, ...] = ()
+    listings: tuple[Listing, ...] = ()
     consumed: tuple[str, ...] = ()
     """Kernel arguments with cotangents that a launch overwrites: it is given copies, of the same strides."""
     saved: tuple[str, ...] = ()

@@ -41,6 +41,7 @@ def assembled(schedule: str, base: BackwardPlan, draft: Draft) -> BackwardPlan:
         by_index=frozenset(tensor for tensor, name in base.gradients.items() if name in spared.by_index),
         totals=tuple(draft.totals),
         censuses=tuple(replace(one, step=_asked(one.step, base)) for one in draft.censuses if one.gradient not in same),
+        listings=tuple(replace(one, step=_asked(one.step, base)) for one in draft.listings),
         settings={**{name: text for name, text in base.settings.items() if name in asked}, **draft.settings},
         facts=tuple(dict.fromkeys((*base.facts, *draft.facts))),
         remarks=(*base.remarks, *dict.fromkeys(draft.remarks)),

@@ -28,6 +28,7 @@ from kernel_agent.compiler.schedule.factor import factored
 from kernel_agent.compiler.schedule.forms import Launch
 from kernel_agent.compiler.schedule.fuse import fused
 from kernel_agent.compiler.schedule.gather import Gathered, gathered
+from kernel_agent.compiler.schedule.heirs import inherited
 from kernel_agent.compiler.schedule.later import owned_in_the_end
 from kernel_agent.compiler.schedule.merge import merged
 from kernel_agent.compiler.schedule.mirror import mirrored, reversed_axes
@@ -36,6 +37,7 @@ from kernel_agent.compiler.schedule.owner import without
 from kernel_agent.compiler.schedule.owners import owners_of, parted_owners, together, turned, unowned
 from kernel_agent.compiler.schedule.regions import Regions, with_regions
 from kernel_agent.compiler.schedule.relaid import relaid
+from kernel_agent.compiler.schedule.remainder import additions, stays_atomic
 from kernel_agent.compiler.schedule.settle import settled
 from kernel_agent.compiler.schedule.share import loading, shared, storing
 from kernel_agent.compiler.schedule.singles import as_rows
@@ -54,7 +56,6 @@ from kernel_agent.compiler.schedule.wraps import unwrapped
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.order import forwards
 from kernel_agent.compiler.ssa.prune import prune
-from kernel_agent.compiler.ssa.uses import written_to
 from kernel_agent.compiler.ssa.value import Kernel
 
 SCHEDULES = ("rows", "split", "owned", "plain")
@@ -117,9 +118,10 @@ def plans(
             if draft is not None:  # atomics as in `plain`, but of what the forward stored
                 draft.facts += facts
                 made["owned"] = assembled("owned", base, draft)
-        left = _stays_atomic(min(made.values(), key=atomics, default=base))
+        left = stays_atomic(min(made.values(), key=atomics, default=base))
         kept: dict[str, None] = {}
         gathers = _windows(whole.kernel, adjoint.gradients, left, launch, tries, defect, kept) if left else {}
+        gathers |= _heirs(whole.kernel, adjoint.gradients, left - set(gathers), launch, tries, defect, kept)
         for name in better if gathers else ():
             of = f"{name} beside {', '.join(gathers)}"
             plan = tries.once(name, functools.partial(planned, name, gathers), defect, refused[name], of)
@@ -130,7 +132,7 @@ def plans(
             replace(plan, remarks=(*plan.remarks, *kept, *_before(name, better, refused)))
             for name, plan in made.items()
         ]
-        found.sort(key=lambda plan: (atomics(plan) + _additions(plan), atomics(plan)))
+        found.sort(key=lambda plan: (atomics(plan) + additions(plan), atomics(plan)))
     if "plain" in schedules:
         try:
             last = plain(kernel, replace(adjoint, kernel=trimmed(prune(adjoint.kernel))), grid_of(launch))
@@ -173,20 +175,6 @@ def _base(kernel: Kernel, adjoint: Adjoint, launch: Launch, tries: Tries, defect
 def atomics(plan: BackwardPlan) -> int:
     """Additions to memory that a plan leaves: what the others would rather not have."""
     return sum(op.code is Code.ATOMIC_ADD for step in plan.steps for op in step.kernel.ops)
-
-
-def _stays_atomic(plan: BackwardPlan) -> set[str]:
-    """What a plan adds to in memory."""
-    return {op.base.name for step in plan.steps for op in step.kernel.ops if op.code is Code.ATOMIC_ADD}
-
-
-def _additions(plan: BackwardPlan) -> int:
-    """What takes the place of additions, and about as long."""
-    sums = 0
-    for step in plan.steps:
-        written = written_to(step.kernel.body)
-        sums += sum(op.code is Code.LOAD and op.base in written for op in step.kernel.ops)
-    return sums + sum(total.wide for total in plan.totals)
 
 
 def joined(kernel: Kernel) -> Kernel:
@@ -358,6 +346,41 @@ def _windows(
         else:
             refused |= why
     return found
+
+
+def _heirs(
+    tidy: Kernel,
+    gradients: Mapping[str, str],
+    wanted: Set[str],
+    launch: Launch,
+    tries: Tries,
+    defect: Defect | None,
+    refused: dict[str, None],
+) -> dict[str, Draft]:
+    """By gradient, of those wanted, the launches that sum its rows by the additions that name them."""
+    found: dict[str, Draft] = {}
+    for tensor, name in gradients.items():
+        if name in wanted:
+            making = functools.partial(_of_heirs, tidy, tensor, name, launch)
+            draft = tries.once(f"sorted rows of {name}", making, defect, refused)
+            if draft is not None:
+                found[name] = draft
+    return found
+
+
+def _of_heirs(tidy: Kernel, tensor: str, name: str, launch: Launch) -> Draft | None:
+    """The launch for one gradient. Raises DoesNotApply where something is added atomically."""
+    made = inherited(tidy, tensor, name, launch)
+    if made is None:
+        return None
+    draft = _owned(joined(made.kernel), {tensor: name}, made.launch)
+    if draft.additions or draft.totals:
+        raise DoesNotApply("; ".join(draft.remarks) or "several add to one element")
+    draft.facts += made.facts
+    draft.listings.append(made.listing)
+    told = {text: extent.text() for text, extent in made.launch.scalars.items()}
+    draft.steps = [(text, where, {**told, **scalars}) for text, where, scalars in draft.steps]
+    return draft
 
 
 def _of_windows(maker: str, made: Window, joint: Kernel, tensor: str, name: str) -> Draft:

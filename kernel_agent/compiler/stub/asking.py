@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from contextlib import nullcontext
 
-from kernel_agent.compiler.plan import LEFT, Census, Fact
+from kernel_agent.compiler.plan import IN_ORDER, LEFT, Census, Fact, Listing
 from kernel_agent.compiler.stub.lines import HELPERS, Line, asked_unless, helpers_of, quoted
 from kernel_agent.compiler.stub.wording import Wording
 
@@ -60,3 +60,13 @@ class Asking:
             width = self.wording.short(census.width)
             left = f"{variables[census.gradient]}.view(-1, {width})[{left}] = 0"
         self.body.write(Line(left))
+
+    def listing(self, listing: Listing) -> None:
+        """Of the rows that were listed: which additions each has."""
+        variables = self.wording.variables
+        self.body.helpers[HELPERS[IN_ORDER]] = None
+        base = self.wording.gradient(listing.gradient)
+        for argument, end in ((listing.order, "order"), (listing.begins, "begins")):
+            variables[argument] = self.body.fresh(f"{base}_{end}")
+        rows, count = variables[listing.rows.name], self.wording.short(listing.count)
+        self.body.write(Line(f"{variables[listing.order]}, {variables[listing.begins]} = {IN_ORDER}({rows}, {count})"))

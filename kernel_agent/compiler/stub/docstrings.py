@@ -31,6 +31,9 @@ def kernel_docstring(forward: Kernel, plan: BackwardPlan, step: Step, text: str)
     counted = _counted(plan, step.kernel)
     if counted:
         return _filled([f"How often each row of {counted} will be stored to: more than once, and a sum would be lost."])
+    named = _listed_rows(plan, step.kernel)
+    if named:
+        return _filled([f"Which row of {named} each addition goes to, from 1 on; 0 is none."])
     facts = _Facts(forward, plan, step.kernel, text)
     return _filled(facts.sentences(len(step.grid)), facts.formulas())
 
@@ -46,6 +49,9 @@ def computed(plan: BackwardPlan, kernel: Kernel) -> str:
     counted = _counted(plan, kernel)
     if counted:
         return f"how often each row of {counted} will be stored to"
+    named = _listed_rows(plan, kernel)
+    if named:
+        return f"which row of {named} each addition goes to"
     writes = written_by(kernel)
     gradients = [name for name in plan.gradients.values() if name in writes]
     rows = [plan.sums[name] for name in writes if name in plan.sums]
@@ -60,6 +66,12 @@ def _counted(plan: BackwardPlan, kernel: Kernel) -> str:
     """The gradient whose rows a kernel counts; empty of a kernel that does not."""
     writes = written_by(kernel)
     return next((one.gradient for one in plan.censuses if one.counts.name in writes), "")
+
+
+def _listed_rows(plan: BackwardPlan, kernel: Kernel) -> str:
+    """The gradient whose rows a kernel lists; empty of a kernel that does not."""
+    writes = written_by(kernel)
+    return next((one.gradient for one in plan.listings if one.rows.name in writes), "")
 
 
 class _Facts:

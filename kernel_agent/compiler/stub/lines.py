@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kernel_agent.compiler.plan import LEFT, LONGEST, NESTED, RISING, ROWS
+from kernel_agent.compiler.plan import IN_ORDER, LEFT, LONGEST, NESTED, RISING, ROWS
 from kernel_agent.compiler.schedule.describe import EVEN, FITS
 
 WIDTH = 110
@@ -66,6 +66,12 @@ ONCE = f'''def {LEFT}(stores):
         raise ValueError("programs of this call share rows of a gradient: derive it again with such a call in SWEEP")
     return stores == 0
 '''
+SORTED = f'''def {IN_ORDER}(rows, count):
+    """Places in `rows` in the order of the rows there, and where each of the rows 1 to count begins; 0 is no row."""
+    rows, order = torch.sort(rows, stable=True)
+    wanted = torch.arange(1, count + 2, dtype=rows.dtype, device=rows.device)
+    return order, torch.searchsorted(rows, wanted, out_int32=True)
+'''
 TILES = f'''def {FITS}(*matrices):
     """Whether descriptors can load tiles of all (tensor, strides along rows, other steps); they get memory then."""
     for x, units, steps in matrices:
@@ -84,7 +90,7 @@ MEMORY = f'''def {LENDS}(device):
     """Memory for tensor descriptors: autograd runs a backward in a thread of its own, which has no allocator yet."""
     triton.set_allocator(lambda size, _align, _stream: torch.empty(size, dtype=torch.int8, device=device))
 '''
-HELPERS = {NESTED: APART, RISING: RISE, ROWS: SPAN, LONGEST: LENGTH, LEFT: ONCE, FITS: TILES}
+HELPERS = {NESTED: APART, RISING: RISE, ROWS: SPAN, LONGEST: LENGTH, LEFT: ONCE, IN_ORDER: SORTED, FITS: TILES}
 """Functions that conditions of a plan may call, by name."""
 
 

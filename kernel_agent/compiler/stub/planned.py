@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 
 from torch import Tensor
@@ -20,31 +20,18 @@ from kernel_agent.compiler.ssa.value import Kernel
 from kernel_agent.compiler.stub.accesses import Accesses, takes_as_it_is
 from kernel_agent.compiler.stub.asking import Asking
 from kernel_agent.compiler.stub.buffers import Buffers, element_of, rows_summed
+from kernel_agent.compiler.stub.chosen import Chosen
 from kernel_agent.compiler.stub.cotangents import Cotangents, Grad
 from kernel_agent.compiler.stub.docstrings import kernel_docstring
 from kernel_agent.compiler.stub.keywords import named_after, own_keywords, with_keywords
 from kernel_agent.compiler.stub.lines import HELPERS, LENDS, MEMORY, Line, backward_name, bound_together
 from kernel_agent.compiler.stub.needs import variable_of
 from kernel_agent.compiler.stub.products import LARGE, WIDTHS, ProductTiles, product_tiles
-from kernel_agent.compiler.stub.tiles import Tiles, mentions, steps_by
+from kernel_agent.compiler.stub.tiles import mentions, steps_by
 from kernel_agent.compiler.stub.wording import Wording, divisible
 
 Signature = Callable[..., Sequence[str]]
 """Parameters of a kernel as it is printed. `document`, if it is given, makes a docstring of the text without one."""
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """A launch, with variables for what it chooses for itself."""
-
-    step: Step
-    tiles: Tiles
-    options: Mapping[str, str] = field(default_factory=dict)
-    """`num_warps` and `num_stages` -> variable."""
-
-    def takes(self, name: str) -> bool:
-        """Whether its kernel has an argument of a name."""
-        return any(value.name == name for value in self.step.kernel.arguments)
 
 
 class Planned:
@@ -84,6 +71,12 @@ class Planned:
             self._bind(counted.step)
             variables[census.counts.name] = buffers.allocate(census.counts)
             self._launch(counted)
+        for listing in plan.listings:
+            named = Chosen(listing.step, {})
+            self._bind(named.step)
+            variables[listing.rows.name] = buffers.allocate(listing.rows)
+            self._launch(named)
+            asking.listing(listing)
         for buffer in plan.buffers:
             with self.wording.under([one.tiles for one in chosen if one.takes(buffer.name)]):
                 variables[buffer.name] = buffers.allocate(buffer)
@@ -168,6 +161,9 @@ class Planned:
 
     def _own(self, step: Step) -> list[str]:
         """Tiles that a launch chooses."""
+        given = {value.name for value in step.kernel.arguments}
+        if any(listing.order in given for listing in self.plan.listings):
+            return []  # additions are numbered by the forward's tiles
         candidates = {name for name in steps_by(step.kernel) if self._may_own(name)}
         if not candidates:  # then it need not be printed for the order of its parameters
             return []
