@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import multiprocessing
 import sys
 import time
@@ -170,7 +171,7 @@ def summary(reports: Sequence[MutationReport]) -> Iterator[str]:
     yield ""
     yield f"killed of those that are mistakes: {killed} of {killed + survived}"
     yield f"not judged for want of time: {sum(report.unjudged for report in reports)}"
-    yield f"seconds of one core: {sum(report.seconds for report in reports):.0f}"
+    yield f"seconds of one core: {math.fsum(report.seconds for report in reports):.0f}"
     for outcome, heading in (
         (Outcome.SURVIVED, "survivors"),
         (Outcome.EQUIVALENT, "equivalent"),
