@@ -12,7 +12,8 @@ from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.reverse import Adjoint
 from kernel_agent.compiler.saved.prepare import prepared
 from kernel_agent.compiler.schedule import schedules
-from kernel_agent.compiler.schedule.schedules import joined, plans
+from kernel_agent.compiler.schedule.joined import joined
+from kernel_agent.compiler.schedule.schedules import plans
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.prune import prune
 from kernel_agent.compiler.ssa.value import Kernel, walk

@@ -1,0 +1,99 @@
+"""`windows` and `heirs`: gradients that launches of their own gather, where all other schedules add atomically."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Set
+
+from kernel_agent.compiler.errors import DoesNotApply
+from kernel_agent.compiler.plan import Fact
+from kernel_agent.compiler.schedule.draft import Draft
+from kernel_agent.compiler.schedule.forms import Launch
+from kernel_agent.compiler.schedule.heirs import inherited
+from kernel_agent.compiler.schedule.joined import joined
+from kernel_agent.compiler.schedule.makers import owned, split
+from kernel_agent.compiler.schedule.tries import Defect, Tries
+from kernel_agent.compiler.schedule.unflatten import unflattened
+from kernel_agent.compiler.schedule.windows import Window, windowed
+from kernel_agent.compiler.ssa.value import Kernel
+
+
+def windows(
+    tidy: Kernel,
+    gradients: Mapping[str, str],
+    wanted: Set[str],
+    launch: Launch,
+    tries: Tries,
+    defect: Defect | None,
+    refused: dict[str, None],
+) -> dict[str, Draft]:
+    """By gradient, of those wanted, the launches that gather it for the elements of windows, where nothing is added
+    atomically then. `refused` is told why there are none of others."""
+    found: dict[str, Draft] = {}
+    tidy = unflattened(tidy, launch)
+    for tensor, name in gradients.items():
+        if name not in wanted:
+            continue
+        made = tries.once(f"windows of {name}", functools.partial(windowed, tidy, name, launch), defect, refused)
+        if made is None:
+            continue
+        joint = tries.once(f"joined windows of {name}", functools.partial(joined, made.kernel), defect)
+        if joint is None:
+            continue
+        why: dict[str, None] = {}
+        for maker in ("owned", "split"):
+            making = functools.partial(_of_windows, maker, made, joint, tensor, name)
+            draft = tries.once(f"{maker} windows of {name}", making, defect, why)
+            if draft is not None:
+                found[name] = draft
+                break
+        else:
+            refused |= why
+    return found
+
+
+def heirs(
+    tidy: Kernel,
+    gradients: Mapping[str, str],
+    wanted: Set[str],
+    launch: Launch,
+    tries: Tries,
+    defect: Defect | None,
+    refused: dict[str, None],
+) -> dict[str, Draft]:
+    """By gradient, of those wanted, the launches that sum its rows by the additions that name them."""
+    found: dict[str, Draft] = {}
+    for tensor, name in gradients.items():
+        if name in wanted:
+            making = functools.partial(_of_heirs, tidy, tensor, name, launch)
+            draft = tries.once(f"sorted rows of {name}", making, defect, refused)
+            if draft is not None:
+                found[name] = draft
+    return found
+
+
+def _of_heirs(tidy: Kernel, tensor: str, name: str, launch: Launch) -> Draft | None:
+    """The launch for one gradient. Raises DoesNotApply where something is added atomically."""
+    made = inherited(tidy, tensor, name, launch)
+    if made is None:
+        return None
+    draft = owned(joined(made.kernel), {tensor: name}, made.launch)
+    if draft.additions or draft.totals:
+        raise DoesNotApply("; ".join(draft.remarks) or "several add to one element")
+    draft.facts += made.facts
+    draft.listings.append(made.listing)
+    told = {text: extent.text() for text, extent in made.launch.scalars.items()}
+    draft.steps = [(text, where, {**told, **scalars}) for text, where, scalars in draft.steps]
+    return draft
+
+
+def _of_windows(maker: str, made: Window, joint: Kernel, tensor: str, name: str) -> Draft:
+    """The launches that gather a gradient. Raises DoesNotApply where something is added atomically."""
+    draft = (split if maker == "split" else owned)(joint, {tensor: name}, made.launch)
+    if draft.additions:
+        raise DoesNotApply("; ".join(draft.remarks) or "several add to one element")
+    reason = f"the forward's programs compute all outputs that {name} is gathered from"
+    draft.facts += [Fact(claim.text(), reason) for claim in made.claims]
+    told = {name: extent.text() for name, extent in made.launch.scalars.items()}
+    draft.steps = [(text, where, {**told, **scalars}) for text, where, scalars in draft.steps]
+    return draft
