@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -84,9 +86,10 @@ def _parts(fact: str) -> tuple[str, ...]:
 
 
 def _number(expression: str, names: Mapping[str, Any]) -> int | None:
-    """What it is in a launch; None where it cannot be asked."""
+    """What it is in a launch; None where it cannot be asked, or is a tensor, which is no number of a launch."""
     try:
-        return int(eval(expression, dict(names)))
+        found = eval(expression, dict(names))
+        return None if isinstance(found, Tensor) else int(found)
     except (NameError, TypeError, AttributeError, ZeroDivisionError):
         return None
 

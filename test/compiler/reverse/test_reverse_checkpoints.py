@@ -115,6 +115,25 @@ def test_loops_that_are_long_at_sizes_of_real_work_are_cut(asked: int, is_cut: b
     assert (checkpointed(kernel, adjoint, calls) is not None) == is_cut
 
 
+def test_a_loop_as_long_as_a_tensor_says_is_cut_where_that_is_long() -> None:
+    # The longest of several lengths is one number, but the tensor that has them is none.
+    k = Forward(X="*f32", Y="*f32", Lengths="*i32")
+    b, pid, lanes = k.b, k.b.program_id(0), k.b.arange(0, N)
+
+    def body(index: Value, carries: list[Value]) -> list[Value]:
+        at = b.add(b.mul(index, b.const(N)), lanes)
+        h = b.unary(Code.TANH, b.mul(carries[0], b.load(k.X, at)))
+        b.store(k.Y, at, h)
+        return [h]
+
+    start = b.whole(b.const(0.5, "f32"), (N,))
+    b.loop((b.const(0), b.load(k.Lengths, pid), b.const(1)), [start], body, names=["h"])
+    adjoint = differentiate(k.kernel, read=frozenset({"X"}), written=frozenset({"Y"}))
+    for longest, is_cut in ((64, True), (5, False)):
+        calls = Calls(({"Lengths": torch.tensor([3, longest])},), entries=(Entry({"S": 3}, {"S": 3}),))
+        assert (checkpointed(k.kernel, adjoint, calls) is not None) == is_cut
+
+
 def test_loops_of_unknown_length_keep_their_tapes() -> None:
     kernel = recurrence()
     adjoint = differentiate(kernel, read=frozenset({"X"}), written=frozenset({"Y"}))
