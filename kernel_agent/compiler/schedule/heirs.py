@@ -83,15 +83,16 @@ def _inherited(forms: Forms, rows: Named, tensor: str, name: str) -> Heirs:
     """By rows of a width."""
     numbering = Numbering.of(forms, rows)
     found = listed(forms, rows, numbering, tensor, name)
-    _refuse_crowds(forms.launch.calls, numbering.count.text(), found.count.text())
     source = forms.kernel
     order = Value("*i64", (), source.free_name(f"{name}_order"))
     begins = Value("*i32", (), source.free_name(f"{name}_begins"))
     heirs = _Heirs(forms, rows, numbering, order, begins)
     made = prune(heirs.made())
+    if all(op.code is not Code.DOT for op in made.ops):  # owners of products sum as many as there are
+        _refuse_crowds(forms.launch.calls, numbering.count.text(), found.count.text())
     if sum(op.code is Code.FOR for op in made.ops) > heirs.loops:
         raise CannotDerive("what it sums would be computed anew for every row: it comes out of a loop itself")
-    grid = [found.count, *(forms.launch.grid[axis] for axis in heirs.axes)]
+    grid = [found.count, *(forms.launch.grid[axis] for axis in heirs.axes), *heirs.trips]
     launch = replace(forms.launch, grid=tuple(grid), scalars={**forms.launch.scalars, **heirs.scalars})
     listing = Listing(name, found.rows, found.step, found.count.text(), order.name, begins.name)
     return Heirs(made, launch, listing, ())
@@ -129,6 +130,8 @@ class _Heirs(Copier):
         target = emptied(source, name=f"{source.name}_{rows.site.op.base.name}", arguments=arguments)
         super().__init__(source, Builder(target, frozenset((rows.site.op.base,))))
         self.row = self.b.program_id(0, "owned_row")
+        self.trips: list[Polynomial] = []
+        """Of loops that are axes of the grid, behind those."""
         self.loops = 1
         """That the kernel should have."""
 
@@ -158,12 +161,21 @@ class _Heirs(Copier):
             super().pure(op)
 
     def _around(self, loops: Sequence[Op]) -> None:
-        """The loops over places within a row, and the one over additions."""
+        """The loops over places within a row, as axes of the grid while it has fewer than three, and the one over
+        additions."""
         if not loops:
             self._turns()
             return
+        b = self.b
         head, *rest = loops
         index = head.blocks[0].arguments[0]
+        start, stop, step = self.bounds(head)
+        axis, extent = 1 + len(self.axes) + len(self.trips), self.forms.trip(head).extent
+        if axis < AXES and extent is not None and extent.printable:
+            self.trips.append(extent)
+            self[index] = b.add(start, b.mul(b.cast(b.program_id(axis), start.element), step))
+            self._around(rest)
+            return
         self.loops += 1
 
         def body(counted: Value, _: list[Value]) -> list[Value]:
@@ -171,8 +183,7 @@ class _Heirs(Copier):
             self._around(rest)
             return []
 
-        start, stop, step = self.bounds(head)
-        self.b.loop((start, stop, step), [], body, index_name=index.name)
+        b.loop((start, stop, step), [], body, index_name=index.name)
 
     def _turns(self) -> None:
         """All additions to the row, one after the other."""

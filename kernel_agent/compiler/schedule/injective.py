@@ -14,7 +14,7 @@ from kernel_agent.compiler.plan import NESTED
 from kernel_agent.compiler.schedule.calls import Calls
 from kernel_agent.compiler.schedule.claims import Claim, Claims, Rising, any_of, open_claims
 from kernel_agent.compiler.schedule.linear import Atom, Form, Kind, quotient_of
-from kernel_agent.compiler.schedule.polynomial import ONE, ZERO, Polynomial, ceiling
+from kernel_agent.compiler.schedule.polynomial import ONE, ZERO, Polynomial, ceiling, total
 from kernel_agent.compiler.schedule.segments import Segment
 from kernel_agent.compiler.schedule.sites import Bound
 
@@ -48,12 +48,16 @@ class Injectivity:
     def facts(self) -> list[str]:
         """Python expressions to check at a launch, in the simplest words; none where all is proved."""
         found = [claim.text() for claim in self.claims]
-        if len(self.orders) <= MOST_WRITTEN:
-            text = any_of(self.orders)
-        else:
-            sides = ", ".join(f"({d.coefficient.text()}, {d.extents[0].text()})" for d in self.digits if d.extents)
-            text = f"{NESTED}({sides})"
-        return [*found, *([text] if text else [])]
+        texts = [any_of(self.orders)] if len(self.orders) <= MOST_WRITTEN else self._in_any_order()
+        return [*found, *filter(None, texts)]
+
+    def _in_any_order(self) -> list[str]:
+        """What all orders have in common: those with an extent nest, and one without lies around them."""
+        known = [digit for digit in self.digits if digit.extents]
+        sides = ", ".join(f"({digit.coefficient.text()}, {digit.extents[0].text()})" for digit in known)
+        reach = total(digit.coefficient * (digit.extents[0] - ONE) for digit in known)
+        around = [Claim(digit.coefficient, reach + ONE).reduced for digit in self.digits if not digit.extents]
+        return [f"{NESTED}({sides})", *(claim.text() for claim in around)]
 
 
 def injective(
@@ -227,8 +231,6 @@ def ordered(digits: list[Digit], claims: Claims) -> Injectivity | None:
     if not orders:
         return None
     best = [order for order in orders if len(order) == len(orders[0])]
-    if any(not digit.extents for digit in digits):
-        best = best[:MOST_WRITTEN]  # what the orders have in common cannot be said without all extents
     return Injectivity(known, tuple(best), tuple(digits))
 
 

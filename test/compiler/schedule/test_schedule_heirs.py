@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
 import triton
 from schedule_kernels import add_to, made
+from sorted_rows import run, stored_and_added, told
 from torch import Tensor
 
 from kernel_agent.compiler.errors import CannotDerive
-from kernel_agent.compiler.schedule.accumulate import accumulated
 from kernel_agent.compiler.schedule.calls import Calls
 from kernel_agent.compiler.schedule.forms import Launch
 from kernel_agent.compiler.schedule.heirs import Heirs, inherited
-from kernel_agent.compiler.schedule.ownership import owned
 from kernel_agent.compiler.ssa.builder import Builder
-from kernel_agent.compiler.ssa.code import Code
-from kernel_agent.compiler.ssa.evaluate import evaluate
-from kernel_agent.compiler.ssa.prune import prune
 from kernel_agent.compiler.ssa.value import Kernel, Value
-from kernel_agent.compiler.stub.lines import HELPERS
 
 ROWS, WIDTH, BLOCK = 11, 20, 8
 PROGRAMS, TRIPS = 9, 3
@@ -91,32 +86,7 @@ def heirs_of(kernel: Kernel, index: Tensor, programs: int = PROGRAMS) -> Heirs:
 
 def summed(kernel: Kernel, index: Tensor, programs: int = PROGRAMS) -> tuple[Tensor, Tensor]:
     """What the owners of rows store to memory that held NaN, and what the forward's programs add."""
-    found, given = heirs_of(kernel, index, programs), call(index, programs)
-    stored = owned(prune(accumulated(found.kernel)), {"X": "dX"}, found.launch)
-    assert [op.code for op in stored.kernel.ops if op.code in (Code.STORE, Code.ATOMIC_ADD)] == [Code.STORE]
-    scope: dict[str, Any] = {**given, "torch": torch}
-    exec("\n".join(HELPERS.values()), scope)
-    listing = found.listing
-    scope |= {listing.rows.name: torch.zeros([eval(text, scope) for text in listing.rows.shape], dtype=torch.int32)}
-    run(listing.step.kernel, listing.step.grid, {**scope, **told(listing.step.scalars, scope)})
-    in_order: Callable[..., tuple[Tensor, Tensor]] = scope["rows_in_order"]
-    order, begins = in_order(scope[listing.rows.name], eval(listing.count, scope))
-    texts = {name: extent.text() for name, extent in found.launch.scalars.items()}
-    dx = torch.full((ROWS, WIDTH), float("nan"), dtype=torch.float64)
-    given |= {listing.order: order, listing.begins: begins, "dX": dx, **told(texts, scope)}
-    run(stored.kernel, [extent.text() for extent in found.launch.grid], {**scope, **given})
-    truth = torch.zeros_like(dx)
-    evaluate(kernel, (programs,), {**{v.name: scope.get(v.name) for v in kernel.arguments}, "dX": truth})
-    return dx, truth
-
-
-def told(texts: Mapping[str, str], scope: Mapping[str, Any]) -> dict[str, int]:
-    return {name: int(eval(text, dict(scope))) for name, text in texts.items()}
-
-
-def run(kernel: Kernel, grid: Any, scope: Mapping[str, Any]) -> None:
-    extents = [int(eval(text, dict(scope))) for text in grid]
-    evaluate(kernel, extents, {value.name: scope[value.name] for value in kernel.arguments})
+    return stored_and_added(kernel, heirs_of(kernel, index, programs), call(index, programs), (programs,))
 
 
 def test_rows_that_are_named_several_times_or_never_have_the_sum_of_what_is_added_to_them() -> None:
