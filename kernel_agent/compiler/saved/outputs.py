@@ -78,7 +78,7 @@ def use_saved(kernel: Kernel, lost: frozenset[str] = frozenset(), calls: Calls |
     lanes = Lanes(kernel)
     for place in places(kernel, remarks, calls, zeroed=True):
         value = place.value
-        if value in taken or not is_heavy(value, taken):
+        if value in taken or not (is_heavy(value, taken) or _is_found(value)):
             continue
         base = place.store.base
         if base.name in lost:
@@ -193,6 +193,14 @@ def is_heavy(value: Value, cut: Iterable[Value]) -> bool:
     around = () if op is None else (*op.operands, *captured(op.blocks))
     parts = _slice(around, frozenset(cut)) | {value}
     return any(part.producer.code in HEAVY if part.producer else _is_carry(part) for part in parts)
+
+
+def _is_found(value: Value) -> bool:
+    """Whether a value is an index, or the like, that comparisons of numbers decide: memory spares reading these."""
+    if value.is_float or value.element == "i1":
+        return False
+    tests = (part.producer for part in _slice([value]) if part.producer is not None and part.element == "i1")
+    return any(test.code is Code.CMP and test.operands[0].is_float for test in tests)
 
 
 def _takes_products(value: Value, cut: Iterable[Value]) -> bool:

@@ -14,6 +14,7 @@ from kernel_agent.compiler.saved.prefetch import without_prefetch
 from kernel_agent.compiler.saved.quotients import use_quotients
 from kernel_agent.compiler.saved.remainder import with_last_trips
 from kernel_agent.compiler.saved.softmax import settle_maxima
+from kernel_agent.compiler.saved.taps import use_taps
 from kernel_agent.compiler.saved.winners import use_winners
 from kernel_agent.compiler.schedule.calls import Calls
 from kernel_agent.compiler.ssa.value import Kernel
@@ -39,6 +40,7 @@ def prepared(
     found = _after(found, use_gauge(found.kernel, written, joint), lost)
     found = _after(found, settle_maxima(found.kernel, written, joint), lost)
     found = _after(found, use_winners(found.kernel), lost)
+    found = _after(found, use_taps(found.kernel), lost)
     found = _after(found, use_picks(found.kernel), lost)
     return _after(found, use_saved(found.kernel, lost, calls), lost)
 
