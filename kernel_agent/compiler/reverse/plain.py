@@ -38,6 +38,6 @@ def plain(kernel: Kernel, adjoint: Adjoint, grid: tuple[str, ...] = ("grid0", "g
         settings=dict(adjoint.settings),
         saved=tuple(sorted(left & read)),
         consumed=adjoint.consumed,
-        facts=tuple(Fact(text, "stores of the forward do not meet") for text in adjoint.facts),
+        facts=tuple(Fact(text, "what the forward stored can be read back") for text in adjoint.facts),
         remarks=adjoint.remarks,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from kernel_agent.compiler.saved.fields import use_fields
 from kernel_agent.compiler.saved.gauge import use_gauge
 from kernel_agent.compiler.saved.joint import Joint
 from kernel_agent.compiler.saved.moments import use_moments
@@ -42,6 +43,7 @@ def prepared(
     found = _after(found, use_winners(found.kernel), lost)
     found = _after(found, use_taps(found.kernel), lost)
     found = _after(found, use_picks(found.kernel), lost)
+    found = _after(found, use_fields(found.kernel, calls), lost)
     return _after(found, use_saved(found.kernel, lost, calls), lost)
 
 
