@@ -29,11 +29,13 @@ from kernel_agent.compiler.stub.flow import (
 from kernel_agent.compiler.stub.held import onto_held
 from kernel_agent.compiler.stub.joints import joints
 from kernel_agent.compiler.stub.lines import Line
+from kernel_agent.compiler.stub.lying import Lying
 from kernel_agent.compiler.stub.names import Names
 from kernel_agent.compiler.stub.needs import only_if
 from kernel_agent.compiler.stub.planned import Planned, Signature
 from kernel_agent.compiler.stub.references import References
 from kernel_agent.compiler.stub.source import StubSource
+from kernel_agent.compiler.stub.strides import Told
 from kernel_agent.compiler.stub.tiles import axes_of_tiles, tiles_of_axes, tiles_of_bounds
 from kernel_agent.compiler.stub.trace import LaunchSeen, TorchSeen, Trace
 from kernel_agent.compiler.stub.wording import Launched, Wording
@@ -199,10 +201,11 @@ class BackwardWriter:
         roots = {id(root): root for root in homes.values()}
         cotangents: dict[str, Grad] = {}
         held: dict[int, Grad] = {}
+        lying = Lying(launched, self.cotangents)
         for key, root in roots.items():
             grad = self.cotangents.settled(root)
             if grad is not None:
-                held[key] = self._laid_out(grad, root)
+                held[key] = lying.held(grad, root, homes)
         if not held:
             return
         for name in written:
@@ -225,17 +228,21 @@ class BackwardWriter:
         stored = launched.accesses.written & tensors.keys()
         lost = frozenset(name for name in stored if self.flow.written_after(launched.place, tensors[name]))
         plan = self.planner(seen, read, frozenset(cotangents), lost, self.joints.get(launched.place))
+        plan, anywhere = lying.settled(plan)
         self.plans.append(plan)
-        self._write(launched, plan, cotangents)
+        self._write(launched, plan, cotangents, anywhere)
 
-    def _write(self, launched: Launched, plan: BackwardPlan, cotangents: Mapping[str, Grad]) -> Wording:
-        """The statements of one plan; the words that they have for what it names."""
+    def _write(
+        self, launched: Launched, plan: BackwardPlan, cotangents: Mapping[str, Grad], anywhere: Sequence[Told] = ()
+    ) -> Wording:
+        """The statements of one plan; the words that they have for what it names. `anywhere`: cotangents that lie
+        otherwise than what was written."""
         plan = onto_held(plan, launched.seen.tensors, launched.seen.build.types, self.cotangents)
         self._refuse_overwritten(launched, plan)
         self._check_clones(launched, plan)
         wording = Wording(launched, plan, self.references, self.names, self.body)
         planned = Planned(wording, self.cotangents, self.signature)
-        planned.write(cotangents)
+        planned.write(cotangents, anywhere)
         self.kernels += planned.kernels
         self.launched += [launched] * len(planned.kernels)
         self.steps += [(plan, kernel) for kernel in planned.kernels]
@@ -329,21 +336,6 @@ class BackwardWriter:
         left = Grad(self.body.bind(f"left_of_{self.references.hint(root)}", f"{grad.text}.clone()"), grad.element)
         self._write(launched, plan, {name: self._part(left, root, tensor, node)})
         return left
-
-    def _laid_out(self, grad: Grad, root: Tensor) -> Grad:
-        """A cotangent that lies in memory as what was written."""
-        name = grad.text
-        if not name.isidentifier():
-            hint = self.references.hint(root)
-            name = f"grad_{hint}"  # that of a parameter, if nothing needs it any more
-            name = self.body.bind(f"d{hint}" if self.cotangents.waits_for(name) else name, grad.text)
-        if self.flow.always_contiguous(root):
-            self.body.once(Line(f"{name} = {name}.contiguous()"))
-        else:
-            like = self.references.named(root, "an output in the layout of an input")
-            self.body.once(Line(f"if {name}.stride() != {like}.stride():"))
-            self.body.once(Line(f"{name} = torch.empty_like({like}).copy_({name})", depth=1))
-        return Grad(name, grad.element)
 
     def _part(self, grad: Grad, root: Tensor, tensor: Tensor, node: ast.expr) -> Grad:
         """What of the cotangent of a memory a launch is given that wrote to a part of it."""

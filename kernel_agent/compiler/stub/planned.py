@@ -27,6 +27,7 @@ from kernel_agent.compiler.stub.keywords import named_after, own_keywords, with_
 from kernel_agent.compiler.stub.lines import HELPERS, LENDS, MEMORY, Line, backward_name, bound_together
 from kernel_agent.compiler.stub.needs import variable_of
 from kernel_agent.compiler.stub.products import LARGE, WIDTHS, ProductTiles, product_tiles
+from kernel_agent.compiler.stub.strides import Told
 from kernel_agent.compiler.stub.tiles import mentions, steps_by
 from kernel_agent.compiler.stub.wording import Wording, divisible
 
@@ -51,11 +52,14 @@ class Planned:
         self.several = False
         """Whether more than one launch chooses its tiles."""
 
-    def write(self, given: Mapping[str, Grad]) -> None:
+    def write(self, given: Mapping[str, Grad], anywhere: Sequence[Told] = ()) -> None:
         """Write it all and add the gradients to the cotangents. `given`: cotangents of what the launch wrote, by
-        parameter. Raises `CannotDerive`."""
+        parameter; `anywhere`: those whose own strides it is given. Raises `CannotDerive`."""
         plan, variables = self.plan, self.wording.variables
         variables |= self._held(given)
+        for told in anywhere:
+            lying = variables[plan.cotangents[told.tensor]]
+            variables |= {parameter: f"{lying}.stride({axis})" for axis, parameter in enumerate(told.parameters)}
         chosen, asking = self._choose(), Asking(self.wording)
         first, later = asking.settings(), self._asking_of_buffers()
         self._settle(chosen, first)
