@@ -22,8 +22,9 @@ from kernel_agent.gate.judge import Problem
 from kernel_agent.gate.kernels_alone import kernels_alone
 from kernel_agent.gate.options import GateOptions
 from kernel_agent.gate.questions import Question
+from kernel_agent.gate.surroundings import asks_where
 from kernel_agent.gate.verdict import Status
-from kernel_agent.gate.words import listed
+from kernel_agent.gate.words import listed, quoted
 from kernel_agent.oracle import Truths
 from kernel_agent.sandbox import Ending, Message, Report
 
@@ -99,10 +100,10 @@ class Recomputation:
             found.append(replace(again, outcomes=tuple(_named(outcome) for outcome in again.outcomes)))
             if len(again.outcomes) < len(part.questions):
                 break
-        tampering = _tampering(runs)
-        if tampering is not None and all(outcome.problem is None for run in found for outcome in run.outcomes):
+        besides = _tampering(runs) or _asking(self._text)
+        if besides is not None and all(outcome.problem is None for run in found for outcome in run.outcomes):
             *others, last = found[-1].outcomes
-            found[-1] = replace(found[-1], outcomes=(*others, _refused(last, tampering)))
+            found[-1] = replace(found[-1], outcomes=(*others, _refused(last, besides)))
         return tuple(found)
 
 
@@ -155,6 +156,16 @@ def _tampering(runs: Sequence[BatchRun]) -> Problem | None:
         remedy = "A backward ends with what it starts."
         return Problem(Status.TAMPERED, f"the candidate leaves processes behind: {left}", details=remedy)
     return None
+
+
+def _asking(text: CandidateText) -> Problem | None:
+    """What a right backward asks of its surroundings: where these are others it may be another one."""
+    asked = asks_where(text.shown, text.users_lines)
+    if asked is None:
+        return None
+    message = f"what backward does hangs on where it runs: it asks for {asked.what}{quoted(text.source, asked.line)}"
+    remedy = "Compute from what backward is given alone: what it does where another program calls it was not judged."
+    return Problem(Status.UNEXPLAINED, message, asked.line, details=remedy)
 
 
 def _named(outcome: Outcome) -> Outcome:

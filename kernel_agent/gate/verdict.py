@@ -43,7 +43,7 @@ class Status(str, enum.Enum):
     NO_TRITON_LAUNCH = "NO_TRITON_LAUNCH"
     TORCH_FALLBACK = "TORCH_FALLBACK"
     UNEXPLAINED = "UNEXPLAINED"
-    """What the backward did cannot be carried out again without its code, so nothing it returns is believed."""
+    """What the backward did cannot be carried out again without its code, or may be something else elsewhere."""
     TAMPERED = "TAMPERED"
     """It changes what is not its own: functions of other modules, or it leaves processes behind."""
     OUT_OF_BOUNDS = "OUT_OF_BOUNDS"
