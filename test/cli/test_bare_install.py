@@ -106,7 +106,10 @@ def test_a_pair_is_checked(bare, home):
 @pytest.fixture(scope="module")
 def manual(bare, home):
     """A manual run that retrieves, waits, gets a plan and then code, and goes on to its end."""
-    words = ("--backend", "manual", "--no-wait", "--max-iters", "2", "--tune-variants", "0", "--draft", "rag")
+    words = (
+        *("--backend", "manual", "--no-wait", "--max-iters", "2", "--tune-variants", "0", "--draft", "rag"),
+        *("--mutant-seconds", "0"),
+    )
     first = bare("--file-path", "square.py", *words, cwd=home)
     assert first.code == 4, first.err
     (folder,) = [path for path in home.glob("generated/square-*/runs/*") if not path.is_symlink()]

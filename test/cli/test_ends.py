@@ -159,7 +159,8 @@ def test_a_budget_below_the_first_ask_is_the_reason_in_record_and_table(home):
 
 def test_a_reader_that_is_gone_when_a_run_stops_sees_no_traceback(home):
     # The trace of a stopped run is printed while its error is handled: a broken pipe there was met by nobody.
-    waits = command("--file-path", "square.py", "--backend", "manual", "--no-wait", "--no-rag", "-q", cwd=home)
+    words = ("--backend", "manual", "--no-wait", "--no-rag", "--draft", "none", "-q")
+    waits = command("--file-path", "square.py", *words, cwd=home)
     waits.stdout.close()
     said = waits.stderr.read()
     waits.stderr.close()

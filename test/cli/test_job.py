@@ -131,6 +131,8 @@ def test_dry_run_prints_the_prompt_and_asks_nothing(home, tmp_path):
         "--backend",
         "openai",
         "--no-rag",
+        "--draft",
+        "none",
         "--out",
         str(tmp_path / "out"),
     )
@@ -166,7 +168,8 @@ def test_a_run_that_waits_leaves_its_trace_on_stdout(waiting, run_folder):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
 def test_a_signal_ends_children_and_prints_trace_and_resume_line(home, tmp_path, number):
     # Schedulers and `timeout` send SIGTERM: it left the children running and the ledger without a word.
-    process = command("--file-path", "square.py", "--backend", "manual", "--no-rag", "--out", str(tmp_path), cwd=home)
+    words = ("--backend", "manual", "--no-rag", "--draft", "none")
+    process = command("--file-path", "square.py", *words, "--out", str(tmp_path), cwd=home)
     asks = lambda: list(Path(tmp_path).glob("*/runs/*/asks/0001.md"))  # noqa: E731 - polled below
     deadline = time.monotonic() + 90
     while not asks() and time.monotonic() < deadline:

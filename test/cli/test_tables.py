@@ -57,7 +57,17 @@ def test_the_paths_of_a_final_table_are_not_folded(tmp_path):
     home = tmp_path / ("a_folder_with_a_name_that_fills_a_good_part_of_the_line_" * 2)
     home.mkdir()
     (home / "square.py").write_text(FORWARD)
-    arguments = ("--file-path", str(home / "square.py"), "--backend", "manual", "--max-tokens", "9", "--no-rag")
+    arguments = (
+        "--file-path",
+        str(home / "square.py"),
+        "--backend",
+        "manual",
+        "--max-tokens",
+        "9",
+        "--no-rag",
+        "--draft",
+        "none",
+    )
     ended = kernel_agent(*arguments, "--out", str(home / "out"), cwd=tmp_path)
     (trace,) = [path for path in home.glob("out/*/runs/*/trace.md") if not path.parent.is_symlink()]
     assert f"trace   {trace}" in ended.err.splitlines()

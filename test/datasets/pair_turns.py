@@ -11,7 +11,7 @@ from kernel_agent.collection.verdicts import Standing, VerdictBook
 from kernel_agent.data import pairs_root
 
 PAIRS = sorted(pairs_root().glob("*/*.py"))
-QUICK_WEEKS, FULL_WEEKS = 4, 40
+QUICK_WEEKS, FULL_WEEKS = 6, 60
 """In so many weeks every recorded pair is judged once at its smallest shape, and once by the full suite."""
 
 
