@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from kernel_agent.errors import InputError
 from kernel_agent.pairs.blame import blame, line_in, module_path
@@ -41,7 +42,7 @@ def build_arguments(module: ModuleType, entry: ShapeEntry, *, device: str | torc
     are left as they were.
 
     Raises `InputError` with the line in the user's file when make_args raises, takes longer than
-    `MAKE_ARGS_SECONDS`, or cannot take the entry.
+    `MAKE_ARGS_SECONDS`, cannot take the entry, or returns a tensor whose memory has other signs than its numbers.
     """
     make_args = module.make_args
     dims = {name: _runtime(value) for name, value in entry.dims.items()}
@@ -65,7 +66,23 @@ def build_arguments(module: ModuleType, entry: ShapeEntry, *, device: str | torc
         raise blame(error, module, what, "Correct make_args, or this SWEEP entry.") from error
     finally:
         random.setstate(python_state)
-    return split_result(result)
+    arguments = split_result(result)
+    _refuse_lazy(module, entry, arguments)
+    return arguments
+
+
+def _refuse_lazy(module: ModuleType, entry: ShapeEntry, arguments: Arguments) -> None:
+    """A kernel reads memory, where torch has put off turning signs: it computes with other numbers than torch shows."""
+    for value in tree_leaves((arguments.args, arguments.kwargs)):
+        if not isinstance(value, torch.Tensor) or not (value.is_neg() or value.is_conj()):
+            continue
+        view, call = ("negative", "resolve_neg") if value.is_neg() else ("conjugate", "resolve_conj")
+        raise InputError(
+            f"make_args returns a lazy {view} view for {entry.label}: its memory, which kernels read, has other signs",
+            remedy=f"Return `.{call}()` of it, which writes the numbers to memory.",
+            path=module_path(module),
+            line=_first_line(module.make_args),
+        )
 
 
 def split_result(result: Any) -> Arguments:
@@ -127,7 +144,7 @@ def _call(
         return (dims,), extra
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     strangers = [name for name in dims if name not in named and name not in OURS]
-    line = inspect.unwrap(make_args).__code__.co_firstlineno if hasattr(make_args, "__code__") else None
+    line = _first_line(make_args)
     if strangers and not takes_any:
         raise InputError(
             f"make_args has no parameter `{strangers[0]}`, which the SWEEP entry {entry.label} names",
@@ -144,6 +161,10 @@ def _call(
         )
     passed = {name: value for name, value in dims.items() if name in named or (takes_any and name not in OURS)}
     return (), {**extra, **passed}
+
+
+def _first_line(make_args: Callable[..., Any]) -> int | None:
+    return inspect.unwrap(make_args).__code__.co_firstlineno if hasattr(make_args, "__code__") else None
 
 
 def _runtime(value: Dim) -> Any:

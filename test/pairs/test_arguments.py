@@ -112,3 +112,24 @@ def test_arguments_are_named_after_the_parameters_they_reach() -> None:
     def stub(x: Any, *rest: Any, eps: float = 0.0) -> None: ...
 
     assert argument_names(stub, Arguments((1, 2, 3), {"eps": 4})) == ("x", "rest[0]", "rest[1]", "eps")
+
+
+@pytest.mark.parametrize(
+    ("view", "remedy"),
+    [
+        (lambda z: z.conj().imag, "`.resolve_neg()`"),
+        (lambda z: torch._neg_view(z.real.contiguous()), "`.resolve_neg()`"),
+        (lambda z: [z.conj()], "`.resolve_conj()`"),
+    ],
+    ids=["imaginary-part", "contiguous", "in-a-list"],
+)
+def test_a_view_whose_signs_torch_has_put_off_is_refused(view: Callable[..., Any], remedy: str) -> None:
+    """A kernel reads its memory, and saw other numbers than the truth; one with strides ended as a defect of ours."""
+
+    def make_args(N: int) -> Any:
+        return (view(torch.randn(N, dtype=torch.complex64)),)
+
+    with pytest.raises(InputError, match=r"a lazy (negative|conjugate) view for N=3") as caught:
+        call(make_args, N=3)
+    assert remedy in caught.value.remedy
+    assert caught.value.line == make_args.__code__.co_firstlineno
