@@ -66,6 +66,7 @@ def _observe(facts: FileFacts, folder: Path, beside: bool) -> KernelSpec:
         left_out = (name for name in optional if name not in {item.name for item in inputs})
         inputs += tuple(describe_value(name, None) for name in left_out)
         grads = _grads(facts, inputs, optional)
+    _refuse_empty(facts, entry, inputs, execution)
     if not execution.launches:
         raise InputError(
             f"the stub `{facts.stub}` launches no Triton kernel at {entry.label}",
@@ -88,6 +89,24 @@ def _observe(facts: FileFacts, folder: Path, beside: bool) -> KernelSpec:
         mutated=execution.mutated,
         custom_gradient=facts.has_surrogate,
         torch_ops=tuple(execution.torch_ops),
+    )
+
+
+def _refuse_empty(facts: FileFacts, entry: ShapeEntry, inputs: tuple[ArgumentFacts, ...], execution: Execution) -> None:
+    """Where an input has no elements, a stub that is right launches nothing, or nothing that gives a gradient."""
+    empty = next((item for item in inputs if item.needs_grad and 0 in item.shape), None)
+    if empty is None:
+        return
+    depends = any(isinstance(value, torch.Tensor) and value.requires_grad for value in _returned(facts, execution))
+    if execution.launches and (depends or facts.has_surrogate):
+        return
+    node = sweep_node(facts)
+    raise InputError(
+        f"`{empty.name}` has no elements (shape {empty.shape}) at {entry.label}, the smallest entry of SWEEP: "
+        "no output depends on it there",
+        remedy="Let the smallest entry give every tensor at least one element: there gradients are looked for first.",
+        path=facts.path,
+        line=None if node is None else node.lineno,
     )
 
 

@@ -140,8 +140,15 @@ def test_numbers_made_between_launches_are_not_rounded_to_float32():
 
 def test_bits_of_floats_read_as_integers_are_refused():
     # an image holds float64: its bits are not those the code would see
-    with pytest.raises(CaptureError, match="reads the bits"):
+    with pytest.raises(CaptureError, match=r"reads memory of torch.float32 as torch.int32"):
         execute(lambda x: x.view(torch.int32) + 1, (torch.randn(4),))
+
+
+def test_a_workspace_of_bytes_read_as_floats_is_refused_with_what_to_write():
+    # it named the dtype that the image is held in, of which the file has nothing
+    with pytest.raises(CaptureError, match=r"reads memory of torch.uint8 as torch.float16") as caught:
+        execute(lambda x: torch.empty(64, dtype=torch.uint8).view(torch.float16) + x, (torch.randn(32),))
+    assert "torch.empty(..., dtype=torch.float16)" in caught.value.remedy
 
 
 @pytest.mark.parametrize(

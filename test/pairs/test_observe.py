@@ -277,6 +277,17 @@ def test_no_differentiable_output(observed: Observe, scale_text: str, returned: 
     assert error.message.startswith("nothing is differentiable: no output of `scale` depends on")
 
 
+@pytest.mark.parametrize("early", ["", "    if not x.numel():\n        return y\n"])
+def test_an_entry_without_elements(observed: Observe, scale_text: str, early: str) -> None:
+    """It was said to return nothing that depends on an input, or to launch nothing; both are true of it elsewhere."""
+    entries = ("[dict(N=40), dict(N=7)]", "[dict(N=40), dict(N=0)]")
+    stub = ("    scale_kernel[", f"{early}    scale_kernel[")
+    error = refusal(observed, scale_text, entries, stub)
+    assert error.message.startswith("`x` has no elements (shape (0,)) at N=0, the smallest entry")
+    assert "at least one element" in error.remedy
+    assert error.line == line_of(scale_text, "SWEEP =") + early.count("\n")
+
+
 def test_a_stub_that_returns_nothing(observed: Observe, scale_text: str) -> None:
     # That no output depends on an input is true of it, and no help to who forgot the return.
     assert refusal(observed, scale_text, (RETURN, "    return None\n")).message == "`scale` returns nothing"

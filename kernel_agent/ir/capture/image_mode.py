@@ -237,10 +237,7 @@ class ImageMode(TorchFunctionMode):  # type: ignore[misc]
             tensor = leaf.clone() if known else leaf
             dtype = hint.dtype if isinstance(hint, (Fresh, Same)) else _guess(name, tensor, inputs)
             if isinstance(hint, (Fresh, Same)) and hint.shape != tensor.shape:
-                raise CaptureError(
-                    f"torch function {name} reads the bits of {tensor.dtype} memory, which is not followed",
-                    remedy="Convert values with .to(dtype), or reinterpret bits inside of a kernel.",
-                )
+                raise _reads_bits(name, hint.dtype, inputs)
             if tensor.dtype != held_dtype(dtype):
                 if tensor.dtype != held_dtype(tensor.dtype):
                     tensor = tensor.to(held_dtype(tensor.dtype))
@@ -285,6 +282,15 @@ def _question(session: Session, func: Any, args: tuple[Any, ...]) -> Any:
     if func is Tensor.type and len(args) == 1:
         return f"torch.cuda.{str(declared_dtype(args[0])).removeprefix('torch.')}"
     return None
+
+
+def _reads_bits(name: str, dtype: torch.dtype, inputs: list[Tensor]) -> CaptureError:
+    given = declared_dtype(inputs[0]) if inputs else dtype
+    return CaptureError(
+        f"torch function {name} reads memory of {given} as {dtype}, and the bits of such memory are not followed",
+        remedy=f"Allocate a workspace as what it holds, with torch.empty(..., dtype={dtype}); convert values with "
+        ".to(dtype), and bits inside of a kernel with .to(dtype, bitcast=True).",
+    )
 
 
 def _written(out: Any, result: Any) -> Any:
