@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from kernel_agent.compiler.plan import IN_ORDER, LEFT, LONGEST, NESTED, RISING, ROWS
 from kernel_agent.compiler.schedule.describe import EVEN, FITS
+from kernel_agent.compiler.stub.breaking import broken
 
 WIDTH = 110
 
@@ -124,7 +125,7 @@ class Line:
         opening = pad + filled(self.opening)
         between = f" {self.joint} " if self.joint else ", "
         if len(opening) + len(between.join(items)) + len(self.closing) <= WIDTH or not items:
-            return [opening + between.join(items) + self.closing]
+            return broken(opening + between.join(items) + self.closing)
         if self.joint:
             rows = [f"{pad}    {self.joint} {item}" for item in items]
             return [opening, f"{pad}    {items[0]}", *rows[1:], pad + self.closing]
@@ -138,7 +139,8 @@ class Line:
                 rows.append(row.rstrip())
                 row = f"{pad}    "
             row += f"{item}, "
-        return [opening, *rows, row.rstrip(), f"{pad}{closing}  # fmt: skip"]
+        rows = [part for one in (*rows, row.rstrip()) for part in broken(one)]
+        return [opening, *rows, f"{pad}{closing}  # fmt: skip"]
 
 
 def bound(name: str, text: str) -> Line:
