@@ -35,6 +35,7 @@ from kernel_agent.compiler.schedule.singles import as_rows
 from kernel_agent.compiler.schedule.slabs import alone
 from kernel_agent.compiler.schedule.tries import Defect, Tries, tried
 from kernel_agent.compiler.schedule.turns import in_turns
+from kernel_agent.compiler.schedule.walked import walked
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.prune import prune
 from kernel_agent.compiler.ssa.value import Kernel
@@ -77,6 +78,7 @@ def plans(
         whole = tries.once("gathered", functools.partial(gathered, digits.kernel, launch), defect)
         whole = whole or Gathered(digits.kernel)
         whole = tries.once("columns", functools.partial(with_columns, whole, launch), defect) or whole
+        whole = tries.once("walked columns", functools.partial(walked, whole, launch), defect) or whole
         rowed = functools.partial(as_rows, whole, kernel, adjoint.gradients, launch)
         whole = tries.once("rows of single elements", rowed, defect) or whole
         facts = [Fact(claim.text(), "every element of a row has a lane") for claim in whole.claims]
