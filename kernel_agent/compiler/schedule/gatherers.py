@@ -6,15 +6,15 @@ import functools
 from collections.abc import Mapping, Set
 
 from kernel_agent.compiler.errors import DoesNotApply
-from kernel_agent.compiler.plan import Fact
 from kernel_agent.compiler.schedule.draft import Draft
 from kernel_agent.compiler.schedule.forms import Launch
 from kernel_agent.compiler.schedule.heirs import inherited
 from kernel_agent.compiler.schedule.joined import joined
 from kernel_agent.compiler.schedule.makers import owned, split
+from kernel_agent.compiler.schedule.regathered import of_window
 from kernel_agent.compiler.schedule.tries import Defect, Tries
 from kernel_agent.compiler.schedule.unflatten import unflattened
-from kernel_agent.compiler.schedule.windows import Window, windowed
+from kernel_agent.compiler.schedule.windows import windowed
 from kernel_agent.compiler.ssa.value import Kernel
 
 
@@ -41,9 +41,9 @@ def windows(
         if joint is None:
             continue
         why: dict[str, None] = {}
-        for maker in ("owned", "split"):
-            making = functools.partial(_of_windows, maker, made, joint, tensor, name)
-            draft = tries.once(f"{maker} windows of {name}", making, defect, why)
+        for maker, text in ((owned, "owned"), (split, "split")):
+            making = functools.partial(of_window, maker, made, joint, tensor, name)
+            draft = tries.once(f"{text} windows of {name}", making, defect, why)
             if draft is not None:
                 found[name] = draft
                 break
@@ -83,17 +83,5 @@ def _of_heirs(tidy: Kernel, tensor: str, name: str, launch: Launch) -> Draft | N
     draft.facts += made.facts
     draft.listings.append(made.listing)
     told = {text: extent.text() for text, extent in made.launch.scalars.items()}
-    draft.steps = [(text, where, {**told, **scalars}) for text, where, scalars in draft.steps]
-    return draft
-
-
-def _of_windows(maker: str, made: Window, joint: Kernel, tensor: str, name: str) -> Draft:
-    """The launches that gather a gradient. Raises DoesNotApply where something is added atomically."""
-    draft = (split if maker == "split" else owned)(joint, {tensor: name}, made.launch)
-    if draft.additions:
-        raise DoesNotApply("; ".join(draft.remarks) or "several add to one element")
-    reason = f"the forward's programs compute all outputs that {name} is gathered from"
-    draft.facts += [Fact(claim.text(), reason) for claim in made.claims]
-    told = {name: extent.text() for name, extent in made.launch.scalars.items()}
     draft.steps = [(text, where, {**told, **scalars}) for text, where, scalars in draft.steps]
     return draft

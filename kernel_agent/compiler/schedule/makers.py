@@ -15,8 +15,9 @@ from kernel_agent.compiler.schedule.forms import Launch
 from kernel_agent.compiler.schedule.later import owned_in_the_end
 from kernel_agent.compiler.schedule.merge import merged
 from kernel_agent.compiler.schedule.mirror import mirrored, reversed_axes
-from kernel_agent.compiler.schedule.owner import without
+from kernel_agent.compiler.schedule.owner import Owner, without
 from kernel_agent.compiler.schedule.owners import owners_of, parted_owners, together, turned, unowned
+from kernel_agent.compiler.schedule.regathered import loaded, regathered
 from kernel_agent.compiler.schedule.regions import Regions
 from kernel_agent.compiler.schedule.settle import settled
 from kernel_agent.compiler.schedule.share import loading, shared, storing
@@ -27,7 +28,6 @@ from kernel_agent.compiler.schedule.square import squared
 from kernel_agent.compiler.schedule.swizzle import unswizzled
 from kernel_agent.compiler.schedule.tied import or_tied
 from kernel_agent.compiler.schedule.wraps import unwrapped
-from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.prune import prune
 from kernel_agent.compiler.ssa.value import Kernel
 
@@ -114,14 +114,21 @@ def _cut(
     owners, refused = owners_of(wide, found, beside, tidy.name)
     owners, facts = parted_owners(wide, owners, left, gradients, tidy.name)
     draft.facts += [Fact(text, "all parts of an axis of the grid are as large") for text in facts]
-    done = {name for _, names in owners for name in names}
+    gathers: dict[str, Draft] = {}
+    if regions is None and not (tight or across or backwards):
+        shy = {name for made, names in owners if _adds(made, names, gradients) for name in names} | set(left)
+        gathers = regathered(apart, kept, gradients, shy, launch, (owned, split))
+        owners = [(made, names) for made, names in owners if not names <= set(gathers)]
+    gathers = {name: one for name, one in gathers.items() if not any(name in names for _, names in owners)}
+    done = {name for _, names in owners for name in names} | set(gathers)
     draft.remarks += [f"{name} stays atomic: {reason}" for name, reason in left.items() if name not in done]
     draft.remarks += refused
-    if not owners:
+    if not owners and not gathers:
         raise DoesNotApply("; ".join(draft.remarks) or "no gradient is shared by programs")
     owners = [(replace(made, kernel=merged(prune(settled(made.kernel, made.launch)))), names) for made, names in owners]
-    loaded = {op.base for made, _ in owners for op in made.kernel.ops if op.code is Code.LOAD}
-    kept = [one for one in kept if one.pointer in loaded]
+    kernels = [made.kernel for made, _ in owners] + [step for one in gathers.values() for step, _, _ in one.steps]
+    wanted = {name for one in kernels for name in loaded(one)}
+    kept = [one for one in kept if one.pointer.name in wanted]
     draft.partials += [one.buffer for one in kept]
     draft.facts += [fact for one in kept for fact in one.facts]
     main = without(storing(tidy, kept, len(launch.grid)), done)
@@ -134,7 +141,17 @@ def _cut(
         draft.add(
             owned_in_the_end(unwrapped(made.kernel, made.launch), own, made.launch), own, made.launch, made.scalars
         )
+    for one in gathers.values():
+        draft.join(one)
     return draft
+
+
+def _adds(made: Owner, names: Set[str], gradients: Mapping[str, str]) -> bool:
+    """Whether the kernel of an owner adds to memory that others add to."""
+    own = {tensor: name for tensor, name in gradients.items() if name in names}
+    draft = Draft()
+    draft.add(owned_in_the_end(unwrapped(made.kernel, made.launch), own, made.launch), own, made.launch, made.scalars)
+    return bool(draft.additions)
 
 
 def _meets(added: Sequence[Site], name: str, small: Set[str]) -> bool:

@@ -9,6 +9,7 @@ import torch
 import triton
 from schedule_plans import agree, atomics, from_source, named_source, plans_of
 from window_forwards import (
+    activated_convolution,
     blurred,
     causal,
     convolution,
@@ -82,6 +83,16 @@ def test_a_convolution_sums_taps_and_channels_in_the_kernel_that_owns_elements()
     assert not [name for name in names if name.endswith(("_X_X", "_dX_dX"))], names
     given = {"X": drawn(21, 5), "Weight": drawn(3, 5, 18), "T": 21, "T_OUT": 11, "CI": 5, "CO": 18}
     agree(made, given, {"Y": drawn(11, 18)}, (1, 2), BM=16, BN=16, BK=16)
+
+
+def test_windows_are_gathered_from_the_derivative_that_another_launch_keeps() -> None:
+    # Of a square of sums it takes the sums again, which no owner of elements of the input has: it is loaded there.
+    made = plans_of(kernel_of(activated_convolution, TAPS=3, BM=16, BN=16, BK=16), "X Weight", "Y", 2)
+    assert not atomics(made["split"])
+    (own,) = [step.kernel for step in made["split"].steps if step.kernel.name.endswith("_dX")]
+    assert "saved" in " ".join(value.name for value in own.arguments)
+    given = {"X": drawn(21, 5), "Weight": drawn(3, 5, 18), "T": 21, "CI": 5, "CO": 18}
+    agree(made, given, {"Y": drawn(21, 18)}, (2, 2), BM=16, BN=16, BK=16)
 
 
 @pytest.mark.parametrize("forward", [unrolled_convolution, flat_convolution])

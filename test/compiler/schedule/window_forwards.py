@@ -223,3 +223,22 @@ def in_chunks(X, Y, T, W, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
         here = tl.load(X + t * W + d, mask=(d < W) & (t < T), other=0.0)
         before = tl.load(X + (t - 1) * W + d, mask=(d < W) & (t >= 1) & (t - 1 < T), other=0.0)
         tl.store(Y + t * W + d, here * here + here * before, mask=d < W)
+
+
+@triton.jit
+def activated_convolution(
+    X, Weight, Y, T, CI, CO, TAPS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr
+):
+    o = tl.program_id(0) * BM + tl.arange(0, BM)
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    acc = tl.zeros((BM, BN), tl.float32)
+    for tap in range(TAPS):
+        t = o - 1 + tap
+        there = (o < T) & (t >= 0) & (t < T)
+        for start in range(0, CI, BK):
+            c = start + tl.arange(0, BK)
+            x = tl.load(X + t[:, None] * CI + c[None, :], mask=there[:, None] & (c[None, :] < CI), other=0.0)
+            w_at = (tap * CI + c[:, None]) * CO + n[None, :]
+            w = tl.load(Weight + w_at, mask=(c[:, None] < CI) & (n[None, :] < CO), other=0.0)
+            acc += tl.dot(x, w, input_precision="ieee")
+    tl.store(Y + o[:, None] * CO + n[None, :], acc * acc, mask=(o[:, None] < T) & (n[None, :] < CO))
