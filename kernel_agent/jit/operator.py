@@ -43,6 +43,10 @@ class ExactOnCPU(UserWarning):
     """There is no GPU for these tensors: the kernels are executed exactly from their IR, which is right and slow."""
 
 
+class GradientLeftOut(UserWarning):
+    """A tensor requires a gradient and is not among those that may have one: training would leave it as it is."""
+
+
 @overload
 def differentiable(stub: Callable[..., Any], /) -> Differentiable: ...
 @overload
@@ -99,6 +103,7 @@ class Differentiable:
         self._made = 0
         """Pairs that were derived in this process."""
         self._said_exact = False
+        self._said_left_out: set[str] = set()
         self._interpreted = bool(knobs.runtime.interpret)
         """Whether kernels are made for Triton's interpreter, which takes tensors of the CPU."""
 
@@ -110,6 +115,8 @@ class Differentiable:
         arguments = given.arguments
         exact = self._executes(arguments)
         grads = wanted_gradients(arguments, self._allowed()) if torch.is_grad_enabled() else ()
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            self._warn_of_left_out(arguments, grads)
         if not grads:
             check = torch.is_grad_enabled()
             if check:
@@ -146,12 +153,14 @@ class Differentiable:
         return self._used().derived.draft.pair
 
     def explain(self) -> str:
-        """Which schedule the pair that was used last has, why no better one, and what was left as it is."""
+        """Which schedule the pair that was used last has, why no better one, and what was left as it is; and what was
+        proven: how many cases, in what less was asked than a standard verdict asks, what was shrunk or left out."""
         derived = self._used().derived
         taken = ", ".join(dict.fromkeys(derived.draft.schedules)) or derived.draft.schedule
         lines = [f"schedule: {taken}", *(f"not taken: {text}" for text in derived.refused)]
         lines += [f"remark: {text}" for text in derived.draft.remarks]
-        return "\n".join([*lines, derived.verdict.message])
+        lines += [derived.verdict.message, *(f"note: {text}" for text in derived.verdict.notes)]
+        return "\n".join(lines)
 
     def _used(self) -> Variant:
         if self._last is None:
@@ -167,6 +176,17 @@ class Differentiable:
         wanted = self._mark.inputs_require_grad
         names = [name for name in self._signature.parameters if name != "ctx"]
         return None if wanted is None else tuple(names[one] if isinstance(one, int) else one for one in wanted)
+
+    def _warn_of_left_out(self, arguments: Mapping[str, Any], grads: tuple[str, ...]) -> None:
+        for name in wanted_gradients(arguments, None):
+            if name not in grads and name not in self._said_left_out:
+                self._said_left_out.add(name)
+                warnings.warn(
+                    f"`{name}` requires a gradient and gets none: `inputs_require_grad` of `{self._stub.__name__}` "
+                    f"leaves it out. Name it there, or pass `{name}.detach()` if none is meant.",
+                    GradientLeftOut,
+                    stacklevel=3,
+                )
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _trained(self, arguments: Mapping[str, Any], form: CallForm, *, exact: bool) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from kernel_agent import autodiff, differentiable
 from kernel_agent.compiler.kept import KeptPairs
 from kernel_agent.gate.options import GateOptions
 from kernel_agent.jit.errors import CannotTrain
-from kernel_agent.jit.operator import Differentiable, ExactOnCPU
+from kernel_agent.jit.operator import Differentiable, ExactOnCPU, GradientLeftOut
 
 pytestmark = pytest.mark.filterwarnings("ignore::kernel_agent.jit.operator.ExactOnCPU")
 
@@ -69,6 +70,16 @@ def test_a_stub_trains_with_nothing_written_beside_it(scaled):
     assert scaled.verdict.green
     assert "def backward(saved" in scaled.source()
     assert "schedule: " in scaled.explain()
+
+
+def test_an_explanation_says_what_the_proof_did_not_ask(scaled, monkeypatch):
+    # A verdict's notes, of shapes that were shrunk or left out, were to be had from `op.verdict` alone.
+    gradients(scaled, leaf(5, 24), leaf(24))
+    (derived,) = (one for one in scaled.derived if one.verdict is scaled.verdict)
+    assert "fewer than the standard suite asks" in scaled.explain()
+    shrunk = derived.verdict.model_copy(update={"notes": ("M=4096 shrunk to M=64",)})
+    monkeypatch.setattr(scaled._last, "derived", replace(derived, verdict=shrunk))
+    assert "note: M=4096 shrunk to M=64" in scaled.explain()
 
 
 def test_other_sizes_of_a_configuration_are_not_derived_again(scaled, monkeypatch):
@@ -251,6 +262,21 @@ def test_tensors_on_the_cpu_are_told_once(monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         op(x)
+
+
+def test_a_tensor_that_inputs_require_grad_leaves_out_is_told_once(monkeypatch):
+    # A weight that was forgotten there kept its values through a training, and nothing said so.
+    no_children(monkeypatch)
+    op = Differentiable(autodiff(inputs_require_grad=("x",))(trainable.scaled))
+    x = leaf(5, 24).detach()
+    with pytest.warns(GradientLeftOut, match=r"`w` requires a gradient and gets none.*or pass `w.detach\(\)`") as told:
+        op(x, leaf(24))
+    assert [one.filename for one in told if one.category is GradientLeftOut] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", GradientLeftOut)
+        op(x, leaf(24))
+        with torch.no_grad():
+            Differentiable(autodiff(inputs_require_grad=("x",))(trainable.scaled))(x, leaf(24))
 
 
 def test_what_is_written_in_place_on_the_cpu_is_refused(monkeypatch):
