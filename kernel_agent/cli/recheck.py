@@ -91,6 +91,7 @@ def render(found: Recheck, certificate: Certificate, path: Path) -> None:
     out().print(Text(f"then {found.then.value}, now ").append_text(now), soft_wrap=True)
     if found.gradients:
         out().print(_table(found))
+    notes = () if found.now is None else found.now.notes
     for name, lines, colour in (
         ("changed", found.disagreements, "red"),
         ("here", found.machine, "yellow"),
@@ -98,6 +99,8 @@ def render(found: Recheck, certificate: Certificate, path: Path) -> None:
         ("not asked again", _some(found.missing), "yellow"),
         ("asked for the first time", _some(found.new), "dim"),
         ("not looked at", found.not_replayed, "dim"),
+        ("note", notes, "dim"),
+        ("note of then", tuple(line for line in certificate.verdict.notes if line not in notes), "dim"),
     ):
         for line in lines:
             out().print(Text.assemble((f"{name}: ", colour), _plain(line)), soft_wrap=True)

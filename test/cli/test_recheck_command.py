@@ -63,6 +63,24 @@ def test_a_red_check_writes_no_certificate(tmp_path: Path, capsys: pytest.Captur
     assert "only green verdicts" in capsys.readouterr().err
 
 
+def test_what_verdicts_shrank_or_left_out_is_told(checked: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # Both were in the records, and who reads the lines took them for verdicts on all that SWEEP names.
+    certificate = read_certificate(checked / "certificate.json")
+    then = certificate.verdict.model_copy(update={"notes": ("N=9000 shrunk to N=9", "M=5 left out")})
+    now = certificate.verdict.model_copy(update={"notes": ("M=5 left out",)})
+    found = Recheck(
+        **dict.fromkeys(("disagreements", "machine", "gate", "gradients", "missing", "new", "not_replayed"), ()),
+        holds=True,
+        then=Status.GREEN,
+        now=now,
+    )
+    render(found, certificate.model_copy(update={"verdict": then}), checked / "certificate.json")
+    shown = capsys.readouterr().out
+    assert "note: M=5 left out" in shown
+    assert "note of then: N=9000 shrunk to N=9" in shown
+    assert shown.count("M=5 left out") == 1
+
+
 def test_nothing_that_a_terminal_would_obey_is_printed_of_a_certificate(
     checked: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
