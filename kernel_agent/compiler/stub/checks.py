@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from kernel_agent.compiler.stub.lines import Line
 
 Check = tuple[Line, Line]
-"""`if not ...:` and what it raises."""
+"""`if ...:` and what it raises."""
 
 
 def shared_checks(bodies: Sequence[Sequence[Line]]) -> tuple[list[Line], list[list[Line]]]:
@@ -26,9 +26,7 @@ def _checks(body: Sequence[Line]) -> list[Check]:
     return [
         (line, body[place + 1])
         for place, line in enumerate(body[:-1])
-        if not line.depth
-        and line.opening.startswith("if not ")
-        and body[place + 1].opening.startswith("raise ValueError(")
+        if not line.depth and line.opening.startswith("if ") and body[place + 1].opening.startswith("raise ValueError(")
     ]
 
 

@@ -54,7 +54,7 @@ def computed(plan: BackwardPlan, kernel: Kernel) -> str:
         return f"which row of {named} each addition goes to"
     writes = written_by(kernel)
     gradients = [name for name in plan.gradients.values() if name in writes]
-    rows = [plan.sums[name] for name in writes if name in plan.sums]
+    rows = list(dict.fromkeys(plan.sums[name] for name in writes if name in plan.sums))
     rest = [name for name in writes if name not in plan.sums and name not in gradients and name not in _reads(kernel)]
     parts = [_listed(gradients)] if gradients else []
     parts += [f"partial sums of {_listed(rows)}"] if rows else []

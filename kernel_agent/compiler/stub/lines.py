@@ -121,8 +121,8 @@ class Line:
     def shown(self, filled: Callable[[str], str], depth: int) -> list[str]:
         """Rows of text, `depth` blocks deeper."""
         pad = "    " * (self.depth + depth)
-        items = [filled(item) for item in self.items]
-        opening = pad + filled(self.opening)
+        items = [_as_formatted(filled(item)) for item in self.items]
+        opening = pad + _as_formatted(filled(self.opening))
         between = f" {self.joint} " if self.joint else ", "
         if len(opening) + len(between.join(items)) + len(self.closing) <= WIDTH or not items:
             return broken(opening + between.join(items) + self.closing)
@@ -164,6 +164,10 @@ def bound_together(names: Sequence[str], texts: str, first: int) -> list[Line]:
 def asked_unless(condition: str) -> Line:
     """`if not condition:`, which may take several rows."""
     node = ast.parse(condition, mode="eval").body
+    if (
+        isinstance(node, ast.Compare) and len(node.ops) == 1 and isinstance(node.ops[0], ast.Eq)
+    ):  # true of no NaN either
+        return Line(f"if {ast.unparse(node.left)} != {ast.unparse(node.comparators[0])}:")
     if isinstance(node, ast.Call):
         return Line(f"if not {ast.unparse(node.func)}(", tuple(map(ast.unparse, node.args)), "):")
     if not isinstance(node, ast.BoolOp):
@@ -192,6 +196,11 @@ def backward_name(name: str) -> str:
 def quoted(text: str) -> str:
     """A literal in double quotes."""
     return '"' + text.replace("\\", "\\\\").replace('"', "'") + '"'
+
+
+def _as_formatted(text: str) -> str:
+    """As formatters leave it; what has strings in double quotes already is written by us, and may quote in them."""
+    return text if '"' in text else double_quoted(text)
 
 
 def double_quoted(text: str) -> str:

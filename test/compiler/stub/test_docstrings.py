@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 from kernel_agent.compiler.emit import triton_source
-from kernel_agent.compiler.plan import BackwardPlan
+from kernel_agent.compiler.plan import BackwardPlan, written_by
 from kernel_agent.compiler.reverse import differentiate
 from kernel_agent.compiler.schedule.schedules import plans
 from kernel_agent.compiler.ssa.builder import Builder
@@ -115,6 +116,17 @@ def test_the_backward_names_its_kernels_and_what_they_make() -> None:
     made = {"forward_bwd": computed(plan, plan.steps[0].kernel)}
     found = " ".join(backward_docstring(["x", "w"], ["grad_y"], made).split())
     assert found == "Gradients of x and w from grad_y. `forward_bwd` computes dX and partial sums of dW."
+
+
+def test_a_gradient_with_several_partial_sums_is_named_once() -> None:
+    kernel = rows_of(scaled)
+    plan = best(kernel, "X W")
+    (step, *_) = plan.steps
+    (total,) = plan.totals
+    writes = written_by(step.kernel)
+    several = replace(plan, gradients={}, totals=tuple(replace(total, partials=name) for name in writes))
+    assert len(writes) > 1
+    assert computed(several, step.kernel) == f"partial sums of {total.name}"
 
 
 def formula(kernel: Kernel, wanted: str, name: str) -> str:

@@ -212,7 +212,7 @@ def test_heuristics_that_are_functions_of_the_file_are_asked_anew_too(tmp_path: 
     path = tmp_path / "forward.py"
     path.write_text(_with_rules(BY_NAME))
     (found, *_), _ = drafts(describe(read_file(path), sandbox), sandbox, most=1)
-    assert "block_for({'N': width})" in found.candidate.backward
+    assert 'block_for({"N": width})' in found.candidate.backward
     assert "64" not in found.candidate.backward
 
 

@@ -33,3 +33,17 @@ def test_a_check_of_what_a_way_binds_stays_in_it():
     # Before the ways part, BLOCK has no value yet.
     body = [Line("BLOCK = 16"), *check("BLOCK >= N")]
     assert shared_checks([body, body]) == ([], [body, body])
+
+
+def test_an_equation_is_asked_as_its_opposite_and_shared_like_other_checks():
+    # `if not (a == b):` is what no person writes; taken for no check, it was asked once in each way.
+    equation = check("x.numel() == M * N")
+    assert equation[0].shown(str, 1) == ["    if x.numel() != M * N:"]
+    assert shared_checks([[*equation, Line("dx = f(x)")], [*equation, Line("dx = g(x)")]])[0] == [*equation]
+
+
+def test_strings_in_a_row_have_double_quotes_and_messages_what_they_quote():
+    launch = Line("made = f(", ("options['BLOCK']", "x"), ")")
+    assert launch.shown(str, 0) == ['made = f(options["BLOCK"], x)']
+    message = Line("""raise ValueError("no ['BLOCK'] here")""")
+    assert message.shown(str, 0) == ["""raise ValueError("no ['BLOCK'] here")"""]
