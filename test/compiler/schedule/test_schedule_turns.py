@@ -15,9 +15,9 @@ from kernel_agent.compiler.ssa.value import Kernel, Value
 CALL = {"turns": 5, "size": 3, "grid0": 2}
 
 
-def transposed(end: Code, *, size_first: bool = False, further: int = 0) -> Kernel:
+def transposed(end: Code, *, size_first: bool = False, further: int = 0, told_start: bool = False) -> Kernel:
     """Each program adds to its matrix of `size` rows and `turns` columns, column by column: `end(turns + further, what
-    memory says of it)` columns."""
+    memory says of it)` columns. `told_start`: from an element on that memory tells."""
 
     def build(b: Builder, x: Value, dx: Value, lengths: Value, turns: Value, size: Value) -> None:
         pid = b.program_id(0)
@@ -30,7 +30,8 @@ def transposed(end: Code, *, size_first: bool = False, further: int = 0) -> Kern
             return []
 
         trips = b.mul(size, columns) if size_first else b.mul(columns, size)
-        b.loop((b.const(0), trips, b.const(1)), [], body)
+        start = b.load(lengths, b.add(pid, b.const(1))) if told_start else b.const(0)
+        b.loop((start, trips, b.const(1)), [], body)
 
     return made("X:*f32 dX:*f32 Lengths:*i32 turns size", build)
 
@@ -53,3 +54,8 @@ def test_columns_up_to_the_larger_of_two_numbers_stay_atomic() -> None:
 def test_columns_up_to_one_more_than_there_are_stay_atomic() -> None:
     # The smaller of two numbers is no help where neither is the number of columns.
     assert not is_stored(transposed(Code.MIN, further=1))
+
+
+def test_columns_from_where_memory_says_stay_atomic() -> None:
+    # It may say less than 0, and the columns there are the row's before.
+    assert not is_stored(transposed(Code.MIN, told_start=True))
