@@ -17,6 +17,7 @@ from kernel_agent.compiler.schedule.merge import merged
 from kernel_agent.compiler.schedule.mirror import mirrored, reversed_axes
 from kernel_agent.compiler.schedule.owner import Owner, without
 from kernel_agent.compiler.schedule.owners import owners_of, parted_owners, together, turned, unowned
+from kernel_agent.compiler.schedule.rasters import rastered
 from kernel_agent.compiler.schedule.regathered import loaded, regathered
 from kernel_agent.compiler.schedule.regions import Regions
 from kernel_agent.compiler.schedule.settle import settled
@@ -67,6 +68,13 @@ def split(tidy: Kernel, gradients: Mapping[str, str], launch: Launch, regions: R
         with suppress(CannotDerive):
             other = _cut(tidy, gradients, launch, regions, across=True)
             draft = other if draft is None or other.additions < draft.additions else draft
+    if draft is None or draft.additions:
+        with suppress(CannotDerive):
+            tiles = rastered(tidy, launch)
+            other = _cut(tiles.kernel, gradients, launch, regions)
+            if draft is None or other.additions < draft.additions:
+                other.facts += [Fact(text, "tiles at fixed places have all windows") for text in tiles.facts]
+                draft = other
     if draft is None:
         assert refusal is not None
         raise refusal

@@ -37,6 +37,12 @@ class Turned(Copier):
         self.programs = programs
         self.counts = counts
 
+    def at(self, axis: int, program: Value) -> Turned:
+        """A copier that knows what this one does, where it copies nothing of the axis yet, for one program along it."""
+        found = Turned(self.source, self.b, {**self.programs, axis: program}, self.counts)
+        found.learn(self)
+        return found
+
     def pure(self, op: Op) -> None:
         """Programs and their numbers."""
         if op.code is Code.PROGRAM_ID and op.attributes["axis"] in self.programs:

@@ -17,6 +17,7 @@ from kernel_agent.compiler.schedule.coverage import domain
 from kernel_agent.compiler.schedule.forms import Forms, Launch
 from kernel_agent.compiler.schedule.injective import injective
 from kernel_agent.compiler.schedule.polynomial import ONE
+from kernel_agent.compiler.schedule.rasters import OF_TILES
 from kernel_agent.compiler.schedule.segments import segments
 from kernel_agent.compiler.schedule.sites import Site, bounds, sites
 from kernel_agent.compiler.schedule.unmask import conjuncts, vanishes
@@ -64,6 +65,8 @@ def shared(kernel: Kernel, launch: Launch) -> list[Shared]:
     top = frozenset(kernel.body.ops)
     found: list[Shared] = []
     taken = _taken(kernel)
+    windows = [op for op in kernel.body.ops if op.attributes.get(OF_TILES)]
+    of_windows = {beneath(value, _SPREADS) for value in captured(block for op in windows for block in op.blocks)}
     for value in taken:
         op = value.producer
         if op is None or op not in top or not value.is_float or not value.shape or not _dear(value):
@@ -81,7 +84,8 @@ def shared(kernel: Kernel, launch: Launch) -> list[Shared]:
                 break
         else:
             value = wide if (wide := _wide(value)) in taken else value
-            if any(part.producer is not None and part.producer.code in CONTROL for part in _slice(value)):
+            controlled = any(part.producer is not None and part.producer.code in CONTROL for part in _slice(value))
+            if controlled or value in of_windows:
                 found.append(Shared(value, None, Value(f"*{value.element}", (), name), _rows(forms, value)))
     return list({one.value: one for one in reversed(found)}.values())[::-1]
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from kernel_agent.compiler.schedule.forms import Forms
+from kernel_agent.compiler.schedule.forms import Forms, sides
 from kernel_agent.compiler.schedule.linear import Atom, Form
 from kernel_agent.compiler.schedule.polynomial import ONE, Polynomial
 from kernel_agent.compiler.ssa.builder import Builder
@@ -25,6 +26,26 @@ class Range:
 
     low: Value | None
     high: Value | None
+
+
+@dataclass(frozen=True)
+class Less:
+    """One number is less than another, or `equal` to it."""
+
+    one: Value
+    other: Value
+    equal: bool
+
+    def parts(self, forms: Forms, one: Code, other: Code) -> list[Less]:
+        """The same of what the first number is made of by one operation, or else the second by another."""
+        firsts = sides(forms, self.one, one)
+        if len(firsts) > 1:
+            return [replace(self, one=first) for first in firsts]
+        return [replace(self, other=second) for second in sides(forms, self.other, other)]
+
+    def value(self, copier: Turned) -> Value:
+        """Whether that holds, where it is the same for all programs."""
+        return copier.b.compare("le" if self.equal else "lt", copier[self.one], copier[self.other])
 
 
 def split_conditions(conditions: Sequence[tuple[Value, bool]]) -> tuple[tuple[Value, bool], ...]:
@@ -48,46 +69,109 @@ def visited(
     the quotient is cut to a negative number or zero: the first program then, and a range without programs.
     """
     b = copier.b
-    low: Value | None = None
-    high: Value | None = None
+    known: Range | None = None
     left: list[tuple[Value, bool]] = []
-    program = forms.program(axis)
     for condition, holds in conditions:
-        sides = _less(condition, holds)
-        if sides is None:
+        less = _less(condition, holds)
+        found = None if less is None else _solved(forms, copier, axis, less)
+        if found is None:
             left.append((condition, holds))
-            continue
-        one, other, equal = sides
-        difference = forms.of(one) - forms.of(other)
-        factor = difference.coefficients.get(program)
-        rest = Form.of({a: c for a, c in difference.terms if a != program}, difference.base)
-        if equal:
-            rest = rest - Form(base=ONE)
-        step = None if factor is None else _divisor(b, factor)
-        above = factor is not None and factor.surely(1)
-        whole = Form(base=factor) if factor is not None else Form()
-        numerator = rest.times(Polynomial.integer(-1)) + whole - Form(base=ONE) if above else rest - whole
-        if step is None or _reads(rest, program):
-            left.append((condition, holds))
-            continue
-        value = _value_of(forms, copier, numerator, (one, other))
-        if value is None:
-            left.append((condition, holds))
-            continue
-        limit = b.elementwise(Code.FLOORDIV, (value, step))
-        if not above and not numerator.not_negative:
-            limit = b.elementwise(Code.MAX, (limit, b.zero(limit)))
-        if above:
-            high = limit if high is None else b.elementwise(Code.MIN, (high, limit))
         else:
-            low = limit if low is None else b.elementwise(Code.MAX, (low, limit))
-    if high is not None:
-        high = b.elementwise(Code.MIN, (high, copier.counts[axis]))
-    return (Range(low, high) if low is not None or high is not None else None), tuple(left)
+            known = found if known is None else _both(b, known, found)
+    if known is not None and known.high is not None:
+        known = Range(known.low, b.elementwise(Code.MIN, (known.high, copier.counts[axis])))
+    return known, tuple(left)
 
 
-def _less(condition: Value, holds: bool) -> tuple[Value, Value, bool] | None:
-    """A comparison of integers as one < other, or with True as one <= other."""
+def _solved(forms: Forms, copier: Turned, axis: int, less: Less) -> Range | None:
+    """The programs for which one number is less than another: than the least of several where it is than each, than the
+    largest where it is than one of them. None where that cannot be told."""
+    if forms.program(axis) not in forms.of(less.one).sources | forms.of(less.other).sources:
+        return None
+    every = less.parts(forms, Code.MAX, Code.MIN)
+    if len(every) > 1:
+        found = [_part(forms, copier, axis, part) for part in every]
+        known = [part for part in found if part is not None]
+        return functools.reduce(functools.partial(_both, copier.b), known) if len(known) == len(found) else None
+    some = less.parts(forms, Code.MIN, Code.MAX)
+    return _either(forms, copier, axis, some) if len(some) > 1 else _linear(forms, copier, axis, less)
+
+
+def _part(forms: Forms, copier: Turned, axis: int, less: Less) -> Range | None:
+    """The same; all programs or none where it is the same for all."""
+    if _moves(forms, axis, less):
+        return _solved(forms, copier, axis, less)
+    b = copier.b
+    return Range(None, b.select(less.value(copier), copier.counts[axis], b.const(0)))
+
+
+def _either(forms: Forms, copier: Turned, axis: int, parts: Sequence[Less]) -> Range | None:
+    """The programs for which one of several holds, of which one alone tells programs apart: all where another does."""
+    b = copier.b
+    moving = [part for part in parts if _moves(forms, axis, part)]
+    found = _solved(forms, copier, axis, moving[0]) if len(moving) == 1 else None
+    if found is None:
+        return None
+    always = [part.value(copier) for part in parts if part not in moving]
+    if not always:
+        return found
+    all_do = functools.reduce(lambda one, other: b.elementwise(Code.OR, (one, other)), always)
+    low = None if found.low is None else b.select(all_do, b.const(0, found.low.element), found.low)
+    high = None if found.high is None else b.select(all_do, copier.counts[axis], found.high)
+    return Range(low, high)
+
+
+def _moves(forms: Forms, axis: int, less: Less) -> bool:
+    """Whether it may hold for some programs and not for others."""
+    return forms.program(axis) in forms.reads(less.one) | forms.reads(less.other)
+
+
+def _both(b: Builder, one: Range, other: Range) -> Range:
+    """The programs of both."""
+    lows = [low for low in (one.low, other.low) if low is not None]
+    highs = [high for high in (one.high, other.high) if high is not None]
+    return Range(
+        functools.reduce(lambda x, y: b.elementwise(Code.MAX, (y, x)), lows) if lows else None,
+        functools.reduce(lambda x, y: b.elementwise(Code.MIN, (y, x)), highs) if highs else None,
+    )
+
+
+def _linear(forms: Forms, copier: Turned, axis: int, less: Less) -> Range | None:
+    """The programs for which one sum of products is less than another."""
+    b, program = copier.b, forms.program(axis)
+    difference = forms.of(less.one) - forms.of(less.other)
+    factor = difference.coefficients.get(program)
+    rest = Form.of({a: c for a, c in difference.terms if a != program}, difference.base)
+    if less.equal:
+        rest = rest - Form(base=ONE)
+    step = None if factor is None else _divisor(b, factor)
+    if factor is None or step is None or _reads(rest, program):
+        return None
+    above, whole = factor.surely(1), Form(base=factor)
+    numerator = rest.times(Polynomial.integer(-1)) + whole - Form(base=ONE) if above else rest - whole
+    value = _value_of(forms, copier, numerator, (less.one, less.other))
+    if value is None:
+        value = _without(copier, axis, less, above=above, step=step)
+    limit = b.elementwise(Code.FLOORDIV, (value, step))
+    if not above and not numerator.not_negative:
+        limit = b.elementwise(Code.MAX, (limit, b.zero(limit)))
+    return Range(None, limit) if above else Range(limit, None)
+
+
+def _without(copier: Turned, axis: int, less: Less, *, above: bool, step: Value) -> Value:
+    """What is divided by the step, made of both sides as the first program has them."""
+    b = copier.b
+    first = copier.at(axis, b.const(0))
+    one, other = first[less.one], first[less.other]
+    rest = b.sub(other, one) if above else b.sub(one, other)
+    less_one = b.const(1, step.element)
+    if less.equal:
+        rest = b.add(rest, less_one) if above else b.sub(rest, less_one)
+    return b.add(rest, b.sub(step, less_one) if above else step)
+
+
+def _less(condition: Value, holds: bool) -> Less | None:
+    """What a comparison of integers says."""
     op = condition.producer
     if op is None or op.code is not Code.CMP or condition.shape or op.attributes.get("unsigned"):
         return None
@@ -97,7 +181,7 @@ def _less(condition: Value, holds: bool) -> tuple[Value, Value, bool] | None:
         return None
     if predicate in ("gt", "ge"):
         one, other = other, one
-    return one, other, predicate in ("le", "ge")
+    return Less(one, other, predicate in ("le", "ge"))
 
 
 def _divisor(b: Builder, factor: Polynomial) -> Value | None:

@@ -134,11 +134,15 @@ class Copier:
     def aside(self) -> Copier:
         """A copier that knows what this one does, and whose copies this one does not see."""
         found = Copier(self.source, self.b)
-        for scope in self.b.scopes:
-            known = self._copies.get(scope)
-            if known:
-                found._copies[scope] = dict(known)
+        found.learn(self)
         return found
+
+    def learn(self, other: Copier) -> None:
+        """Know what another copier of the same kernel does."""
+        for scope in self.b.scopes:
+            known = other._copies.get(scope)
+            if known:
+                self._copies[scope] = dict(known)
 
     # --- operations
 

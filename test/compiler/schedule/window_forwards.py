@@ -242,3 +242,23 @@ def activated_convolution(
             w = tl.load(Weight + w_at, mask=(c[:, None] < CI) & (n[None, :] < CO), other=0.0)
             acc += tl.dot(x, w, input_precision="ieee")
     tl.store(Y + o[:, None] * CO + n[None, :], acc * acc, mask=(o[:, None] < T) & (n[None, :] < CO))
+
+
+@triton.jit
+def clamped_windows(
+    q_ptr, k_ptr, o_ptr, n, w, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, LATER: tl.constexpr
+):
+    """Sums of squared products of queries with the w keys around each, fewer in front of the first and the last."""
+    first = tl.program_id(0) * BM
+    head = tl.program_id(1) * n * D
+    m = first + tl.arange(0, BM)
+    key = tl.minimum(tl.maximum(first - w // 2, 0), n - w) + tl.arange(0, BN)
+    d = tl.arange(0, D)
+    q = tl.load(q_ptr + head + m[:, None] * D + d[None, :], mask=m[:, None] < n, other=0.0)
+    k = tl.load(k_ptr + head + key[:, None] * D + d[None, :], mask=key[:, None] < n, other=0.0)
+    begin = tl.minimum(tl.maximum(m - w // 2, 0), n - w)
+    near = (key[None, :] >= begin[:, None]) & (key[None, :] < begin[:, None] + w) & (m[:, None] < n)
+    s = tl.where(near, tl.dot(q, tl.trans(k)), 0.0)
+    if LATER:
+        s = tl.cumsum(s, 1)
+    tl.store(o_ptr + tl.program_id(1) * n + m, tl.sum(s * s, 1), mask=m < n)
