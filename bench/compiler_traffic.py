@@ -5,9 +5,10 @@
 Of every pair with a true gradient, the first entry of BENCH (where that cannot be counted in time: the largest
 required entry of SWEEP). Traffic is what the launches read, write and update, each different byte once per launch,
 and what torch moves between them; forwards, and what they save, count for neither. The derived backward is the
-first one written; `compiler_coverage.py` asks the gate about those. Rows are kept in `bench/compiler_traffic.jsonl`
-as they come, and pairs that have one are not counted again without `--again`, which leaves the rows of pairs that are
-not chosen; the summary goes to `bench/compiler_traffic.txt`. `--buffers` shows instead what the launches of both do to
+first one written, for SWEEP and, if the entry that is counted launches what none of SWEEP does, for that as well;
+`compiler_coverage.py` asks the gate about those for SWEEP. Rows are kept in `bench/compiler_traffic.jsonl` as they
+come, and pairs that have one are not counted again without `--again`, which leaves the rows of pairs that are not
+chosen; the summary goes to `bench/compiler_traffic.txt`. `--buffers` shows instead what the launches of both do to
 every buffer: where an excess comes from.
 """
 
@@ -23,6 +24,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from kernel_agent.compiler.derive import drafts
+from kernel_agent.compiler.derived import Draft
+from kernel_agent.compiler.errors import OTHER_CONFIGURATIONS
 from kernel_agent.errors import KernelAgentError
 from kernel_agent.oracle import describe
 from kernel_agent.oracle.costs import EntryCost, costs
@@ -90,14 +93,27 @@ def row(path: Path) -> Row:
     found = Row(name)
     try:
         with Sandbox() as sandbox:
-            facts = read_file(path)
-            (draft, *_), _ = drafts(describe(facts, sandbox), sandbox, most=1)
-            found_both = both(facts, read_source(draft.pair, path), sandbox)
+            draft, found_both = drafted(path, sandbox)
             derived, written = moved(found_both.derived), moved(found_both.written)
             found = Row(name, draft.schedules, derived, written, not found_both.why_small, found_both.why_small)
     except KernelAgentError as error:
         found = Row(name, why=error.message.splitlines()[0])
     return Row(**{**found.__dict__, "seconds": round(time.perf_counter() - start, 1)})
+
+
+def drafted(path: Path, sandbox: Sandbox) -> tuple[Draft, Both]:
+    """The first draft of one pair's forward, and what both backwards do. Where BENCH takes another configuration of the
+    forward than any entry of SWEEP, that is derived, too, as the backward asks for. Raises what the compiler and the
+    counter raise."""
+    facts = read_file(path)
+    spec = describe(facts, sandbox)
+    (draft, *_), _ = drafts(spec, sandbox, most=1)
+    found = both(facts, read_source(draft.pair, path), sandbox)
+    if OTHER_CONFIGURATIONS in found.why_small:
+        spec = spec.model_copy(update={"sweep": (*spec.sweep, *facts.bench[:1])})
+        (draft, *_), _ = drafts(spec, sandbox, most=1)
+        found = both(facts, read_source(draft.pair, path), sandbox)
+    return draft, found
 
 
 @dataclass(frozen=True)
@@ -148,9 +164,7 @@ def moved(cost: EntryCost) -> Moved:
 def buffers(path: Path) -> str:
     """What each launch of both backwards does to each buffer, in different bytes."""
     with Sandbox() as sandbox:
-        facts = read_file(path)
-        (draft, *_), _ = drafts(describe(facts, sandbox), sandbox, most=1)
-        found = both(facts, read_source(draft.pair, path), sandbox)
+        draft, found = drafted(path, sandbox)
     lines = [f"{path.parent.name}/{path.stem}: {', '.join(draft.schedules)}"]
     for title, cost in (("derived", found.derived), ("hand-written", found.written)):
         report = cost.parts["backward"]
