@@ -9,8 +9,9 @@ import copy
 from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass
+from math import prod
 
-from kernel_agent.compiler.ssa.code import CONTROL, EFFECTS, ELEMENTWISE, Code
+from kernel_agent.compiler.ssa.code import CONTROL, EFFECTS, ELEMENTWISE, MEMORY, Code
 from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value, constant
 
 LARGEST = 5
@@ -57,6 +58,7 @@ class Places:
         self._readers: dict[Value, list[Use]] = {}
         self._number(kernel.body)
         self.needed = self._needed()
+        self._stepped = {op.result for op in self.order if op.code is Code.ADD and self._steps(op)}
         self._once, self._repeated = self._counted()
         self._decide(frozenset(forced))
 
@@ -126,7 +128,20 @@ class Places:
             return constant(op.operands[0]) is not None
         if op.code is Code.NEG:
             return op.operands[0].producer is None and op.operands[0] not in self.block_of
-        return op.code in (Code.CONST, Code.EXPAND)
+        return op.code in (Code.CONST, Code.EXPAND) or value in self._stepped
+
+    def _steps(self, total: Op) -> bool:
+        """Whether a sum is where a row in flight begins, in 64 bits, and where in it something lies, in 32, and only
+        pointers are moved by it: they take one step after the other then. As a tile of offsets of 64 bits it held two
+        registers of each lane, and rows of 16,384 elements were spilled."""
+        result, readers = total.result, self.readers(total.result)
+        loop = self.owner.get(self.block_of[result])
+        if loop is None or "num_stages" not in loop[0].attributes or result.element != "i64":
+            return False
+        begins = any(one.element == "i64" and prod(one.shape) < prod(result.shape) for one in total.operands)
+        within = any(one.element == "i32" for one in total.operands)
+        moved = (use.op for use in readers)
+        return begins and within and all(op is not None and op.code in MEMORY and op.offset is result for op in moved)
 
     def loops_around(self, block: Block, outer: Block) -> bool:
         """Whether a loop, or its condition, lies between a block and one around it."""

@@ -15,6 +15,8 @@ from kernel_agent.compiler.ssa.rebuild import Copier
 from kernel_agent.compiler.ssa.value import Kernel, Op, Value, is_constant
 
 NAME = "ONCE"
+LONGEST = 16384
+"""Elements of a row that registers keep until it is asked for again: of a longer one, most still is in the caches."""
 
 
 @dataclass(frozen=True)
@@ -40,15 +42,18 @@ def one_trip(kernel: Kernel, launch: Launch, name: str) -> OneTrip | None:
     tile, length = size.attributes["symbol"], Forms(kernel, launch).of(stop).invariant
     if tile not in kernel.constants or length is None or not length.printable:
         return None
-    return OneTrip(_Shortened(kernel, name).copy(), f"{length.text()} > 0 and {length.text()} <= {tile}")
+    held = f"{name} and {tile} <= {LONGEST}"
+    return OneTrip(_Shortened(kernel, name, held).copy(), f"{length.text()} > 0 and {length.text()} <= {tile}")
 
 
 class _Shortened(Copier):
     """Copies a kernel, with the length of a tile for that of a row, and loads that are the same ones where it is so."""
 
-    def __init__(self, source: Kernel, name: str) -> None:
+    def __init__(self, source: Kernel, name: str, held: str) -> None:
+        """`held`: of constexprs, whether registers keep a row until it is asked for again."""
         super().__init__(source)
         self.name = name
+        self.held = held
         self.b.kernel.constants[name] = False
         self.end: Value | None = None
 
@@ -66,4 +71,4 @@ class _Shortened(Copier):
         super().load(op)
         made = self[op.result].producer
         if made is not None and made.attributes.get("eviction_policy") in (KEPT, GONE):
-            made.attributes["once"] = (self.name, KEPT)
+            made.attributes["once"] = (self.held, KEPT)

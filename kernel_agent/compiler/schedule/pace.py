@@ -55,13 +55,33 @@ class Pace:
     def crowded(self, shared: Sequence[str], fetch: str) -> dict[str, str]:
         """What differs where sums and rows of `shared` tensors stay in registers from row to row: long rows have few
         warps with many registers each. `fetch`: the constexpr for each row to load the shared ones."""
-        width = " + ".join(f"{tensor}.element_size()" for tensor in shared)
-        ahead = f"({BYTES} + {self.extent} * {width if len(shared) == 1 else f'({width})'})"
+        ahead = self._ahead(shared)
         return {
             WARPS: f"{FEWEST} if {BYTES} < {BY_BYTES[0][0]} * 1024 else {WIDEST}",
             self.stages: f"max(1, min({STAGES}, 1 + {SHARED} // {ahead})) if {self.extent} <= {LONGEST} else 1",
             fetch: f"{BYTES} >= {FETCHED} * 1024",
         }
+
+    def streamed(self, shared: Sequence[str], fetch: str, reload: str) -> dict[str, str]:
+        """All settings, and `reload`, where the registers hold a row of each of few tensors: long rows of 16 bits fly
+        ahead as short ones do, with those of `shared` tensors among them, past as many warps as there can be."""
+        ahead = self._ahead(shared)
+        settings = {
+            BYTES: self.settings[BYTES],
+            fetch: f"{self.is_long} and {STAGES - 1} * {ahead} <= {SHARED}",
+        }
+        settings |= {
+            WARPS: f"{MOST} if {fetch} else {self.settings[WARPS]}",
+            PER_PROCESSOR: self.settings[PER_PROCESSOR],
+            self.stages: self.settings[self.stages].replace(f"<= {LONGEST}", f"<= {LONGEST} or {fetch}"),
+            reload: f"{self.is_long} and not {fetch}",
+        }
+        return settings
+
+    def _ahead(self, shared: Sequence[str]) -> str:
+        """Bytes of a row with those of `shared` tensors."""
+        width = " + ".join(f"{tensor}.element_size()" for tensor in shared)
+        return f"({BYTES} + {self.extent} * {width if len(shared) == 1 else f'({width})'})"
 
 
 def pace(forms: Forms, axis: int) -> Pace | None:

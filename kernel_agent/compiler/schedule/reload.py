@@ -23,6 +23,8 @@ from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value
 
 ROOM = 2
 """Rows that may stay in registers from trip to trip, where one of such length takes a quarter of them."""
+FEW = 4
+"""Rows, of those in work and those that stay from trip to trip, that fill the registers where one takes a quarter."""
 _MOVES = frozenset((Code.CAST, Code.EXPAND, Code.BROADCAST))
 CHEAP = ELEMENTWISE | {Code.EXPAND, Code.BROADCAST, Code.FULL}
 """What is computed again from what was loaded again."""
@@ -44,7 +46,16 @@ def crowding(kernel: Kernel, stages: str) -> tuple[str, ...]:
     """Tensors of which a row stays in registers from the first trip of that loop to the last, with so many sums that
     no room is left for the row that is worked on. None where `reloaded` does nothing."""
     found = _halves(kernel, stages)
-    fetched = found[1].fetched if found is not None else ()
+    fetched = found[1].fetched if found is not None and found[1].crowded else ()
+    return tuple(dict.fromkeys(op.base.name for op in fetched if op.code is Code.LOAD))
+
+
+def streaming(kernel: Kernel, stages: str) -> tuple[str, ...]:
+    """Tensors of which a row is read at every trip of that loop, where they, the rows that are worked on and the sums
+    are so few that the registers hold one of each however long it is, if nothing else stays there. None where
+    `reloaded` does nothing."""
+    found = _halves(kernel, stages)
+    fetched = found[1].fetched if found is not None and found[1].few else ()
     return tuple(dict.fromkeys(op.base.name for op in fetched if op.code is Code.LOAD))
 
 
@@ -68,9 +79,11 @@ class _Halves:
         self.again: list[Op] = []
         """The operations of the first half that make them from what is loaded, in order."""
         self.lasting: list[Value] = []
-        """What was loaded before the loop and is too much to hold throughout."""
+        """What was loaded before the loop and takes registers throughout."""
         self.fetched: list[Op] = []
         """The operations that make it, in order."""
+        self.crowded = self.few = False
+        """Whether it and the sums leave no room for a row; whether registers hold a row of each and nothing else."""
         if any(op.code in CONTROL for op in block.ops):
             return
         written = {op.base for op in kernel.ops if op.code in (Code.STORE, Code.ATOMIC_ADD, Code.ATOMIC)}
@@ -102,6 +115,9 @@ class _Halves:
         read = {value for op in self.late for value in op.operands} | set(block.yields)
         self.small = [value for op in self.last for value in op.results if value in read]
         self.lasting, self.fetched = _lasting(block, self.tile, written)
+        held = len(self.lasting) + sum(value.shape[-1:] == self.tile[-1:] for value in block.arguments[1:])
+        self.crowded = held > ROOM
+        self.few = held + sum(op.result.shape == self.tile for op in loads) <= FEW
         kept = [value for op in self.early for value in op.results if value in read & of_loads]
         again = {value.producer for value in _made_of(kept, of_loads)}
         if all(op is not None and (op.code is Code.LOAD or op.code in CHEAP) for op in again):
@@ -133,8 +149,7 @@ class _Halves:
 
 
 def _lasting(block: Block, tile: tuple[int, ...], written: Collection[Value]) -> tuple[list[Value], list[Op]]:
-    """Rows that a loop reads and that were loaded before it, with the operations that make them; none where they and
-    the sums that the loop carries leave room for a row."""
+    """Rows that a loop reads and that were loaded before it, with the operations that make them."""
     values: list[Value] = []
     ops: dict[Op, None] = {}
     for value in captured([block]):
@@ -146,8 +161,7 @@ def _lasting(block: Block, tile: tuple[int, ...], written: Collection[Value]) ->
         if op is not None and op.code is Code.LOAD and value.shape[-1:] == tile[-1:] and op.base not in written:
             values.append(value)
             ops |= dict.fromkeys([op, *reversed(chain)])
-    sums = [value for value in block.arguments[1:] if value.shape[-1:] == tile[-1:]]
-    return (values, list(ops)) if len(values) + len(sums) > ROOM else ([], [])
+    return values, list(ops)
 
 
 def _made_of(values: Iterable[Value], among: Collection[Value]) -> set[Value]:
@@ -194,6 +208,8 @@ class _Reloaded(Copier):
         self.name = name
         self.fetch = fetch
         self.lasting = halves.lasting if fetch else []
+        self.anew = self.lasting if halves.crowded else []
+        """Of them, what is loaded again with the rows."""
         self.b.kernel.constants |= dict.fromkeys((name, fetch) if self.lasting else (name,), True)
 
     def block(self, block: Block, kept: Iterable[int] | None = None) -> list[Value]:
@@ -207,7 +223,7 @@ class _Reloaded(Copier):
                 self[old] = new
         for op in self.halves.early:
             self.op(op)
-        held = [*self.halves.small, *self.halves.kept, *self.lasting]
+        held = [*self.halves.small, *self.halves.kept, *self.anew]
         self.b.hint = ""
         found = self.b.branch(self.b.setting(self.name), self._anew, self._held)
         for old, new in zip(held, found, strict=True):
@@ -220,11 +236,11 @@ class _Reloaded(Copier):
         """The sums that wait, and what is kept."""
         for op in self.halves.last:
             super().op(op)
-        return self.all([*self.halves.small, *self.halves.kept, *self.lasting])
+        return self.all([*self.halves.small, *self.halves.kept, *self.anew])
 
     def _fetched(self, hints: Mapping[str, Any]) -> Sequence[Value]:
         """What all rows share, from memory."""
-        for op in self.halves.fetched if self.lasting else ():
+        for op in self.halves.fetched:
             if op.code is Code.LOAD:
                 self._load_again(op, **hints)
             else:
@@ -245,7 +261,7 @@ class _Reloaded(Copier):
             else:
                 super().op(op)
         # Two loads alike, with no store between them, Triton would make one of, and hold what it loads.
-        lasting = self._fetched({"eviction_policy": "evict_last"})
+        lasting = self._fetched({"eviction_policy": "evict_last"}) if self.anew else ()
         for op in self.halves.again:
             if op.code is Code.LOAD:
                 self._load_again(op, eviction_policy="evict_first")

@@ -12,8 +12,9 @@ from kernel_agent.compiler.schedule.draft import Draft
 from kernel_agent.compiler.schedule.even import evened
 from kernel_agent.compiler.schedule.forms import Launch
 from kernel_agent.compiler.schedule.later import owned_in_the_end
-from kernel_agent.compiler.schedule.reload import crowding, reloaded
-from kernel_agent.compiler.schedule.rows import persistent, summed_axes, width_of
+from kernel_agent.compiler.schedule.pace import Pace
+from kernel_agent.compiler.schedule.reload import crowding, reloaded, streaming
+from kernel_agent.compiler.schedule.rows import Persistent, persistent, summed_axes, width_of
 from kernel_agent.compiler.ssa.value import Kernel
 
 
@@ -51,17 +52,29 @@ def _along(axis: int, tidy: Kernel, gradients: Mapping[str, str], launch: Launch
         draft.settings[looped.pace.stages] = "1"  # a row loaded ahead of its turn would miss what is stored before
     elif looped.pace is not None and looped.pace.stages:
         kernel, launch, scalars = draft.steps.pop(0)
-        name = kernel.free_name("RELOAD")
-        shared, fetch = crowding(kernel, looped.pace.stages), kernel.free_name("FETCH")
-        again = reloaded(kernel, looped.pace.stages, name, fetch if shared else "")
-        if again is not None:
-            if shared:
-                draft.settings |= looped.pace.crowded(shared, fetch)
-            draft.settings[name] = looped.pace.is_long
-            trips, whole = next(iter(looped.scalars.values())), again.free_name("EVEN")
-            even = evened(again, looped.pace.stages, trips, whole)
-            if even is not None:
-                # Rows that fit the registers gain nothing, and at 8,192 columns of float32 they took 1.7 times as long.
-                again, draft.settings[whole] = even.kernel, f"{name} and {even.condition}"
-        draft.steps.insert(0, (again or kernel, launch, scalars))
+        draft.steps.insert(0, (_paced(kernel, looped, looped.pace, draft.settings), launch, scalars))
     return draft
+
+
+def _paced(kernel: Kernel, looped: Persistent, pace: Pace, settings: dict[str, str]) -> Kernel:
+    """The kernel with constexprs for long rows (see `reload` and `even`); what they and its numbers are goes into the
+    settings."""
+    name, fetch = kernel.free_name("RELOAD"), kernel.free_name("FETCH")
+    crowd, stream = crowding(kernel, pace.stages), streaming(kernel, pace.stages)
+    again = reloaded(kernel, pace.stages, name, fetch if crowd or stream else "")
+    if again is None:
+        return kernel
+    if stream:
+        own = pace.streamed(stream, fetch, name)
+        for key in own:
+            settings.pop(key, None)
+        settings |= own
+    else:
+        settings |= {**(pace.crowded(crowd, fetch) if crowd else {}), name: pace.is_long}
+    trips, whole = next(iter(looped.scalars.values())), again.free_name("EVEN")
+    even = evened(again, pace.stages, trips, whole)
+    if even is None:
+        return again
+    # Rows that fit the registers gain nothing, and at 8,192 columns of float32 they took 1.7 times as long.
+    settings[whole] = f"{pace.is_long if stream else name} and {even.condition}"
+    return even.kernel

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from kernel_agent.compiler.tuning.search import Part
 
-WORTH = 0.03
+WORTH = 0.005
 """Relative time that a further class must save in the geometric mean: each is a branch that somebody has to read."""
 MOST = 4
 """Classes."""

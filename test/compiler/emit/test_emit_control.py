@@ -175,6 +175,30 @@ def test_a_loop_hint_is_kept() -> None:
     assert "for i in tl.range(0, n, num_stages=3):" in triton_source(made).text
 
 
+@pytest.mark.parametrize(("flight", "address"), [({"num_stages": 3}, "X + start + cols"), ({}, "X + offs")])
+def test_pointers_of_rows_in_flight_take_their_steps_one_by_one(
+    flight: dict[str, int], address: str, tmp_path: Path
+) -> None:
+    # A tile of offsets of 64 bits takes two registers of each lane beside the row: long rows were spilled for them.
+    made, b, (x, out, n) = kernel("rows", "*f32 X, *f32 Out, i32 n", {})
+    cols = b.arange(0, N, name="cols")
+
+    def visit(row: Value, carries: list[Value]) -> list[Value]:
+        b.hint = "start"
+        start = b.mul(b.cast(row, "i64"), b.const(N, "i64"))
+        b.hint = ""
+        at = b.add(start, b.cast(cols, "i64"))
+        b.store(out, at, b.mul(b.load(x, at), b.const(2.0, "f32")))
+        return carries
+
+    b.loop((b.const(0), n, b.const(1)), [], visit, index_name="row", **flight)
+    text = triton_source(made).text
+    assert f"tl.load({address})" in text, text
+    given = seeded(4, N)
+    found = run(made, tmp_path, (1,), {"X": given, "Out": torch.zeros(4, N), "n": 4})["Out"]
+    torch.testing.assert_close(found, given.double() * 2)
+
+
 def branching(one: bool) -> tuple[Kernel, str]:
     made, b, (x, out, n) = kernel("branch", "*f32 X, *f32 Out, i32 n", {})
     tile = rows_of(b, x, b.const(0))

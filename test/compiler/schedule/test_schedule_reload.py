@@ -7,7 +7,7 @@ import torch
 from schedule_kernels import made
 
 from kernel_agent.compiler.emit import triton_source
-from kernel_agent.compiler.schedule.reload import crowding, reloaded
+from kernel_agent.compiler.schedule.reload import crowding, reloaded, streaming
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.evaluate import evaluate
@@ -168,3 +168,37 @@ def test_weights_that_are_loaded_again_give_the_same_gradient() -> None:
         found.append(dx)
     torch.testing.assert_close(*found)
     torch.testing.assert_close(found[0][5:], torch.stack([x.sum(0), (x * w).sum(0)]))
+
+
+def test_weights_that_fly_ahead_with_few_rows_stay_in_registers_where_rows_are_loaded_again() -> None:
+    # One product and no sums beside it: where shared memory has no room for the weights, registers have.
+    assert streaming(kernel(), "STAGES") == ("W",)
+    again = reloaded(kernel(), "STAGES", "RELOAD", "FETCH")
+    assert again is not None
+    verify(again)
+    torch.testing.assert_close(gradient(again), gradient(kernel()))
+    fetched, reloads = (op for op in again.ops if op.code is Code.IF)
+    assert [op.base.name for op in fetched.blocks[0].ops if op.code is Code.LOAD] == ["W"]
+    assert [op.base.name for op in reloads.blocks[0].ops if op.code is Code.LOAD] == ["X"]
+
+
+@pytest.mark.parametrize(("sums", "expected"), [(1, ("W",)), (2, ())])
+def test_only_beside_one_sum_do_two_rows_fly_ahead_with_the_weights(sums: int, expected: tuple[str, ...]) -> None:
+    # The registers hold four: two rows in work, what they are multiplied by, and a sum.
+    def build(b: Builder, x: Value, w: Value, dx: Value, rows: Value, n: Value) -> None:
+        cols = b.arange(0, 8, "BLOCK", name="cols")
+        wide = b.load(w, cols)
+
+        def body(row: Value, carries: list[Value]) -> list[Value]:
+            at = b.add(b.mul(row, n), cols)
+            one, other = b.load(x, at), b.load(x, b.add(at, rows))
+            product = b.mul(one, wide)
+            b.store(dx, at, b.mul(b.mul(product, other), b.sum(product, 0)))
+            return [b.add(carry, term) for carry, term in zip(carries, (one, product), strict=False)]
+
+        bounds, none = (b.const(0), rows, b.const(1)), b.whole(b.const(0.0, "f32"), (8,))
+        found = b.loop(bounds, [none] * sums, body, index_name="row", certain=True, num_stages="STAGES")
+        for place, total in enumerate(found):
+            b.store(dx, b.add(b.const(place), cols), total)
+
+    assert streaming(made("X:*f32 W:*f32 dX:*f32 rows N", build, BLOCK=8, STAGES=1), "STAGES") == expected

@@ -186,7 +186,7 @@ def test_a_class_is_split_by_a_flag_of_the_call():
 
 
 def test_a_branch_that_saves_next_to_nothing_is_not_written():
-    part = part_with({0: {"s": 10, "l": 10}, 4: {"s": 5.0, "l": 5.1}, 16: {"s": 5.1, "l": 5.0}})
+    part = part_with({0: {"s": 10, "l": 10}, 4: {"s": 5.0, "l": 5.02}, 16: {"s": 5.02, "l": 5.0}})
     assert len(classes(part, {"s": {"N": 1}, "l": {"N": 2}}, ["N"])) == 1
 
 
