@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from kernel_agent.compiler.emit.layout import WIDTH as PAGE
 from kernel_agent.compiler.plan import IN_ORDER, LEFT, LONGEST, NESTED, RISING, ROWS
 from kernel_agent.compiler.schedule.describe import EVEN, FITS
 from kernel_agent.compiler.stub.breaking import broken
@@ -145,7 +146,7 @@ class Line:
 
 def bound(name: str, text: str) -> Line:
     """`name = text`; conditions that fill more than a row stand one below the other."""
-    node = ast.parse(text, mode="eval").body if len(text) + len(name) > WIDTH - 8 else None
+    node = ast.parse(text, mode="eval").body if len(f"    {name} = {text}") > PAGE else None
     if not isinstance(node, ast.BoolOp):
         return Line(f"{name} = {text}")
     return Line(f"{name} = (", _conditions(node), ")", joint=_joint(node))
