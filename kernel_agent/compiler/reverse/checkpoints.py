@@ -3,7 +3,8 @@
 The tape of n trips is n tiles of memory. Of a loop that is cut into segments of s trips the way back needs a tile for
 each segment, and a tape of one segment, which the next one uses again: n / s + s tiles, least at s = sqrt(n), for a
 second run of the forward (Griewank, Achieving logarithmic growth of temporal and spatial complexity in reverse
-automatic differentiation, 1992, with one level).
+automatic differentiation, 1992, with one level). Where that is more than half of what the trips load, segments are cut
+once more: three tapes of the cube root of n tiles, for a third run.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ LONG = 12
 """Trips from which a tape of segments is much shorter."""
 LIGHT = 8
 """How many times the elements of a tape's tile a trip has to load for the tape not to matter."""
+LONGER = 512
+"""Trips from which tapes of segments of segments are much shorter."""
 EVALUATED = 4
-"""Trips of a segment where a kernel is evaluated."""
+"""Trips of a segment, or segments of one, where a kernel is evaluated."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +57,11 @@ def checkpointed(kernel: Kernel, adjoint: Adjoint, calls: Calls) -> Checkpointed
     segments = _Segments(kernel)
     for loop in _outermost(kernel.body, heavy):
         trips = trips_of(loop, extents)
-        if trips and (calls.foreseen(trips) or 0) >= LONG:
-            segments.cut(loop, f"triton.next_power_of_2(max(int({trips} ** 0.5), 1))")
+        many = (calls.foreseen(trips) or 0) if trips else 0
+        twice = many >= LONGER and 8 * math.isqrt(many) * tiles[loop] > many * _loaded(loop)
+        if many >= LONG:
+            root = "(1 / 3)" if twice else "0.5"
+            segments.cut(loop, f"triton.next_power_of_2(max(int({trips} ** {root}), 1))", twice=twice)
     return Checkpointed(segments.copy(), segments.settings) if segments.settings else None
 
 
@@ -88,16 +94,19 @@ class _Segments(Copier):
 
     def __init__(self, source: Kernel) -> None:
         super().__init__(source)
-        self.names: dict[Op, str] = {}
-        """By loop: the constexpr with the trips of a segment."""
+        self.names: dict[Op, list[str]] = {}
+        """By loop: the constexprs with the trips of a segment, and with the segments of one that is cut itself."""
         self.settings: dict[str, str] = {}
 
-    def cut(self, loop: Op, size: str) -> None:
-        """Cut a loop into segments. `size`: the expression of their trips."""
-        taken = {value.name for value in self.source.arguments} | set(self.b.kernel.constants)
-        name = self.names[loop] = free_name("SEGMENT", taken)
-        self.settings[name] = size
-        self.b.kernel.constants[name] = EVALUATED
+    def cut(self, loop: Op, size: str, *, twice: bool = False) -> None:
+        """Cut a loop into segments. `size`: the expression of their trips. `twice`: of as many segments of trips."""
+        self.names[loop] = []
+        for wanted in ("SEGMENT", "SEGMENTS")[: 1 + twice]:
+            taken = {value.name for value in self.source.arguments} | set(self.b.kernel.constants)
+            name = free_name(wanted, taken)
+            self.names[loop].append(name)
+            self.settings[name] = size
+            self.b.kernel.constants[name] = EVALUATED
 
     def loop(self, op: Op) -> None:
         """A FOR."""
@@ -107,7 +116,9 @@ class _Segments(Copier):
         b, (block,) = self.b, op.blocks
         start, stop, step = self.all(op.operands[:3])
         names = [value.name for value in block.arguments[1:]]
-        stride = b.mul(step, b.cast(b.setting(self.names[op], EVALUATED), step.element))
+        strides = [step]
+        for name in self.names[op]:
+            strides.append(b.mul(strides[-1], b.cast(b.setting(name, EVALUATED), step.element)))
 
         def trip(index: Value, carries: list[Value]) -> list[Value]:
             for old, new in zip(block.arguments, (index, *carries), strict=True):
@@ -115,12 +126,19 @@ class _Segments(Copier):
                 new.source_line = old.source_line
             return self.block(block)
 
-        def segment(first: Value, carries: list[Value]) -> tuple[Value, ...]:
-            end = b.elementwise(Code.MIN, (stop, b.add(first, stride)))
-            index = block.arguments[0].name
-            return b.loop((first, end, step), carries, trip, index_name=index, names=names, **op.attributes)
+        def trips(level: int, first: Value, end: Value, carries: list[Value]) -> tuple[Value, ...]:
+            """Of a segment, or segments of one, from a trip on."""
+            if level == 0:
+                index = block.arguments[0].name
+                return b.loop((first, end, step), carries, trip, index_name=index, names=names, **op.attributes)
+
+            def segment(inner: Value, carried: list[Value]) -> tuple[Value, ...]:
+                last = b.elementwise(Code.MIN, (end, b.add(inner, strides[level])))
+                return trips(level - 1, inner, last, carried)
+
+            attributes = {**op.attributes, "tape": None}
+            bounds = (first, end, strides[level])
+            return b.loop(bounds, carries, segment, index_name="segment", names=names, **attributes)
 
         starts = [self.whole(value) for value in op.operands[3:]]
-        attributes = {**op.attributes, "tape": None}
-        found = b.loop((start, stop, stride), starts, segment, index_name="segment", names=names, **attributes)
-        self.results(op, found)
+        self.results(op, trips(len(strides) - 1, start, stop, starts))

@@ -117,6 +117,12 @@ def _remainder_of_one(atom: Atom) -> Atom | None:
     return inner[0] if len(inner) == len(atom.whole.terms) == 1 else None
 
 
+def _is_within(bound: Bound, other: Bound) -> bool:
+    """Whether a sum of indices that is below its bound has some of them, with the same factors, below another one."""
+    whole = bound.form.coefficients
+    return bound.below == other.below and all(whole.get(atom) == number for atom, number in other.form.terms)
+
+
 @dataclass
 class Counter:
     """Counts what is written, and notes on what that relies."""
@@ -340,16 +346,36 @@ class Counter:
         return True
 
     def cut(self, site: Site, atom: Atom, bound: Bound) -> Polynomial | None:
-        """Trips of a loop that the bound alone may end early, as the last segment of a longer loop; None of others."""
+        """Trips of a loop that the bound alone may end early, as the last segment of a longer loop, which may be one of
+        segments itself; None of others."""
+        for loop in site.loops:
+            if loop.code is not Code.FOR or self.forms.trip(loop) != atom:
+                continue
+            ends = [one for one in loop_bounds(self.forms, loop) if one.size > 1]
+            if ends and all(_is_within(bound, one) or self._is_whole(site, one) for one in ends):
+                return self._own(site, atom)
+        return None
+
+    def _own(self, site: Site, atom: Atom) -> Polynomial | None:
+        """How many trips a loop makes at most by its own length."""
         for loop in site.loops:
             if loop.code is not Code.FOR or self.forms.trip(loop) != atom:
                 continue
             ends = loop_bounds(self.forms, loop)
-            own = [one.below for one in ends if one.form == Form.of({atom: ONE})]
-            rest = [one for one in ends if one.form != Form.of({atom: ONE})]
-            if len(own) == 1 and rest == [bound]:
-                return own[0]
+            own = [one.below.quotient(one.form.coefficients[atom]) for one in ends if one.size == 1]
+            if own:
+                return own[0] if len(own) == 1 else None
         return None
+
+    def _is_whole(self, site: Site, bound: Bound) -> bool:
+        """Whether a sum of trips is below its bound by what each loop makes alone."""
+        most = ZERO
+        for atom, number in bound.form.terms:
+            own = self._own(site, atom)
+            if own is None:
+                return False
+            most = most + number * (own - ONE)
+        return Claim(bound.below, most + ONE).proved
 
     def reach(self, site: Site, atom: Atom, bound: Bound, larger: Container[Atom]) -> Polynomial | None:
         """What the sum of a trip and of all smaller indices takes every value below of: as far as the loop goes, in

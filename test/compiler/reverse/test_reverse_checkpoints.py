@@ -40,6 +40,22 @@ def recurrence(loads: int = 1) -> Kernel:
     return k.kernel
 
 
+def light(step: int = 1) -> Kernel:
+    """Programs of one row each: h = tanh(h * x[pid, t, 0]) for every `step`th t below n; Y[pid, t] = h."""
+    k = Forward(X="*f32", Y="*f32", n="i32")
+    b, pid, lanes = k.b, k.b.program_id(0), k.b.arange(0, N)
+
+    def body(index: Value, carries: list[Value]) -> list[Value]:
+        at = b.mul(b.add(b.mul(pid, k.n), index), b.const(N))
+        h = b.unary(Code.TANH, b.mul(carries[0], b.load(k.X, at)))
+        b.store(k.Y, b.add(at, lanes), h)
+        return [h]
+
+    starts = [b.cast(b.add(lanes, b.const(1)), "f32")]
+    b.loop((b.const(0), k.n, b.const(step)), starts, body, names=["h"])
+    return k.kernel
+
+
 def cut(kernel: Kernel, trips: int) -> Checkpointed | None:
     adjoint = differentiate(kernel, read=frozenset({"X"}), written=frozenset({"Y"}))
     return checkpointed(kernel, adjoint, Calls(({"n": trips},)))
@@ -53,8 +69,23 @@ def tensors(trips: int) -> dict[str, Tensor | int]:
 @pytest.mark.parametrize("trips", [16, 13, 3, 1])
 def test_segments_change_no_result_and_no_gradient(trips: int) -> None:
     # Segments have four trips here: 16 are whole segments, 13 end with a short one, 3 and 1 are less than one.
-    whole, found = recurrence(), cut(recurrence(), 16)
+    found = cut(recurrence(), 16)
     assert found is not None
+    same(recurrence(), found, trips)
+
+
+@pytest.mark.parametrize("step", [1, 3])
+@pytest.mark.parametrize("trips", [32, 27, 16, 5, 1])
+def test_segments_of_segments_change_no_result_and_no_gradient(trips: int, step: int) -> None:
+    # Four segments of four trips each are one of the longer ones here.
+    found = cut(light(step), 600 * step)
+    assert found is not None
+    assert list(found.settings) == ["SEGMENT", "SEGMENTS"]
+    same(light(step), found, trips * step)
+
+
+def same(whole: Kernel, found: Checkpointed, trips: int) -> None:
+    """Assert that both compute the same, and have the same gradients."""
     given = tensors(trips)
     cotangent = {"Y": torch.randn_like(given["X"])}  # type: ignore[arg-type]
     results, gradients = [], []
@@ -64,7 +95,7 @@ def test_segments_change_no_result_and_no_gradient(trips: int) -> None:
         adjoint = differentiate(kernel, read=frozenset({"X"}), written=frozenset({"Y"}))
         results.append(arguments["Y"])
         gradients.append(gradients_of(adjoint, (PROGRAMS,), arguments, cotangent)["X"])
-    torch.testing.assert_close(results[1], results[0])
+    torch.testing.assert_close(results[1], results[0], equal_nan=True)
     torch.testing.assert_close(gradients[1], gradients[0])
 
 
@@ -78,6 +109,27 @@ def test_tapes_grow_with_the_root_of_the_trips() -> None:
     buffers = lower_tapes(adjoint.kernel).buffers
     sizes = {one.name: math.prod(eval(text, {}, known) for text in one.shape) for one in buffers}
     assert sizes == {"segments_h": 32 * N, "tape_h": 32 * N}
+
+
+@pytest.mark.parametrize("step", [1, 3])
+def test_tapes_of_a_light_loop_grow_with_the_cube_root_of_its_trips(step: int) -> None:
+    # With one level there would be 24 tiles each of segments and of their trips, more than the trips load.
+    found = cut(light(step), 600 * step)
+    assert found is not None
+    known = {"n": 600 * step, "grid0": 1, "grid1": 1, "grid2": 1, "max": max, "min": min, "int": int}
+    known |= dict.fromkeys(found.settings, 8)
+    adjoint = differentiate(found.kernel, read=frozenset({"X"}), written=frozenset({"Y"}))
+    buffers = lower_tapes(adjoint.kernel).buffers
+    sizes = [math.prod(eval(text, {}, known) for text in one.shape) for one in buffers]
+    assert sizes == [10 * N, 8 * N, 8 * N]
+
+
+def test_loops_of_few_trips_or_many_loads_have_segments_alone() -> None:
+    # A third run of the forward would spare little.
+    few, heavy = cut(light(), 500), cut(recurrence(), 600)
+    assert few is not None
+    assert heavy is not None
+    assert list(few.settings) == list(heavy.settings) == ["SEGMENT"]
 
 
 def test_the_setting_is_the_root_of_the_trips() -> None:

@@ -324,3 +324,38 @@ def test_tiles_of_planes_are_digits_where_the_tiles_of_a_plane_are_whole_rows(ti
         assert holds(stores["dX"], **given)
         assert not holds(stores["dX"], **{**given, "grid0": 11})
         assert not holds(stores["dX"], **{**given, "tiles_w": 2, "tiles": 4})
+
+
+def segments(length: int) -> Kernel:
+    """Segments of two segments of four trips each, of which `length` trips are made."""
+
+    def build(b: Builder, x: Value, dx: Value, n: Value) -> None:
+        trips, each = b.setting("SEGMENT", 4), b.setting("SEGMENTS", 2)
+        both = b.mul(trips, each)
+        made_of = b.add(both, b.const(length - 8))
+
+        def outer(first: Value, _: list[Value]) -> list[Value]:
+            end = b.elementwise(Code.MIN, (n, b.add(first, made_of)))
+
+            def inner(start: Value, _: list[Value]) -> list[Value]:
+                last = b.elementwise(Code.MIN, (end, b.add(start, trips)))
+
+                def trip(at: Value, _: list[Value]) -> list[Value]:
+                    add_to(b, dx, at, b.const(1.0, "f32"))
+                    return []
+
+                b.loop((start, last, b.const(1)), [], trip)
+                return []
+
+            b.loop((first, end, trips), [], inner)
+            return []
+
+        b.loop((b.const(0), n, both), [], outer)
+
+    return made("X:*f32 dX:*f32 n", build)
+
+
+def test_trips_of_segments_of_segments_are_all_trips() -> None:
+    assert empty_if(segments(8)) == "X.numel() == n"
+    assert empty_if(segments(7)) == ""
+    assert empty_if(segments(4)) == ""
