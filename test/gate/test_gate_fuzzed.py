@@ -62,9 +62,9 @@ def test_a_deed_at_import_or_in_a_call_leaves_nothing(gate: Gate, deed: str, sta
 
 
 def test_files_that_a_candidate_leaves_are_told_with_the_verdict(gate: Gate) -> None:
-    # It is green all the same, and the reader learns of it before the file runs where such files would stay.
+    # Its gradients are right, and it asks for files: which, the reader learns before it runs where they would stay.
     verdict = gate.judge(section((), ("leave files",), (), "honest"))
-    assert verdict.green, verdict.message
+    assert verdict.status is Status.UNEXPLAINED, verdict.message
     (note,) = [note for note in verdict.notes if "candidate left" in note]
     assert "left 50 files where it ran, since removed: left" in note
 

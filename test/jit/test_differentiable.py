@@ -15,6 +15,7 @@ import trainable
 
 import kernel_agent
 from kernel_agent import autodiff, differentiable
+from kernel_agent.autodiff import MARK
 from kernel_agent.compiler.kept import KeptPairs
 from kernel_agent.gate.options import GateOptions
 from kernel_agent.jit.errors import CannotTrain
@@ -267,6 +268,7 @@ def test_tensors_on_the_cpu_are_told_once(monkeypatch):
 def test_a_tensor_that_inputs_require_grad_leaves_out_is_told_once(monkeypatch):
     # A weight that was forgotten there kept its values through a training, and nothing said so.
     no_children(monkeypatch)
+    monkeypatch.setattr(trainable.scaled, MARK, None, raising=False)  # what the decorator leaves on it goes afterwards
     op = Differentiable(autodiff(inputs_require_grad=("x",))(trainable.scaled))
     x = leaf(5, 24).detach()
     with pytest.warns(GradientLeftOut, match=r"`w` requires a gradient and gets none.*or pass `w.detach\(\)`") as told:
