@@ -1,9 +1,10 @@
-"""`free_names` of expressions; `free_name` for what the compiler adds beside names that the user or another pass
-has chosen."""
+"""`free_names` of expressions and all `words` in them; `free_name` for what the compiler adds beside names that the
+user or another pass has chosen."""
 
 from __future__ import annotations
 
 import ast
+import re
 
 
 def free_name(name: str, taken: set[str]) -> str:
@@ -14,6 +15,11 @@ def free_name(name: str, taken: set[str]) -> str:
         found = f"{name}_{count}"
     taken.add(found)
     return found
+
+
+def words(text: str) -> frozenset[str]:
+    """Names in the text of an expression, those of attributes and keywords among them."""
+    return frozenset(re.findall(r"[A-Za-z_]\w*", text))
 
 
 def free_names(node: ast.AST) -> list[str]:

@@ -100,8 +100,9 @@ class Recomputation:
             found.append(replace(again, outcomes=tuple(_named(outcome) for outcome in again.outcomes)))
             if len(again.outcomes) < len(part.questions):
                 break
-        besides = _tampering(runs) or _asking(self._text)
-        if besides is not None and all(outcome.problem is None for run in found for outcome in run.outcomes):
+        right = all(outcome.problem is None for run in found for outcome in run.outcomes)
+        besides = (_tampering(runs) or _asking(self._text)) if right else None
+        if besides is not None:
             *others, last = found[-1].outcomes
             found[-1] = replace(found[-1], outcomes=(*others, _refused(last, besides)))
         return tuple(found)

@@ -115,7 +115,8 @@ class Differentiable:
         arguments = given.arguments
         exact = self._executes(arguments)
         grads = wanted_gradients(arguments, self._allowed()) if torch.is_grad_enabled() else ()
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        leaves_out = self._mark.inputs_require_grad is not None
+        if leaves_out and torch.is_grad_enabled() and not torch.compiler.is_compiling():
             self._warn_of_left_out(arguments, grads)
         if not grads:
             check = torch.is_grad_enabled()

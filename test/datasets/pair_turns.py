@@ -26,18 +26,18 @@ def has_turn(path: Path, weeks: int, week: int) -> bool:
     return number % weeks == week % weeks
 
 
-def unrecorded(path: Path) -> bool:
-    """No verdict of this text is recorded under the rule of today."""
-    book = VerdictBook.beside(path)
-    return book is not None and book.standing(path, RULES)[0] is Standing.NONE
-
-
 WEEK = this_week()
-FULL = {
-    path: "unrecorded" if unrecorded(path) else f"week-{WEEK}"
-    for path in PAIRS
-    if unrecorded(path) or has_turn(path, FULL_WEEKS, WEEK)
-}
+
+
+def due(path: Path) -> str:
+    """Why a pair is judged in full here; empty where it is not."""
+    book = VerdictBook.beside(path)
+    if book is not None and book.standing(path, RULES)[0] is Standing.NONE:
+        return "unrecorded"
+    return f"week-{WEEK}" if has_turn(path, FULL_WEEKS, WEEK) else ""
+
+
+FULL = {path: why for path in PAIRS if (why := due(path))}
 """Pairs that the full suite judges here, and why."""
 QUICK = [path for path in PAIRS if has_turn(path, QUICK_WEEKS, WEEK) and path not in FULL]
 """Pairs that are judged at their smallest shape here; the full suite holds it, too."""

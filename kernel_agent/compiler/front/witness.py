@@ -7,11 +7,11 @@ explain by an expression gets that as its symbol.
 from __future__ import annotations
 
 import itertools
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from kernel_agent.compiler.free_names import words
 from kernel_agent.compiler.front.expressions import explain, value_of
 from kernel_agent.compiler.front.skeleton import RESULTS, Number, Site, Skeleton, skeleton
 from kernel_agent.ir.errors import IRError
@@ -151,7 +151,7 @@ def _covers(general: Skeleton, symbols: Mapping[Site, str], row: Row) -> bool:
 
 
 def _reads(text: str) -> frozenset[str]:
-    return frozenset(re.findall(r"[A-Za-z_]\w*", text)) - {"bit_length"}
+    return words(text) - {"bit_length"}
 
 
 def _others(value: int) -> tuple[int, ...]:

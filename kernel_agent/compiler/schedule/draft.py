@@ -186,6 +186,11 @@ class Draft:
             self.facts.append(Fact(same_type or self.stored[name].empty_if, f"{name} is {source}"))
         return found
 
+    def tell(self, launch: Launch) -> None:
+        """Have all launches take the numbers that a launch takes, but those that they have already."""
+        told = {name: extent.text() for name, extent in launch.scalars.items()}
+        self.steps = [(kernel, where, {**told, **scalars}) for kernel, where, scalars in self.steps]
+
     def join(self, other: Draft) -> None:
         """Launches of other gradients."""
         self.steps += other.steps

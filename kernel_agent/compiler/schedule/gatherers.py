@@ -82,6 +82,5 @@ def _of_heirs(tidy: Kernel, tensor: str, name: str, launch: Launch) -> Draft | N
         raise DoesNotApply("; ".join(draft.remarks) or "several add to one element")
     draft.facts += made.facts
     draft.listings.append(made.listing)
-    told = {text: extent.text() for text, extent in made.launch.scalars.items()}
-    draft.steps = [(text, where, {**told, **scalars}) for text, where, scalars in draft.steps]
+    draft.tell(made.launch)
     return draft

@@ -60,25 +60,27 @@ def split(tidy: Kernel, gradients: Mapping[str, str], launch: Launch, regions: R
         refusal = reason
     if draft is not None and draft.additions:
         with suppress(CannotDerive):
-            closer = _cut(tidy, gradients, launch, regions, tight=True)
-            draft = closer if closer.additions < draft.additions else draft
+            draft = _better(draft, _cut(tidy, gradients, launch, regions, tight=True))
     if draft is None or draft.additions:
         draft = or_tied(draft, lambda kernel: _cut(kernel, gradients, launch, regions), tidy, launch)
     if draft is None or draft.additions:
         with suppress(CannotDerive):
-            other = _cut(tidy, gradients, launch, regions, across=True)
-            draft = other if draft is None or other.additions < draft.additions else draft
+            draft = _better(draft, _cut(tidy, gradients, launch, regions, across=True))
     if draft is None or draft.additions:
         with suppress(CannotDerive):
             tiles = rastered(tidy, launch)
             other = _cut(tiles.kernel, gradients, launch, regions)
-            if draft is None or other.additions < draft.additions:
-                other.facts += [Fact(text, "tiles at fixed places have all windows") for text in tiles.facts]
-                draft = other
+            other.facts += [Fact(text, "tiles at fixed places have all windows") for text in tiles.facts]
+            draft = _better(draft, other)
     if draft is None:
         assert refusal is not None
         raise refusal
     return draft
+
+
+def _better(draft: Draft | None, other: Draft) -> Draft:
+    """The other one, where it adds less to memory that others add to."""
+    return other if draft is None or other.additions < draft.additions else draft
 
 
 def _cut(
@@ -123,9 +125,10 @@ def _cut(
     owners, facts = parted_owners(wide, owners, left, gradients, tidy.name)
     draft.facts += [Fact(text, "all parts of an axis of the grid are as large") for text in facts]
     gathers: dict[str, Draft] = {}
-    if regions is None and not (tight or across or backwards):
+    homes = {one.pointer.name for one in kept if one.place is not None}
+    if homes and regions is None and not (tight or across or backwards):
         shy = {name for made, names in owners if _adds(made, names, gradients) for name in names} | set(left)
-        gathers = regathered(apart, kept, gradients, shy, launch, (owned, split))
+        gathers = regathered(apart, kept, homes, gradients, shy, launch, (owned, split))
         owners = [(made, names) for made, names in owners if not names <= set(gathers)]
     gathers = {name: one for name, one in gathers.items() if not any(name in names for _, names in owners)}
     done = {name for _, names in owners for name in names} | set(gathers)
@@ -145,20 +148,23 @@ def _cut(
         same = owned_in_the_end(unwrapped(accumulated(main), launch), rest, launch)
         draft.add(replace(same, kernel=mirrored(same.kernel, backwards)), rest, launch, {})
     for made, theirs in owners:
-        own = {tensor: name for tensor, name in gradients.items() if name in theirs}
-        draft.add(
-            owned_in_the_end(unwrapped(made.kernel, made.launch), own, made.launch), own, made.launch, made.scalars
-        )
+        _add_owner(draft, made, theirs, gradients)
     for one in gathers.values():
         draft.join(one)
     return draft
 
 
+def _add_owner(draft: Draft, made: Owner, names: Set[str], gradients: Mapping[str, str]) -> None:
+    """The launch of an owner's kernel."""
+    own = {tensor: name for tensor, name in gradients.items() if name in names}
+    found = owned_in_the_end(unwrapped(made.kernel, made.launch), own, made.launch)
+    draft.add(found, own, made.launch, made.scalars)
+
+
 def _adds(made: Owner, names: Set[str], gradients: Mapping[str, str]) -> bool:
     """Whether the kernel of an owner adds to memory that others add to."""
-    own = {tensor: name for tensor, name in gradients.items() if name in names}
     draft = Draft()
-    draft.add(owned_in_the_end(unwrapped(made.kernel, made.launch), own, made.launch), own, made.launch, made.scalars)
+    _add_owner(draft, made, names, gradients)
     return bool(draft.additions)
 
 

@@ -58,7 +58,7 @@ class Pace:
         ahead = self._ahead(shared)
         return {
             WARPS: f"{FEWEST} if {BYTES} < {BY_BYTES[0][0]} * 1024 else {WIDEST}",
-            self.stages: f"max(1, min({STAGES}, 1 + {SHARED} // {ahead})) if {self.extent} <= {LONGEST} else 1",
+            self.stages: _in_flight(ahead, self.extent),
             fetch: f"{BYTES} >= {FETCHED} * 1024",
         }
 
@@ -66,17 +66,14 @@ class Pace:
         """All settings, and `reload`, where the registers hold a row of each of few tensors: long rows of 16 bits fly
         ahead as short ones do, with those of `shared` tensors among them, past as many warps as there can be."""
         ahead = self._ahead(shared)
-        settings = {
+        return {
             BYTES: self.settings[BYTES],
             fetch: f"{self.is_long} and {STAGES - 1} * {ahead} <= {SHARED}",
-        }
-        settings |= {
             WARPS: f"{MOST} if {fetch} else {self.settings[WARPS]}",
             PER_PROCESSOR: self.settings[PER_PROCESSOR],
-            self.stages: self.settings[self.stages].replace(f"<= {LONGEST}", f"<= {LONGEST} or {fetch}"),
+            self.stages: _in_flight(BYTES, self.extent, fetch),
             reload: f"{self.is_long} and not {fetch}",
         }
-        return settings
 
     def _ahead(self, shared: Sequence[str]) -> str:
         """Bytes of a row with those of `shared` tensors."""
@@ -104,9 +101,16 @@ def pace(forms: Forms, axis: int) -> Pace | None:
         BYTES: f"{extent} * {width}",
         WARPS: "".join(f"{warps} if {BYTES} < {size} * 1024 else " for size, warps in BY_BYTES) + str(WIDEST),
         PER_PROCESSOR: f"max(1, min({PROGRAMS}, {AHEAD} // {BYTES}))",
-        stages: f"max(1, min({STAGES}, 1 + {SHARED} // {BYTES})) if {extent} <= {LONGEST} else 1",
+        stages: _in_flight(BYTES, extent),
     }
     return Pace(settings, stages, is_long, extent)
+
+
+def _in_flight(ahead: str, extent: str, fetch: str = "") -> str:
+    """Expression of the rows in flight, where each that is to come takes so many bytes. `fetch`: what says that long
+    rows fly, too."""
+    fits = " or ".join(filter(None, (f"{extent} <= {LONGEST}", fetch)))
+    return f"max(1, min({STAGES}, 1 + {SHARED} // {ahead})) if {fits} else 1"
 
 
 def _extent(kernel: Kernel, shape: tuple[int, ...]) -> str:

@@ -32,25 +32,25 @@ def of_window(maker: Maker, made: Window, joint: Kernel, tensor: str, name: str)
         raise DoesNotApply("; ".join(draft.remarks) or "several add to one element")
     reason = f"the forward's programs compute all outputs that {name} is gathered from"
     draft.facts += [Fact(claim.text(), reason) for claim in made.claims]
-    told = {name: extent.text() for name, extent in made.launch.scalars.items()}
-    draft.steps = [(text, where, {**told, **scalars}) for text, where, scalars in draft.steps]
+    draft.tell(made.launch)
     return draft
 
 
 def regathered(
     apart: Kernel,
     kept: Sequence[Shared],
+    homes: Collection[str],
     gradients: Mapping[str, str],
     wanted: Collection[str],
     launch: Launch,
     makers: Sequence[Maker],
 ) -> dict[str, Draft]:
     """By gradient, of those wanted, the launches that gather it where the kernel `apart` loads what is `kept`, and
-    nothing is added atomically then. Each value that they load is kept at an address of its own."""
+    nothing is added atomically then. `homes`: of what each value is kept at an address of its own in, which alone they
+    load."""
     found: dict[str, Draft] = {}
-    homes = {one.pointer.name for one in kept if one.place is not None}
     taken = {one.pointer.name for one in kept}
-    if not homes or not wanted:
+    if not wanted:
         return found
     flat = unflattened(apart, launch)
     for tensor, name in gradients.items():

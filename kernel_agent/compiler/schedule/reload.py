@@ -46,8 +46,7 @@ def crowding(kernel: Kernel, stages: str) -> tuple[str, ...]:
     """Tensors of which a row stays in registers from the first trip of that loop to the last, with so many sums that
     no room is left for the row that is worked on. None where `reloaded` does nothing."""
     found = _halves(kernel, stages)
-    fetched = found[1].fetched if found is not None and found[1].crowded else ()
-    return tuple(dict.fromkeys(op.base.name for op in fetched if op.code is Code.LOAD))
+    return found[1].tensors() if found is not None and found[1].crowded else ()
 
 
 def streaming(kernel: Kernel, stages: str) -> tuple[str, ...]:
@@ -55,8 +54,7 @@ def streaming(kernel: Kernel, stages: str) -> tuple[str, ...]:
     are so few that the registers hold one of each however long it is, if nothing else stays there. None where
     `reloaded` does nothing."""
     found = _halves(kernel, stages)
-    fetched = found[1].fetched if found is not None and found[1].few else ()
-    return tuple(dict.fromkeys(op.base.name for op in fetched if op.code is Code.LOAD))
+    return found[1].tensors() if found is not None and found[1].few else ()
 
 
 def _halves(kernel: Kernel, stages: str) -> tuple[Block, _Halves] | None:
@@ -123,6 +121,10 @@ class _Halves:
         if all(op is not None and (op.code is Code.LOAD or op.code in CHEAP) for op in again):
             self.kept = kept
             self.again = [op for op in self.early if op in again]
+
+    def tensors(self) -> tuple[str, ...]:
+        """What the lasting rows are loaded from."""
+        return tuple(dict.fromkeys(op.base.name for op in self.fetched if op.code is Code.LOAD))
 
     def _beside(self, sums: Sequence[Op], needed: set[Op], block: Block, written: Collection[Value]) -> set[Op]:
         """What is no larger than the sums and made of them, of loads and of what they need: it need not wait."""

@@ -87,11 +87,12 @@ def _walk(forms: Forms, single: Site, row: Site) -> Walk | None:
     start, stop, step = loop.operands[:3]
     if not is_constant(start, 0) or not is_constant(step, 1):
         return None
-    place = _place(forms, single, row, forms.of(loop.blocks[0].arguments[0]))
+    index, last = forms.of(loop.blocks[0].arguments[0]), forms.of(stop)
+    place = _place(forms, single, row, index)
     known = [] if single.op.mask is None else conjuncts(single.op.mask)
     for part in [] if row.op.mask is None else conjuncts(row.op.mask):
-        end = limit_of(forms, part, forms.of(loop.blocks[0].arguments[0]))
-        if part not in known and (end is None or forms.of(end) != forms.of(stop)):
+        end = limit_of(forms, part, index)
+        if part not in known and (end is None or forms.of(end) != last):
             return None  # it may leave out a lane that the single addition does not
     return None if place is None else Walk(single.op, place, stop, loop, row.op)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from contextlib import nullcontext
 
+from kernel_agent.compiler.free_names import words
 from kernel_agent.compiler.plan import IN_ORDER, LEFT, Census, Fact, Listing
 from kernel_agent.compiler.stub.lines import HELPERS, Line, asked_unless, helpers_of, quoted
 from kernel_agent.compiler.stub.wording import Wording
@@ -23,8 +23,8 @@ class Asking:
     def settings(self) -> dict[str, str]:
         """Settings that facts ask for."""
         plan = self.wording.plan
-        words = {word for fact in plan.facts for word in re.findall(r"[A-Za-z_]\w*", fact.expression)}
-        return {name: text for name, text in plan.settings.items() if name in words}
+        asked = {word for fact in plan.facts for word in words(fact.expression)}
+        return {name: text for name, text in plan.settings.items() if name in asked}
 
     def facts(self) -> None:
         """Of the launch's numbers and tensors, each once."""

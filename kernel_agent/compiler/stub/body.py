@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernel_agent.compiler.stub.lines import Line, bound
+from kernel_agent.compiler.stub.lines import Line
 from kernel_agent.compiler.stub.names import Names
 
 
@@ -38,5 +38,5 @@ class Body:
     def bind(self, name: str, text: str) -> str:
         """A fresh variable that holds the value of an expression."""
         found = self.fresh(name)
-        self.lines.append(bound(found, text))
+        self.lines.append(Line(f"{found} = {text}"))
         return found

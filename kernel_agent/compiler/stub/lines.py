@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kernel_agent.compiler.emit.layout import WIDTH as PAGE
 from kernel_agent.compiler.plan import IN_ORDER, LEFT, LONGEST, NESTED, RISING, ROWS
 from kernel_agent.compiler.schedule.describe import EVEN, FITS
 from kernel_agent.compiler.stub.breaking import broken
@@ -142,14 +141,6 @@ class Line:
             row += f"{item}, "
         rows = [part for one in (*rows, row.rstrip()) for part in broken(one)]
         return [opening, *rows, f"{pad}{closing}  # fmt: skip"]
-
-
-def bound(name: str, text: str) -> Line:
-    """`name = text`; conditions that fill more than a row stand one below the other."""
-    node = ast.parse(text, mode="eval").body if len(f"    {name} = {text}") > PAGE else None
-    if not isinstance(node, ast.BoolOp):
-        return Line(f"{name} = {text}")
-    return Line(f"{name} = (", _conditions(node), ")", joint=_joint(node))
 
 
 def bound_together(names: Sequence[str], texts: str, first: int) -> list[Line]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,6 +10,7 @@ from functools import partial
 from torch import Tensor
 
 from kernel_agent.compiler.errors import CannotDerive
+from kernel_agent.compiler.free_names import words
 from kernel_agent.compiler.plan import BackwardPlan, Step
 from kernel_agent.compiler.schedule.blocks import in_blocks
 from kernel_agent.compiler.schedule.deposit import NAME as DEPOSITS
@@ -100,7 +100,7 @@ class Planned:
         """Settings that ask where memory lies which is made here, or follow from such: it must be there first."""
         later, made = [], {buffer.name for buffer in self.plan.buffers}
         for name, text in self.plan.settings.items():
-            if made & set(re.findall(r"[A-Za-z_]\w*", text)):
+            if made & words(text):
                 later.append(name)
                 made.add(name)
         return later

@@ -8,10 +8,10 @@ columns, is not copied for the launch.
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from kernel_agent.compiler.free_names import words
 from kernel_agent.compiler.plan import BackwardPlan, Fact
 from kernel_agent.compiler.schedule.calls import Calls
 from kernel_agent.compiler.schedule.forms import Forms, Launch
@@ -92,7 +92,7 @@ def _mentioned(plan: BackwardPlan, names: set[str]) -> bool:
         texts += [text for axis in buffer.axes for text in (axis.stride, axis.size)]
     for step in plan.steps:
         texts += [*step.grid, *step.scalars.values(), step.num_warps]
-    return any(word in names for text in texts for word in re.findall(r"[A-Za-z_]\w*", text))
+    return any(names & words(text) for text in texts)
 
 
 def _ends(kernel: Kernel, axes: int, argument: str, told: Told) -> list[tuple[int, str]] | None:
@@ -150,7 +150,7 @@ def _indices(address: Form, parameters: tuple[str, ...]) -> list[Form] | None:
         for monomial, count in number.terms:
             found = [symbol for symbol in monomial if symbol.text in places]
             rest: Monomial = tuple(symbol for symbol in monomial if symbol not in found)
-            if len(found) != 1 or any(_names(symbol.text) & places.keys() for symbol in rest):
+            if len(found) != 1 or any(words(symbol.text) & places.keys() for symbol in rest):
                 return None
             part, axis = Polynomial.of({rest: count}), places[found[0].text]
             if atom is None:
@@ -158,11 +158,6 @@ def _indices(address: Form, parameters: tuple[str, ...]) -> list[Form] | None:
             else:
                 terms[axis][atom] = terms[axis].get(atom, ZERO) + part
     return [Form.of(numbers, base) for numbers, base in zip(terms, bases, strict=True)]
-
-
-def _names(text: str) -> set[str]:
-    """What an expression names."""
-    return set(re.findall(r"[A-Za-z_]\w*", text))
 
 
 def _end(forms: Forms, site: Site, index: Form) -> str | None:
