@@ -18,13 +18,15 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from flash import flash
+from flash import Flash, flash
 
 from kernel_agent.bench.clock import Clock
 from kernel_agent.bench.measure import measure_source
@@ -39,6 +41,9 @@ from kernel_agent.sandbox import Sandbox
 
 ROOT = Path(__file__).resolve().parents[1]
 OPTIONS = BenchOptions(ways=("eager", "compiled"), proof_elements=1 << 24)
+ROUNDS = 5
+"""Of attention and the fused ones in turn: what one of them takes hangs on how warm the others left the GPU."""
+REST_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -192,13 +197,16 @@ def measured(case: Case, path: Path, sandbox: Sandbox, known: list[dict[str, Any
         keys = ("eager_us", "compiled_us")
         shapes = (ShapeTime(label=row["entry"], median_us=row["us"], **{key: row[key] for key in keys}) for row in mine)
         rig.learn(Measurement(basis=Basis.MEASURED, device=rig.gpu.name, shapes=tuple(shapes)))
-    found = measure_source(spec, source, sandbox, rig)
-    told(f"{', '.join(f'{shape.median_us:.0f} us' for shape in found.shapes)}")
-    fused: dict[str, dict[str, Any]] = {}
-    for entry, values in zip(spec.sweep, case.entries, strict=True):
+    rounds: list[list[ShapeTime]] = []
+    fused: list[list[Flash]] = []
+    for _ in range(ROUNDS if case.flash else 1):
+        found = measure_source(spec, source, sandbox, rig)
+        rounds.append(list(found.shapes))
+        told(f"{', '.join(f'{shape.median_us:.0f} us' for shape in found.shapes)}")
         if case.flash:
-            fused[entry.label] = asdict(flash(values))
-            told(f"{entry.label}: {fused[entry.label]}")
+            fused.append([rested(values) for values in case.entries])
+            told(f"{fused[-1]}")
+    shapes = [middle(turns) for turns in zip(*rounds, strict=True)]
     return [
         {
             "case": case.name,
@@ -210,10 +218,27 @@ def measured(case: Case, path: Path, sandbox: Sandbox, known: list[dict[str, Any
             "eager_us": shape.eager_us,
             "compiled_us": shape.compiled_us,
             "bound_us": shape.bound_us,
-            **fused.get(shape.label, {}),
+            **(median_of([one[number] for one in fused]) if fused else {}),
         }
-        for shape in found.shapes
+        for number, shape in enumerate(shapes)
     ]
+
+
+def middle(turns: Sequence[ShapeTime]) -> ShapeTime:
+    """The round whose time is the median of all."""
+    return sorted(turns, key=lambda shape: shape.median_us)[len(turns) // 2]
+
+
+def rested(values: dict[str, Any]) -> Flash:
+    """Times of the fused ones, after a rest."""
+    time.sleep(REST_S)
+    return flash(values)
+
+
+def median_of(turns: Sequence[Flash]) -> dict[str, float | None]:
+    """Medians of the fused ones over all rounds."""
+    found = {name: [us for turn in turns if (us := getattr(turn, name)) is not None] for name in asdict(turns[0])}
+    return {name: statistics.median(times) if times else None for name, times in found.items()}
 
 
 def copy_gb_s() -> float:
