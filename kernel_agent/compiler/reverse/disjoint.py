@@ -21,7 +21,8 @@ from kernel_agent.compiler.schedule.ranges import Write, in_ranges
 from kernel_agent.compiler.schedule.regions import apart
 from kernel_agent.compiler.schedule.sites import Bound, Site, below, negatives, sites
 from kernel_agent.compiler.ssa.code import Code
-from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value, walk
+from kernel_agent.compiler.ssa.uses import made_in
+from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value
 
 
 class Apart:
@@ -178,9 +179,4 @@ def _is_fixed(atom: Atom) -> bool:
 
 def depends_on(value: Value, block: Block) -> bool:
     """Whether a value is made from something that a block defines."""
-    own = set(block.arguments)
-    for op in walk(block):
-        own.update(op.results)
-        for inner in op.blocks:
-            own.update(inner.arguments)
-    return value in own
+    return value in made_in(block)

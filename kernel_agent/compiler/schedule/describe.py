@@ -17,7 +17,7 @@ from kernel_agent.compiler.schedule.forms import Forms, Launch
 from kernel_agent.compiler.schedule.polynomial import ONE, Polynomial
 from kernel_agent.compiler.ssa.code import BY_DESCRIPTOR, Code
 from kernel_agent.compiler.ssa.rebuild import Copier
-from kernel_agent.compiler.ssa.uses import Uses, written_to
+from kernel_agent.compiler.ssa.uses import Uses, made_in, written_to
 from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value, broadcast_shape, is_constant, is_setting, unspread
 
 FITS = "loads_tiles"
@@ -84,6 +84,12 @@ class Tile:
         return broadcast_shape([self.access.offset.shape, value.shape])
 
     @property
+    def described_by(self) -> tuple[Value, ...]:
+        """The numbers of a descriptor. A loop that defines one would make a descriptor in every trip, for one tile, and
+        Triton 3.6 fails to compile such loops."""
+        return (*self.start, self.stride, *(limit for limit in self.limits if limit is not None))
+
+    @property
     def matrix(self) -> tuple[Value, ...]:
         """Alike for tiles of one matrix."""
         return (self.access.base, self.stride, *self.start)
@@ -96,11 +102,12 @@ def described(kernel: Kernel, launch: Launch) -> Described | None:
     tiles: dict[Op, Tile] = {}
     for loop in kernel.ops:
         if loop.code is Code.FOR and _computes_between_products(loop.blocks[0]):
+            own = made_in(loop.blocks[0])
             for op in loop.blocks[0].ops:
                 free = op.code is Code.LOAD and op.base not in written
                 if free and op.attributes.get("form") != BY_DESCRIPTOR and _is_factor(op.result, uses):
                     tile = tile_of(op)
-                    if tile is not None:
+                    if tile is not None and not own.intersection(tile.described_by):
                         tiles[op] = tile
     tiles = _limited(tiles)
     asked = {op: asked_of(forms, tile) for op, tile in tiles.items()}

@@ -59,6 +59,16 @@ def captured(blocks: Iterable[Block]) -> list[Value]:
     return list(found)
 
 
+def made_in(block: Block) -> frozenset[Value]:
+    """What a block and the blocks within it define, their arguments too."""
+    own = set(block.arguments)
+    for op in walk(block):
+        own.update(op.results)
+        for inner in op.blocks:
+            own.update(inner.arguments)
+    return frozenset(own)
+
+
 def has_effects(op: Op) -> bool:
     """Whether an operation, or one nested in it, is among EFFECTS."""
     return op.code in EFFECTS or any(inner.code in EFFECTS for block in op.blocks for inner in walk(block))
