@@ -27,6 +27,7 @@ from kernel_agent.compiler.stub.keywords import named_after, own_keywords, with_
 from kernel_agent.compiler.stub.lines import HELPERS, LENDS, MEMORY, Line, backward_name, bound_together
 from kernel_agent.compiler.stub.needs import variable_of
 from kernel_agent.compiler.stub.products import LARGE, WIDTHS, ProductTiles, product_tiles
+from kernel_agent.compiler.stub.stages import ROOM, Stage, staged
 from kernel_agent.compiler.stub.strides import Told
 from kernel_agent.compiler.stub.tiles import mentions, steps_by
 from kernel_agent.compiler.stub.wording import Wording, divisible
@@ -242,13 +243,28 @@ class Planned:
         tensors = self.launched.seen.tensors
         readable = [name for name, tensor in tensors.items() if self.flow.same_form(tensor) is not None]
         better = product_tiles(one.step.kernel, one.tiles, readable) if large and len(options) == 2 else None
+        most = "" if better else values.get(options.get("num_stages", ""), "")
+        stage = staged(one.step.kernel, int(most), readable) if most else None
+        if stage:
+            del values[options["num_stages"]]
         found = self._by_width(better, one, options, values) if better else ", ".join(values.values())
         targets, alternatives = ", ".join(values), tuple(found.split(" else "))
         if len(alternatives) > 1:
             self.body.write(Line(f"{targets} = (", alternatives, ")", joint="else"))
         else:
             self.body.write(*bound_together(list(values), found, len(one.tiles)))
+        if stage:
+            self.body.write(Line(f"{options['num_stages']} = {self._stages(one, stage, most)}"))
         return replace(one, options=options)
+
+    def _stages(self, one: Chosen, stage: Stage, most: str) -> str:
+        """How many stages there is room for."""
+        extents = one.step.kernel.extents
+        names = {extent: one.tiles.get(name) or self.wording.argument(name) for extent, name in extents.items()}
+        size = self.references.asked(self.launched.seen.tensors[stage.operand], "element_size()")
+        text = f"({stage.elements(names)}) * {size}"
+        held = self.body.bind(self._wanted("stage_bytes", one.step, self.several), text)
+        return f"max(1, min({most}, {ROOM >> 10} * 1024 // {held}))"
 
     def _by_width(
         self, better: ProductTiles, one: Chosen, options: Mapping[str, str], values: Mapping[str, str]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -70,3 +72,24 @@ def test_kernels_of_a_product_have_names_without_numbers(sandbox: Sandbox) -> No
     assert len(numbered) <= 1, numbered
     assert not re.findall(r"\b(?:BLOCK|num|programs|WHOLE|row)\w*_\d*\b", backward)
     assert "num_blocks_m" in kernels
+
+
+@pytest.mark.parametrize(("size", "stages"), [(2, 3), (4, 2)], ids=["16 bits", "32 bits"])
+def test_a_walk_over_wide_tiles_has_as_many_under_way_as_there_is_room_for(
+    size: int, stages: int, sandbox: Sandbox
+) -> None:
+    # dW walks by the 128 rows that the forward owned: with the forward's three stages a launch in float32 asked an
+    # H200 for 240 KiB of shared memory and failed.
+    spec = describe(read_file(ROOT / "datasets/kernel_pairs/matmul/matmul_bias_relu_mask.py"), sandbox)
+    (first, *_), _ = drafts(spec, sandbox, most=1)
+    known: dict[str, Any] = {
+        "x": SimpleNamespace(element_size=lambda: size),
+        "BLOCK_K_DW": 128 // size,
+        "BLOCK_N_DW": 128,
+    }
+    for name in ("stage_bytes_dw", "num_stages_dw"):
+        (text,) = re.findall(rf"^ +{name} = (.+)$", first.candidate.backward, re.MULTILINE)
+        known[name] = eval(text, dict(known))
+    assert known["stage_bytes_dw"] == (128 * 128 // size + 128 * 128) * size
+    assert known["num_stages_dw"] == stages
+    assert stages * known["stage_bytes_dw"] <= 227 << 10
