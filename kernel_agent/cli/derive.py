@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -88,7 +89,7 @@ def derive(
                 raise
             kept.put(key, found)
     if tune or (tune is None and _gpu()):
-        found = _tuned(source, found, schedules, options, seconds, cache=cache)
+        found = _fitting(source, found, schedules, options, seconds, cache=cache)
     if explain:
         _explain(found, before=before)
     if output is None:
@@ -107,7 +108,14 @@ def _known(schedule: str) -> str:
     return schedule
 
 
-def _derived(source: FileFacts, schedules: tuple[str, ...], options: GateOptions, *, compare: bool) -> Derived:
+def _derived(
+    source: FileFacts,
+    schedules: tuple[str, ...],
+    options: GateOptions,
+    *,
+    compare: bool,
+    known: Sequence[str] = (),
+) -> Derived:
     from kernel_agent.sandbox import Sandbox
 
     name = source.path.name
@@ -120,7 +128,9 @@ def _derived(source: FileFacts, schedules: tuple[str, ...], options: GateOptions
             status.update(f"{name}: case {done} of {planned}, {result.case}")
 
         spec = describe(source, sandbox)
-        return derive_pair(spec, sandbox, schedules=schedules, options=options, on_case=on_case, compare=compare)
+        return derive_pair(
+            spec, sandbox, schedules=schedules, options=options, on_case=on_case, compare=compare, known=known
+        )
 
 
 def _gpu() -> str:
@@ -132,12 +142,42 @@ def _gpu() -> str:
     return "GPU" if next(Path("/dev").glob("nvidia[0-9]*"), None) is not None else ""
 
 
+def _fitting(
+    source: FileFacts, found: Derived, schedules: tuple[str, ...], options: GateOptions, seconds: float, *, cache: bool
+) -> Derived:
+    """The derived pair with the numbers that are best here, or that of another schedule where this machine's GPU
+    refuses it. Raises `CannotDerive` where it refuses all."""
+    from dataclasses import replace
+
+    from kernel_agent.compiler.errors import CannotDerive, RefusedNatively
+
+    refused: list[str] = []
+    known: list[str] = []
+    while True:
+        try:
+            tuned = _tuned(source, found, schedules, options, seconds, cache=cache)
+            return replace(tuned, refused=(*tuned.refused, *refused))
+        except RefusedNatively as error:
+            refused.append(f"{', '.join(dict.fromkeys(found.draft.schedules))}: {error.message}")
+            known.append(found.draft.candidate.digest)
+        err().print(f"{source.path.name}: {refused[-1]}; another schedule is tried", soft_wrap=True)
+        try:
+            found = _derived(source, schedules, options, compare=False, known=known)
+        except CannotDerive as error:
+            raise CannotDerive(
+                "no derived backward is right on this GPU: " + "; ".join(refused),
+                remedy="Please report this forward; until then have a model write the backward.",
+                path=source.path,
+            ) from error
+
+
 def _tuned(
     source: FileFacts, found: Derived, schedules: tuple[str, ...], options: GateOptions, seconds: float, *, cache: bool
 ) -> Derived:
-    """The derived pair with the numbers that are best here, kept as the pair itself is."""
+    """The derived pair with the numbers that are best here, kept as the pair itself is. Raises `RefusedNatively`."""
     from dataclasses import replace
 
+    from kernel_agent.compiler.errors import RefusedNatively
     from kernel_agent.compiler.kept import derivation_key, user_pairs
 
     gpu = _gpu()
@@ -167,6 +207,8 @@ def _tuned(
             proof_s=found.seconds,
             on_line=told,
         )
+    if chosen.refused:
+        raise RefusedNatively(chosen.refused, path=source.path)
     draft = replace(found.draft, remarks=(*found.draft.remarks, f"tiles, warps and stages: {chosen.line}"))
     orderly = chosen.verdict is not None and not (options.deterministic and chosen.verdict.unordered)
     if chosen.changed and orderly and chosen.verdict is not None:

@@ -105,20 +105,22 @@ def derive(
     on_case: OnCase | None = None,
     compare: bool = False,
     typical: bool = True,
+    known: Sequence[str] = (),
 ) -> Derived:
     """Derive a backward and prove it; where the gate finds a schedule's pair red, the next one is taken.
 
     `schedules`: those to try, in order; all by default. `compare`: write and count every pair even where the file has
     no sizes of real work; the order stays as it is then, and the costs are told. `typical`: a backward may raise
-    where programs share rows of a gradient, if those of SWEEP do not. Raises `CannotDerive` where no pair can be
-    written or none is green: an unproven backward is never given out.
+    where programs share rows of a gradient, if those of SWEEP do not. `known`: digests of candidates that are not
+    wanted. Raises `CannotDerive` where no pair can be written or none is green: an unproven backward is never given
+    out.
     """
     start = time.perf_counter()
     truths = truths or Truths(spec, sandbox)
     beside = ThreadPoolExecutor(1)
     foreseen = beside.submit(foresee, truths, options)  # what it raises, the gate raises again
     refused: dict[str, None] = {}
-    red: list[str] = []
+    red = list(known)
     wanting = False
     costs: tuple[DraftCost, ...] = ()
     compare = compare or has_real_sizes(spec)

@@ -23,5 +23,9 @@ class DoesNotApply(CannotDerive):
     """There is nothing in a kernel for a schedule to change."""
 
 
+class RefusedNatively(CannotDerive):
+    """A backward that is proven in exact arithmetic is refused by the GPU of this machine, and why."""
+
+
 class OutOfBounds(InternalError):
     """A kernel that the compiler evaluated accesses an element that is not there."""

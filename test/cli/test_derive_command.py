@@ -8,6 +8,7 @@ import pytest
 from cli_forwards import FORWARD
 
 from kernel_agent.cli.main import run
+from kernel_agent.compiler.tuning.tune import Tuned
 from kernel_agent.errors import ExitCode
 
 
@@ -46,3 +47,36 @@ def test_an_edited_file_is_derived_again(forward, capsys):
 def test_an_unknown_schedule_is_refused_with_the_known_ones(forward, capsys):
     assert run(["derive", str(forward), "--schedule", "fastest"]) == ExitCode.BAD_INPUT
     assert "Take one of: rows" in capsys.readouterr().err
+
+
+def refusing(*schedules: str):
+    """A GPU's tuner whose native tier refuses the pairs of some schedules, told apart by what they do."""
+
+    def tune(spec, pair, sandbox, **_):
+        schedule = "plain" if "tl.atomic_add(" in pair else "owned"
+        if schedule in schedules:
+            return Tuned(pair, False, "not tuned", refused="the native tier says CRASHED: out of shared memory")
+        return Tuned(pair, False, "none of 3 variants is faster", 3)
+
+    return tune
+
+
+def test_on_a_gpu_that_refuses_a_backward_another_schedule_is_given_out(forward, capsys, monkeypatch):
+    # What the gate proves in float64 may not compile for the GPU: it was printed all the same, with a remark.
+    monkeypatch.setattr("kernel_agent.cli.derive._gpu", lambda: "NVIDIA Test")
+    monkeypatch.setattr("kernel_agent.compiler.tuning.tune.tune", refusing("owned"))
+    assert run(["derive", str(forward), "--explain"]) == ExitCode.OK
+    told = capsys.readouterr()
+    assert "tl.atomic_add(" in told.out
+    assert "owned: the native tier says CRASHED: out of shared memory; another schedule is tried" in told.err
+    assert "not taken: owned: the native tier says CRASHED" in told.err
+
+
+def test_on_a_gpu_that_refuses_all_backwards_none_is_given_out(forward, capsys, monkeypatch):
+    # A wrong backward on stdout would be taken for a proven one.
+    monkeypatch.setattr("kernel_agent.cli.derive._gpu", lambda: "NVIDIA Test")
+    monkeypatch.setattr("kernel_agent.compiler.tuning.tune.tune", refusing("owned", "plain"))
+    assert run(["derive", str(forward)]) == ExitCode.BAD_INPUT
+    told = capsys.readouterr()
+    assert not told.out
+    assert "no derived backward is right on this GPU" in told.err

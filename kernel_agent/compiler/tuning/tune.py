@@ -66,6 +66,8 @@ class Tuned:
     problems: tuple[str, ...] = ()
     """Why variants were not timed."""
     seconds: float = 0.0
+    refused: str = ""
+    """What the native tier says of the pair as it was, where it is not green."""
 
 
 def tuning_entries(spec: KernelSpec) -> tuple[ShapeEntry, ...]:
@@ -113,7 +115,8 @@ def tune(
     on_line("the native tier judges the backward as it is")
     native = check_native(at_sizes, at_sizes.facts.source, sandbox, rig)
     if not native.green:
-        return Tuned(pair, False, f"not tuned: the native tier says {native.status.value}: {native.message}")
+        said = f"the native tier says {native.status.value}: {native.message}"
+        return Tuned(pair, False, f"not tuned: {said}", refused=said)
     native_s = time.perf_counter() - start
     if prove or proof_s is not None:
         until -= NATIVE_TWICE * native_s + (native_s if proof_s is None else proof_s)
