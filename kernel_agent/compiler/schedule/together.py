@@ -11,7 +11,8 @@ the same tiles whatever the column is, as the cotangent of all pairs, the one pr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kernel_agent.compiler.plan import written_by
@@ -22,7 +23,7 @@ from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.prune import prune
 from kernel_agent.compiler.ssa.rebuild import Copier
 from kernel_agent.compiler.ssa.uses import written_to
-from kernel_agent.compiler.ssa.value import Kernel, Op, Value
+from kernel_agent.compiler.ssa.value import Kernel, Op, Value, constant
 
 Step = tuple[Kernel, Launch, dict[str, str]]
 """A kernel, how it is launched, and expressions of arguments that the forward did not have."""
@@ -54,19 +55,25 @@ def _both(one: Step, other: Step, between: Sequence[Step]) -> Step | None:
             columns = _columns(lone, several)
             if columns is not None and _independent(one, other, between):
                 return _in_columns(lone, several, columns)
-    (first, launch, scalars), (second, second_launch, second_scalars) = one, other
-    turns = None if launch.grid == second_launch.grid else _turns(first, launch, second, second_launch)
-    if launch.grid != second_launch.grid and turns is None:
-        return None
-    if any(op.code in APART for kernel in (first, second) for op in kernel.ops):
+    turns, few, each = None, one, other
+    if launch_of(one).grid != launch_of(other).grid:
+        for few, each in ((one, other), (other, one)):
+            turns = _turns(few, each)
+            if turns is not None:
+                break
+        else:
+            return None
+    if any(op.code in APART for kernel, _, _ in (one, other) for op in kernel.ops):
         return None
     if not _independent(one, other, between):
         return None
-    known = {value.name: value for value in first.arguments}
+    (kernel, launch, scalars), (second, second_launch, second_scalars) = few, each
+    known = {value.name: value for value in kernel.arguments}
     same = {value: known.get(value.name, value) for value in second.arguments}
     numbers = {**launch.scalars, **second_launch.scalars}
-    kernel = prune(_joined(first, second, same, turns))
-    return kernel, Launch(launch.grid, numbers, launch.calls), {**scalars, **second_scalars}
+    joint = prune(_joined(kernel, second, same, turns))
+    joint.name = one[0].name
+    return joint, Launch(launch.grid, numbers, launch.calls), {**scalars, **second_scalars}
 
 
 def launch_of(step: Step) -> Launch:
@@ -197,24 +204,40 @@ class _Turns:
     """Of the grid, whose programs would each have one turn."""
 
 
-def _turns(first: Kernel, launch: Launch, second: Kernel, other: Launch) -> _Turns | None:
+def _turns(few: Step, each: Step) -> _Turns | None:
     """The turns of the first launch that are the programs of the second one; None where it has none, or where the
     second asks how many programs there are."""
-    apart = [axis for axis, (few, all_of) in enumerate(zip(launch.grid, other.grid, strict=False)) if few != all_of]
+    (kernel, launch, _), (second, other, _) = few, each
+    apart = [axis for axis, (some, all_of) in enumerate(zip(launch.grid, other.grid, strict=False)) if some != all_of]
     if len(launch.grid) != len(other.grid) or len(apart) != 1:
         return None
     (axis,) = apart
     if any(op.code is Code.NUM_PROGRAMS and op.attributes["axis"] == axis for op in second.ops):
         return None
-    for loop in first.body.ops:
-        if loop.code is not Code.FOR:
+    for loop in kernel.body.ops:
+        if loop.code is not Code.FOR or launch.scalars.get(loop.operands[1].name) != other.grid[axis]:
             continue
         start, stop, step = (value.producer for value in loop.operands[:3])
         own = start is not None and start.code is Code.PROGRAM_ID and start.attributes["axis"] == axis
-        few = step is not None and step.code is Code.NUM_PROGRAMS and step.attributes["axis"] == axis
-        if own and few and stop is None and launch.scalars.get(loop.operands[1].name) == other.grid[axis]:
+        by_all = step is not None and step.code is Code.NUM_PROGRAMS and step.attributes["axis"] == axis
+        if own and by_all and stop is None:
+            return _Turns(loop, axis)
+        alone = launch.grid[axis] == ONE and [constant(loop.operands[place]) for place in (0, 2)] == [0, 1]
+        # One program in the place of many keeps them waiting for what it loads, but not for what it stores.
+        if alone and stop is None and _loads(loop.blocks[0].ops) >= _large(second):
             return _Turns(loop, axis)
     return None
+
+
+def _loads(ops: Iterable[Op]) -> set[tuple[str, int]]:
+    """Tiles that are loaded: of what, and of how many lanes."""
+    return {(op.base.name, math.prod(op.result.shape)) for op in ops if op.code is Code.LOAD and op.result.shape}
+
+
+def _large(kernel: Kernel) -> set[tuple[str, int]]:
+    """Those that are as large as any."""
+    loads = _loads(kernel.ops)
+    return {one for one in loads if one[1] == max(lanes for _, lanes in loads)}
 
 
 def _joined(first: Kernel, second: Kernel, same: dict[Value, Value], turns: _Turns | None) -> Kernel:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from schedule_kernels import made
 
@@ -107,3 +108,57 @@ def test_what_reads_the_results_of_the_other_launch_stays_behind_it() -> None:
 
 def test_products_keep_their_programs() -> None:
     assert len(together(_steps(_several(product=True)))) == 2
+
+
+def _owner(*, starts: int = 0, loads: bool = True) -> Kernel:
+    """Sums over all columns the sums of the rows of their tiles."""
+
+    def build(b: Builder, dy: Value, own: Value, other: Value, count: Value) -> None:
+        row, zero = b.program_id(0), b.const(0.0, "f32")
+        at = b.add(b.mul(row, b.const(BLOCK)), b.arange(0, BLOCK))
+
+        def trip(column: Value, carries: list[Value]) -> list[Value]:
+            up, along = b.expand(b.arange(0, BLOCK), 1), b.expand(b.arange(0, BLOCK), 0)
+            corner = b.mul(b.add(row, column), b.const(BLOCK * BLOCK))
+            at = b.add(b.mul(up, b.const(BLOCK)), along) if loads else b.arange(0, BLOCK)
+            tile = b.load(dy, b.add(corner, at), None, None)
+            return [b.add(carries[0], b.sum(tile, 1) if loads else tile)]
+
+        (total,) = b.loop((b.const(starts), count, b.const(1)), [b.whole(zero, (BLOCK,))], trip, certain=True)
+        b.store(own, at, total, None)
+
+    return made("dS:*f32 Own:*f32 Other:*f32 C", build)
+
+
+def _through_all(owner: Kernel, **change: bool) -> list[Step]:
+    calls = Calls(({"C": COLUMNS, "grid0": ROWS},))
+    rows, columns = Polynomial.symbol("grid0", positive=True), Polynomial.symbol("C")
+    several = (_several(apart=True, **change), Launch((rows, columns), calls=calls), {})
+    return [several, (owner, Launch((rows, ONE), {"C": columns}, calls), {})]
+
+
+def test_an_owner_that_goes_through_all_programs_of_a_launch_does_their_work_in_its_trips() -> None:
+    # A trip that did the work of another program than the one whose tile it loads would store other sums.
+    apart = _through_all(_owner())
+    joint = together(apart)
+    ((kernel, launch, _),) = joint
+    assert launch.grid[1] == ONE
+    (loop,) = [op for op in kernel.ops if op.code is Code.FOR]
+    assert sum(op.code is Code.LOAD for op in loop.blocks[0].ops) == 1
+    expected = _stored(apart)
+    for name, found in _stored(joint).items():
+        if name != "C":
+            assert expected[name].abs().max() > 0
+            torch.testing.assert_close(found, expected[name])
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [_through_all(_owner(starts=1)), _through_all(_owner(loads=False)), _through_all(_owner(), reads=True),
+     _through_all(_owner(), product=True)],
+    ids=["not all trips", "other loads", "reads what the owner stores", "products"],
+)  # fmt: skip
+def test_an_owner_leaves_work_that_its_trips_have_no_part_in_to_programs_of_their_own(steps: list[Step]) -> None:
+    # The first program would be left out; many programs would wait for one that loads little; sums that are not there
+    # yet would be read; and products have tiles of their own.
+    assert len(together(steps)) == 2
