@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from kernel_agent.compiler.saved.earlier import use_earlier
 from kernel_agent.compiler.saved.fields import use_fields
 from kernel_agent.compiler.saved.gauge import use_gauge
 from kernel_agent.compiler.saved.joint import Joint
@@ -44,6 +45,7 @@ def prepared(
     found = _after(found, use_taps(found.kernel), lost)
     found = _after(found, use_picks(found.kernel), lost)
     found = _after(found, use_fields(found.kernel, calls), lost)
+    found = _after(found, use_earlier(found.kernel), lost)
     return _after(found, use_saved(found.kernel, lost, calls), lost)
 
 

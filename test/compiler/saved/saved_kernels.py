@@ -166,3 +166,31 @@ def states_that_mix(x_ptr, kept_ptr, y_ptr, steps, width, BLOCK: tl.constexpr, O
         tl.store(kept_ptr + step * width + lane, state, mask=inside)
         state = state * 0.5 + x * (1.0 + tl.sum(state * state, 0))
     tl.store(y_ptr + lane, state, mask=inside)
+
+
+@triton.jit
+def second_order(x_ptr, s_ptr, y_ptr, n, m, BLOCK: tl.constexpr, KIND: tl.constexpr):
+    """Each state is made of the two before it, and 3 outside of a band; all states are stored, and the last one."""
+    pid = tl.program_id(0)
+    i = tl.arange(0, BLOCK)
+    steps = n + m - 1
+    last = tl.full((BLOCK,), 3.0, tl.float32)
+    second = tl.full((BLOCK,), 7.0, tl.float32)
+    for step in range(steps):
+        j = step - i
+        inside = (i < n) & (j >= 0) & (j < m)
+        x = tl.load(x_ptr + (pid * n + i) * m + j, mask=inside, other=0.5)
+        rest = x if KIND == "what was loaded" else 3.0
+        state = tl.where(i < n if KIND == "no band" else inside, x * tl.sin(last) * tl.cos(second), rest)
+        row = pid * steps + step
+        if KIND == "one row":
+            row = pid
+        if KIND == "two trips a row":
+            row = pid * steps + step // 2
+        mask = (i < n) & (step < m) if KIND == "another mask" else i < n
+        tl.store(s_ptr + row * n + i, state, mask=mask)
+        if KIND == "twice":
+            tl.store(s_ptr + row * n + i, state + 1.0, mask=mask)
+        second = last
+        last = state
+    tl.store(y_ptr + pid * BLOCK + i, last + second)
