@@ -20,6 +20,7 @@ from kernel_agent.compiler.schedule.linear import Atom, Form, Kind, lanes, quoti
 from kernel_agent.compiler.schedule.once import Once
 from kernel_agent.compiler.schedule.polynomial import ONE, ZERO, Polynomial, ceiling
 from kernel_agent.compiler.schedule.segments import Segment, segments, without_lengths
+from kernel_agent.compiler.schedule.sheared import counted_in_step
 from kernel_agent.compiler.schedule.sites import (
     Bound,
     Site,
@@ -146,6 +147,10 @@ class Counter:
             if found is not None:
                 return found
             del self.claims[claims:], self.axes[axes:]
+        found = counted_in_step(self, site)
+        if found is not None:
+            return found
+        del self.claims[claims:], self.axes[axes:]
         for segment in segments(self.forms, site):
             found = self.count_where(site, [] if site.op.mask is None else [site.op.mask], segment)
             if found is not None:

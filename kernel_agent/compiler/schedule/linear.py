@@ -32,6 +32,8 @@ class Kind(enum.IntEnum):
     """A place in a segment: `whole` is where the segment begins, which is opaque, and how far from there it is."""
     OPAQUE = 7
     """Anything else that is not the same for all programs, trips and lanes."""
+    WITHIN = 8
+    """`whole`, which a mask keeps from being negative."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Atom:
     number: int
     """Axis of the grid or of the tile; id of the loop's index; id of the opaque value; 0 of the others."""
     whole: Form | None = None
-    """Of quotients, remainders and places."""
+    """Of quotients, remainders, places and sums within bounds."""
     divisor: Polynomial | None = None
     """Of quotients and remainders."""
     reads: frozenset[Atom] = frozenset()

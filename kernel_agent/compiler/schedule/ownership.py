@@ -22,6 +22,7 @@ from kernel_agent.compiler.schedule.linear import Atom, Form, Kind
 from kernel_agent.compiler.schedule.polynomial import ONE, Polynomial
 from kernel_agent.compiler.schedule.ranges import Write, in_ranges
 from kernel_agent.compiler.schedule.segments import Segment, segments
+from kernel_agent.compiler.schedule.sheared import shear_of
 from kernel_agent.compiler.schedule.sites import Bound, Site, bounds, sites
 from kernel_agent.compiler.schedule.widen import widened
 from kernel_agent.compiler.ssa.builder import Builder
@@ -145,8 +146,11 @@ def proof(forms: Forms, written: Sequence[Site]) -> Injectivity | str:
     missing = [atom for atom in needed if atom not in common.form.sources]
     if missing:
         return f"{_words(missing)} add to the same elements"
-    ways = (common, common.above(Floors.of(forms, written)))
-    proofs = [one for way in dict.fromkeys(ways) if (one := way.proof(needed, forms.launch.calls)) is not None]
+    ways = dict.fromkeys((common, common.above(Floors.of(forms, written))), needed)
+    shear = shear_of(forms, written[0]) if len(written) == 1 else None
+    if shear is not None:
+        ways[replace(common, form=shear.form(common.form), bounds=shear.bounds)] = shear.told(needed)
+    proofs = [one for way, told in ways.items() if (one := way.proof(told, forms.launch.calls)) is not None]
     found = min(proofs, key=lambda one: len(one.facts()), default=None)
     if found is None:
         return "its addresses may overlap, or are read from memory"
