@@ -36,6 +36,10 @@ IN_ORDER = "rows_in_order"
 """Numbers of additions in the order of the rows that they go to, and where each row begins among them."""
 
 
+PICKED = "tiles_in_order"
+"""The same of tiles that programs pick; raises where a number is none of a tile."""
+
+
 class Fill(enum.Enum):
     """What a buffer holds before the first launch."""
 
@@ -109,6 +113,17 @@ class Census:
 
 
 @dataclass(frozen=True)
+class Counting:
+    """A launch before a listing whose programs each write how many additions they make, where memory says that."""
+
+    counts: Buffer
+    """Of programs."""
+    step: Step
+    most: str
+    """What other expressions call the most of them: each program has room for as many in the list."""
+
+
+@dataclass(frozen=True)
 class Listing:
     """A launch before all others that writes down which row of a gradient each addition goes to, from 1 on; 0 is none.
     Torch sorts that: the owner of a row goes through the additions that name it."""
@@ -123,6 +138,8 @@ class Listing:
     """Argument with the numbers of additions in the order of their rows."""
     begins: str
     """Argument that says where in that order each row begins, and where the last one ends."""
+    counting: Counting | None = None
+    """None: the launch says how many additions there are. Else rows are tiles that programs pick, and -1 may be any."""
 
 
 @dataclass(frozen=True)

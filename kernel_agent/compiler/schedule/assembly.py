@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kernel_agent.compiler.plan import BackwardPlan, Step
+from kernel_agent.compiler.plan import BackwardPlan, Listing, Step
 from kernel_agent.compiler.schedule.draft import Draft
 from kernel_agent.compiler.schedule.forms import Launch
 from kernel_agent.compiler.schedule.pace import WARPS
@@ -41,11 +41,17 @@ def assembled(schedule: str, base: BackwardPlan, draft: Draft) -> BackwardPlan:
         by_index=frozenset(tensor for tensor, name in base.gradients.items() if name in spared.by_index),
         totals=tuple(draft.totals),
         censuses=tuple(replace(one, step=_asked(one.step, base)) for one in draft.censuses if one.gradient not in same),
-        listings=tuple(replace(one, step=_asked(one.step, base)) for one in draft.listings),
+        listings=tuple(_listing(one, base) for one in draft.listings),
         settings={**{name: text for name, text in base.settings.items() if name in asked}, **draft.settings},
         facts=tuple(dict.fromkeys((*base.facts, *draft.facts))),
         remarks=(*base.remarks, *dict.fromkeys(draft.remarks)),
     )
+
+
+def _listing(one: Listing, base: BackwardPlan) -> Listing:
+    """The listing, with the scalars that its kernels ask for."""
+    counting = one.counting and replace(one.counting, step=_asked(one.counting.step, base))
+    return replace(one, step=_asked(one.step, base), counting=counting)
 
 
 def _asked(step: Step, base: BackwardPlan) -> Step:

@@ -17,6 +17,7 @@ from kernel_agent.compiler.schedule.merge import merged
 from kernel_agent.compiler.schedule.mirror import mirrored, reversed_axes
 from kernel_agent.compiler.schedule.owner import Owner, without
 from kernel_agent.compiler.schedule.owners import owners_of, parted_owners, together, turned, unowned
+from kernel_agent.compiler.schedule.pickers import picked
 from kernel_agent.compiler.schedule.rasters import rastered
 from kernel_agent.compiler.schedule.regathered import loaded, regathered
 from kernel_agent.compiler.schedule.regions import Regions
@@ -72,6 +73,9 @@ def split(tidy: Kernel, gradients: Mapping[str, str], launch: Launch, regions: R
             other = _cut(tiles.kernel, gradients, launch, regions)
             other.facts += [Fact(text, "tiles at fixed places have all windows") for text in tiles.facts]
             draft = _better(draft, other)
+    if regions is None and (draft is None or draft.additions):
+        with suppress(CannotDerive):
+            draft = _better(draft, picked(tidy, gradients, launch))
     if draft is None:
         assert refusal is not None
         raise refusal

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 from kernel_agent.compiler.free_names import words
-from kernel_agent.compiler.plan import IN_ORDER, LEFT, Census, Fact, Listing
+from kernel_agent.compiler.plan import IN_ORDER, LEFT, PICKED, Census, Counting, Fact, Listing
 from kernel_agent.compiler.stub.lines import HELPERS, Line, asked_unless, helpers_of, quoted
 from kernel_agent.compiler.stub.wording import Wording
 
@@ -61,12 +61,19 @@ class Asking:
             left = f"{variables[census.gradient]}.view(-1, {width})[{left}] = 0"
         self.body.write(Line(left))
 
+    def counting(self, listing: Listing, counting: Counting) -> None:
+        """Of the additions that programs counted: the most that one makes."""
+        variables = self.wording.variables
+        most = f"max(1, int({variables[counting.counts.name]}.max()))"
+        variables[counting.most] = self.body.bind(f"{self.wording.gradient(listing.gradient)}_most", most)
+
     def listing(self, listing: Listing) -> None:
         """Of the rows that were listed: which additions each has."""
         variables = self.wording.variables
-        self.body.helpers[HELPERS[IN_ORDER]] = None
+        helper = IN_ORDER if listing.counting is None else PICKED
+        self.body.helpers |= {HELPERS[name]: None for name in (IN_ORDER, helper)}
         base = self.wording.gradient(listing.gradient)
         for argument, end in ((listing.order, "order"), (listing.begins, "begins")):
             variables[argument] = self.body.fresh(f"{base}_{end}")
         rows, count = variables[listing.rows.name], self.wording.short(listing.count)
-        self.body.write(Line(f"{variables[listing.order]}, {variables[listing.begins]} = {IN_ORDER}({rows}, {count})"))
+        self.body.write(Line(f"{variables[listing.order]}, {variables[listing.begins]} = {helper}({rows}, {count})"))

@@ -34,6 +34,9 @@ def kernel_docstring(forward: Kernel, plan: BackwardPlan, step: Step, text: str)
     named = _listed_rows(plan, step.kernel)
     if named:
         return _filled([f"Which row of {named} each addition goes to, from 1 on; 0 is none."])
+    trips = _counted_trips(plan, step.kernel)
+    if trips:
+        return _filled([f"How often each program adds to {trips}."])
     facts = _Facts(forward, plan, step.kernel, text)
     return _filled(facts.sentences(len(step.grid)), facts.formulas())
 
@@ -52,6 +55,9 @@ def computed(plan: BackwardPlan, kernel: Kernel) -> str:
     named = _listed_rows(plan, kernel)
     if named:
         return f"which row of {named} each addition goes to"
+    trips = _counted_trips(plan, kernel)
+    if trips:
+        return f"how often each program adds to {trips}"
     writes = written_by(kernel)
     gradients = [name for name in plan.gradients.values() if name in writes]
     rows = list(dict.fromkeys(plan.sums[name] for name in writes if name in plan.sums))
@@ -72,6 +78,13 @@ def _listed_rows(plan: BackwardPlan, kernel: Kernel) -> str:
     """The gradient whose rows a kernel lists; empty of a kernel that does not."""
     writes = written_by(kernel)
     return next((one.gradient for one in plan.listings if one.rows.name in writes), "")
+
+
+def _counted_trips(plan: BackwardPlan, kernel: Kernel) -> str:
+    """The gradient to which a kernel counts additions; empty of a kernel that does not."""
+    writes = written_by(kernel)
+    countings = [(one.gradient, one.counting) for one in plan.listings if one.counting is not None]
+    return next((gradient for gradient, one in countings if one.counts.name in writes), "")
 
 
 class _Facts:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kernel_agent.compiler.plan import IN_ORDER, LEFT, LONGEST, NESTED, RISING, ROWS
+from kernel_agent.compiler.plan import IN_ORDER, LEFT, LONGEST, NESTED, PICKED, RISING, ROWS
 from kernel_agent.compiler.schedule.describe import EVEN, FITS
 from kernel_agent.compiler.stub.breaking import broken
 
@@ -73,6 +73,12 @@ SORTED = f'''def {IN_ORDER}(rows, count):
     wanted = torch.arange(1, count + 2, dtype=rows.dtype, device=rows.device)
     return order, torch.searchsorted(rows, wanted, out_int32=True)
 '''
+CHOSEN = f'''def {PICKED}(tiles, count):
+    """The same of tiles that programs pick. One of a number below 0 raises ValueError: no owner would add to it."""
+    if bool((tiles < 0).any()):
+        raise ValueError("this call picks a tile of a number below 0, of which no program is the owner")
+    return {IN_ORDER}(tiles, count)
+'''
 TILES = f'''def {FITS}(*matrices):
     """Whether descriptors can load tiles of all (tensor, strides along rows, other steps); they get memory then."""
     for x, units, steps in matrices:
@@ -91,7 +97,16 @@ MEMORY = f'''def {LENDS}(device):
     """Memory for tensor descriptors: autograd runs a backward in a thread of its own, which has no allocator yet."""
     triton.set_allocator(lambda size, _align, _stream: torch.empty(size, dtype=torch.int8, device=device))
 '''
-HELPERS = {NESTED: APART, RISING: RISE, ROWS: SPAN, LONGEST: LENGTH, LEFT: ONCE, IN_ORDER: SORTED, FITS: TILES}
+HELPERS = {
+    NESTED: APART,
+    RISING: RISE,
+    ROWS: SPAN,
+    LONGEST: LENGTH,
+    LEFT: ONCE,
+    IN_ORDER: SORTED,
+    PICKED: CHOSEN,
+    FITS: TILES,
+}
 """Functions that conditions of a plan may call, by name."""
 
 

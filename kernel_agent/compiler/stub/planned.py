@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.free_names import words
-from kernel_agent.compiler.plan import BackwardPlan, Step
+from kernel_agent.compiler.plan import BackwardPlan, Buffer, Step
 from kernel_agent.compiler.schedule.blocks import in_blocks
 from kernel_agent.compiler.schedule.deposit import NAME as DEPOSITS
 from kernel_agent.compiler.schedule.deposit import REGISTERS
@@ -29,7 +29,7 @@ from kernel_agent.compiler.stub.needs import variable_of
 from kernel_agent.compiler.stub.products import LARGE, WIDTHS, ProductTiles, product_tiles
 from kernel_agent.compiler.stub.stages import ROOM, Stage, staged
 from kernel_agent.compiler.stub.strides import Told
-from kernel_agent.compiler.stub.tiles import mentions, steps_by
+from kernel_agent.compiler.stub.tiles import is_one, mentions, steps_by
 from kernel_agent.compiler.stub.wording import Wording, divisible
 
 Signature = Callable[..., Sequence[str]]
@@ -72,15 +72,12 @@ class Planned:
                 self._bind(one.step)
         buffers = Buffers(self.wording, self.cotangents)
         for census in plan.censuses:
-            counted = Chosen(census.step, {})
-            self._bind(counted.step)
-            variables[census.counts.name] = buffers.allocate(census.counts)
-            self._launch(counted)
+            self._fill(census.step, census.counts, buffers)
         for listing in plan.listings:
-            named = Chosen(listing.step, {})
-            self._bind(named.step)
-            variables[listing.rows.name] = buffers.allocate(listing.rows)
-            self._launch(named)
+            if listing.counting is not None:
+                self._fill(listing.counting.step, listing.counting.counts, buffers)
+                asking.counting(listing, listing.counting)
+            self._fill(listing.step, listing.rows, buffers)
             asking.listing(listing)
         for buffer in plan.buffers:
             with self.wording.under([one.tiles for one in chosen if one.takes(buffer.name)]):
@@ -96,6 +93,13 @@ class Planned:
             large = total.wide or any(len(step.grid) > 1 for step in plan.steps)
             variables[total.name] = self.body.bind(name, rows_summed(variables[total.partials], large=large))
         self._contribute(buffers, given)
+
+    def _fill(self, step: Step, buffer: Buffer, buffers: Buffers) -> None:
+        """A launch before all others, and the memory that it writes to."""
+        first = Chosen(step, {})
+        self._bind(first.step)
+        self.wording.variables[buffer.name] = buffers.allocate(buffer)
+        self._launch(first)
 
     def _asking_of_buffers(self) -> list[str]:
         """Settings that ask where memory lies which is made here, or follow from such: it must be there first."""
@@ -201,9 +205,9 @@ class Planned:
         if node is None:
             return ""
         if not isinstance(node, ast.Name):
-            return self.wording.argument(name) if self._grid_follows(name) and not _is_one(node) else ""
+            return self.wording.argument(name) if self._grid_follows(name) and not is_one(node) else ""
         number = source.definition(node.id)
-        if len(self.plan.steps) == 1 or not isinstance(number, ast.Constant) or _is_one(number):
+        if len(self.plan.steps) == 1 or not isinstance(number, ast.Constant) or is_one(number):
             return ""
         if not self._grid_follows(name):
             return ""
@@ -407,8 +411,3 @@ class Planned:
             name = f"d{self.references.hint(tensor)}"
             text = self.body.bind(name, f"{text} if {form} == {whole} else {moved}.clone()") if both else moved
         self.cotangents.add(tensor, Grad(text, grad.element))
-
-
-def _is_one(node: ast.expr) -> bool:
-    """Whether a tile is a single element: what is computed one by one has no tile."""
-    return isinstance(node, ast.Constant) and node.value == 1

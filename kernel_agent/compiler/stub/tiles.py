@@ -183,6 +183,11 @@ def _axis(value: Value) -> int | None:
     return axis
 
 
+def is_one(node: ast.expr) -> bool:
+    """Whether a tile is a single element: what is computed one by one has no tile."""
+    return isinstance(node, ast.Constant) and node.value == 1
+
+
 def _is_distance(value: Value) -> bool:
     """Whether a number is the same for all programs of the grid: a constant, and how many there are."""
     op = value.producer

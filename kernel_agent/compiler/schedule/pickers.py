@@ -1,0 +1,231 @@
+"""`pickers`: owners of tiles that trips of a loop pick, each of which goes through the trips that picked its tile.
+
+In such a trip the number of the tile is the owner's own: what depends on nothing else is loaded once, and addresses are
+those of a tile that programs have in turn, of which `ownership` proves that each is stored to once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from kernel_agent.compiler.errors import CannotDerive, DoesNotApply
+from kernel_agent.compiler.plan import Listing
+from kernel_agent.compiler.schedule.accumulate import accumulated, conjuncts
+from kernel_agent.compiler.schedule.draft import Draft
+from kernel_agent.compiler.schedule.forms import Launch
+from kernel_agent.compiler.schedule.later import owned_in_the_end
+from kernel_agent.compiler.schedule.merge import merged
+from kernel_agent.compiler.schedule.owner import without
+from kernel_agent.compiler.schedule.owners import unowned
+from kernel_agent.compiler.schedule.picklist import Picklist, picklist
+from kernel_agent.compiler.schedule.picks import Picks, picks
+from kernel_agent.compiler.schedule.polynomial import Polynomial
+from kernel_agent.compiler.schedule.regathered import loaded
+from kernel_agent.compiler.schedule.settle import settled
+from kernel_agent.compiler.schedule.share import loading, shared, storing
+from kernel_agent.compiler.schedule.wraps import unwrapped
+from kernel_agent.compiler.ssa.builder import Builder
+from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.prune import prune
+from kernel_agent.compiler.ssa.rebuild import Copier, emptied
+from kernel_agent.compiler.ssa.value import Kernel, Op, Value
+
+
+@dataclass(frozen=True)
+class Pickers:
+    """A kernel that adds to each tile in one program."""
+
+    kernel: Kernel
+    launch: Launch
+    listing: Listing
+
+
+def picked(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft:
+    """A launch in which owners of tiles sum the gradients that trips pick tiles of, and one of the forward's programs
+    for the others. Raises DoesNotApply where there are none, or where something is added atomically then."""
+    mine = _picked(tidy, gradients, launch)
+    kept = shared(tidy, launch)
+    made = pickers(_only(loading(tidy, kept, len(launch.grid)), mine), launch, next(iter(mine.values())))
+    wanted = loaded(made.kernel)
+    kept = [one for one in kept if one.pointer.name in wanted]
+    draft = Draft()
+    draft.partials += [one.buffer for one in kept]
+    draft.facts += [fact for one in kept for fact in one.facts]
+    main = without(storing(tidy, kept, len(launch.grid)), set(mine.values()))
+    if main is not None:
+        rest = {tensor: name for tensor, name in gradients.items() if tensor not in mine}
+        draft.add(owned_in_the_end(unwrapped(accumulated(main), launch), rest, launch), rest, launch, {})
+    texts = {name: extent.text() for name, extent in made.launch.scalars.items()}
+    draft.add(owned_in_the_end(unwrapped(made.kernel, made.launch), mine, made.launch), mine, made.launch, texts)
+    draft.listings.append(made.listing)
+    return draft
+
+
+def _picked(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> dict[str, str]:
+    """The gradients that trips of one loop pick tiles of. Raises DoesNotApply where there are none."""
+    found: dict[str, str] = {}
+    reason = DoesNotApply("no gradient is shared by programs")
+    for tensor, name in unowned(accumulated(tidy), gradients, launch).items():
+        try:
+            picks(_only(tidy, {tensor: name}), launch)
+        except DoesNotApply as error:
+            reason = error
+        else:
+            found[tensor] = name
+    if not found:
+        raise reason
+    return found
+
+
+def _only(kernel: Kernel, gradients: Mapping[str, str]) -> Kernel:
+    """The kernel with additions to some gradients alone."""
+    others = {op.base.name for op in kernel.ops if op.code is Code.ATOMIC_ADD} - set(gradients.values())
+    found = without(kernel, others)
+    if found is None:
+        raise DoesNotApply("no gradient is added to")
+    return found
+
+
+def pickers(kernel: Kernel, launch: Launch, name: str) -> Pickers:
+    """Owners of the tiles that a kernel adds to, `name` among them, and to nothing else. Raises CannotDerive where what
+    they add depends on earlier trips."""
+    found = picks(kernel, launch)
+    listed = picklist(found, name)
+    copier = _Picker(found, listed)
+    made = prune(copier.made())
+    if all(op.code is not Code.DOT for op in made.ops):
+        raise DoesNotApply("few products would be summed by the owners of tiles")
+    grid = (found.count, *(launch.grid[axis] for axis in found.kept))
+    around = replace(launch, grid=grid, scalars={**launch.scalars, **copier.scalars})
+    return Pickers(merged(prune(settled(made, around))), around, listed.listing)
+
+
+class _Picker(Copier):
+    """Copies what additions need, with the number of a tile as the owner's, and programs and trips as a list says."""
+
+    def __init__(self, found: Picks, listed: Picklist) -> None:
+        source = found.forms.kernel
+        self.found = found
+        self.listed = listed
+        asked = {op.attributes["axis"] for op in source.ops if op.code is Code.NUM_PROGRAMS}
+        self.counts = {
+            axis: Value("i32", (), source.free_name(f"num_programs_{axis}")) for axis in sorted({*asked, *found.summed})
+        }
+        arguments = [*source.arguments, listed.order, listed.begins, listed.most, *self.counts.values()]
+        target = emptied(source, name=f"{source.name}_{listed.listing.gradient}", arguments=arguments)
+        super().__init__(source, Builder(target, frozenset(site.op.base for site in found.added)))
+
+    @property
+    def scalars(self) -> dict[str, Polynomial]:
+        """Arguments that the forward did not have."""
+        grid = self.found.forms.launch.grid
+        told = {value.name: grid[axis] for axis, value in self.counts.items()}
+        return {**told, self.listed.most.name: Polynomial.symbol(self.listed.most.name)}
+
+    def made(self) -> Kernel:
+        """The kernel."""
+        b, found = self.b, self.found
+        own = b.program_id(0, "tile")
+        self[found.number] = b.cast(own, found.number.element)
+        row = b.const(0, "i64")
+        for place in range(len(found.kept)):
+            count = b.num_programs(1 + place)
+            row = b.add(b.mul(row, b.cast(count, "i64")), b.cast(b.program_id(1 + place), "i64"))
+        row = b.add(b.mul(row, b.cast(b.num_programs(0), "i64")), b.cast(own, "i64"))
+        first = b.load(self.listed.begins, row, name="first")
+        last = b.load(self.listed.begins, b.add(row, b.const(1, "i64")), name="last")
+        places = [self._place(site.op) for site in found.added]
+        zeros = [b.whole(b.const(0.0, site.op.stored.element), site.op.offset.shape) for site in found.added]
+
+        def trips() -> tuple[Value, ...]:
+            bounds = (first, last, b.const(1))
+            return b.loop(bounds, zeros, self._trip, index_name="turn", names=self._names(), certain=True)
+
+        sums = b.branch(b.compare("lt", first, last), trips, lambda: zeros)
+        for site, (offset, mask), total in zip(found.added, places, sums, strict=True):
+            b.store(self[site.op.base], offset, total, mask, Code.ATOMIC_ADD)
+        return b.kernel
+
+    def _names(self) -> list[str]:
+        return [f"{site.op.base.name}_sum" for site in self.found.added]
+
+    def _place(self, op: Op) -> tuple[Value, Value | None]:
+        """Where the owner adds, and the part of the mask that is its own."""
+        if not self._is_own(op.offset):
+            raise CannotDerive("an address is read from memory, or comes out of a loop")
+        mask: Value | None = None
+        for part in self._steady(op):
+            mask = self[part] if mask is None else self.b.logical_and(mask, self[part])
+        return self.whole(op.offset), mask
+
+    def _steady(self, op: Op) -> list[Value]:
+        """Parts of a mask that are the same in all trips that pick the tile."""
+        return [] if op.mask is None else [part for part in conjuncts(op.mask) if self._is_own(part)]
+
+    def _is_own(self, value: Value) -> bool:
+        """Whether all that a value is computed of is known to an owner before its trips, and needs no memory."""
+        for part in _slice(value, self.found.number):
+            op = part.producer
+            if op is None and part.id in self.found.forms.loops:
+                return False
+            if op is not None and (op.blocks or op.code in (Code.LOAD, Code.TAPE_LOAD)):
+                return False
+            if op is not None and op.code is Code.PROGRAM_ID and op.attributes["axis"] not in self.found.kept:
+                return False
+        return True
+
+    def _trip(self, turn: Value, sums: list[Value]) -> Sequence[Value]:
+        """What one addition adds to the sums."""
+        b = self.b
+        self._set(b.load(self.listed.order, turn, name="addition"))
+        found = []
+        for site, total in zip(self.found.added, sums, strict=True):
+            part, steady = self[site.op.stored], self._steady(site.op)
+            for one in [] if site.op.mask is None else conjuncts(site.op.mask):
+                part = part if one in steady else b.select(self[one], part, b.zero(part))
+            found.append(b.add(total, part))
+        return found
+
+    def _set(self, number: Value) -> None:
+        """Programs and the trip of an addition by its number."""
+        b, loop = self.b, self.found.loop
+        trip, number = self._digit(number, self.listed.most)
+        for axis in reversed(self.found.summed):
+            own, number = self._digit(number, self.counts[axis])
+            for op in self.source.ops:
+                if op.code is Code.PROGRAM_ID and op.attributes["axis"] == axis:
+                    self[op.result] = b.cast(own, op.result.element)
+        start, _, step = self.bounds(loop)
+        self[loop.blocks[0].arguments[0]] = b.add(start, b.mul(b.cast(trip, start.element), step))
+
+    def _digit(self, number: Value, extent: Value) -> tuple[Value, Value]:
+        """The last digit of a number, and those in front of it."""
+        b, size = self.b, self.b.cast(extent, "i64")
+        return b.elementwise(Code.REM, (number, size)), b.elementwise(Code.FLOORDIV, (number, size))
+
+    def pure(self, op: Op) -> None:
+        """Programs and their numbers."""
+        axis = op.attributes.get("axis")
+        if op.code is Code.PROGRAM_ID:
+            if axis not in self.found.kept:
+                raise CannotDerive("which program adds to a tile is only known in its turn")
+            self[op.result] = self.b.program_id(1 + self.found.kept.index(axis))
+        elif op.code is Code.NUM_PROGRAMS:
+            self[op.result] = self.counts[axis]
+        else:
+            super().pure(op)
+
+
+def _slice(value: Value, number: Value) -> list[Value]:
+    """All that a value is computed of, down to the number of a tile."""
+    found: dict[Value, None] = {}
+    stack = [value]
+    while stack:
+        part = stack.pop()
+        if part is number or part in found:
+            continue
+        found[part] = None
+        if part.producer is not None:
+            stack.extend(part.producer.operands)
+    return list(found)
