@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from kernel_agent.compiler.reverse.checkpoints import LONG, trips_of
 from kernel_agent.compiler.reverse.disjoint import Apart
 from kernel_agent.compiler.reverse.extents import Extents
+from kernel_agent.compiler.saved.athand import at_hand
 from kernel_agent.compiler.saved.lanes import Lanes
 from kernel_agent.compiler.saved.slots import Slot, is_start_outside, picked, slots_of
 from kernel_agent.compiler.schedule.calls import Calls
@@ -76,6 +77,8 @@ def use_saved(kernel: Kernel, lost: frozenset[str] = frozenset(), calls: Calls |
     remarks: list[str] = []
     taken: dict[Value, Place] = {}
     lanes = Lanes(kernel)
+    if at_hand(kernel, calls):
+        return Saved(kernel, frozenset(), ("what was stored is computed again, of rows that are loaded anyway",))
     for place in places(kernel, remarks, calls, zeroed=True):
         value = place.value
         if value in taken or not (is_heavy(value, taken) or _is_found(value)):

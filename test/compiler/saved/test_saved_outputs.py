@@ -201,3 +201,43 @@ def test_the_loops_that_stay_load_nothing_for_the_statistics() -> None:
     forward = forwards.layer_norm(looped=True)
     plain, saved = forward.backward(forward.kernel), forward.backward(use_saved(forward.kernel).kernel)
     assert loads_in_loops(saved.kernel) < loads_in_loops(plain.kernel)
+
+
+def _lengths(row: int, *, of: str = "squares", rows_too: bool = False) -> Kernel:
+    """One over the length of each row, and with `rows_too` the rows divided by it; of squares, or of other products."""
+    arguments = [Value("*f32", (), name) for name in ("X", "Z", "R", "Y")]
+    kernel = Kernel("lengths", arguments, extents={row: "BLOCK"}, constants={"BLOCK": row})
+    x_ptr, z_ptr, r_ptr, y_ptr = arguments
+    b = Builder(kernel)
+    rows, lanes = b.arange(0, 4), b.arange(0, row, "BLOCK")
+    offset = b.add(b.mul(b.expand(rows, 1), b.const(row, "i32", "BLOCK")), b.expand(lanes, 0))
+    x = b.load(x_ptr, offset)
+    other = x if of == "squares" else b.load(z_ptr, offset)
+    inverse = b.unary(Code.RSQRT, b.sum(b.mul(x, other), 1))
+    b.store(r_ptr, rows, inverse)
+    if rows_too:
+        b.store(y_ptr, offset, b.mul(x, b.expand(inverse, 1)))
+    return kernel
+
+
+def test_lengths_of_short_rows_that_a_launch_stores_alone_are_summed_again() -> None:
+    # Their derivative loads every element: to read a number for each row, beside 64 elements, is to read more.
+    kernel = _lengths(64)
+    saved = use_saved(kernel, calls=Calls(({"BLOCK": 64},)))
+    assert saved.kernel is kernel
+    assert not saved.read
+    assert any("loaded anyway" in remark for remark in saved.remarks)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "block"),
+    [
+        pytest.param(_lengths(256), 256, id="long rows"),
+        pytest.param(_lengths(64), 4096, id="rows that are long in a call"),
+        pytest.param(_lengths(64, of="products"), 64, id="sums of other products"),
+        pytest.param(_lengths(64, rows_too=True), 64, id="a launch that stores the rows, too"),
+    ],
+)
+def test_other_statistics_are_read(kernel: Kernel, block: int) -> None:
+    # Long rows would wait for their sum, and a norm's own launch has its number at hand that its user stored for it.
+    assert "R" in use_saved(kernel, calls=Calls(({"BLOCK": block},))).read
