@@ -34,7 +34,7 @@ _KNOWN = (
     | REDUCTIONS
     | _SPREADS
     | {Code.CONST, Code.PROGRAM_ID, Code.NUM_PROGRAMS, Code.ARANGE, Code.EXPAND, Code.TRANS, Code.DOT}
-    | {Code.LOAD, Code.STORE, Code.ATOMIC_ADD, Code.FOR, Code.IF}
+    | {Code.RESHAPE, Code.LOAD, Code.STORE, Code.ATOMIC_ADD, Code.FOR, Code.IF}
 )
 """What takes its shape from its operands, or names it."""
 
@@ -100,6 +100,11 @@ def _unequal(one: tuple[int, ...], other: tuple[int, ...]) -> list[tuple[int, in
     return [(a, b) for a, b in zip(one, other, strict=False) if a != b]
 
 
+def _long(shape: tuple[int, ...]) -> list[int]:
+    """Extents but those of 1."""
+    return [extent for extent in shape if extent != 1]
+
+
 class _Tier(Copier):
     """Copies a kernel with `kept` for what is named `given`."""
 
@@ -153,6 +158,11 @@ class _Tier(Copier):
         elif op.code is Code.CONST and symbol and not op.attributes.get("open") and self.renamed(symbol) != symbol:
             text = self.renamed(symbol)
             self[op.result] = b.const(self.number(text), op.result.element, text)
+        elif op.code is Code.RESHAPE:
+            (old,) = op.operands
+            if _long(old.shape) != _long(op.result.shape):
+                raise CannotDerive("the elements of a tile are put in other rows")
+            self[op.result] = b.reshape(self.whole(old), self.shape(op.result.shape))
         elif op.code in _SPREADS:
             self[op.result] = b.whole(self[op.operands[0]], self.shape(op.result.shape))
         elif op.code in WHOLE:
