@@ -91,6 +91,8 @@ class Step:
     """Expression; empty: as the forward was launched."""
     num_stages: int | None = None
     """None: as the forward was launched."""
+    most: dict[str, int] = field(default_factory=dict)
+    """What tiles of the launch start with at most, by constexpr, where the forward's may be too large for it."""
 
 
 @dataclass(frozen=True)

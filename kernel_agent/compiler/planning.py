@@ -19,6 +19,7 @@ from kernel_agent.compiler.schedule.forms import Launch
 from kernel_agent.compiler.schedule.schedules import SCHEDULES, atomics, plans
 from kernel_agent.compiler.schedule.slabs import Whole, unslabbed
 from kernel_agent.compiler.schedule.tries import Tries
+from kernel_agent.compiler.schedule.unstepped import Unstepped, unstepped
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.value import Kernel
 from kernel_agent.errors import InternalError
@@ -123,17 +124,18 @@ class LaunchPlans:
         said.append(f"`{name}` failed on {self.wanted.kernel.name}: {InternalError.of(error).message}")
 
     @functools.cached_property
-    def _unslabbed(self) -> Whole | None:
+    def _unslabbed(self) -> Whole | Unstepped | None:
         wanted = self.wanted
+        launch = Launch.like_forward(wanted.axes, wanted.calls)
         try:
-            return unslabbed(wanted.kernel, Launch.like_forward(wanted.axes, wanted.calls))
+            return unslabbed(wanted.kernel, launch) or unstepped(wanted.kernel, launch)
         except Exception as error:
             self._defect(self._said_of_spared, "slabs", error)
             return None
 
     @functools.cached_property
     def _whole(self) -> LaunchPlans | None:
-        """Plans of the forward without slabs; None where it has none."""
+        """Plans of the forward with whole rows in its tiles; None where it has them, or others than tiles of rows."""
         found = self._unslabbed
         return None if found is None else LaunchPlans(replace(self.wanted, kernel=found.kernel, calls=found.calls))
 

@@ -173,10 +173,10 @@ class Planned:
         given = {value.name for value in step.kernel.arguments}
         if any(listing.order in given for listing in self.plan.listings):
             return []  # additions are numbered by the forward's tiles
-        candidates = {name for name in steps_by(step.kernel) if self._may_own(name)}
+        candidates = {name for name in steps_by(step.kernel) if name in step.most or self._may_own(name)}
         if not candidates:  # then it need not be printed for the order of its parameters
             return []
-        return [name for name in self.signature(step.kernel) if name in candidates and self._formula(name)]
+        return [name for name in self.signature(step.kernel) if name in candidates and self._formula(name, step)]
 
     def _may_own(self, name: str) -> bool:
         """Whether a launch that is given a tile may choose it."""
@@ -195,7 +195,7 @@ class Planned:
         """A variable for a tile or an option of a launch."""
         return self.body.fresh(self._wanted(name, step, self.several))
 
-    def _formula(self, name: str) -> str:
+    def _formula(self, name: str, step: Step | None = None) -> str:
         """What a tile is at first; empty where it keeps the name that it has in the stub.
 
         The only launch does as well with that name. Several launches each take the number behind it, unless the
@@ -204,6 +204,8 @@ class Planned:
         source, node = self.references.source, self.launched.text.arguments.get(name)
         if node is None:
             return ""
+        if step is not None and name in step.most and self._grid_follows(name):
+            return f"min({self.wording.argument(name)}, {step.most[name]})"
         if not isinstance(node, ast.Name):
             return self.wording.argument(name) if self._grid_follows(name) and not is_one(node) else ""
         number = source.definition(node.id)
@@ -236,7 +238,7 @@ class Planned:
 
     def _written(self, one: Chosen) -> Chosen:
         """The statement that binds what a launch chooses."""
-        values = {variable: self._formula(name) for name, variable in one.tiles.items()}
+        values = {variable: self._formula(name, one.step) for name, variable in one.tiles.items()}
         options = {}
         for option in ("num_warps", "num_stages"):
             text = self._option(one.step, option)

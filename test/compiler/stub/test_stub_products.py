@@ -93,3 +93,15 @@ def test_a_walk_over_wide_tiles_has_as_many_under_way_as_there_is_room_for(
     assert known["stage_bytes_dw"] == (128 * 128 // size + 128 * 128) * size
     assert known["num_stages_dw"] == stages
     assert stages * known["stage_bytes_dw"] <= 227 << 10
+
+
+def test_kernels_with_whole_rows_own_fewer_of_them_than_the_forward(sandbox: Sandbox) -> None:
+    # 128 rows of 512 columns are 256 registers of each of 256 threads, and two such tiles more shared memory than there
+    # is: launches that kept the forward's tiles could not run.
+    source = read_file(ROOT / "datasets" / "kernel_pairs" / "loss_linear_fused" / "linear_ce_lse_recompute.py")
+    (draft, *_), _ = drafts(describe(source, sandbox), sandbox, most=1)
+    text = draft.candidate.backward
+    assert "ALL_H = max(" in text
+    assert "BLOCK_T_DX, BLOCK_V_DX, num_warps_dx, num_stages_dx = min(BLOCK_T, 64), min(BLOCK_V, 16), 8, 3" in text
+    assert "BLOCK_T_DW, BLOCK_V_DW, num_warps_dw, num_stages_dw = min(BLOCK_T, 16), min(BLOCK_V, 64), 8, 3" in text
+    assert "_linear_ce_bwd_dX[(triton.cdiv(T, BLOCK_T_DX),)]" in text
