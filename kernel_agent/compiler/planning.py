@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from kernel_agent.compiler.errors import CannotDerive
@@ -16,6 +17,7 @@ from kernel_agent.compiler.saved.joint import Joint
 from kernel_agent.compiler.saved.prepare import prepared
 from kernel_agent.compiler.schedule.calls import Calls
 from kernel_agent.compiler.schedule.forms import Launch
+from kernel_agent.compiler.schedule.restepped import Restepped, restepped
 from kernel_agent.compiler.schedule.schedules import SCHEDULES, atomics, plans
 from kernel_agent.compiler.schedule.slabs import Whole, unslabbed
 from kernel_agent.compiler.schedule.tries import Tries
@@ -23,6 +25,10 @@ from kernel_agent.compiler.schedule.unstepped import Unstepped, unstepped
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.value import Kernel
 from kernel_agent.errors import InternalError
+
+Forward = Whole | Restepped | Unstepped
+_FORWARDS: tuple[Callable[[Kernel, Launch], Forward | None], ...] = (unslabbed, restepped, unstepped)
+"""The same forward with other tiles, of which gradients may have owners."""
 
 
 @dataclass(frozen=True)
@@ -64,17 +70,23 @@ class LaunchPlans:
         self._said_of_spared: list[str] = []
         self._tries: dict[int, Tries] = {}
         """By the identity of the adjoint that the better schedules are made of, which is kept here."""
+        self._others: dict[str, tuple[Forward, LaunchPlans] | None] = {}
+        """Forwards with other tiles, by what makes them."""
 
     def best(self, schedule: str) -> BackwardPlan:
         """The plan with the fewest atomics; of those with as many one with short tapes, or none. Where programs share
         gradients, that of the forward without slabs, if they share fewer then."""
         found = self._best(schedule)
-        whole = self._whole if schedule != "plain" and _shared(found) else None
-        if whole is None:
-            return found
-        other, slabs = whole.best(schedule), self._unslabbed
-        assert slabs is not None
-        return slabs.plan(other) if _shared(other) < _shared(found) and other.schedule != "plain" else found
+        for make in _FORWARDS if schedule != "plain" else ():
+            if not _shared(found):
+                break
+            other = self._other(make)
+            if other is not None:
+                forward, plans_of_it = other
+                plan = plans_of_it.best(schedule)
+                if _shared(plan) < _shared(found) and plan.schedule != "plain" and not _sums_in_memory(plan):
+                    found = forward.plan(plan)
+        return found
 
     def _best(self, schedule: str) -> BackwardPlan:
         """Of the forward as it is."""
@@ -123,21 +135,19 @@ class LaunchPlans:
     def _defect(self, said: list[str], name: str, error: Exception) -> None:
         said.append(f"`{name}` failed on {self.wanted.kernel.name}: {InternalError.of(error).message}")
 
-    @functools.cached_property
-    def _unslabbed(self) -> Whole | Unstepped | None:
-        wanted = self.wanted
-        launch = Launch.like_forward(wanted.axes, wanted.calls)
-        try:
-            return unslabbed(wanted.kernel, launch) or unstepped(wanted.kernel, launch)
-        except Exception as error:
-            self._defect(self._said_of_spared, "slabs", error)
-            return None
-
-    @functools.cached_property
-    def _whole(self) -> LaunchPlans | None:
-        """Plans of the forward with whole rows in its tiles; None where it has them, or others than tiles of rows."""
-        found = self._unslabbed
-        return None if found is None else LaunchPlans(replace(self.wanted, kernel=found.kernel, calls=found.calls))
+    def _other(self, make: Callable[[Kernel, Launch], Forward | None]) -> tuple[Forward, LaunchPlans] | None:
+        """A forward with other tiles, and its plans; None where it has none that compute the same."""
+        wanted, name = self.wanted, make.__name__
+        if name not in self._others:
+            self._others[name] = None
+            try:
+                found = make(wanted.kernel, Launch.like_forward(wanted.axes, wanted.calls))
+                if found is not None:
+                    again = LaunchPlans(replace(wanted, kernel=found.kernel, calls=found.calls))
+                    self._others[name] = (found, again)
+            except Exception as error:
+                self._defect(self._said_of_spared, name, error)
+        return self._others[name]
 
     @functools.cached_property
     def _plain(self) -> Adjoint:
@@ -189,6 +199,12 @@ class LaunchPlans:
 def _shared(plan: BackwardPlan) -> int:
     """Sums that several programs have a part in. Rows of slabs do not count: recurrences need their programs more."""
     return atomics(plan) + (len(plan.totals) if plan.schedule == "rows" else 0)
+
+
+def _sums_in_memory(plan: BackwardPlan) -> bool:
+    """Whether a program adds to what it stored of a gradient: each addition is a load and a store."""
+    names = set(plan.gradients.values())
+    return any(op.code is Code.LOAD and op.base.name in names for step in plan.steps for op in step.kernel.ops)
 
 
 def _lanes(adjoint: Adjoint) -> int:

@@ -61,10 +61,10 @@ class Turns:
         """`axes`: from which axis of the grid on they are parts of others; loops over those lie outside."""
         self.forms = forms
         self.axes = axes
-        self._alike: dict[tuple[Form, ...], Op] = {}
+        self._alike: dict[tuple[tuple[Form, ...], int], Op] = {}
 
-    def of(self, site: Site) -> Turn | str:
-        """How an addition is to be turned, or why it cannot be."""
+    def of(self, site: Site, *, crossing: bool = False) -> Turn | str:
+        """How an addition is to be turned, or why it cannot be. `crossing`: see `are_crossing`."""
         forms = self.forms
         sources = forms.of(site.op.offset).sources
         if any(atom.kind is Kind.OPAQUE for atom in sources):
@@ -78,17 +78,23 @@ class Turns:
             sorted((axis for axis in axes if axis not in programs), key=lambda axis: (axis < self.axes, axis))
         )
         trips = own_loops(forms, site)
-        if not summed:
+        if not summed and not (crossing and trips and self._are_outermost(site)):
             return "no sum over programs would change that"
         if not programs and not trips:
             return "all programs add to all of it"
-        kept = tuple(self._first(loop) for loop in trips if not self._is_axis(loop))
+        kept = tuple(first for first in self._firsts(trips) if not self._is_axis(first))
         if len(programs) + len(trips) - len(kept) > AXES:
             return "it would need a grid of more than three axes"
         if kept and (len(trips) > 1 or not self._same_for_all(kept[0], programs)):
             name = kept[0].blocks[0].arguments[0].name
             return f"the trips of the loop over `{name}` differ from program to program"
-        return Turn(programs, () if kept else tuple(self._first(loop) for loop in trips), summed, kept)
+        return Turn(programs, () if kept else self._firsts(trips), summed, kept)
+
+    def _are_outermost(self, site: Site) -> bool:
+        """Whether all that loops compute is computed within those of an addition: owners of what trips add to compute
+        nothing anew that a program computed once for all of them."""
+        first = site.loops[0]
+        return all(op is first or op.code is not Code.FOR for op in self.forms.kernel.body.ops)
 
     def _is_axis(self, loop: Op) -> bool:
         """Whether all programs make as many trips, which the launch can tell."""
@@ -100,15 +106,28 @@ class Turns:
         known = {self.forms.program(axis) for axis in programs}
         return all(self.forms.reads(value) <= known for value in loop.operands[:3])
 
-    def _first(self, loop: Op) -> Op:
-        """The first loop that was seen over the same range."""
-        return self._alike.setdefault(tuple(self.forms.of(value) for value in loop.operands[:3]), loop)
+    def _firsts(self, loops: Sequence[Op]) -> tuple[Op, ...]:
+        """The first loops that were seen over the same ranges, one for each: loops within each other may have one."""
+        found: list[Op] = []
+        for loop in loops:
+            over = tuple(self.forms.of(value) for value in loop.operands[:3])
+            place = 0
+            while (first := self._alike.setdefault((over, place), loop)) in found:
+                place += 1
+            found.append(first)
+        return tuple(found)
 
 
 def own_loops(forms: Forms, site: Site) -> tuple[Op, ...]:
     """Loops around an addition whose trips its address depends on."""
     sources = forms.of(site.op.offset).sources
     return tuple(loop for loop in site.loops if forms.trip(loop) in sources)
+
+
+def are_crossing(forms: Forms, added: Sequence[Site]) -> bool:
+    """Whether the trips that one addition's address depends on are those of a loop that sums what another one adds."""
+    own = {loop for site in added for loop in own_loops(forms, site)}
+    return any(loop in own and loop not in own_loops(forms, site) for site in added for loop in site.loops)
 
 
 def owner(forms: Forms, turn: Turn, added: Sequence[Site], name: str) -> Owner:
@@ -147,11 +166,7 @@ def owner(forms: Forms, turn: Turn, added: Sequence[Site], name: str) -> Owner:
         start, stop, step = copier.bounds(first)
         b.loop((start, stop, step), (), body, index_name=first.blocks[0].arguments[0].name)
     else:
-        for site in added:
-            for loop, trips in zip(own_loops(forms, site), turn.trips, strict=not isinstance(site, OwnRows)):
-                start, _, step = (copier[value] for value in loop.operands[:3])
-                index = b.add(start, b.mul(b.cast(b.program_id(places[trips]), start.element), step))
-                copier[loop.blocks[0].arguments[0]] = index
+        _number_trips(copier, forms, turn, added, places)
         depth = _sum_up(copier, forms, turn, added, places)
     _refuse_again(made, depth + len(turn.kept))
     forward = forms.launch
@@ -167,12 +182,29 @@ def owner(forms: Forms, turn: Turn, added: Sequence[Site], name: str) -> Owner:
     return Owner(made, launch, texts)
 
 
+def _number_trips(
+    copier: Turned, forms: Forms, turn: Turn, added: Sequence[Site], places: Mapping[int | Op, int]
+) -> None:
+    """Have programs be the trips that addresses of additions depend on."""
+    b = copier.b
+    for site in added:
+        for loop, trips in zip(own_loops(forms, site), turn.trips, strict=not isinstance(site, OwnRows)):
+            start, _, step = (copier[value] for value in loop.operands[:3])
+            index = b.add(start, b.mul(b.cast(b.program_id(places[trips]), start.element), step))
+            copier[loop.blocks[0].arguments[0]] = index
+
+
 def _sum_up(copier: Turned, forms: Forms, turn: Turn, added: Sequence[Site], places: Mapping[int | Op, int]) -> int:
     """Write the loops that sum, and the additions of what they find. Returns how many loops these are."""
     totals: dict[Hashable, Total] = {}
     depth = 0
-    for phase in phases(forms, turn, added):
+    parts = phases(forms, turn, added)
+    crossing = are_crossing(forms, added)
+    for phase in parts:
         within = copier
+        if crossing:  # one addition's trip is a loop that sums another one's
+            within = Turned(copier.source, copier.b, dict(copier.programs), copier.counts)
+            _number_trips(within, forms, turn, phase.sites, places)
         if phase.own is not None:
             index = copier.b.program_id(places[turn.trips[0]])
             within = Turned(copier.source, copier.b, {**copier.programs, phase.own: index}, copier.counts)
@@ -185,7 +217,7 @@ def _sum_up(copier: Turned, forms: Forms, turn: Turn, added: Sequence[Site], pla
             took_part = None if job.placed else ran
             if all(one is not took_part for one in total.ran):
                 total.ran.append(took_part)
-        once = phase.own is not None and not phase.summed  # as often as the forward's program does
+        once = not phase.summed and (phase.own is not None or not phase.inner)  # as often as the forward's program does
         depth += _loops(copier.b.kernel) - before if once else len(phase.summed) + len(phase.inner)
     for total in totals.values():
         total.job.finish(total.copier, total)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.schedule.forms import Forms, Launch
 from kernel_agent.compiler.schedule.injective import Injectivity
-from kernel_agent.compiler.schedule.owner import AXES, Owner, Turn, Turns, owner
+from kernel_agent.compiler.schedule.owner import AXES, Owner, Turn, Turns, are_crossing, owner
 from kernel_agent.compiler.schedule.ownership import WRITES, proof
 from kernel_agent.compiler.schedule.ownrows import with_own_rows
 from kernel_agent.compiler.schedule.part import parted
@@ -52,7 +52,8 @@ def turned(
         added = [site for site in sites(wide.kernel.body, WRITES) if site.op.base.name == name]
         if not added or not isinstance(proof(forms, added), str):
             continue
-        mine = [turns.of(site) for site in added]
+        crossing = are_crossing(forms, added)
+        mine = [turns.of(site, crossing=crossing) for site in added]
         joint = with_own_rows(forms, added, mine)
         if joint is not None:
             mine, added = [joint[0] for _ in mine], joint[1]

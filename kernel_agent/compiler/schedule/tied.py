@@ -62,6 +62,12 @@ def or_tied(draft: Draft | None, make: Callable[[Kernel], Draft], kernel: Kernel
     return draft
 
 
+def with_one_name(kernel: Kernel, kept: str, given: str) -> Kernel | None:
+    """The kernel as it is where two tiles are as large, with one name for both; None where an operation is not known to
+    depend on neither by more than symbols. Raises CannotDerive."""
+    return prune(_Tier(kernel, kept, given).copy()) if all(op.code in _KNOWN for op in kernel.ops) else None
+
+
 def tied(kernel: Kernel, launch: Launch) -> Iterator[Tied]:
     """The kernel with two of its tiles as one, for every two that a gradient is added to in."""
     if any(op.code not in _KNOWN for op in kernel.ops):
@@ -72,9 +78,10 @@ def tied(kernel: Kernel, launch: Launch) -> Iterator[Tied]:
         if {kept, given} & kernel.fixed or calls.most(kept) is None or not calls.show((expression,)):
             continue
         try:
-            made = prune(_Tier(kernel, kept, given).copy())
+            made = with_one_name(kernel, kept, given)
         except CannotDerive:
             continue
+        assert made is not None
         yield Tied(made, Fact(expression, "rows of a program and of a trip are as many", of_forward=True))
 
 

@@ -68,7 +68,7 @@ def unstepped(kernel: Kernel, launch: Launch) -> Unstepped | None:
     for tile in dict.fromkeys(_tile_of(op) for op in kernel.ops if op.code is Code.FOR):
         if tile not in kernel.constants or tile in kernel.fixed or not calls.entries:
             continue
-        columns = _Steps.columns_of(kernel, launch, tile)
+        columns = summed_columns(kernel, launch, tile)
         most = None if columns is None else calls.at_work(columns.text())
         if columns is None or most is None or most > MOST_COLUMNS:
             continue
@@ -77,6 +77,12 @@ def unstepped(kernel: Kernel, launch: Launch) -> Unstepped | None:
         made = prune(_Unstepper(kernel, tile, name).copy())
         return Unstepped(made, replace(calls, names=tuple(names)), tile, columns, name)
     return None
+
+
+def summed_columns(kernel: Kernel, launch: Launch, tile: str) -> Polynomial | None:
+    """The columns of the rows that products step through by a tile, which then may have any size; None where tiles are
+    more than steps over these."""
+    return _Steps.columns_of(kernel, launch, tile)
 
 
 def _width(tile: str, columns: Polynomial) -> str:
