@@ -39,6 +39,11 @@ IN_ORDER = "rows_in_order"
 PICKED = "tiles_in_order"
 """The same of tiles that programs pick; raises where a number is none of a tile."""
 
+LISTED = "places_in_order"
+"""The same of places of a list that memory has, and which program has some of these."""
+EVERY = 8
+"""How many places of a list lie between two whose programs are known."""
+
 
 class Fill(enum.Enum):
     """What a buffer holds before the first launch."""
@@ -145,6 +150,29 @@ class Listing:
 
 
 @dataclass(frozen=True)
+class Inverse:
+    """A list that memory has of which row of a gradient each addition goes to. Torch sorts it: the owner of a row goes
+    through the places that name it."""
+
+    gradient: str
+    """Argument of the kernel that stores to it."""
+    rows: str
+    """Tensor argument of the forward's launch: the list."""
+    bounds: str
+    """Another one: where each program's places begin, and where those of the last one end."""
+    programs: str
+    """How many programs there are, an expression."""
+    count: str
+    """Rows of the gradient, an expression."""
+    order: str
+    """Argument with the places, from the first program's first on, in the order of their rows."""
+    begins: str
+    """Argument that says where in that order each row begins, and where the last one ends."""
+    known: str
+    """Argument that says which program has every 8th place."""
+
+
+@dataclass(frozen=True)
 class Total:
     """Partial results that torch sums over their first axis after the launches."""
 
@@ -189,6 +217,7 @@ class BackwardPlan:
     totals: tuple[Total, ...] = ()
     censuses: tuple[Census, ...] = ()
     listings: tuple[Listing, ...] = ()
+    inverses: tuple[Inverse, ...] = ()
     consumed: tuple[str, ...] = ()
     """Kernel arguments with cotangents that a launch overwrites: it is given copies, of the same strides."""
     saved: tuple[str, ...] = ()

@@ -42,6 +42,7 @@ def assembled(schedule: str, base: BackwardPlan, draft: Draft) -> BackwardPlan:
         totals=tuple(draft.totals),
         censuses=tuple(replace(one, step=_asked(one.step, base)) for one in draft.censuses if one.gradient not in same),
         listings=tuple(_listing(one, base) for one in draft.listings),
+        inverses=tuple(draft.inverses),
         settings={**{name: text for name, text in base.settings.items() if name in asked}, **draft.settings},
         facts=tuple(dict.fromkeys((*base.facts, *draft.facts))),
         remarks=(*base.remarks, *dict.fromkeys(draft.remarks)),

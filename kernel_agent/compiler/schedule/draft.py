@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from kernel_agent.compiler.plan import LONGEST, ROWS, Axis, BackwardPlan, Buffer, Census, Fact, Listing, Total
+from kernel_agent.compiler.plan import LONGEST, ROWS, Axis, BackwardPlan, Buffer, Census, Fact, Inverse, Listing, Total
 from kernel_agent.compiler.schedule.alone import summed_in_memory
 from kernel_agent.compiler.schedule.bylanes import by_lanes
 from kernel_agent.compiler.schedule.clear import cleared
@@ -71,6 +71,7 @@ class Draft:
     """Kernels that may load by descriptors."""
     censuses: list[Census] = field(default_factory=list)
     listings: list[Listing] = field(default_factory=list)
+    inverses: list[Inverse] = field(default_factory=list)
     flags: set[str] = field(default_factory=set)
     """Settings that are true only where all that several kernels ask for holds."""
 
@@ -204,6 +205,7 @@ class Draft:
         self.totals += other.totals
         self.censuses += other.censuses
         self.listings += other.listings
+        self.inverses += other.inverses
         self.facts += other.facts
         self.remarks += other.remarks
         self.alone |= other.alone

@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Set
 
-from kernel_agent.compiler.errors import DoesNotApply
+from kernel_agent.compiler.errors import CannotDerive, DoesNotApply
+from kernel_agent.compiler.plan import Listing
 from kernel_agent.compiler.schedule.draft import Draft
 from kernel_agent.compiler.schedule.forms import Launch
 from kernel_agent.compiler.schedule.heirs import inherited
+from kernel_agent.compiler.schedule.inverse import inverted
 from kernel_agent.compiler.schedule.joined import joined
 from kernel_agent.compiler.schedule.makers import owned, split
 from kernel_agent.compiler.schedule.regathered import of_window
@@ -74,13 +76,21 @@ def heirs(
 
 def _of_heirs(tidy: Kernel, tensor: str, name: str, launch: Launch) -> Draft | None:
     """The launch for one gradient. Raises DoesNotApply where something is added atomically."""
-    made = inherited(tidy, tensor, name, launch)
+    try:
+        made = inherited(tidy, tensor, name, launch)
+    except CannotDerive:
+        made = inverted(tidy, tensor, name, launch)
+        if made is None:
+            raise
     if made is None:
         return None
     draft = owned(joined(made.kernel), {tensor: name}, made.launch)
     if draft.additions or draft.totals:
         raise DoesNotApply("; ".join(draft.remarks) or "several add to one element")
     draft.facts += made.facts
-    draft.listings.append(made.listing)
+    if isinstance(made.listing, Listing):
+        draft.listings.append(made.listing)
+    else:
+        draft.inverses.append(made.listing)
     draft.tell(made.launch)
     return draft

@@ -8,11 +8,11 @@ loop.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from kernel_agent.compiler.errors import CannotDerive
-from kernel_agent.compiler.plan import Fact, Listing
+from kernel_agent.compiler.plan import Fact, Inverse, Listing
 from kernel_agent.compiler.schedule.accumulate import conjuncts
 from kernel_agent.compiler.schedule.calls import Calls
 from kernel_agent.compiler.schedule.forms import Forms, Launch
@@ -43,7 +43,7 @@ class Heirs:
 
     kernel: Kernel
     launch: Launch
-    listing: Listing
+    listing: Listing | Inverse
     facts: tuple[Fact, ...]
 
 
@@ -52,19 +52,9 @@ def inherited(kernel: Kernel, tensor: str, name: str, launch: Launch) -> Heirs |
 
     Raises CannotDerive where they cannot be done row by row, or few programs would have many each.
     """
-    alone = without(kernel, {op.base.name for op in kernel.ops if op.code in WRITES and op.base.name != name})
-    if alone is None:
-        return None
-    forms = Forms(alone, launch)
-    added = sites(alone.body, WRITES)
-    if len(added) != 1 or added[0].op.code is not Code.ATOMIC_ADD or unread_axes(alone, launch):
-        return None
     reason: CannotDerive | None = None
-    for starts in ways(forms, added[0]):
-        rows = None if starts.within else named(forms, added[0], starts)
-        if rows is None or not rows.told:
-            continue
-        texts = dict.fromkeys((f"{tensor}.is_contiguous()", *starts.facts, *rows.facts))
+    for forms, rows in candidates(kernel, name, launch):
+        texts = dict.fromkeys((f"{tensor}.is_contiguous()", *rows.starts.facts, *rows.facts))
         if launch.calls.refute(texts):
             continue
         try:
@@ -79,6 +69,19 @@ def inherited(kernel: Kernel, tensor: str, name: str, launch: Launch) -> Heirs |
     return None
 
 
+def candidates(kernel: Kernel, name: str, launch: Launch) -> Iterator[tuple[Forms, Named]]:
+    """The additions to a gradient as rows that memory names, in a kernel without others."""
+    alone = without(kernel, {op.base.name for op in kernel.ops if op.code in WRITES and op.base.name != name})
+    added = [] if alone is None else sites(alone.body, WRITES)
+    if alone is None or len(added) != 1 or added[0].op.code is not Code.ATOMIC_ADD or unread_axes(alone, launch):
+        return
+    forms = Forms(alone, launch)
+    for starts in ways(forms, added[0]):
+        rows = None if starts.within else named(forms, added[0], starts)
+        if rows is not None and rows.told:
+            yield forms, rows
+
+
 def _inherited(forms: Forms, rows: Named, tensor: str, name: str) -> Heirs:
     """By rows of a width."""
     numbering = Numbering.of(forms, rows)
@@ -86,10 +89,10 @@ def _inherited(forms: Forms, rows: Named, tensor: str, name: str) -> Heirs:
     source = forms.kernel
     order = Value("*i64", (), source.free_name(f"{name}_order"))
     begins = Value("*i32", (), source.free_name(f"{name}_begins"))
-    heirs = _Heirs(forms, rows, numbering, order, begins)
+    heirs = OwnersOfRows(forms, rows, numbering, order, begins)
     made = prune(heirs.made())
     if all(op.code is not Code.DOT for op in made.ops):  # owners of products sum as many as there are
-        _refuse_crowds(forms.launch.calls, numbering.count.text(), found.count.text())
+        refuse_crowds(forms.launch.calls, numbering.count.text(), found.count.text())
     if sum(op.code is Code.FOR for op in made.ops) > heirs.loops:
         raise CannotDerive("what it sums would be computed anew for every row: it comes out of a loop itself")
     grid = [found.count, *(forms.launch.grid[axis] for axis in heirs.axes), *heirs.trips]
@@ -98,17 +101,26 @@ def _inherited(forms: Forms, rows: Named, tensor: str, name: str) -> Heirs:
     return Heirs(made, launch, listing, ())
 
 
-def _refuse_crowds(calls: Calls, additions: str, rows: str) -> None:
+def refuse_crowds(calls: Calls, additions: str, rows: str) -> None:
     """Refuse rows that are few, or that many add to each: their programs would leave a device idle."""
     many, each = calls.at_work(rows), calls.most(f"({additions}) // max(1, {rows})")
     if each is None or each > CROWD or (many is not None and many < MANY):
         raise CannotDerive("few rows would be summed by a program each, one addition after the other")
 
 
-class _Heirs(Copier):
+class OwnersOfRows(Copier):
     """Copies what an addition needs, with programs and trips as its number says."""
 
-    def __init__(self, forms: Forms, rows: Named, numbering: Numbering, order: Value, begins: Value) -> None:
+    def __init__(
+        self,
+        forms: Forms,
+        rows: Named,
+        numbering: Numbering,
+        order: Value,
+        begins: Value,
+        others: Sequence[Value] = (),
+    ) -> None:
+        """`others`: arguments that it has beside those."""
         source = forms.kernel
         self.forms = forms
         self.rows = rows
@@ -126,7 +138,7 @@ class _Heirs(Copier):
         self.counts = {axis: Value("i32", (), source.free_name(f"num_programs_{axis}")) for axis in sorted(counted)}
         self.width = row_size(source, rows.starts.width)
         own = [self.width] if self.width not in source.arguments else []
-        arguments = [*source.arguments, order, begins, *own, *self.counts.values()]
+        arguments = [*source.arguments, order, begins, *others, *own, *self.counts.values()]
         target = emptied(source, name=f"{source.name}_{rows.site.op.base.name}", arguments=arguments)
         super().__init__(source, Builder(target, frozenset((rows.site.op.base,))))
         self.row = self.b.program_id(0, "owned_row")
@@ -144,9 +156,13 @@ class _Heirs(Copier):
 
     def made(self) -> Kernel:
         """The kernel."""
-        mine = told_loops(self.forms, self.rows)
+        mine = self.turned()
         self._around([loop for loop in self.rows.site.loops if loop not in mine])
         return self.b.kernel
+
+    def turned(self) -> Sequence[Op]:
+        """Loops whose trips are told by an addition's number."""
+        return told_loops(self.forms, self.rows)
 
     def pure(self, op: Op) -> None:
         """Programs and their numbers."""
@@ -190,15 +206,19 @@ class _Heirs(Copier):
         b = self.b
         first = b.load(self.begins, self.row)
         last = b.load(self.begins, b.add(self.row, b.const(1)))
+        self.before()
 
         def body(turn: Value, _: list[Value]) -> list[Value]:
-            self._set(b.load(self.order, turn, name="addition"))
-            self._add()
+            self.set(b.load(self.order, turn, name="addition"))
+            self.add()
             return []
 
         b.loop((first, last, b.const(1)), [], body, index_name="turn")
 
-    def _set(self, number: Value) -> None:
+    def before(self) -> None:
+        """In front of the loop over additions: nothing."""
+
+    def set(self, number: Value) -> None:
         """Programs and indices of an addition by its number."""
         b = self.b
         for place, digit in reversed(list(enumerate(self.numbering.digits))):
@@ -220,7 +240,7 @@ class _Heirs(Copier):
                 start, _, step = self.bounds(digit.loop)
                 self[digit.loop.blocks[0].arguments[0]] = b.add(start, b.mul(b.cast(own, start.element), step))
 
-    def _add(self) -> None:
+    def add(self) -> None:
         """What one addition adds, at its place in the row. What says whether it takes part at all was asked before."""
         b, op = self.b, self.rows.site.op
         parts = [] if op.mask is None else [part for part in conjuncts(op.mask) if part not in self.rows.asked]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 from kernel_agent.compiler.free_names import words
-from kernel_agent.compiler.plan import IN_ORDER, LEFT, PICKED, Census, Counting, Fact, Listing
+from kernel_agent.compiler.plan import IN_ORDER, LEFT, LISTED, PICKED, Census, Counting, Fact, Inverse, Listing
 from kernel_agent.compiler.stub.lines import HELPERS, Line, asked_unless, helpers_of, quoted
 from kernel_agent.compiler.stub.wording import Wording
 
@@ -77,3 +77,13 @@ class Asking:
             variables[argument] = self.body.fresh(f"{base}_{end}")
         rows, count = variables[listing.rows.name], self.wording.short(listing.count)
         self.body.write(Line(f"{variables[listing.order]}, {variables[listing.begins]} = {helper}({rows}, {count})"))
+
+    def inverse(self, inverse: Inverse) -> None:
+        """Of a list that memory has: which of its places each row has."""
+        variables = self.wording.variables
+        self.body.helpers[HELPERS[LISTED]] = None
+        base = self.wording.gradient(inverse.gradient)
+        names = [self.body.fresh(f"{base}_{end}") for end in ("order", "begins", "programs")]
+        variables |= dict(zip((inverse.order, inverse.begins, inverse.known), names, strict=True))
+        given = (inverse.rows, inverse.bounds, inverse.programs, inverse.count)
+        self.body.write(Line(f"{', '.join(names)} = {LISTED}(", tuple(map(self.wording.short, given)), ")"))

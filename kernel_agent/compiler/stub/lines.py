@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kernel_agent.compiler.plan import IN_ORDER, LEFT, LONGEST, NESTED, PICKED, RISING, ROWS
+from kernel_agent.compiler.plan import EVERY, IN_ORDER, LEFT, LISTED, LONGEST, NESTED, PICKED, RISING, ROWS
 from kernel_agent.compiler.schedule.describe import EVEN, FITS
 from kernel_agent.compiler.stub.breaking import broken
 
@@ -79,6 +79,17 @@ CHOSEN = f'''def {PICKED}(tiles, count):
         raise ValueError("this call picks a tile of a number below 0, of which no program is the owner")
     return {IN_ORDER}(tiles, count)
 '''
+PLACED = f'''def {LISTED}(rows, bounds, programs, count):
+    """Places that programs have in a list, in the order of the rows there, where each row begins, and whose every 8th
+    place is."""
+    bounds = bounds.flatten()[: programs + 1]
+    first, last = int(bounds[0]), int(bounds[-1])
+    rows, order = torch.sort(rows.flatten()[first:last], stable=True)
+    wanted = torch.arange(count + 1, dtype=rows.dtype, device=rows.device)
+    places = torch.arange(first, last + {EVERY}, {EVERY}, dtype=bounds.dtype, device=rows.device)
+    known = torch.searchsorted(bounds, places, right=True, out_int32=True) - 1
+    return order, torch.searchsorted(rows, wanted, out_int32=True), known
+'''
 TILES = f'''def {FITS}(*matrices):
     """Whether descriptors can load tiles of all (tensor, strides along rows, other steps); they get memory then."""
     for x, units, steps in matrices:
@@ -104,6 +115,7 @@ HELPERS = {
     LONGEST: LENGTH,
     LEFT: ONCE,
     IN_ORDER: SORTED,
+    LISTED: PLACED,
     PICKED: CHOSEN,
     FITS: TILES,
 }

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.free_names import free_names
-from kernel_agent.compiler.plan import IN_ORDER, LEFT, LONGEST, NESTED, PICKED, RISING, ROWS
+from kernel_agent.compiler.plan import IN_ORDER, LEFT, LISTED, LONGEST, NESTED, PICKED, RISING, ROWS
 from kernel_agent.compiler.stub.forward import Kept
 from kernel_agent.compiler.stub.source import StubSource
 
@@ -25,7 +25,7 @@ _ASKS = frozenset(
 """Attributes of a tensor that can be asked for in the backward, where the tensor is saved."""
 _OURS = frozenset(
     {"saved", "torch", "triton", "tl", "gradient_room", "merged_axes"}
-    | {IN_ORDER, LEFT, LONGEST, NESTED, PICKED, RISING, ROWS}
+    | {IN_ORDER, LEFT, LISTED, LONGEST, NESTED, PICKED, RISING, ROWS}
 )
 """Names that the backward section has beside the stub's."""
 _MARK = re.compile(r"\bASKED_(\d+)_\b")

@@ -79,6 +79,8 @@ class Planned:
                 asking.counting(listing, listing.counting)
             self._fill(listing.step, listing.rows, buffers)
             asking.listing(listing)
+        for inverse in plan.inverses:
+            asking.inverse(inverse)
         for buffer in plan.buffers:
             with self.wording.under([one.tiles for one in chosen if one.takes(buffer.name)]):
                 variables[buffer.name] = buffers.allocate(buffer)
@@ -171,7 +173,7 @@ class Planned:
     def _own(self, step: Step) -> list[str]:
         """Tiles that a launch chooses."""
         given = {value.name for value in step.kernel.arguments}
-        if any(listing.order in given for listing in self.plan.listings):
+        if any(listing.order in given for listing in (*self.plan.listings, *self.plan.inverses)):
             return []  # additions are numbered by the forward's tiles
         candidates = {name for name in steps_by(step.kernel) if name in step.most or self._may_own(name)}
         if not candidates:  # then it need not be printed for the order of its parameters

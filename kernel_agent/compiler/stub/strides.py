@@ -66,7 +66,7 @@ def read_anywhere(plan: BackwardPlan, launched: Launched, told: Told) -> Backwar
     """The plan, with what it then asks for, where its kernels read the cotangent of a tensor by indices of its axes,
     and need its strides for nothing else; None where that is not proved."""
     argument = plan.cotangents.get(told.tensor)
-    if argument is None or argument in plan.consumed or plan.censuses or plan.listings:
+    if argument is None or argument in plan.consumed or plan.censuses or plan.listings or plan.inverses:
         return None
     if _mentioned(plan, {*told.parameters, told.tensor, argument}):
         return None

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernel_agent.compiler.plan import Inverse
 from kernel_agent.compiler.schedule.accumulate import accumulated
 from kernel_agent.compiler.schedule.heirs import Heirs
 from kernel_agent.compiler.schedule.ownership import owned
@@ -26,18 +27,28 @@ def stored_and_added(
     assert [op.code for op in stored.kernel.ops if op.code in (Code.STORE, Code.ATOMIC_ADD)] == [Code.STORE]
     scope: dict[str, Any] = {**given, "torch": torch}
     exec("\n".join(HELPERS.values()), scope)
+    dx = torch.full(given["X"].shape, float("nan"), dtype=torch.float64)
+    scope |= ordered(found, scope)
+    texts = {name: extent.text() for name, extent in found.launch.scalars.items()}
+    run(stored.kernel, [extent.text() for extent in found.launch.grid], {**scope, "dX": dx, **told(texts, scope)})
+    truth = torch.zeros_like(dx)
+    evaluate(kernel, programs, {**{v.name: scope.get(v.name) for v in kernel.arguments}, "dX": truth})
+    return dx, truth
+
+
+def ordered(found: Heirs, scope: dict[str, Any]) -> dict[str, Any]:
+    """What torch tells the owners of rows."""
     listing = found.listing
+    if isinstance(listing, Inverse):
+        places: Callable[..., tuple[Tensor, ...]] = scope["places_in_order"]
+        numbers = [eval(text, scope) for text in (listing.programs, listing.count)]
+        names = (listing.order, listing.begins, listing.known)
+        return dict(zip(names, places(scope[listing.rows], scope[listing.bounds], *numbers), strict=True))
     scope |= {listing.rows.name: torch.zeros([eval(text, scope) for text in listing.rows.shape], dtype=torch.int32)}
     run(listing.step.kernel, listing.step.grid, {**scope, **told(listing.step.scalars, scope)})
     in_order: Callable[..., tuple[Tensor, Tensor]] = scope["rows_in_order"]
     order, begins = in_order(scope[listing.rows.name], eval(listing.count, scope))
-    texts = {name: extent.text() for name, extent in found.launch.scalars.items()}
-    dx = torch.full(given["X"].shape, float("nan"), dtype=torch.float64)
-    numbers = {listing.order: order, listing.begins: begins, "dX": dx, **told(texts, scope)}
-    run(stored.kernel, [extent.text() for extent in found.launch.grid], {**scope, **numbers})
-    truth = torch.zeros_like(dx)
-    evaluate(kernel, programs, {**{v.name: scope.get(v.name) for v in kernel.arguments}, "dX": truth})
-    return dx, truth
+    return {listing.order: order, listing.begins: begins}
 
 
 def told(texts: Mapping[str, str], scope: Mapping[str, Any]) -> dict[str, int]:

@@ -13,6 +13,7 @@ from sorted_rows import run, stored_and_added, told
 from torch import Tensor
 
 from kernel_agent.compiler.errors import CannotDerive
+from kernel_agent.compiler.plan import Listing
 from kernel_agent.compiler.schedule.calls import Calls
 from kernel_agent.compiler.schedule.forms import Launch
 from kernel_agent.compiler.schedule.heirs import Heirs, inherited
@@ -112,6 +113,7 @@ def test_rows_that_are_none_of_the_tensor_are_listed_as_none() -> None:
     # Programs of a negative row, or of one beyond the last, must not be taken for those of another.
     found, given = heirs_of(scattered(), torch.zeros(PROGRAMS)), call(torch.tensor([-1, ROWS, 5]), 3)
     listing = found.listing
+    assert isinstance(listing, Listing)
     rows = torch.full((3,), 99, dtype=torch.int32)
     scope = {**given, listing.rows.name: rows}
     run(listing.step.kernel, listing.step.grid, {**scope, **told(listing.step.scalars, scope)})
