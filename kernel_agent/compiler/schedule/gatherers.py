@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Set
+from dataclasses import replace
 
 from kernel_agent.compiler.errors import CannotDerive, DoesNotApply
 from kernel_agent.compiler.plan import Listing
@@ -12,7 +13,7 @@ from kernel_agent.compiler.schedule.forms import Launch
 from kernel_agent.compiler.schedule.heirs import inherited
 from kernel_agent.compiler.schedule.inverse import inverted
 from kernel_agent.compiler.schedule.joined import joined
-from kernel_agent.compiler.schedule.makers import owned, split
+from kernel_agent.compiler.schedule.makers import added, owned, split
 from kernel_agent.compiler.schedule.regathered import of_window
 from kernel_agent.compiler.schedule.tries import Defect, Tries
 from kernel_agent.compiler.schedule.unflatten import unflattened
@@ -71,6 +72,12 @@ def heirs(
             draft = tries.once(f"sorted rows of {name}", making, defect, refused)
             if draft is not None:
                 found[name] = draft
+    if len(wanted) == 1 < len(gradients) and any(draft.inverses for draft in found.values()):
+        (name,) = found
+        making = functools.partial(_of_heirs_alone, tidy, name, gradients, launch)
+        draft = tries.once(f"sorted rows of {name} beside the others", making, defect)
+        if draft is not None:
+            found = {name: draft} | {other: Draft() for other in gradients.values() if other != name}
     return found
 
 
@@ -93,4 +100,27 @@ def _of_heirs(tidy: Kernel, tensor: str, name: str, launch: Launch) -> Draft | N
     else:
         draft.inverses.append(made.listing)
     draft.tell(made.launch)
+    return draft
+
+
+def _of_heirs_alone(tidy: Kernel, name: str, gradients: Mapping[str, str], launch: Launch) -> Draft | None:
+    """One launch for all gradients, if what programs store for the others is stored place by place of the list that
+    names rows of the one: what the sums are made of is read once. Raises DoesNotApply where something is added
+    atomically."""
+    whole = added(tidy, gradients, launch)
+    if len(whole.steps) != 1 or whole.additions != 1 or whole.censuses or whole.alone or name in whole.stored:
+        return None
+    ((kernel, _, scalars),) = whole.steps
+    (tensor,) = (one for one, gradient in gradients.items() if gradient == name)
+    made = inverted(kernel, tensor, name, launch, beside=True)
+    if made is None or isinstance(made.listing, Listing):
+        return None
+    draft = owned(joined(made.kernel), {tensor: name}, made.launch)
+    if draft.additions or draft.totals or len(draft.steps) != 1:
+        raise DoesNotApply("; ".join(draft.remarks) or "several add to one element")
+    draft.facts += made.facts
+    draft.inverses.append(made.listing)
+    draft.tell(made.launch)
+    draft.steps = [(text, where, {**scalars, **own}) for text, where, own in draft.steps]
+    draft.join(replace(whole, steps=[], remarks=[one for one in whole.remarks if not one.startswith(f"{name} stays")]))
     return draft

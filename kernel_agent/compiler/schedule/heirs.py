@@ -69,11 +69,15 @@ def inherited(kernel: Kernel, tensor: str, name: str, launch: Launch) -> Heirs |
     return None
 
 
-def candidates(kernel: Kernel, name: str, launch: Launch) -> Iterator[tuple[Forms, Named]]:
-    """The additions to a gradient as rows that memory names, in a kernel without others."""
-    alone = without(kernel, {op.base.name for op in kernel.ops if op.code in WRITES and op.base.name != name})
-    added = [] if alone is None else sites(alone.body, WRITES)
+def candidates(kernel: Kernel, name: str, launch: Launch, *, beside: bool = False) -> Iterator[tuple[Forms, Named]]:
+    """The additions to a gradient as rows that memory names, in a kernel without others; or `beside` what it stores."""
+    dropped = {op.base.name for op in kernel.ops if op.code in WRITES and op.base.name != name}
+    alone = kernel if beside else without(kernel, dropped)
+    written = [] if alone is None else sites(alone.body, WRITES)
+    added = [site for site in written if not beside or site.op.base.name == name]
     if alone is None or len(added) != 1 or added[0].op.code is not Code.ATOMIC_ADD or unread_axes(alone, launch):
+        return
+    if any(site.op.code is not Code.STORE or site.block is not added[0].block for site in written if site not in added):
         return
     forms = Forms(alone, launch)
     for starts in ways(forms, added[0]):

@@ -8,6 +8,7 @@ program, and the list itself says which row each adds to: torch sorts it as it l
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -27,7 +28,7 @@ from kernel_agent.compiler.schedule.starts import Start
 from kernel_agent.compiler.ssa.code import ELEMENTWISE, Code
 from kernel_agent.compiler.ssa.prune import prune
 from kernel_agent.compiler.ssa.rebuild import hints
-from kernel_agent.compiler.ssa.value import Kernel, Op, Value, broadcast_shape
+from kernel_agent.compiler.ssa.value import Kernel, Op, Value, broadcast_shape, constant
 
 _LANEWISE = ELEMENTWISE | {Code.LOAD, Code.CONST, Code.EXPAND, Code.PROGRAM_ID, Code.NUM_PROGRAMS, Code.ARANGE}
 """What is the same for a lane of a tile whatever its other lanes are."""
@@ -60,14 +61,15 @@ class Place:
         return mask_forms(forms, condition) == [self.segment.negative.moved(lambda _: axis)]
 
 
-def inverted(kernel: Kernel, tensor: str, name: str, launch: Launch) -> Heirs | None:
+def inverted(kernel: Kernel, tensor: str, name: str, launch: Launch, *, beside: bool = False) -> Heirs | None:
     """The additions to the gradient `name` of `tensor`, by rows; None where no list of programs' own places names them.
+    With `beside`, what is stored at these places is, too: each has one program, whichever that is.
 
     Raises CannotDerive where they cannot be done place by place, or few programs would have many each.
     """
-    for forms, rows in candidates(kernel, name, launch):
+    for forms, rows in candidates(kernel, name, launch, beside=beside):
         place = _place(forms, rows)
-        if place is None:
+        if place is None or (beside and not _always(forms, rows, place)):
             continue
         texts = {f"{one}.is_contiguous()": one for one in (tensor, place.rows)}
         texts |= dict.fromkeys((*rows.starts.facts, *rows.facts), tensor)
@@ -125,6 +127,17 @@ def _place(forms: Forms, rows: Named) -> Place | None:
         if all(found.is_in_front(forms, part, 0) for part in _parts(load)) and (any(inside) or not lanes):
             return found
     return None
+
+
+def _always(forms: Forms, rows: Named, place: Place) -> bool:
+    """Whether each place adds to a row, and stores what is stored beside that: a row that is none has no owner."""
+    asked = all(place.is_in_front(forms, part, place.lanes or 0) for part in rows.asked)
+    stores = [op for op in rows.site.block.ops if op.code is Code.STORE]
+    axes = [[atom.number for atom in forms.of(op.offset).sources if atom.kind is Kind.LANE] for op in stores]
+    return asked and all(
+        place.lanes is None or any(place.is_in_front(forms, part, axis) for part in _parts(op) for axis in lanes)
+        for op, lanes in zip(stores, axes, strict=True)
+    )
 
 
 def _parts(op: Op) -> list[Value]:
@@ -186,6 +199,10 @@ class _Owners(OwnersOfRows):
                 self[op.result] = self.b.cast(program, op.result.element)
             elif op is self.place.load or self._is_place(op):
                 self._set(op, self.row if op is self.place.load else place)
+            elif op.code is Code.CMP:
+                for axis in range(max(1, len(op.result.shape))):
+                    if self.place.is_in_front(self.forms, op.result, axis):
+                        self._set(op, self.b.const(True, "i1"))
         self._turning = True
 
     def _program(self, number: Value, place: Value) -> Value:
@@ -223,8 +240,8 @@ class _Owners(OwnersOfRows):
             raise CannotDerive("what it sums is not computed lane by lane")
 
     def _set(self, op: Op, known: Value) -> None:
-        self[op.result] = self.b.cast(known, op.result.element)
-        lanes = [atom.number for atom in self.forms.of(op.result).sources if atom.kind is Kind.LANE]
+        self[op.result] = known if known.element == "i1" else self.b.cast(known, op.result.element)
+        lanes = [atom.number for atom in self.forms.reads(op.result) if atom.kind is Kind.LANE]
         self.lanes |= dict.fromkeys((op.result,), lanes[0]) if lanes else {}
 
     def _is_place(self, op: Op) -> bool:
@@ -256,32 +273,60 @@ class _Owners(OwnersOfRows):
 
     def load(self, op: Op) -> None:
         """A LOAD."""
-        masks = {name: None if one is None else self[one] for name, one in (("mask", op.mask), ("other", op.other))}
+        asked = {name: self[one] for name, one in (("mask", op.mask), ("other", op.other)) if one is not None}
+        if "mask" in asked and constant(asked["mask"]) is True:
+            asked = {}
         if op.base in self.written and not op.attributes.get("saved"):
             raise CannotDerive(f"{op.base.name} is read and written by {self.source.name}")
-        self[op.result] = self.b.load(self[op.base], self[op.offset], **masks, name=op.result.name, **hints(op))
+        self[op.result] = self.b.load(self[op.base], self[op.offset], **asked, name=op.result.name, **hints(op))
 
     def add(self) -> None:
         """What is added at a place. That the place is one of the program's needs no mask."""
         b, op = self.b, self.rows.site.op
-        mask: Value | None = None
-        for part in _parts(op):
-            if not self.place.is_in_front(self.forms, part, self.place.lanes or 0):
-                mask = self._one(part) if mask is None else b.logical_and(mask, self._one(part))
+        mask = self._mask(op, self.place.lanes)
         start = b.mul(b.cast(self.row, "i64"), b.cast(self.width, "i64"))
         inner = Start(self, self.forms, self.rows.starts).place(op.offset, ONE)
         offset = start if inner is None else b.add(start, b.cast(inner, "i64"))
         shape = tuple(1 if axis == self.place.lanes else extent for axis, extent in enumerate(op.offset.shape))
-        value = self._one(op.stored)
+        value = self._one(op.stored, self.place.lanes)
         for one in (offset, value, *(() if mask is None else (mask,))):
             if broadcast_shape((one.shape, shape)) != shape:
                 raise CannotDerive("what it adds has lanes for places of the list")
         b.store(self[op.base], b.whole(offset, shape), value, mask, Code.ATOMIC_ADD)
+        for beside in self.rows.site.block.ops:
+            if beside.code is Code.STORE:
+                self._store(beside)
 
-    def _one(self, value: Value) -> Value:
-        """What a value is at the place. Raises CannotDerive where its lanes are not those of the addition."""
+    def _store(self, op: Op) -> None:
+        """What is stored at a place."""
+        offset, axis = self[op.offset], self.lanes.get(op.offset)
+        if axis is None and self.place.lanes is not None:
+            raise CannotDerive("what it stores is not told apart by places of the list")
+        mask, value = self._mask(op, axis), self._one(op.stored, axis)
+        shape = tuple(1 if at == axis else extent for at, extent in enumerate(op.offset.shape))
+        for one in (offset, value, *(() if mask is None else (mask,))):
+            if broadcast_shape((one.shape, shape)) != shape:
+                raise CannotDerive("what it stores has lanes for places of the list")
+        if math.prod(shape) == 1:
+            offset, value = self.b.sum_to(offset, ()), self.b.sum_to(value, ())
+            mask = None if mask is None else self.b.sum_to(mask, ())
+        else:
+            offset = self.b.whole(offset, shape)
+        self.b.store(self[op.base], offset, value, mask)
+
+    def _mask(self, op: Op, axis: int | None) -> Value | None:
+        """Of an access whose tile has the lanes of places along an axis."""
+        found: Value | None = None
+        for part in _parts(op):
+            if not self.place.is_in_front(self.forms, part, axis or 0):
+                one = self._one(part, axis)
+                found = one if found is None else self.b.logical_and(found, one)
+        return found
+
+    def _one(self, value: Value, axis: int | None) -> Value:
+        """What a value is at the place. Raises CannotDerive where lanes of places are those of another axis."""
         found = self[value]
-        if self.lanes.get(value, self.place.lanes) != self.place.lanes:
+        if self.lanes.get(value, axis) != axis:
             raise CannotDerive("lanes of places are those of another axis")
         return found
 

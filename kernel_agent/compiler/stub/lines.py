@@ -87,7 +87,7 @@ PLACED = f'''def {LISTED}(rows, bounds, programs, count):
     rows, order = torch.sort(rows.flatten()[first:last], stable=True)
     wanted = torch.arange(count + 1, dtype=rows.dtype, device=rows.device)
     places = torch.arange(first, last + {EVERY}, {EVERY}, dtype=bounds.dtype, device=rows.device)
-    known = torch.searchsorted(bounds, places, right=True, out_int32=True) - 1
+    known = torch.searchsorted(bounds[1:], places, right=True, out_int32=True)
     return order, torch.searchsorted(rows, wanted, out_int32=True), known
 '''
 TILES = f'''def {FITS}(*matrices):

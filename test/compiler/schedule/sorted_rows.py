@@ -24,7 +24,7 @@ def stored_and_added(
 ) -> tuple[Tensor, Tensor]:
     """What the owners of the rows of dX store to memory that held NaN, and what the forward's programs add."""
     stored = owned(prune(accumulated(found.kernel)), {"X": "dX"}, found.launch)
-    assert [op.code for op in stored.kernel.ops if op.code in (Code.STORE, Code.ATOMIC_ADD)] == [Code.STORE]
+    assert {op.code for op in stored.kernel.ops if op.code in (Code.STORE, Code.ATOMIC_ADD)} == {Code.STORE}
     scope: dict[str, Any] = {**given, "torch": torch}
     exec("\n".join(HELPERS.values()), scope)
     dx = torch.full(given["X"].shape, float("nan"), dtype=torch.float64)
@@ -32,7 +32,8 @@ def stored_and_added(
     texts = {name: extent.text() for name, extent in found.launch.scalars.items()}
     run(stored.kernel, [extent.text() for extent in found.launch.grid], {**scope, "dX": dx, **told(texts, scope)})
     truth = torch.zeros_like(dx)
-    evaluate(kernel, programs, {**{v.name: scope.get(v.name) for v in kernel.arguments}, "dX": truth})
+    others = {name: value.clone() for name, value in given.items() if name.startswith("d")}
+    evaluate(kernel, programs, {**{v.name: scope.get(v.name) for v in kernel.arguments}, **others, "dX": truth})
     return dx, truth
 
 

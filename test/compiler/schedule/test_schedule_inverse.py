@@ -32,14 +32,18 @@ def messages(
     weight: Change | None = None,
     masked: bool = True,
     listed: Change | None = None,
+    stored: bool = False,
+    chosen: bool = False,
 ) -> Kernel:
     """Programs add W[e] * Y[program] to the row of dX that List[e] names, for the places e between two of their bounds.
 
     `stop`: of the loop, made of the end and the begin; `step`: of it; `weight`: made of W[e] and the lanes; `masked`:
-    whether the addition asks where its places end; `listed`: the mask of the list, made of that of places and them.
+    whether the addition asks where its places end; `listed`: the mask of the list, made of that of places and them;
+    `stored`: they also store the sum of W[e] * Y[program] to dW[e]; `chosen`: they add to rows from 0 on.
     """
 
-    def build(b: Builder, x: Value, w: Value, y: Value, dx: Value, bounds: Value, rows: Value, width: Value) -> None:
+    def build(b: Builder, x: Value, w: Value, y: Value, dx: Value, dw: Value, *lists: Value) -> None:
+        bounds, rows, width = lists
         node, f, lanes = b.program_id(0, "node"), b.arange(0, BLOCK, "BLOCK"), b.arange(0, LANES, "LANES")
         begin, end = b.load(bounds, node), b.load(bounds, b.add(node, b.const(1)))
         inside = b.compare("lt", f, width)
@@ -54,13 +58,18 @@ def messages(
             at = b.add(b.mul(b.expand(row, 1), width), b.expand(f, 0))
             mask = b.expand(inside, 0)
             mask = b.logical_and(b.expand(there, 1), mask) if masked else mask
-            add_to(b, dx, at, b.mul(b.expand(factor, 1), b.expand(shared, 0)), mask)
+            if chosen:
+                mask = b.logical_and(mask, b.compare("ge", b.expand(row, 1), b.const(0)))
+            message = b.mul(b.expand(factor, 1), b.expand(shared, 0))
+            add_to(b, dx, at, message, mask)
+            if stored:
+                b.store(dw, e, b.sum(message, 1), there)
             return []
 
         last = stop(b, end, begin) if stop else end
         b.loop((begin, last, b.const(step, "i32", "LANES" if step == LANES else None)), [], trip)
 
-    arguments = "X:*f32 W:*f32 Y:*f32 dX:*f32 Bounds:*i32 List:*i32 width"
+    arguments = "X:*f32 W:*f32 Y:*f32 dX:*f32 dW:*f32 Bounds:*i32 List:*i32 width"
     return made(arguments, build, BLOCK=BLOCK, LANES=LANES)
 
 
@@ -69,6 +78,7 @@ def call(rows: Tensor, bounds: Tensor) -> dict[str, Any]:
         "triton": triton,
         "X": torch.zeros(ROWS, WIDTH),
         "W": torch.randn(len(rows), dtype=torch.float64),
+        "dW": torch.full((len(rows),), float("nan"), dtype=torch.float64),
         "Y": torch.randn(len(bounds) - 1, WIDTH, dtype=torch.float64),
         "List": rows.int(),
         "Bounds": bounds.int(),
@@ -108,6 +118,23 @@ def test_owners_of_rows_store_what_all_places_that_name_them_add(given: dict[str
     found = heirs_of(messages(), given)
     assert found is not None
     torch.testing.assert_close(*stored_and_added(messages(), found, given, (given["grid0"],)))
+
+
+def test_what_programs_store_at_their_places_the_owners_of_rows_store() -> None:
+    # Each place has one owner, whichever it is: one that stores to another's place leaves NaN at its own.
+    given = {**EVEN, "dW": torch.full((40,), float("nan"), dtype=torch.float64)}
+    kernel = messages(stored=True)
+    found = inverted(kernel, "X", "dX", Launch.like_forward(1, Calls((given,))), beside=True)
+    assert found is not None
+    torch.testing.assert_close(*stored_and_added(kernel, found, given, (given["grid0"],)))
+    programs = torch.repeat_interleave(torch.arange(4), given["Bounds"].diff())
+    torch.testing.assert_close(given["dW"], given["W"] * given["Y"][programs].sum(1))
+
+
+def test_what_is_stored_where_nothing_may_be_added_is_refused() -> None:
+    # A place that adds to no row is in no owner's list: what was stored there would be missing.
+    kernel = messages(chosen=True, stored=True)
+    assert inverted(kernel, "X", "dX", Launch.like_forward(1, Calls((EVEN,))), beside=True) is None
 
 
 def test_tiles_of_places_are_one_lane_of_the_owner() -> None:
