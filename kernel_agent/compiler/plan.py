@@ -81,6 +81,9 @@ class Buffer:
     whose elements do not lie side by side that is known only where `axes` are its own."""
     axes: tuple[Axis, ...] = ()
     """What is stored to then; empty: not known."""
+    lender: str = ""
+    """Cotangent that lies in memory as it would, and is it unless the setting `unless` is true; empty: none."""
+    unless: str = ""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,8 @@ def assembled(schedule: str, base: BackwardPlan, draft: Draft) -> BackwardPlan:
     for buffer in base.buffers:
         if buffer.name in draft.stored and buffer.name not in same:
             one = draft.stored[buffer.name]
-            buffers.append(replace(buffer, element=one.element, empty_if=one.empty_if, axes=one.axes))
+            lender = {"lender": one.lender, "unless": one.unless}
+            buffers.append(replace(buffer, element=one.element, empty_if=one.empty_if, axes=one.axes, **lender))
         elif buffer.name in needed or buffer.name in set(base.gradients.values()) - summed:
             buffers.append(buffer)
     asked = {op.attributes.get("symbol") for kernel, _, _ in draft.steps for op in kernel.ops if op.code is Code.CONST}

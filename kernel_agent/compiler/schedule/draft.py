@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from kernel_agent.compiler.plan import LONGEST, ROWS, Axis, BackwardPlan, Buffer, Census, Fact, Inverse, Listing, Total
@@ -16,6 +16,7 @@ from kernel_agent.compiler.schedule.describe import Described, described, fits
 from kernel_agent.compiler.schedule.factor import factored
 from kernel_agent.compiler.schedule.forms import Launch
 from kernel_agent.compiler.schedule.hold import held
+from kernel_agent.compiler.schedule.lent import lent
 from kernel_agent.compiler.schedule.longest import longest_first
 from kernel_agent.compiler.schedule.narrow import narrowed
 from kernel_agent.compiler.schedule.onetrip import NAME as ONCE
@@ -47,6 +48,8 @@ class Stored:
     axes: tuple[Axis, ...]
     reached: Coverage | None
     """What stores reach, where that is known."""
+    lender: str = ""
+    unless: str = ""
 
 
 @dataclass
@@ -185,7 +188,19 @@ class Draft:
                 continue
             same_type = f"{tensors[name]}.dtype == {tensors[source]}.dtype" if source in tensors else ""
             self.facts.append(Fact(same_type or self.stored[name].empty_if, f"{name} is {source}"))
+        self._lend([name for name in known if name not in covered | set(found.same)], set(base.cotangents.values()))
         return found
+
+    def _lend(self, names: Sequence[str], cotangents: set[str]) -> None:
+        """Ask of each launch whether gradients are stored that may be cotangents."""
+        borrowed = lent([kernel for kernel, _, _ in self.steps], names, cotangents)
+        self.steps = [
+            (kernel, launch, scalars) for kernel, (_, launch, scalars) in zip(borrowed.kernels, self.steps, strict=True)
+        ]
+        for name, (cotangent, switch) in borrowed.owners.items():
+            held = self.stored[name]
+            self.stored[name] = replace(held, lender=cotangent, unless=switch)
+            self.settings[switch] = f"not ({held.empty_if})"
 
     def tell(self, launch: Launch) -> None:
         """Have all launches take the numbers that a launch takes, but those that they have already."""

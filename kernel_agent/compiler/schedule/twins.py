@@ -58,7 +58,7 @@ def without_twins(
     same: dict[str, str] = {}
     by_index: dict[str, tuple[Fact, ...]] = {}
     for at, name in enumerate(stored):
-        source = _source(written[name]) if name in covered else ""
+        source = source_of(written[name]) if name in covered else ""
         if source in cotangents and len(written) > len(same) + 1:
             same[name] = source
             continue
@@ -83,7 +83,7 @@ def without_twins(
     return Single(left, same, by_index)
 
 
-def _source(stores: Sequence[Site]) -> str:
+def source_of(stores: Sequence[Site]) -> str:
     """The argument that all stores copy, each element to where it was; empty where there is none."""
     found = {_copied(site.op) for site in stores}
     return found.pop() if len(found) == 1 else ""

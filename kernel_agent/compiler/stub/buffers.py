@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -54,7 +55,7 @@ class Sliced:
 class Buffers:
     """Allocates the buffers of one plan."""
 
-    def __init__(self, wording: Wording, cotangents: Cotangents) -> None:
+    def __init__(self, wording: Wording, cotangents: Cotangents, wide: Collection[str] = ()) -> None:
         self.wording = wording
         self.cotangents = cotangents
         self.body = wording.body
@@ -63,6 +64,10 @@ class Buffers:
         self._sliced: dict[int, Sliced] = {}
         self.held: dict[str, str] = {}
         """Elements of buffers that were there before, as `Grad` has them."""
+        self.lent: set[str] = set()
+        """Buffers that may be cotangents."""
+        self.wide = wide
+        """Cotangents that are not made of what their tensors are."""
 
     @property
     def sliced(self) -> list[Sliced]:
@@ -72,6 +77,8 @@ class Buffers:
     def allocate(self, buffer: Buffer) -> str:
         """Write the statement that makes a buffer; the expression that the launches are given. Raises
         `CannotDerive`."""
+        if buffer.unless and not self._is_lent(buffer):
+            self.wording.variables[buffer.unless] = "True"
         if buffer.fill is Fill.HELD:
             return self._held(buffer)
         if not buffer.like:
@@ -79,6 +86,8 @@ class Buffers:
         if buffer.like in self.wording.plan.cotangents.values():
             return self._like_cotangent(buffer)
         tensor = self.wording.launched.seen.tensors[buffer.like]
+        if self._is_lent(buffer):
+            return self._lent(buffer)
         if self.flow.is_slice(tensor):
             return self._slice(tensor, self.wording.launched.text.arguments[buffer.like])
         return self._like(buffer, tensor)
@@ -175,6 +184,21 @@ class Buffers:
             options.append(f"stored=({', '.join(axes)},)" if len(axes) == 1 else f"stored=({', '.join(axes)})")
         self.body.write(Line(f"{name} = gradient_room(", (like, *options), ")"))
         return name
+
+    def _is_lent(self, buffer: Buffer) -> bool:
+        """Whether it may be a cotangent: of the form and dtype of the tensor, in every call."""
+        plan, tensors = self.wording.plan, self.wording.launched.seen.tensors
+        lenders = [tensors[name] for name, argument in plan.cotangents.items() if argument == buffer.lender]
+        if buffer.fill is Fill.HELD or not lenders or buffer.lender in plan.consumed or buffer.lender in self.wide:
+            return False
+        return self.flow.alike(tensors[buffer.like], lenders[0]) and self.flow.always_contiguous(lenders[0])
+
+    def _lent(self, buffer: Buffer) -> str:
+        """The cotangent, or zeros for what is stored to."""
+        own, lender = self.wording.variables[buffer.unless], self.wording.variables[buffer.lender]
+        self.lent.add(buffer.name)
+        zeros = f"torch.zeros_like({self.wording.form(buffer.like)})"
+        return self.body.bind(self.wording.gradient(buffer.name), f"{zeros} if {own} else {lender}")
 
     def _held(self, buffer: Buffer) -> str:
         """What earlier launches left of a gradient."""

@@ -24,7 +24,7 @@ from kernel_agent.compiler.stub.chosen import Chosen
 from kernel_agent.compiler.stub.cotangents import Cotangents, Grad
 from kernel_agent.compiler.stub.docstrings import kernel_docstring
 from kernel_agent.compiler.stub.keywords import named_after, own_keywords, with_keywords
-from kernel_agent.compiler.stub.lines import HELPERS, LENDS, MEMORY, Line, backward_name, bound_together
+from kernel_agent.compiler.stub.lines import LENDS, MEMORY, Line, backward_name, bound_together, helpers_of
 from kernel_agent.compiler.stub.needs import variable_of
 from kernel_agent.compiler.stub.products import LARGE, WIDTHS, ProductTiles, product_tiles
 from kernel_agent.compiler.stub.stages import ROOM, Stage, staged
@@ -70,7 +70,8 @@ class Planned:
         for one in chosen:
             with self.wording.under([one.tiles]):
                 self._bind(one.step)
-        buffers = Buffers(self.wording, self.cotangents)
+        wide = {plan.cotangents[name] for name, one in given.items() if name in plan.cotangents and one.element}
+        buffers = Buffers(self.wording, self.cotangents, wide)
         for census in plan.censuses:
             self._fill(census.step, census.counts, buffers)
         for listing in plan.listings:
@@ -128,8 +129,7 @@ class Planned:
     def _set(self, name: str, text: str) -> str:
         """A variable for a number that the plan is free to choose."""
         tree = ast.parse(divisible(text), mode="eval").body
-        if f"{FITS}(" in text:
-            self.body.helpers[HELPERS[FITS]] = None
+        self.body.helpers |= helpers_of(text)
         if not isinstance(tree, ast.Call) or ast.unparse(tree.func) != FITS:
             return self.body.bind(name, ast.unparse(tree))
         found = self.body.fresh(name)
@@ -173,7 +173,7 @@ class Planned:
     def _own(self, step: Step) -> list[str]:
         """Tiles that a launch chooses."""
         given = {value.name for value in step.kernel.arguments}
-        if any(listing.order in given for listing in (*self.plan.listings, *self.plan.inverses)):
+        if given & {one.order for one in self.plan.listings} | given & {one.order for one in self.plan.inverses}:
             return []  # additions are numbered by the forward's tiles
         candidates = {name for name in steps_by(step.kernel) if name in step.most or self._may_own(name)}
         if not candidates:  # then it need not be printed for the order of its parameters
@@ -385,7 +385,7 @@ class Planned:
                 continue
             if result not in buffers or buffer.like != name:
                 text += f".reshape({self.references.shape(tensor)})"
-            lies = buffer.like == name or self.flow.always_contiguous(tensor)
+            lies = buffer.name not in made.lent and (buffer.like == name or self.flow.always_contiguous(tensor))
             alone = buffer.like in ("", name) and list(plan.gradients.values()).count(result) == 1
             self.cotangents.add(tensor, Grad(text, element, own=alone and lies))
         for one in made.sliced:
