@@ -377,6 +377,7 @@ def test_rows_of_no_sequence_have_a_gradient_of_zeros_where_it_else_is_the_cotan
     # Said to be the cotangent if the sequences are all rows, it raised for a batch with room behind the last one.
     spec = describe(read_file(pairs_root() / "jagged_segment" / "jagged_broadcast_add.py"), sandbox)
     text = drafts(spec, sandbox)[0][0].candidate.backward
-    (room,) = [line for line in text.splitlines() if "dx = (torch.empty_like if " in line]
-    assert "segment_rows(offsets, sequences) else torch.zeros_like" in room
+    assert "dx = torch.zeros_like(x) if STORE_DX else grad_y" in text
+    (asked,) = [line for line in text.splitlines() if "STORE_DX = " in line]
+    assert asked.lstrip().startswith("STORE_DX = not (x.numel() == D * segment_rows(offsets, sequences)")
     assert 'raise ValueError("dX is dY' not in text
