@@ -1,5 +1,6 @@
 """`Counted`: a number that programs and the lanes of their tiles count together, and the digits that a kernel reads of
-it: of `n = pid * BLOCK + lane` the row `n // W` and the column `n % W`.
+it: of `n = pid * BLOCK + lane` the row `n // W` and the column `n % W`. Programs and lanes may be digits themselves, as
+rows and columns of patches are: then an image's rows are one number, its columns another.
 
 What moves an index, such as the taps of a window, moves digits. In terms of these an address is a linear form again.
 """
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from kernel_agent.compiler.schedule.linear import Atom, Form, Kind
+from kernel_agent.compiler.schedule.linear import Atom, Form, Kind, moved_atom
 from kernel_agent.compiler.schedule.polynomial import ONE, ZERO, Polynomial
 
 PARTS = (Kind.QUOTIENT, Kind.REMAINDER)
@@ -61,6 +62,8 @@ class Counted:
     width: Polynomial
     places: tuple[Polynomial, ...] = (ONE,)
     """What each digit counts by, from the lowest: each a multiple of the one before."""
+    part: Atom | None = None
+    """Where the lane is a digit of an axis of the tile, such as the row of a patch: that, of axis 0; else None."""
 
     @property
     def radices(self) -> tuple[Polynomial, ...]:
@@ -76,12 +79,12 @@ class Counted:
         unit = terms.pop(self.program, None)
         if unit is not None:
             unit = unit.quotient(self.width)
-            own = [a for a, c in terms.items() if a.kind is Kind.LANE and c == unit and a.extent == self.width]
+            own = [a for a, c in terms.items() if c == unit and a.extent == self.width and self._has(a)]
             if unit is None or len(own) != (self.width != ONE):
                 return None
             if own:
                 del terms[own[0]]
-                lane = own[0].number
+                lane = lane_of(own[0])
             parts = {place: unit * count for place, count in enumerate(self.places)}
         rest: dict[Atom, Polynomial] = {}
         for atom, number in terms.items():
@@ -96,9 +99,20 @@ class Counted:
                 factor = self.places[place].quotient(self.places[low])
                 assert factor is not None
                 parts[place] = parts.get(place, ZERO) + number * factor
-        if lane is not None and any(atom.kind is Kind.LANE and atom.number == lane for atom in rest):
+        if lane is not None and any(lane_of(atom) == lane and not self._apart(atom) for atom in rest):
             return None
         return Digits({place: n for place, n in parts.items() if n.terms}, Form.of(rest, form.base), lane)
+
+    def _has(self, atom: Atom) -> bool:
+        """Whether an index is lanes as they count."""
+        lane = lane_of(atom)
+        if self.part is None or lane is None:
+            return self.part is None and atom.kind is Kind.LANE
+        return moved_atom(atom, lambda _: 0) == self.part
+
+    def _apart(self, atom: Atom) -> bool:
+        """Whether an index is another digit of an axis of which the lane is one."""
+        return self.part is not None and _are_apart(span_of(self.part), span_of(atom))
 
     def concerns(self, atom: Atom) -> bool:
         """Whether an index depends on the number's programs."""
@@ -113,11 +127,7 @@ class Counted:
     def _beside(self, atom: Atom) -> bool:
         """Whether an index is another digit of what the number's programs are a digit of."""
         own, other = span_of(self.program), span_of(atom)
-        if own is None or other is None or own.whole != other.whole:
-            return False
-        return (own.high is not None and other.low.quotient(own.high) is not None) or (
-            other.high is not None and own.low.quotient(other.high) is not None
-        )
+        return own is not None and other is not None and own.whole == other.whole and _are_apart(own, other)
 
     def _span(self, atom: Atom) -> tuple[int, int, int | None] | None:
         """The digits, from the first on and before the second, that a quotient or a remainder consists of, and the
@@ -157,9 +167,29 @@ class Counted:
         return replace(self, places=tuple(places))
 
 
+def lane_of(atom: Atom) -> int | None:
+    """The axis of a tile along which an index counts lanes, or is a digit of their number; None of other indices."""
+    if atom.kind is Kind.LANE:
+        return atom.number
+    span = span_of(atom)
+    if span is None or span.whole.base.terms or len(span.whole.terms) != 1:
+        return None
+    ((lane, number),) = span.whole.terms
+    return lane.number if lane.kind is Kind.LANE and number == ONE else None
+
+
+def _are_apart(one: Span | None, other: Span | None) -> bool:
+    """Whether two spans of one number have no digit in common."""
+    if one is None or other is None:
+        return False
+    return (one.high is not None and other.low.quotient(one.high) is not None) or (
+        other.high is not None and one.low.quotient(other.high) is not None
+    )
+
+
 def counted(seen: Iterable[Form]) -> list[Counted]:
     """The numbers that forms are made of."""
-    found: dict[tuple[Atom, Polynomial], Counted] = {}
+    found: dict[tuple[Atom, Polynomial, Atom | None], Counted] = {}
     alone: dict[Atom, Counted] = {}
     everything = list(seen)
     for form in everything:
@@ -168,12 +198,14 @@ def counted(seen: Iterable[Form]) -> list[Counted]:
                 if not program.sources or any(source.kind is not Kind.PROGRAM for source in program.sources):
                     continue
                 for lane, unit in part.terms:
-                    if lane.kind is Kind.LANE and lane.extent is not None and number == unit * lane.extent:
-                        found.setdefault((program, lane.extent), Counted(program, lane.extent))
+                    if lane_of(lane) is not None and lane.extent is not None and number == unit * lane.extent:
+                        digit = None if lane.kind is Kind.LANE else moved_atom(lane, lambda _: 0)
+                        key = program, lane.extent, digit
+                        found.setdefault(key, Counted(program, lane.extent, part=digit))
                 if part is form:
                     alone.setdefault(program, Counted(program, ONE))
-    paired = {program for program, _ in found}
-    found |= {(program, ONE): one for program, one in alone.items() if program not in paired}
+    paired = {program for program, _, _ in found}
+    found |= {(program, ONE, None): one for program, one in alone.items() if program not in paired}
     return [one for bare in found.values() if (one := bare.with_places(everything)) is not None]
 
 

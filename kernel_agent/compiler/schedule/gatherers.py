@@ -15,6 +15,7 @@ from kernel_agent.compiler.schedule.inverse import inverted
 from kernel_agent.compiler.schedule.joined import joined
 from kernel_agent.compiler.schedule.makers import added, owned, split
 from kernel_agent.compiler.schedule.regathered import of_window
+from kernel_agent.compiler.schedule.relane import relaned
 from kernel_agent.compiler.schedule.tries import Defect, Tries
 from kernel_agent.compiler.schedule.unflatten import unflattened
 from kernel_agent.compiler.schedule.windows import windowed
@@ -33,11 +34,16 @@ def windows(
     """By gradient, of those wanted, the launches that gather it for the elements of windows, where nothing is added
     atomically then. `refused` is told why there are none of others."""
     found: dict[str, Draft] = {}
-    tidy = unflattened(tidy, launch)
+    lanes = tries.once("lanes of taps", functools.partial(relaned, tidy, launch), defect) if wanted else None
+    flat = unflattened(tidy, launch)
+    by_tap = None if lanes is None else unflattened(lanes, launch)
     for tensor, name in gradients.items():
         if name not in wanted:
             continue
-        made = tries.once(f"windows of {name}", functools.partial(windowed, tidy, name, launch), defect, refused)
+        made = tries.once(f"windows of {name}", functools.partial(windowed, flat, name, launch), defect, refused)
+        if made is None and by_tap is not None:
+            making_it = functools.partial(windowed, by_tap, name, launch)
+            made = tries.once(f"windows of {name}, tap by tap", making_it, defect, refused)
         if made is None:
             continue
         joint = tries.once(f"joined windows of {name}", functools.partial(joined, made.kernel), defect)

@@ -134,24 +134,25 @@ class Polynomial:
         return shifted.pop((), 0) >= least and all(number >= 0 for number in shifted.values())
 
     def quotient(self, divisor: Polynomial) -> Polynomial | None:
-        """q with q * divisor equal to this, if q or the divisor has only one term; None where there is none."""
+        """q with q * divisor equal to this; None where there is none."""
         if not divisor.terms:
             return None
         if len(divisor.terms) == 1:
-            found = Polynomial()
-            for term in self.terms:
-                part = _divide(term, divisor.terms[0])
-                if part is None:
-                    return None
-                found = found + part
-            return found
-        if not self.terms:
-            return Polynomial()
-        for term in divisor.terms:
-            part = _divide(self.terms[-1], term)
-            if part is not None and part * divisor == self:
-                return part
-        return None
+            parts = [_divide(term, divisor.terms[0]) for term in self.terms]
+            return None if None in parts else total(part for part in parts if part is not None)
+        names = sorted(self.symbols | divisor.symbols)
+
+        def leading(found: Polynomial) -> tuple[Monomial, int]:
+            return max(found.terms, key=lambda term: [term[0].count(name) for name in names])
+
+        first = leading(divisor)
+        found, left = Polynomial(), self
+        while left.terms:  # the leading product of what is left falls in each turn
+            part = _divide(leading(left), first)
+            if part is None:
+                return None
+            found, left = found + part, left - part * divisor
+        return found
 
     def text(self) -> str:
         """Python."""

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kernel_agent.compiler.errors import CannotDerive
-from kernel_agent.compiler.schedule.counted import Digits, span_of
+from kernel_agent.compiler.schedule.counted import Counted, span_of
 from kernel_agent.compiler.schedule.forms import Forms
-from kernel_agent.compiler.schedule.lanewise import Lanewise
 from kernel_agent.compiler.schedule.linear import Form, Kind
-from kernel_agent.compiler.schedule.materialize import Materializer, on_axis
-from kernel_agent.compiler.schedule.polynomial import ONE, Polynomial
+from kernel_agent.compiler.schedule.materialize import on_axis
+from kernel_agent.compiler.schedule.polynomial import ONE
+from kernel_agent.compiler.schedule.regrid import Regrid, Regridder
+from kernel_agent.compiler.schedule.seen import Seen, all_seen
 from kernel_agent.compiler.schedule.sites import Site
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import Code
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 MOST_LOADS = 256
 """Loads that all taps together do again."""
+_DIGITS = frozenset((Code.PROGRAM_ID, Code.FLOORDIV, Code.REM))
 
 
 class Windower(Copier):
@@ -37,16 +39,19 @@ class Windower(Copier):
         forms: Forms,
         counts: Sequence[Count],
         added: Sequence[tuple[Site, Form]],
+        regrids: Sequence[Regrid] = (),
     ) -> None:
-        """`added`: the additions in the order of the counts' shifts, and their addresses but for the counts' digits."""
+        """`added`: the additions in the order of the counts' shifts, and their addresses but for the counts' digits.
+        `regrids`: axes of the grid that are digits of other sizes now."""
         base = added[0][0].op.base
         super().__init__(source, Builder(emptied(source, name=f"{source.name}_{base.name}"), frozenset((base,))))
         self.forms = forms
         self.counts = counts
         self.added = {site.op: (tap, rest) for tap, (site, rest) in enumerate(added)}
         self.loops = {site.op: site.loops for site, _ in added}
-        self.write = Materializer(forms, self)
-        self.seen = [_Seen.of(source, forms, count) for count in counts]
+        self.regrids = {one.axis: one for one in regrids}
+        self.write = Regridder(forms, self, self.regrids)
+        self.seen = all_seen(source, forms, [count.number for count in counts])
         self.moving = self._closure({value for seen in self.seen for value in seen.values})
         if any(bound in self.moving for loops in self.loops.values() for loop in loops for bound in loop.operands[:3]):
             # The loop is gone through by the program that owns elements, for outputs of other numbers than its own.
@@ -72,7 +77,7 @@ class Windower(Copier):
             number = count.number
             width = self.write.number(number.width, self.element)
             program = b.cast(self.write.atom(number.program, ()), self.element)
-            n = b.add(b.mul(program, width), b.cast(self._lanes(seen, number.width), self.element))
+            n = b.add(b.mul(program, width), b.cast(self._lanes(seen, number), self.element))
             self.inside.append(b.compare("lt", n, self.write.number(count.total, self.element)))
             digits, rest = [], n
             for axis in count.axes[:-1]:
@@ -114,23 +119,32 @@ class Windower(Copier):
         return self.loops[op]
 
     def pure(self, op: Op) -> None:
-        """How many programs the forward had is told."""
+        """How many programs the forward had is told, and which one a program would be there."""
         if op.code is Code.NUM_PROGRAMS:
             self[op.result] = self.write.number(self.forms.of(op.result).base, op.result.element)
+            return
+        form = self.forms.of(op.result) if self.regrids and op.code in _DIGITS else Form()
+        digit = form.terms[0][0] if len(form.terms) == 1 and form.terms[0][1] == ONE and not form.base.terms else None
+        if op.code is Code.PROGRAM_ID and op.attributes["axis"] in self.regrids:
+            self[op.result] = self.regrids[op.attributes["axis"]].beside(self.b, self.write)
+        elif digit is not None and self.write.has(digit):
+            self[op.result] = self.write.atom(digit, ())
         else:
             super().pure(op)
 
-    def _lanes(self, seen: _Seen, width: Polynomial) -> Value:
+    def _lanes(self, seen: Seen, number: Counted) -> Value:
         if not seen.wide:
             return self.b.const(0)
         value, axis = next(iter(seen.lanes.axes.items()))
-        size = value.shape[axis]
-        return self.b.arange(0, size, width.text() if width.symbols else None)
+        if number.part is None:
+            return self.b.arange(0, value.shape[axis], number.width.text() if number.width.symbols else None)
+        return self.write.atom(number.part, (value.shape[axis],))
 
     def effect(self, op: Op) -> None:
         """Additions."""
         if self.slicing or op not in self.added:
-            super().effect(op)
+            if op.code is not Code.ATOMIC_ADD:  # else a tap that no output has
+                super().effect(op)
             return
         tap, rest = self.added[op]
         inner = _Tap(self, tap, op)
@@ -148,53 +162,6 @@ class Windower(Copier):
                     at = b.cast(on_axis(self, y, len(shape), axis), op.offset.element)
                     offset = b.add(offset, b.mul(at, self.write.number(place.unit, op.offset.element)))
         self.b.store(self[op.base], b.whole(offset, shape), stored, mask, Code.ATOMIC_ADD)
-
-
-class _Seen:
-    """Where a kernel reads a number of outputs."""
-
-    def __init__(self, values: dict[Value, Digits | None], replaced: dict[Value, Digits], *, wide: bool) -> None:
-        self.wide = wide
-        """Whether lanes count, too."""
-        self.values = values
-        """All integers that depend on it; None of those that do not as a whole."""
-        self.replaced = replaced
-        """Those that are computed from elements' coordinates."""
-        self.lanes = Lanewise({v: d.lane for v, d in replaced.items() if d.lane is not None})
-
-    @classmethod
-    def of(cls, source: Kernel, forms: Forms, count: Count) -> _Seen:
-        """In all of a kernel."""
-        number = count.number
-        values: dict[Value, Digits | None] = {}
-        replaced: dict[Value, Digits] = {}
-        for op in source.ops:
-            for value in op.results:
-                if value.is_float or value.element == "i1" or op.blocks or op.code is Code.LOAD:
-                    continue
-                form = forms.of(value)
-                if not any(number.concerns(atom) for atom, _ in form.terms):
-                    continue
-                found = number.digits(form)
-                values[value] = found
-                wide = number.width != ONE
-                if found is None or not found.parts or (wide and found.lane is None):
-                    values[value] = None
-                    continue
-                parsed = [values.get(operand, found) is not None for operand in op.operands]
-                pure = not found.rest.terms
-                divided = op.code in (Code.FLOORDIV, Code.REM)
-                if pure or divided or not all(parsed):
-                    replaced[value] = found
-        return cls(values, replaced, wide=number.width != ONE)
-
-    def axis(self, value: Value) -> int:
-        """Along which a tile goes with the number; 0 of one that programs count alone."""
-        if not self.wide:
-            return 0
-        if value not in self.lanes.axes:
-            raise CannotDerive("an address does not go with the number of the output")
-        return self.lanes.axes[value]
 
 
 class _Tap(Copier):
@@ -224,7 +191,8 @@ class _Tap(Copier):
                 if not axis.moves:
                     found.append(y)
                     continue
-                gone = b.sub(y, write.form(axis.shifts[tap], (), outer.element))
+                moved = write.form(axis.shifts[tap], (), outer.element)
+                gone = b.sub(y, moved) if axis.signs[tap] > 0 else b.sub(moved, y)
                 there = b.logical_and(there, b.compare("ge", gone, b.const(0, outer.element)))
                 if axis.step != ONE:
                     step = write.number(axis.step, outer.element)
@@ -285,9 +253,10 @@ class _Tap(Copier):
             span = span_of(program)
             if span is None or span.whole != self.outer.forms.of(op.result):
                 raise CannotDerive("programs do not only count outputs")
-            low = write.number(span.low, outer.element)
-            gone = b.mul(b.sub(self._program(which), b.cast(write.atom(program, ()), outer.element)), low)
-            total = b.add(total, gone)
+            gone = self._program(which)
+            if not outer.write.has(program):  # else the axis as it is has no such digit
+                gone = b.sub(gone, b.cast(write.atom(program, ()), outer.element))
+            total = b.add(total, b.mul(gone, write.number(span.low, outer.element)))
         return total
 
     def _program(self, which: int) -> Value:

@@ -5,7 +5,8 @@ goes to y = m o + t: the owner of y computes for every tap what o = (y - t) / m 
 such an output is there. So additions at one address are left, which `merged` makes one and `owned` a store.
 
 The number of an output may be counted by programs and lanes, and o one of its digits (`counted`); a kernel of its own
-then counts elements instead. What a tap adds must be known lane by lane (`lanewise`).
+then counts elements instead, on a grid of its own (`regrid`). What a tap adds must be known lane by lane (`lanewise`).
+Where an address is folded, as at a reflected border, each side of the fold is a tap (`folds`, `reach`).
 """
 
 from __future__ import annotations
@@ -16,36 +17,22 @@ from functools import reduce
 
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.schedule.claims import Claim, Claims, open_claims
-from kernel_agent.compiler.schedule.counted import Counted, Digits, counted
+from kernel_agent.compiler.schedule.counted import Counted, counted
+from kernel_agent.compiler.schedule.folds import unfolded
 from kernel_agent.compiler.schedule.forms import Forms, Launch
+from kernel_agent.compiler.schedule.gather import parts_of
 from kernel_agent.compiler.schedule.linear import Atom, Form, Kind
 from kernel_agent.compiler.schedule.owner import without
 from kernel_agent.compiler.schedule.ownership import WRITES
 from kernel_agent.compiler.schedule.polynomial import ONE, ZERO, Polynomial, ceiling
+from kernel_agent.compiler.schedule.reach import Axis, Moves, impossible
+from kernel_agent.compiler.schedule.regrid import Regrid
 from kernel_agent.compiler.schedule.shifted import Windower
 from kernel_agent.compiler.schedule.sites import Site, bounds, negatives, sites
 from kernel_agent.compiler.schedule.zeros import Zeros
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.prune import prune
 from kernel_agent.compiler.ssa.value import Kernel, Value
-
-
-@dataclass(frozen=True)
-class Axis:
-    """How a digit becomes a coordinate of elements: y = step * digit + shift, with low <= y < high."""
-
-    step: Polynomial
-    unit: Polynomial
-    """Elements of memory that y counts by."""
-    low: Polynomial
-    high: Polynomial
-    shifts: tuple[Form, ...]
-    """By tap, of the indices of loops; all zero where taps do not move the digit."""
-
-    @property
-    def moves(self) -> bool:
-        """Whether taps differ."""
-        return len(set(self.shifts)) > 1 or bool(self.shifts[0].terms)
 
 
 @dataclass(frozen=True)
@@ -97,6 +84,8 @@ def windowed(kernel: Kernel, name: str, launch: Launch) -> Window | None:
     alone = without(kernel, {v.name for v in forms_written(kernel) if v.name != name})
     if alone is None:
         return None
+    sides = unfolded(alone)
+    alone = sides or alone
     forms = Forms(alone, launch)
     added = sites(alone.body, WRITES)
     if any(site.op.code is not Code.ATOMIC_ADD or site.conditions or site.branches for site in added):
@@ -106,15 +95,20 @@ def windowed(kernel: Kernel, name: str, launch: Launch) -> Window | None:
     offsets = [forms.of(site.op.offset) for site in added]
     known = [[Form(base=-ONE) - part for part in negatives(forms, site)] for site in added]
     numbers = counted([*offsets, *(form for some in known for form in some)])
-    taps = [_tap(numbers, site, offset, some) for site, offset, some in zip(added, offsets, known, strict=True)]
-    whole = [tap for tap in taps if tap is not None]
-    if not whole or len(whole) < len(taps) or any(tap.digits != whole[0].digits for tap in whole):
+    found = [_tap(numbers, site, offset, some) for site, offset, some in zip(added, offsets, known, strict=True)]
+    taps = [tap for tap in found if tap is not None]
+    if not taps or len(taps) < len(found) or any(not _alike(tap, taps[0]) for tap in taps):
         return None
-    counts, rests = _counts(alone, forms, numbers, whole)
+    counts, rests = _counts(alone, forms, numbers, taps, folded=sides is not None)
+    kept = _possible(taps, counts)
+    if len(kept) < len(taps):
+        taps = kept
+        counts, rests = _counts(alone, forms, numbers, taps, folded=sides is not None)
     if not counts:
         return None
-    claims: list[Claim] = []
+    claims = [claim for count in counts for axis in count.axes for some in axis.claims for claim in some]
     grid = list(launch.grid)
+    digits: dict[int, dict[Atom, Polynomial]] = {}
     for count in counts:
         program, width = count.number.program, count.number.width
         needed = ceiling(count.total, width)
@@ -125,15 +119,25 @@ def windowed(kernel: Kernel, name: str, launch: Launch) -> Window | None:
             claims.append(Claim(had * width, count.total))
         elif program.kind is Kind.PROGRAM:
             grid[program.number] = needed
-        elif needed != had:
-            raise CannotDerive("programs that own elements would be others than those of the outputs")
+        elif needed != had or program.whole is not None:
+            for source in program.sources:
+                digits.setdefault(source.number, {})[program] = needed
         if had * width != count.outputs and had != ceiling(count.outputs, width):
             claims.append(Claim(had * width, count.outputs))
+    regrids = []
+    for axis, sizes in digits.items():
+        if any(size != program.extent for program, size in sizes.items()):
+            regrid = Regrid.of(axis, grid[axis], sizes)
+            if regrid is None:
+                raise CannotDerive("programs that own elements would be others than those of the outputs")
+            regrids.append(regrid)
+            claims += regrid.claims
+            grid[axis] = regrid.extent
     left = open_claims(claims)
     if left is None or any(not extent.printable for extent in grid):
         raise CannotDerive("whether the forward computes all outputs is not known")
-    addresses = [(tap.site, rest) for tap, rest in zip(whole, rests, strict=True)]
-    windower = Windower(alone, forms, counts, addresses)
+    addresses = [(tap.site, rest) for tap, rest in zip(taps, rests, strict=True)]
+    windower = Windower(alone, forms, counts, addresses, regrids)
     made = prune(windower.copy())
     scalars = {value.name: known for value, known in windower.write.told.items()}
     return Window(made, replace(launch, grid=tuple(grid), scalars={**launch.scalars, **scalars}), left)
@@ -171,34 +175,64 @@ def _tap(numbers: Sequence[Counted], site: Site, offset: Form, conditions: Seque
     return Tap(site, tuple(found), tuple(taken), rest, tuple(conditions))
 
 
+def _alike(tap: Tap, other: Tap) -> bool:
+    """Whether two taps go through the same digits, in the same or the opposite direction."""
+    pairs = list(zip(tap.digits, other.digits, strict=True))
+    if any(one.keys() != two.keys() for one, two in pairs):
+        return False
+    return all(number in (two[place], -two[place]) for one, two in pairs for place, number in one.items())
+
+
+def _possible(taps: Sequence[Tap], counts: Sequence[Count]) -> list[Tap]:
+    """The taps but for those that contradict what the others have to claim."""
+    claims = [
+        [claim for count in counts for axis in count.axes for claim in axis.claims[tap]] for tap in range(len(taps))
+    ]
+    kept = list(range(len(taps)))
+    for tap in range(len(taps)):
+        others = [claim for other in kept if other != tap for claim in claims[other]]
+        if impossible(taps[tap].conditions, others):
+            kept.remove(tap)
+    left = [claim for tap in kept for claim in claims[tap]]
+    gone = set(range(len(taps))) - set(kept)
+    return [taps[tap] for tap in kept] if all(impossible(taps[tap].conditions, left) for tap in gone) else list(taps)
+
+
 def _counts(
-    kernel: Kernel, forms: Forms, numbers: Sequence[Counted], taps: Sequence[Tap]
+    kernel: Kernel, forms: Forms, numbers: Sequence[Counted], taps: Sequence[Tap], *, folded: bool
 ) -> tuple[list[Count], list[Form]]:
-    """The numbers whose digits taps move, and what is left of the address without the taps' shifts."""
+    """The numbers whose digits taps move, and what is left of the address without the taps' shifts. `folded`: the parts
+    of an address say which digit a number moves."""
     fixed = frozenset(kernel.constants)
     units: dict[tuple[int, int], Polynomial] = {}
     steps: dict[tuple[int, int], Polynomial] = {}
+    signs: dict[tuple[int, int], list[int]] = {}
     for which, parts in enumerate(taps[0].digits):
         for place, coefficient in parts.items():
-            steps[which, place], units[which, place] = _step(coefficient, fixed)
+            forward = -coefficient if _falls(coefficient) else coefficient
+            steps[which, place], units[which, place] = _step(forward, fixed)
+            signs[which, place] = [1 if tap.digits[which][place] == forward else -1 for tap in taps]
     shifts: dict[tuple[int, int], list[Form]] = {key: [] for key in units}
     rests: list[Form] = []
     for tap in taps:
-        own = {key: Form() for key in units}
-        left = Form()
-        for term in _terms(tap.rest):
+        own, left = _named_shifts(forms, numbers, tap, units) if folded else ({}, tap.rest)
+        own = {key: own.get(key, Form()) for key in units}
+        kept = Form()
+        for term in _terms(left):
             key, shift = _share(term, units, fixed)
             if key is None:
-                left = left + term
+                kept = kept + term
             else:
                 own[key] = own[key] + shift
         for key, form in own.items():
             shifts[key].append(form)
-        rests.append(left)
+        rests.append(kept)
     alike = {_renamed(rest, tap.site) for rest, tap in zip(rests, taps, strict=True)}
     if len(alike) > 1:
         raise CannotDerive("its additions differ by more than the taps of a window")
-    still = {key for key, some in shifts.items() if len(set(some)) == 1 and not some[0].terms}
+    still = {
+        key for key, some in shifts.items() if len(set(some)) == 1 and not some[0].terms and len(set(signs[key])) == 1
+    }
     for key in still:
         rests = [rest + shift.times(units[key]) for rest, shift in zip(rests, shifts[key], strict=True)]
     counts = []
@@ -212,15 +246,44 @@ def _counts(
         for place, size in enumerate(sizes):
             key = which, place
             if key in still or key not in units:
-                coefficient = taps[0].digits[which].get(place, ZERO)
-                axes.append(Axis(ONE, coefficient, ZERO, size, (Form(),) * len(taps)))
+                axes.append(Axis.still(taps[0].digits[which].get(place, ZERO), size, len(taps)))
             else:
-                axes.append(_axis(number, place, size, steps[key], units[key], shifts[key], taps))
+                moves = [
+                    Moves(shift, sign, tap.conditions)
+                    for shift, sign, tap in zip(shifts[key], signs[key], taps, strict=True)
+                ]
+                axes.append(Axis.of(number, place, size, steps[key], units[key], moves, forms.launch.calls))
         counts.append(Count(number, tuple(axes), outputs, guarded))
     for which in range(len(numbers)):  # of numbers that stay as they are
         if all(count.number is not numbers[which] for count in counts):
             rests = [rest + tap.taken[which] for rest, tap in zip(rests, taps, strict=True)]
     return counts, rests
+
+
+def _falls(coefficient: Polynomial) -> bool:
+    return len(coefficient.terms) == 1 and coefficient.terms[0][1] < 0
+
+
+def _named_shifts(
+    forms: Forms, numbers: Sequence[Counted], tap: Tap, units: Mapping[tuple[int, int], Polynomial]
+) -> tuple[dict[tuple[int, int], Form], Form]:
+    """What parts of an address that go with one digit each move it by, and what is left of the address."""
+    own: dict[tuple[int, int], Form] = {}
+    left = Form()
+    for part in parts_of(tap.site.op.offset):
+        rest, keys = forms.of(part), []
+        for which, number in enumerate(numbers):
+            seen = number.digits(rest)
+            if seen is None:
+                raise CannotDerive("its additions differ by more than the taps of a window")
+            keys += [(which, place) for place in seen.parts]
+            rest = seen.rest
+        shift = rest.over(units[keys[0]]) if len(keys) == 1 and keys[0] in units else None
+        if shift is None:
+            left = left + rest
+        else:
+            own[keys[0]] = own.get(keys[0], Form()) + shift
+    return own, left
 
 
 def _renamed(form: Form, site: Site) -> Form:
@@ -290,73 +353,3 @@ def _outputs(zeros: Zeros, number: Counted, taps: Sequence[Tap]) -> tuple[Polyno
     if programs is None:
         raise CannotDerive("how many outputs there are is not known")
     return programs * number.width, (False,) * len(taps)
-
-
-def _axis(
-    number: Counted,
-    place: int,
-    size: Polynomial,
-    step: Polynomial,
-    unit: Polynomial,
-    shifts: Sequence[Form],
-    taps: Sequence[Tap],
-) -> Axis:
-    lows: list[Polynomial | None] = []
-    highs: list[Polynomial | None] = []
-    for tap, shift in zip(taps, shifts, strict=True):
-        seen = [digits for form in tap.conditions if (digits := number.digits(form)) is not None]
-        lows.append(next((shift.base - d.rest.base for d in seen if _asks(d, place, step, shift, 1)), None))
-        highs.append(next((d.rest.base + shift.base + ONE for d in seen if _asks(d, place, step, shift, -1)), None))
-    reach = step * (size - ONE) + ONE
-    low = _common(lows, [-shift.base if not shift.terms else None for shift in shifts], -1)
-    high = _common(highs, [reach + shift.base if not shift.terms else None for shift in shifts], 1)
-    low = low if low is not None else _least(shifts)
-    high = high if high is not None else reach + _most(shifts)
-    return Axis(step, unit, low, high, tuple(shifts))
-
-
-def _common(asked: Sequence[Polynomial | None], own: Sequence[Polynomial | None], sign: int) -> Polynomial | None:
-    """The limit that some masks ask for and all taps keep: the others by themselves, which reach `own`, times `sign`
-    where limits are from below."""
-    limits = {one for one in asked if one is not None}
-    if len(limits) != 1:
-        return None
-    (limit,) = limits
-    signed = limit if sign > 0 else -limit
-    kept = [reach is not None and (signed - reach).surely(0) for reach in own]
-    return limit if all(one is not None or inside for one, inside in zip(asked, kept, strict=True)) else None
-
-
-def _asks(digits: Digits, place: int, step: Polynomial, shift: Form, sign: int) -> bool:
-    """Whether a condition is a limit of y alone, from below or, with -1, from above."""
-    signed = Polynomial.integer(sign)
-    return digits.parts == {place: step * signed} and digits.rest.terms == shift.times(signed).terms
-
-
-def _least(shifts: Sequence[Form]) -> Polynomial:
-    """No shift is less."""
-    found = []
-    for shift in shifts:
-        if any(not number.surely(0) or atom.kind is Kind.OPAQUE for atom, number in shift.terms):
-            raise CannotDerive("how far taps reach is not known")
-        found.append(shift.base)
-    least = next((one for one in found if all((other - one).surely(0) for other in found)), None)
-    if least is None:
-        raise CannotDerive("how far taps reach is not known")
-    return least
-
-
-def _most(shifts: Sequence[Form]) -> Polynomial:
-    """No shift is more."""
-    found = []
-    for shift in shifts:
-        reach = shift.base
-        for atom, number in shift.terms:
-            if atom.extent is None or not number.surely(0):
-                raise CannotDerive("how far taps reach is not known")
-            reach = reach + number * (atom.extent - ONE)
-        found.append(reach)
-    most = next((one for one in found if all((one - other).surely(0) for other in found)), None)
-    if most is None:
-        raise CannotDerive("how far taps reach is not known")
-    return most

@@ -19,3 +19,15 @@ def test_a_product_of_a_symbol_is_the_product_of_its_value(text: str, times: int
 
 def test_parentheses_are_not_doubled() -> None:
     assert (Polynomial.symbol("(a // 2)") * Polynomial.integer(2)).text() == "2 * (a // 2)"
+
+
+def test_a_product_of_sums_is_divided_by_either() -> None:
+    # The rows of a padded image are its pixels by its columns, sums of two sizes each: without that quotient they are
+    # a rounded one, of which nothing can be proved. One term alone says nothing of the others.
+    a, b, c = (Polynomial.symbol(name) for name in "abc")
+    two = Polynomial.integer(2)
+    for one, other in ((a + two * c, b + two * c), (a + b + c, a - b), (a - two, a - two)):
+        assert (one * other).quotient(other) == one
+    assert (a * a + b).quotient(a + b) is None
+    assert (a * b).quotient(a + b) is None
+    assert ((a + b) * (a + c) + two).quotient(a + c) is None

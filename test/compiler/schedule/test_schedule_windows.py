@@ -16,9 +16,13 @@ from window_forwards import (
     differences,
     dilated,
     flat_convolution,
+    grouped,
     half_unrolled,
     in_chunks,
     normed_neighbours,
+    patches,
+    reflected,
+    replicated,
     shuffled,
     square_convolution,
     squares_1d,
@@ -27,10 +31,15 @@ from window_forwards import (
     weighted,
 )
 
+from kernel_agent.compiler.reverse import differentiate
+from kernel_agent.compiler.schedule.forms import Launch
+from kernel_agent.compiler.schedule.relane import relaned
 from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.order import forwards
 
-F32 = dict.fromkeys(("X", "Y", "Parts", "Weight", "Taps"), "*fp32")
-SIZES = dict.fromkeys(("T", "T_OUT", "H", "W", "HO", "WO", "CI", "CO", "pixels"), "i32")
+F32 = dict.fromkeys(("X", "Y", "Parts", "Weight", "Taps", "Scale"), "*fp32")
+SIZES = dict.fromkeys(("T", "T_OUT", "H", "W", "HO", "WO", "CI", "CO", "PAD", "pixels"), "i32")
+GROUPED = {"SIDE": 3, "PAD": 1, "K": 5, "CHANNELS": 8, "N": 6, "BM": 16, "BN": 16}
 
 
 def kernel_of(function, source=from_source, **constants):
@@ -227,3 +236,69 @@ def test_what_all_taps_of_a_trip_ask_for_is_asked_for_behind_the_loop() -> None:
     assert eval(buffer.empty_if, {**scope, "X": torch.empty(2, 5, 6)})
     given = {"X": drawn(2, 5, 6), "Weight": drawn(2, 3, 3), "H": 5, "W": 6}
     agree(made, given, {"Y": drawn(2, 5, 6)}, (2, 3, 2), **numbers)
+
+
+def test_a_reflected_border_is_gathered_with_its_image() -> None:
+    # Elements near an edge have up to nine outputs, four of them around a corner: a mirrored tap that counts upwards, a
+    # corner forgotten or an edge pixel taken twice gives other gradients than the atomics do.
+    made = plans_of(kernel_of(reflected, named_source, BLOCK=8), "X", "Y", 2)
+    assert not atomics(made["owned"])
+    assert {"H >= PAD + 1", "W >= PAD + 1"} <= {fact.expression for fact in made["owned"].facts}  # folded once
+    for height, width, pad in ((5, 4, 1), (4, 7, 3), (9, 5, 2), (3, 4, 0)):
+        high, wide = height + 2 * pad, width + 2 * pad
+        given = {"X": drawn(2, height, width), "H": height, "W": width, "PAD": pad}
+        agree(made, given, {"Y": drawn(2, high, wide)}, (2, triton.cdiv(high * wide, 8)), BLOCK=8)
+
+
+def test_a_reflection_in_which_no_fold_can_have_two_sides_at_once_asks_for_nine_elements() -> None:
+    # abs and where are two folds of each axis: sixteen sides, seven of which only a border wider than its image has.
+    made = plans_of(kernel_of(reflected, named_source, BLOCK=8), "X", "Y", 2)
+    (step,) = made["owned"].steps
+    assert sum(op.code is Code.LOAD and op.base.name == "dY" for op in step.kernel.ops) == 9
+
+
+def test_a_border_that_repeats_its_edge_stays_atomic() -> None:
+    # The edge has as many outputs as the border is wide: one tap for them would add one of these alone.
+    made = plans_of(kernel_of(replicated, named_source, BLOCK=8), "X", "Y", 2)
+    assert all(atomics(plan) for plan in made.values())
+    agree(made, {"X": drawn(2, 5), "T": 5, "PAD": 3}, {"Y": drawn(2, 11)}, (2, 2), BLOCK=8)
+
+
+@pytest.mark.parametrize(("pad", "scaled"), [(1, 0), (0, 0), (0, 1)])
+def test_patches_whose_rows_and_columns_programs_and_lanes_count_are_gathered(pad: int, scaled: int) -> None:
+    # Without padding elements have more patches than outputs: programs of the forward's grid left the last ones out,
+    # and what a program knows by its own number is that of another patch.
+    names = {"SIDE": 3, "PAD": pad, "SCALED": scaled, "HIGH": 2, "WIDE": 8, "BN": 16, "BK": 16}
+    made = plans_of(kernel_of(patches, named_source, **names), "X Weight", "Y", 2)
+    (step,) = [one for one in made["split"].steps if any(value.name == "dX" for value in one.kernel.arguments)]
+    codes = [op.code for op in step.kernel.ops if "base" in op.attributes and op.base.name == "dX"]
+    assert codes == [Code.STORE]
+    for images, height, width in ((2, 5, 9), (1, 4, 11)):
+        high, wide = height + 2 * pad - 2, width + 2 * pad - 2
+        grid = (images * triton.cdiv(high, 2) * triton.cdiv(wide, 8), 2)
+        given = {"X": drawn(images, 5, height, width), "Weight": drawn(9, 18, 5), "Scale": drawn(grid[0])}
+        sizes = {"H": height, "W": width, "HO": high, "WO": wide, "CI": 5, "CO": 18}
+        agree(made, given | sizes, {"Y": drawn(images, 18, high, wide)}, grid, **names)
+
+
+def test_lanes_that_count_taps_and_channels_are_gathered_tap_by_tap() -> None:
+    # Lanes of one product move the pixel by four different shifts, and behind the ninth tap there is no tenth: one tap
+    # for all lanes, or lanes of the tap that is not there, give other gradients than the atomics do.
+    made = plans_of(kernel_of(grouped, named_source, BJ=32, ENDS=1, **GROUPED), "X Weight", "Y", 2)
+    (step,) = [one for one in made["split"].steps if any(value.name == "dX" for value in one.kernel.arguments)]
+    codes = [op.code for op in step.kernel.ops if "base" in op.attributes and op.base.name == "dX"]
+    assert codes == [Code.STORE]
+    for images, height, width, groups in ((2, 5, 9, 2), (1, 4, 4, 3)):
+        pixels = images * height * width
+        given = {"X": drawn(images, height, width, groups * 5), "Weight": drawn(groups, 9, 5, 6)}
+        sizes = {"pixels": pixels, "H": height, "W": width, "HO": height, "WO": width, "CI": groups * 5}
+        grid = (triton.cdiv(pixels, 16), groups)
+        agree(made, given | sizes, {"Y": drawn(pixels, groups * 6)}, grid, BJ=32, ENDS=1, **GROUPED)
+
+
+@pytest.mark.parametrize(("side", "ends", "done"), [(3, 1, True), (3, 0, False), (4, 0, True)])
+def test_lanes_behind_the_last_tap_must_add_nothing_where_there_are_some(side: int, ends: int, done: bool) -> None:
+    # Seventy-two places in blocks of thirty-two leave twenty-four lanes: a trip for each tap would lose what these add.
+    kernel = kernel_of(grouped, BJ=32, ENDS=ends, **{**GROUPED, "SIDE": side})
+    adjoint = differentiate(kernel, read=frozenset(("X", "Weight")), written=frozenset(("Y",)))
+    assert (relaned(forwards(adjoint.kernel), Launch.like_forward(2)) is not None) == done

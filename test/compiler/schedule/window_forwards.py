@@ -262,3 +262,92 @@ def clamped_windows(
     if LATER:
         s = tl.cumsum(s, 1)
     tl.store(o_ptr + tl.program_id(1) * n + m, tl.sum(s * s, 1), mask=m < n)
+
+
+@triton.jit
+def _mirrored(i, n):
+    i = tl.abs(i)
+    return tl.where(i >= n, 2 * (n - 1) - i, i)
+
+
+@triton.jit
+def reflected(X, Y, H, W, PAD, BLOCK: tl.constexpr):
+    plane = tl.program_id(0)
+    wide = W + 2 * PAD
+    size = (H + 2 * PAD) * wide
+    o = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    h = _mirrored(o // wide - PAD, H)
+    w = _mirrored(o % wide - PAD, W)
+    x = tl.load(X + plane * H * W + h * W + w, mask=o < size)
+    tl.store(Y + plane * size + o, x * x, mask=o < size)
+
+
+@triton.jit
+def replicated(X, Y, T, PAD, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    o = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    t = o - PAD
+    t = tl.where(t < 0, 0, tl.where(t < T, t, T - 1))
+    x = tl.load(X + row * T + t, mask=o < T + 2 * PAD)
+    tl.store(Y + row * (T + 2 * PAD) + o, x * x, mask=o < T + 2 * PAD)
+
+
+@triton.jit
+def patches(
+    X, Weight, Scale, Y, H, W, HO, WO, CI, CO, SIDE: tl.constexpr, PAD: tl.constexpr, SCALED: tl.constexpr,
+    HIGH: tl.constexpr, WIDE: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    # Lanes are the rows and columns of a patch, programs the images and their rows and columns of patches.
+    across = tl.cdiv(WO, WIDE)
+    each = tl.cdiv(HO, HIGH) * across
+    image = tl.program_id(0) // each
+    patch = tl.program_id(0) % each
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    p = tl.arange(0, HIGH * WIDE)
+    oh = patch // across * HIGH + p // WIDE
+    ow = patch % across * WIDE + p % WIDE
+    acc = tl.zeros((BN, HIGH * WIDE), tl.float32)
+    for tap in range(SIDE * SIDE):
+        h = oh - PAD + tap // SIDE
+        w = ow - PAD + tap % SIDE
+        there = (h >= 0) & (h < H) & (w >= 0) & (w < W)
+        for start in range(0, CI, BK):
+            c = start + tl.arange(0, BK)
+            weight_at = (tap * CO + n[:, None]) * CI + c[None, :]
+            weight = tl.load(Weight + weight_at, mask=(n[:, None] < CO) & (c[None, :] < CI), other=0.0)
+            at = (image * CI + c[:, None]) * H * W + h[None, :] * W + w[None, :]
+            x = tl.load(X + at, mask=there[None, :] & (c[:, None] < CI), other=0.0)
+            acc += tl.dot(weight, x, input_precision="ieee")
+    if SCALED:
+        acc *= tl.load(Scale + tl.program_id(0))
+    y_at = (image * CO + n[:, None]) * HO * WO + oh[None, :] * WO + ow[None, :]
+    tl.store(Y + y_at, acc, mask=(n[:, None] < CO) & (oh[None, :] < HO) & (ow[None, :] < WO))
+
+
+@triton.jit
+def grouped(
+    X, Weight, Y, pixels, H, W, HO, WO, CI, SIDE: tl.constexpr, PAD: tl.constexpr, K: tl.constexpr,
+    CHANNELS: tl.constexpr, N: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BJ: tl.constexpr, ENDS: tl.constexpr,
+):  # fmt: skip
+    # Lanes of a trip are channels of one tap after the other.
+    group = tl.program_id(1)
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    n = tl.arange(0, BN)
+    top = m // WO % HO - PAD
+    left = m % WO - PAD
+    acc = tl.zeros((BM, BN), tl.float32)
+    for start in range(0, SIDE * SIDE * CHANNELS, BJ):
+        j = start + tl.arange(0, BJ)
+        tap = j // CHANNELS
+        k = j % CHANNELS
+        live = ((tap < SIDE * SIDE) | (not ENDS)) & (k < K)
+        h = top[:, None] + (tap // SIDE)[None, :]
+        w = left[:, None] + (tap % SIDE)[None, :]
+        there = (h >= 0) & (h < H) & (w >= 0) & (w < W) & live[None, :] & (m < pixels)[:, None]
+        at = (((m // WO // HO)[:, None] * H + h) * W + w) * CI + group * K + k[None, :]
+        x = tl.load(X + at, mask=there, other=0.0)
+        w_at = ((group * SIDE * SIDE + tap[:, None]) * K + k[:, None]) * N + n[None, :]
+        weight = tl.load(Weight + w_at, mask=live[:, None] & (n[None, :] < N), other=0.0)
+        acc += tl.dot(x, weight, input_precision="ieee")
+    y_at = (m[:, None] * tl.num_programs(1) + group) * N + n[None, :]
+    tl.store(Y + y_at, acc, mask=(m[:, None] < pixels) & (n[None, :] < N))
