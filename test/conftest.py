@@ -81,7 +81,7 @@ class PairJudge:
         return check(self.spec(name), source, self.sandbox, options, truths=truths, diagnose=diagnose)
 
 
-CHILDREN = (*PRELOAD, "kernel_agent.compiler.child", "kernel_agent.bench.model_child")
+CHILDREN = ("kernel_agent.compiler.child", "kernel_agent.bench.model_child", *PRELOAD)
 """What children of many tests would import again, each for half a second."""
 
 

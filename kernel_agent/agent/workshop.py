@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from kernel_agent.oracle import CrossCheck, DerivativeCheck, ReferenceCheck, Truths
 
 
-PRELOAD = (*STANDARD_PRELOAD, "rag.embed_child")
+PRELOAD = ("rag.embed_child", *STANDARD_PRELOAD)
 """What the sandbox's server imports: embedding is one of its jobs."""
 
 CHECKED_ELEMENTS = 1 << 16

@@ -22,7 +22,7 @@ from kernel_agent.sandbox.supervisor import PRELOAD
 
 RULES = f"{VERSION}.{RULE}"
 """What verdicts are recorded under."""
-CHILDREN = (*PRELOAD, "kernel_agent.oracle.child", "kernel_agent.gate.child", "kernel_agent.collection.compile_child")
+CHILDREN = ("kernel_agent.collection.compile_child", *PRELOAD)
 """Preloaded where many pairs are judged: each child would import them again."""
 QUICK = GateOptions(seeds=(0,), odd_sizes=0, max_cases=2)
 """One shape, a random and a strided cotangent."""

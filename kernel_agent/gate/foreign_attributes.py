@@ -21,9 +21,8 @@ from typing import Any, NamedTuple
 import torch
 from triton.runtime.jit import JITFunction
 
-_WITH_CODE = frozenset({types.FunctionType, JITFunction})
-_PARTS = tuple(map(operator.attrgetter, ("__code__", "__defaults__", "__kwdefaults__")))
-"""What can be exchanged in a function that stays the same."""
+from kernel_agent.gate.known_modules import all_but
+
 _OF_STATES = frozenset(
     {
         "torch.Storage",
@@ -34,8 +33,6 @@ _OF_STATES = frozenset(
 )
 """Names that torch itself sets again with a setting, which `lasting_state` looks at, and those that modules set as they
 work."""
-_COMPLETED = "torch._C._distributed."
-"""Classes that torch gives their methods when its tensors on several devices are first wanted."""
 _SETTINGS = (bool, int, float, str, bytes, type(None), enum.Enum, torch.dtype, torch.device)
 """Kinds of values that a program sets a name of a module or a class to."""
 _COUNTED = (bool, str, bytes, type(None), enum.Enum, torch.dtype, torch.device)
@@ -61,17 +58,8 @@ class Watched:
 
     def __init__(self, own: types.ModuleType | None = None) -> None:
         self._own = own
-        modules = dict(sys.modules)
-        self._modules = modules
-        own_name = None if own is None else own.__name__
-        self._before = [(place, space, dict(vars(space))) for place, space in _spaces(modules, own_name)]
-        held = [value for _, _, old in self._before for value in old.values() if type(value) in _WITH_CODE]
-        held += [value for value in _defined_in(own) if type(value) in _WITH_CODE]
-        self._functions = list({id(value): value for value in held if type(value) is types.FunctionType}.values())
-        self._code = [list(map(part, self._functions)) for part in _PARTS]
-        named = [function for function in self._functions if function.__kwdefaults__]
-        kernels = {id(value): value for value in held if type(value) is JITFunction}.values()
-        self._inside = [_inside(value) for value in (*named, *kernels)]
+        self._modules = dict(sys.modules)
+        self._parts = all_but(None if own is None else own.__name__, self._modules, _defined_in(own))
         self._excused: frozenset[str] = frozenset()
 
     @contextmanager
@@ -111,10 +99,7 @@ class Watched:
         yield from (f"{place}.__name__" for place, one in self._modules.items() if sys.modules.get(place) is not one)
 
     def _inside_out(self) -> Iterator[str]:
-        for part, old in zip(_PARTS, self._code, strict=True):
-            others = map(operator.is_not, old, map(part, self._functions))
-            yield from (_full_name(function, self._own) for function in itertools.compress(self._functions, others))
-        yield from (_full_name(look[0], self._own) for look in self._inside if _differ(look, _inside(look[0])))
+        return (_full_name(function, self._own) for part in self._parts for function in part.exchanged())
 
     def _reset(self, changed: Iterable[_Changed]) -> Iterator[str]:
         for place, _, old, now in changed:
@@ -128,7 +113,7 @@ class Watched:
 
     def _changed(self) -> Iterator[_Changed]:
         """The spaces that have other values now, with what was in them and what is; few have."""
-        for place, space, old in self._before:
+        for place, space, old in itertools.chain.from_iterable(part.touched() for part in self._parts):
             now = vars(space)
             if len(now) != len(old) or not all(map(operator.is_, old.values(), now.values())):
                 yield _Changed(place, space, old, now)
@@ -172,20 +157,6 @@ def _defined_in(own: types.ModuleType | None) -> Iterator[Any]:
 def _full_name(function: Any, own: types.ModuleType | None) -> str:
     home = "" if own is not None and function.__module__ == own.__name__ else f"{function.__module__}."
     return f"{home}{function.__qualname__}"
-
-
-def _inside(value: Any) -> tuple[Any, ...]:
-    """A kernel and what can be exchanged in it; of a function, the defaults of parameters that have names."""
-    if isinstance(value, JITFunction):
-        source = (value.raw_src, getattr(value, "src", ""))
-        return value, value.fn, value.fn.__code__, *source, vars(value).get("run"), *value.pre_run_hooks
-    named = value.__kwdefaults__ or {}
-    return (value, value.__kwdefaults__, *named, *named.values())
-
-
-def _differ(old: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
-    """By identity: what was put in may say of itself that it is equal."""
-    return len(old) != len(now) or any(map(operator.is_not, old, now))
 
 
 def _by_itself(place: str, name: str, value: Any) -> bool:
@@ -241,19 +212,3 @@ def _takes_effect(space: types.ModuleType | type, name: str) -> bool:
     if name.startswith("__") and name.endswith("__"):
         return isinstance(space, type) or name in ("__getattr__", "__dir__")
     return isinstance(space, type) and any(_calls(vars(base).get(name)) for base in space.__mro__[1:-1])
-
-
-def _spaces(modules: Mapping[str, Any], own: str | None) -> Iterator[tuple[str, types.ModuleType | type]]:
-    """All modules but the candidate's, and the classes that they define."""
-    classes: dict[type, bool] = {}  # whether objects of a type are classes: few types, many objects
-    for place, module in modules.items():
-        if place == own or not isinstance(module, types.ModuleType):
-            continue
-        yield place, module
-        for name, value in list(vars(module).items()):
-            kind = type(value)
-            if kind not in classes:
-                classes[kind] = issubclass(kind, type)
-            whole = not f"{place}.".startswith(_COMPLETED)
-            if classes[kind] and whole and vars(value).get("__module__") == place:
-                yield f"{place}.{name}", value

@@ -21,6 +21,8 @@ _OVERRIDDEN = "operators that torch.library overrides"
 _PLAIN = (bool, int, float, str, torch.device, torch.dtype)
 _NOT_ASKED = frozenset({"_get_accelerator", "_get_thread_name", "_is_cow_tensor"})
 """Getters that look for devices, or that tell nothing which a program sets."""
+_LIKE_GETTERS = sorted({name for name in vars(torch._C) if name.startswith(("_get_", "_is_"))} - _NOT_ASKED)
+"""Found once for all processes: whoever looks at each name of torch's copies a page for many of them."""
 _BACKENDS = (
     ("generic", "all"),
     *((name, op) for name in ("cuda", "mkldnn") for op in ("all", "matmul", "conv", "rnn")),
@@ -103,8 +105,9 @@ _SAID = {
 def _getters() -> tuple[tuple[str, Callable[[], Any]], ...]:
     """Those of `torch._C` that take nothing and give a plain value, the same when asked twice."""
     found = []
-    for name, getter in sorted(vars(torch._C).items()):
-        if not name.startswith(("_get_", "_is_")) or name in _NOT_ASKED or not callable(getter):
+    for name in _LIKE_GETTERS:
+        getter = vars(torch._C).get(name)
+        if not callable(getter):
             continue
         with suppress(RuntimeError, TypeError, AttributeError, AssertionError):
             value = getter()

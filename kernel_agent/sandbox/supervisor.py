@@ -23,10 +23,11 @@ PRELOAD = (
     "kernel_agent.gate.replay_child",
     "kernel_agent.ir.uncompiled",
     "kernel_agent.ir.lowered_first",
+    "kernel_agent.gate.modules_first",
 )
 """torch loads the third, and with it sympy, at the first `empty_like` without contents, Triton the fourth when it first
 compiles: in every child, for half a second of processor time. Then comes what most children run, what spares them
-torch's compiler, and a first kernel."""
+torch's compiler, a first kernel, and a look at all modules, which sees those that are named before it."""
 _CLOSE_S = 60.0
 _LAUNCHES = 2
 _log = logging.getLogger(__name__)
