@@ -13,12 +13,13 @@ import gc
 import importlib
 import json
 import os
+import select
 import signal
 import socket
 import sys
 from types import FrameType
 
-from kernel_agent.sandbox import linux, process_tree
+from kernel_agent.sandbox import large_pages, linux, process_tree
 from kernel_agent.sandbox.namespaces import system_places
 from kernel_agent.sandbox.runtime import LaunchRequest
 from kernel_agent.sandbox.warden import run_warden
@@ -39,7 +40,10 @@ class Server:
         linux.name_process("ka-server")
         linux.adopt_orphans()
         signal.signal(signal.SIGCHLD, self._bury)
+        pages = large_pages.collapse()
         while True:
+            while not select.select([self._requests], [], [], 0)[0] and next(pages, self) is None:
+                pass  # one page more while nobody asks
             data, handles, _, _ = socket.recv_fds(self._requests, REQUEST_BYTES, FDS_PER_JOB)
             if not data:
                 return
