@@ -18,7 +18,7 @@ from kernel_agent.gate.options import GateOptions
 from kernel_agent.gate.order import order_problem
 from kernel_agent.gate.questions import Put, Question
 from kernel_agent.gate.verdict import CaseResult, Status
-from kernel_agent.oracle import ForwardTruth, Point
+from kernel_agent.oracle import ForwardTruth
 from kernel_agent.oracle.cotangents import rms
 from kernel_agent.oracle.wire import pack
 from kernel_agent.pairs.spec import KernelSpec
@@ -76,8 +76,12 @@ def judged_batch(
     """Judge what a process answered to a batch of cases."""
     script = Script(report, questions)
     outcomes: list[Outcome] = []
+    forwards: dict[int, Problem | None] = {}
     for number, question in enumerate(questions):
-        judged = _judge(script, question, number, text, spec, options)
+        point = script.point_of[number]
+        if point not in forwards:
+            forwards[point] = _forward_problem(script, question, point, text, spec)
+        judged = _judge(script, question, number, forwards[point], text, spec, options)
         outcomes.append(_outcome(question, judged, script.given(number, spec.grads)))
         if script.ended(number):
             break
@@ -97,9 +101,9 @@ def candidate_job(
     `lowered` is what `Truths` has lowered: what a candidate shares with the user's forward needs no lowering again.
     """
     tensors: dict[str, Tensor] = {}
-    points = _points(questions)
+    points, point_of = _points(questions)
     packed: list[dict[str, Any]] = []
-    for i, (_, forward) in enumerate(points):
+    for i, forward in enumerate(points):
         packed.append(
             {"args": pack(forward.args, tensors, f"p{i}.a"), "kwargs": pack(forward.kwargs, tensors, f"p{i}.k")}
         )
@@ -108,7 +112,7 @@ def candidate_job(
         tensors |= {f"c{i}.{j}": c for j, c in enumerate(question.cotangents) if c is not None}
         cases.append(
             {
-                "point": [point for point, _ in points].index(question.case.point),
+                "point": point_of[i],
                 "cotangents": [None if c is None else f"c{i}.{j}" for j, c in enumerate(question.cotangents)],
                 "needs": question.case.needs,
             }
@@ -119,13 +123,12 @@ def candidate_job(
     return Job(entry, payload, tensors, limits, "candidate", own_files=("candidate.py",))
 
 
-def _points(questions: Sequence[Put]) -> list[tuple[Point, ForwardTruth]]:
-    """The distinct points with their forwards, in order."""
-    found: list[tuple[Point, ForwardTruth]] = []
-    for question in questions:
-        if question.case.point not in [point for point, _ in found]:
-            found.append((question.case.point, question.forward))
-    return found
+def _points(questions: Sequence[Put]) -> tuple[list[ForwardTruth], list[int]]:
+    """The forwards at the distinct points, in order, and for each question the place of its own."""
+    keys = [question.case.point.model_dump_json() for question in questions]
+    forwards = {key: question.forward for key, question in reversed([*zip(keys, questions, strict=True)])}
+    places = {key: place for place, key in enumerate(dict.fromkeys(keys))}
+    return [forwards[key] for key in places], [places[key] for key in keys]
 
 
 class Script:
@@ -137,8 +140,7 @@ class Script:
         self.answers: dict[tuple[Stage, int], tuple[Answer, Message]] = {}
         self.failure: tuple[Answer, Message] | None = None
         self.out_of_turn = ""
-        points = [point for point, _ in _points(questions)]
-        self.point_of = [points.index(question.case.point) for question in questions]
+        _, self.point_of = _points(questions)
         expected: list[tuple[Stage, int]] = [(Stage.IMPORT, 0)]
         for number, point in enumerate(self.point_of):
             if (Stage.FORWARD, point) not in expected:
@@ -203,18 +205,29 @@ class Script:
         return bool(self.out_of_turn) or (Stage.BACKWARD, number) not in self.answers
 
 
+def _forward_problem(
+    script: Script, question: Question, point: int, text: CandidateText, spec: KernelSpec
+) -> Problem | None:
+    """What is wrong with the forward at the point of some questions; nothing where it has no answer."""
+    if script.out_of_turn or (Stage.FORWARD, point) not in script.answers:
+        return None
+    answer, message = script.answers[Stage.FORWARD, point]
+    return judge_forward(answer, message.tensors, question.forward, spec, text.meta, question.stub_ops, text.source)
+
+
 def _judge(
-    script: Script, question: Question, number: int, text: CandidateText, spec: KernelSpec, options: GateOptions
+    script: Script,
+    question: Question,
+    number: int,
+    problem: Problem | None,
+    text: CandidateText,
+    spec: KernelSpec,
+    options: GateOptions,
 ) -> Judged:
+    """`problem` is that of the forward."""
     if script.out_of_turn:
         return Judged(Problem(Status.CRASHED, f"the candidate wrote to the result channel: {script.out_of_turn}"))
-    forward = script.answers.get((Stage.FORWARD, script.point_of[number]))
     backward = script.answers.get((Stage.BACKWARD, number))
-    problem = None
-    if forward is not None:
-        problem = judge_forward(
-            forward[0], forward[1].tensors, question.forward, spec, text.meta, question.stub_ops, text.source
-        )
     if backward is None:
         return Judged(problem or _unanswered(script, text, options.limits))
     judged = judge_backward(

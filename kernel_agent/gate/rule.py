@@ -14,6 +14,7 @@ Every term is proportional to the cotangent: there is no absolute tolerance, and
 from __future__ import annotations
 
 import enum
+import functools
 import math
 from dataclasses import dataclass
 
@@ -97,7 +98,8 @@ def compare(answer: Tensor, truth: Tensor, scale: float) -> Comparison:
         )
     clean = torch.where(truth.isfinite(), truth, 0.0)
     error = torch.where(truth.isfinite(), answer - truth, 0.0)
-    errors, norms, sizes = (tile_norms(t, extent) for t in (error, clean, torch.ones_like(clean)))
+    errors, norms = (tile_norms(t, extent) for t in (error, clean))
+    sizes = _tile_sizes(tuple(clean.shape), clean.device)
     allowed = RELATIVE * norms + SCALED * scale * sizes
     ratios = torch.where(errors == 0, 0.0, errors / allowed)  # x / 0 is inf: nothing is allowed there
     worst = int(ratios.argmax())
@@ -122,6 +124,12 @@ def compare(answer: Tensor, truth: Tensor, scale: float) -> Comparison:
 def count_tiles(t: Tensor, extent: tuple[int, ...]) -> int:
     """How many tiles a tensor has."""
     return math.prod(-(-n // e) for n, e in zip(t.shape, extent, strict=True))
+
+
+@functools.lru_cache(64)
+def _tile_sizes(shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """The root of every tile's number of elements."""
+    return tile_norms(torch.ones(shape, dtype=torch.float64, device=device), tile_extent(shape))
 
 
 def tile_norms(t: Tensor, extent: tuple[int, ...]) -> Tensor:
