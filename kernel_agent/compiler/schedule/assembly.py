@@ -23,8 +23,8 @@ def assembled(schedule: str, base: BackwardPlan, draft: Draft) -> BackwardPlan:
     for buffer in base.buffers:
         if buffer.name in draft.stored and buffer.name not in same:
             one = draft.stored[buffer.name]
-            lender = {"lender": one.lender, "unless": one.unless}
-            buffers.append(replace(buffer, element=one.element, empty_if=one.empty_if, axes=one.axes, **lender))
+            lent = replace(buffer, lender=one.lender, unless=one.unless)
+            buffers.append(replace(lent, element=one.element, empty_if=one.empty_if, axes=one.axes))
         elif buffer.name in needed or buffer.name in set(base.gradients.values()) - summed:
             buffers.append(buffer)
     asked = {op.attributes.get("symbol") for kernel, _, _ in draft.steps for op in kernel.ops if op.code is Code.CONST}
