@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kernel_agent.compiler.errors import CannotDerive, DoesNotApply
-from kernel_agent.compiler.plan import Listing
+from kernel_agent.compiler.plan import Fact, Listing
 from kernel_agent.compiler.schedule.accumulate import accumulated, conjuncts
 from kernel_agent.compiler.schedule.draft import Draft
 from kernel_agent.compiler.schedule.forms import Launch
@@ -19,7 +19,7 @@ from kernel_agent.compiler.schedule.merge import merged
 from kernel_agent.compiler.schedule.owner import without
 from kernel_agent.compiler.schedule.owners import unowned
 from kernel_agent.compiler.schedule.picklist import Picklist, picklist
-from kernel_agent.compiler.schedule.picks import Picks, picks
+from kernel_agent.compiler.schedule.picks import Picks, picks, sliced_to
 from kernel_agent.compiler.schedule.polynomial import Polynomial
 from kernel_agent.compiler.schedule.regathered import loaded
 from kernel_agent.compiler.schedule.settle import settled
@@ -28,7 +28,7 @@ from kernel_agent.compiler.schedule.wraps import unwrapped
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.prune import prune
-from kernel_agent.compiler.ssa.rebuild import Copier, emptied
+from kernel_agent.compiler.ssa.rebuild import Copier, emptied, hints
 from kernel_agent.compiler.ssa.value import Kernel, Op, Value
 
 
@@ -39,6 +39,8 @@ class Pickers:
     kernel: Kernel
     launch: Launch
     listing: Listing
+    facts: tuple[str, ...]
+    """By which rows that trips add to are the tensors'."""
 
 
 def picked(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft:
@@ -46,7 +48,7 @@ def picked(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft:
     for the others. Raises DoesNotApply where there are none, or where something is added atomically then."""
     mine = _picked(tidy, gradients, launch)
     kept = shared(tidy, launch)
-    made = pickers(_only(loading(tidy, kept, len(launch.grid)), mine), launch, next(iter(mine.values())))
+    made = pickers(_only(loading(tidy, kept, len(launch.grid)), mine), mine, launch)
     wanted = loaded(made.kernel)
     kept = [one for one in kept if one.pointer.name in wanted]
     draft = Draft()
@@ -59,6 +61,8 @@ def picked(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft:
     texts = {name: extent.text() for name, extent in made.launch.scalars.items()}
     draft.add(owned_in_the_end(unwrapped(made.kernel, made.launch), mine, made.launch), mine, made.launch, texts)
     draft.listings.append(made.listing)
+    reason = "rows of a gradient lie one behind the other"
+    draft.facts += [Fact(text, reason, text.partition(".")[0]) for text in made.facts]
     return draft
 
 
@@ -68,7 +72,7 @@ def _picked(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> dict[
     reason = DoesNotApply("no gradient is shared by programs")
     for tensor, name in unowned(accumulated(tidy), gradients, launch).items():
         try:
-            picks(_only(tidy, {tensor: name}), launch)
+            picks(_only(tidy, {tensor: name}), {tensor: name}, launch)
         except DoesNotApply as error:
             reason = error
         else:
@@ -87,18 +91,18 @@ def _only(kernel: Kernel, gradients: Mapping[str, str]) -> Kernel:
     return found
 
 
-def pickers(kernel: Kernel, launch: Launch, name: str) -> Pickers:
-    """Owners of the tiles that a kernel adds to, `name` among them, and to nothing else. Raises CannotDerive where what
+def pickers(kernel: Kernel, gradients: Mapping[str, str], launch: Launch) -> Pickers:
+    """Owners of the tiles of the gradients, where a kernel adds to nothing else. Raises CannotDerive where what
     they add depends on earlier trips."""
-    found = picks(kernel, launch)
-    listed = picklist(found, name)
+    found = picks(kernel, gradients, launch)
+    listed = picklist(found, next(iter(gradients.values())))
     copier = _Picker(found, listed)
     made = prune(copier.made())
     if all(op.code is not Code.DOT for op in made.ops):
         raise DoesNotApply("few products would be summed by the owners of tiles")
     grid = (found.count, *(launch.grid[axis] for axis in found.kept))
     around = replace(launch, grid=grid, scalars={**launch.scalars, **copier.scalars})
-    return Pickers(merged(prune(settled(made, around))), around, listed.listing)
+    return Pickers(merged(prune(settled(made, around))), around, listed.listing, found.facts)
 
 
 class _Picker(Copier):
@@ -112,7 +116,11 @@ class _Picker(Copier):
         self.counts = {
             axis: Value("i32", (), source.free_name(f"num_programs_{axis}")) for axis in sorted({*asked, *found.summed})
         }
-        arguments = [*source.arguments, listed.order, listed.begins, listed.most, *self.counts.values()]
+        self.rows = Value("i32", (), source.free_name("num_rows"))
+        self.inside: Value | None = None
+        """Which rows of the tile a trip has, where they are a span."""
+        own = [] if found.span is None else [self.rows]
+        arguments = [*source.arguments, listed.order, listed.begins, listed.most, *self.counts.values(), *own]
         target = emptied(source, name=f"{source.name}_{listed.listing.gradient}", arguments=arguments)
         super().__init__(source, Builder(target, frozenset(site.op.base for site in found.added)))
 
@@ -121,13 +129,14 @@ class _Picker(Copier):
         """Arguments that the forward did not have."""
         grid = self.found.forms.launch.grid
         told = {value.name: grid[axis] for axis, value in self.counts.items()}
+        told = told if self.found.span is None else {**told, self.rows.name: self.found.rows}
         return {**told, self.listed.most.name: Polynomial.symbol(self.listed.most.name)}
 
     def made(self) -> Kernel:
         """The kernel."""
         b, found = self.b, self.found
         own = b.program_id(0, "tile")
-        self[found.number] = b.cast(own, found.number.element)
+        self[found.known] = self._known(own)
         row = b.const(0, "i64")
         for place in range(len(found.kept)):
             count = b.num_programs(1 + place)
@@ -147,6 +156,36 @@ class _Picker(Copier):
             b.store(self[site.op.base], offset, total, mask, Code.ATOMIC_ADD)
         return b.kernel
 
+    def _known(self, own: Value) -> Value:
+        """The number of a tile, or its rows."""
+        b, span = self.b, self.found.span
+        if span is None:
+            return b.cast(own, self.found.number.element)
+        (size,) = span.indices.shape
+        symbol = self.source.extents.get(size)
+        return b.add(b.cast(b.mul(own, b.extent(size)), span.indices.element), b.arange(0, size, symbol))
+
+    def _spread(self, there: Value, axis: int, rank: int) -> Value:
+        """A condition on rows, as one on tiles that have them along an axis."""
+        for other in range(rank):
+            there = there if other == axis else self.b.expand(there, other)
+        return there
+
+    def load(self, op: Op) -> None:
+        """Of rows that a trip does not have nothing is loaded: there may be no memory."""
+        span = self.found.span
+        axes = frozenset() if span is None else span.lanes.axes.get(op.offset, frozenset())
+        if not axes:
+            super().load(op)
+            return
+        if len(axes) != 1 or self.inside is None:
+            raise CannotDerive("what rows add is read from memory by pairs of them")
+        b, (axis,), element = self.b, axes, op.result.element
+        there = self._spread(self.inside, axis, len(op.offset.shape))
+        mask = there if op.mask is None else b.logical_and(self[op.mask], there)
+        other = b.const(0.0 if op.result.is_float else 0, element) if op.other is None else self[op.other]
+        self[op.result] = b.load(self[op.base], self.whole(op.offset), mask, other, op.result.name, **hints(op))
+
     def _names(self) -> list[str]:
         return [f"{site.op.base.name}_sum" for site in self.found.added]
 
@@ -155,6 +194,9 @@ class _Picker(Copier):
         if not self._is_own(op.offset):
             raise CannotDerive("an address is read from memory, or comes out of a loop")
         mask: Value | None = None
+        if self.found.span is not None:
+            there = self.b.compare("lt", self[self.found.known], self.rows)
+            mask = self._spread(there, self.found.span.axis(op), len(op.offset.shape))
         for part in self._steady(op):
             mask = self[part] if mask is None else self.b.logical_and(mask, self[part])
         return self.whole(op.offset), mask
@@ -165,7 +207,7 @@ class _Picker(Copier):
 
     def _is_own(self, value: Value) -> bool:
         """Whether all that a value is computed of is known to an owner before its trips, and needs no memory."""
-        for part in _slice(value, self.found.number):
+        for part in sliced_to(value, self.found.known):
             op = part.producer
             if op is None and part.id in self.found.forms.loops:
                 return False
@@ -182,6 +224,9 @@ class _Picker(Copier):
         found = []
         for site, total in zip(self.found.added, sums, strict=True):
             part, steady = self[site.op.stored], self._steady(site.op)
+            if self.found.span is not None and self.inside is not None:
+                there = self._spread(self.inside, self.found.span.axis(site.op), len(site.op.offset.shape))
+                part = b.select(there, part, b.zero(part))
             for one in [] if site.op.mask is None else conjuncts(site.op.mask):
                 part = part if one in steady else b.select(self[one], part, b.zero(part))
             found.append(b.add(total, part))
@@ -189,7 +234,9 @@ class _Picker(Copier):
 
     def _set(self, number: Value) -> None:
         """Programs and the trip of an addition by its number."""
-        b, loop = self.b, self.found.loop
+        b, loop, span = self.b, self.found.loop, self.found.span
+        if span is not None:
+            number = b.elementwise(Code.FLOORDIV, (number, b.const(self.found.met, "i64")))
         trip, number = self._digit(number, self.listed.most)
         for axis in reversed(self.found.summed):
             own, number = self._digit(number, self.counts[axis])
@@ -198,6 +245,10 @@ class _Picker(Copier):
                     self[op.result] = b.cast(own, op.result.element)
         start, _, step = self.bounds(loop)
         self[loop.blocks[0].arguments[0]] = b.add(start, b.mul(b.cast(trip, start.element), step))
+        if span is not None:
+            first, rows = self[span.start], self[span.indices]
+            end = b.add(first, b.extent(span.indices.shape[0]))
+            self.inside = b.logical_and(b.compare("ge", rows, first), b.compare("lt", rows, end))
 
     def _digit(self, number: Value, extent: Value) -> tuple[Value, Value]:
         """The last digit of a number, and those in front of it."""
@@ -215,17 +266,3 @@ class _Picker(Copier):
             self[op.result] = self.counts[axis]
         else:
             super().pure(op)
-
-
-def _slice(value: Value, number: Value) -> list[Value]:
-    """All that a value is computed of, down to the number of a tile."""
-    found: dict[Value, None] = {}
-    stack = [value]
-    while stack:
-        part = stack.pop()
-        if part is number or part in found:
-            continue
-        found[part] = None
-        if part.producer is not None:
-            stack.extend(part.producer.operands)
-    return list(found)

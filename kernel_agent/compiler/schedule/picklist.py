@@ -50,7 +50,8 @@ def picklist(found: Picks, name: str) -> Picklist:
         Buffer(counts.name, "i32", Fill.ZEROS, shape=(programs.text(),)), Step(counted, texts), most.name
     )
     order, begins = Value("*i64", (), f"{name}_order"), Value("*i32", (), f"{name}_begins")
-    held = Buffer(rows.name, "i32", Fill.ZEROS, shape=((programs * Polynomial.symbol(most.name)).text(),))
+    room = programs * Polynomial.symbol(most.name) * Polynomial.integer(found.met)
+    held = Buffer(rows.name, "i32", Fill.ZEROS, shape=(room.text(),))
     owned = reduce(Polynomial.__mul__, (grid[axis] for axis in found.kept), found.count)
     listing = Listing(
         name, held, Step(listed, texts, scalars), owned.text(), order.name, begins.name, counting=counting
@@ -108,17 +109,34 @@ def _list(copier: Copier, found: Picks, rows: Value, most: Value, tiles: Value) 
     start, stop, step = copier.all(found.loop.operands[:3])
     room = b.mul(_program(copier, (*found.kept, *found.summed)), b.cast(most, "i64"))
     first = b.add(b.mul(_program(copier, found.kept), tiles), b.const(1, "i64"))
+    none, met = b.const(0, "i64"), b.const(found.met, "i64")
+    below = b.const(-1, "i64") if found.signed else none
 
     def body(index: Value, _: list[Value]) -> list[Value]:
         copier[found.loop.blocks[0].arguments[0]] = index
-        trip = _steps(copier, b.sub(index, start), step)
-        number, none = b.cast(copier[found.number], "i64"), b.const(0, "i64")
-        below = b.const(-1, "i64") if found.signed else none
-        b.hint = "tile"
-        row = b.select(b.compare("lt", number, tiles), b.add(first, number), none)
-        row = b.cast(b.select(b.compare("ge", number, b.const(0, "i64")), row, below), "i32")
-        b.hint = ""
-        b.store(rows, b.add(room, b.cast(trip, "i64")), row)
+        trip = b.cast(_steps(copier, b.sub(index, start), step), "i64")
+        number = b.cast(copier[found.number], "i64")
+        before: Value | None = None
+        for place, tile in enumerate(_met(copier, found, number)):
+            b.hint = "tile"
+            there = b.compare("lt", tile, tiles)
+            there = there if before is None else b.logical_and(there, b.compare("ne", tile, before))
+            row = b.select(there, b.add(first, tile), none)
+            row = b.cast(b.select(b.compare("ge", number, none), row, below), "i32")
+            b.hint = ""
+            b.store(rows, b.add(b.mul(b.add(room, trip), met), b.const(place, "i64")), row)
+            before = tile
         return []
 
     b.loop((start, stop, step), [], body, index_name=found.loop.blocks[0].arguments[0].name)
+
+
+def _met(copier: Copier, found: Picks, number: Value) -> list[Value]:
+    """Numbers of the tiles that a trip meets."""
+    if found.span is None:
+        return [number]
+    b = copier.b
+    (rows,) = found.span.indices.shape
+    size = b.cast(b.extent(rows), "i64")
+    last = b.add(number, b.sub(size, b.const(1, "i64")))
+    return [b.elementwise(Code.FLOORDIV, (row, size)) for row in (number, last)]

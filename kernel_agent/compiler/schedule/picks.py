@@ -6,15 +6,16 @@ beside programs and lanes, shows here; who picks which tile a launch of the back
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kernel_agent.compiler.errors import DoesNotApply
 from kernel_agent.compiler.schedule.forms import Forms, Launch
 from kernel_agent.compiler.schedule.linear import Form, Kind
 from kernel_agent.compiler.schedule.ownership import WRITES
-from kernel_agent.compiler.schedule.polynomial import Polynomial, ceiling
+from kernel_agent.compiler.schedule.polynomial import ZERO, Polynomial, ceiling
 from kernel_agent.compiler.schedule.sites import Site, negatives, sites
+from kernel_agent.compiler.schedule.spans import Span, span
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.value import Kernel, Op, Value
 
@@ -36,10 +37,27 @@ class Picks:
     """Tiles: of a number that is no less nothing is added to."""
     signed: bool
     """Whether something may be added to one of a number below 0, which is no tile; then the backward has to ask."""
+    span: Span | None
+    """None: a trip adds to all rows of the tile that it picks. Else the number is that of its first row, and tiles have
+    as many rows as a trip."""
     kept: tuple[int, ...]
     """Axes of the grid that addresses depend on."""
     summed: tuple[int, ...]
     """The others."""
+    rows: Polynomial = ZERO
+    """Of the gradients, where a trip has a span of these."""
+    facts: tuple[str, ...] = ()
+    """By which that is so."""
+
+    @property
+    def known(self) -> Value:
+        """What owners know of a trip: the number of the tile, or the rows."""
+        return self.number if self.span is None else self.span.indices
+
+    @property
+    def met(self) -> int:
+        """Tiles that a trip may meet."""
+        return 1 if self.span is None else 2
 
     @property
     def conditions(self) -> tuple[tuple[Value, bool], ...]:
@@ -47,8 +65,8 @@ class Picks:
         return self.added[0].conditions
 
 
-def picks(kernel: Kernel, launch: Launch) -> Picks:
-    """The additions of a kernel, all of which must be to such tiles. Raises DoesNotApply."""
+def picks(kernel: Kernel, gradients: Mapping[str, str], launch: Launch) -> Picks:
+    """The additions of a kernel, all of which must be to such tiles of the `gradients`. Raises DoesNotApply."""
     added = sites(kernel.body, WRITES)
     first = added[0]
     if any(site.op.code is not Code.ATOMIC_ADD for site in added) or any(
@@ -62,23 +80,65 @@ def picks(kernel: Kernel, launch: Launch) -> Picks:
     extent = forms.trip(loop).extent
     if extent is not None and extent.printable:
         raise DoesNotApply("its trips are counted before the launch")
+    try:
+        found = _tiles(forms, added, loop)
+    except DoesNotApply as reason:
+        try:
+            found = _spans(forms, added, loop, list(gradients))
+        except DoesNotApply:
+            raise reason from None
+    if launch.calls.refute(found.facts):
+        raise DoesNotApply("its rows do not lie one behind the other")
+    if found.signed and not launch.calls.typical:
+        raise DoesNotApply("a later call may pick what is no tile")
+    if len(found.kept) >= AXES:
+        raise DoesNotApply("it would need a grid of more than three axes")
+    return found
+
+
+def _tiles(forms: Forms, added: Sequence[Site], loop: Op) -> Picks:
+    """Trips that add to a tile of some number each."""
     numbers = {_number(forms, site, loop) for site in added}
-    counts = {count for site in added for count in [_count(forms, site, numbers)]}
+    counts = {_count(forms, site, numbers) for site in added}
     if len(numbers) != 1 or len(counts) != 1:
         raise DoesNotApply("its trips pick tiles of several numbers")
-    sources = {
-        atom.number for site in added for atom in forms.of(site.op.offset).coefficients if atom.kind is Kind.PROGRAM
-    }
-    axes = range(len(launch.grid))
-    kept = tuple(axis for axis in axes if axis in sources)
-    if len(kept) >= AXES:
-        raise DoesNotApply("it would need a grid of more than three axes")
     (number,), (count,) = numbers, counts
     signed = not all(_not_negative(forms, site, number) for site in added)
-    if signed and not launch.calls.typical:
-        raise DoesNotApply("a later call may pick what is no tile")
-    summed = tuple(axis for axis in axes if axis not in sources)
-    return Picks(forms, tuple(added), loop, number, count, signed, kept, summed)
+    return Picks(forms, tuple(added), loop, number, count, signed, None, *_axes(forms, added, number))
+
+
+def _spans(forms: Forms, added: Sequence[Site], loop: Op, tensors: Sequence[str]) -> Picks:
+    """Trips that add to rows from some one on."""
+    found = span(forms, added, loop)
+    width, first = found.width.text(), tensors[0]
+    rows = Polynomial.symbol(f"({first}.numel() // ({width}))")
+    facts = [f"{tensor}.is_contiguous()" for tensor in tensors]
+    facts += [f"{first}.numel() % ({width}) == 0", *(f"{one}.numel() == {first}.numel()" for one in tensors[1:])]
+    facts += found.facts
+    count, axes = ceiling(rows, found.size), _axes(forms, added, found.indices)
+    return Picks(forms, tuple(added), loop, found.start, count, True, found, *axes, rows, tuple(facts))
+
+
+def _axes(forms: Forms, added: Sequence[Site], known: Value) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Axes of the grid that addresses depend on, beside what owners know, and the others."""
+    sliced = [part.producer for site in added for part in sliced_to(site.op.offset, known)]
+    read = {op.attributes["axis"] for op in sliced if op is not None and op.code is Code.PROGRAM_ID}
+    axes = range(len(forms.launch.grid))
+    return tuple(axis for axis in axes if axis in read), tuple(axis for axis in axes if axis not in read)
+
+
+def sliced_to(value: Value, end: Value) -> list[Value]:
+    """All that a value is computed of, down to another."""
+    found: dict[Value, None] = {}
+    stack = [value]
+    while stack:
+        part = stack.pop()
+        if part is end or part in found:
+            continue
+        found[part] = None
+        if part.producer is not None:
+            stack.extend(part.producer.operands)
+    return list(found)
 
 
 def _number(forms: Forms, site: Site, loop: Op) -> Value:

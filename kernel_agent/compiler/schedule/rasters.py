@@ -58,7 +58,7 @@ def rastered(kernel: Kernel, launch: Launch) -> Rastered:
         if start is None:
             continue
         facts = _not_negative(forms, start)
-        lanewise = _Lanes(kernel, op.result)
+        lanewise = Lanes(kernel.body.ops, op.result)
         mine = [site for site in top if lanewise.axes.get(site.op.offset)]
         ends = {_end(forms, site, start, lanewise.axes[site.op.offset]) for site in mine}
         if facts is None or len(ends) != 1 or None in ends or launch.calls.refute(facts):
@@ -121,17 +121,18 @@ def _end(forms: Forms, site: Site, start: Value, axes: Set[int]) -> Value | None
     return None
 
 
-class _Lanes:
+class Lanes:
     """Along which axes of each value the lanes of a window lie, where each is computed of its own lane alone."""
 
-    def __init__(self, kernel: Kernel, indices: Value) -> None:
+    def __init__(self, ops: Sequence[Op], indices: Value) -> None:
+        """`ops`: of the block that computes the indices."""
         self.axes: dict[Value, frozenset[int]] = {indices: frozenset((0,))}
         """Of values that have any."""
         self.mixed: set[Value] = set()
         """Values that may have lanes of the window, but not lane by lane."""
         self.size = indices.shape[0]
         known = {indices}
-        for op in kernel.body.ops:
+        for op in ops:
             for result in op.results:
                 if result not in known:
                     self._see(op, result)
@@ -159,10 +160,12 @@ class _Lanes:
         if op.code is Code.TRANS:
             return frozenset(op.attributes["order"].index(old) for old in given[0])
         if op.code is Code.DOT and len(result.shape) == 2 and not any(given[2:]):
-            return (given[0] & {0}) | (given[1] & {1})
+            found = (given[0] & {0}) | (given[1] & {1})
+            return None if found and (given[0] & {1} or given[1] & {0}) else found
         if op.code in (Code.SUM, Code.REDUCE_MAX, Code.REDUCE_MIN):
             axis = op.attributes["axis"]
-            return frozenset(old - (old > axis) for old in given[0] if old != axis)
+            found = frozenset(old - (old > axis) for old in given[0] if old != axis)
+            return None if found and axis in given[0] else found
         if op.code in ELEMENTWISE or op.code in _SPREADS or op.code is Code.LOAD:
             return frozenset().union(*given)
         return None
@@ -171,7 +174,7 @@ class _Lanes:
 class _Rasterer(Copier):
     """Moves additions into the loop."""
 
-    def __init__(self, source: Kernel, window: _Window, lanewise: _Lanes) -> None:
+    def __init__(self, source: Kernel, window: _Window, lanewise: Lanes) -> None:
         super().__init__(source)
         self.window = window
         self.lanewise = lanewise

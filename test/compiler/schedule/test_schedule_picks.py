@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import triton
+from picked_tiles import listed, summed
 from schedule_kernels import add_to, block_of, made, matrix
-from sorted_rows import run, told
 from torch import Tensor
 
 from kernel_agent.compiler.errors import CannotDerive, DoesNotApply
@@ -19,10 +18,8 @@ from kernel_agent.compiler.schedule.ownership import owned
 from kernel_agent.compiler.schedule.pickers import Pickers, pickers
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import Code
-from kernel_agent.compiler.ssa.evaluate import evaluate
 from kernel_agent.compiler.ssa.prune import prune
 from kernel_agent.compiler.ssa.value import Kernel, Value
-from kernel_agent.compiler.stub.lines import HELPERS
 
 SIZE, D, HEADS, ROWS, T = 4, 4, 2, 5, 18
 """Programs along the grid are rows and heads; the last tile of T rows has no more than two."""
@@ -97,58 +94,33 @@ PICKED = [0, 4, 2, 2, 0, 1, 0, 4, 4, 2, 0, 1, 1, 1, 4, 0, 0, 4, 4, 1]
 
 
 def owners(kernel: Kernel, given: dict[str, Any]) -> Pickers:
-    return pickers(kernel, Launch.like_forward(2, Calls((given,))), "dX")
+    return pickers(kernel, {"X": "dX"}, Launch.like_forward(2, Calls((given,))))
 
 
-def listed(found: Pickers, given: dict[str, Any]) -> dict[str, Any]:
-    """What launches in front of the owners write, and the numbers that these are given."""
-    scope = dict(given)
-    exec("\n".join(HELPERS.values()), scope)
-    listing, counting = found.listing, found.listing.counting
-    assert counting is not None
-    for buffer, step in ((counting.counts, counting.step), (listing.rows, listing.step)):
-        scope[buffer.name] = torch.zeros([eval(text, scope) for text in buffer.shape], dtype=torch.int32)
-        run(step.kernel, step.grid, {**scope, **told(step.scalars, scope)})
-        scope.setdefault(counting.most, max(1, int(scope[counting.counts.name].max())))
-    in_order: Callable[..., tuple[Tensor, Tensor]] = scope["tiles_in_order"]
-    order, begins = in_order(scope[listing.rows.name], eval(listing.count, scope))
-    return {**scope, listing.order: order, listing.begins: begins}
-
-
-def summed(kernel: Kernel, given: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """What owners store to memory that held NaN, and what the forward's programs add."""
-    found = owners(kernel, given)
-    stored = owned(prune(found.kernel), {"X": "dX"}, found.launch)
-    assert [op.code for op in stored.kernel.ops if op.code in (Code.STORE, Code.ATOMIC_ADD)] == [Code.STORE]
-    scope = listed(found, given)
-    texts = {name: extent.text() for name, extent in found.launch.scalars.items()}
-    dx = torch.full(given["X"].shape, float("nan"), dtype=torch.float64)
-    run(stored.kernel, [extent.text() for extent in found.launch.grid], {**scope, **told(texts, scope), "dX": dx})
-    truth = torch.zeros_like(dx)
-    evaluate(kernel, (ROWS, HEADS), {**{v.name: given.get(v.name) for v in kernel.arguments}, "dX": truth})
-    return dx, truth
+def sums(kernel: Kernel, given: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    return summed(kernel, owners(kernel, given), given, (ROWS, HEADS))
 
 
 def test_tiles_have_the_products_of_all_trips_that_pick_them_and_zero_where_none_does() -> None:
     # Were trips numbered by the row alone, or with room for the first row's, the owner of a tile would take another
     # head's products or those of a trip that is not there; tiles that nothing picks held NaN.
-    torch.testing.assert_close(*summed(sparse(), call(COUNTS, PICKED)))
+    torch.testing.assert_close(*sums(sparse(), call(COUNTS, PICKED)))
 
 
 def test_programs_without_trips_have_none_in_the_list() -> None:
     # The owner asks no branch: programs that make no trip must not be listed with what they would pick.
-    torch.testing.assert_close(*summed(sparse(early=True), call(COUNTS, PICKED, keep=[1, 1, 1, -1, 1])))
+    torch.testing.assert_close(*sums(sparse(early=True), call(COUNTS, PICKED, keep=[1, 1, 1, -1, 1])))
 
 
 def test_no_trip_at_all_leaves_zeros() -> None:
     # There is room for one trip then: a list without any would have no first element to be looked up.
-    torch.testing.assert_close(*summed(sparse(), call([0] * len(COUNTS), [0])))
+    torch.testing.assert_close(*sums(sparse(), call([0] * len(COUNTS), [0])))
 
 
 def test_tiles_behind_the_last_are_listed_as_none() -> None:
     # Their rows fail the mask in the forward; the number of one is that of a tile of the next head.
     picked = [TILES if place % 3 == 0 else tile for place, tile in enumerate(PICKED)]
-    torch.testing.assert_close(*summed(sparse(), call(COUNTS, picked)))
+    torch.testing.assert_close(*sums(sparse(), call(COUNTS, picked)))
 
 
 def test_a_number_below_zero_raises() -> None:
@@ -161,15 +133,15 @@ def test_a_number_below_zero_raises() -> None:
 def test_numbers_below_zero_that_a_mask_leaves_out_are_listed_as_none() -> None:
     # Rows of a layout are often padded with -1: a backward that raised there would refuse what its forward takes.
     picked = [-1 if place % 3 == 0 else tile for place, tile in enumerate(PICKED)]
-    torch.testing.assert_close(*summed(sparse(padded=True), call(COUNTS, picked)))
+    torch.testing.assert_close(*sums(sparse(padded=True), call(COUNTS, picked)))
 
 
 def test_where_any_call_must_be_taken_the_mask_has_to_leave_them_out() -> None:
     # Later calls may pick what no call of SWEEP did, and must not raise then.
     calls = Calls((call(COUNTS, PICKED),), typical=False)
-    assert pickers(sparse(padded=True), Launch.like_forward(2, calls), "dX").kernel.ops
+    assert pickers(sparse(padded=True), {"X": "dX"}, Launch.like_forward(2, calls)).kernel.ops
     with pytest.raises(DoesNotApply, match="later call"):
-        pickers(sparse(), Launch.like_forward(2, calls), "dX")
+        pickers(sparse(), {"X": "dX"}, Launch.like_forward(2, calls))
 
 
 def test_owners_load_once_what_depends_on_their_tile_alone() -> None:
@@ -188,7 +160,7 @@ def test_owners_load_once_what_depends_on_their_tile_alone() -> None:
         b.loop(bounds, [], trip)
 
     kernel = made("X:*f32 C:*f32 dX:*f32 Begins:*i32 Picks:*i32 length", build, SIZE=SIZE, D=D)
-    found = pickers(kernel, Launch.like_forward(1, Calls((call(COUNTS, PICKED),))), "dX")
+    found = pickers(kernel, {"X": "dX"}, Launch.like_forward(1, Calls((call(COUNTS, PICKED),))))
     (loop,) = [op for op in found.kernel.ops if op.code is Code.FOR]
     assert {op.base.name for op in loop.blocks[0].ops if op.code is Code.LOAD} == {"C", "dX_order"}
 
@@ -196,14 +168,13 @@ def test_owners_load_once_what_depends_on_their_tile_alone() -> None:
 @pytest.mark.parametrize(
     ("kernel", "why"),
     [
-        pytest.param(sparse(bounded=False), "no mask says how many tiles", id="no end of the rows"),
         pytest.param(sparse(per_trip=True), "do not depend on one number", id="addresses that depend on the trip"),
         pytest.param(sparse(carried=True), "changes from trip to trip", id="sums of earlier trips"),
     ],
 )
 def test_what_is_no_sum_over_tiles_is_left_to_atomics(kernel: Kernel, why: str) -> None:
-    # An owner that took the first for as many tiles as there are rows, the second's tiles for apart, or the third's
-    # trips for each other's peers would store another sum.
+    # An owner that took the first's tiles for apart, or the second's trips for each other's peers, would store another
+    # sum.
     with pytest.raises(CannotDerive, match=why):
         owners(kernel, call(COUNTS, PICKED))
 
@@ -223,7 +194,14 @@ def test_tiles_that_overlap_are_left_to_atomics() -> None:
         b.loop((b.load(begins, row), b.load(begins, b.add(row, b.const(1))), b.const(1)), [], trip)
 
     kernel = made("X:*f32 C:*f32 dX:*f32 Begins:*i32 Picks:*i32 length", build, SIZE=SIZE, D=D)
-    found = pickers(kernel, Launch.like_forward(1, Calls((call(COUNTS, PICKED),))), "dX")
+    found = pickers(kernel, {"X": "dX"}, Launch.like_forward(1, Calls((call(COUNTS, PICKED),))))
+    stored = owned(prune(found.kernel), {"X": "dX"}, found.launch)
+    assert [op.code for op in stored.kernel.ops if op.code in (Code.STORE, Code.ATOMIC_ADD)] == [Code.ATOMIC_ADD]
+
+
+def test_tiles_without_an_end_are_left_to_atomics() -> None:
+    # Rows of one head would go on where those of the next begin.
+    found = owners(sparse(bounded=False), call(COUNTS, PICKED))
     stored = owned(prune(found.kernel), {"X": "dX"}, found.launch)
     assert [op.code for op in stored.kernel.ops if op.code in (Code.STORE, Code.ATOMIC_ADD)] == [Code.ATOMIC_ADD]
 
@@ -240,4 +218,4 @@ def test_loops_whose_trips_the_launch_counts_are_not_asked() -> None:
 
     kernel = made("X:*f32 C:*f32 dX:*f32 Picks:*i32 length", build, SIZE=SIZE)
     with pytest.raises(DoesNotApply, match="before the launch"):
-        pickers(kernel, Launch.like_forward(1, Calls((call(COUNTS, PICKED),))), "dX")
+        pickers(kernel, {"X": "dX"}, Launch.like_forward(1, Calls((call(COUNTS, PICKED),))))
