@@ -119,6 +119,8 @@ def windowed(kernel: Kernel, name: str, launch: Launch) -> Window | None:
             claims.append(Claim(had * width, count.total))
         elif program.kind is Kind.PROGRAM:
             grid[program.number] = needed
+        elif needed != had and width == ONE:  # what each program adds as a whole, its owners would compute again
+            raise CannotDerive("programs that own elements would be others than those of the outputs")
         elif needed != had or program.whole is not None:
             for source in program.sources:
                 digits.setdefault(source.number, {})[program] = needed

@@ -11,6 +11,7 @@ from schedule_plans import agree, atomics, from_source, named_source, plans_of
 from window_forwards import (
     activated_convolution,
     blurred,
+    by_channel,
     causal,
     convolution,
     differences,
@@ -31,9 +32,11 @@ from window_forwards import (
     weighted,
 )
 
+from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.reverse import differentiate
 from kernel_agent.compiler.schedule.forms import Launch
 from kernel_agent.compiler.schedule.relane import relaned
+from kernel_agent.compiler.schedule.windows import windowed
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.order import forwards
 
@@ -302,3 +305,11 @@ def test_lanes_behind_the_last_tap_must_add_nothing_where_there_are_some(side: i
     kernel = kernel_of(grouped, BJ=32, ENDS=ends, **{**GROUPED, "SIDE": side})
     adjoint = differentiate(kernel, read=frozenset(("X", "Weight")), written=frozenset(("Y",)))
     assert (relaned(forwards(adjoint.kernel), Launch.like_forward(2)) is not None) == done
+
+
+def test_weights_that_whole_programs_add_to_are_not_gathered_on_a_grid_of_their_own() -> None:
+    # A weight for every tap and channel would have programs of its own, each of which reads all images for all taps.
+    kernel = kernel_of(by_channel, TAPS=3, BLOCK=4)
+    adjoint = differentiate(kernel, read=frozenset(("X", "Weight")), written=frozenset(("Y",)))
+    with pytest.raises(CannotDerive, match="others than those of the outputs"):
+        windowed(forwards(adjoint.kernel), "dWeight", Launch.like_forward(2))

@@ -351,3 +351,14 @@ def grouped(
         acc += tl.dot(x, weight, input_precision="ieee")
     y_at = (m[:, None] * tl.num_programs(1) + group) * N + n[None, :]
     tl.store(Y + y_at, acc, mask=(m[:, None] < pixels) & (n[None, :] < N))
+
+
+@triton.jit
+def by_channel(X, Weight, Y, T, CI, TAPS: tl.constexpr, BLOCK: tl.constexpr):
+    plane = tl.program_id(0)
+    t = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for tap in tl.static_range(TAPS):
+        x = tl.load(X + plane * T + t - tap, mask=(t >= tap) & (t < T), other=0.0)
+        total += x * tl.load(Weight + plane % CI * TAPS + tap)
+    tl.store(Y + plane * T + t, total, mask=t < T)
