@@ -281,6 +281,16 @@ def test_a_tensor_that_inputs_require_grad_leaves_out_is_told_once(monkeypatch):
             Differentiable(autodiff(inputs_require_grad=("x",))(trainable.scaled))(x, leaf(24))
 
 
+def test_of_two_tensors_only_the_one_without_its_gradient_is_told(monkeypatch):
+    # Told of both, whoever trains would look for a gradient that is there.
+    monkeypatch.setattr(trainable.scaled, MARK, None, raising=False)
+    monkeypatch.setattr(Differentiable, "_trained", lambda *_given, **_options: None)
+    op = Differentiable(autodiff(inputs_require_grad=("x",))(trainable.scaled))
+    with pytest.warns(GradientLeftOut) as told:
+        op(leaf(5, 24), leaf(24))
+    assert [str(one.message)[:3] for one in told if one.category is GradientLeftOut] == ["`w`"]
+
+
 def test_what_is_written_in_place_on_the_cpu_is_refused(monkeypatch):
     # The executor computes on images: the argument would silently keep its old content.
     no_children(monkeypatch)
