@@ -26,7 +26,7 @@ from kernel_agent.compiler.stub.flow import (
     storage_of,
     tensors_in,
 )
-from kernel_agent.compiler.stub.held import onto_held
+from kernel_agent.compiler.stub.held import onto_held, widened
 from kernel_agent.compiler.stub.joints import joints
 from kernel_agent.compiler.stub.lines import Line
 from kernel_agent.compiler.stub.lying import Lying
@@ -237,7 +237,10 @@ class BackwardWriter:
     ) -> Wording:
         """The statements of one plan; the words that they have for what it names. `anywhere`: cotangents that lie
         otherwise than what was written."""
-        plan = onto_held(plan, launched.seen.tensors, launched.seen.build.types, self.cotangents)
+        tensors, types = launched.seen.tensors, launched.seen.build.types
+        earlier = (seen for place, seen in launch_places(self.trace) if place < launched.place)
+        plan = widened(plan, tensors, [tensor for seen in earlier for tensor in seen.tensors.values()])
+        plan = onto_held(plan, tensors, types, self.cotangents)
         self._refuse_overwritten(launched, plan)
         self._check_clones(launched, plan)
         wording = Wording(launched, plan, self.references, self.names, self.body)

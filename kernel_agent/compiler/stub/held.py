@@ -7,7 +7,7 @@ atomic additions start from what is there instead of from zeros.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from torch import Tensor
@@ -17,9 +17,26 @@ from kernel_agent.compiler.reverse.elements import adjoint_element
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.rebuild import Copier, emptied
-from kernel_agent.compiler.ssa.value import Kernel, Op, Value
+from kernel_agent.compiler.ssa.value import NARROW, Kernel, Op, Value
 from kernel_agent.compiler.stub.buffers import element_of
 from kernel_agent.compiler.stub.cotangents import Cotangents
+
+
+def widened(plan: BackwardPlan, tensors: Mapping[str, Tensor], others: Collection[Tensor]) -> BackwardPlan:
+    """The plan with float32 for gradients to which a launch adds sums of its own, where others add to them, too.
+
+    What several launches sum over may cancel, as the derivatives of moments about a pivot do: in 16 bits each sum would
+    have been rounded before. `others`: tensors that launches give gradients whose turn comes later.
+    """
+    wide: dict[str, str] = {}
+    for buffer in plan.buffers:
+        tensor, codes = tensors.get(buffer.like), _codes(plan, buffer.name)
+        summed = codes[:1] == [{Code.STORE}] and {Code.LOAD, Code.STORE} in codes[1:]
+        if summed and buffer.element in NARROW and any(tensor is other for other in others):
+            wide[buffer.name] = "f32"
+    steps = tuple(replace(step, kernel=_adding(step.kernel, wide, adds=False)) for step in plan.steps)
+    buffers = tuple(replace(one, element=wide.get(one.name, one.element)) for one in plan.buffers)
+    return replace(plan, buffers=buffers, steps=steps) if wide else plan
 
 
 def onto_held(
@@ -60,21 +77,23 @@ def _codes(plan: BackwardPlan, name: str) -> list[set[Code]]:
     return found
 
 
-def _adding(kernel: Kernel, elements: Mapping[str, str]) -> Kernel:
+def _adding(kernel: Kernel, elements: Mapping[str, str], *, adds: bool = True) -> Kernel:
     """The kernel with sums for stores to the named arguments, which point to these elements. Where it loads from one,
-    it adds to what an earlier launch stored, and so does the kernel that is made."""
+    it adds to what an earlier launch stored, and so does the kernel that is made. Without `adds` it stores as it did.
+    """
     changed = {v: Value(f"*{elements[v.name]}", (), v.name) for v in kernel.arguments if v.name in elements}
-    return _Adder(kernel, changed).copy() if changed else kernel
+    return _Adder(kernel, changed, adds).copy() if changed else kernel
 
 
 class _Adder(Copier):
-    """Adds to what is there where the source stores."""
+    """Stores other elements, and adds to what is there where the source stores, if it `adds`."""
 
-    def __init__(self, source: Kernel, changed: Mapping[Value, Value]) -> None:
+    def __init__(self, source: Kernel, changed: Mapping[Value, Value], adds: bool) -> None:
         empty = emptied(source, arguments=[changed.get(value, value) for value in source.arguments])
         super().__init__(source, Builder(empty))
         self.b.written = frozenset(changed.get(value, value) for value in self.written)
         self.changed = changed
+        self.adds = adds
         self.loaded = {op.base for op in source.ops if op.code is Code.LOAD}
         for old, new in changed.items():
             self[old] = new
@@ -108,7 +127,7 @@ class _Adder(Copier):
         if made is not None and made.code is Code.CAST and made.operands[0].element == wide:
             (value,) = made.operands  # rounded once, as part of the sum
         offset, mask = self.whole(op.offset), None if op.mask is None else self[op.mask]
-        if op.base in self.loaded:
+        if op.base in self.loaded or not self.adds:
             b.store(base, offset, b.cast(value, base.pointee), mask)
             return
         before = b.load(base, offset, mask, None if mask is None else b.const(0.0, base.pointee))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kernel_agent.compiler.derive import derive
+from kernel_agent.compiler.derive import derive, drafts
 from kernel_agent.gate.options import GateOptions
 from kernel_agent.oracle import describe
 from kernel_agent.pairs.userfile import read_file
@@ -136,3 +136,17 @@ def test_what_is_laid_out_as_an_input_of_any_strides_is_added_to(tmp_path: Path,
     first = "taken_kernel[grid](x, at, y, N, BLOCK=32)"
     text = backward(first, first.replace("y, N", "z, N"), tmp_path, sandbox).split("def backward")[1]
     assert text.count("gradient_room(") == 1
+
+
+def test_sums_that_others_may_cancel_are_added_in_float32(sandbox: Sandbox) -> None:
+    # Moments about the first pixel: its gradient gets two sums over all pixels, from two launches, which cancel. Rounded
+    # to float16 in between, what was left of them was too coarse on an H200. Without such sums 16 bits are kept.
+    pairs = Path(__file__).resolve().parents[3] / "datasets/kernel_pairs/norm_channel"
+    made = {}
+    for name in ("batchnorm_add_relu", "batchnorm_relu"):
+        (draft, *_), _ = drafts(describe(read_file(pairs / f"{name}.py"), sandbox), sandbox, most=1)
+        made[name] = draft.candidate.backward
+    assert "torch.zeros_like)(x, dtype=torch.float32)" in made["batchnorm_add_relu"]
+    assert "dx.to(x.dtype) if need_x else None" in made["batchnorm_add_relu"]
+    assert "torch.zeros_like)(x)" in made["batchnorm_relu"]
+    assert "dx.to(" not in made["batchnorm_relu"]
