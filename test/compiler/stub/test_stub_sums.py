@@ -139,8 +139,8 @@ def test_what_is_laid_out_as_an_input_of_any_strides_is_added_to(tmp_path: Path,
 
 
 def test_sums_that_others_may_cancel_are_added_in_float32(sandbox: Sandbox) -> None:
-    # Moments about the first pixel: its gradient gets two sums over all pixels, from two launches, which cancel. Rounded
-    # to float16 in between, what was left of them was too coarse on an H200. Without such sums 16 bits are kept.
+    # Moments about the first pixel: its gradient gets two sums over all pixels, from two launches, which cancel.
+    # Rounded to float16 in between, what was left was too coarse on an H200. Without such sums 16 bits are kept.
     pairs = Path(__file__).resolve().parents[3] / "datasets/kernel_pairs/norm_channel"
     made = {}
     for name in ("batchnorm_add_relu", "batchnorm_relu"):
