@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 
-from kernel_agent.compiler.stub.lines import Line
+from kernel_agent.compiler.stub.lines import UNFORMATTED, Line
 
 Check = tuple[Line, Line]
 """`if ...:` and what it raises."""
@@ -44,7 +44,7 @@ def _without(body: Sequence[Line], checks: Sequence[Check]) -> list[Line]:
 
 def _bound(line: Line) -> set[str]:
     """Names that a statement gives a value; of the head of a block none."""
-    text = "\n".join(line.shown(str, 0))
+    text = "\n".join(line.shown(str, 0)).removesuffix(UNFORMATTED)
     return set() if text.endswith(":") else _names_of(text, ast.Store)
 
 

@@ -127,6 +127,10 @@ def helpers_of(condition: str) -> dict[str, None]:
     return {text: None for name, text in HELPERS.items() if f"{name}(" in condition}
 
 
+UNFORMATTED = "  # fmt: skip"
+"""Behind a statement whose rows have several items each."""
+
+
 @dataclass(frozen=True)
 class Line:
     """One statement, with marks where `Names` fills something in. Items stand in one row, or in as many as needed."""
@@ -167,7 +171,7 @@ class Line:
                 row = f"{pad}    "
             row += f"{item}, "
         rows = [part for one in (*rows, row.rstrip()) for part in broken(one)]
-        return [opening, *rows, f"{pad}{closing}  # fmt: skip"]
+        return [opening, *rows, f"{pad}{closing}{UNFORMATTED}"]
 
 
 def bound_together(names: Sequence[str], texts: str, first: int) -> list[Line]:

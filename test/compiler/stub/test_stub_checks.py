@@ -35,6 +35,14 @@ def test_a_check_of_what_a_way_binds_stays_in_it():
     assert shared_checks([body, body]) == ([], [body, body])
 
 
+def test_a_check_whose_rows_have_several_items_is_shared_like_others():
+    # Its head ends with a comment for formatters: taken for a statement, it has no block and cannot be parsed.
+    axes = tuple(f"(x.stride({axis}), extent_of_axis_{axis})" for axis in range(6))
+    nested = (Line("if not axes_nested(", axes, "):"), Line('raise ValueError("no")', depth=1))
+    assert nested[0].shown(str, 0)[-1].endswith(":  # fmt: skip")
+    assert shared_checks([[*nested, Line("dx = f(x)")], [*nested, Line("dx = g(x)")]])[0] == [*nested]
+
+
 def test_an_equation_is_asked_as_its_opposite_and_shared_like_other_checks():
     # `if not (a == b):` is what no person writes; taken for no check, it was asked once in each way.
     equation = check("x.numel() == M * N")
