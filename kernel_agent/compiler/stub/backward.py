@@ -238,8 +238,8 @@ class BackwardWriter:
         """The statements of one plan; the words that they have for what it names. `anywhere`: cotangents that lie
         otherwise than what was written."""
         tensors, types = launched.seen.tensors, launched.seen.build.types
-        earlier = (seen for place, seen in launch_places(self.trace) if place < launched.place)
-        plan = widened(plan, tensors, [tensor for seen in earlier for tensor in seen.tensors.values()])
+        earlier = (one for place, one in self.launches.items() if place < launched.place)
+        plan = widened(plan, tensors, ((one.kernel, one.seen.tensors) for one in earlier))
         plan = onto_held(plan, tensors, types, self.cotangents)
         self._refuse_overwritten(launched, plan)
         self._check_clones(launched, plan)

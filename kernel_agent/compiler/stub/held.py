@@ -7,7 +7,7 @@ atomic additions start from what is there instead of from zeros.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from torch import Tensor
@@ -17,26 +17,43 @@ from kernel_agent.compiler.reverse.elements import adjoint_element
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.rebuild import Copier, emptied
-from kernel_agent.compiler.ssa.value import NARROW, Kernel, Op, Value
+from kernel_agent.compiler.ssa.value import NARROW, Kernel, Op, Value, walk
 from kernel_agent.compiler.stub.buffers import element_of
 from kernel_agent.compiler.stub.cotangents import Cotangents
 
 
-def widened(plan: BackwardPlan, tensors: Mapping[str, Tensor], others: Collection[Tensor]) -> BackwardPlan:
-    """The plan with float32 for gradients to which a launch adds sums of its own, where others add to them, too.
+def widened(
+    plan: BackwardPlan, tensors: Mapping[str, Tensor], others: Iterable[tuple[Kernel, Mapping[str, Tensor]]]
+) -> BackwardPlan:
+    """The plan with float32 for gradients to which this launch or another one adds sums over many elements.
 
-    What several launches sum over may cancel, as the derivatives of moments about a pivot do: in 16 bits each sum would
-    have been rounded before. `others`: tensors that launches give gradients whose turn comes later.
+    What several launches sum may cancel, as the derivatives of moments about a pivot do: in 16 bits each sum would have
+    been rounded before. `others`: forwards of launches whose turn comes later, and their arguments.
     """
     wide: dict[str, str] = {}
+    there = list(others)
     for buffer in plan.buffers:
         tensor, codes = tensors.get(buffer.like), _codes(plan, buffer.name)
-        summed = codes[:1] == [{Code.STORE}] and {Code.LOAD, Code.STORE} in codes[1:]
-        if summed and buffer.element in NARROW and any(tensor is other for other in others):
+        if tensor is None or buffer.element not in NARROW or codes[:1] != [{Code.STORE}]:
+            continue
+        shared = [(kernel, name) for kernel, given in there for name, one in given.items() if one is tensor]
+        sums = {Code.LOAD, Code.STORE} in codes[1:] or any(_has_pivot(kernel, name) for kernel, name in shared)
+        if shared and sums:
             wide[buffer.name] = "f32"
     steps = tuple(replace(step, kernel=_adding(step.kernel, wide, adds=False)) for step in plan.steps)
     buffers = tuple(replace(one, element=wide.get(one.name, one.element)) for one in plan.buffers)
     return replace(plan, buffers=buffers, steps=steps) if wide else plan
+
+
+def _has_pivot(kernel: Kernel, name: str) -> bool:
+    """Whether a kernel loads some elements of a tensor for all that a loop loads of it."""
+    loops = [op for op in kernel.body.ops if op.code is Code.FOR]
+    looped = any(_loads(op, name) for loop in loops for block in loop.blocks for op in walk(block))
+    return looped and any(_loads(op, name) for op in kernel.body.ops)
+
+
+def _loads(op: Op, name: str) -> bool:
+    return op.code is Code.LOAD and op.base.name == name
 
 
 def onto_held(
