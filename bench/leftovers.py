@@ -21,7 +21,7 @@ class Inventory:
     """What is there at one moment."""
 
     processes: frozenset[int]
-    """Below this process, or with the command line of the sandbox's server, which all it forks have."""
+    """Below this process, or with the command line of the sandbox's server, which all it forks have, and no others."""
     files: frozenset[str]
     """In the folder where temporary files go, and in shared memory."""
     descriptors: int

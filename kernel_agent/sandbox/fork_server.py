@@ -69,10 +69,11 @@ class ForkServer:
             raise SandboxError("candidates can only be checked on Linux", remedy="use Linux, a container or WSL 2")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         search_path = ":".join(os.path.abspath(entry) for entry in sys.path)
+        owner = f"server of process {os.getpid()}"  # for readers of `ps`: all that it forks have this command line
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the server
         self._requests = ours
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _BOOT, str(theirs.fileno()), ",".join(self._preload), search_path],
+            [sys.executable, "-c", _BOOT, str(theirs.fileno()), ",".join(self._preload), search_path, owner],
             env=environment.scrubbed(os.environ),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

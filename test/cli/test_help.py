@@ -17,15 +17,22 @@ BARE += FORWARD[FORWARD.index("@triton.jit") :].replace(MARK, "")
 """A kernel and its stub without anything of ours."""
 
 
+def processor_seconds_of(*arguments: str) -> float:
+    before = os.times()
+    subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
+    after = os.times()
+    return after.children_user + after.children_system - before.children_user - before.children_system
+
+
 def test_help_starts_within_half_a_second():
     # Of processor time: other work on the machine is not ours. Importing torch, pydantic or an SDK costs more than it.
-    seconds = []
-    for _ in range(3):
-        before = os.times()
-        subprocess.run([sys.executable, "-m", "kernel_agent", "--help"], check=True, capture_output=True)
-        after = os.times()
-        seconds.append(after.children_user + after.children_system - before.children_user - before.children_system)
-    assert 0.0 < min(seconds) < 0.5
+    # The machine's own pace swings by half under our feet, so the seconds are those of one that imports what draws the
+    # page in 0.2: measured in turns with it, the best of five each.
+    pages, drawers = [], []
+    for _ in range(5):
+        pages.append(processor_seconds_of("-m", "kernel_agent", "--help"))
+        drawers.append(processor_seconds_of("-c", "import typer.main, typer.rich_utils"))
+    assert 0.0 < min(pages) / min(drawers) * 0.2 < 0.5
 
 
 def test_help_imports_nothing_heavy():
