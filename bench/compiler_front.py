@@ -9,6 +9,7 @@ of the compiler, and the reasons why others do not.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import re
 import sys
 import tempfile
@@ -120,7 +121,7 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
     paths = [path for path in sorted(PAIRS.glob("*/*.py")) if options.only in str(path)]
-    with ProcessPoolExecutor(options.processes) as pool:
+    with ProcessPoolExecutor(options.processes, multiprocessing.get_context("spawn")) as pool:
         report([reading for some in pool.map(read_pair, paths, chunksize=4) for reading in some])
     return 0
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import multiprocessing
 import statistics
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -270,7 +271,7 @@ def main() -> None:
             print(buffers(path), flush=True)
         return
     left = [path for path in chosen if given.again or f"{path.parent.name}/{path.stem}" not in known]
-    with ProcessPoolExecutor(given.jobs) as pool, lines.open("a") as out:
+    with ProcessPoolExecutor(given.jobs, multiprocessing.get_context("spawn")) as pool, lines.open("a") as out:
         running = {pool.submit(row, path): path for path in left}
         for number, future in enumerate(as_completed(running), 1):
             one = future.result()

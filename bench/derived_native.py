@@ -15,6 +15,7 @@ import argparse
 import hashlib
 import json
 import math
+import multiprocessing
 import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -127,7 +128,7 @@ def main() -> None:
         (path for path in paths if name_of(path) not in rows),
         key=lambda path: hashlib.sha256(name_of(path).encode()).digest(),
     )
-    with ProcessPoolExecutor(given.jobs) as pool:
+    with ProcessPoolExecutor(given.jobs, multiprocessing.get_context("spawn")) as pool:
         running = {pool.submit(judge, path) for path in left}
         for future in as_completed(running):
             if future.cancelled():

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import sys
 import time
 from collections import Counter
@@ -122,7 +123,7 @@ def main() -> None:
     files = [path for path in pair_files() if not args.pairs or path.stem in args.pairs]
     rows = [read(row) for row in json.loads(args.out.read_text())] if args.more else []
     files = [path for path in files if path.stem not in {row.pair for row in rows}]
-    with ProcessPoolExecutor(args.jobs) as pool:
+    with ProcessPoolExecutor(args.jobs, multiprocessing.get_context("spawn")) as pool:
         for path, found in zip(files, pool.map(diagnosed, files, [args.sample] * len(files)), strict=True):
             print(f"{path.stem}: {dict(Counter(said.outcome for said in found))}", file=sys.stderr, flush=True)
             rows += found

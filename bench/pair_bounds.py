@@ -8,6 +8,7 @@ Rewrites the file: times stay, and what the cost counter says (bound, rates, ato
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor, TimeoutError, as_completed
 from pathlib import Path
@@ -48,7 +49,7 @@ def main() -> None:
         wanted = speed.of_bound is None or not given.only_missing
         if speed.status is SpeedStatus.MEASURED and same and wanted:
             chosen[path].append(place)
-    with ProcessPoolExecutor(given.jobs) as pool:
+    with ProcessPoolExecutor(given.jobs, multiprocessing.get_context("spawn")) as pool:
         running = {pool.submit(counted, path, speeds[places[0]].device): path for path, places in chosen.items()}
         try:
             for future in as_completed(running, timeout=given.seconds):
