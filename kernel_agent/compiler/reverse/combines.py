@@ -1,10 +1,10 @@
 """The adjoint of a REDUCE or SCAN with a combine of its own, by the combine's own derivative.
 
 A combine is associative, so a reduction is f(f(before, x[i]), after) for every i, with what the elements before and
-after x[i] come to: two scans. A running total is t[i] = f(t[i-1], x[i]); its adjoint is the linear recurrence
-d[i] = g[i] + c[i+1] d[i+1] with the derivative c of f by its first argument, and x[i] gets d[i] times that by the
-second. Of several tiles that holds for each where its total does not depend on those of the others; where it does, c is
-a matrix.
+after x[i] come to: two scans, unless it merges moments, whose derivatives are known (see `merged`). A running total is
+t[i] = f(t[i-1], x[i]); its adjoint is the linear recurrence d[i] = g[i] + c[i+1] d[i+1] with the derivative c of f by
+its first argument, and x[i] gets d[i] times that by the second. Of several tiles that holds for each where its total
+does not depend on those of the others; where it does, c is a matrix.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.reverse.cotangents import Cotangents
 from kernel_agent.compiler.reverse.elements import adjoint_element, index_along
+from kernel_agent.compiler.reverse.merged import merged, reduced
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import ELEMENTWISE, Code
 from kernel_agent.compiler.ssa.value import Block, Op, Value, broadcast_shape
@@ -39,6 +40,10 @@ def reverse_combine(r: Reversal, op: Op, cotangents: Cotangents) -> None:
 def _of_reduce(r: Reversal, op: Op, xs: list[Value], incoming: list[Value | None]) -> list[Value | None]:
     b, axis, count = r.b, op.attributes["axis"], len(xs)
     shape = xs[0].shape
+    form = merged(op.blocks[0])
+    if form is not None:
+        ends = [b.expand(r[result], axis) for result in op.results]
+        return reduced(b, form, xs, ends, [None if g is None else b.expand(g, axis) for g in incoming])
     first, last = _ends(b, shape, axis)
     before = [_moved(b, value, axis, -1) for value in _scanned(b, op, xs)]
     after = [_moved(b, value, axis, 1) for value in _scanned(b, op, xs, back=True)]

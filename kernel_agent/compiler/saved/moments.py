@@ -3,19 +3,22 @@
 A trip takes n' = n + 1, m' = m + (x - m) / n' and s' = s + (x - m) (x - m') where a mask holds. That ends in the mean
 m = sum(x) / n and in s = sum((x - m)**2) (Welford, "Note on a method for calculating corrected sums of squares and
 products", 1962). The derivative of s by m is sum(2 (m - x)), zero at the mean: written with the final mean, trips are
-independent and nothing of earlier ones is kept. The loop that found the numbers stays.
+independent and nothing of earlier ones is kept. The loop that found the numbers stays. Lanes that have moments of
+their own, which a reduction merges in the end, have those of all numbers, about one mean.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kernel_agent.compiler.errors import CannotDerive
+from kernel_agent.compiler.reverse.merged import Merged, merged
 from kernel_agent.compiler.saved.outputs import Saved
-from kernel_agent.compiler.saved.trip import depends
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.rebuild import Copier
+from kernel_agent.compiler.ssa.uses import depends
 from kernel_agent.compiler.ssa.value import Kernel, Op, Value, bare, is_constant, unspread
 
 
@@ -37,12 +40,40 @@ def use_moments(kernel: Kernel) -> Saved:
     found = {op: moments for op in kernel.ops if op.code is Code.FOR and (moments := list(_moments(op)))}
     if not found:
         return Saved(kernel, frozenset())
+    joined = {op: one for op in kernel.ops if op.code is Code.REDUCE and (one := _joined(op, found)) is not None}
     names = [op.results[one.mean].name or "a mean" for op, several in found.items() for one in several]
     remarks = tuple(f"`{name}` has the derivative of a sum: no tape" for name in names)
     try:
-        return Saved(_Summed(kernel, found).copy(), frozenset(), remarks)
+        return Saved(_Summed(kernel, found, joined).copy(), frozenset(), remarks)
     except CannotDerive as reason:
         return Saved(kernel, frozenset(), (f"a running mean keeps its place in the derivative: {reason.message}",))
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Moments of lanes that a REDUCE makes one of."""
+
+    loop: Op
+    """That found them."""
+    moments: Moments
+    form: Merged
+    """Places among the operands of the REDUCE."""
+
+
+def _joined(op: Op, found: Mapping[Op, Sequence[Moments]]) -> Joined | None:
+    """Of which moments a REDUCE makes one; None for any other."""
+    form = merged(op.blocks[0])
+    if form is None or form.squares is None or len(op.operands) != 3:
+        return None
+    count, mean, squares = (op.operands[place] for place in (form.count, form.mean, form.squares))
+    for loop, several in found.items():
+        for one in several:
+            if one.squares is None:
+                continue
+            wanted = [loop.results[place] for place in (one.count, one.mean, one.squares)]
+            if all(map(operator.is_, (count, mean, squares), wanted)):
+                return Joined(loop, one, form)
+    return None
 
 
 def _moments(loop: Op) -> Iterator[Moments]:
@@ -153,45 +184,78 @@ def _less(value: Value, mean: Value) -> Value | None:
 class _Summed(Copier):
     """Gives running moments the derivatives of sums."""
 
-    def __init__(self, source: Kernel, found: dict[Op, list[Moments]]) -> None:
+    def __init__(self, source: Kernel, found: Mapping[Op, Sequence[Moments]], joined: Mapping[Op, Joined]) -> None:
         super().__init__(source)
         self.found = found
+        self.joined = joined
 
     def loop(self, op: Op) -> None:
         """A FOR."""
         super().loop(op)
         for one in self.found.get(op, ()):
-            self._sum(op, one)
+            squares = None if one.squares is None else op.results[one.squares]
+            self._sum(_Whole(op, one, op.results[one.count], op.results[one.mean], squares))
 
-    def _sum(self, op: Op, one: Moments) -> None:
-        b = self.b
-        (block,) = op.blocks
-        count, mean = self[op.results[one.count]], self[op.results[one.mean]]
-        zero = b.const(0.0, mean.element)
-        middle = b.known(b.zero(mean), mean)
-        starts = [b.whole(zero, op.results[one.mean].shape)]
-        starts += [] if one.squares is None else [b.whole(zero, op.results[one.squares].shape)]
+    def pure(self, op: Op) -> None:
+        """Any other one; a REDUCE too."""
+        super().pure(op)
+        one = self.joined.get(op)
+        if one is not None and not self.slicing:
+            form = one.form
+            self[op.results[form.count]] = self.b.sum(self[op.operands[form.count]], op.attributes["axis"])
+            squares = None if form.squares is None else op.results[form.squares]
+            count, mean = op.results[form.count], op.results[form.mean]
+            self._sum(_Whole(one.loop, one.moments, count, mean, squares, op.attributes["axis"]))
+
+    def _sum(self, whole: _Whole) -> None:
+        """Give a mean and squares their derivatives; those about the mean have it as it is known by then."""
+        b, mean, count = self.b, whole.mean, self[whole.count]
+        total = self._over_trips(whole, lambda x: x)
+        lanes = b.elementwise(Code.MAX, (count, b.const(1.0, count.element)))
+        self[mean] = b.known(b.div(total, lanes), self[mean])
+        if whole.squares is not None:
+            middle = self[mean] if whole.axis is None else b.expand(self[mean], whole.axis)
+            middle = b.known(b.zero(middle), middle)
+
+            def square(x: Value) -> Value:
+                away = b.sub(x, middle)
+                return b.mul(away, away)
+
+            self[whole.squares] = b.known(self._over_trips(whole, square), self[whole.squares])
+
+    def _over_trips(self, whole: _Whole, term: Callable[[Value], Value]) -> Value:
+        """A sum over all numbers."""
+        b, one = self.b, whole.moments
+        (block,) = whole.loop.blocks
+        shape = whole.loop.results[one.mean].shape
 
         def body(index: Value, sums: list[Value]) -> Sequence[Value]:
             self[block.arguments[0]] = index
-            x = self[one.x]
-            away = b.sub(x, middle)
-            terms = [x, b.mul(away, away)][: len(sums)]
+            part = term(self[one.x])
             if one.mask is not None:
-                mask = self[one.mask]
-                terms = [b.select(mask, term, zero) for term in terms]
-            return [b.whole(b.add(total, term), total.shape) for total, term in zip(sums, terms, strict=True)]
+                part = b.select(self[one.mask], part, b.zero(part))
+            return [b.whole(b.add(sums[0], part), shape)]
 
-        places = [one.mean, *([] if one.squares is None else [one.squares])]
-        bounds = self.all(op.operands[:3])
-        found = b.loop(
+        bounds = self.all(whole.loop.operands[:3])
+        (total,) = b.loop(
             (bounds[0], bounds[1], bounds[2]),
-            starts,
+            [b.whole(b.const(0.0, whole.mean.element), shape)],
             body,
             index_name=block.arguments[0].name,
-            names=[block.arguments[1 + place].name for place in places],
-            **op.attributes,
+            names=[block.arguments[1 + one.mean].name],
+            **whole.loop.attributes,
         )
-        lanes = b.elementwise(Code.MAX, (count, b.const(1.0, count.element)))
-        for place, derived in zip(places, (b.div(found[0], lanes), *found[1:]), strict=True):
-            self[op.results[place]] = b.known(derived, self[op.results[place]])
+        return total if whole.axis is None else b.sum(total, whole.axis)
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """Moments, of lanes or of all of them, and the values that they are."""
+
+    loop: Op
+    moments: Moments
+    count: Value
+    mean: Value
+    squares: Value | None
+    axis: int | None = None
+    """That lanes were merged along."""

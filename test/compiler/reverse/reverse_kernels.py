@@ -232,6 +232,48 @@ def _welford(mean1, m1, n1, mean2, m2, n2):
 
 
 @triton.jit
+def _one_sample(n, m, s, k, p, t):
+    gap = p - m
+    return n + k, m + gap * (k / (n + k)), s + t + gap * gap * n * k / (n + k)
+
+
+@triton.jit
+def _gap_twice(n, m, s, k, p, t):
+    gap = p - m
+    return n + k, m + gap * k / (n + k), s + t + 2.0 * gap * gap * n * k / (n + k)
+
+
+@triton.jit
+def _gap_left_out(n, m, s, k, p, t):
+    return n + k, (n * m + k * p) / (n + k), s + t
+
+
+@triton.jit
+def _none_is_left_out(n, m, s, k, p, t):
+    gap = p - m
+    merged = s + t + gap * gap * n * k / (n + k)
+    return n + k, m + gap * k / (n + k), tl.where(k > 0.0, tl.where(n > 0.0, merged, t), s)
+
+
+@triton.jit
+def merged_samples(n_ptr, m_ptr, s_ptr, y_ptr, N: tl.constexpr, KIND: tl.constexpr):
+    at = tl.program_id(0) * N + tl.arange(0, N)
+    n, m, s = tl.load(n_ptr + at).to(tl.float32), tl.load(m_ptr + at), tl.load(s_ptr + at)
+    if KIND == "one sample":
+        count, mean, squares = tl.reduce((n, m, s), 0, _one_sample)
+    elif KIND == "means alone":
+        count, mean, squares = tl.reduce((n, m, s), 0, _gap_left_out)
+    elif KIND == "another sum of squares":
+        count, mean, squares = tl.reduce((n, m, s), 0, _gap_twice)
+    else:
+        count, mean, squares = tl.reduce((n, m, s), 0, _none_is_left_out)
+    out = y_ptr + tl.program_id(0) * 3
+    tl.store(out, count)
+    tl.store(out + 1, mean)
+    tl.store(out + 2, squares)
+
+
+@triton.jit
 def product_of_rows(x_ptr, y_ptr, N: tl.constexpr):
     row = tl.program_id(0)
     x = tl.load(x_ptr + row * N + tl.arange(0, N))

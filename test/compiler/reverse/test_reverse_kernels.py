@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import reverse_kernels as k
 import torch
 from reverse_launches import agrees
+
+from kernel_agent.compiler.ssa.code import Code
 
 
 def random(*shape, seed=0):
@@ -95,6 +98,26 @@ def test_reductions_with_combines_of_their_own():
     arguments = {"x_ptr": random(4, 8), "y_ptr": torch.zeros(4), "M": 4, "N": 8}
     agrees(k.logsumexp_by_pairs, (1,), arguments, ["y_ptr"])
     agrees(k.variance_by_welford, (3,), {"x_ptr": random(3, 5), "y_ptr": torch.zeros(3), "n": 5, "N": 8}, ["y_ptr"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "scans"),
+    [("one sample", 0), ("means alone", 0), ("another sum of squares", 2), ("no squares of no numbers", 2)],
+)
+def test_merged_moments_have_their_closed_form_and_nothing_else_has_it(kind, scans):
+    # Of what is nearly a merge, one closed form is a wrong gradient: the counts', the means' or the squares'.
+    counts = 0.5 + random(2, 8, seed=2).abs()
+    counts[1, 3] = 0.0
+    if kind == "no squares of no numbers":
+        counts = counts.round().int()  # at none, such squares have no derivative by the count
+    arguments = {
+        "n_ptr": counts,
+        "m_ptr": random(2, 8),
+        "s_ptr": random(2, 8, seed=1).abs(),
+        "y_ptr": torch.zeros(2, 3),
+    }
+    adjoint = agrees(k.merged_samples, (2,), {**arguments, "N": 8, "KIND": kind}, ["y_ptr"])
+    assert sum(op.code is Code.SCAN for op in adjoint.kernel.ops) == scans
 
 
 def test_running_totals_with_combines_of_their_own():

@@ -99,6 +99,14 @@ def moments_by_lanes(kind: str = "", *, n: int = N) -> Forward:
     return ran(kernel_from(kernels.moments_by_lanes, types, BLOCK=16, KIND=kind), (ROWS,), given, ["x_ptr"], ["y_ptr"])
 
 
+def moments_of_rows(*, gap: bool = True, n: int = N) -> Forward:
+    """Variances and means of rows by running means of lanes, which are merged; a `gap` between them counts or not."""
+    types = {"x_ptr": F32, "y_ptr": F32, "mean_ptr": F32, "stride": "i32", "n": "i32"}
+    given = {"x_ptr": 2 + seeded(ROWS, n), "y_ptr": empty(ROWS), "mean_ptr": empty(ROWS), "stride": n, "n": n}
+    kernel = kernel_from(kernels.moments_of_rows, types, BLOCK=16, GAP=gap)
+    return ran(kernel, (ROWS,), given, ["x_ptr"], ["y_ptr", "mean_ptr"])
+
+
 def softmax_looped() -> Forward:
     """In two passes over a row."""
     kernel = kernel_from(online.softmax_looped, {"x_ptr": F32, "y_ptr": F32, "stride": "i32", "n": "i32"}, BLOCK=16)

@@ -127,6 +127,42 @@ def moments_by_lanes(x_ptr, y_ptr, stride, n, BLOCK: tl.constexpr, KIND: tl.cons
 
 
 @triton.jit
+def _one_sample(n, mean, squares, k, its_mean, its_squares):
+    total = n + k
+    gap = its_mean - mean
+    share = gap * k / tl.where(total > 0.0, total, 1.0)
+    return total, mean + share, squares + its_squares + gap * share * n
+
+
+@triton.jit
+def _without_the_gap(n, mean, squares, k, its_mean, its_squares):
+    total = n + k
+    return total, mean + (its_mean - mean) * k / tl.where(total > 0.0, total, 1.0), squares + its_squares
+
+
+@triton.jit
+def moments_of_rows(x_ptr, y_ptr, mean_ptr, stride, n, BLOCK: tl.constexpr, GAP: tl.constexpr):
+    row = tl.program_id(0)
+    count = tl.zeros((BLOCK,), tl.float32)
+    mean = tl.zeros((BLOCK,), tl.float32)
+    squares = tl.zeros((BLOCK,), tl.float32)
+    for off in range(0, n, BLOCK):
+        cols = off + tl.arange(0, BLOCK)
+        mask = cols < n
+        x = tl.load(x_ptr + row * stride + cols, mask=mask, other=0.0)
+        count += tl.where(mask, 1.0, 0.0)
+        gap = tl.where(mask, x - mean, 0.0)
+        mean += gap / tl.maximum(count, 1.0)
+        squares += gap * tl.where(mask, x - mean, 0.0)
+    if GAP:
+        count, mean, squares = tl.reduce((count, mean, squares), 0, _one_sample)
+    else:
+        count, mean, squares = tl.reduce((count, mean, squares), 0, _without_the_gap)
+    tl.store(y_ptr + row, squares / (count - 1))
+    tl.store(mean_ptr + row, mean)
+
+
+@triton.jit
 def spread_of_a_row(x_ptr, y_ptr, stride, n, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     highest, lowest = -float("inf"), float("inf")
