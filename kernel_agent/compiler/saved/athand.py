@@ -7,10 +7,9 @@ are read for each row: of 64 elements in 16 bits three percent.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from kernel_agent.compiler.schedule.calls import Calls
 from kernel_agent.compiler.ssa.code import CONTROL, Code
+from kernel_agent.compiler.ssa.uses import computed_of
 from kernel_agent.compiler.ssa.value import Kernel, Op, Value, beneath
 
 SHORT = 128
@@ -30,7 +29,7 @@ def at_hand(kernel: Kernel, calls: Calls | None) -> bool:
 
 def _is_length(kernel: Kernel, value: Value, calls: Calls | None) -> bool:
     """Whether a number is computed of the squares of a short row that is loaded, and of nothing else that is."""
-    parts = [part.producer for part in _slice(value) if part.producer is not None]
+    parts = [part.producer for part in computed_of(value, down_to=_is_sum) if part.producer is not None]
     sums = [op for op in parts if op.code is Code.SUM]
     if len(sums) != 1 or any(op.blocks or op.code is Code.LOAD for op in parts):
         return False
@@ -41,6 +40,10 @@ def _is_length(kernel: Kernel, value: Value, calls: Calls | None) -> bool:
     return total.result.shape == value.shape and size is not None and size <= SHORT and _is_squared(total)
 
 
+def _is_sum(value: Value) -> bool:
+    return value.producer is not None and value.producer.code is Code.SUM
+
+
 def _is_squared(total: Op) -> bool:
     """Whether a sum is of squares of elements that are loaded."""
     square = total.operands[0].producer
@@ -48,18 +51,3 @@ def _is_squared(total: Op) -> bool:
         return False
     loaded = beneath(square.operands[0], _WIDENED).producer
     return loaded is not None and loaded.code is Code.LOAD and loaded.result.shape == total.operands[0].shape
-
-
-def _slice(value: Value) -> Iterator[Value]:
-    """All that a value is computed of, down to sums."""
-    seen: set[Value] = set()
-    stack = [value]
-    while stack:
-        part = stack.pop()
-        if part in seen:
-            continue
-        seen.add(part)
-        yield part
-        op = part.producer
-        if op is not None and op.code is not Code.SUM:
-            stack.extend(op.operands)

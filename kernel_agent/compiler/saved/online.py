@@ -16,9 +16,9 @@ from kernel_agent.compiler.saved.arms import kept_arms
 from kernel_agent.compiler.saved.degree import STAYS, Degree, Degrees, Kind, gauge
 from kernel_agent.compiler.saved.joint import Joint, Ties
 from kernel_agent.compiler.saved.meeting import EXPONENTIALS, met
-from kernel_agent.compiler.saved.trip import NotOneError, Raise, Raised, Step, depends, raises, stepped
+from kernel_agent.compiler.saved.trip import NotOneError, Raise, Raised, Step, raises, stepped
 from kernel_agent.compiler.ssa.code import EFFECTS, Code
-from kernel_agent.compiler.ssa.uses import captured, has_effects
+from kernel_agent.compiler.ssa.uses import captured, depends, has_effects
 from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value, bare
 
 

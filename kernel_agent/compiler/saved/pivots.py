@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.saved.lanes import conditions, through
 from kernel_agent.compiler.saved.outputs import Saved
-from kernel_agent.compiler.saved.trip import depends
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.rebuild import Copier
+from kernel_agent.compiler.ssa.uses import depends
 from kernel_agent.compiler.ssa.value import (
     VEILS,
     Block,

@@ -10,7 +10,7 @@ from kernel_agent.compiler.saved.gauge import use_gauge
 from kernel_agent.compiler.saved.joint import Joint
 from kernel_agent.compiler.saved.moments import use_moments
 from kernel_agent.compiler.saved.outputs import Saved, use_saved
-from kernel_agent.compiler.saved.picks import use_picks
+from kernel_agent.compiler.saved.picked_elements import use_picks
 from kernel_agent.compiler.saved.pivots import use_pivots
 from kernel_agent.compiler.saved.prefetch import without_prefetch
 from kernel_agent.compiler.saved.quotients import use_quotients

@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kernel_agent.compiler.saved.trip import depends
 from kernel_agent.compiler.ssa.code import EFFECTS, Code
 from kernel_agent.compiler.ssa.prune import prune
 from kernel_agent.compiler.ssa.rebuild import Copier
-from kernel_agent.compiler.ssa.uses import Uses, has_effects
+from kernel_agent.compiler.ssa.uses import Uses, depends, has_effects
 from kernel_agent.compiler.ssa.value import Kernel, Op, Value, beneath, is_constant
 
 _SPREADS = (Code.EXPAND, Code.BROADCAST, Code.FULL)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from kernel_agent.compiler.saved.degree import STAYS, Degree, Degrees, Kind, defined_in, gauge, is_guard
 from kernel_agent.compiler.ssa.code import EFFECTS, Code
-from kernel_agent.compiler.ssa.uses import captured
+from kernel_agent.compiler.ssa.uses import depends
 from kernel_agent.compiler.ssa.value import VEILS, Block, Op, Value, bare, unspread
 
 EXTREMES = (Code.MAX, Code.MIN)
@@ -131,22 +131,6 @@ def stepped(value: Value, carry: Value, *, first: bool) -> tuple[Value, Value, l
                 return unspread(before), factor, [term for term in rest if term is not scaled[0]]
     called = f"`{carry.name}`" if carry.name else "another carry"
     raise NotOneError(f"{called} does not become {called} * exp(old - new) + something")
-
-
-def depends(value: Value, on: set[Value]) -> bool:
-    """Whether a value is computed of one of `on`."""
-    seen: set[Value] = set()
-    stack = [value]
-    while stack:
-        value = stack.pop()
-        if value in on:
-            return True
-        if value in seen:
-            continue
-        seen.add(value)
-        if value.producer is not None:
-            stack.extend((*value.producer.operands, *captured(value.producer.blocks)))
-    return False
 
 
 def decayed(value: Value, carry: Value) -> tuple[Value | None, list[Value]]:

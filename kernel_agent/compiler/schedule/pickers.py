@@ -19,7 +19,7 @@ from kernel_agent.compiler.schedule.merge import merged
 from kernel_agent.compiler.schedule.owner import without
 from kernel_agent.compiler.schedule.owners import unowned
 from kernel_agent.compiler.schedule.picklist import Picklist, picklist
-from kernel_agent.compiler.schedule.picks import Picks, picks, sliced_to
+from kernel_agent.compiler.schedule.picks import Picks, beside, picks
 from kernel_agent.compiler.schedule.polynomial import Polynomial
 from kernel_agent.compiler.schedule.regathered import loaded
 from kernel_agent.compiler.schedule.settle import settled
@@ -207,7 +207,7 @@ class _Picker(Copier):
 
     def _is_own(self, value: Value) -> bool:
         """Whether all that a value is computed of is known to an owner before its trips, and needs no memory."""
-        for part in sliced_to(value, self.found.known):
+        for part in beside(self.found.known, value):
             op = part.producer
             if op is None and part.id in self.found.forms.loops:
                 return False

@@ -17,6 +17,7 @@ from kernel_agent.compiler.schedule.polynomial import ZERO, Polynomial, ceiling
 from kernel_agent.compiler.schedule.sites import Site, negatives, sites
 from kernel_agent.compiler.schedule.spans import Span, span
 from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.uses import computed_of
 from kernel_agent.compiler.ssa.value import Kernel, Op, Value
 
 AXES = 3
@@ -121,24 +122,16 @@ def _spans(forms: Forms, added: Sequence[Site], loop: Op, tensors: Sequence[str]
 
 def _axes(forms: Forms, added: Sequence[Site], known: Value) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Axes of the grid that addresses depend on, beside what owners know, and the others."""
-    sliced = [part.producer for site in added for part in sliced_to(site.op.offset, known)]
+    sliced = [part.producer for site in added for part in beside(known, site.op.offset)]
     read = {op.attributes["axis"] for op in sliced if op is not None and op.code is Code.PROGRAM_ID}
     axes = range(len(forms.launch.grid))
     return tuple(axis for axis in axes if axis in read), tuple(axis for axis in axes if axis not in read)
 
 
-def sliced_to(value: Value, end: Value) -> list[Value]:
-    """All that a value is computed of, down to another."""
-    found: dict[Value, None] = {}
-    stack = [value]
-    while stack:
-        part = stack.pop()
-        if part is end or part in found:
-            continue
-        found[part] = None
-        if part.producer is not None:
-            stack.extend(part.producer.operands)
-    return list(found)
+def beside(known: Value, value: Value) -> Iterator[Value]:
+    """All that a value is computed of beside what is known."""
+    parts = computed_of(value, down_to=lambda part: part is known)
+    return (part for part in parts if part is not known)
 
 
 def _number(forms: Forms, site: Site, loop: Op) -> Value:

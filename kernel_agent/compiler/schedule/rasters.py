@@ -8,7 +8,7 @@ loop over one range for all programs, which owners can be cut from. Sums over al
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from kernel_agent.compiler.errors import CannotDerive, DoesNotApply
@@ -54,7 +54,7 @@ def rastered(kernel: Kernel, launch: Launch) -> Rastered:
     added = sites(kernel.body, frozenset((Code.ATOMIC_ADD,)))
     top = [site for site in added if site.block is kernel.body and not site.conditions]
     for op in kernel.body.ops:
-        start = _start(forms, op)
+        start = next((one for one in lane_starts(op) if _is_placed(forms, one)), None)
         if start is None:
             continue
         facts = _not_negative(forms, start)
@@ -71,20 +71,21 @@ def rastered(kernel: Kernel, launch: Launch) -> Rastered:
     raise DoesNotApply("no window of lanes begins where a program says")
 
 
-def _start(forms: Forms, op: Op) -> Value | None:
-    """Where a window begins: a number of its program that is no sum of products."""
+def lane_starts(op: Op) -> Iterator[Value]:
+    """Numbers that an operation adds lanes from 0 on to: where what it computes may begin."""
     if op.code is not Code.ADD or len(op.result.shape) != 1:
-        return None
+        return
     for one, other in (op.operands, op.operands[::-1]):
         start, lane = unspread(one), other.producer
         whole = lane is not None and lane.code is Code.ARANGE and lane.attributes["start"] == 0
-        if start.shape or not whole or other.shape != op.result.shape:
-            continue
-        terms = forms.of(start).terms
-        programs = {atom.kind for atom in forms.reads(start)}
-        if [atom.kind for atom, _ in terms] == [Kind.OPAQUE] and programs == {Kind.PROGRAM}:
-            return start
-    return None
+        if whole and not start.shape and other.shape == op.result.shape:
+            yield start
+
+
+def _is_placed(forms: Forms, start: Value) -> bool:
+    """Whether a number of its program is no sum of products."""
+    kinds = [atom.kind for atom, _ in forms.of(start).terms]
+    return kinds == [Kind.OPAQUE] and {atom.kind for atom in forms.reads(start)} == {Kind.PROGRAM}
 
 
 def _not_negative(forms: Forms, value: Value) -> list[str] | None:

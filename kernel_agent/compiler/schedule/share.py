@@ -8,7 +8,7 @@ what comes out of a loop, in a row of its own, and the owners load them there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kernel_agent.compiler.plan import Buffer, Fact, Fill
@@ -24,7 +24,7 @@ from kernel_agent.compiler.schedule.unmask import conjuncts, vanishes
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import CONTROL, Code
 from kernel_agent.compiler.ssa.rebuild import Copier, emptied
-from kernel_agent.compiler.ssa.uses import captured
+from kernel_agent.compiler.ssa.uses import captured, computed_of
 from kernel_agent.compiler.ssa.value import NARROW, Kernel, Op, Value, beneath, constant, unspread
 
 WORK = CONTROL | {
@@ -84,8 +84,7 @@ def shared(kernel: Kernel, launch: Launch) -> list[Shared]:
                 break
         else:
             value = wide if (wide := _wide(value)) in taken else value
-            controlled = any(part.producer is not None and part.producer.code in CONTROL for part in _slice(value))
-            if controlled or value in of_windows:
+            if value in of_windows or _is_controlled(value):
                 found.append(Shared(value, None, Value(f"*{value.element}", (), name), _rows(forms, value)))
     return list({one.value: one for one in reversed(found)}.values())[::-1]
 
@@ -128,24 +127,19 @@ def _compared(value: Value) -> Value:
 
 def _dear(value: Value) -> bool:
     """Whether computing it takes more than one load and arithmetic on that."""
-    ops = {part.producer for part in _slice(value)}
+    ops = {part.producer for part in computed_of(value, down_to=_is_loaded)}
     tiles = [op for op in ops if op is not None and op.code is Code.LOAD and len(op.result.shape) >= len(value.shape)]
     return len(tiles) > 1 or any(op is not None and op.code in WORK for op in ops)
 
 
-def _slice(value: Value) -> Iterator[Value]:
-    """What a value is computed of, down to loads."""
-    seen: set[Value] = set()
-    stack = [value]
-    while stack:
-        part = stack.pop()
-        if part in seen:
-            continue
-        seen.add(part)
-        yield part
-        op = part.producer
-        if op is not None and op.code is not Code.LOAD:
-            stack.extend((*op.operands, *captured(op.blocks)))
+def _is_controlled(value: Value) -> bool:
+    """Whether a loop or a branch computes part of a value."""
+    made = (part.producer for part in computed_of(value, down_to=_is_loaded))
+    return any(op is not None and op.code in CONTROL for op in made)
+
+
+def _is_loaded(value: Value) -> bool:
+    return value.producer is not None and value.producer.code is Code.LOAD
 
 
 def _home(forms: Forms, value: Value, site: Site) -> tuple[str, ...] | None:

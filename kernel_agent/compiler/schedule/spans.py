@@ -14,10 +14,9 @@ from kernel_agent.compiler.errors import DoesNotApply
 from kernel_agent.compiler.schedule.forms import Forms
 from kernel_agent.compiler.schedule.linear import Atom, Form, Kind
 from kernel_agent.compiler.schedule.polynomial import Polynomial
-from kernel_agent.compiler.schedule.rasters import Lanes
+from kernel_agent.compiler.schedule.rasters import Lanes, lane_starts
 from kernel_agent.compiler.schedule.sites import Site
-from kernel_agent.compiler.ssa.code import Code
-from kernel_agent.compiler.ssa.value import Op, Value, unspread
+from kernel_agent.compiler.ssa.value import Op, Value
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +45,7 @@ def span(forms: Forms, added: Sequence[Site], loop: Op) -> Span:
     ops = loop.blocks[0].ops
     inside = frozenset(ops)
     for op in ops:
-        start = _start(forms, op, loop)
+        start = next((one for one in lane_starts(op) if forms.trip(loop) in forms.reads(one)), None)
         if start is None:
             continue
         lanes = Lanes(ops, op.result)
@@ -56,20 +55,6 @@ def span(forms: Forms, added: Sequence[Site], loop: Op) -> Span:
             facts = dict.fromkeys(fact for site in added for fact in _beside(forms, site, lanes, op.result, width))
             return Span(op.result, start, lanes, width, _size(forms, op.result), tuple(facts))
     raise DoesNotApply("its trips add to no rows from one on that memory has")
-
-
-def _start(forms: Forms, op: Op, loop: Op) -> Value | None:
-    """Where the rows begin, if an operation computes such: a number that differs from trip to trip."""
-    if op.code is not Code.ADD or len(op.result.shape) != 1:
-        return None
-    for one, other in (op.operands, op.operands[::-1]):
-        start, lane = unspread(one), other.producer
-        whole = lane is not None and lane.code is Code.ARANGE and lane.attributes["start"] == 0
-        if start.shape or not whole or other.shape != op.result.shape:
-            continue
-        if forms.trip(loop) in forms.reads(start):
-            return start
-    return None
 
 
 def _width(forms: Forms, site: Site, lanes: Lanes, indices: Value) -> Polynomial | None:

@@ -1,8 +1,8 @@
-"""Who reads a value, and what a piece of a program reads from outside."""
+"""Who reads a value, what it is computed of, and what a piece of a program reads from outside."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass
 
 from kernel_agent.compiler.ssa.code import EFFECTS, Code
@@ -57,6 +57,27 @@ def captured(blocks: Iterable[Block]) -> list[Value]:
     for block in blocks:
         visit(block)
     return list(found)
+
+
+def computed_of(value: Value, *, down_to: Callable[[Value], bool] = lambda _: False) -> Iterator[Value]:
+    """A value and all that it is computed of, what loops and branches capture too, each once. Of what is behind those
+    that it goes `down_to` nothing is told."""
+    seen: set[Value] = set()
+    stack = [value]
+    while stack:
+        part = stack.pop()
+        if part in seen:
+            continue
+        seen.add(part)
+        yield part
+        op = part.producer
+        if op is not None and not down_to(part):
+            stack.extend((*op.operands, *captured(op.blocks)))
+
+
+def depends(value: Value, on: Set[Value]) -> bool:
+    """Whether a value is computed of one of `on`, or is one."""
+    return any(part in on for part in computed_of(value))
 
 
 def made_in(block: Block) -> frozenset[Value]:

@@ -19,10 +19,11 @@ from kernel_agent.compiler.schedule.describe import FITS
 from kernel_agent.compiler.ssa.value import Kernel
 from kernel_agent.compiler.stub.accesses import Accesses, takes_as_it_is
 from kernel_agent.compiler.stub.asking import Asking
-from kernel_agent.compiler.stub.buffers import Buffers, element_of, rows_summed
+from kernel_agent.compiler.stub.buffers import Buffers, rows_summed
 from kernel_agent.compiler.stub.chosen import Chosen
 from kernel_agent.compiler.stub.cotangents import Cotangents, Grad
 from kernel_agent.compiler.stub.docstrings import kernel_docstring
+from kernel_agent.compiler.stub.handed import HandedOn
 from kernel_agent.compiler.stub.keywords import named_after, own_keywords, with_keywords
 from kernel_agent.compiler.stub.lines import LENDS, MEMORY, Line, backward_name, bound_together, helpers_of
 from kernel_agent.compiler.stub.needs import variable_of
@@ -95,7 +96,7 @@ class Planned:
             name = self.wording.gradient(total.name)
             large = total.wide or any(len(step.grid) > 1 for step in plan.steps)
             variables[total.name] = self.body.bind(name, rows_summed(variables[total.partials], large=large))
-        self._contribute(buffers, given)
+        HandedOn(self.wording, self.cotangents, buffers, given).contribute()
 
     def _fill(self, step: Step, buffer: Buffer, buffers: Buffers) -> None:
         """A launch before all others, and the memory that it writes to."""
@@ -354,64 +355,3 @@ class Planned:
         writes = tuple(map(variable_of, buffers))
         opening = f"{kernel.name}[{shown}]("
         self.body.write(Line(opening, tuple(items), ")", writes=writes, parameters=tuple(parameters)))
-
-    def _contribute(self, made: Buffers, given: Mapping[str, Grad]) -> None:
-        """Hand the gradients on to the tensors that they belong to."""
-        plan, variables = self.plan, self.wording.variables
-        buffers = {buffer.name: buffer for buffer in plan.buffers}
-        partials = {total.name: total.partials for total in plan.totals}
-        cotangents = {plan.cotangents[name]: name for name in given if name in plan.cotangents}
-        for name, result in plan.gradients.items():
-            tensor, text = self.launched.seen.tensors[name], variables[result]
-            if result in cotangents:
-                like = cotangents[result]
-                alike = self.flow.alike(tensor, self.launched.seen.tensors[like])
-                own = "" if alike else element_of(self.launched.seen.build.types[like])
-                if name in plan.by_index:
-                    self.cotangents.add(tensor, Grad(self._by_index(tensor, like, text), given[like].element or own))
-                    continue
-                self._shared(tensor, like, Grad(text, given[like].element or own))
-                continue
-            buffer = buffers[partials.get(result, result)]
-            element = made.held.get(result, "" if made.as_like(buffer) else buffer.element)
-            if buffer.like != name and plan.gradients.get(buffer.like) == result:
-                part = self.flow.is_slice(self.launched.seen.tensors[buffer.like])
-                self._shared(tensor, buffer.like, Grad(text, "f32" if part else element), both=True)
-                continue
-            if result in buffers and self.flow.is_slice(tensor) and buffer.like == name:
-                continue
-            if self.flow.is_expanded(tensor) and buffer.like == name:
-                self.cotangents.add(self.flow.expanded(tensor), Grad(text, buffer.element))
-                continue
-            if result not in buffers or buffer.like != name:
-                text += f".reshape({self.references.shape(tensor)})"
-            lies = buffer.name not in made.lent and (buffer.like == name or self.flow.always_contiguous(tensor))
-            alone = buffer.like in ("", name) and list(plan.gradients.values()).count(result) == 1
-            self.cotangents.add(tensor, Grad(text, element, own=alone and lies))
-        for one in made.sliced:
-            self.cotangents.add(one.root, Grad(one.variable, "f32"))
-
-    def _by_index(self, tensor: Tensor, like: str, text: str) -> str:
-        """A cotangent in the shape of a tensor that has its elements under the same indices."""
-        other = self.launched.seen.tensors[like]
-        if not self.flow.always_contiguous(other):
-            text += f".as_strided(({self.references.count(other)},), (1,))"
-        elif self.flow.alike(tensor, other):
-            return text
-        return f"{text}.reshape({self.references.shape(tensor)})"
-
-    def _shared(self, tensor: Tensor, like: str, grad: Grad, *, both: bool = False) -> None:
-        """Hand a tensor what lies in memory as its gradient would, in the shape of another argument. `both`: it is that
-        one's gradient, too. Autograd keeps gradients as they are: of two that share memory, scaling one in place would
-        scale the other, so it gets a copy unless they are one tensor, which autograd sees."""
-        other, text = self.launched.seen.tensors[like], grad.text
-        if not self.flow.alike(tensor, other):
-            shape, form = self.references.shape(tensor), f"{text}.shape"
-            whole, moved = shape, f"{text}.reshape({shape})"
-            if not (self.flow.always_contiguous(tensor) and self.flow.always_contiguous(other)):
-                stride = self.references.asked(tensor, "stride()")
-                form, whole = f"({form}, {text}.stride())", f"({shape}, {stride})"
-                moved = f"{text}.as_strided({shape}, {stride})"
-            name = f"d{self.references.hint(tensor)}"
-            text = self.body.bind(name, f"{text} if {form} == {whole} else {moved}.clone()") if both else moved
-        self.cotangents.add(tensor, Grad(text, grad.element))
