@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from kept_servers import KeptServers
 
 from kernel_agent.data import pairs_root
 from kernel_agent.gate import GateOptions, Verdict, check
@@ -15,7 +16,7 @@ from kernel_agent.oracle import Truths, describe
 from kernel_agent.pairs.sections import BACKWARD_MARKER, CHECK_MARKER
 from kernel_agent.pairs.spec import KernelSpec
 from kernel_agent.pairs.userfile import read_file
-from kernel_agent.sandbox import Sandbox
+from kernel_agent.sandbox import Sandbox, supervisor
 from kernel_agent.sandbox.supervisor import PRELOAD
 from rag import Index, build_index
 
@@ -83,6 +84,21 @@ class PairJudge:
 
 CHILDREN = ("kernel_agent.compiler.child", "kernel_agent.bench.model_child", *PRELOAD)
 """What children of many tests would import again, each for half a second."""
+
+
+@pytest.fixture(scope="session")
+def servers() -> Iterator[KeptServers]:
+    """Fork servers that sandboxes of this session have left."""
+    kept = KeptServers(CHILDREN)
+    yield kept
+    kept.close()
+
+
+@pytest.fixture(autouse=True)
+def kept_servers(request: pytest.FixtureRequest, servers: KeptServers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sandboxes that a test opens have servers that run, except where the lives of servers are what is tested."""
+    if not request.path.is_relative_to(Path(__file__).parent / "sandbox"):
+        monkeypatch.setattr(supervisor, "ForkServer", servers)
 
 
 @pytest.fixture(scope="session")
