@@ -30,6 +30,7 @@ from corpus_files import corpus_files
 
 from kernel_agent.compiler.derive import drafts
 from kernel_agent.compiler.errors import CannotDerive
+from kernel_agent.compiler.preload import PRELOAD
 from kernel_agent.errors import KernelAgentError
 from kernel_agent.gate.checking import check
 from kernel_agent.gate.options import GateOptions
@@ -108,7 +109,7 @@ def keep(results: list[Coverage], out: Path) -> None:
 @cache
 def ready_sandbox() -> Sandbox:
     """One for each process of ours, with torch imported: a person who derives ten kernels waits for that once."""
-    sandbox = Sandbox()
+    sandbox = Sandbox(PRELOAD)
     Finalize(None, sandbox.__exit__, args=(None, None, None), exitpriority=1)
     sandbox.run(Job("builtins:id"))
     return sandbox

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +20,18 @@ if TYPE_CHECKING:
     from kernel_agent.gate.options import GateOptions
     from kernel_agent.gate.verdict import CaseResult
     from kernel_agent.pairs.spec import FileFacts
+    from kernel_agent.sandbox import Sandbox
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What is to be derived, and by what means."""
+
+    source: FileFacts
+    schedules: tuple[str, ...]
+    """These alone; empty: the best that is proven."""
+    options: GateOptions
+    sandbox: Sandbox
 
 
 def derive(
@@ -65,31 +78,35 @@ def derive(
         )
     from kernel_agent.compiler.errors import CannotDerive
     from kernel_agent.compiler.kept import derivation_key, user_pairs
+    from kernel_agent.compiler.preload import PRELOAD
     from kernel_agent.gate.options import GateOptions
+    from kernel_agent.sandbox import Sandbox
 
     schedules = () if schedule is None else (_known(schedule),)
     options = GateOptions(deterministic=deterministic)
     kept, key = user_pairs(), derivation_key(source.source, schedules=schedules, options=options)
-    found = kept.get(key) if cache else None
-    before = found is not None
-    if found is not None:
-        err().print(f"{file.name}: derived and proven before; --no-cache derives it again")
-    else:
-        with kept.deriving(key):
-            found = kept.get(key) if cache else None
-            before = found is not None
-            refused = kept.refusal(key) if cache and found is None else None
-            if refused is not None:
-                refused.path = source.path
-                raise refused
-            try:
-                found = found or _derived(source, schedules, options, compare=explain)
-            except CannotDerive as error:
-                kept.refuse(key, error)
-                raise
-            kept.put(key, found)
-    if tune or (tune is None and _gpu()):
-        found = _fitting(source, found, schedules, options, seconds, cache=cache)
+    with Sandbox(PRELOAD) as sandbox:  # its server starts at the first job, if there is one
+        asked = _Asked(source, schedules, options, sandbox)
+        found = kept.get(key) if cache else None
+        before = found is not None
+        if found is not None:
+            err().print(f"{file.name}: derived and proven before; --no-cache derives it again")
+        else:
+            with kept.deriving(key):
+                found = kept.get(key) if cache else None
+                before = found is not None
+                refused = kept.refusal(key) if cache and found is None else None
+                if refused is not None:
+                    refused.path = source.path
+                    raise refused
+                try:
+                    found = found or _derived(asked, compare=explain)
+                except CannotDerive as error:
+                    kept.refuse(key, error)
+                    raise
+                kept.put(key, found)
+        if tune or (tune is None and _gpu()):
+            found = _fitting(asked, found, seconds, cache=cache)
     if explain:
         _explain(found, before=before)
     if output is None:
@@ -108,18 +125,9 @@ def _known(schedule: str) -> str:
     return schedule
 
 
-def _derived(
-    source: FileFacts,
-    schedules: tuple[str, ...],
-    options: GateOptions,
-    *,
-    compare: bool,
-    known: Sequence[str] = (),
-) -> Derived:
-    from kernel_agent.sandbox import Sandbox
-
-    name = source.path.name
-    with Sandbox() as sandbox, err().status(f"{name}: following the stub") as status:
+def _derived(asked: _Asked, *, compare: bool, known: Sequence[str] = ()) -> Derived:
+    sandbox, name = asked.sandbox, asked.source.path.name
+    with err().status(f"{name}: following the stub") as status:
         sandbox.warm()  # it imports while we do
         from kernel_agent.compiler.derive import derive as derive_pair
         from kernel_agent.oracle import describe
@@ -127,9 +135,14 @@ def _derived(
         def on_case(result: CaseResult, done: int, planned: int) -> None:
             status.update(f"{name}: case {done} of {planned}, {result.case}")
 
-        spec = describe(source, sandbox)
         return derive_pair(
-            spec, sandbox, schedules=schedules, options=options, on_case=on_case, compare=compare, known=known
+            describe(asked.source, sandbox),
+            sandbox,
+            schedules=asked.schedules,
+            options=asked.options,
+            on_case=on_case,
+            compare=compare,
+            known=known,
         )
 
 
@@ -142,48 +155,40 @@ def _gpu() -> str:
     return "GPU" if next(Path("/dev").glob("nvidia[0-9]*"), None) is not None else ""
 
 
-def _fitting(
-    source: FileFacts, found: Derived, schedules: tuple[str, ...], options: GateOptions, seconds: float, *, cache: bool
-) -> Derived:
+def _fitting(asked: _Asked, found: Derived, seconds: float, *, cache: bool) -> Derived:
     """The derived pair with the numbers that are best here, or that of another schedule where this machine's GPU
     refuses it. Raises `CannotDerive` where it refuses all."""
-    from dataclasses import replace
-
     from kernel_agent.compiler.errors import CannotDerive, RefusedNatively
 
     refused: list[str] = []
     known: list[str] = []
     while True:
         try:
-            tuned = _tuned(source, found, schedules, options, seconds, cache=cache)
+            tuned = _tuned(asked, found, seconds, cache=cache)
             return replace(tuned, refused=(*tuned.refused, *refused))
         except RefusedNatively as error:
             refused.append(f"{', '.join(dict.fromkeys(found.draft.schedules))}: {error.message}")
             known.append(found.draft.candidate.digest)
-        err().print(f"{source.path.name}: {refused[-1]}; another schedule is tried", soft_wrap=True)
+        err().print(f"{asked.source.path.name}: {refused[-1]}; another schedule is tried", soft_wrap=True)
         try:
-            found = _derived(source, schedules, options, compare=False, known=known)
+            found = _derived(asked, compare=False, known=known)
         except CannotDerive as error:
             raise CannotDerive(
                 "no derived backward is right on this GPU: " + "; ".join(refused),
                 remedy="Please report this forward; until then have a model write the backward.",
-                path=source.path,
+                path=asked.source.path,
             ) from error
 
 
-def _tuned(
-    source: FileFacts, found: Derived, schedules: tuple[str, ...], options: GateOptions, seconds: float, *, cache: bool
-) -> Derived:
+def _tuned(asked: _Asked, found: Derived, seconds: float, *, cache: bool) -> Derived:
     """The derived pair with the numbers that are best here, kept as the pair itself is. Raises `RefusedNatively`."""
-    from dataclasses import replace
-
     from kernel_agent.compiler.errors import RefusedNatively
     from kernel_agent.compiler.kept import derivation_key, user_pairs
 
     gpu = _gpu()
     kept = user_pairs()
     numbers = f"numbers for {gpu or 'sm_90'}, {seconds:g} s"
-    key = derivation_key(source.source, numbers, schedules=schedules, options=options)
+    key = derivation_key(asked.source.source, numbers, schedules=asked.schedules, options=asked.options)
     known = kept.get(key) if cache else None
     if known is not None:
         return known
@@ -191,26 +196,25 @@ def _tuned(
     from kernel_agent.compiler.tuning.tune import tune
     from kernel_agent.oracle import describe
     from kernel_agent.pairs.assemble import candidate_from_pair
-    from kernel_agent.sandbox import Sandbox
 
-    name, start = source.path.name, time.monotonic()
-    with Sandbox() as sandbox, err().status(f"{name}: choosing tiles, warps and stages") as status:
+    name, start = asked.source.path.name, time.monotonic()
+    with err().status(f"{name}: choosing tiles, warps and stages") as status:
 
         def told(line: str) -> None:
             status.update(f"{name}: {line} ({time.monotonic() - start:.0f} of {seconds:.0f} s)")
 
         chosen = (tune if gpu else settle)(
-            describe(source, sandbox),
+            describe(asked.source, asked.sandbox),
             found.draft.pair,
-            sandbox,
+            asked.sandbox,
             seconds=seconds,
             proof_s=found.seconds,
             on_line=told,
         )
     if chosen.refused:
-        raise RefusedNatively(chosen.refused, path=source.path)
+        raise RefusedNatively(chosen.refused, path=asked.source.path)
     draft = replace(found.draft, remarks=(*found.draft.remarks, f"tiles, warps and stages: {chosen.line}"))
-    orderly = chosen.verdict is not None and not (options.deterministic and chosen.verdict.unordered)
+    orderly = chosen.verdict is not None and not (asked.options.deterministic and chosen.verdict.unordered)
     if chosen.changed and orderly and chosen.verdict is not None:
         candidate = candidate_from_pair(chosen.pair).model_copy(update={"forward": draft.candidate.forward})
         draft = replace(draft, pair=chosen.pair, candidate=candidate)

@@ -20,6 +20,7 @@ from kernel_agent.autodiff import MARK, AutodiffMark
 from kernel_agent.compiler.derived import Derived
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.kept import KeptPairs, derivation_key, user_pairs
+from kernel_agent.compiler.preload import PRELOAD
 from kernel_agent.errors import EnvironmentProblem
 from kernel_agent.gate.verdict import Verdict
 from kernel_agent.ir import ExecOptions, execute
@@ -325,7 +326,7 @@ class Differentiable:
 
     def _new(self, wanted: Wanted) -> Derived:
         LOG.info("deriving a backward of %s for %s", self._stub.__name__, wanted.form)
-        with _slow(self._stub.__name__), Sandbox() as sandbox:
+        with _slow(self._stub.__name__), Sandbox(PRELOAD) as sandbox:
             found = derived_for(wanted, sandbox, self._progress or LOG.debug)
         self._made += 1
         LOG.info("%s: %s, in %.1f s", self._stub.__name__, found.verdict.message, found.seconds)

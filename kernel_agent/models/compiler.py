@@ -43,11 +43,12 @@ class CompilerModel:
     def _drafts(self) -> list[Draft]:
         from kernel_agent.compiler.derive import drafts
         from kernel_agent.compiler.errors import CannotDerive
+        from kernel_agent.compiler.preload import PRELOAD
         from kernel_agent.oracle import describe
         from kernel_agent.sandbox import Sandbox
 
         try:
-            with Sandbox() as sandbox:
+            with Sandbox(PRELOAD) as sandbox:
                 return drafts(describe(read_file(self._file), sandbox), sandbox)[0]
         except CannotDerive as error:
             place = f" (line {error.line})" if error.line else ""
