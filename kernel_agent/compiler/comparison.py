@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kernel_agent.bench.launch_facts import EntryFacts
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 DEVICE = "H100 SXM"
 LIMITS = Limits(wall_s=20.0)
-"""Of counting one backward: where it takes longer, the order stays as it is."""
+"""Of counting one backward: where it takes longer, a smaller size is asked, and then the order stays as it is."""
 APART = 0.9
 """Share of the first's modelled time below which another goes before it: times closer than that are often modelled in
 the wrong order (`bench/modelled_accuracy.py`)."""
@@ -41,11 +42,15 @@ def has_real_sizes(spec: KernelSpec) -> bool:
 
 def compared(spec: KernelSpec, written: Sequence[Draft], sandbox: Sandbox) -> tuple[list[Draft], tuple[DraftCost, ...]]:
     """The pairs, the best first, and their costs in that order; as they were, where they cannot be compared."""
-    entry = spec.facts.bench[0] if spec.facts.bench else max(spec.sweep, key=_volume)
-    with ThreadPoolExecutor(max(1, len(written))) as pool:
-        costs = list(pool.map(lambda draft: cost(spec, draft, entry, sandbox), written))
-    first = costs[0] if costs else None
-    if first is None or first.microseconds is None or first.bytes < REAL_BYTES:
+    if not written:
+        return [], ()
+    for entry in _entries(spec):
+        with ThreadPoolExecutor(len(written)) as pool:
+            costs = list(pool.map(partial(_cost_at, spec, entry, sandbox), written))
+        first = costs[0]
+        if first.microseconds is not None:
+            break
+    if first.microseconds is None or first.bytes < REAL_BYTES:
         return list(written), tuple(costs)
 
     def rank(place: int) -> float:
@@ -60,6 +65,18 @@ def compared(spec: KernelSpec, written: Sequence[Draft], sandbox: Sandbox) -> tu
         why = costs[place].why if took is None else f"{took / best:.2f}x"
         said.append(replace(costs[place], why=why))
     return [written[place] for place in order], tuple(said)
+
+
+def _entries(spec: KernelSpec) -> list[ShapeEntry]:
+    """The first size of real work, else the largest that is swept; and where nothing can be counted there in time, the
+    largest one of an eighth of it."""
+    first = spec.facts.bench[0] if spec.facts.bench else max(spec.sweep, key=_volume)
+    smaller = [entry for entry in (*spec.facts.bench, *spec.sweep) if 8 * _volume(entry) <= _volume(first)]
+    return [first, *([max(smaller, key=_volume)] if smaller else [])]
+
+
+def _cost_at(spec: KernelSpec, entry: ShapeEntry, sandbox: Sandbox, draft: Draft) -> DraftCost:
+    return cost(spec, draft, entry, sandbox)
 
 
 def cost(spec: KernelSpec, draft: Draft, entry: ShapeEntry, sandbox: Sandbox, device: str = DEVICE) -> DraftCost:

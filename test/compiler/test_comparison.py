@@ -50,6 +50,18 @@ def test_small_sizes_leave_the_order_as_it_is(layernorm: KernelSpec, written: li
     assert all(one.bytes < REAL_BYTES for one in costs)
 
 
+def test_where_the_first_size_cannot_be_counted_a_smaller_one_is(
+    layernorm: KernelSpec, written: list[Draft], sandbox: Sandbox
+):
+    # Attention over 16,384 keys takes minutes to count: a table of dashes said nothing about its schedules.
+    too_large = ShapeEntry(dims={"M": 1 << 20, "N": 1 << 20, "dtype": "float32"})
+    smaller = ShapeEntry(dims={"M": 4096, "N": 4096, "dtype": "float32"})
+    facts = layernorm.facts.model_copy(update={"bench": (too_large, smaller)})
+    _, costs = compared(layernorm.model_copy(update={"facts": facts}), written, sandbox)
+    assert {one.label for one in costs} == {smaller.label}
+    assert all(one.microseconds is not None for one in costs)
+
+
 def test_a_backward_that_cannot_be_counted_has_a_reason(layernorm: KernelSpec, written: list[Draft], sandbox: Sandbox):
     missing = cost(layernorm, written[0], ShapeEntry(dims={"M": 8, "dtype": "float32"}), sandbox)
     assert missing.microseconds is None
