@@ -2,7 +2,8 @@
 
 Full exact-tier verdicts of shipped pairs, truth included, nothing kept from before but a started sandbox, and the start
 of a child. Seconds on the wall, the best of `--repeats`, and processor seconds of each kind of process: on a machine
-that does other work too, only those say something.
+that does other work too, only those say something. How fast a core is comes with them: shared ones change their pace
+twofold within minutes.
 """
 
 from __future__ import annotations
@@ -75,6 +76,17 @@ def _processor_seconds_of(sandbox: Sandbox) -> float:
     return _processor_seconds() + ticks / os.sysconf("SC_CLK_TCK")
 
 
+def pace_row() -> str:
+    """What everybody can measure on a machine of their own."""
+    took = []
+    for _ in range(3):
+        start, total = time.process_time(), 0
+        for number in range(10_000_000):
+            total += number * number
+        took.append(time.process_time() - start)
+    return f"this core: ten million sums of squares in Python in {min(took):.2f} s"
+
+
 def start_row(repeats: int) -> str:
     """A child that does nothing, from the request to its burial."""
     with Sandbox() as sandbox:
@@ -97,6 +109,7 @@ def main() -> None:
     options = parser.parse_args()
     print(start_row(options.repeats), flush=True)
     for slug in options.pairs:
+        print(pace_row(), flush=True)
         print(verdict_row(slug, options.repeats), flush=True)
 
 

@@ -15,7 +15,7 @@ from kernel_agent.compiler.saved.outputs import HEAVY, Saved
 from kernel_agent.compiler.schedule.accumulate import conjuncts
 from kernel_agent.compiler.ssa.code import CONTROL, MEMORY, Code
 from kernel_agent.compiler.ssa.rebuild import Copier
-from kernel_agent.compiler.ssa.uses import depends
+from kernel_agent.compiler.ssa.uses import computed_of, depends
 from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value, constant, unspread
 
 MOST = 4
@@ -105,16 +105,8 @@ def _stays(kernel: Kernel, loop: Op, around: tuple[Op, ...], ended: Ended) -> bo
 
 def _looks(value: Value) -> bool:
     """Whether computing a value again takes memory, loops or reductions."""
-    stack, seen = [value], set()
-    while stack:
-        op = stack.pop().producer
-        if op is None or op in seen:
-            continue
-        seen.add(op)
-        if op.blocks or op.code in MEMORY or op.code in HEAVY:
-            return True
-        stack.extend(op.operands)
-    return False
+    made = (part.producer for part in computed_of(value))
+    return any(op is not None and (bool(op.blocks) or op.code in MEMORY or op.code in HEAVY) for op in made)
 
 
 def _back(loop: Op, place: int, ended: Mapping[int, Ended]) -> list[int]:

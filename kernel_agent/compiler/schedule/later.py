@@ -34,7 +34,7 @@ from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.prune import prune
 from kernel_agent.compiler.ssa.rebuild import Copier, emptied
-from kernel_agent.compiler.ssa.uses import captured
+from kernel_agent.compiler.ssa.uses import computed_of
 from kernel_agent.compiler.ssa.value import Kernel, Op, Value
 
 
@@ -185,18 +185,8 @@ def _is_shared(forms: Forms, site: Site) -> bool:
 
 def _counts(values: Sequence[Value], axes: Sequence[int]) -> bool:
     """Whether some values depend on how many programs there are along some axes: the second launch has one."""
-    seen: set[Value] = set()
-    stack = list(values)
-    while stack:
-        value = stack.pop()
-        op = value.producer
-        if value in seen or op is None:
-            continue
-        seen.add(value)
-        if op.code is Code.NUM_PROGRAMS and op.attributes["axis"] in axes:
-            return True
-        stack += (*op.operands, *captured(op.blocks))
-    return False
+    made = (part.producer for value in values for part in computed_of(value))
+    return any(op is not None and op.code is Code.NUM_PROGRAMS and op.attributes["axis"] in axes for op in made)
 
 
 def _product(counts: Iterable[Polynomial]) -> Polynomial:
