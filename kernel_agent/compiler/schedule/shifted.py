@@ -171,7 +171,9 @@ class _Tap(Copier):
         super().__init__(outer.source, outer.b)
         self.outer = outer
         self.guards: list[Value] = []
-        """By count, whether there is such an output."""
+        """By count, whether there is such an output, but for what the addition's own mask leaves out."""
+        self.complete: list[Value] = []
+        """The same, and what that leaves out."""
         self.digits: list[list[Value]] = []
         self.op_offset, self.shape = op.offset, op.offset.shape
         around = {id(loop) for loop in outer.around(op)}
@@ -203,10 +205,10 @@ class _Tap(Copier):
                     there = b.logical_and(there, b.compare("lt", gone, write.number(size, outer.element)))
                 found.append(gone)
             self.digits.append(found)
-            if not count.guarded[tap]:
-                n = self._number(len(self.digits) - 1)
-                there = b.logical_and(there, b.compare("lt", n, write.number(count.outputs, outer.element)))
-            self.guards.append(there)
+            n = self._number(len(self.digits) - 1)
+            complete = b.logical_and(there, b.compare("lt", n, write.number(count.outputs, outer.element)))
+            self.guards.append(there if count.guarded[tap] else complete)
+            self.complete.append(complete)
 
     def __getitem__(self, old: Value) -> Value:
         own = super().find(old)
@@ -300,7 +302,8 @@ class _Tap(Copier):
         return rest if total is None else b.add(total, rest)
 
     def load(self, op: Op) -> None:
-        """Nothing is read for outputs that are not there."""
+        """Nothing is read for outputs that are not there. A load without a mask was for all of a program, and the
+        forward may have had no program so far on."""
         if op.result not in self.outer.moving:
             super().load(op)
             return
@@ -309,10 +312,12 @@ class _Tap(Copier):
         b, offset = self.b, self.whole(op.offset)
         shape = offset.shape
         mask = None if op.mask is None else self[op.mask]
-        for guard, seen in zip(self.guards, self.outer.seen, strict=True):
+        of_program = not op.offset.shape and bool(offset.shape)
+        guards = self.complete if of_program or op.mask is None else self.guards
+        for guard, seen in zip(guards, self.outer.seen, strict=True):
             axes = [seen.lanes.axes[v] for v in op.operands if v in seen.lanes.axes]
             axis = axes[0] if axes else None if seen.wide else 0
-            if not op.offset.shape and offset.shape:  # of a program as a whole
+            if of_program:
                 axis = seen.axis(self.op_offset)
             if axis is not None:
                 here = on_axis(self, guard, len(shape), axis)

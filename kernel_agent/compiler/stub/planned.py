@@ -269,7 +269,8 @@ class Planned:
     def _stages(self, one: Chosen, stage: Stage, most: str) -> str:
         """How many stages there is room for."""
         extents = one.step.kernel.extents
-        names = {extent: one.tiles.get(name) or self.wording.argument(name) for extent, name in extents.items()}
+        with self.wording.under([one.tiles]):
+            names = {extent: self.wording.text(name) for extent, name in extents.items() if stage.has(extent)}
         size = self.references.asked(self.launched.seen.tensors[stage.operand], "element_size()")
         text = f"({stage.elements(names)}) * {size}"
         held = self.body.bind(self._wanted("stage_bytes", one.step, self.several), text)

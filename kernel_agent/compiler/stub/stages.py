@@ -30,9 +30,14 @@ class Stage:
     tiles: tuple[tuple[int, int], ...]
     """Extents of all that is loaded."""
 
+    def has(self, extent: int) -> bool:
+        """Whether a tile that is loaded has an extent."""
+        return any(extent in tile for tile in self.tiles)
+
     def elements(self, names: Mapping[int, str]) -> str:
-        """An expression of how many elements these are. `names`: of extents."""
-        return " + ".join(" * ".join(names.get(extent) or str(extent) for extent in tile) for tile in self.tiles)
+        """An expression of how many elements these are. `names`: of extents, which may be expressions."""
+        texts = {extent: name if name.isidentifier() else f"({name})" for extent, name in names.items()}
+        return " + ".join(" * ".join(texts.get(extent, str(extent)) for extent in tile) for tile in self.tiles)
 
 
 def staged(kernel: Kernel, stages: int, readable: Collection[str]) -> Stage | None:

@@ -28,6 +28,7 @@ from window_forwards import (
     square_convolution,
     squares_1d,
     squares_2d,
+    totals_of_windows,
     unrolled_convolution,
     weighted,
 )
@@ -63,6 +64,17 @@ def test_strided_and_padded_windows_are_gathered(taps: int, stride: int, pad: in
         outputs = (size + 2 * pad - taps) // stride + 1
         given = {"X": drawn(3, size), "T": size, "T_OUT": outputs}
         agree(made, given, {"Y": drawn(3, outputs)}, (3, triton.cdiv(outputs, 4)), BLOCK=4)
+
+
+def test_nothing_is_read_for_programs_that_the_forward_had_not() -> None:
+    # Eight outputs have two programs with a number each, the ten elements of their windows three: the third read the
+    # next row's cotangents, and behind the last row what was not there. Its outputs' mask left that out too late.
+    made = plans_of(kernel_of(totals_of_windows, K=3, BLOCK=4), "X", "Parts", 2)
+    assert not atomics(made["owned"])
+    for outputs in (8, 7, 4):
+        given = {"X": drawn(3, outputs + 2), "T": outputs + 2, "T_OUT": outputs}
+        programs = triton.cdiv(outputs, 4)
+        agree(made, given, {"Parts": drawn(3, programs)}, (3, programs), BLOCK=4)
 
 
 @pytest.mark.parametrize(("side", "stride"), [(3, 1), (3, 2), (2, 2)])

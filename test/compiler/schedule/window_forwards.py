@@ -17,6 +17,17 @@ def squares_1d(X, Y, T, T_OUT, K: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.co
 
 
 @triton.jit
+def totals_of_windows(X, Parts, T, T_OUT, K: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    o = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for tap in tl.static_range(K):
+        x = tl.load(X + row * T + o + tap, mask=o < T_OUT, other=0.0)
+        total += x * x
+    tl.store(Parts + row * tl.num_programs(1) + tl.program_id(1), tl.sum(tl.where(o < T_OUT, total * total, 0.0)))
+
+
+@triton.jit
 def squares_2d(X, Y, H, W, HO, WO, K: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr):
     plane = tl.program_id(0)
     o = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

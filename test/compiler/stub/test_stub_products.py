@@ -95,6 +95,17 @@ def test_a_walk_over_wide_tiles_has_as_many_under_way_as_there_is_room_for(
     assert stages * known["stage_bytes_dw"] <= 227 << 10
 
 
+def test_a_step_over_half_as_many_bytes_as_a_tile_has_elements_is_counted(sandbox: Sandbox) -> None:
+    # A byte holds two weights, so that trips load tiles of TILE_K // 2: such a formula was taken for a parameter, which
+    # nothing gives, and all schedules with products of their own were lost.
+    spec = describe(read_file(ROOT / "datasets/kernel_pairs/quant/nf4_lookup_linear.py"), sandbox)
+    (first, *_), refused = drafts(spec, sandbox, most=1)
+    assert (first.schedule, refused) == ("rows", [])
+    (text,) = re.findall(r"^    stage_bytes = (\(.+?^    \))", first.candidate.backward, re.MULTILINE | re.DOTALL)
+    known = {"TILE_M": 128, "TILE_N": 64, "codes": SimpleNamespace(element_size=lambda: 1)}
+    assert eval(text, dict(known)) == 128 * 64 + 4 * 64 * (64 // 2)
+
+
 def test_kernels_with_whole_rows_own_fewer_of_them_than_the_forward(sandbox: Sandbox) -> None:
     # 128 rows of 512 columns are 256 registers of each of 256 threads, and two such tiles more shared memory than there
     # is: launches that kept the forward's tiles could not run.
