@@ -82,7 +82,7 @@ class PairJudge:
         return check(self.spec(name), source, self.sandbox, options, truths=truths, diagnose=diagnose)
 
 
-CHILDREN = ("kernel_agent.compiler.child", "kernel_agent.bench.model_child", *PRELOAD)
+CHILDREN = ("kernel_agent.compiler.child", "kernel_agent.bench.model_child")
 """What children of many tests would import again, each for half a second."""
 
 
@@ -104,7 +104,7 @@ def kept_servers(request: pytest.FixtureRequest, servers: KeptServers, monkeypat
 @pytest.fixture(scope="session")
 def sandbox() -> Iterator[Sandbox]:
     """One fork server for the whole session: starting it costs more than most tests."""
-    with Sandbox(CHILDREN) as shared:
+    with Sandbox((*CHILDREN, *PRELOAD)) as shared:
         yield shared
 
 

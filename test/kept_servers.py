@@ -21,13 +21,13 @@ class KeptServers:
     """Servers that nobody uses, by what they were started with. Stands where sandboxes look for `ForkServer`."""
 
     def __init__(self, more: Sequence[str]) -> None:
-        """`more`: modules that are imported in every server."""
+        """`more`: modules that every server imports first."""
         self.more = tuple(more)
         self.idle: dict[Surroundings, list[ForkServer]] = {}
 
     def __call__(self, preload: Sequence[str]) -> ForkServer:
         """A server for a sandbox: one that runs, if there is one of the kind."""
-        modules = (*(name for name in self.more if name not in preload), *preload)
+        modules = (*self.more, *(name for name in preload if name not in self.more))
         key = (modules, tuple(sys.path), tuple(sorted(environment.scrubbed(os.environ).items())))
         waiting = self.idle.setdefault(key, [])
         return waiting.pop() if waiting else _Kept(modules, waiting)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 from kernel_agent.bench.launch_facts import EntryFacts
@@ -46,7 +46,7 @@ def compared(spec: KernelSpec, written: Sequence[Draft], sandbox: Sandbox) -> tu
         return [], ()
     for entry in _entries(spec):
         with ThreadPoolExecutor(len(written)) as pool:
-            costs = list(pool.map(partial(_cost_at, spec, entry, sandbox), written))
+            costs = list(pool.map(cost, repeat(spec), written, repeat(entry), repeat(sandbox)))
         first = costs[0]
         if first.microseconds is not None:
             break
@@ -73,10 +73,6 @@ def _entries(spec: KernelSpec) -> list[ShapeEntry]:
     first = spec.facts.bench[0] if spec.facts.bench else max(spec.sweep, key=_volume)
     smaller = [entry for entry in (*spec.facts.bench, *spec.sweep) if 8 * _volume(entry) <= _volume(first)]
     return [first, *([max(smaller, key=_volume)] if smaller else [])]
-
-
-def _cost_at(spec: KernelSpec, entry: ShapeEntry, sandbox: Sandbox, draft: Draft) -> DraftCost:
-    return cost(spec, draft, entry, sandbox)
 
 
 def cost(spec: KernelSpec, draft: Draft, entry: ShapeEntry, sandbox: Sandbox, device: str = DEVICE) -> DraftCost:
