@@ -110,7 +110,7 @@ def keep(results: list[Coverage], out: Path) -> None:
 def ready_sandbox() -> Sandbox:
     """One for each process of ours, with torch imported: a person who derives ten kernels waits for that once."""
     sandbox = Sandbox(PRELOAD)
-    Finalize(None, sandbox.__exit__, args=(None, None, None), exitpriority=1)
+    Finalize(None, sandbox.close, exitpriority=1)
     sandbox.run(Job("builtins:id"))
     return sandbox
 
