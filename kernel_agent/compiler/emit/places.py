@@ -63,8 +63,8 @@ class Places:
         self._decide(frozenset(forced))
 
     def forcing(self, forced: Collection[Value]) -> Places:
-        """The same text, where these values get a name of their own: what is asked anew each time that a line turns
-        out to be too long."""
+        """The same text, where these values get a name of their own: what is asked anew when lines turn out to be too
+        long."""
         found = copy.copy(self)
         found._decide(frozenset(forced))
         return found

@@ -11,7 +11,7 @@ from kernel_agent.compiler.emit.dtypes import cast, is_float, natural
 from kernel_agent.compiler.emit.expression import Expression, Level
 from kernel_agent.compiler.emit.layout import bracketed
 from kernel_agent.compiler.emit.places import Places
-from kernel_agent.compiler.emit.statements import Assignment, Statements, TooLong, quoted
+from kernel_agent.compiler.emit.statements import Assignment, Statements, quoted
 from kernel_agent.compiler.emit.variables import needs_statements
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value, constant
@@ -297,10 +297,8 @@ def printed(
     places = Places(kernel)
     while True:
         printer = Printer(kernel, places, parameters, comments or {}, unsigned)
-        try:
-            printer.run()
-        except TooLong as problem:
-            forced.add(problem.part)
-            places = places.forcing(forced)
-        else:
+        printer.run()
+        if not printer.long:
             return printer
+        forced.update(printer.long)
+        places = places.forcing(forced)

@@ -34,16 +34,8 @@ class Assignment:
     """`+` of `target += value`."""
 
 
-class TooLong(Exception):
-    """A statement does not fit on a line; `part` should get a name."""
-
-    def __init__(self, part: Value) -> None:
-        super().__init__()
-        self.part = part
-
-
 class Statements(abc.ABC):
-    """Lines of a kernel's body. Raises `CannotDerive`, and `TooLong` while a part of a statement could have a name."""
+    """Lines of a kernel's body. Raises `CannotDerive`."""
 
     def __init__(
         self,
@@ -68,6 +60,8 @@ class Statements(abc.ABC):
         self.needs: set[str] = set()
         self.reads: set[str] = set()
         self.lines: list[str] = []
+        self.long: list[Value] = []
+        """Parts of statements that do not fit on a line: with names for these, all is to be printed anew."""
         self.depth = 1
 
     # --- values
@@ -116,7 +110,7 @@ class Statements(abc.ABC):
                 self.helpers[helper.name] = helper
 
     def _statement(self, head: str, value: Expression, roots: tuple[Value, ...]) -> None:
-        """`head value`; where it is long, the largest part of it gets a name, and all starts anew."""
+        """`head value`; where it is long, the largest part of it should get a name."""
         self._used(value)
         indent = "    " * self.depth
         whole = f"{indent}{head}{value.text}"
@@ -125,7 +119,7 @@ class Statements(abc.ABC):
             return
         part = self._largest_part(roots)
         if part is not None and not (len(whole) <= WIDTH and _is_load(part)):
-            raise TooLong(part)
+            self.long.append(part)
         if len(whole) > WIDTH and value.call is not None:
             function, arguments = value.call
             self._out(bracketed(head + function, arguments, "", self.depth))

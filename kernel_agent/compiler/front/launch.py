@@ -60,7 +60,15 @@ def read_launch(
         names[path[0]]: value for path, value in sorted(constants.items()) if len(path) == 1 and type(value) is int
     }
 
+    lowered: dict[frozenset[tuple[str, int]], Module] = {}
+
     def lower(changed: Mapping[str, int]) -> Module:
+        key = frozenset(changed.items())
+        if key not in lowered:
+            lowered[key] = lowered_at(changed)
+        return lowered[key]
+
+    def lowered_at(changed: Mapping[str, int]) -> Module:
         chosen = {path: changed.get(names[path[0]], v) if len(path) == 1 else v for path, v in constants.items()}
         blocks = {
             name: {axis: changed[constexpr] for axis, constexpr in axes.items() if constexpr in changed}

@@ -7,6 +7,7 @@ A sum of c_i * x_i with 0 <= x_i < n_i determines all x_i if, in some order from
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
@@ -222,33 +223,55 @@ def scale(terms: dict[Atom, Polynomial], part: Form) -> Polynomial | None:
     return found
 
 
-def ordered(digits: list[Digit], claims: Claims) -> Injectivity | None:
+def ordered(digits: Sequence[Digit], claims: Claims) -> Injectivity | None:
     """The proof by the best orders of the digits."""
     known = open_claims(claims)
     if known is None or len(digits) > MOST_DIGITS:
         return None
-    orders = sorted(set(_orders(digits, [ZERO], ())), key=lambda order: (len(order), [c.text() for c in order]))
-    if not orders:
-        return None
-    best = [order for order in orders if len(order) == len(orders[0])]
-    return Injectivity(known, tuple(best), tuple(digits))
+    orders = sorted(_Orders(digits).best, key=lambda order: [claim.text() for claim in order])
+    return Injectivity(known, tuple(orders), tuple(digits)) if orders else None
 
 
-def _orders(digits: list[Digit], reach: list[Polynomial], claims: Claims) -> Iterator[Claims]:
-    """What every order from the inside out leaves to check. `reach`: upper limits of the sum of what is inside."""
-    if not digits:
-        yield claims
-        return
-    for place, digit in enumerate(digits):
-        rest = digits[:place] + digits[place + 1 :]
-        if rest and not digit.extents:
-            continue
-        tried = [open_claims([Claim(digit.coefficient, limit + ONE)]) for limit in reach]
-        kept = [found for found in tried if found is not None]
-        if not kept:
-            continue
-        least = min(kept, key=len)
-        wider = [limit + digit.coefficient * (extent - ONE) for limit in reach for extent in digit.extents]
-        yield from _orders(rest, wider[:4] or [ZERO], (*claims, *least))
-        if not least and not rest:
-            return
+class _Orders:
+    """What the best orders of digits from the inside out leave to check."""
+
+    def __init__(self, digits: Sequence[Digit]) -> None:
+        self._digits = digits
+        self._found: dict[tuple[tuple[int, ...], tuple[Polynomial, ...]], frozenset[Claims]] = {}
+        self.best = self._behind(tuple(range(len(digits))), (ZERO,))
+        """The shortest, all of one length; none where there is no order."""
+
+    def _behind(self, places: tuple[int, ...], reach: tuple[Polynomial, ...]) -> frozenset[Claims]:
+        """The shortest that orders of these digits leave. `reach`: upper limits of the sum of what is inside.
+
+        What lies inside counts by its reach alone, which several orders of it share.
+        """
+        if not places:
+            return frozenset(((),))
+        key = (places, reach)
+        if key not in self._found:
+            self._found[key] = self._shortest(places, reach)
+        return self._found[key]
+
+    def _shortest(self, places: tuple[int, ...], reach: tuple[Polynomial, ...]) -> frozenset[Claims]:
+        best: set[Claims] = set()
+        length: float = math.inf
+        for place in places:
+            digit, rest = self._digits[place], tuple(other for other in places if other != place)
+            if rest and not digit.extents:
+                continue
+            tried = [open_claims([Claim(digit.coefficient, limit + ONE)]) for limit in reach]
+            kept = [found for found in tried if found is not None]
+            if not kept:
+                continue
+            least = min(kept, key=len)
+            wider = [limit + digit.coefficient * (extent - ONE) for limit in reach for extent in digit.extents]
+            for claims in self._behind(rest, tuple(wider[:4]) or (ZERO,)):
+                order = (*least, *claims)
+                if len(order) < length:
+                    best, length = set(), len(order)
+                if len(order) == length:
+                    best.add(order)
+            if length == 0:
+                break
+        return frozenset(best)

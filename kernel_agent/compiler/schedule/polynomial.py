@@ -8,21 +8,31 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True, eq=False)
 class Symbol:
-    """A number that a launch fixes."""
+    """A number that a launch fixes. Its text says which, and sorts it."""
 
     text: str
     """Python expression over names of the launch; a symbol is what it is called."""
-    positive: bool = field(default=False, compare=False)
+    positive: bool = False
     """Known to be at least 1: extents of grids and tiles."""
-    printable: bool = field(default=True, compare=False)
+    printable: bool = True
     """A stub can evaluate the text; false of what a kernel loads from memory."""
-    present: int | None = field(default=None, compare=False)
+    present: int | None = None
     """What it is in the launch that the kernel was lowered for; of constexprs."""
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Symbol) and self.text == other.text)
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+    def __lt__(self, other: Symbol) -> bool:
+        return self.text < other.text
 
     @property
     def factor(self) -> str:
@@ -49,6 +59,14 @@ class Polynomial:
 
     terms: tuple[tuple[Monomial, int], ...] = ()
     """Sorted, without zeros: equal polynomials are equal records."""
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Once: proofs look the same few numbers up again and again."""
+        return hash(self.terms)
 
     @classmethod
     def of(cls, terms: Mapping[Monomial, int]) -> Polynomial:
@@ -111,27 +129,29 @@ class Polynomial:
         With each positive symbol written as 1 + something not negative, no coefficient but the constant may be
         negative, and no other symbol may occur.
         """
-        if any(not symbol.positive for symbol in self.symbols):
-            return False
-        return self._from(1, least)
+        return self._floor is not None and self._floor >= least
 
     def likely(self, least: int) -> bool:
         """At least `least` where constexprs are what they are now and all other symbols are 2 or more."""
+        return self._likely_floor is not None and self._likely_floor >= least
+
+    @cached_property
+    def _floor(self) -> int | None:
+        """What it surely is at least."""
+        if any(not symbol.positive for symbol in self.symbols):
+            return None
+        return _floor_of(self.terms, 1)
+
+    @cached_property
+    def _likely_floor(self) -> int | None:
+        """What it likely is at least."""
         found: dict[Monomial, int] = {}
         for monomial, number in self.terms:
             for symbol in monomial:
                 number *= 1 if symbol.present is None else symbol.present
             rest = tuple(symbol for symbol in monomial if symbol.present is None)
             found[rest] = found.get(rest, 0) + number
-        return Polynomial.of(found)._from(2, least)
-
-    def _from(self, start: int, least: int) -> bool:
-        """At least `least` where no symbol is less than `start`, by the signs of coefficients alone."""
-        shifted: dict[Monomial, int] = {}
-        for monomial, number in self.terms:
-            for part in _subsets(monomial):
-                shifted[part] = shifted.get(part, 0) + number * start ** (len(monomial) - len(part))
-        return shifted.pop((), 0) >= least and all(number >= 0 for number in shifted.values())
+        return _floor_of(found.items(), 2)
 
     def quotient(self, divisor: Polynomial) -> Polynomial | None:
         """q with q * divisor equal to this; None where there is none."""
@@ -231,6 +251,20 @@ def _divide(term: tuple[Monomial, int], divisor: tuple[Monomial, int]) -> Polyno
     if term[1] % divisor[1]:
         return None
     return Polynomial.of({tuple(rest): term[1] // divisor[1]})
+
+
+def _floor_of(terms: Iterable[tuple[Monomial, int]], start: int) -> int | None:
+    """What a sum is at least where no symbol is less than `start`, by the signs of coefficients alone; None where one
+    falls.
+
+    Each symbol is written as `start` + something not negative, and the products are multiplied out.
+    """
+    shifted: dict[Monomial, int] = {(): 0}
+    for monomial, number in terms:
+        for part in _subsets(monomial):
+            shifted[part] = shifted.get(part, 0) + number * start ** (len(monomial) - len(part))
+    floor = shifted.pop(())
+    return floor if all(number >= 0 for number in shifted.values()) else None
 
 
 def _subsets(monomial: Monomial) -> Iterable[Monomial]:

@@ -102,6 +102,7 @@ def slotted(kernel: Kernel, gradients: Mapping[str, str], launch: Launch) -> Slo
     `gradients`: those that are added to atomically, by name of the input's argument the name of the gradient's.
     """
     forms = Forms(kernel, launch)
+    moved = _Moved(forms)
     written: dict[str, list[Site]] = {}
     for site in sites(kernel.body, WRITES):
         written.setdefault(site.op.base.name, []).append(site)
@@ -111,7 +112,7 @@ def slotted(kernel: Kernel, gradients: Mapping[str, str], launch: Launch) -> Slo
         added = written.get(name, [])
         if kernel.argument(tensor).is_pointer and added:
             small = all(is_small(forms, site, loaded.get(site.loops, [])) for site in added)
-            slots = _slots(forms, added, tensor, wide=not small)
+            slots = _slots(forms, added, tensor, moved, wide=not small)
             found += [slots] if slots is not None else []
     return Slotted(_Slotter(kernel, found).copy() if found else kernel, tuple(found))
 
@@ -149,7 +150,7 @@ def loaded_around(kernel: Kernel) -> dict[tuple[Op, ...], list[Site]]:
     return found
 
 
-def _slots(forms: Forms, written: Sequence[Site], tensor: str, *, wide: bool) -> Slots | None:
+def _slots(forms: Forms, written: Sequence[Site], tensor: str, moved: _Moved, *, wide: bool) -> Slots | None:
     """Rows of all additions to a gradient; None where programs do not store each element of theirs once."""
     if any(site.op.code is not Code.ATOMIC_ADD or _repeats(site) for site in written):
         return None
@@ -188,7 +189,7 @@ def _slots(forms: Forms, written: Sequence[Site], tensor: str, *, wide: bool) ->
     wholes = [_empty_if(forms, group, tensor, own) for group, own in zip(groups, lacking, strict=True)]
     full = "" if wraps else _all_of(wholes)
     fixed = (Polynomial.integer(FEW) - rows).likely(0)
-    if wide and not fixed and not (_is_full(forms, full) and all(_moves_as_much(forms, site) for site in written)):
+    if wide and not fixed and not (_is_full(forms, full) and all(moved.as_much(site) for site in written)):
         return None
     shape = (rows.text(), f"{tensor}.numel()")
     buffer = Buffer(own_name, written[0].op.base.pointee, Fill.ZEROS, shape=shape, empty_if=full)
@@ -233,29 +234,44 @@ def _is_full(forms: Forms, empty_if: str) -> bool:
     return bool(empty_if) and not forms.launch.calls.refute((empty_if,))
 
 
-def _moves_as_much(forms: Forms, added: Site) -> bool:
-    """Whether for each lane of an addition the launch loads or stores another element that nothing else of it does.
+class _Moved:
+    """What a launch loads and stores once, each element by one lane of one program."""
 
-    What a mask keeps from memory does not count, unless it keeps the addition as well; what a tape would hold that was
-    spared does. Loops run at least once.
-    """
-    moved: int = added.op.attributes.get(FREED, 0)
-    for site in sites(forms.kernel.body, _MOVES):
-        everywhere = site.loops[: len(added.loops)] == added.loops and set(site.conditions) <= set(added.conditions)
-        if everywhere and (site.op.mask is None or site.op.mask is added.op.mask):
-            moved += _lanes(site) if _is_apart(forms, site) else 0
-    return moved >= _lanes(added)
+    def __init__(self, forms: Forms) -> None:
+        self._forms = forms
+        self._sites = sites(forms.kernel.body, _MOVES)
+        self._apart: dict[Op, bool] = {}
 
+    def as_much(self, added: Site) -> bool:
+        """Whether for each lane of an addition the launch loads or stores another element that nothing else of it does.
 
-def _is_apart(forms: Forms, site: Site) -> bool:
-    """Whether no two programs, trips or lanes have the same element. A tape may be used again in other trips."""
-    told = domain(forms, site)
-    address = Common.alone(forms, site)
-    if site.op.base in forms.written:
-        told = frozenset(atom for atom in told if atom.kind is not Kind.TRIP or atom in address.form.sources)
-    if not told <= address.form.sources:
-        return False
-    return injective(address.form, address.bounds, told, forms.launch.calls, within=address.within) is not None
+        What a mask keeps from memory does not count, unless it keeps the addition as well; what a tape would hold that
+        was spared does. Loops run at least once.
+        """
+        wanted, moved = _lanes(added), added.op.attributes.get(FREED, 0)
+        for site in self._sites:
+            if moved >= wanted:
+                return True
+            everywhere = site.loops[: len(added.loops)] == added.loops and set(site.conditions) <= set(added.conditions)
+            if everywhere and (site.op.mask is None or site.op.mask is added.op.mask):
+                moved += _lanes(site) if self._is_apart(site) else 0
+        return bool(moved >= wanted)
+
+    def _is_apart(self, site: Site) -> bool:
+        """Whether no two programs, trips or lanes have the same element. A tape may be used again in other trips."""
+        if site.op not in self._apart:
+            self._apart[site.op] = self._found_apart(site)
+        return self._apart[site.op]
+
+    def _found_apart(self, site: Site) -> bool:
+        forms = self._forms
+        told = domain(forms, site)
+        address = Common.alone(forms, site)
+        if site.op.base in forms.written:
+            told = frozenset(atom for atom in told if atom.kind is not Kind.TRIP or atom in address.form.sources)
+        if not told <= address.form.sources:
+            return False
+        return injective(address.form, address.bounds, told, forms.launch.calls, within=address.within) is not None
 
 
 def _repeats(site: Site) -> bool:

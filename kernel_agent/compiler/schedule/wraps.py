@@ -26,8 +26,7 @@ def unwrapped(kernel: Kernel, launch: Launch) -> Kernel:
     plain: dict[Op, list[Wrap]] = {}
     for site in sites(kernel.body, frozenset((Code.ATOMIC_ADD,))):
         wraps = _wraps(forms, site.op.offset)
-        known = zeros.outside(site.op.stored)
-        if wraps and all(_needless(forms, wrap, shape, known) for wrap, shape in wraps):
+        if wraps and all(_needless(forms, wrap, shape, zeros.outside(site.op.stored)) for wrap, shape in wraps):
             plain[site.op] = [wrap for wrap, _ in wraps]
     return _Unwrapper(kernel, plain).copy() if plain else kernel
 

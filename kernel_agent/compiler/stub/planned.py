@@ -12,7 +12,6 @@ from torch import Tensor
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.free_names import words
 from kernel_agent.compiler.plan import BackwardPlan, Buffer, Step
-from kernel_agent.compiler.schedule.blocks import in_blocks
 from kernel_agent.compiler.schedule.deposit import NAME as DEPOSITS
 from kernel_agent.compiler.schedule.deposit import REGISTERS
 from kernel_agent.compiler.schedule.describe import FITS
@@ -23,9 +22,10 @@ from kernel_agent.compiler.stub.buffers import Buffers, rows_summed
 from kernel_agent.compiler.stub.chosen import Chosen
 from kernel_agent.compiler.stub.cotangents import Cotangents, Grad
 from kernel_agent.compiler.stub.docstrings import kernel_docstring
+from kernel_agent.compiler.stub.final_kernels import FinalKernels
 from kernel_agent.compiler.stub.handed import HandedOn
-from kernel_agent.compiler.stub.keywords import named_after, own_keywords, with_keywords
-from kernel_agent.compiler.stub.lines import LENDS, MEMORY, Line, backward_name, bound_together, helpers_of
+from kernel_agent.compiler.stub.keywords import named_after
+from kernel_agent.compiler.stub.lines import LENDS, MEMORY, Line, bound_together, helpers_of
 from kernel_agent.compiler.stub.needs import variable_of
 from kernel_agent.compiler.stub.products import LARGE, WIDTHS, ProductTiles, product_tiles
 from kernel_agent.compiler.stub.stages import ROOM, Stage, staged
@@ -49,6 +49,7 @@ class Planned:
         self.flow = wording.references.flow
         self.cotangents = cotangents
         self.signature = signature
+        self.finals = FinalKernels(wording)
         self.kernels: list[Kernel] = []
         """What is launched, in order."""
         self.several = False
@@ -176,10 +177,13 @@ class Planned:
         given = {value.name for value in step.kernel.arguments}
         if given & {one.order for one in self.plan.listings} | given & {one.order for one in self.plan.inverses}:
             return []  # additions are numbered by the forward's tiles
-        candidates = {name for name in steps_by(step.kernel) if name in step.most or self._may_own(name)}
-        if not candidates:  # then it need not be printed for the order of its parameters
+        steps = steps_by(step.kernel)
+        able = [name for name in step.kernel.constants if name in steps and (name in step.most or self._may_own(name))]
+        own = [name for name in able if self._formula(name, step)]
+        if not own:  # then it need not be printed to see which are parameters
             return []
-        return [name for name in self.signature(step.kernel) if name in candidates and self._formula(name, step)]
+        parameters = self.signature(self.finals.of(step).kernel)
+        return [name for name in own if name in parameters]
 
     def _may_own(self, name: str) -> bool:
         """Whether a launch that is given a tile may choose it."""
@@ -314,16 +318,11 @@ class Planned:
 
     def _launch(self, one: Chosen) -> None:
         step = one.step
-        keywords = own_keywords(step.kernel)
-        settings = {keyword: name for name, keyword in keywords.items()}
-        kernel = replace(
-            with_keywords(step.kernel, keywords), name=self.wording.names.fresh(backward_name(step.kernel.name))
-        )
-        blocks = in_blocks(kernel, self.launched.kernel, self.plan)
-        if blocks.descriptors:
+        final = self.finals.of(step)
+        kernel, settings = final.kernel, {keyword: name for name, keyword in final.keywords.items()}
+        if final.descriptors:
             self.body.helpers[MEMORY] = None
             self.body.once(Line(f"{LENDS}({self.references.device()})"))
-        kernel = blocks.kernel
         self.kernels.append(kernel)
         grid = [self.wording.short(text) for text in step.grid]
         shown = f"({grid[0]},)" if len(grid) == 1 else f"({', '.join(grid)})"

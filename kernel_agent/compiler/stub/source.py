@@ -7,6 +7,7 @@ import builtins
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from types import ModuleType
 from typing import Any
 
@@ -161,7 +162,7 @@ class StubSource:
         bound = self.bindings(name)
         if found is not None or len(bound) != 1 or name in self.parameters:
             return found
-        for node in own_nodes(self.function):
+        for node in self._own_nodes:
             target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
             if isinstance(node, ast.Assign) and isinstance(target, ast.Tuple) and bound[0] in target.elts:
                 place = [one is bound[0] for one in target.elts].index(True)
@@ -247,13 +248,23 @@ class StubSource:
 
     def bindings(self, name: str) -> list[ast.AST]:
         """Nodes of the stub's own scope that bind a name, parameters aside, in the order of the text."""
-        found: list[ast.AST] = []
-        for node in own_nodes(self.function):
-            if (isinstance(node, ast.Name) and isinstance(node.ctx, (ast.Store, ast.Del)) and node.id == name) or (
-                isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == name
-            ):
-                found.append(node)
+        return self._bindings.get(name, [])
+
+    @cached_property
+    def _bindings(self) -> dict[str, list[ast.AST]]:
+        """By name; each name is asked for many times."""
+        found: dict[str, list[ast.AST]] = {}
+        for node in self._own_nodes:
+            if isinstance(node, ast.Name) and isinstance(node.ctx, (ast.Store, ast.Del)):
+                found.setdefault(node.id, []).append(node)
+            elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                found.setdefault(node.name, []).append(node)
         return found
+
+    @cached_property
+    def _own_nodes(self) -> list[ast.AST]:
+        """See `own_nodes`."""
+        return own_nodes(self.function)
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -302,7 +313,7 @@ class StubSource:
                 return isinstance(value, ast.expr) and self.is_size(value)
             unpacked = (
                 one.value
-                for one in own_nodes(self.function)
+                for one in self._own_nodes
                 if isinstance(one, ast.Assign)
                 and any(isinstance(target, (ast.Tuple, ast.List)) and bound[0] in target.elts for target in one.targets)
             )
@@ -318,7 +329,7 @@ class StubSource:
             return None
         if isinstance(bound[0], ast.FunctionDef):
             return bound[0]
-        for node in own_nodes(self.function):
+        for node in self._own_nodes:
             if isinstance(node, ast.Assign) and len(node.targets) == 1 and node.targets[0] is bound[0]:
                 return node.value
         return None
