@@ -12,12 +12,12 @@ from torch import Tensor
 
 from kernel_agent.gate import words
 from kernel_agent.gate.answer import Answer, Failure, FailureKind, Found, Returned
-from kernel_agent.gate.layout import shares_memory
+from kernel_agent.gate.layout import is_contiguous, shares_memory
 from kernel_agent.gate.naming import in_own_words, saved_as
 from kernel_agent.gate.rule import Agreement, Comparison, compare
 from kernel_agent.gate.torch_ops import foreign_calls
 from kernel_agent.gate.verdict import GradientScore, Status
-from kernel_agent.oracle import ForwardTruth, GradientTruth
+from kernel_agent.oracle import ForwardTruth, GradientTruth, OutputForm
 from kernel_agent.pairs.meta import PairMeta
 from kernel_agent.pairs.spec import KernelSpec
 
@@ -128,6 +128,8 @@ def _output_problem(
             f"output `{name}` is {returned.dtype} {tuple(given.shape)}, the user's stub gives {dtype} {form.shape}"
         )
         return Problem(Status.WRONG_FORWARD, message)
+    if misplaced := _output_layout(name, returned, form):
+        return Problem(Status.WRONG_FORWARD, misplaced)
     wide = expected.to(torch.float64)
     size = float(torch.where(wide.isfinite(), wide, 0.0).square().mean().sqrt()) if wide.numel() else 0.0
     seen = compare(given, wide, size)
@@ -135,6 +137,19 @@ def _output_problem(
         return None
     message = f"output `{name}` of forward differs from the user's stub: {words.difference(seen)}"
     return Problem(Status.WRONG_FORWARD, message, tile=seen.tile, ratio=seen.ratio)
+
+
+def _output_layout(name: str, returned: Returned, form: OutputForm) -> str:
+    """How an output lies otherwise than that of the user's stub, where programs that use it would see that."""
+    if returned.on_host != form.on_host:
+        places = ("on the GPU", "made on the CPU")
+        return f"output `{name}` is {places[returned.on_host]}, the user's stub gives one {places[form.on_host]}"
+    if is_contiguous(form.shape, form.strides) and not is_contiguous(form.shape, returned.strides):
+        return (
+            f"output `{name}` has strides {returned.strides} for shape {form.shape}, the user's stub gives a contiguous "
+            "one, which programs may view in other shapes"
+        )
+    return ""
 
 
 def judge_backward(

@@ -22,6 +22,18 @@ def shares_memory(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     return False
 
 
+def is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether elements lie in the order of their indices, without gaps."""
+    if 0 in shape or len(shape) != len(strides):
+        return len(shape) == len(strides)
+    step = 1
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if size > 1 and stride != step:
+            return False
+        step *= size
+    return True
+
+
 def is_handed_back(value: Tensor, given: Tensor) -> bool:
     """Whether a tensor is an argument of the call as it came, or a part of one whose elements share memory anyhow."""
     if value.untyped_storage()._cdata != given.untyped_storage()._cdata:

@@ -29,6 +29,7 @@ from kernel_agent.ir import (
     UnsupportedOp,
     declared_dtype,
     execute,
+    made_on_host,
     standin,
 )
 from kernel_agent.ir.lower import know, lowered
@@ -299,6 +300,8 @@ def _form(stub: Stub, position: int, output: Any) -> dict[str, Any] | None:
         "shape": list(output.shape),
         "dtype": str(dtype).removeprefix("torch."),
         "differentiable": dtype.is_floating_point and observed_fact is not None and observed_fact.needs_grad,
+        "strides": list(output.stride()),
+        "on_host": made_on_host(output),
     }
 
 

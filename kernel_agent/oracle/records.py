@@ -73,11 +73,15 @@ class Refusal(Record):
 
 @dataclass(frozen=True)
 class OutputForm:
-    """Shape and dtype of one tensor output at one point."""
+    """Shape and dtype of one tensor output at one point, and how it lies in memory."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     differentiable: bool
+    strides: tuple[int, ...] = ()
+    """In elements; empty where nobody looked."""
+    on_host: bool = False
+    """It was made in the memory of the host."""
 
 
 @dataclass(frozen=True)

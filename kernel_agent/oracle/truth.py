@@ -313,7 +313,13 @@ class Truths:
         forms = [
             None
             if form is None
-            else OutputForm(tuple(form["shape"]), getattr(torch, form["dtype"]), form["differentiable"])
+            else OutputForm(
+                tuple(form["shape"]),
+                getattr(torch, form["dtype"]),
+                form["differentiable"],
+                tuple(form["strides"]),
+                form["on_host"],
+            )
             for form in record["forms"]
         ]
         return ForwardTruth(
