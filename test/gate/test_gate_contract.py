@@ -118,6 +118,14 @@ def test_a_gradient_that_is_made_on_the_cpu_is_rejected(judge):
     assert "device=x.device" in verdict.details
 
 
+@pytest.mark.parametrize("call", ["cpu()", 'to("cpu")', 'to(device="cpu")'])
+def test_a_gradient_that_is_taken_to_the_cpu_is_rejected(judge, call):
+    # A copy of the right numbers: what the user's program adds to it on the GPU fails.
+    verdict = judge("softmax", ("    return dx", f"    return dx.{call}"), options=QUICK)
+    assert verdict.status is Status.WRONG_DEVICE, verdict.message
+    assert judge("softmax", ("    return dx", f"    return dx.{call}.cuda()"), options=QUICK).green
+
+
 def test_a_gradient_that_is_moved_to_the_gpu_is_accepted(judge):
     verdict = judge("softmax", (WHOLE, "    dx = torch.zeros(M, N, dtype=y.dtype).to(y.device)\n"), options=QUICK)
     assert verdict.green, verdict.message

@@ -18,13 +18,22 @@ _ON_HOST = "_made_on_host"
 def note_place(name: str, result: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any], *, alone: bool) -> None:
     """Note where the result of a torch function lies; `alone`: the call is given no tensor that it would lie beside."""
     devices = [value for value in (*args, *kwargs.values()) if isinstance(value, (str, torch.device))]
-    if name in _MOVES:
+    if goes_to_host(name, args, kwargs):
+        setattr(result, _ON_HOST, True)
+    elif name in _MOVES:
         if hasattr(result, _ON_HOST):
             delattr(result, _ON_HOST)
     elif class_of(name, floats=True) is CallClass.ALLOCATION:
         default = alone and not devices and torch.get_default_device().type == "cpu"
         if default or any(str(device).split(":")[0] == "cpu" for device in devices):
             setattr(result, _ON_HOST, True)
+
+
+def goes_to_host(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call gives a copy of a tensor in the memory of the host."""
+    devices = (*args[1:2], kwargs.get("device")) if name == "to" else ()
+    named = any(isinstance(device, (str, torch.device)) and str(device).split(":")[0] == "cpu" for device in devices)
+    return name == "cpu" or named
 
 
 def own_attributes() -> frozenset[str]:

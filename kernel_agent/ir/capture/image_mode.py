@@ -19,7 +19,7 @@ from kernel_agent.ir.capture.custom_ops import custom_function
 from kernel_agent.ir.capture.device import CUDA, names_gpu
 from kernel_agent.ir.capture.exactness import exactly
 from kernel_agent.ir.capture.expected import Fresh, Same, expected_of
-from kernel_agent.ir.capture.host_memory import note_place
+from kernel_agent.ir.capture.host_memory import goes_to_host, made_on_host, note_place
 from kernel_agent.ir.capture.images import declare, declared_dtype, held_dtype, is_image
 from kernel_agent.ir.capture.placement import compute_on
 from kernel_agent.ir.capture.torch_calls import CallClass, TorchCall, class_of
@@ -191,6 +191,8 @@ class ImageMode(TorchFunctionMode):  # type: ignore[misc]
         return self.session.adopt(value) if isinstance(value, Tensor) else value
 
     def _compute(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if goes_to_host(name, args, kwargs) and not made_on_host(args[0]):
+            args = (args[0].clone(), *args[1:])
         if name in ("cuda", "cpu"):
             return args[0]
         if name in _CASTS and args and isinstance(args[0], Tensor):
