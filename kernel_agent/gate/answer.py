@@ -101,6 +101,7 @@ class Answer(Said):
     mutated: tuple[str, ...] = Field(default=(), max_length=1000)
     unordered: tuple[ByChance, ...] = Field(default=(), max_length=1000)
     tuned: tuple[str, ...] = Field(default=(), max_length=100, description="autotuned kernels: `f with BLOCK: 64`")
+    choices: int = Field(default=0, description="most configurations that compute differently of a kernel among them")
     extra_saved_bytes: int = 0
     replaced: tuple[str, ...] = Field(
         default=(), max_length=20, description="see `foreign_attributes`; with the last case"

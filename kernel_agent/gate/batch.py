@@ -95,10 +95,12 @@ def candidate_job(
     entry: str = "kernel_agent.gate.child:answered",
     extra: dict[str, Any] | None = None,
     lowered: Mapping[str, str] | None = None,
+    asked: int = 0,
 ) -> Job:
     """A job that runs a candidate on the questions; `extra` is added to the payload.
 
     `lowered` is what `Truths` has lowered: what a candidate shares with the user's forward needs no lowering again.
+    So many questions were `asked` before, in other processes: autotuned kernels go on with their configurations.
     """
     tensors: dict[str, Tensor] = {}
     points, point_of = _points(questions)
@@ -115,12 +117,20 @@ def candidate_job(
                 "point": point_of[i],
                 "cotangents": [None if c is None else f"c{i}.{j}" for j, c in enumerate(question.cotangents)],
                 "needs": question.case.needs,
+                "turn": asked + _first_time(questions, i),
             }
         )
     own = {"source": text.shown, "users_lines": text.users_lines, "lowered": dict(lowered or {})}
     payload = {**own, "points": packed, "cases": cases, **(extra or {})}
     # The label is what the process is called, which the candidate can read: it tells neither case nor seed.
     return Job(entry, payload, tensors, limits, "candidate", own_files=("candidate.py",))
+
+
+def _first_time(questions: Sequence[Put], place: int) -> int:
+    """Where a question was asked first: what is asked again is to be done as it was, with the same configurations."""
+    case = questions[place].case
+    alike = (i for i, one in enumerate(questions[:place]) if (one.case.point, one.case.kind) == (case.point, case.kind))
+    return next(alike, place) if case.again else place
 
 
 def _points(questions: Sequence[Put]) -> tuple[list[ForwardTruth], list[int]]:

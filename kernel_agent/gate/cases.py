@@ -53,6 +53,8 @@ class Case:
     """Passed as `needs=`; None: not passed."""
     again: bool = False
     """Once more what was asked before, after other cases: a second backward through a retained graph."""
+    configuration: int | None = None
+    """Of autotuned kernels that have more of them than there are other cases."""
 
     @property
     def partial(self) -> bool:
@@ -65,7 +67,8 @@ class Case:
         if self.partial:
             return f"{self.point.label} needs={self.needs}"
         told = " needs=all" if self.needs is not None else ""
-        return f"{self.point.label} cotangent={self.kind.value}{' again' if self.again else ''}{told}"
+        beside = "" if self.configuration is None else f" configuration={self.configuration}"
+        return f"{self.point.label} cotangent={self.kind.value}{' again' if self.again else ''}{told}{beside}"
 
 
 @dataclass(frozen=True)

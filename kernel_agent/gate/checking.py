@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from kernel_agent.errors import InputError
@@ -16,6 +16,7 @@ from kernel_agent.gate.cases import Plan, looks, make_plan
 from kernel_agent.gate.diagnosis.diagnose import make_diagnosis, with_headline
 from kernel_agent.gate.diagnosis.evidence import Evidence
 from kernel_agent.gate.judge import Problem
+from kernel_agent.gate.more_configurations import more_configurations
 from kernel_agent.gate.options import STANDARD, GateOptions, lesser
 from kernel_agent.gate.order import distinct
 from kernel_agent.gate.other_values import in_doubt
@@ -141,10 +142,12 @@ def _examined(
         progress = _Progress(_without_skipped(plan, asked), on_case)
         again = Recomputation(truths, ahead, text, options)
         runs: list[BatchRun] = []
-        for questions in _batches(asked.questions):
+        for questions in _batches(asked.questions, progress, runs, options):
             if runs or (report := first(questions)) is None:
                 known = {content: one for run in runs for content, one in run.script.lowered.items()}
-                job = candidate_job(questions, text, options.limits, lowered={**known, **truths.lowered})
+                job = candidate_job(
+                    questions, text, options.limits, lowered={**known, **truths.lowered}, asked=len(progress.outcomes)
+                )
                 report = sandbox.run(job, again.listener(questions))
             runs.append(judged_batch(report, questions, truths.spec, text, options))
             _add(runs[-1], progress, options)
@@ -251,10 +254,17 @@ def _without_skipped(plan: Plan, asked: Asked) -> Plan:
     return replace(plan, shapes=tuple(shape for shape in kept if shape.cases), notes=(*plan.notes, *notes))
 
 
-def _batches(asked: list[list[Question]]) -> list[list[Question]]:
-    """The cheapest shape by itself, since most candidates fail there; all others in one further process."""
+def _batches(
+    asked: list[list[Question]], progress: _Progress, runs: list[BatchRun], options: GateOptions
+) -> Iterator[list[Question]]:
+    """The cheapest shape by itself, since most candidates fail there; all others in one further process.
+
+    What the `runs` of these have shown of autotuned kernels may need one more.
+    """
     rest = [question for questions in asked[1:] for question in questions]
-    return [batch for batch in (*asked[:1], rest) if batch]
+    yield from (batch for batch in (*asked[:1], rest) if batch)
+    more, progress.plan = more_configurations(runs, progress.plan, options)
+    yield from [more] if more else []
 
 
 def _add(run: BatchRun, progress: _Progress, options: GateOptions) -> None:

@@ -117,9 +117,9 @@ def answered(call: Call) -> None:
                 backward = state.attended(module.backward)
                 known = None if last is None else call.payload["lowered"]
                 runner = state.at_launches(launch)
+                turns.begin_call(case["turn"])
                 about = (Recorder(), last, images.begin(), known)
                 run_backward(call, backward, path, number, given, *about, runner=runner, turns=turns)
-                turns.next_call()
     except Ended:
         return
 
@@ -233,6 +233,7 @@ def run_backward(
     also: dict[str, Any] = {"program": _written(recorder)}
     if turns is not None:
         also["tuned"] = tuple(f"{name} with {config}"[:500] for name, config in list(turns.taken.items())[:100])
+        also["choices"] = turns.choices
     if lasting is not None:
         also |= {"replaced": lasting.names.replaced(), "changed": lasting.changed()}
     if known is not None:

@@ -146,8 +146,8 @@ def _output_layout(name: str, returned: Returned, form: OutputForm) -> str:
         return f"output `{name}` is {places[returned.on_host]}, the user's stub gives one {places[form.on_host]}"
     if is_contiguous(form.shape, form.strides) and not is_contiguous(form.shape, returned.strides):
         return (
-            f"output `{name}` has strides {returned.strides} for shape {form.shape}, the user's stub gives a contiguous "
-            "one, which programs may view in other shapes"
+            f"output `{name}` has strides {returned.strides} for shape {form.shape}, the user's stub gives a "
+            "contiguous one, which programs may view in other shapes"
         )
     return ""
 

@@ -39,20 +39,24 @@ class Turns:
     """Of the calls of one process: each has autotuned kernels take another configuration than the call before."""
 
     calls: int = 0
-    """So many were made before the one that is running."""
+    """So many were made before the one that is running, in this process or in one before it."""
     chosen: set[tuple[Any, ...]] = field(default_factory=set)
     """Kernels with the values of their `key` for which a real process would have chosen a configuration by now."""
     taken: dict[str, str] = field(default_factory=dict)
     """What the kernels of the running call took, by name: those that had a choice."""
+    choices: int = 0
+    """Of so many that compute differently the kernel with most of them had a choice in the running call."""
 
-    def next_call(self) -> None:
-        """Another call begins."""
-        self.calls += 1
-        self.taken = {}
+    def begin_call(self, number: int) -> None:
+        """The call begins before which so many were made; one that is made again has the number that it had."""
+        self.calls = number
+        self.taken, self.choices = {}, 0
 
     def place(self, tuner: Any, configs: Sequence[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
         """Which configuration the running call takes first, once another one was run as if to choose."""
-        place = self.calls % len(configs)
+        apart = _that_differ(configs)
+        self.choices = max(self.choices, len(apart))
+        place = apart[self.calls % len(apart)]
         if len(configs) > 1:
             if self._chooses(tuner, {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}):
                 _time(tuner, configs[place - 1], args, kwargs)
@@ -67,6 +71,15 @@ class Turns:
         new = key not in self.chosen
         self.chosen.add(key)
         return new
+
+
+def _that_differ(configs: Sequence[Any]) -> list[int]:
+    """Places of configurations that compute differently: those that only count warps or stages do as others do."""
+    seen: dict[tuple[Any, ...], int] = {}
+    for place, config in enumerate(configs):
+        named = sorted((name, repr(value)) for name, value in config.kwargs.items())
+        seen.setdefault((*named, id(config.pre_hook)), place)
+    return list(seen.values())
 
 
 def _time(tuner: Any, config: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
