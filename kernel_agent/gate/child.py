@@ -110,7 +110,10 @@ def answered(call: Call) -> None:
                     forward = module.forward if users else state.attended(module.forward, may_draw=True)
                     with Lasting(names, state).excused() if users else nullcontext():
                         point = case["point"]
+                        before = [*saved][-1:]
                         saved[point] = run_forward(call, forward, path, point, Recorder(), users=own)
+                        if before and not own:
+                            _run_beside(call, forward, path, before[0], number)
                     streams.refuses = True
                 last = Lasting(names, state) if number == len(cases) - 1 else None
                 given = saved[case["point"]]
@@ -164,11 +167,9 @@ def run_forward(
 
     `users`: it is the user's own, whose promises to the compiler are no candidate's.
     """
-    number_buffers_from(1)
-    form = call.payload["points"][number]
-    args, kwargs = unpack(form["args"], call.tensors), unpack(form["kwargs"], call.tensors)
+    args, kwargs = _arguments(call, number)
     try:
-        execution, _ = run_once(forward, tuple(args), kwargs, (), options, safe=False, recorder=recorder)
+        execution = _run(forward, args, kwargs, options, recorder)
     except (Exception, SystemExit) as error:
         raise tell_failure(call, Stage.FORWARD, number, error, path) from error
     result = execution.result
@@ -186,6 +187,34 @@ def run_forward(
         update["findings"] = tuple(kept)
     say(call, answer.model_copy(update=update), values)
     return saved
+
+
+def _arguments(call: Call, number: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What a forward is given at a point."""
+    form = call.payload["points"][number]
+    return tuple(unpack(form["args"], call.tensors)), unpack(form["kwargs"], call.tensors)
+
+
+def _run(
+    forward: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    options: ExecOptions,
+    recorder: Recorder | None = None,
+) -> Execution:
+    number_buffers_from(1)
+    return run_once(forward, args, kwargs, (), options, safe=False, recorder=recorder)[0]
+
+
+def _run_beside(call: Call, forward: Callable[..., Any], path: Path, point: int, case: int) -> None:
+    """Run a candidate's forward once more at another point, as that of a second layer runs before the first's backward.
+
+    What it keeps of its last call anywhere but in `saved` is another call's then. Raises `Ended`.
+    """
+    try:
+        _run(forward, *_arguments(call, point), _OPTIONS)
+    except (Exception, SystemExit) as error:
+        raise tell_failure(call, Stage.BACKWARD, case, error, path) from error
 
 
 def run_backward(

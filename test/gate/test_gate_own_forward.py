@@ -62,3 +62,17 @@ def test_a_forward_whose_output_lies_otherwise_than_the_contiguous_one_of_the_st
     assert "strides (1, 3)" in verdict.message
     assert with_output("x.new_empty((M, N))").green
     assert with_output("x.new_empty((2 * M, N))[M:]").green, "a part of a larger buffer may be viewed as well"
+
+
+@pytest.mark.parametrize("kept", ["x.shape[1]", "rstd"], ids=["a-number", "a-tensor"])
+def test_what_a_forward_keeps_of_its_last_call_outside_of_saved_is_that_of_another_layer(with_forward, kept):
+    # Forward and backward in turn at each shape never show it: a model runs all of its forwards first.
+    stash = (RETURNS, f'    LAST["kept"] = {kept}\n{RETURNS}'), ("def forward(", "LAST = {}\n\n\ndef forward(")
+    if kept == "rstd":
+        uses = (("x, w, rstd = saved", 'x, w, _ = saved\n    rstd = LAST["kept"]'),)
+    else:
+        uses = (("    M, N = x.shape\n", '    M, N = x.shape[0], LAST["kept"]\n'),)
+    verdict = with_forward(*stash, backward=uses)
+    assert verdict.status in (Status.WRONG_GRADIENT, Status.OUT_OF_BOUNDS, Status.NOT_FINITE), verdict.message
+    right = with_forward(*stash)
+    assert right.green, "to keep something and not to use it is harmless"
