@@ -69,6 +69,13 @@ def test_a_grid_that_is_none_is_refused(grid):
         execute(lambda x: _scale[grid](x, x, 4, 1.0, 4), (torch.ones(4),))
 
 
+@pytest.mark.parametrize("grid", [(1, 65536), (1, 1, 65536), lambda meta: (1, 70000)])
+def test_a_grid_that_no_gpu_takes_is_refused(grid):
+    # Programs are cheap in an executor and the values come out right: on a device the launch is an error.
+    with pytest.raises(LaunchError, match="a GPU takes at most"):
+        execute(lambda x: _scale[grid](x, x, 4, 1.0, 4), (torch.ones(4),))
+
+
 def test_an_empty_grid_launches_nothing():
     assert execute(lambda x: _scale[(0,)](x, x, 4, 1.0, 4) and x, (torch.ones(4),)).result.tolist() == [1.0] * 4
 

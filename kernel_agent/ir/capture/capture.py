@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from kernel_agent.ir.capture.build import Build, refuse_keywords
 from kernel_agent.ir.capture.configurations import Turns
 from kernel_agent.ir.capture.functions import apply_patch
+from kernel_agent.ir.capture.grid import grid_of
 from kernel_agent.ir.capture.image_mode import ImageMode
 from kernel_agent.ir.capture.images import Images, declared_dtype, is_image, real_parts
 from kernel_agent.ir.capture.patches import CodePatch, Patch, Scene
@@ -269,7 +269,7 @@ class Capture:
         with torch._C.DisableTorchFunction(), torch.set_grad_enabled(self.grad):
             signature = Signature(kernel, values, self.buffer, self.buffers)
             module = lower(kernel, signature.types, signature.constants)
-            blocks = _grid(sizes, name)
+            blocks = grid_of(sizes, name)
             build = Build.of(kernel, signature.types, signature.constants, values, kwargs)
             self.launches.append(Launch(name, blocks, file, line, module, build, shared_memory(values)))
             arguments = signature.arguments(module)
@@ -304,17 +304,6 @@ def shared_memory(values: Mapping[str, Any]) -> tuple[frozenset[str], ...]:
 
 def _parameters_only(kernel: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in kwargs.items() if key in kernel.arg_names}
-
-
-def _grid(sizes: Any, kernel: str) -> tuple[int, int, int]:
-    try:
-        listed = [operator.index(size) for size in (sizes if isinstance(sizes, (tuple, list)) else (sizes,))]
-    except TypeError as error:
-        raise LaunchError(f"kernel {kernel} is launched with grid {sizes}: {error}", kernel=kernel) from error
-    if not 1 <= len(listed) <= 3 or min(listed) < 0:
-        raise LaunchError(f"kernel {kernel} is launched with grid {tuple(listed)}: one to three sizes are needed")
-    x, y, z = (*listed, 1, 1)[:3]
-    return x, y, z
 
 
 def _launch_site() -> tuple[str, int | None]:
