@@ -125,7 +125,7 @@ def make_plan(truths: Truths, options: GateOptions, *, accepts_needs: bool) -> P
         notes += [f"the forward itself at {shape.entry.label}: {finding}" for finding in answer.findings[:1]]
     shapes += _odd_shapes(odd[: len(odd_answers)], odd_answers, options, notes)
     planned = _with_cases(truths, _cheap_first(shapes), options, accepts_needs)
-    planned += _once(apart, apart_answers, {shape.entry.label for shape in shapes})
+    planned += _once(truths, apart, apart_answers, {shape.entry.label for shape in shapes}, accepts_needs)
     if small is not None and other:
         planned[1:1] = _other_values(truths, small, other, options, notes)
     return _within_budget(planned, options, notes)
@@ -273,14 +273,28 @@ def _first_affordable(truths: Truths, groups: Sequence[Alternatives], options: G
 
 
 def _once(
-    entries: list[ShapeEntry], answers: Sequence[ForwardTruth | Refusal], known: Collection[str]
+    truths: Truths,
+    entries: list[ShapeEntry],
+    answers: Sequence[ForwardTruth | Refusal],
+    known: Collection[str],
+    accepts_needs: bool,
 ) -> list[ShapePlan]:
-    """One case at each of them that has a sound forward."""
-    return [
-        ShapePlan(entry, False, answer.elements, (Case(answer.point, CotangentKind.STRIDED, False),))
+    """One case at each of them that has a sound forward; at the first one what is asked of a part of the call, too.
+
+    Where an output has no cotangent, or a gradient is not needed, other kernels run on other grids.
+    """
+    everything = (True,) * len(truths.spec.grads) if accepts_needs else None
+    sound = [
+        ShapePlan(entry, False, answer.elements, (Case(answer.point, CotangentKind.STRIDED, False, everything),))
         for entry, answer in zip(entries, answers, strict=True)
         if isinstance(answer, ForwardTruth) and not answer.findings and entry.label not in known
     ]
+    for shape in sound[:1]:
+        partial = _partial(truths, shape.cases[0].point, accepts_needs)
+        halves = [case for case in partial if case.kind is CotangentKind.RANDOM][:2]
+        more = [case for case in partial if case.kind is not CotangentKind.RANDOM] + halves
+        sound[0] = replace(shape, cases=(*shape.cases, *(replace(case, required=False) for case in more)))
+    return sound
 
 
 def _cheap_first(shapes: list[ShapePlan]) -> list[ShapePlan]:

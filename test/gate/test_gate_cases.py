@@ -7,7 +7,7 @@ import re
 import pytest
 
 from kernel_agent.errors import InputError
-from kernel_agent.gate import GateOptions
+from kernel_agent.gate import GateOptions, Status
 from kernel_agent.gate.cases import looks, make_plan
 from kernel_agent.oracle import CotangentKind, Truths, describe
 from kernel_agent.pairs.userfile import read_file
@@ -41,11 +41,11 @@ def test_the_cheapest_required_shape_comes_first_and_meets_every_kind_of_cotange
 
 
 @pytest.mark.parametrize("name", ["two_outputs", "softmax"])
-def test_a_backward_is_told_that_all_is_needed_at_every_swept_and_odd_shape(judge, name):
+def test_a_backward_is_told_that_all_is_needed_at_every_shape(judge, name):
     # Operators always tell it in training; asked without it alone, one that is wrong where it is told so was green.
     for shape in make_plan(judge.truths(name), GateOptions(values=()), accepts_needs=True).shapes:
         told = {(case.kind, all(case.needs)) for case in shape.cases if case.needs is not None and not case.partial}
-        assert told == {(CotangentKind.STRIDED, True)} or len(shape.cases) == 1
+        assert told == {(CotangentKind.STRIDED, True)}
 
 
 def test_every_required_entry_meets_both_seeds_and_both_layouts(judge):
@@ -148,3 +148,22 @@ def test_a_shape_that_is_too_large_is_asked_with_fewer_tiles(truths_of):
     sizes = [shape.entry.dims["N"] for shape in plan_of(many).shapes]
     assert 513 in sizes
     assert max(sizes) == 513
+
+
+def test_a_grid_that_is_too_small_only_where_an_output_has_no_cotangent_is_seen(judge):
+    # Two blocks of 64 are enough for the one entry of SWEEP, where every kind of cotangent is asked.
+    few = (
+        "    grid = (triton.cdiv(x.numel(), 64),)\n",
+        "    grid = (triton.cdiv(x.numel(), 64) if grad_s is not None else 2,)\n",
+    )
+    verdict = judge("two_outputs", few)
+    assert verdict.status is Status.NOT_FINITE, verdict.message
+    assert "cotangent=last-only" in str(verdict.case)
+
+
+def test_a_grid_that_is_too_small_only_where_a_gradient_is_not_needed_is_seen(judge):
+    # Five rows are all that the cheapest shape has, where every choice of gradients is asked.
+    few = "(M if needs is None or needs[0] else min(M, 5),)"
+    verdict = judge("layernorm", ("    _ln_bwd[(M,)](", f"    _ln_bwd[{few}]("))
+    assert verdict.status is Status.WRONG_GRADIENT, verdict.message
+    assert "needs=(False, True, False)" in str(verdict.case)
