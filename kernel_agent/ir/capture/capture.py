@@ -28,6 +28,7 @@ from kernel_agent.ir.capture.grid import grid_of
 from kernel_agent.ir.capture.image_mode import ImageMode
 from kernel_agent.ir.capture.images import Images, declared_dtype, is_image, real_parts
 from kernel_agent.ir.capture.patches import CodePatch, Patch, Scene
+from kernel_agent.ir.capture.plain_kernels import refuse_exchanged
 from kernel_agent.ir.capture.signature import Address, Signature
 from kernel_agent.ir.capture.torch_calls import TorchCall
 from kernel_agent.ir.errors import CaptureError, LaunchError, LoweringError
@@ -216,6 +217,8 @@ class Capture:
         Raises `LaunchError` when no configuration is left, and `LoweringError` when Triton refuses all of them.
         """
         name = tuner.base_fn.__name__
+        if self.recorder is not None:
+            refuse_exchanged(tuner)
         configs = list(tuner.configs)
         given = dict(zip(tuner.arg_names, args, strict=False))
         if len(configs) > 1 and tuner.early_config_prune is not None:
@@ -258,6 +261,8 @@ class Capture:
         """Lower and execute one launch. Raises `LaunchError`, `LoweringError`, `UnsupportedOp`."""
         name = kernel.fn.__name__
         refuse_keywords(kernel, kwargs)
+        if self.recorder is not None:  # what the user's own forward is launched by is the user's affair
+            refuse_exchanged(kernel)
         try:
             bound = inspect.signature(kernel.fn).bind(*args, **_parameters_only(kernel, kwargs))
         except TypeError as error:
