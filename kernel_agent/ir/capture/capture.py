@@ -23,6 +23,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernel_agent.ir.capture.build import Build, refuse_keywords
 from kernel_agent.ir.capture.configurations import Turns
+from kernel_agent.ir.capture.early_launch import EARLY, begins_too_early
 from kernel_agent.ir.capture.functions import apply_patch
 from kernel_agent.ir.capture.grid import grid_of
 from kernel_agent.ir.capture.image_mode import ImageMode
@@ -279,7 +280,11 @@ class Capture:
             self.launches.append(Launch(name, blocks, file, line, module, build, shared_memory(values)))
             arguments = signature.arguments(module)
             if self.recorder is not None:
-                self.recorder.launched(kernel, blocks, values, build.options)
+                told = {name: kwargs[name] for name in (EARLY,) if kwargs.get(name)}
+                self.recorder.launched(kernel, blocks, values, {**build.options, **told})
+            early = begins_too_early(module, kwargs)
+            if early is not None:
+                self.findings.add(early)
             self.runner(module, blocks, arguments, self.buffers, self.findings, self.options)
         return Compiled(kernel, values)
 
