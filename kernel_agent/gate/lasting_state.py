@@ -169,7 +169,9 @@ def _hung_on(tensor: Tensor, *, numbers: bool = True) -> frozenset[str]:
         names = {name for name in names if numbers or not _plain(vars(tensor)[name])}
         found = {f"the attribute {name!s:.50}" for name in names}
         found |= {"hooks"} if tensor._backward_hooks else set()
-        found |= {"finalizers"} if any(one.__callback__ is not None for one in weakref.getweakrefs(tensor)) else set()
+        owned = (tensor, tensor.untyped_storage())
+        ends = any(one.__callback__ is not None for part in owned for one in weakref.getweakrefs(part))
+        found |= {"finalizers"} if ends else set()
     return frozenset(found)
 
 

@@ -32,6 +32,8 @@ _OF_THREADS = frozenset(
     {"enumerate", "current_thread", "main_thread", "settrace", "setprofile", "gettrace", "getprofile"}
 )
 _OF_LOGGING = frozenset({"root", "Logger", "lastResort", "getHandlerByName", "getHandlerNames", "getLoggerClass"})
+_OF_CODECS = frozenset({"register"})
+"""It is told of every encoding that the program asks for, and no list says who was registered."""
 _WRITES_LOGS = frozenset(
     {*("debug", "info", "warning", "warn", "error", "exception", "critical", "log"), *("setLevel", "addHandler")}
 )
@@ -48,7 +50,7 @@ _DUNDERS = frozenset(
         *("__version__", "__init__", "__post_init__", "__call__", "__doc__", "__len__", "__getitem__", "__class__"),
         *("__name__", "__qualname__", "__defaults__", "__kwdefaults__", "__setitem__", "__contains__", "__iter__"),
         *("__next__", "__enter__", "__exit__", "__new__", "__eq__", "__hash__", "__setattr__", "__wrapped__"),
-        *("__annotations__"),
+        "__annotations__",
     }
 )
 """Special names that tell of an object alone."""
@@ -57,9 +59,12 @@ _OF_FRAMES = frozenset(
         *("f_back", "f_code", "f_globals", "f_locals", "f_builtins", "f_lineno", "gi_frame", "cr_frame"),
         *("tb_frame", "tb_next", "_getframe", "_current_frames", "_C", "_dynamo", "_python_dispatch"),
         *("_get_current_function_mode", "_get_current_function_mode_stack", "findCaller", "loggerDict"),
+        *("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"),
+        *("_execution_engine", "queue_callback", "get_num_threads", "get_num_interop_threads"),
     }
 )
-"""Attributes that lead to frames, and into torch below its functions, which knows the modes that watch it."""
+"""Attributes that lead to frames, and into torch below its functions, which knows the modes that watch it, whether its
+engine runs, and on how many threads."""
 _LEADS = frozenset({"sys", "os", "inspect", "gc", "builtins", "traceback", "threading", "importlib", "ctypes"})
 """Modules that others hold under these names, as torch does."""
 
@@ -75,6 +80,8 @@ def tells(chain: Sequence[str]) -> bool:
         return not _OF_THREADS.isdisjoint(rest)
     if first == "logging":
         return not _OF_LOGGING.isdisjoint(rest)
+    if first == "codecs":
+        return not _OF_CODECS.isdisjoint(rest)
     if first == "kernel_agent":
         return not _PARTS.isdisjoint(rest[:1])
     if first in _MODULES or any(map(leads, rest)):
