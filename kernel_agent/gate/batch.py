@@ -18,7 +18,7 @@ from kernel_agent.gate.options import GateOptions
 from kernel_agent.gate.order import order_problem
 from kernel_agent.gate.questions import Put, Question
 from kernel_agent.gate.verdict import CaseResult, Status
-from kernel_agent.oracle import ForwardTruth
+from kernel_agent.oracle import CotangentKind, ForwardTruth
 from kernel_agent.oracle.cotangents import rms
 from kernel_agent.oracle.wire import pack
 from kernel_agent.pairs.spec import KernelSpec
@@ -100,7 +100,7 @@ def candidate_job(
     """A job that runs a candidate on the questions; `extra` is added to the payload.
 
     `lowered` is what `Truths` has lowered: what a candidate shares with the user's forward needs no lowering again.
-    So many questions were `asked` before, in other processes: autotuned kernels go on with their configurations.
+    So many configurations of autotuned kernels were `asked` before, in other processes: these go on with the next.
     """
     tensors: dict[str, Tensor] = {}
     points, point_of = _points(questions)
@@ -109,7 +109,7 @@ def candidate_job(
         packed.append(
             {"args": pack(forward.args, tensors, f"p{i}.a"), "kwargs": pack(forward.kwargs, tensors, f"p{i}.k")}
         )
-    cases = []
+    cases, turn = [], turns(questions, asked)
     for i, question in enumerate(questions):
         tensors |= {f"c{i}.{j}": c for j, c in enumerate(question.cotangents) if c is not None}
         cases.append(
@@ -117,7 +117,7 @@ def candidate_job(
                 "point": point_of[i],
                 "cotangents": [None if c is None else f"c{i}.{j}" for j, c in enumerate(question.cotangents)],
                 "needs": question.case.needs,
-                "turn": asked + _first_time(questions, i),
+                "turn": turn[i],
             }
         )
     own = {"source": text.shown, "users_lines": text.users_lines, "lowered": dict(lowered or {})}
@@ -126,11 +126,22 @@ def candidate_job(
     return Job(entry, payload, tensors, limits, "candidate", own_files=("candidate.py",))
 
 
-def _first_time(questions: Sequence[Put], place: int) -> int:
-    """Where a question was asked first: what is asked again is to be done as it was, with the same configurations."""
-    case = questions[place].case
-    alike = (i for i, one in enumerate(questions[:place]) if (one.case.point, one.case.kind) == (case.point, case.kind))
-    return next(alike, place) if case.again else place
+def turns(questions: Sequence[Put], begin: int = 0) -> list[int]:
+    """Which configurations of autotuned kernels each question is asked with, numbered from `begin` on.
+
+    What is asked again has those of the first time, and so has the same cotangent at a tiny scale: what these two do
+    differs by nothing but values.
+    """
+    numbers: dict[Any, int] = {}
+    found: list[int] = []
+    for place, question in enumerate(questions):
+        case = question.case
+        usual = case.again or case.kind is CotangentKind.TINY
+        point = case.point.model_dump_json()
+        key = (point, CotangentKind.RANDOM, None) if usual else (point, case.kind, case.needs)
+        known = key if usual or key not in numbers else (*key, place)
+        found.append(numbers.setdefault(known, begin + len(numbers)))
+    return found
 
 
 def _points(questions: Sequence[Put]) -> tuple[list[ForwardTruth], list[int]]:

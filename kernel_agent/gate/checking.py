@@ -16,7 +16,7 @@ from kernel_agent.gate.cases import Plan, looks, make_plan
 from kernel_agent.gate.diagnosis.diagnose import make_diagnosis, with_headline
 from kernel_agent.gate.diagnosis.evidence import Evidence
 from kernel_agent.gate.judge import Problem
-from kernel_agent.gate.more_configurations import more_configurations
+from kernel_agent.gate.more_configurations import more_configurations, turns_of
 from kernel_agent.gate.options import STANDARD, GateOptions, lesser
 from kernel_agent.gate.order import distinct
 from kernel_agent.gate.other_values import in_doubt
@@ -146,7 +146,7 @@ def _examined(
             if runs or (report := first(questions)) is None:
                 known = {content: one for run in runs for content, one in run.script.lowered.items()}
                 job = candidate_job(
-                    questions, text, options.limits, lowered={**known, **truths.lowered}, asked=len(progress.outcomes)
+                    questions, text, options.limits, lowered={**known, **truths.lowered}, asked=turns_of(runs)
                 )
                 report = sandbox.run(job, again.listener(questions))
             runs.append(judged_batch(report, questions, truths.spec, text, options))

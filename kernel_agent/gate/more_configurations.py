@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from kernel_agent.gate.batch import BatchRun
+from kernel_agent.gate.batch import BatchRun, turns
 from kernel_agent.gate.cases import Plan, ShapePlan
 from kernel_agent.gate.options import GateOptions
 from kernel_agent.gate.questions import Question
+
+
+def turns_of(runs: Sequence[BatchRun]) -> int:
+    """So many configurations of each autotuned kernel were asked for."""
+    return sum(len(set(turns(run.script.questions))) for run in runs)
 
 
 def more_configurations(runs: Sequence[BatchRun], plan: Plan, options: GateOptions) -> tuple[list[Question], Plan]:
@@ -20,10 +25,11 @@ def more_configurations(runs: Sequence[BatchRun], plan: Plan, options: GateOptio
         return [], plan
     first = runs[0].script.questions[0]
     choices = max((answer.choices for run in runs for answer in run.script.of_backwards), default=0)
-    room = range(plan.size, min(choices, options.max_cases))
+    done = turns_of(runs)
+    room = range(done, min(choices, done + options.max_cases - plan.size))
     more = [replace(first, case=replace(first.case, configuration=number)) for number in room]
     notes = plan.notes
-    if (left := choices - plan.size - len(more)) > 0:
+    if (left := choices - done - len(more)) > 0:
         notes += (
             f"{left} of {choices} configurations of an autotuned kernel left out: the budget is {options.max_cases}",
         )

@@ -16,6 +16,7 @@ import torch
 from pydantic import ValidationError
 
 from kernel_agent.gate.answer import Answer, Stage
+from kernel_agent.gate.carried import carried
 from kernel_agent.gate.child import FILE, MODULE, Ended, run_backward, run_forward, say, tell_failure
 from kernel_agent.gate.kernel_names import refuse_foreign_names
 from kernel_agent.ir import import_module, standin
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 MOST_NUMBERS = 4096
 """Numbers that may stand in one program: a gradient does not fit, nor do the derivatives it would be made of."""
 MOST_OF_ONE_CASE = 32
-"""Numbers in the program of one case that stand in no other case of its point: what may have come from a cotangent."""
+"""Numbers in the program of one case that stand in no other case of its point, and places in which it differs from
+one that has other values and nothing else: what may have come from a cotangent."""
 
 
 def replayed(call: Call) -> None:
@@ -88,11 +90,22 @@ class Asked:
     cotangents: str
     """Kind: those of one kind are the same at one point."""
     again: bool
+    turn: int = 0
+    """Which configurations of autotuned kernels it takes."""
+
+    def differs_by_values(self, other: Asked) -> bool:
+        """Whether another case has other values and nothing else: see `batch.turns`.
+
+        The first call is none of these, since kernels may be launched there to choose a configuration.
+        """
+        here = (self.point, self.turn) == (other.point, other.turn)
+        return here and self.cotangents != other.cotangents and (self.again or other.again)
 
 
 def _asked(payload: dict[str, Any]) -> list[Asked]:
-    points = [case["point"] for case in payload["cases"]]
-    return [Asked(*parts) for parts in zip(points, payload["cotangents"], payload["again"], strict=True)]
+    cases = payload["cases"]
+    points, turns = [case["point"] for case in cases], [case["turn"] for case in cases]
+    return [Asked(*parts) for parts in zip(points, payload["cotangents"], payload["again"], turns, strict=True)]
 
 
 def without_smuggled(programs: list[Program], asked: list[Asked]) -> list[Program]:
@@ -107,11 +120,18 @@ def without_smuggled(programs: list[Program], asked: list[Asked]) -> list[Progra
         others = [some for other, some in here if other.cotangents != this.cotangents]
         before = [some for other, some in here if other.cotangents == this.cotangents and not other.again]
         fresh = mine.difference(*others) if others else frozenset()
+        like = [
+            other
+            for other, one in zip(programs, asked, strict=True)
+            if this.differs_by_values(one) and not other.refused
+        ]
         reason = ""
         if len(mine) > MOST_NUMBERS:
             reason = f"{len(mine)} numbers stand in its steps"
         elif len(fresh) > MOST_OF_ONE_CASE:
             reason = f"{len(fresh)} numbers in its steps depend on the cotangent"
+        elif (places := carried(program, like)) > MOST_OF_ONE_CASE:
+            reason = f"{places} places of its steps depend on the cotangent"
         elif this.again and (kept := mine.difference(*before, *others)):
             reason = f"{len(kept)} numbers in its steps stand in none of the calls before"
         refused = Program(refused=f"{reason}, and no kernel or torch function made them")
