@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kernel_agent.compiler.free_names import words
@@ -78,7 +78,7 @@ def _general(
 ) -> tuple[dict[Site, str], tuple[str, ...]]:
     """The symbols of a kernel, and the constexprs that may have other values than in `base`."""
     changes = ((name, _changed(lower, name, *base)) for name in base[0] if name not in without)
-    rows = {name: row for name, row in changes if row is not None}
+    rows = {name: (row, *_further(lower, name, base, row)) for name, row in changes if row is not None}
     symbols = _symbols(lower, base, rows)
     apart = {name for row in known for name in _told_apart(lower, base, row, symbols)}
     free = tuple(name for name in rows if name not in apart)
@@ -115,6 +115,15 @@ def _changed(lower: Lower, name: str, values: Mapping[str, int], base: Skeleton)
         else:
             idle = idle or (changed, found)
     return None if changes else idle
+
+
+def _further(lower: Lower, name: str, base: Row, row: Row) -> Iterator[Row]:
+    """The same operations where a constexpr is yet another one: `D // 2` is 12 for 24 as for 25, `D // 32` and
+    `tl.cdiv(D, 32)` are as many for all multiples of 32."""
+    for other in (base[0][name] + 1, 2 * base[0][name]):
+        values = {**base[0], name: other}
+        if other != row[0][name] and (found := _lowered(lower, values, base[1])) is not None:
+            yield values, found
 
 
 def _told_apart(lower: Lower, base: Row, row: Row, symbols: Mapping[Site, str]) -> list[str]:
@@ -170,20 +179,20 @@ def _lowered(lower: Lower, values: Mapping[str, int], base: Skeleton) -> Skeleto
     return found if found.like(base) else None
 
 
-def _symbols(lower: Lower, base: Row, rows: dict[str, Row]) -> dict[Site, str]:
+def _symbols(lower: Lower, base: Row, rows: dict[str, tuple[Row, ...]]) -> dict[Site, str]:
     """The expression of every number that changes. Constexprs with numbers that none explains leave `rows`."""
     while True:
-        changed = {name: row[0][name] * (4 if k % 2 else 1) for k, (name, row) in enumerate(rows.items())}
+        changed = {name: some[0][0][name] * (4 if k % 2 else 1) for k, (name, some) in enumerate(rows.items())}
         values = {**base[0], **changed}
         together = _lowered(lower, values, base[1]) if len(rows) > 1 else None
-        every = [base, *rows.values(), *([] if together is None else [(values, together)])]
+        every = [base, *itertools.chain(*rows.values()), *([] if together is None else [(values, together)])]
         symbols: dict[Site, str] = {}
         blamed: Counter[str] = Counter()
         for site, number in base[1].numbers.items():
             numbers = [row[1].numbers[site] for row in every]
             if all(other == number for other in numbers):
                 continue
-            names = [name for name, row in rows.items() if row[1].numbers[site] != number]
+            names = [name for name, some in rows.items() if any(row[1].numbers[site] != number for row in some)]
             text = explain(names or list(rows), [row[0] for row in every], numbers)
             if text is None:
                 blamed.update(names or list(rows))

@@ -252,3 +252,28 @@ def test_five_tiles_of_one_size_get_five_sizes():
 
     kernel = read(stub, torch.randn(16, 16), torch.zeros(16, 16))
     assert sorted(kernel.extents.values()) == ["A", "B", "C", "D", "E"]
+
+
+@triton.jit
+def halves(x_ptr, y_ptr, DIM: tl.constexpr, BLOCK: tl.constexpr):
+    pairs = tl.arange(0, BLOCK)
+    at = tl.program_id(0) * DIM + 2 * pairs
+    x = tl.load(x_ptr + at, mask=pairs < DIM // 2, other=0.0)
+    tl.store(y_ptr + at, x, mask=pairs < tl.cdiv(DIM, 2))
+
+
+def halves_of(dim):
+    def stub(x, y):
+        halves[(1,)](x, y, DIM=dim, BLOCK=16)
+
+    return read(stub, torch.randn(40), torch.zeros(40))
+
+
+def test_half_of_an_even_number_is_no_literal():
+    """24 // 2 is 25 // 2: with 25 alone, heads of 32 columns got the gradient of 24, and nothing said so."""
+    assert {"DIM", "(DIM // 2)", "((DIM + 1) // 2)"} <= symbols(halves_of(24))
+
+
+def test_a_half_rounded_up_is_none_rounded_down():
+    """Of powers of two, which were doubled alone, both are one number, and 17 columns would lose their last."""
+    assert {"DIM", "(DIM // 2)", "((DIM + 1) // 2)"} <= symbols(halves_of(16))
