@@ -225,7 +225,10 @@ class Buffers:
         if known is None:
             name = self.body.fresh(f"d{self.references.hint(root)}")
             like = self.references.names.tensor(whole)
-            self.body.write(Line(f"{name} = torch.zeros_like({like}, dtype=torch.float32)"))
+            dense = self.flow.always_dense(root)
+            self.body.helpers |= {} if dense else {ROOM: None}
+            make = "torch.zeros_like" if dense else "gradient_room"  # views have the strides of the tensor's own
+            self.body.write(Line(f"{name} = {make}({like}, dtype=torch.float32)"))
             known = self._sliced[id(root)] = Sliced(root, name)
         known.parts.append(tensor)
         return self.references.over(view, whole, known.variable)
