@@ -19,6 +19,7 @@ from kernel_agent.compiler.stub.forward import forward_function
 from kernel_agent.compiler.stub.lines import Line
 from kernel_agent.compiler.stub.names import Names
 from kernel_agent.compiler.stub.needs import sparing
+from kernel_agent.compiler.stub.partly import none_where_unbound, sometimes_bound
 from kernel_agent.compiler.stub.shared import shared_kernels
 from kernel_agent.compiler.stub.source import StubSource
 from kernel_agent.compiler.stub.trace import Trace
@@ -75,7 +76,8 @@ def write_sections(
     written = shared.written
     unpacked = names.unpacked()
     spare = clone_lines(source, set(clones or {}) - {kept.name for kept in unpacked.saved})
-    forward = forward_function(source, unpacked.saved, unpacked.first, spare, returns_saved=spec.facts.is_pair)
+    saved, absent = none_where_unbound(unpacked.saved, sometimes_bound(source.function).difference(source.parameters))
+    forward = forward_function(source, saved, (*unpacked.first, *absent), spare, returns_saved=spec.facts.is_pair)
     flags = [names.fresh(f"need_{name}") for name in spec.grads]
     spared = [sparing(one.body, one.results, flags) for one in written]
     written = [
