@@ -22,6 +22,7 @@ from kernel_agent.compiler.stub.descriptors import block_names, by_axis
 from kernel_agent.compiler.stub.flow import launch_places
 from kernel_agent.compiler.stub.source import StubSource
 from kernel_agent.compiler.stub.trace import LaunchSeen, Trace, trace
+from kernel_agent.compiler.stub.ways import NoneOf
 from kernel_agent.errors import InputError
 from kernel_agent.ir import IRError
 from kernel_agent.ir.capture.images import declared_dtype
@@ -136,30 +137,44 @@ def _divided(source: StubSource, traces: Sequence[Trace], real: Sequence[Trace])
                 seen,
                 others=[other.launches[number].values for other in left[1:]],
                 tiles=by_axis(seen.descriptors, tied[number]),
+                floats=source.changing_floats(seen),
             )
             for number, (place, seen) in enumerate(launch_places(left[0]))
         }
         fixed = [
-            programs[place].fixed | (frozenset(block_names(seen.descriptors)) - tied[number].keys())
+            programs[place].fixed
+            | (frozenset(block_names(seen.descriptors)) - tied[number].keys())
+            | (_floats(seen) - source.changing_floats(seen))
             for number, (place, seen) in enumerate(launch_places(left[0]))
         ]
-        conditions = _conditions(left[0], fixed)
+        special = [programs[place].special for place, _ in launch_places(left[0])]
+        conditions = _conditions(left[0], fixed, special)
         values = _comparable(conditions)
-        same = [other for other in (*left, *real) if _comparable(_conditions(other, fixed)) == values]
+        same = [other for other in (*left, *real) if _comparable(_conditions(other, fixed, special)) == values]
         known = any(one is other for one in same for other in real)
         found.append(Configuration(left[0], programs, conditions, calls=tuple(same), real=known))
         left = [other for other in left if not any(other is one for one in same)]
     return found
 
 
-def _conditions(seen: Trace, fixed: Sequence[frozenset[str]]) -> tuple[Condition, ...]:
-    """What the launches of a call were compiled for. `fixed`: the numbers of each that count."""
+def _floats(seen: LaunchSeen) -> frozenset[str]:
+    return frozenset(name for name in seen.constants if type(seen.values.get(name)) is float)
+
+
+def _conditions(
+    seen: Trace, fixed: Sequence[frozenset[str]], special: Sequence[Mapping[str, tuple[float, ...]]]
+) -> tuple[Condition, ...]:
+    """What the launches of a call were compiled for. `fixed`: the numbers of each that count; `special`: values of
+    others that do."""
     found = []
     for place, launch in enumerate(seen.launches):
         for name, form in _forms(launch).items():
             value = launch.values[name]
             if form not in ("number", "float") or name in fixed[place] or isinstance(value, Tensor):
                 found.append((place, name, value))
+            elif name in special[place]:
+                apart = special[place][name]
+                found.append((place, name, value if value in apart else NoneOf(apart)))
     return tuple(found)
 
 
@@ -203,7 +218,7 @@ def _form(name: str, value: Any, constants: Mapping[str, Any]) -> str:
         return "None"
     if isinstance(value, Tensor):
         return "float" if declared_dtype(value).is_floating_point else str(declared_dtype(value))
-    if name not in constants or type(value) is int:
+    if name not in constants or type(value) in (int, float):
         return "number"
     return getattr(value, "__name__", None) or repr(value)
 

@@ -7,8 +7,10 @@ from types import CodeType
 
 Number = int | float
 
+_LOG2_E, _LN_2 = 1.4426950408889634, 0.6931471805599453
 
-def explain(names: Sequence[str], witnesses: Sequence[Mapping[str, int]], numbers: Sequence[Number]) -> str | None:
+
+def explain(names: Sequence[str], witnesses: Sequence[Mapping[str, Number]], numbers: Sequence[Number]) -> str | None:
     """The simplest expression that is `numbers[k]` at the constexprs `witnesses[k]`; None where there is none.
 
     `names`: the constexprs that the number changes with. What is no name is in parentheses, since passes go on to
@@ -21,22 +23,34 @@ def explain(names: Sequence[str], witnesses: Sequence[Mapping[str, int]], number
     return None
 
 
-def value_of(text: str, values: Mapping[str, int]) -> Number:
+def value_of(text: str, values: Mapping[str, Number]) -> Number:
     """The number that an expression is at some values."""
     found: Number = eval(text, {"__builtins__": {}}, dict(values))
     return found
 
 
-def _equal(code: CodeType, values: Mapping[str, int], number: Number) -> bool:
-    found = eval(code, {"__builtins__": {}}, dict(values))
+def same(found: Number, number: Number) -> bool:
+    """Whether a number of a module is the one that was found."""
     if isinstance(number, float):
         return abs(float(found) - number) <= 1e-7 * abs(number)  # constants are printed in 32 bits
     return bool(found == number)
 
 
-def _candidates(names: Sequence[str], values: Mapping[str, int], number: Number) -> Iterator[str]:
+def _equal(code: CodeType, values: Mapping[str, Number], number: Number) -> bool:
+    try:
+        return same(eval(code, {"__builtins__": {}}, dict(values)), number)
+    except (ArithmeticError, TypeError):  # a shift of a float
+        return False
+
+
+def _candidates(names: Sequence[str], values: Mapping[str, Number], number: Number) -> Iterator[str]:
     """Expressions, the likelier ones first."""
-    if len(names) == 1:
+    if len(names) == 1 and isinstance(values[names[0]], float):
+        (a,) = names
+        yield from (a, f"-{a}", f"1.0 - {a}", f"1.0 / {a}", f"1.0 / (1.0 - {a})", f"{a} * {a}", f"1.0 + {a}")
+        yield from (f"{a} * {factor}" for factor in (2.0, 0.5, _LOG2_E, _LN_2))
+        yield from (f"{a} ** 0.5", f"{a} ** -0.5", f"{a} - 1.0")
+    elif len(names) == 1:
         (a,) = names
         yield from (a, f"{a} - 1", f"{a} + 1", f"-{a}", f"{a} // 2", f"2 * {a}", f"{a} // 4", f"4 * {a}")
         if isinstance(number, int):
@@ -58,7 +72,7 @@ def _candidates(names: Sequence[str], values: Mapping[str, int], number: Number)
     yield " + ".join(names)
 
 
-def _scaled(text: str, value: int, number: int) -> Iterator[str]:
+def _scaled(text: str, value: Number, number: int) -> Iterator[str]:
     if value and number % value == 0:
         yield f"{number // value} * {text}"
     if number and value % number == 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from kernel_agent.compiler.errors import CannotDerive
@@ -40,10 +40,11 @@ def read_launch(
     distinct: bool = True,
     others: Sequence[Mapping[str, Any]] = (),
     tiles: Mapping[str, Mapping[int, str]] | None = None,
+    floats: Collection[str] = (),
 ) -> Kernel:
     """The kernel of a launch. `others`: what the same kernel's parameters were at other launches that it should hold
-    for; whole numbers for which it is another kernel are `fixed`. `tiles`: for descriptors the axes whose tiles have
-    the extent of a constexpr in every launch.
+    for; numbers for which it is another kernel are `fixed`. `tiles`: for descriptors the axes whose tiles have the
+    extent of a constexpr in every launch. `floats`: constexprs that are no whole numbers and that launches may change.
 
     With `distinct`, tiles may have other sizes than at the launch, so that extents of two names are two numbers:
     `Kernel.constants` holds the constexprs that it was read at. Whole numbers that Triton made constants because they
@@ -57,21 +58,23 @@ def read_launch(
         types, constants = dict(build.types), dict(build.constants)
     names = [parameter.name for parameter in build.kernel.params]
     values = {
-        names[path[0]]: value for path, value in sorted(constants.items()) if len(path) == 1 and type(value) is int
+        names[path[0]]: value
+        for path, value in sorted(constants.items())
+        if len(path) == 1 and (type(value) is int or (type(value) is float and names[path[0]] in floats))
     }
 
-    lowered: dict[frozenset[tuple[str, int]], Module] = {}
+    lowered: dict[frozenset[tuple[str, int | float]], Module] = {}
 
-    def lower(changed: Mapping[str, int]) -> Module:
+    def lower(changed: Mapping[str, int | float]) -> Module:
         key = frozenset(changed.items())
         if key not in lowered:
             lowered[key] = lowered_at(changed)
         return lowered[key]
 
-    def lowered_at(changed: Mapping[str, int]) -> Module:
+    def lowered_at(changed: Mapping[str, int | float]) -> Module:
         chosen = {path: changed.get(names[path[0]], v) if len(path) == 1 else v for path, v in constants.items()}
         blocks = {
-            name: {axis: changed[constexpr] for axis, constexpr in axes.items() if constexpr in changed}
+            name: {axis: int(changed[constexpr]) for axis, constexpr in axes.items() if constexpr in changed}
             for name, axes in (tiles or {}).items()
         }
         given = {name: retyped(type_, blocks[name]) if name in blocks else type_ for name, type_ in types.items()}
@@ -91,11 +94,12 @@ def read_launch(
     )
     kernel.extents = lifted.extents
     kernel.fixed = lifted.fixed
+    kernel.special = dict(lifted.special)
     return kernel
 
 
-def _numbers(values: Mapping[str, Any]) -> dict[str, int]:
-    return {name: value for name, value in values.items() if type(value) is int}
+def _numbers(values: Mapping[str, Any]) -> dict[str, int | float]:
+    return {name: value for name, value in values.items() if type(value) in (int, float)}
 
 
 def argument_names(parameter: str, type_: Any) -> list[str]:

@@ -1,4 +1,4 @@
-"""Symbols: which numbers of a kernel come from its constexprs, found by lowering it at several sizes of its tiles.
+"""Symbols: which numbers of a kernel come from its constexprs, found by lowering it at several values of each.
 
 A constexpr whose change alters the operations belongs to the configuration; a number that several changes of the others
 explain by an expression gets that as its symbol.
@@ -7,22 +7,25 @@ explain by an expression gets that as its symbol.
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kernel_agent.compiler.free_names import words
-from kernel_agent.compiler.front.expressions import explain, value_of
+from kernel_agent.compiler.front.expressions import explain, same, value_of
 from kernel_agent.compiler.front.skeleton import RESULTS, Number, Site, Skeleton, skeleton
 from kernel_agent.ir.errors import IRError
 from kernel_agent.ir.program import Module
 
-Lower = Callable[[Mapping[str, int]], Module]
+Lower = Callable[[Mapping[str, Number]], Module]
 """Lower a kernel with these constexprs changed. Raises IRError."""
-Row = tuple[dict[str, int], Skeleton]
+Row = tuple[dict[str, Number], Skeleton]
 """Values of constexprs, and the kernel lowered with them."""
 _ROUNDS = 12
 """How often values are changed until extents differ."""
+_ASKED = (0.0, 1.0)
+"""Floats that kernels ask for."""
 
 
 @dataclass(frozen=True)
@@ -30,20 +33,22 @@ class Lifted:
     """A module and what its numbers are called."""
 
     module: Module
-    values: dict[str, int]
-    """The whole numbers among the constexprs it was lowered with."""
+    values: dict[str, Number]
+    """The numbers among the constexprs it was lowered with."""
     symbols: dict[tuple[int, int], str]
     """For the reader: by identity of the operation and place."""
     extents: dict[int, str]
     """Extents of tiles that one expression gives."""
     fixed: frozenset[str] = frozenset()
     """Constexprs that the module holds for by no expression: with other values it may be another one."""
+    special: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Values of the others with which it is another one."""
 
 
 def lift(
-    lower: Lower, values: Mapping[str, int], *, distinct: bool = True, others: Sequence[Mapping[str, int]] = ()
+    lower: Lower, values: Mapping[str, Number], *, distinct: bool = True, others: Sequence[Mapping[str, Number]] = ()
 ) -> Lifted:
-    """Lower a kernel and find its symbols. `values`: the whole numbers among its constexprs at the launch.
+    """Lower a kernel and find its symbols. `values`: numbers among its constexprs at the launch.
 
     With `distinct`, tiles may get other sizes than the launch had, so that extents of two names are two numbers.
     `others`: values of other launches, which the symbols hold for too, or the constexprs that tell them apart are
@@ -70,7 +75,8 @@ def lift(
             symbols, free = _general(lower, base, known, without=unclear)
     numbered = {(id(chosen[1].ops[at]), place): text for (at, place), text in symbols.items() if place > RESULTS}
     fixed = frozenset(values) - frozenset(free)
-    return Lifted(chosen[1].module, chosen[0], numbered, _extents(chosen[1].numbers, symbols), fixed)
+    special = {name: some for name in free if (some := _special(lower, name, chosen))}
+    return Lifted(chosen[1].module, chosen[0], numbered, _extents(chosen[1].numbers, symbols), fixed, special)
 
 
 def _general(
@@ -85,7 +91,22 @@ def _general(
     return {site: text for site, text in symbols.items() if _reads(text) <= frozenset(free)}, free
 
 
-def _seen(lower: Lower, first: Row, others: Sequence[Mapping[str, int]]) -> list[Row]:
+def _special(lower: Lower, name: str, base: Row) -> tuple[float, ...]:
+    """Values of a float with which the kernel does other things, which it asks for: `if beta == 0.0`. That a product
+    with one is no product is no such thing."""
+    found = []
+    for value in _ASKED if type(base[0][name]) is float else ():
+        try:
+            other = skeleton(lower({**base[0], name: value}))
+        except IRError:
+            found.append(value)
+            continue
+        if not other.like(base[1]) and other.moves != base[1].moves:
+            found.append(value)
+    return tuple(found)
+
+
+def _seen(lower: Lower, first: Row, others: Sequence[Mapping[str, Number]]) -> list[Row]:
     """The kernel at other launches' values, each once."""
     found: list[Row] = []
     for values in others:
@@ -98,7 +119,7 @@ def _seen(lower: Lower, first: Row, others: Sequence[Mapping[str, int]]) -> list
     return found
 
 
-def _changed(lower: Lower, name: str, values: Mapping[str, int], base: Skeleton) -> Row | None:
+def _changed(lower: Lower, name: str, values: Mapping[str, Number], base: Skeleton) -> Row | None:
     """The same operations where one constexpr is another; None where there are none, or where those that it does not
     change are no others for some values only: `-(SIDE // 2)` to `SIDE // 2` are as many for 2 as for 3."""
     idle, changes = None, False
@@ -120,7 +141,8 @@ def _changed(lower: Lower, name: str, values: Mapping[str, int], base: Skeleton)
 def _further(lower: Lower, name: str, base: Row, row: Row) -> Iterator[Row]:
     """The same operations where a constexpr is yet another one: `D // 2` is 12 for 24 as for 25, `D // 32` and
     `tl.cdiv(D, 32)` are as many for all multiples of 32."""
-    for other in (base[0][name] + 1, 2 * base[0][name]):
+    value = base[0][name]
+    for other in (value + 1, 2 * value) if type(value) is int else (1.25 * value,):
         values = {**base[0], name: other}
         if other != row[0][name] and (found := _lowered(lower, values, base[1])) is not None:
             yield values, found
@@ -131,9 +153,9 @@ def _told_apart(lower: Lower, base: Row, row: Row, symbols: Mapping[Site, str]) 
     if _covers(base[1], symbols, row):
         return []
     names = [name for name, value in row[0].items() if value != base[0][name]]
-    if 1 in (row[0][name] for name in names):
+    if any(_folds(row[0][name]) for name in names):
         # A tile of one lane is folded away. The general kernel may be right for it all the same: the gate finds out.
-        wider = {name: base[0][name] if value == 1 else value for name, value in row[0].items()}
+        wider = {name: base[0][name] if _folds(value) else value for name, value in row[0].items()}
         found = _lowered(lower, wider, base[1])
         return names if found is None else _told_apart(lower, base, (wider, found), symbols)
     alone = []
@@ -152,25 +174,31 @@ def _covers(general: Skeleton, symbols: Mapping[Site, str], row: Row) -> bool:
     values, found = row
     if found.like(general):
         return all(
-            value_of(symbols[site], values) == number if site in symbols else general.numbers[site] == number
+            same(value_of(symbols[site], values) if site in symbols else general.numbers[site], number)
             for site, number in found.numbers.items()
-            if not isinstance(number, float)
         )
     return found.loops < general.loops and found.moves <= general.moves
+
+
+def _folds(value: Number) -> bool:
+    """Whether Triton drops what it computes with a number."""
+    return value == 1 or (value == 0 and isinstance(value, float))
 
 
 def _reads(text: str) -> frozenset[str]:
     return words(text) - {"bit_length"}
 
 
-def _others(value: int) -> tuple[int, ...]:
+def _others(value: Number) -> tuple[Number, ...]:
     """Other values to try: sizes of tiles are powers of two."""
+    if isinstance(value, float):
+        return (0.75 * value, 1.25 * value) if math.isfinite(value) and value not in _ASKED else ()
     if value < 2:
         return ()
     return (value + 1, 2 * value, value - 1) if value & (value - 1) else (2 * value, value // 2, 4 * value)
 
 
-def _lowered(lower: Lower, values: Mapping[str, int], base: Skeleton) -> Skeleton | None:
+def _lowered(lower: Lower, values: Mapping[str, Number], base: Skeleton) -> Skeleton | None:
     """The same operations at other values; None where they are not the same, or Triton refuses them."""
     try:
         found = skeleton(lower(values))
@@ -228,7 +256,7 @@ def _apart(lower: Lower, base: Row, symbols: Mapping[Site, str], names: tuple[st
     """Other values at which extents of several names are several numbers, as far as that is possible."""
     sites = {site: number for site, number in base[1].numbers.items() if site[1] < 0}
 
-    def clashes(values: Mapping[str, int]) -> int:
+    def clashes(values: Mapping[str, Number]) -> int:
         numbers = {site: value_of(symbols[site], values) if site in symbols else n for site, n in sites.items()}
         return sum(len(texts) - 1 for texts in _names_of_extents(numbers, symbols).values())
 
@@ -236,6 +264,7 @@ def _apart(lower: Lower, base: Row, symbols: Mapping[Site, str], names: tuple[st
     if not now:
         return None
     spread = dict(base[0])
+    names = tuple(name for name in names if type(base[0][name]) is int)
     for name in names:
         choices = ({**spread, name: base[0][name] * factor} for factor in (1, 2, 4, 8, 16, 32))
         spread = min(choices, key=clashes)  # the first of equals

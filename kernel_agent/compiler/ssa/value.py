@@ -145,7 +145,9 @@ class Kernel:
     constants: dict[str, Any] = field(default_factory=dict)
     """Values of the constexprs it was lowered with, by name, in the order of the source."""
     fixed: frozenset[str] = frozenset()
-    """Whole numbers among the constants that it depends on by more than symbols: with others it is another kernel."""
+    """Numbers among the constants that it depends on by more than symbols: with others it is another kernel."""
+    special: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    """Values of the others with which it is another kernel."""
 
     def argument(self, name: str) -> Value:
         """The argument of a name. Raises KeyError."""

@@ -134,6 +134,8 @@ class _Formulas:
             return value.name, _ATOM
         number = constant(value)
         if number is not None:
+            if symbol := _symbol(value):
+                return symbol, _ATOM
             return (f"{number:.6g}" if isinstance(number, float) else str(number)), _ATOM if number >= 0 else 0
         if op.code in _AS_IT_IS:
             if op.operands[0].is_float and not value.is_float:
@@ -208,9 +210,13 @@ class _Formulas:
             sign, part = pending.pop()
             inner = _plain(part)
             op, known = inner.producer, constant(inner)
-            if known is not None and known != 0:
+            if known is not None and known != 0 and not _symbol(inner):
                 number = number * known if sign == "*" else number / known
-            elif op is None or (part is not value and self._written(part, inside=True)[0] == inner.name):
+            elif (
+                op is None
+                or known is not None
+                or (part is not value and self._written(part, inside=True)[0] == inner.name)
+            ):
                 factors.append((sign, part))
             elif op.code is Code.MUL:
                 pending += [(sign, op.operands[1]), (sign, op.operands[0])]
@@ -331,6 +337,13 @@ def _is_of_places(condition: Value) -> bool:
         pending += more
         seen |= set(more)
     return True
+
+
+def _symbol(value: Value) -> str:
+    """What the source calls a constant, if it is more than a number of this launch."""
+    return (
+        str(value.producer.attributes["symbol"] or "") if value.producer and value.producer.code is Code.CONST else ""
+    )
 
 
 def _plain(value: Value) -> Value:

@@ -156,6 +156,12 @@ class StubSource:
                 found[block] = constexpr
         return found
 
+    def changing_floats(self, seen: LaunchSeen) -> frozenset[str]:
+        """Floats that a launch is compiled with and that are not the same in every call."""
+        text = self.launch(seen).arguments
+        floats = (name for name in seen.constants if type(seen.values.get(name)) is float and name in text)
+        return frozenset(name for name in floats if not self.is_constant(ast.unparse(text[name])))
+
     def _binding(self, name: str) -> ast.AST | None:
         """What a local is bound to, also where a tuple is unpacked."""
         found = self.definition(name)

@@ -27,6 +27,13 @@ Tests = Mapping[str, object]
 
 
 @dataclass(frozen=True)
+class NoneOf:
+    """Any value but these."""
+
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class Way:
     """One configuration of the stub: a call that shows it, and what tells it from the others."""
 
@@ -182,6 +189,9 @@ def _test(text: str, value: object) -> str:
             text, value = ast.unparse(ast.Compare(node.left, [_OPPOSITES[type(node.ops[0])]()], node.comparators)), True
         text = double_quoted(text if isinstance(node, _SIMPLE) else f"({text})")
         return text if value else f"not {text}"
+    if isinstance(value, NoneOf):
+        several = len(value.values) > 1
+        return f"{text} not in {value.values}" if several else f"{text} != {value.values[0]!r}"
     if isinstance(value, (int, float, str)):
         return double_quoted(f"{text} == {value!r}")
     return double_quoted(f"str({text}) == {str(value)!r}")

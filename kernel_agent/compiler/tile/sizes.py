@@ -56,7 +56,7 @@ def sizes_of(around: Wrapped) -> dict[str, Sizes]:
 
 
 def _range(around: Wrapped, found: Lifted, base: Skeleton, name: str) -> Sizes:
-    low = high = found.values[name]
+    low = high = int(found.values[name])
     while low > 1 and _same(around, found, base, {**found.values, name: low // 2}):
         low //= 2
     while high < LARGEST and _same(around, found, base, {**found.values, name: high * 2}):
@@ -64,7 +64,7 @@ def _range(around: Wrapped, found: Lifted, base: Skeleton, name: str) -> Sizes:
     return Sizes(low, high)
 
 
-def _same(around: Wrapped, found: Lifted, base: Skeleton, values: Mapping[str, int]) -> bool:
+def _same(around: Wrapped, found: Lifted, base: Skeleton, values: Mapping[str, int | float]) -> bool:
     """Whether a function makes the same operations at other sizes, with the numbers that its symbols say."""
     try:
         other = skeleton(around.lower(values))

@@ -64,12 +64,12 @@ class Wrapped:
         found.update({f"{name}_ptr": f"*{stored_as(tile)}" for name, tile in self.results.items()})
         return {parameter.name: found[parameter.name] for parameter in self.kernel.params}
 
-    def constants(self, sizes: Mapping[str, int]) -> dict[Path, Any]:
+    def constants(self, sizes: Mapping[str, int | float]) -> dict[Path, Any]:
         """Constexprs, where named extents are `sizes`."""
         values = {**self.signature.constants, **sizes}
         return {(place,): values[p.name] for place, p in enumerate(self.kernel.params) if p.is_constexpr}
 
-    def lower(self, sizes: Mapping[str, int]) -> Module:
+    def lower(self, sizes: Mapping[str, int | float]) -> Module:
         """Its IR, where named extents are `sizes`. Raises LoweringError."""
         return lower_whole(self.kernel, self.types, self.constants(sizes), frozenset())
 
