@@ -212,11 +212,7 @@ class _Formulas:
             op, known = inner.producer, constant(inner)
             if known is not None and known != 0 and not _symbol(inner):
                 number = number * known if sign == "*" else number / known
-            elif (
-                op is None
-                or known is not None
-                or (part is not value and self._written(part, inside=True)[0] == inner.name)
-            ):
+            elif op is None or (part is not value and self._written(part, inside=True)[0] == inner.name):
                 factors.append((sign, part))
             elif op.code is Code.MUL:
                 pending += [(sign, op.operands[1]), (sign, op.operands[0])]
@@ -341,9 +337,8 @@ def _is_of_places(condition: Value) -> bool:
 
 def _symbol(value: Value) -> str:
     """What the source calls a constant, if it is more than a number of this launch."""
-    return (
-        str(value.producer.attributes["symbol"] or "") if value.producer and value.producer.code is Code.CONST else ""
-    )
+    op = value.producer
+    return str(op.attributes["symbol"] or "") if op is not None and op.code is Code.CONST else ""
 
 
 def _plain(value: Value) -> Value:
