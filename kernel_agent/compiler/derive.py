@@ -20,6 +20,7 @@ from kernel_agent.oracle.job import run_truth
 from kernel_agent.oracle.records import TruthTooLarge
 from kernel_agent.pairs.assemble import assemble
 from kernel_agent.pairs.spec import Candidate, KernelSpec
+from kernel_agent.pairs.values import Values
 from kernel_agent.sandbox import Limits, Message, Sandbox
 
 LIMITS = Limits(wall_s=300.0)
@@ -141,7 +142,7 @@ def derive(
                 if verdict.green:
                     return Derived(draft, verdict, tuple(refused), time.perf_counter() - start, costs)
                 red.append(draft.candidate.digest)
-                if shown is spec and OTHER_CONFIGURATIONS in verdict.message:
+                if shown is spec and (OTHER_CONFIGURATIONS in verdict.message or _is_red_beyond_sweep(verdict)):
                     shown = _with_odd_sizes(spec, truths, options)
                     break
                 refused[f"{draft.schedule}: the gate says {verdict.status.value}: {verdict.message}"] = None
@@ -161,6 +162,14 @@ def _with_odd_sizes(spec: KernelSpec, truths: Truths, options: GateOptions) -> K
     plan = make_plan(truths, options, accepts_needs=True)
     odd = {shape.entry.label: shape.entry for shape in plan.shapes if shape.entry.label not in swept}
     return spec.model_copy(update={"sweep": (*spec.sweep, *odd.values())})
+
+
+def _is_red_beyond_sweep(verdict: Verdict) -> bool:
+    """Whether a pair is right at the entries of SWEEP, and wrong at a size that the gate adds: there the kernel may be
+    another one, as where a loop makes several trips that makes a single one at all entries."""
+    red = [case for case in verdict.cases if case.status is not Status.GREEN]
+    beyond = all(case.values is Values.AS_MADE and not case.required and case.status not in _FOR_WANT for case in red)
+    return bool(red) and beyond
 
 
 def _judged(
