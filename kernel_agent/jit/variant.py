@@ -135,10 +135,21 @@ def refuse_written(execution: Execution, stub: str) -> None:
 
 
 def real(value: Any) -> Any:
-    """A tensor of an execution as one of its declared dtype; other values as they are."""
+    """A tensor of an execution as one of its declared dtype, laid out as it is; other values as they are."""
     if not isinstance(value, Tensor):
         return value
-    return value.detach().as_subclass(Tensor).to(declared_dtype(value))
+    image, dtype = value.detach().as_subclass(Tensor), declared_dtype(value)
+    made = image.to(dtype)
+    if made.stride() == image.stride() or not image.numel():
+        return made
+    # A part of a larger tensor: torch closes the gaps between its rows, by whose strides kernels step.
+    reach = 1 + sum((size - 1) * stride for size, stride in zip(image.shape, image.stride(), strict=True))
+    room = torch.zeros(reach, dtype=dtype, device=image.device).as_strided(image.shape, image.stride())
+    for axis, stride in enumerate(image.stride()):
+        if stride == 0:
+            room, image = room.narrow(axis, 0, 1), image.narrow(axis, 0, 1)
+    room.copy_(image)
+    return room.expand(made.shape)
 
 
 def _other_way(way: Way, proven: frozenset[Way]) -> str:

@@ -20,6 +20,7 @@ from kernel_agent.compiler.kept import KeptPairs
 from kernel_agent.gate.options import GateOptions
 from kernel_agent.jit.errors import CannotTrain
 from kernel_agent.jit.operator import Differentiable, ExactOnCPU, GradientLeftOut
+from kernel_agent.jit.variant import real
 
 pytestmark = pytest.mark.filterwarnings("ignore::kernel_agent.jit.operator.ExactOnCPU")
 
@@ -88,6 +89,29 @@ def test_other_sizes_of_a_configuration_are_not_derived_again(scaled, monkeypatc
     no_children(monkeypatch)
     x, w = leaf(70, 33), leaf(33)
     torch.testing.assert_close(gradients(scaled, x, w), gradients(formula, x, w))
+
+
+def test_halves_of_a_packed_tensor_keep_their_strides(kept):
+    # What the forward saves lost the gaps between its rows on the way to its dtype, and the backward stepped by rows of
+    # the half through the gradient of the whole.
+    xz = leaf(5, 24)
+    op = Differentiable(trainable.packed_gate, kept=kept)
+    torch.testing.assert_close(gradients(op, xz), gradients(lambda xz: xz[:, :12] * torch.sigmoid(xz[:, 12:]), xz))
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        torch.arange(24.0, dtype=torch.float64).view(4, 6)[:, 1:4],
+        torch.ones(3, 8)[:, None, :2].expand(3, 4, 2).double(),
+    ],
+)
+def test_tensors_of_an_execution_keep_their_layout(image, monkeypatch):
+    monkeypatch.setattr("kernel_agent.jit.variant.declared_dtype", lambda _: torch.float32)
+    made = real(image)
+    assert made.dtype == torch.float32
+    assert made.stride() == image.stride()
+    torch.testing.assert_close(made, image, check_dtype=False)
 
 
 def test_another_process_finds_the_pair_on_disk(scaled, kept, monkeypatch):

@@ -102,6 +102,22 @@ def picked(x, index):
     return y
 
 
+@triton.jit
+def gate_kernel(X, Z, Y, N, x_m, z_m, BLOCK: tl.constexpr):
+    row, at = tl.program_id(0), tl.arange(0, BLOCK)
+    x = tl.load(X + row * x_m + at, mask=at < N, other=0.0)
+    z = tl.load(Z + row * z_m + at, mask=at < N, other=0.0)
+    tl.store(Y + row * N + at, x * tl.sigmoid(z), mask=at < N)
+
+
+def packed_gate(xz):
+    x, z = xz.chunk(2, dim=-1)
+    M, N = x.shape
+    y = torch.empty((M, N), dtype=x.dtype, device=x.device)
+    gate_kernel[(M,)](x, z, y, N, x.stride(0), z.stride(0), BLOCK=tile_of(N))
+    return y
+
+
 class Powers(NamedTuple):
     square: torch.Tensor
     cube: torch.Tensor
