@@ -157,10 +157,13 @@ def derive(
 
 
 def _with_odd_sizes(spec: KernelSpec, truths: Truths, options: GateOptions) -> KernelSpec:
-    """The spec as if SWEEP also listed the sizes that the gate adds: some need constexprs that SWEEP never shows."""
+    """The spec as if SWEEP also listed the sizes that the gate adds: some need constexprs that SWEEP never shows.
+
+    A pair that is not asked for single gradients leaves room for more of them.
+    """
     swept = {entry.label for entry in spec.sweep}
-    plan = make_plan(truths, options, accepts_needs=True)
-    odd = {shape.entry.label: shape.entry for shape in plan.shapes if shape.entry.label not in swept}
+    shapes = [one for needs in (True, False) for one in make_plan(truths, options, accepts_needs=needs).shapes]
+    odd = {shape.entry.label: shape.entry for shape in shapes if shape.entry.label not in swept}
     return spec.model_copy(update={"sweep": (*spec.sweep, *odd.values())})
 
 
