@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kernel_agent.compiler.front import library
+from kernel_agent.compiler.front.counting import counting
 from kernel_agent.compiler.front.induction import Advance, Range, advance, after, at
 from kernel_agent.compiler.front.items import (
     Item,
@@ -19,7 +20,7 @@ from kernel_agent.compiler.front.items import (
 from kernel_agent.compiler.front.offsets import at_least_zero
 from kernel_agent.compiler.front.reader import Reader, element_of, reads
 from kernel_agent.compiler.ssa.code import Code
-from kernel_agent.compiler.ssa.value import Block, Value, broadcast_shape
+from kernel_agent.compiler.ssa.value import Block, Value, broadcast_shape, constant
 from kernel_agent.compiler.ssa.value import Op as Made
 from kernel_agent.ir.program import Block as Source
 from kernel_agent.ir.program import Function, Op
@@ -59,9 +60,13 @@ def _check(reader: Reader, op: Op, first: Sequence[Item], later: Sequence[Item])
 
 @reads("scf.for")
 def _for(reader: Reader, op: Op, operands: list[Any]) -> list[Item]:
+    return _looped(reader, op, Range(*operands[:3]), operands[3:], 3)
+
+
+def _looped(reader: Reader, op: Op, bounds: Range, operands: list[Any], place: int) -> list[Item]:
+    """A loop of known trips. `operands`: what it begins with, those of the operation from `place` on."""
     reader.builder.hint = ""  # results are named as what the loop carries
-    bounds = Range(*operands[:3])
-    starts = _starts(reader, op, operands[3:], 3)
+    starts = _starts(reader, op, operands, place)
     advances: dict[int, Advance] = {}
     if any(not value.is_float for value in all_parts(starts)):
         starts, advances = _tried(reader, op, bounds, starts)
@@ -168,6 +173,32 @@ def _part_names(op: Op, items: Sequence[Item]) -> list[str]:
 
 @reads("scf.while")
 def _while(reader: Reader, op: Op, operands: list[Any]) -> list[Item]:
+    return _counted(reader, op, operands) or _asked(reader, op, operands)
+
+
+def _counted(reader: Reader, op: Op, operands: list[Any]) -> list[Item] | None:
+    """A loop that counts, as a for loop; None for any other."""
+    found = counting(op)
+    if found is None:
+        return None
+    start, bound, step = operands[found.place], reader.operand(*found.bound), reader.operand(*found.step)
+    if not all(isinstance(one, Value) and one.element == start.element for one in (start, bound, step)):
+        return None
+    assert isinstance(bound, Value)
+    assert isinstance(step, Value)
+    number = constant(step)
+    if number is None or number <= 0:
+        return None
+    bounds = Range(start, bound, step)
+    others = [*operands[: found.place], *operands[found.place + 1 :]]
+    results = _looped(reader, found.loop, bounds, others, 0)
+    needed = op.results[found.place].id in reader.module.used
+    results.insert(found.place, after(reader.builder, start, step, bounds) if needed else start)
+    return results
+
+
+def _asked(reader: Reader, op: Op, operands: list[Any]) -> list[Item]:
+    """A loop that asks before every trip."""
     builder = reader.builder
     builder.hint = ""
     starts = [
