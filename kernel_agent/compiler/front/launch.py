@@ -77,6 +77,8 @@ def read_launch(
             name: {axis: int(changed[constexpr]) for axis, constexpr in axes.items() if constexpr in changed}
             for name, axes in (tiles or {}).items()
         }
+        if any(extent & (extent - 1) for axes in blocks.values() for extent in axes.values()):
+            raise LoweringError("tiles of descriptors are powers of two", kernel=build.kernel.fn.__name__)
         given = {name: retyped(type_, blocks[name]) if name in blocks else type_ for name, type_ in types.items()}
         return lower_whole(build.kernel, given, chosen, _WHOLE)
 
