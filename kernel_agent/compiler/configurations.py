@@ -162,7 +162,7 @@ def _floats(seen: LaunchSeen) -> frozenset[str]:
 
 
 def _conditions(
-    seen: Trace, fixed: Sequence[frozenset[str]], special: Sequence[Mapping[str, tuple[float, ...]]]
+    seen: Trace, fixed: Sequence[frozenset[str]], special: Sequence[Mapping[str, tuple[int | float, ...]]]
 ) -> tuple[Condition, ...]:
     """What the launches of a call were compiled for. `fixed`: the numbers of each that count; `special`: values of
     others that do."""

@@ -91,6 +91,16 @@ def test_other_sizes_of_a_configuration_are_not_derived_again(scaled, monkeypatc
     torch.testing.assert_close(gradients(scaled, x, w), gradients(formula, x, w))
 
 
+def test_a_number_that_the_kernel_asks_for_is_a_configuration_of_its_own(kept):
+    # The pair for 5 is one for 3 as well, and was taken for one of 2, where the kernel computes something else.
+    op = Differentiable(trainable.penalty, kept=kept)
+    x = leaf(5, 24)
+    for order, formula in ((5, lambda x: torch.exp(5 * x)), (3, lambda x: torch.exp(3 * x)), (2, torch.square)):
+        (found,) = torch.autograd.grad(op(x, order).sum(), x)
+        torch.testing.assert_close((found,), torch.autograd.grad(formula(x).sum(), x))
+    assert len(op.derived) == 2
+
+
 def test_halves_of_a_packed_tensor_keep_their_strides(kept):
     # What the forward saves lost the gaps between its rows on the way to its dtype, and the backward stepped by rows of
     # the half through the gradient of the whole.

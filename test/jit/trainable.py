@@ -118,6 +118,20 @@ def packed_gate(xz):
     return y
 
 
+@triton.jit
+def penalty_kernel(X, Y, n, ORDER: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(X + at, mask=at < n, other=0.0)
+    y = x * x if ORDER == 2 else tl.exp(x * ORDER)
+    tl.store(Y + at, y, mask=at < n)
+
+
+def penalty(x, order):
+    y = torch.empty_like(x)
+    penalty_kernel[(triton.cdiv(x.numel(), 32),)](x, y, x.numel(), ORDER=order, BLOCK=32)
+    return y
+
+
 class Powers(NamedTuple):
     square: torch.Tensor
     cube: torch.Tensor

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from kernel_agent.compiler.errors import CannotDerive
+from kernel_agent.compiler.front.asked import asked_numbers
 from kernel_agent.compiler.front.library import KEPT, KEPT_STANDARD
 from kernel_agent.compiler.front.read import kernel_of
 from kernel_agent.compiler.front.witness import lift
@@ -83,7 +84,8 @@ def read_launch(
         return lower_whole(build.kernel, given, chosen, _WHOLE)
 
     try:
-        lifted = lift(lower, values, distinct=distinct, others=[_numbers(one) for one in others])
+        asked = asked_numbers(build.kernel)
+        lifted = lift(lower, values, distinct=distinct, others=[_numbers(one) for one in others], asked=asked)
     except IRError as error:
         raise CannotDerive(error.message, remedy=error.remedy) from error
     known = {names[path[0]]: value for path, value in sorted(constants.items()) if len(path) == 1}

@@ -20,6 +20,8 @@ from kernel_agent.ir.program import Module
 
 Lower = Callable[[Mapping[str, Number]], Module]
 """Lower a kernel with these constexprs changed. Raises IRError."""
+Asked = Mapping[str, Sequence[Number]]
+"""By constexpr, the numbers that the kernel's source compares it with."""
 Row = tuple[dict[str, Number], Skeleton]
 """Values of constexprs, and the kernel lowered with them."""
 _ROUNDS = 12
@@ -41,12 +43,17 @@ class Lifted:
     """Extents of tiles that one expression gives."""
     fixed: frozenset[str] = frozenset()
     """Constexprs that the module holds for by no expression: with other values it may be another one."""
-    special: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    special: Mapping[str, tuple[Number, ...]] = field(default_factory=dict)
     """Values of the others with which it is another one."""
 
 
 def lift(
-    lower: Lower, values: Mapping[str, Number], *, distinct: bool = True, others: Sequence[Mapping[str, Number]] = ()
+    lower: Lower,
+    values: Mapping[str, Number],
+    *,
+    distinct: bool = True,
+    others: Sequence[Mapping[str, Number]] = (),
+    asked: Asked | None = None,
 ) -> Lifted:
     """Lower a kernel and find its symbols. `values`: numbers among its constexprs at the launch.
 
@@ -55,13 +62,14 @@ def lift(
     fixed; one whose loops make several trips is taken for the general case. Raises IRError where the kernel cannot be
     lowered at `values`.
     """
+    asked = asked or {}
     first = dict(values), skeleton(lower(values))
     known = [first, *_seen(lower, first, others)] if distinct else [first]
     base = max(known, key=lambda row: row[1].loops)  # the first of equals
-    symbols, free = _general(lower, base, known)
-    if any(base[0][name] != value for name, value in values.items() if name not in free):
+    symbols, free = _general(lower, base, known, asked)
+    if not _holds(lower, base, values, free, asked):
         base = first
-        symbols, free = _general(lower, base, known)
+        symbols, free = _general(lower, base, known, asked)
     chosen = base
     while distinct:
         chosen = _apart(lower, base, symbols, free) or base
@@ -70,38 +78,47 @@ def lift(
             break
         free = tuple(name for name in free if name not in unclear)
         symbols = {site: text for site, text in symbols.items() if _reads(text) <= frozenset(free)}
-        if base is not first and any(base[0][name] != value for name, value in values.items() if name not in free):
+        if base is not first and not _holds(lower, base, values, free, asked):
             base = first
-            symbols, free = _general(lower, base, known, without=unclear)
+            symbols, free = _general(lower, base, known, asked, without=unclear)
     numbered = {(id(chosen[1].ops[at]), place): text for (at, place), text in symbols.items() if place > RESULTS}
     fixed = frozenset(values) - frozenset(free)
-    special = {name: some for name in free if (some := _special(lower, name, chosen))}
+    special = {name: some for name in free if (some := _special(lower, name, chosen, asked))}
     return Lifted(chosen[1].module, chosen[0], numbered, _extents(chosen[1].numbers, symbols), fixed, special)
 
 
+def _holds(lower: Lower, base: Row, values: Mapping[str, Number], free: Sequence[str], asked: Asked) -> bool:
+    """Whether the general kernel is that of the launch, too."""
+    apart = [name for name, value in values.items() if base[0][name] != value]
+    return all(name in free and values[name] not in _special(lower, name, base, asked) for name in apart)
+
+
 def _general(
-    lower: Lower, base: Row, known: Sequence[Row], without: frozenset[str] = frozenset()
+    lower: Lower, base: Row, known: Sequence[Row], asked: Asked, without: frozenset[str] = frozenset()
 ) -> tuple[dict[Site, str], tuple[str, ...]]:
     """The symbols of a kernel, and the constexprs that may have other values than in `base`."""
     changes = ((name, _changed(lower, name, *base)) for name in base[0] if name not in without)
     rows = {name: (row, *_further(lower, name, base, row)) for name, row in changes if row is not None}
     symbols = _symbols(lower, base, rows)
-    apart = {name for row in known for name in _told_apart(lower, base, row, symbols)}
+    special = {name: _special(lower, name, base, asked) for name in rows}
+    usual = [row for row in known if not any(row[0][name] in some for name, some in special.items())]
+    apart = {name for row in usual for name in _told_apart(lower, base, row, symbols)}
     free = tuple(name for name in rows if name not in apart)
     return {site: text for site, text in symbols.items() if _reads(text) <= frozenset(free)}, free
 
 
-def _special(lower: Lower, name: str, base: Row) -> tuple[float, ...]:
-    """Values of a float with which the kernel does other things, which it asks for: `if beta == 0.0`. That a product
-    with one is no product is no such thing."""
-    found = []
-    for value in _ASKED if type(base[0][name]) is float else ():
+def _special(lower: Lower, name: str, base: Row, asked: Asked) -> tuple[Number, ...]:
+    """Values of a constexpr with which the kernel does other things, since it asks for them: `if beta == 0.0`. That a
+    product with one is no product is no such thing."""
+    kind, found = type(base[0][name]), []
+    named = tuple(dict.fromkeys(kind(number) for number in asked.get(name, ()) if kind(number) == number))
+    for value in dict.fromkeys((*named, *(_ASKED if kind is float else ()))):
         try:
             other = skeleton(lower({**base[0], name: value}))
         except IRError:
             found.append(value)
             continue
-        if not other.like(base[1]) and other.moves != base[1].moves:
+        if not other.like(base[1]) and (value in named or other.moves != base[1].moves):
             found.append(value)
     return tuple(found)
 

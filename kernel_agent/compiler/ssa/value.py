@@ -146,7 +146,7 @@ class Kernel:
     """Values of the constexprs it was lowered with, by name, in the order of the source."""
     fixed: frozenset[str] = frozenset()
     """Numbers among the constants that it depends on by more than symbols: with others it is another kernel."""
-    special: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    special: dict[str, tuple[int | float, ...]] = field(default_factory=dict)
     """Values of the others with which it is another kernel."""
 
     def argument(self, name: str) -> Value:

@@ -30,7 +30,7 @@ Tests = Mapping[str, object]
 class NoneOf:
     """Any value but these."""
 
-    values: tuple[float, ...]
+    values: tuple[int | float, ...]
 
 
 @dataclass(frozen=True)
