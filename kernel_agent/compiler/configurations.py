@@ -16,6 +16,7 @@ from torch import Tensor
 
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.front import read_launch
+from kernel_agent.compiler.ssa.special import Special
 from kernel_agent.compiler.ssa.value import Kernel
 from kernel_agent.compiler.stub.decisions import Decision, apart, decisions, shared, torch_path
 from kernel_agent.compiler.stub.descriptors import block_names, by_axis
@@ -162,7 +163,7 @@ def _floats(seen: LaunchSeen) -> frozenset[str]:
 
 
 def _conditions(
-    seen: Trace, fixed: Sequence[frozenset[str]], special: Sequence[Mapping[str, tuple[int | float, ...]]]
+    seen: Trace, fixed: Sequence[frozenset[str]], special: Sequence[Mapping[str, Special]]
 ) -> tuple[Condition, ...]:
     """What the launches of a call were compiled for. `fixed`: the numbers of each that count; `special`: values of
     others that do."""

@@ -101,6 +101,16 @@ def test_a_number_that_the_kernel_asks_for_is_a_configuration_of_its_own(kept):
     assert len(op.derived) == 2
 
 
+def test_a_number_on_the_other_side_of_a_bound_is_a_configuration_of_its_own(kept):
+    # The pair for 7 steps is one for 5 as well, and was taken for one of 2, where the kernel has no exponential.
+    op = Differentiable(trainable.leak, kept=kept)
+    x = leaf(5, 24)
+    for steps, formula in ((7, lambda x: torch.exp(7 * x)), (5, lambda x: torch.exp(5 * x)), (2, lambda x: 2 * x)):
+        (found,) = torch.autograd.grad(op(x, steps).sum(), x)
+        torch.testing.assert_close((found,), torch.autograd.grad(formula(x).sum(), x))
+    assert len(op.derived) == 2
+
+
 def test_halves_of_a_packed_tensor_keep_their_strides(kept):
     # What the forward saves lost the gaps between its rows on the way to its dtype, and the backward stepped by rows of
     # the half through the gradient of the whole.

@@ -13,15 +13,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kernel_agent.compiler.free_names import words
+from kernel_agent.compiler.front.asked import Asked
 from kernel_agent.compiler.front.expressions import explain, same, value_of
 from kernel_agent.compiler.front.skeleton import RESULTS, Number, Site, Skeleton, skeleton
+from kernel_agent.compiler.ssa.special import Special
 from kernel_agent.ir.errors import IRError
 from kernel_agent.ir.program import Module
 
 Lower = Callable[[Mapping[str, Number]], Module]
 """Lower a kernel with these constexprs changed. Raises IRError."""
-Asked = Mapping[str, Sequence[Number]]
-"""By constexpr, the numbers that the kernel's source compares it with."""
 Row = tuple[dict[str, Number], Skeleton]
 """Values of constexprs, and the kernel lowered with them."""
 _ROUNDS = 12
@@ -43,7 +43,7 @@ class Lifted:
     """Extents of tiles that one expression gives."""
     fixed: frozenset[str] = frozenset()
     """Constexprs that the module holds for by no expression: with other values it may be another one."""
-    special: Mapping[str, tuple[Number, ...]] = field(default_factory=dict)
+    special: Mapping[str, Special] = field(default_factory=dict)
     """Values of the others with which it is another one."""
 
 
@@ -53,7 +53,7 @@ def lift(
     *,
     distinct: bool = True,
     others: Sequence[Mapping[str, Number]] = (),
-    asked: Asked | None = None,
+    asked: Mapping[str, Asked] | None = None,
 ) -> Lifted:
     """Lower a kernel and find its symbols. `values`: numbers among its constexprs at the launch.
 
@@ -87,14 +87,16 @@ def lift(
     return Lifted(chosen[1].module, chosen[0], numbered, _extents(chosen[1].numbers, symbols), fixed, special)
 
 
-def _holds(lower: Lower, base: Row, values: Mapping[str, Number], free: Sequence[str], asked: Asked) -> bool:
+def _holds(
+    lower: Lower, base: Row, values: Mapping[str, Number], free: Sequence[str], asked: Mapping[str, Asked]
+) -> bool:
     """Whether the general kernel is that of the launch, too."""
     apart = [name for name, value in values.items() if base[0][name] != value]
     return all(name in free and values[name] not in _special(lower, name, base, asked) for name in apart)
 
 
 def _general(
-    lower: Lower, base: Row, known: Sequence[Row], asked: Asked, without: frozenset[str] = frozenset()
+    lower: Lower, base: Row, known: Sequence[Row], asked: Mapping[str, Asked], without: frozenset[str] = frozenset()
 ) -> tuple[dict[Site, str], tuple[str, ...]]:
     """The symbols of a kernel, and the constexprs that may have other values than in `base`."""
     changes = ((name, _changed(lower, name, *base)) for name in base[0] if name not in without)
@@ -107,20 +109,34 @@ def _general(
     return {site: text for site, text in symbols.items() if _reads(text) <= frozenset(free)}, free
 
 
-def _special(lower: Lower, name: str, base: Row, asked: Asked) -> tuple[Number, ...]:
+def _special(lower: Lower, name: str, base: Row, asked: Mapping[str, Asked]) -> Special:
     """Values of a constexpr with which the kernel does other things, since it asks for them: `if beta == 0.0`. That a
     product with one is no product is no such thing."""
-    kind, found = type(base[0][name]), []
-    named = tuple(dict.fromkeys(kind(number) for number in asked.get(name, ()) if kind(number) == number))
-    for value in dict.fromkeys((*named, *(_ASKED if kind is float else ()))):
+    own = base[0][name]
+    kind, questions = type(own), asked.get(name, Asked())
+
+    def other_moves(value: Number) -> bool | None:
+        """Whether memory is accessed otherwise; None where all operations are the same."""
         try:
             other = skeleton(lower({**base[0], name: value}))
         except IRError:
-            found.append(value)
-            continue
-        if not other.like(base[1]) and (value in named or other.moves != base[1].moves):
-            found.append(value)
-    return tuple(found)
+            return True
+        return None if other.like(base[1]) else other.moves != base[1].moves
+
+    named = tuple(dict.fromkeys(kind(number) for number in questions.equal if kind(number) == number))
+    found = [value for value in named if other_moves(value) is not None]
+    found += [value for value in (_ASKED if kind is float else ()) if value not in named and other_moves(value)]
+    beside = (probe for side in questions.sides for probe in _around(side, kind) if other_moves(probe) is not None)
+    apart = tuple(dict.fromkeys(beside))
+    up_to = max((probe for probe in apart if probe < own), default=None)
+    return Special(tuple(found), up_to, min((probe for probe in apart if probe > own), default=None))
+
+
+def _around(side: Number, kind: type) -> tuple[Number, ...]:
+    """Values at a number, and next to it on both sides."""
+    if kind is int:
+        return tuple(dict.fromkeys((math.ceil(side) - 1, math.floor(side), math.ceil(side), math.floor(side) + 1)))
+    return math.nextafter(side, -math.inf), float(side), math.nextafter(side, math.inf)
 
 
 def _seen(lower: Lower, first: Row, others: Sequence[Mapping[str, Number]]) -> list[Row]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.special import Special
 
 FLOATS = frozenset({"f64", "f32", "f16", "bf16", "f8E5M2", "f8E4M3FN", "f8E4M3FNUZ", "f8E5M2FNUZ"})
 """Elements that derivatives are taken of, by their names in Triton's IR; integers are i1, i8, i16, i32, i64."""
@@ -146,7 +147,7 @@ class Kernel:
     """Values of the constexprs it was lowered with, by name, in the order of the source."""
     fixed: frozenset[str] = frozenset()
     """Numbers among the constants that it depends on by more than symbols: with others it is another kernel."""
-    special: dict[str, tuple[int | float, ...]] = field(default_factory=dict)
+    special: dict[str, Special] = field(default_factory=dict)
     """Values of the others with which it is another kernel."""
 
     def argument(self, name: str) -> Value:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from kernel_agent.compiler.errors import OTHER_CONFIGURATIONS
+from kernel_agent.compiler.ssa.special import Special
 from kernel_agent.compiler.ssa.value import Kernel
 from kernel_agent.compiler.stub.backward import BackwardWriter, Eraser, Planner, Written
 from kernel_agent.compiler.stub.branches import branches_taken
@@ -30,7 +31,7 @@ Tests = Mapping[str, object]
 class NoneOf:
     """Any value but these."""
 
-    values: tuple[int | float, ...]
+    values: Special
 
 
 @dataclass(frozen=True)
@@ -190,8 +191,7 @@ def _test(text: str, value: object) -> str:
         text = double_quoted(text if isinstance(node, _SIMPLE) else f"({text})")
         return text if value else f"not {text}"
     if isinstance(value, NoneOf):
-        several = len(value.values) > 1
-        return f"{text} not in {value.values}" if several else f"{text} != {value.values[0]!r}"
+        return value.values.denied(text)
     if isinstance(value, (int, float, str)):
         return double_quoted(f"{text} == {value!r}")
     return double_quoted(f"str({text}) == {str(value)!r}")

@@ -8,7 +8,8 @@ import triton
 import triton.language as tl
 
 from kernel_agent.compiler.front import read_launch
-from kernel_agent.compiler.front.asked import asked_numbers
+from kernel_agent.compiler.front.asked import Asked, asked_numbers
+from kernel_agent.compiler.ssa.special import Special
 from kernel_agent.compiler.ssa.value import Kernel
 
 
@@ -32,6 +33,32 @@ def power_kernel(X, Y, n, ORDER: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(Y + at, y, mask=at < n)
 
 
+@triton.jit
+def window_kernel(X, Y, n, WINDOW: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    y = tl.load(X + at, mask=at < n, other=0.0)
+    if WINDOW > -1:
+        y = y * WINDOW
+    if WINDOW >= 6:
+        y = tl.exp(y)
+    tl.store(Y + at, y, mask=at < n)
+
+
+def read_window(window: int) -> Kernel:
+    kernels: list[Kernel] = []
+
+    def note(launch: object) -> Kernel:
+        kernels.append(read_launch(launch))
+        return read_launch(launch, distinct=False)
+
+    def stub(x: torch.Tensor, y: torch.Tensor) -> None:
+        window_kernel[(1,)](x, y, 20, WINDOW=window, BLOCK=32)
+
+    front_checks.compare(stub, torch.randn(20), torch.zeros(20), read=note)
+    (kernel,) = kernels
+    return kernel
+
+
 def read(order: int, others: tuple[int, ...] = ()) -> Kernel:
     kernels: list[Kernel] = []
 
@@ -48,13 +75,32 @@ def read(order: int, others: tuple[int, ...] = ()) -> Kernel:
 
 
 def test_literals_are_found_in_the_kernel_and_in_functions_that_it_hands_its_constexprs() -> None:
-    assert asked_numbers(power_kernel) == {"ORDER": (1, 2)}
+    assert asked_numbers(power_kernel) == {"ORDER": Asked(equal=(1, 2))}
+    assert asked_numbers(window_kernel) == {"WINDOW": Asked(sides=(-1, 6))}
 
 
 def test_the_kernel_of_most_orders_is_not_that_of_the_orders_it_asks_for() -> None:
     # Where 5 becomes 6 only numbers change, so that the gradient of exp(5 x) was taken for that of abs(x), too: nothing
     # refused the call.
-    assert read(5).special == {"ORDER": (1, 2)}
+    assert read(5).special == {"ORDER": Special((1, 2))}
     assert read(5, others=(4, 2, 1)).fixed == frozenset()
     assert read(2).fixed == {"ORDER"}
     assert read(1, others=(5,)).fixed == {"ORDER"}, "the launch that is read is not the general case"
+
+
+def test_the_kernel_of_a_window_is_not_that_of_windows_on_the_other_side_of_a_bound() -> None:
+    # Where 4 becomes 5 only numbers change, as from 7 to 8; what lies beyond a bound was taken for the same kernel.
+    assert read_window(4).special == {"WINDOW": Special(up_to=-1, down_to=6)}
+    assert read_window(7).special == {"WINDOW": Special(up_to=5)}
+
+
+def test_a_value_is_special_by_its_side_or_as_it_is() -> None:
+    some = Special((3, 9), up_to=0, down_to=8)
+    assert [value for value in range(-1, 10) if value in some] == [-1, 0, 3, 8, 9]
+    for value in range(-1, 10):
+        assert eval(some.denied("value"), {"value": value}) is (value not in some)
+    assert some.denied("W") == "0 < W < 8 and W != 3"
+    assert Special((1, 2)).denied("W") == "W not in (1, 2)"
+    assert Special((), up_to=0).denied("W") == "W > 0"
+    assert Special((), down_to=8).denied("W") == "W < 8"
+    assert not Special()

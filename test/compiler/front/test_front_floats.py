@@ -9,6 +9,7 @@ import triton.language as tl
 
 from kernel_agent.compiler.front import read_launch
 from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.special import Special
 from kernel_agent.compiler.ssa.value import Kernel
 
 
@@ -55,5 +56,5 @@ def test_floats_that_calls_change_bear_their_names() -> None:
 def test_a_float_that_the_kernel_asks_for_is_set_apart() -> None:
     # With beta 0.0 half of the kernel is not there: its gradient is not that of 0.3, and a call has to be refused. At
     # 1.0 Triton drops a product, and the same gradient holds.
-    assert read(0.3, ("eps", "beta"), others=(0.0, 0.6, 1.0)).special == {"beta": (0.0,)}
+    assert read(0.3, ("eps", "beta"), others=(0.0, 0.6, 1.0)).special == {"beta": Special((0.0,))}
     assert read(0.0, ("eps", "beta")).fixed == {"beta"}
