@@ -35,6 +35,11 @@ _CLOSED = frozenset(
 """Finite for finite operands; that a sum or product could overflow is left out of account."""
 
 
+def in_order(support: Iterable[Atom]) -> list[Atom]:
+    """As the masks were made: what is made of them is made in one order then, and texts are the same each time."""
+    return sorted(support, key=lambda atom: (atom[0].id, atom[1]))
+
+
 class Lanes:
     """Knows the values of a kernel under construction."""
 
@@ -60,7 +65,7 @@ class Lanes:
         """The value where the masks hold, zero elsewhere."""
         b, zero = self.b, self.b.zero(value)
         positive: Value | None = None
-        for mask, wanted in sorted(support, key=lambda atom: atom[0].id):
+        for mask, wanted in in_order(support):
             if not wanted:
                 value = b.select(mask, zero, value)
             elif positive is None:
@@ -89,7 +94,9 @@ class Lanes:
             return self.conditions(op.operands[0]) | self.conditions(op.operands[1])
         if op is not None and op.code is Code.EXPAND:
             axis = op.attributes["axis"]
-            return frozenset((self.b.expand(inner, axis), wanted) for inner, wanted in self.conditions(op.operands[0]))
+            return frozenset(
+                (self.b.expand(inner, axis), wanted) for inner, wanted in in_order(self.conditions(op.operands[0]))
+            )
         if op is not None and op.code in (Code.FULL, Code.BROADCAST):
             return self.conditions(op.operands[0])
         return frozenset(((mask, True),))
@@ -127,11 +134,12 @@ class Lanes:
             return (of(operands[0]) | of(operands[1])) & of(operands[2])
         if code is Code.EXPAND:
             axis = op.attributes["axis"]
-            return frozenset((self.b.expand(mask, axis), wanted) for mask, wanted in of(operands[0]))
+            return frozenset((self.b.expand(mask, axis), wanted) for mask, wanted in in_order(of(operands[0])))
         if code is Code.TRANS:
             order = op.attributes["order"]
             return frozenset(
-                (self.b.trans(mask, order) if mask.shape else mask, wanted) for mask, wanted in of(operands[0])
+                (self.b.trans(mask, order) if mask.shape else mask, wanted)
+                for mask, wanted in in_order(of(operands[0]))
             )
         if code is Code.SUM:
             return self._without(op.attributes["axis"], of(operands[0]))
@@ -168,7 +176,9 @@ class Lanes:
             return self._unbounded(operands[0]) | self._unbounded(operands[1])
         if code is Code.EXPAND:
             axis = op.attributes["axis"]
-            return frozenset((self.b.expand(mask, axis), wanted) for mask, wanted in self._unbounded(operands[0]))
+            return frozenset(
+                (self.b.expand(mask, axis), wanted) for mask, wanted in in_order(self._unbounded(operands[0]))
+            )
         return NOWHERE
 
     def _of_select(self, op: Op, first: Support, second: Support) -> Support:
@@ -183,7 +193,7 @@ class Lanes:
     def _without(self, axis: int, support: Support) -> Support:
         """Masks that are the same all along an axis, without it."""
         found = []
-        for mask, wanted in support:
+        for mask, wanted in in_order(support):
             if not mask.shape:
                 found.append((mask, wanted))
             elif mask.shape[axis] == 1:
