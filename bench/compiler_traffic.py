@@ -98,7 +98,7 @@ def row(path: Path) -> Row:
             derived, written = moved(found_both.derived), moved(found_both.written)
             found = Row(name, draft.schedules, derived, written, not found_both.why_small, found_both.why_small)
     except KernelAgentError as error:
-        found = Row(name, why=error.message.splitlines()[0])
+        found = Row(name, why=error.message.splitlines()[0].replace(f"{ROOT}/", ""))
     return Row(**{**found.__dict__, "seconds": round(time.perf_counter() - start, 1)})
 
 
