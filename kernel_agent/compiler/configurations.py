@@ -133,19 +133,20 @@ def _divided(source: StubSource, traces: Sequence[Trace], real: Sequence[Trace])
     left = sorted(traces, key=lambda one: (-len(one.inputs), _narrowness(one)))
     while left:
         tied = [source.tiles(seen) for seen in left[0].launches]
+        floats = [source.changing_floats(seen) for _, seen in launch_places(left[0])]
         programs = {
             place: read_launch(
                 seen,
                 others=[other.launches[number].values for other in left[1:]],
                 tiles=by_axis(seen.descriptors, tied[number]),
-                floats=source.changing_floats(seen),
+                floats=floats[number],
             )
             for number, (place, seen) in enumerate(launch_places(left[0]))
         }
         fixed = [
             programs[place].fixed
             | (frozenset(block_names(seen.descriptors)) - tied[number].keys())
-            | (_floats(seen) - source.changing_floats(seen))
+            | (_floats(seen) - floats[number])
             for number, (place, seen) in enumerate(launch_places(left[0]))
         ]
         special = [programs[place].special for place, _ in launch_places(left[0])]
@@ -174,8 +175,8 @@ def _conditions(
             if form not in ("number", "float") or name in fixed[place] or isinstance(value, Tensor):
                 found.append((place, name, value))
             elif name in special[place]:
-                apart = special[place][name]
-                found.append((place, name, value if value in apart else NoneOf(apart)))
+                those = special[place][name]
+                found.append((place, name, value if value in those else NoneOf(those)))
     return tuple(found)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from types import CodeType
 
-Number = int | float
+from kernel_agent.compiler.ssa.special import Number
 
 _LOG2_E, _LN_2 = 1.4426950408889634, 0.6931471805599453
 

@@ -8,11 +8,11 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from kernel_agent.compiler.ssa.special import Number
 from kernel_agent.ir.attributes import Dense
 from kernel_agent.ir.program import Block, Module, Op, walk
 from kernel_agent.ir.types import Type
 
-Number = int | float
 Site = tuple[int, int]
 """(ordinal of an operation, place). Places from 0: a constant operand; -1: the extent of a range; from -2 down: extents
 of the tile that an access moves; from `RESULTS` down: extents of results, which nothing but the kernel's table asks."""

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from kernel_agent.compiler.free_names import words
 from kernel_agent.compiler.front.asked import Asked
 from kernel_agent.compiler.front.expressions import explain, same, value_of
-from kernel_agent.compiler.front.skeleton import RESULTS, Number, Site, Skeleton, skeleton
-from kernel_agent.compiler.ssa.special import Special
+from kernel_agent.compiler.front.skeleton import RESULTS, Site, Skeleton, skeleton
+from kernel_agent.compiler.ssa.special import Number, Special
 from kernel_agent.ir.errors import IRError
 from kernel_agent.ir.program import Module
 
