@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kernel_agent.compiler.ssa.code import CONTROL, EFFECTS, ELEMENTWISE, Code
+from kernel_agent.compiler.ssa.code import CONTROL, EFFECTS, ELEMENTWISE, REDUCTIONS, Code
 from kernel_agent.compiler.ssa.rebuild import Copier
 from kernel_agent.compiler.ssa.value import Kernel, Op, Value, is_setting
 
@@ -18,7 +18,8 @@ _KEEPS = (
     CONTROL
     | EFFECTS
     | ELEMENTWISE
-    | {Code.LOAD, Code.EXPAND, Code.TRANS, Code.PROGRAM_ID, Code.NUM_PROGRAMS, Code.CONST}
+    | REDUCTIONS
+    | {Code.CUMSUM, Code.FLIP, Code.LOAD, Code.EXPAND, Code.TRANS, Code.PROGRAM_ID, Code.NUM_PROGRAMS, Code.CONST}
 )
 """What takes its shape from its operands."""
 

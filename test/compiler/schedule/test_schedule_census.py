@@ -156,6 +156,20 @@ def test_rows_are_counted_with_the_constexprs_of_the_call_whatever_the_kernel_wa
     assert is_stored(own(made(ARGUMENTS, build, BLOCK=BLOCK, COLS=16), given))
 
 
+def test_rows_that_a_sum_over_lanes_names_are_counted_with_the_constexprs_of_the_call() -> None:
+    # Experts of tiles are found by sums: a kernel with one was counted as lowered, in steps of 16 columns.
+    def build(b: Builder, x: Value, dx: Value, index: Value, rows: Value, width: Value) -> None:
+        place = block_of(b, b.program_id(0), BLOCK, "BLOCK")
+        there = b.compare("lt", place, rows)
+        first = b.expand(b.compare("eq", b.arange(0, 4), b.const(0)), 0)
+        shown = b.select(first, b.expand(b.load(index, place, there, b.const(0)), 1), b.const(0))
+        at = matrix(b, b.sum(shown, 1), b.const(16, "i32", "COLS"), b.arange(0, 16, "COLS"), b.const(1))
+        add_to(b, dx, at, b.const(1.0, "f32"), b.expand(there, 1))
+
+    given = {**call(torch.randperm(ROWS)), "COLS": WIDTH}
+    assert is_stored(own(made(ARGUMENTS, build, BLOCK=BLOCK, COLS=16), given))
+
+
 def elements() -> Kernel:
     """Each lane adds to one element of a row of its own or, with `share`, of several; an index names its column."""
 
