@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from torch import Tensor
 
@@ -40,15 +41,47 @@ def decisions(source: StubSource, trace: Trace) -> Fallen:
         locals_ = [name for name in free_names(test) if source.is_local(name)]
         if any(isinstance(one, ast.Attribute) and one.attr in _OF_IMAGES for one in ast.walk(test)):
             continue
-        if not all(name in trace.names and source.kept_after(name, test.lineno) for name in locals_):
+        if not all(name in trace.names for name in locals_):
+            continue
+        line = (
+            test.lineno if all(source.kept_after(name, test.lineno) for name in locals_) else _asked_later(source, test)
+        )
+        if line is None:
             continue
         try:
             value = source.value(test, trace.names)
         except Exception:  # the user's code, on images of tensors: what cannot be asked again tells nothing
             continue
         if isinstance(value, (bool, int)):
-            found[test.lineno, test.col_offset] = Decision(test, test.lineno, bool(value))
+            found[test.lineno, test.col_offset] = Decision(test, line, bool(value))
     return found
+
+
+def _asked_later(source: StubSource, test: ast.expr) -> int | None:
+    """The line after which a condition has the value that it had, where it asks whether a tensor is there and all that
+    is bound to the name later is what a method of it gives: `bias = bias.contiguous()`."""
+    if not (isinstance(test, ast.Compare) and isinstance(test.left, ast.Name) and len(test.ops) == 1):
+        return None
+    (operator,), (other,), name = test.ops, test.comparators, test.left.id
+    if not isinstance(operator, (ast.Is, ast.IsNot)) or not isinstance(other, ast.Constant) or other.value is not None:
+        return None
+    own = {id(node.targets[0]) for node in own_nodes(source.function) if _is_own_method(node, name)}
+    later = [node for node in source.bindings(name) if getattr(node, "lineno", 0) > test.lineno]
+    return max(getattr(node, "lineno", 0) for node in later) if all(id(node) in own for node in later) else None
+
+
+def _is_own_method(node: ast.AST, name: str) -> TypeGuard[ast.Assign]:
+    """Whether a statement binds a name to what methods of its value give."""
+    if not isinstance(node, ast.Assign) or len(node.targets) != 1 or not _is_name(node.targets[0], name):
+        return False
+    value = node.value
+    while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
+        value = value.func.value
+    return value is not node.value and _is_name(value, name)
+
+
+def _is_name(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
 
 
 def shared(calls: Sequence[Fallen]) -> Fallen:

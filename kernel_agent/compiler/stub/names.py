@@ -46,12 +46,20 @@ class Unpacked:
 class Names:
     """Collects what expressions need, then decides how each name reaches the backward."""
 
-    def __init__(self, source: StubSource, final: Mapping[str, Any], clones: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        source: StubSource,
+        final: Mapping[str, Any],
+        clones: Mapping[str, str] | None = None,
+        sometimes: Collection[str] = (),
+    ) -> None:
         """`final`: the stub's locals as it returned. `clones`: locals that only hold what other ones held before, and
-        which; those are asked for the form of both."""
+        which; those are asked for the form of both. `sometimes`: locals that are a tensor in some calls, and None in
+        others."""
         self.source = source
         self.final = final
         self.clones = clones or {}
+        self.sometimes = frozenset(sometimes)
         self._needed: dict[str, None] = {}
         self._evaluated: dict[str, str] = {}
         self._asked: dict[str, str] = {}
@@ -144,9 +152,9 @@ class Names:
         return self._first[text]
 
     def _where_given(self, key: str) -> str:
-        """What is noted at the start; None for what a parameter has that is not given in all calls."""
-        name, _, attribute = key.partition(".")
-        optional = attribute and f"{name} is not None" in self._first
+        """What a tensor is asked for; None where there is none in some calls."""
+        name, _, question = key.partition(".")
+        optional = question and (name in self.sometimes or f"{name} is not None" in self._first)
         return f"{key} if {name} is not None else None" if optional else key
 
     # --- the end
@@ -168,7 +176,7 @@ class Names:
                 self._shown[mark] = key
             else:
                 self._shown[mark] = self.fresh(f"{name}_{question}".rstrip("()"))
-                kept.append(Kept(self._shown[mark], key))
+                kept.append(Kept(self._shown[mark], self._where_given(key)))
         kept += [Kept(fresh, fresh) for fresh in self._first.values()]
         first = tuple(f"{fresh} = {self._where_given(key)}" for key, fresh in self._first.items())
         return Unpacked(tuple(kept), first, tuple(text for _, text in sorted(statements.items())))

@@ -52,7 +52,8 @@ def write_sections(
 ) -> Sections:
     """Write both sections. `clones`: locals of the stub that the user's has not, and what each is a clone of; those
     that the backward does not need are left out again. Raises `CannotDerive`."""
-    names = Names(source, _merged([way.trace.names for way in ways]), clones or {})
+    traces = [way.trace for way in ways]
+    names = Names(source, _merged([one.names for one in traces]), clones, _sometimes_given(traces))
     sources: dict[int, KernelSource] = {}
 
     def signature(kernel: Kernel, document: Callable[[str], str] | None = None) -> Sequence[str]:
@@ -120,6 +121,13 @@ def _merged(finals: Sequence[Mapping[str, object]]) -> dict[str, object]:
             if name not in found or isinstance(value, Tensor):
                 found[name] = value
     return found
+
+
+def _sometimes_given(traces: Sequence[Trace]) -> set[str]:
+    """Parameters and locals that are None in one of several calls; what a tensor is asked for is asked elsewhere."""
+    given = [set(one.inputs) for one in traces]
+    nothing = {name for one in traces for name, value in one.names.items() if value is None}
+    return nothing | set.union(*given) - set.intersection(*given)
 
 
 def _outputs(spec: KernelSpec, trace: Trace) -> list[tuple[str, Tensor | None]]:

@@ -36,7 +36,9 @@ class Stage:
 
     def elements(self, names: Mapping[int, str]) -> str:
         """An expression of how many elements these are. `names`: of extents, which may be expressions."""
-        texts = {extent: name if name.isidentifier() else f"({name})" for extent, name in names.items()}
+        texts = {
+            extent: name if name.isidentifier() or name.isdecimal() else f"({name})" for extent, name in names.items()
+        }
         return " + ".join(" * ".join(texts.get(extent, str(extent)) for extent in tile) for tile in self.tiles)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -50,6 +51,34 @@ def test_ways_of_calls_that_differ_in_numbers_alone_are_one(tmp_path: Path) -> N
 def test_conditions_on_what_is_bound_again_are_not_asked(tmp_path: Path) -> None:
     source, (one,) = seen(tmp_path, (False, 3.0))
     assert [found.line for found in decisions(source, one).values()] == [6, 9]
+
+
+LATER = """
+import torch
+
+
+def stub(x, bias=None, other=None, scale=None):
+    if bias is not None:
+        bias = bias.reshape(-1).contiguous()
+    if other is not None:
+        other = None
+    if scale is None:
+        scale = x.abs()
+    return x.reshape(-1)
+"""
+
+
+def test_whether_a_tensor_is_there_is_asked_after_methods_of_it_are_bound_to_its_name(tmp_path: Path) -> None:
+    # `bias = bias.contiguous()` under its condition is how stubs are written: calls with and without a bias were not
+    # told apart. What is bound to None, or was None before, would be asked wrongly at the end.
+    path = tmp_path / "file.py"
+    path.write_text(LATER)
+    module = imported(path, "later")
+    one = trace(module.stub, (torch.randn(3, 4), torch.randn(2, 2), torch.randn(3)), {}, path)
+    found = decisions(StubSource(LATER, "stub", module), one)
+    assert [(ast.unparse(each.node), each.line, each.value) for each in found.values()] == [
+        ("bias is not None", 7, True)
+    ]
 
 
 def test_what_falls_in_two_ways_within_a_group_tells_nothing_of_it(tmp_path: Path) -> None:
