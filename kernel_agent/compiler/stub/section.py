@@ -127,7 +127,7 @@ def _sometimes_given(traces: Sequence[Trace]) -> set[str]:
     """Parameters and locals that are None in one of several calls; what a tensor is asked for is asked elsewhere."""
     given = [set(one.inputs) for one in traces]
     nothing = {name for one in traces for name, value in one.names.items() if value is None}
-    return nothing | set.union(*given) - set.intersection(*given)
+    return nothing | set().union(*given) - given[0].intersection(*given)
 
 
 def _outputs(spec: KernelSpec, trace: Trace) -> list[tuple[str, Tensor | None]]:

@@ -16,6 +16,7 @@ from torch import Tensor
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.free_names import free_names
 from kernel_agent.compiler.stub.descriptors import block_names, described
+from kernel_agent.compiler.stub.hooks import hooked_tiles
 from kernel_agent.compiler.stub.meta import Rule, Scope, applied, rules
 from kernel_agent.compiler.stub.trace import LaunchSeen, Site
 
@@ -131,6 +132,11 @@ class StubSource:
                 continue
             apart = described(node, seen.descriptors[name], self._binding)
             arguments = {} if apart is None else apart.arguments(name)
+            hooked = {block: constexpr for block, constexpr in self._hooked(seen).items() if block in arguments}
+            arguments |= {
+                block: values.get(constexpr) or self._constant(seen.values[constexpr], constexpr, seen)
+                for block, constexpr in hooked.items()
+            }
             if not arguments or not all(self._gives(one, seen, key) for key, one in arguments.items()):
                 raise CannotDerive(
                     f"the launch of `{seen.name}` (line {seen.site.line}) is given a tensor descriptor for `{name}` "
@@ -148,13 +154,16 @@ class StubSource:
             return {}
         text = self.launch(seen).arguments
         given = {ast.unparse(text[name]): name for name in seen.constants if name in text}
-        found = {}
+        found = dict(self._hooked(seen))
         for block in block_names(seen.descriptors):
             constexpr = given.get(ast.unparse(text[block]), "")
             changing = any(len(self.bindings(name)) > 1 for name in free_names(text[block]))
             if constexpr and not changing and type(seen.values[constexpr]) is int and free_names(text[block]):
                 found[block] = constexpr
         return found
+
+    def _hooked(self, seen: LaunchSeen) -> dict[str, str]:
+        return hooked_tiles(seen, self.module)
 
     def changing_floats(self, seen: LaunchSeen) -> frozenset[str]:
         """Floats that a launch is compiled with and that are not the same in every call."""
