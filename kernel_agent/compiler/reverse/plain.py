@@ -19,7 +19,7 @@ def plain(kernel: Kernel, adjoint: Adjoint, grid: tuple[str, ...] = ("grid0", "g
     A gradient of a float scalar is a buffer of one element, under the scalar's name in `gradients`. Raises CannotDerive
     where a launch cannot know how much memory tapes need.
     """
-    lowered = lower_tapes(adjoint.kernel)
+    lowered = lower_tapes(adjoint.kernel, len(grid))
     buffers = [*lowered.buffers]
     for source, name in adjoint.gradients.items():
         element = lowered.kernel.argument(name).pointee

@@ -44,8 +44,8 @@ def tapes(kernel: Kernel) -> tuple[Tape, ...]:
     return tuple(found)
 
 
-def lower_tapes(kernel: Kernel) -> Lowered:
-    """Put tapes into memory, which the launch allocates.
+def lower_tapes(kernel: Kernel, axes: int = 3) -> Lowered:
+    """Put tapes into memory, which the launch allocates. `axes`: of its grid.
 
     Raises CannotDerive where a launch cannot know how long a tape gets.
     """
@@ -58,7 +58,7 @@ def lower_tapes(kernel: Kernel) -> Lowered:
     pointers, counts, scalars, buffers = {}, {}, {}, []
     for tape in wanted:
         pointers[tape.name] = Value(f"*{_held(tape.element)}", (), _called(tape, taken))
-        shape = ["grid0", "grid1", "grid2"]
+        shape = [f"grid{axis}" for axis in range(axes)]
         for loop in tape.trips:
             expression = extents.trips(loop)
             if loop not in counts and (loop.code is not Code.FOR or segment_size(loop) is None):
@@ -68,7 +68,7 @@ def lower_tapes(kernel: Kernel) -> Lowered:
         shape.extend(kernel.extents.get(extent, str(extent)) for extent in tape.shape)
         buffers.append(Buffer(pointers[tape.name].name, _held(tape.element), Fill.EMPTY, shape=tuple(shape)))
     arguments = [*kernel.arguments, *pointers.values(), *counts.values()]
-    lowered = _Lowering(kernel, arguments, {tape.name: tape for tape in wanted}, pointers, counts).copy()
+    lowered = _Lowering(kernel, arguments, {tape.name: tape for tape in wanted}, pointers, counts, axes).copy()
     return Lowered(lowered, tuple(buffers), scalars)
 
 
@@ -82,12 +82,14 @@ class _Lowering(Copier):
         known: dict[str, Tape],
         pointers: dict[str, Value],
         counts: dict[Op, Value],
+        axes: int,
     ) -> None:
         written = written_to(source.body) | frozenset(pointers.values())
         super().__init__(source, Builder(emptied(source, arguments=arguments), written))
         self.known = known
         self.pointers = pointers
         self.counts = counts
+        self.axes = axes
         self._around: list[tuple[Op, Value]] = []
         """Loops around what is copied: with the source's index of a FOR, the copy's number of the trip of a WHILE."""
 
@@ -149,8 +151,8 @@ class _Lowering(Copier):
     def _address(self, tape: Tape) -> Value:
         """Offsets of the present program's and trip's tile, i64."""
         b = self.b
-        place = b.cast(b.program_id(2), "i64")
-        for axis in (1, 0):
+        place = b.cast(b.program_id(self.axes - 1), "i64")
+        for axis in reversed(range(self.axes - 1)):
             place = b.add(b.mul(place, b.cast(b.num_programs(axis), "i64")), b.cast(b.program_id(axis), "i64"))
         for loop in tape.trips:
             count = b.cast(self._count(loop), "i64")

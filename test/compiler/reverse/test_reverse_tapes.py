@@ -181,6 +181,15 @@ def test_a_bound_that_is_computed_of_a_float_is_refused_and_the_line_says_what_t
         lower_tapes(adjoint.kernel)
 
 
+def test_a_tape_of_a_launch_along_one_axis_asks_for_no_other() -> None:
+    # It asked for three: texts of one axis named `tl.program_id(2)`, and no row's own schedule was had for them.
+    adjoint = differentiate(recurrence("argument"), read=frozenset({"X"}), written=frozenset({"Y"}))
+    lowered = lower_tapes(adjoint.kernel, axes=1)
+    asked = {op.attributes["axis"] for op in lowered.kernel.ops if op.code in (Code.PROGRAM_ID, Code.NUM_PROGRAMS)}
+    assert asked == {0}
+    assert not any("grid1" in text or "grid2" in text for buffer in lowered.buffers for text in buffer.shape)
+
+
 def test_the_plain_plan_allocates_tapes_and_zeroed_gradients() -> None:
     kernel = recurrence("argument")
     plan = plain(kernel, differentiate(kernel, read=frozenset({"X"}), written=frozenset({"Y"})))
