@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Protocol
 
 import torch
@@ -258,6 +259,7 @@ def _run_in_order(machine: Machine, arguments: Sequence[RuntimeValue], parts: Se
     loop.end()
 
 
+@lru_cache(maxsize=64)
 def _order_matters(module: Module) -> bool:
     """Whether programs talk to each other: locks and flags, or atomics whose old value is used."""
     return any(
@@ -267,6 +269,7 @@ def _order_matters(module: Module) -> bool:
     )
 
 
+@lru_cache(maxsize=64)
 def _competes(module: Module) -> bool:
     """Whether programs compete for an element: who wins is known from all programs before, not from a part of them."""
     return any(

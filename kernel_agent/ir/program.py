@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -132,6 +133,11 @@ class Module:
     def used(self) -> frozenset[int]:
         """Ids of values that some operation reads."""
         return frozenset(value.id for op in self.all_ops for value in op.operands)
+
+    @cached_property
+    def widest(self) -> int:
+        """Elements of the largest tile that an operation makes."""
+        return max((math.prod(result.type.tile) for op in self.all_ops for result in op.results), default=1)
 
     def callee(self, op: Op) -> Function:
         """The device function that a call runs."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -52,8 +53,7 @@ def launch_on(
 
 def reachable(module: Module, arguments: Sequence[RuntimeValue], buffers: dict[int, Buffer]) -> list[Buffer]:
     """Buffers that arguments point to, or all when a kernel makes or reads pointers."""
-    made = (op for op in module.all_ops if op.name in ("tt.int_to_ptr", "tt.load"))
-    if any(op.results[0].type.scalar.kind is Kind.POINTER for op in made):
+    if _makes_pointers(module):
         return list(buffers.values())
     found: dict[int, Buffer] = {}
     for value in arguments:
@@ -61,6 +61,13 @@ def reachable(module: Module, arguments: Sequence[RuntimeValue], buffers: dict[i
         if isinstance(pointer, Pointer) and pointer.buffer is not None:
             found[id(pointer.buffer)] = pointer.buffer
     return list(found.values())
+
+
+@lru_cache(maxsize=64)
+def _makes_pointers(module: Module) -> bool:
+    """Whether a kernel makes pointers of numbers, or reads them."""
+    made = (op for op in module.all_ops if op.name in ("tt.int_to_ptr", "tt.load"))
+    return any(op.results[0].type.scalar.kind is Kind.POINTER for op in made)
 
 
 def _twin(buffer: Buffer, device: torch.device) -> Buffer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 from kernel_agent.ir.program import Module, Op, Value
 from kernel_agent.ir.types import Kind, Type
@@ -21,6 +22,20 @@ def written_buffers(module: Module, arguments: Sequence[RuntimeValue]) -> set[in
 
     Pointers that meet in one operation count as one, so that loops, branches and selections need no rules of their own.
     """
+    places = _written_places(module)
+    if places is None:
+        return None
+    found: set[int] = set()
+    for place, given in enumerate(arguments):
+        pointer = given.base if isinstance(given, BlockPointer) else given
+        if isinstance(pointer, Pointer) and place in places:
+            found.add(id(pointer.buffer))
+    return found
+
+
+@lru_cache(maxsize=64)
+def _written_places(module: Module) -> frozenset[int] | None:
+    """Which parameters the kernel may write through."""
     if len(module.functions) > 1 or any(_from_memory(op) for op in module.all_ops):
         return None
     groups = _Groups()
@@ -32,12 +47,8 @@ def written_buffers(module: Module, arguments: Sequence[RuntimeValue]) -> set[in
             jumps += op.operands
     groups.unite([value for value in jumps if _points(value.type)])
     targets = {groups.of(op.operands[0].id) for op in module.all_ops if op.name in _WRITES}
-    found: set[int] = set()
-    for parameter, given in zip(blocks[0].arguments, arguments, strict=True):
-        pointer = given.base if isinstance(given, BlockPointer) else given
-        if isinstance(pointer, Pointer) and groups.of(parameter.id) in targets:
-            found.add(id(pointer.buffer))
-    return found
+    parameters = enumerate(blocks[0].arguments)
+    return frozenset(place for place, parameter in parameters if groups.of(parameter.id) in targets)
 
 
 def _from_memory(op: Op) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from kernel_agent.ir.attributes import Dense
 from kernel_agent.ir.cost.address_slice import address_slice
@@ -54,14 +55,23 @@ def division_by_zero(module: Module, grid: tuple[int, int, int], arguments: Sequ
 
     Its result is whatever a device has for it: what comes of it is nobody's derivative.
     """
+    until = _last_division(module)
+    if until == 0:
+        return None
     known = _given(module, arguments)
-    for op in module.entry.blocks[0].ops:
+    for op in module.entry.blocks[0].ops[:until]:
         if op.name in _DIVISIONS and known.get(op.operands[1].id) == _ZERO:
             return op
         for result in op.results:
             if result.type.scalar.kind is Kind.INT:
                 known[result.id] = _result(op, known, grid) or Range.whole(result.type)
     return None
+
+
+@lru_cache(maxsize=64)
+def _last_division(module: Module) -> int:
+    """How many operations there are up to the last division that every program makes; 0 without any."""
+    return max((place for place, op in enumerate(module.entry.blocks[0].ops, 1) if op.name in _DIVISIONS), default=0)
 
 
 def _given(module: Module, arguments: Sequence[RuntimeValue]) -> dict[int, Range]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ class Geometry:
     @classmethod
     def of(cls, tensor: Tensor) -> Geometry:
         """The geometry of a tensor."""
-        return cls(tuple(tensor.size()), tuple(tensor.stride()), int(tensor.storage_offset()))
+        return _geometry(tuple(tensor.size()), tuple(tensor.stride()), int(tensor.storage_offset()))
 
     @property
     def elements(self) -> int:
@@ -106,6 +106,9 @@ class Geometry:
 
     def within(self, outer: Geometry) -> Geometry | None:
         """What a view of `outer` with this geometry may touch of it; None when it is no view of it."""
+        return _within(self, outer)
+
+    def _find_within(self, outer: Geometry) -> Geometry | None:
         if self.elements == 0 or outer.elements == 0:
             return self if outer.offset <= self.offset <= outer.high + 1 else None
         if not (outer.offset <= self.offset and self.high <= outer.high):
@@ -113,6 +116,17 @@ class Geometry:
         if not outer.nested:
             return outer
         return _closure(self, outer) or _closure(self, outer.merged) or outer
+
+
+@lru_cache(maxsize=4096)
+def _geometry(size: tuple[int, ...], stride: tuple[int, ...], offset: int) -> Geometry:
+    """One object for tensors of one form, which every call makes anew: what was found out about it stays known."""
+    return Geometry(size, stride, offset)
+
+
+@lru_cache(maxsize=4096)
+def _within(view: Geometry, outer: Geometry) -> Geometry | None:
+    return view._find_within(outer)
 
 
 def _closure(view: Geometry, outer: Geometry) -> Geometry | None:

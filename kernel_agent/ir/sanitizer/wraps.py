@@ -95,8 +95,7 @@ def _points_worth_looking_at(module: Module, grid: tuple[int, int, int], argumen
         elif type(value) is int:
             numbers.append(abs(value))
     *_, second, first = sorted(numbers)
-    tiles = [math.prod(result.type.tile) for op in module.all_ops for result in op.results]
-    lanes = math.prod(grid) * max(tiles, default=1)
+    lanes = math.prod(grid) * module.widest
     if elements < _LIMIT // 2 and lanes * first * second < _LIMIT:
         return 0
     if not may_wrap(module, grid, arguments):
