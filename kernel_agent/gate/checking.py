@@ -48,7 +48,8 @@ class _Progress:
         """Keep an outcome and tell whoever watches. Tensors are kept of one shape: the red one, once there is one."""
         if self.first_red is None:
             entry = outcome.case.point.entry
-            self.outcomes = [o if o.case.point.entry == entry else o.without_tensors() for o in self.outcomes]
+            if self.outcomes and self.outcomes[-1].case.point.entry != entry:
+                self.outcomes = [o.without_tensors() for o in self.outcomes]
             self.first_red = None if outcome.problem is None else outcome
         elif not self.at_red_shape(outcome):
             outcome = outcome.without_tensors()

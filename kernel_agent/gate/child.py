@@ -334,6 +334,11 @@ def _returned(value: Any, execution: Execution, earlier: tuple[Any, ...]) -> Ret
 
 def say(call: Call, answer: Answer, values: tuple[Any, ...] = ()) -> None:
     """Send an answer with the tensors among its values."""
+    with torch._C.DisableTorchFunction():  # whoever watches torch is told nothing of what only leaves the process
+        _send(call, answer, values)
+
+
+def _send(call: Call, answer: Answer, values: tuple[Any, ...]) -> None:
     tensors = {
         str(i): value.detach().as_subclass(Tensor).contiguous()
         for i, value in enumerate(values)

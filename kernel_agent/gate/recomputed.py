@@ -41,7 +41,7 @@ class Recomputation:
     def __init__(self, truths: Truths, ahead: Ahead, text: CandidateText, options: GateOptions) -> None:
         self._spec = truths.spec
         self._lowered = dict(truths.lowered)
-        """With what the processes of parts that ended have lowered: they held no code of the candidate either."""
+        """With what the processes of parts have lowered so far: they hold no code of the candidate either."""
         self._ahead = ahead
         self._text = text
         self._options = options
@@ -94,6 +94,7 @@ class Recomputation:
 
         It ends with the first part that has a question without an answer.
         """
+        asks = _asking(self._text)  # while the last parts still run
         found: list[BatchRun] = []
         for part in self._parts:
             again = judged_batch(part.report(), part.questions, self._spec, self._text, self._options)
@@ -101,7 +102,7 @@ class Recomputation:
             if len(again.outcomes) < len(part.questions):
                 break
         right = all(outcome.problem is None for run in found for outcome in run.outcomes)
-        besides = (_tampering(runs) or _asking(self._text)) if right else None
+        besides = (_tampering(runs) or asks) if right else None
         if besides is not None:
             *others, last = found[-1].outcomes
             found[-1] = replace(found[-1], outcomes=(*others, _refused(last, besides)))

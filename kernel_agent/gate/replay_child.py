@@ -20,7 +20,7 @@ from kernel_agent.gate.carried import carried
 from kernel_agent.gate.child import FILE, MODULE, Ended, run_backward, run_forward, say, tell_failure
 from kernel_agent.gate.kernel_names import refuse_foreign_names
 from kernel_agent.ir import import_module, standin
-from kernel_agent.ir.lower import know
+from kernel_agent.ir.lower import know, lowered
 from kernel_agent.ir.recorded.program import Program
 from kernel_agent.ir.recorded.replay import Kernels, Replayed, find_kernels
 
@@ -48,7 +48,7 @@ def replayed(call: Call) -> None:
             backwards = without_smuggled([_read(text) for text in call.payload["backwards"]], _asked(call.payload))
             forwards = [] if call.payload["trusted_lines"] else [_read(text) for text in call.payload["forwards"]]
             saved: dict[int, tuple[Any, ...]] = {}
-            last = len(call.payload["cases"]) - 1
+            told = set(call.payload["lowered"])
             for number, case in enumerate(call.payload["cases"]):
                 point = case["point"]
                 if point not in saved:
@@ -58,8 +58,8 @@ def replayed(call: Call) -> None:
                         else getattr(module, "forward")  # noqa: B009
                     )
                     saved[point] = run_forward(call, forward, path, point, users=not forwards)
-                known = call.payload["lowered"] if number == last else None
-                run_backward(call, Replayed(backwards[number], kernels), path, number, saved[point], known=known)
+                run_backward(call, Replayed(backwards[number], kernels), path, number, saved[point], known=told)
+                told |= lowered(told).keys()
     except Ended:
         return
 

@@ -108,9 +108,10 @@ class Truths:
         """The IR of the forward's kernels as truth children have lowered them: see `ir.lower.know`."""
         self.looks: dict[str, FullSize] = {}
         """By asked size: what `sampled.at_full_size` saw there."""
+        self._kernels = content_hash(truth_source(spec.facts.source))
         self._base = (
             versions().model_dump(),
-            content_hash(truth_source(spec.facts.source)),
+            self._kernels,
             spec.facts.stub,
             list(spec.grads),
             [output.needs_grad for output in spec.outputs],
@@ -252,7 +253,7 @@ class Truths:
         return Provenance(
             what=what,
             source=source,
-            kernels=content_hash(truth_source(self.spec.facts.source)),
+            kernels=self._kernels,
             arguments=message.record["arguments"],
             launches=tuple(message.record["launches"]),
             when=now(),

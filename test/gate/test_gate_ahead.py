@@ -13,7 +13,7 @@ from kernel_agent.gate import GateOptions
 from kernel_agent.gate.ahead import Ahead
 from kernel_agent.gate.cases import make_plan
 from kernel_agent.gate.questions import ask
-from kernel_agent.gate.recomputed import parts
+from kernel_agent.gate.recomputed import ENTRY, parts
 from kernel_agent.sandbox import Call, Ending, Job, Sandbox
 
 HERE = Path(__file__).resolve().parent
@@ -80,6 +80,23 @@ def test_the_parts_that_are_carried_out_again_hold_every_case_and_share_no_point
     assert len(found) == 3
     assert len(found[0]) >= len(rest) // 2, "what is left when the candidate has answered is small"
     assert parts(shapes[0]) == [range(len(shapes[0]))], "its cases are of two points, in turns"
+
+
+def test_what_a_part_lowers_is_told_with_the_case_that_needs_it(judge, monkeypatch):
+    # Told with its last case alone, it came too late for the part beside it, which lowered the same kernels again.
+    told, run = [], Sandbox.run
+
+    def listened(sandbox, job, *args, **kwargs):
+        report = run(sandbox, job, *args, **kwargs)
+        if job.entry == ENTRY:
+            told.append([set(message.record.get("lowered", ())) for message in report.messages])
+        return report
+
+    monkeypatch.setattr(Sandbox, "run", listened)
+    assert judge("layernorm").green
+    lowered = [[kernels for kernels in part if kernels] for part in told]
+    assert any(len(part) > 1 for part in lowered)
+    assert all(sum(map(len, part)) == len(set().union(*part)) for part in lowered), "each is told once"
 
 
 def test_few_questions_are_carried_out_again_in_no_more_parts_than_there_are(judge):
