@@ -7,14 +7,18 @@ kernel is compiled can be printed as Python and decided when it is launched.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations
 
 
 @dataclass(frozen=True, eq=False)
-class Symbol:
-    """A number that a launch fixes. Its text says which, and sorts it."""
+class Symbol(str):
+    """A number that a launch fixes. Its text says which, and sorts it.
+
+    It is that text: proofs do little else than compare symbols, and Python does that of texts fastest.
+    """
 
     text: str
     """Python expression over names of the launch; a symbol is what it is called."""
@@ -25,14 +29,9 @@ class Symbol:
     present: int | None = None
     """What it is in the launch that the kernel was lowered for; of constexprs."""
 
-    def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Symbol) and self.text == other.text)
-
-    def __hash__(self) -> int:
-        return hash(self.text)
-
-    def __lt__(self, other: Symbol) -> bool:
-        return self.text < other.text
+    def __new__(cls, text: str, *_: object, **__: object) -> Symbol:
+        """What is known of it makes it no other symbol."""
+        return super().__new__(cls, text)
 
     @property
     def factor(self) -> str:
@@ -60,14 +59,6 @@ class Polynomial:
     terms: tuple[tuple[Monomial, int], ...] = ()
     """Sorted, without zeros: equal polynomials are equal records."""
 
-    def __hash__(self) -> int:
-        return self._hash
-
-    @cached_property
-    def _hash(self) -> int:
-        """Once: proofs look the same few numbers up again and again."""
-        return hash(self.terms)
-
     @classmethod
     def of(cls, terms: Mapping[Monomial, int]) -> Polynomial:
         """From coefficients by monomial."""
@@ -86,6 +77,8 @@ class Polynomial:
         return cls.of({(Symbol(text, positive, printable, present),): 1})
 
     def __add__(self, other: Polynomial) -> Polynomial:
+        if not self.terms or not other.terms:
+            return self if self.terms else other
         found = dict(self.terms)
         for monomial, number in other.terms:
             found[monomial] = found.get(monomial, 0) + number
@@ -95,7 +88,12 @@ class Polynomial:
         return Polynomial(tuple((monomial, -number) for monomial, number in self.terms))
 
     def __sub__(self, other: Polynomial) -> Polynomial:
-        return self + -other
+        if not other.terms:
+            return self
+        found = dict(self.terms)
+        for monomial, number in other.terms:
+            found[monomial] = found.get(monomial, 0) - number
+        return Polynomial.of(found)
 
     def __mul__(self, other: Polynomial) -> Polynomial:
         found: dict[Monomial, int] = {}
@@ -138,7 +136,7 @@ class Polynomial:
     @cached_property
     def _floor(self) -> int | None:
         """What it surely is at least."""
-        if any(not symbol.positive for symbol in self.symbols):
+        if any(not symbol.positive for monomial, _ in self.terms for symbol in monomial):
             return None
         return _floor_of(self.terms, 1)
 
@@ -151,7 +149,7 @@ class Polynomial:
                 number *= 1 if symbol.present is None else symbol.present
             rest = tuple(symbol for symbol in monomial if symbol.present is None)
             found[rest] = found.get(rest, 0) + number
-        return _floor_of(found.items(), 2)
+        return _floor_of(tuple(found.items()), 2)
 
     def quotient(self, divisor: Polynomial) -> Polynomial | None:
         """q with q * divisor equal to this; None where there is none."""
@@ -253,12 +251,19 @@ def _divide(term: tuple[Monomial, int], divisor: tuple[Monomial, int]) -> Polyno
     return Polynomial.of({tuple(rest): term[1] // divisor[1]})
 
 
-def _floor_of(terms: Iterable[tuple[Monomial, int]], start: int) -> int | None:
+def _floor_of(terms: Sequence[tuple[Monomial, int]], start: int) -> int | None:
     """What a sum is at least where no symbol is less than `start`, by the signs of coefficients alone; None where one
     falls.
 
-    Each symbol is written as `start` + something not negative, and the products are multiplied out.
+    Each symbol is written as `start` + something not negative, and the products are multiplied out. Where nothing is
+    subtracted none can fall, and one of the longest products keeps its coefficient: most sums are told by these.
     """
+    if all(number >= 0 for _, number in terms):
+        least: int = sum(number * start ** len(monomial) for monomial, number in terms)
+        return least
+    longest = max(len(monomial) for monomial, _ in terms)
+    if longest and any(number < 0 and len(monomial) == longest for monomial, number in terms):
+        return None
     shifted: dict[Monomial, int] = {(): 0}
     for monomial, number in terms:
         for part in _subsets(monomial):
@@ -267,7 +272,7 @@ def _floor_of(terms: Iterable[tuple[Monomial, int]], start: int) -> int | None:
     return floor if all(number >= 0 for number in shifted.values()) else None
 
 
-def _subsets(monomial: Monomial) -> Iterable[Monomial]:
+def _subsets(monomial: Monomial) -> Iterator[Monomial]:
     """The products that (1 + a)(1 + b)... multiplies out to."""
-    for chosen in range(1 << len(monomial)):
-        yield tuple(symbol for place, symbol in enumerate(monomial) if chosen >> place & 1)
+    for size in range(len(monomial) + 1):
+        yield from combinations(monomial, size)
