@@ -100,12 +100,12 @@ class Builder(Calculus):
     ) -> Value:
         """The value of an operation without effect: an equal one in sight, else a new one, as far out as can be."""
         assert code in PURE, code
-        attributes = dict(attributes or {})
-        key = (code, tuple(v.id for v in operands), tuple(sorted(attributes.items())), element, tuple(shape))
+        attributes, shape = dict(attributes or {}), tuple(shape)
+        key = (code, tuple([v.id for v in operands]), tuple(sorted(attributes.items())), element, shape)
         found = known(self.scopes, key)
         if found is not None:
             return found
-        depth = outermost(self.scopes, code, operands, tuple(shape))
+        depth = outermost(self.scopes, code, operands, shape)
         value = Value(element, shape, name)
         self.add_op(Op(code, operands, [value], attributes), depth)
         if code is Code.CONST:

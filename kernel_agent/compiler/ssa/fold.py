@@ -236,10 +236,9 @@ def again(b: Builder, op: Op, operands: Sequence[Value], blocks: Sequence[Block]
             b.whole(new, old.shape) if is_smaller(new, old) else new
             for new, old in zip(operands, op.operands, strict=True)
         ]
-    two = {Code.ADD: add, Code.SUB: sub, Code.MUL: mul, Code.DIV: div, Code.AND: logical_and}
     attributes = op.attributes
-    if op.code in two and (op.code is not Code.AND or op.result.element == "i1"):
-        return two[op.code](b, *operands)
+    if op.code in _OF_TWO and (op.code is not Code.AND or op.result.element == "i1"):
+        return _OF_TWO[op.code](b, *operands)
     if op.code is Code.NEG:
         return neg(b, *operands)
     if op.code is Code.SELECT:
@@ -272,6 +271,11 @@ def again(b: Builder, op: Op, operands: Sequence[Value], blocks: Sequence[Block]
     return b.pure(op.code, operands, op.result.element, shape, attributes, op.result.name)
 
 
+_OF_TWO: dict[Code, Callable[[Builder, Value, Value], Value]] = {
+    Code.ADD: add, Code.SUB: sub, Code.MUL: mul, Code.DIV: div, Code.AND: logical_and,
+}  # fmt: skip
+
+
 def _integers(b: Calculus, code: Code, x: Value, y: Value) -> Value | None:
     """The constant that two integer constants make, with the expression of its symbols; None for anything else."""
     left, right = constant(x), constant(y)
@@ -295,7 +299,8 @@ def _wrapped(value: Any, element: str) -> Any:
 
 def _is(value: Value, number: float) -> bool:
     """Whether a value is a number whatever the constexprs are, not one that a constexpr happens to be."""
-    return is_constant(value, number) and _symbol(value) is None
+    op = value.producer
+    return op is not None and op.code is Code.CONST and is_constant(value, number) and _symbol(value) is None
 
 
 def _symbol(value: Value) -> str | None:

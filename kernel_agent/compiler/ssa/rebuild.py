@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.ssa.builder import Builder
@@ -43,7 +42,7 @@ class Copier:
         self.written = written_to(source.body)
         """Pointer arguments that the source writes to."""
         self.b = b or Builder(emptied(source), self.written)
-        self._copies: WeakKeyDictionary[Scope, dict[Value, Value]] = WeakKeyDictionary()
+        self._copies: dict[Scope, dict[Value, Value]] = {}
         self._slices = 0
 
     @property
@@ -69,11 +68,12 @@ class Copier:
 
     def find(self, old: Value) -> Value | None:
         """The copy of a value where it is in sight; arguments of a kernel are their own copies."""
+        copies = self._copies
         for scope in reversed(self.b.scopes):
-            new = self._copies.get(scope, {}).get(old)
-            if new is not None:
-                return new
-        return old if old in self.b.kernel.arguments else None
+            known = copies.get(scope)
+            if known is not None and old in known:
+                return known[old]
+        return old if old.producer is None and old in self.b.kernel.arguments else None
 
     def __getitem__(self, old: Value) -> Value:
         """The copy of a value, for which all that it depends on and that is not in sight is copied here.

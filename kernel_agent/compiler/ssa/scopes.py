@@ -31,7 +31,11 @@ class Scope:
 
 def known(scopes: Sequence[Scope], key: Key) -> Value | None:
     """The value of an equal operation in sight."""
-    return next((scope.known[key] for scope in scopes if key in scope.known), None)
+    for scope in scopes:
+        found = scope.known.get(key)
+        if found is not None:
+            return found
+    return None
 
 
 def outermost(scopes: Sequence[Scope], code: Code, operands: Sequence[Value], shape: tuple[int, ...]) -> int:
@@ -40,5 +44,7 @@ def outermost(scopes: Sequence[Scope], code: Code, operands: Sequence[Value], sh
     if code in CHEAP and (not shape or all(not v.is_float for v in operands)):
         return least
     loads = code in (Code.LOAD, Code.LOAD_BLOCK)
-    stays = (not scope.certain if loads else scope.guarded for scope in scopes)
-    return max([least, *(place for place, stay in enumerate(stays) if stay)])
+    for place in range(len(scopes) - 1, least, -1):
+        if not scopes[place].certain if loads else scopes[place].guarded:
+            return place
+    return least

@@ -225,11 +225,13 @@ def is_constant(value: Value, number: float) -> bool:
 
 def broadcast_shape(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     """The shape of an elementwise result. Raises ValueError where ranks or extents do not go together."""
-    rank = max((len(shape) for shape in shapes), default=0)
+    tiles = [shape for shape in shapes if shape]
+    first = tiles[0] if tiles else ()
+    if all(shape == first for shape in tiles):  # nearly always
+        return first
+    rank = max(map(len, tiles))
     result = [1] * rank
-    for shape in shapes:
-        if not shape:
-            continue
+    for shape in tiles:
         if len(shape) != rank:
             raise ValueError(f"tiles of different ranks: {shapes}")
         for axis, extent in enumerate(shape):
