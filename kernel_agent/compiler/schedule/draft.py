@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from kernel_agent.compiler.plan import LONGEST, ROWS, Axis, BackwardPlan, Buffer, Census, Fact, Inverse, Listing, Total
@@ -83,10 +83,8 @@ class Draft:
         if self.regions is not None:
             found, gradients = self.regions.rejoined(found, gradients)
         done = {*found.empty_if, *found.alone}
-        taken = {kernel.name for kernel, _, _ in self.steps}
-        while found.kernel.name in taken:
-            found.kernel.name += "_"
-        spread = slotted(found.kernel, {t: name for t, name in gradients.items() if name not in done}, launch)
+        named = _named_apart(found.kernel, {kernel.name for kernel, _, _ in self.steps})
+        spread = slotted(named, {t: name for t, name in gradients.items() if name not in done}, launch)
         kernel = self._choosing(finished(spread.kernel, launch), launch, gradients)
         kernel = longest_first(summed_in_memory(trimmed(kernel), found.alone))
         self.alone |= found.alone
@@ -234,6 +232,14 @@ class Draft:
     def left(self) -> int:
         """Those, and sums of rows that are not small."""
         return self.additions + sum(total.wide for total in self.totals)
+
+
+def _named_apart(kernel: Kernel, taken: Set[str]) -> Kernel:
+    """A kernel by a name that is free. Others may have this one as it is."""
+    name = kernel.name
+    while name in taken:
+        name += "_"
+    return kernel if name == kernel.name else replace(kernel, name=name)
 
 
 def _element(name: str, kernel: Kernel, found: Ownership) -> str:

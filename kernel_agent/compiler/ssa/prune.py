@@ -11,17 +11,20 @@ from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value
 
 
 def prune(kernel: Kernel) -> Kernel:
-    """The same kernel for whoever looks at memory. Arguments stay, used or not.
+    """The same kernel for whoever looks at memory: itself where there is nothing to drop. Arguments stay, used or not.
 
     A carry that stays what it was is replaced by what it was, and what both sides of a branch yield by that. A tape is
     kept where it is loaded. A loop that may not end is dropped like any other.
     """
     size = _size(kernel)
-    while True:
-        kernel = _Pruner(kernel).copy()
+    life = _Life(kernel)
+    while not life.is_whole(kernel):
+        kernel = _Pruner(kernel, life).copy()
         before, size = size, _size(kernel)
         if size == before:
             return kernel
+        life = _Life(kernel)
+    return kernel
 
 
 def _size(kernel: Kernel) -> int:
@@ -48,6 +51,19 @@ class _Life:
                 self._op(found)
             else:
                 self._value(found)
+
+    def is_whole(self, kernel: Kernel) -> bool:
+        """Whether all of a kernel is needed: no operation, carry or result of a branch goes."""
+        return all(
+            (op in self.ops or op.code is Code.BARRIER)
+            and (op.code not in (Code.FOR, Code.IF) or len(self.kept(op)) == len(op.results))
+            for op in kernel.ops
+        )
+
+    def kept(self, op: Op) -> list[int]:
+        """Which results of a FOR or an IF somebody reads, and are not what they were without it."""
+        known = _stays if op.code is Code.FOR else _agree
+        return [place for place, result in enumerate(op.results) if result in self.values and not known(op, place)]
 
     def _find(self, block: Block, around: Op | None) -> None:
         """Note where things are. What has an effect lives, and with it what it is nested in; a barrier does not."""
@@ -109,9 +125,9 @@ class _Life:
 
 
 class _Pruner(Copier):
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: Kernel, life: _Life) -> None:
         super().__init__(kernel)
-        self.life = _Life(kernel)
+        self.life = life
 
     def op(self, op: Op) -> None:
         if op.code is Code.FOR:
@@ -126,8 +142,7 @@ class _Pruner(Copier):
             super().op(op)
 
     def kept(self, op: Op) -> Sequence[int]:
-        known = _stays if op.code is Code.FOR else _agree
-        return [place for place, result in enumerate(op.results) if result in self.life.values and not known(op, place)]
+        return self.life.kept(op)
 
 
 def _stays(op: Op, place: int) -> bool:

@@ -251,3 +251,23 @@ def test_a_combine_of_a_reduction_stays_whole_and_reads_its_constants() -> None:
     b.add_op(Op(Code.REDUCE, (b.load(case.x, b.arange(0, 4)),), (result,), {"axis": 0}, [block]))
     case.store(result)
     assert Code.REDUCE in codes(case.pruned())
+
+
+def test_a_kernel_in_which_all_is_read_stays_itself() -> None:
+    # Most kernels are pruned by one pass after the other: with a copy each time, derivation took much longer.
+    case = Case()
+    b = case.b
+    (total,) = b.loop(case.bounds, [case.number(0)], lambda i, c: [b.add(c[0], b.load(case.x, i))])
+    case.store(total)
+    assert prune(case.kernel) is case.kernel
+
+
+def test_what_only_a_dropped_value_read_goes_as_well() -> None:
+    # A carry that stays what it was becomes that number, and with it goes the loop that nobody reads any more.
+    case = Case()
+    b = case.b
+    kept, _ = b.loop(case.bounds, [case.number(2), case.number(0)], lambda i, c: [c[0], b.add(c[1], c[0])])
+    case.store(kept)
+    pruned = case.pruned()
+    assert codes(pruned) == [Code.STORE]
+    assert prune(pruned) is pruned
