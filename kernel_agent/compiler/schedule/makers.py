@@ -120,9 +120,9 @@ def _cut(
     beside_loops = [site for added in found.values() for site in added if isinstance(site, OwnRows)]
     draft.facts += [Fact(site.fact, reason) for site in beside_loops if site.fact]
     turning = {site.op.base.name for added in found.values() for site in added}
-    small = _beside(tidy, turning, gradients, launch)
-    for name in _beside(tidy, turning | set(left), gradients, launch):
-        left.pop(name, None)
+    small = _beside(tidy, turning, turning, gradients, launch)
+    for name in _beside(tidy, set(left), turning | set(left), gradients, launch):
+        del left[name]
     beside = {name for name in small if not any(_meets(added, name, small) for added in found.values())}
     found = together(wide, found, gradients, beside)
     owners, refused = owners_of(wide, found, beside, tidy.name)
@@ -178,14 +178,16 @@ def _meets(added: Sequence[Site], name: str, small: Set[str]) -> bool:
     return name in names and not names <= small
 
 
-def _beside(kernel: Kernel, candidates: Set[str], gradients: Mapping[str, str], launch: Launch) -> set[str]:
-    """Of gradients that could have kernels of their own, those that the kernel of the others sums for each program:
-    it reads most of what they are made of, and their rows are small beside that."""
-    if without(kernel, candidates) is None:
+def _beside(
+    kernel: Kernel, names: Set[str], candidates: Set[str], gradients: Mapping[str, str], launch: Launch
+) -> set[str]:
+    """Of some of the gradients that could have kernels of their own, those that the kernel of the others sums for each
+    program: it reads most of what they are made of, and their rows are small beside that."""
+    if not names or without(kernel, candidates) is None:
         return set()
     found: set[str] = set()
     for tensor, name in gradients.items():
-        if name in candidates:
+        if name in names:
             alone = without(kernel, candidates - {name})
             assert alone is not None
             slots = slotted(unwrapped(accumulated(alone), launch), {tensor: name}, launch).slots
