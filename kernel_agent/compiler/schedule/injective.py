@@ -7,6 +7,7 @@ A sum of c_i * x_i with 0 <= x_i < n_i determines all x_i if, in some order from
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from kernel_agent.compiler.plan import NESTED
 from kernel_agent.compiler.schedule.calls import Calls
 from kernel_agent.compiler.schedule.claims import Claim, Claims, Rising, any_of, open_claims
 from kernel_agent.compiler.schedule.linear import Atom, Form, Kind, quotient_of
-from kernel_agent.compiler.schedule.polynomial import ONE, ZERO, Polynomial, ceiling, total
+from kernel_agent.compiler.schedule.polynomial import ONE, ZERO, Known, Polynomial, ceiling, known_of, total
 from kernel_agent.compiler.schedule.segments import Segment
 from kernel_agent.compiler.schedule.sites import Bound
 
@@ -224,12 +225,22 @@ def scale(terms: dict[Atom, Polynomial], part: Form) -> Polynomial | None:
 
 
 def ordered(digits: Sequence[Digit], claims: Claims) -> Injectivity | None:
-    """The proof by the best orders of the digits."""
+    """The proof by the best orders of the digits.
+
+    Schedules ask the same of one kernel after the other, whose indices are other values but whose numbers are equal.
+    """
+    numbers = [number for digit in digits for number in (digit.coefficient, *digit.extents)]
+    numbers += [side for claim in claims if isinstance(claim, Claim) for side in (claim.left, claim.right)]
+    return _ordered(tuple(digits), claims, known_of(numbers))
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _ordered(digits: tuple[Digit, ...], claims: Claims, _: Known) -> Injectivity | None:
     known = open_claims(claims)
     if known is None or len(digits) > MOST_DIGITS:
         return None
     orders = sorted(_Orders(digits).best, key=lambda order: [claim.text() for claim in order])
-    return Injectivity(known, tuple(orders), tuple(digits)) if orders else None
+    return Injectivity(known, tuple(orders), digits) if orders else None
 
 
 class _Orders:

@@ -29,6 +29,11 @@ class Symbol(str):
     present: int | None = None
     """What it is in the launch that the kernel was lowered for; of constexprs."""
 
+    @property
+    def known(self) -> tuple[bool, bool, int | None]:
+        """What else than its text there is."""
+        return self.positive, self.printable, self.present
+
     def __new__(cls, text: str, *_: object, **__: object) -> Symbol:
         """What is known of it makes it no other symbol."""
         return super().__new__(cls, text)
@@ -50,6 +55,9 @@ _ATOMS = (ast.Call, ast.Attribute, ast.Subscript)
 
 Monomial = tuple[Symbol, ...]
 """A product, sorted; () is 1."""
+
+Known = tuple[tuple[bool, bool, int | None], ...]
+"""Of several symbols."""
 
 
 @dataclass(frozen=True)
@@ -190,6 +198,11 @@ class Polynomial:
 
 ONE = Polynomial.integer(1)
 ZERO = Polynomial()
+
+
+def known_of(numbers: Iterable[Polynomial]) -> Known:
+    """What is known of the symbols of some numbers, in their order: equal numbers may know different things."""
+    return tuple([symbol.known for number in numbers for monomial, _ in number.terms for symbol in monomial])
 
 
 def total(parts: Iterable[Polynomial]) -> Polynomial:
