@@ -15,16 +15,18 @@ where rows drawn at random would have been.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from kernel_agent.compiler.errors import CannotDerive, OutOfBounds
 from kernel_agent.compiler.plan import Buffer, Census, Fact, Fill, Step
+from kernel_agent.compiler.schedule.calls import Calls
 from kernel_agent.compiler.schedule.forms import Forms
 from kernel_agent.compiler.schedule.linear import Kind
 from kernel_agent.compiler.schedule.named import Named, around, named
@@ -37,6 +39,7 @@ from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.evaluate import evaluate
 from kernel_agent.compiler.ssa.prune import prune
 from kernel_agent.compiler.ssa.rebuild import Copier, emptied
+from kernel_agent.compiler.ssa.text import text
 from kernel_agent.compiler.ssa.uses import Uses, captured
 from kernel_agent.compiler.ssa.value import Kernel, Op, Value
 
@@ -69,13 +72,13 @@ def census_of(forms: Forms, written: Sequence[Site], tensor: str, name: str) -> 
         step = Step(made.kernel, grid, {made.width: width, made.number: number})
         counts = Buffer(made.counts, "i32", Fill.ZEROS, shape=(number,))
         texts = dict.fromkeys(
-            [f"{tensor}.is_contiguous()", *starts.facts, *(text for one in rows for text in one.facts)]
+            [f"{tensor}.is_contiguous()", *starts.facts, *(fact for one in rows for fact in one.facts)]
         )
         reason = f"rows of {name} lie one behind the other"
-        facts = tuple(Fact(text, reason, tensor) for text in texts)
+        facts = tuple(Fact(fact, reason, tensor) for fact in texts)
         whole = rows[0].whole if len(rows) == 1 else ""
         census = Census(name, counts, step, width, whole, facts)
-        if not calls.refute(texts) and _is_meant(census, calls.names):
+        if not calls.refute(texts) and _is_meant(census, calls):
             return census
     return None
 
@@ -97,7 +100,7 @@ def _counting(forms: Forms, rows: Sequence[Named], name: str) -> _Made:
     """Counts rows. Raises CannotDerive where one comes from a loop's carries, or from memory that is written to."""
     source = forms.kernel
     counts = Value("*i32", (), source.free_name(f"{name}_stores"))
-    width, number = (Value("i64", (), source.free_name(text)) for text in ("row_size", "num_rows"))
+    width, number = (Value("i64", (), source.free_name(one)) for one in ("row_size", "num_rows"))
     made = emptied(source, name=f"{source.name}_{counts.name}", arguments=[*source.arguments, counts, width, number])
     copier = Copier(source, Builder(made, frozenset((counts,))))
     for one in rows:
@@ -151,8 +154,29 @@ def _tells_programs(kernel: Kernel, axes: set[int]) -> bool:
 # --- calls that were seen
 
 
-def _is_meant(census: Census, calls: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether no row is counted twice in calls that were seen, where rows drawn at random would be."""
+_MEANT: WeakKeyDictionary[Calls, dict[Hashable, bool]] = WeakKeyDictionary()
+
+
+def _is_meant(census: Census, calls: Calls) -> bool:
+    """Whether no row is counted twice in calls that were seen, where rows drawn at random would be. Kernels of several
+    schedules count alike: each count is evaluated once."""
+    step = census.step
+    constants = tuple((op.attributes["value"], op.result.element) for op in step.kernel.ops if op.code is Code.CONST)
+    asked = (
+        text(step.kernel),
+        constants,
+        step.grid,
+        tuple(step.scalars.items()),
+        census.counts.name,
+        census.counts.shape,
+    )
+    known = _MEANT.setdefault(calls, {})
+    if asked not in known:
+        known[asked] = _is_found_meant(census, calls.names)
+    return known[asked]
+
+
+def _is_found_meant(census: Census, calls: Sequence[Mapping[str, Any]]) -> bool:
     expected = 0.0
     for names in calls:
         try:
@@ -171,9 +195,9 @@ def _is_meant(census: Census, calls: Sequence[Mapping[str, Any]]) -> bool:
 def _counted(census: Census, names: Mapping[str, Any]) -> Tensor | None:
     """The counts of a call; None of one that is too large."""
     step = census.step
-    grid = [int(eval(text, dict(names))) for text in step.grid]
-    scalars = {name: int(eval(text, dict(names))) for name, text in step.scalars.items()}
-    (number,) = (int(eval(text, dict(names))) for text in census.counts.shape)
+    grid = [int(eval(extent, dict(names))) for extent in step.grid]
+    scalars = {name: int(eval(told, dict(names))) for name, told in step.scalars.items()}
+    (number,) = (int(eval(extent, dict(names))) for extent in census.counts.shape)
     if math.prod(grid) > MOST_PROGRAMS or number > MOST_ROWS:
         return None
     counts = torch.zeros(number, dtype=torch.int32)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import triton
@@ -9,12 +11,14 @@ from schedule_kernels import add_to, block_of, made, matrix
 from torch import Tensor
 
 from kernel_agent.compiler.plan import Census
+from kernel_agent.compiler.schedule import census as counts_of_rows
 from kernel_agent.compiler.schedule.calls import Calls
 from kernel_agent.compiler.schedule.forms import Launch
 from kernel_agent.compiler.schedule.ownership import Ownership, owned
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.evaluate import evaluate
+from kernel_agent.compiler.ssa.memory import Evaluation
 from kernel_agent.compiler.ssa.value import Kernel, Value
 from kernel_agent.compiler.stub.lines import HELPERS
 
@@ -189,3 +193,20 @@ def test_elements_are_told_by_the_rows_that_have_one_each(share: int, stored: bo
     found = own(elements(), {**call(torch.randint(0, WIDTH, (ROWS,))), "share": share})
     assert is_stored(found) == stored
     assert [(one.width, one.whole) for one in found.censuses] == [("width", "")] * stored
+
+
+def test_rows_of_equal_kernels_are_counted_once_for_the_same_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Every schedule and every way to cut a kernel asks again, and a count runs all programs of all calls.
+    ran: list[str] = []
+
+    def counting(kernel: Kernel, *given: Any) -> Evaluation:
+        ran.append(kernel.name)
+        return evaluate(kernel, *given)
+
+    monkeypatch.setattr(counts_of_rows, "evaluate", counting)
+    seen = Calls((call(torch.randperm(ROWS)),))
+    for _ in range(3):
+        assert is_stored(owned(gathered(), {"X": "dX"}, Launch.like_forward(1, seen)))
+    assert len(ran) == 1
+    own(gathered(), call(torch.randperm(ROWS)))
+    assert len(ran) == 2
