@@ -23,9 +23,9 @@ def derivation(
     start = time.perf_counter()
     try:
         if truths is None:
-            adjoint = drafts(spec, sandbox, most=1)[0][0].adjoint
+            adjoint = drafts(spec, sandbox, most=1, adjoint=True)[0][0].adjoint
             return DerivedDraft(Derived(adjoint=adjoint, seconds=time.perf_counter() - start))
-        found = derive(spec, sandbox, options=options, truths=truths, on_case=on_case)
+        found = derive(spec, sandbox, options=options, truths=truths, on_case=on_case, adjoint=True)
     except (CannotDerive, TruthError, InputError) as error:  # the forward itself was run before: a model still may
         line = getattr(error, "line", None)
         place = f" (line {line})" if line else ""

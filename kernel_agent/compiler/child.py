@@ -62,8 +62,8 @@ class _Followed:
     """Locals that were put into the stub -> the local that each is a clone of."""
     typical: bool = True
     """See `Calls`."""
-    adjoints: dict[str, str] = field(default_factory=dict)
-    """Of kernels, by name, as far as they were printed."""
+    adjoints: dict[str, str] | None = None
+    """Of kernels, by name, as far as they were printed; None where nobody reads them."""
     calls: dict[int, Calls] = field(default_factory=dict)
     """Of launches that are planned, by identity."""
     plans: dict[Wanted, LaunchPlans] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class _Followed:
 
 def derived(call: Call) -> None:
     """Payload: `spec`, `schedules` to try in order, `most`, the pairs that are enough (None: all), `known`, digests of
-    candidates that are not sent again, and `typical`, as of `Calls`.
+    candidates that are not sent again, `typical`, as of `Calls`, and `adjoint`, whether its text is wanted.
 
     Sends a message per pair that can be written, best first: the sections of `Candidate`, `schedules`, `remarks`,
     `adjoint`, `seconds`; for one that cannot: `schedule`, `refused`, `remedy`, `line`, `defect`.
@@ -113,7 +113,7 @@ def derived(call: Call) -> None:
                         *followed.remarks,
                         *dict.fromkeys(text for plan in sections.plans for text in plan.remarks),
                     ],
-                    "adjoint": "\n".join(text for text in followed.adjoints.values() if text),
+                    "adjoint": "\n".join(filter(None, (followed.adjoints or {}).values())),
                     "seconds": time.perf_counter() - start,
                 }
             )
@@ -153,14 +153,17 @@ def _followed(call: Call, stub: Stub) -> _Followed:
     source = StubSource(stub.spec.facts.source, stub.spec.facts.stub, stub.module)
     found, remarks = configurations(stub)
     wanted = overwritten(source, found)
+    typical: bool = call.payload["typical"]
+    adjoints: dict[str, str] | None = {} if call.payload["adjoint"] else None
     if not wanted:
-        return _Followed(stub, source, [Apart(one, {}) for one in found], remarks, typical=call.payload["typical"])
+        unchanged = [Apart(one, {}) for one in found]
+        return _Followed(stub, source, unchanged, remarks, typical=typical, adjoints=adjoints)
     text, clones = with_clones(source, wanted)
     stub = _of_text(call, stub.spec, text)
     source = StubSource(text, stub.spec.facts.stub, stub.module)
     found, remarks = configurations(stub)
     apart = [kept_apart(source, one, clones) for one in found]
-    return _Followed(stub, source, apart, remarks, clones, call.payload["typical"])
+    return _Followed(stub, source, apart, remarks, clones, typical, adjoints)
 
 
 def _sections(followed: _Followed, schedule: str) -> Sections:
@@ -187,7 +190,7 @@ def _way(followed: _Followed, apart: Apart, schedule: str) -> Way:
         joint: Joint | None,
     ) -> BackwardPlan:
         kernel = one.programs[places[id(seen)]]
-        if kernel.name not in adjoints:
+        if adjoints is not None and kernel.name not in adjoints:
             adjoints[kernel.name] = adjoint_text(kernel, len(seen.grid), read, written)
         wanted = Wanted(kernel, len(seen.grid), calls[id(seen)], read, written, lost, joint)
         plan = planned(schedule, wanted, followed.plans)

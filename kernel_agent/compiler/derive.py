@@ -41,12 +41,13 @@ def drafts(
     most: int | None = None,
     known: Sequence[str] = (),
     typical: bool = True,
+    adjoint: bool = False,
 ) -> tuple[list[Draft], list[str]]:
     """The pairs that can be written, the best first, and why schedules that are not among them are not.
 
     `schedules`: those to try, in order; all by default. `most`: the pairs that are enough, behind which no schedule is
-    tried. `known`: digests of candidates that are not written again. `typical`: see `derive`. Raises `CannotDerive`
-    where there is none at all, `NotThisTime` where a defect, or too little time or memory, is why.
+    tried. `known`: digests of candidates that are not written again. `typical`, `adjoint`: see `derive`. Raises
+    `CannotDerive` where there is none at all, `NotThisTime` where a defect, or too little time or memory, is why.
     """
     if spec.custom_gradient:
         raise CannotDerive(
@@ -55,7 +56,8 @@ def drafts(
             path=spec.facts.path,
         )
     shown = spec.model_dump(mode="json")
-    asked = {"schedules": list(schedules), "most": most, "known": list(known), "typical": typical}
+    asked = {"schedules": list(schedules), "most": most, "known": list(known)}
+    asked |= {"typical": typical, "adjoint": adjoint}
     written: list[Draft] = []
     refused: list[str] = []
     first: CannotDerive | None = None
@@ -107,14 +109,15 @@ def derive(
     compare: bool = False,
     typical: bool = True,
     known: Sequence[str] = (),
+    adjoint: bool = False,
 ) -> Derived:
     """Derive a backward and prove it; where the gate finds a schedule's pair red, the next one is taken.
 
     `schedules`: those to try, in order; all by default. `compare`: write and count every pair even where the file has
     no sizes of real work; the order stays as it is then, and the costs are told. `typical`: a backward may raise
     where programs share rows of a gradient, if those of SWEEP do not. `known`: digests of candidates that are not
-    wanted. Raises `CannotDerive` where no pair can be written or none is green: an unproven backward is never given
-    out.
+    wanted. `adjoint`: print that of the kernels, too, for those who read it. Raises `CannotDerive` where no pair can
+    be written or none is green: an unproven backward is never given out.
     """
     start = time.perf_counter()
     truths = truths or Truths(spec, sandbox)
@@ -129,7 +132,7 @@ def derive(
     try:
         while True:
             written, why_not = drafts(
-                shown, sandbox, schedules, most=None if compare else 1, known=red, typical=typical
+                shown, sandbox, schedules, most=None if compare else 1, known=red, typical=typical, adjoint=adjoint
             )
             refused |= dict.fromkeys(why_not)
             if compare and not red and len(written) > 1:

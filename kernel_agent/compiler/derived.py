@@ -24,7 +24,8 @@ class Draft:
     seconds: float
     """What writing it took."""
     adjoint: str = ""
-    """What the backwards of the launches compute, before any schedule; empty where that cannot be written."""
+    """What the backwards of the launches compute, before any schedule; empty where that cannot be written, or was not
+    asked for."""
 
 
 @dataclass(frozen=True)

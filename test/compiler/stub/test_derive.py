@@ -354,6 +354,18 @@ def test_schedules_behind_one_that_is_enough_are_not_tried_and_known_pairs_are_n
     assert drafts(spec, sandbox, known=[draft.candidate.digest for draft in every])[0] == []
 
 
+def test_the_adjoint_is_printed_for_those_who_ask_for_it(tmp_path: Path, sandbox: Sandbox) -> None:
+    # An ask shows it to a model; printed for all, it cost every derivation a second reverse that nobody read.
+    path = tmp_path / "two_launches.py"
+    path.write_text(TWO_LAUNCHES)
+    spec = describe(read_file(path), sandbox)
+    (asked,), _ = drafts(spec, sandbox, most=1, adjoint=True)
+    (unasked,), _ = drafts(spec, sandbox, most=1)
+    assert asked.adjoint.count("_adjoint(") == 2
+    assert unasked.adjoint == ""
+    assert asked.candidate == unasked.candidate
+
+
 def test_memory_that_descriptors_are_asked_about_is_made_before(sandbox: Sandbox) -> None:
     # Sums of rows that one launch keeps for the next lie in a tensor of the backward: to ask for its address first
     # ended in an unbound variable, and a slower schedule took the place of this one.
