@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import combinations
 
 
@@ -45,9 +45,15 @@ class Symbol(str):
             return self.text
         if not self.printable:
             return f"({self.text})"
-        tree = ast.parse(self.text, mode="eval").body
-        parenthesised = tree.col_offset > 0
-        return self.text if parenthesised or isinstance(tree, _ATOMS) else f"({self.text})"
+        return _factor(self.text)
+
+
+@lru_cache(maxsize=1 << 12)
+def _factor(text: str) -> str:
+    """An expression as a factor of a product."""
+    tree = ast.parse(text, mode="eval").body
+    parenthesised = tree.col_offset > 0
+    return text if parenthesised or isinstance(tree, _ATOMS) else f"({text})"
 
 
 _ATOMS = (ast.Call, ast.Attribute, ast.Subscript)
@@ -182,6 +188,10 @@ class Polynomial:
 
     def text(self) -> str:
         """Python."""
+        return self._text
+
+    @cached_property
+    def _text(self) -> str:
         rising = sorted(self.terms, key=lambda term: (term[1] < 0, -len(term[0])))
         found = ""
         for monomial, number in rising:
