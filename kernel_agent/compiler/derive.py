@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
@@ -153,10 +153,20 @@ def derive(
     finally:
         beside.shutdown(wait=False, cancel_futures=True)  # closing the sandbox ends what still runs
     raise (NotThisTime if wanting else CannotDerive)(
-        "no derived backward is proven: " + "; ".join(refused),
+        "no derived backward is proven: " + each_once(refused),
         remedy="Please report this forward; until then have a model write the backward.",
         path=spec.facts.path,
     )
+
+
+def each_once(refused: Iterable[str]) -> str:
+    """Refusals, `schedule: reason`, with one reason of several schedules said once, behind the names of all of them."""
+    names: dict[str, list[str]] = {}
+    for one in refused:
+        schedule, colon, reason = one.partition(": ")
+        known = bool(colon) and schedule.isidentifier()
+        names.setdefault(reason if known else one, []).extend([schedule] if known else [])
+    return "; ".join(": ".join(filter(None, (", ".join(some), reason))) for reason, some in names.items())
 
 
 def _with_odd_sizes(spec: KernelSpec, truths: Truths, options: GateOptions) -> KernelSpec:
