@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -117,7 +117,7 @@ def branched(tests: Sequence[Tests], written: Sequence[Written]) -> list[Line]:
         body = [*way.body, Line("return ", tuple(way.results), bare=True)]
         if not way.conditions or (every and place == len(ways) - 1):
             return [*lines, *body]
-        lines += [Line(f"if {' and '.join(way.conditions.values())}:")]
+        lines += [Line(f"if {' and '.join(_telling(way.conditions.values()))}:")]
         lines += [replace(line, depth=line.depth + 1) for line in body]
     return [*lines, Line(refusal)]
 
@@ -170,6 +170,28 @@ def _beginning(bodies: Sequence[Sequence[Line]]) -> int:
         if all(len(body) == place + 1 or not body[place + 1].depth for body in bodies):
             found = place + 1
     return found
+
+
+def _telling(tests: Iterable[str]) -> list[str]:
+    """Tests without those that another one answers: what is equal to one text differs from all others."""
+    asked = {test: ast.parse(test, mode="eval").body for test in tests}
+    known = {compared[0]: compared[1] for node in asked.values() if (compared := _compared(node, ast.Eq))}
+    found = []
+    for test, node in asked.items():
+        other = _compared(node, ast.NotEq)
+        if other is None or known.get(other[0], other[1]) == other[1]:
+            found.append(test)
+    return found
+
+
+def _compared(node: ast.expr, operator: type[ast.cmpop]) -> tuple[str, str] | None:
+    """An expression, and the text that it is compared with; None for other tests."""
+    if not isinstance(node, ast.Compare) or len(node.ops) != 1 or not isinstance(node.ops[0], operator):
+        return None
+    (other,) = node.comparators
+    return (
+        (ast.unparse(node.left), other.value) if isinstance(other, ast.Constant) and type(other.value) is str else None
+    )
 
 
 def _opposite(one: str, other: str) -> bool:

@@ -41,3 +41,17 @@ def test_ways_that_two_conditions_tell_apart_stay_two() -> None:
     rows = shown([{"a": True, "b": True}, {"a": False, "b": False}], same, same)
     assert rows.count("    dx = f(y)") == 2
     assert rows[-1].startswith("raise NotImplementedError(")
+
+
+def test_what_is_one_text_is_not_asked_whether_it_is_another() -> None:
+    # `reduction != "mean" and reduction == "sum"` was written where a stub asks for one after the other. Without the
+    # test for the first text alone, a call for "none" would go the way of neither.
+    known = [("mean", True, False), ("sum", False, True), ("none", False, False)]
+    tests: list[Tests] = [{'reduction == "mean"': mean, 'reduction == "sum"': total} for _, mean, total in known]
+    rows = shown(tests, *(way(f"dx = {name}()") for name, _, _ in known))
+    asked = [row for row in rows if row.startswith("if ")]
+    assert asked == [
+        'if reduction == "mean":',
+        'if reduction == "sum":',
+        'if reduction != "mean" and reduction != "sum":',
+    ]
