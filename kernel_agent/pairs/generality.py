@@ -15,6 +15,8 @@ from kernel_agent.pairs.spec import ArgumentFacts, ArgumentKind, ShapeEntry
 
 LARGEST = 1 << 20
 """Elements of the arguments and outputs at the observed entry beyond which the stub is not run again."""
+MOST = 1 << 22
+"""Elements of the arguments at another entry beyond which the stub is not run there."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,11 @@ def _named(facts: ArgumentFacts, sides: list[tuple[ArgumentFacts, ...]], looks: 
                 seen.append(Seen(dims, other.shape))
                 dtypes.append(other.dtype)
     return facts.model_copy(update={"axes": axis_names(seen), "dtypes": tuple(dict.fromkeys(dtypes))})
+
+
+def too_many(inputs: tuple[ArgumentFacts, ...]) -> bool:
+    """Whether a stub would take long with such arguments: sizes that all differ multiply, and some are squared."""
+    return sum(_elements(facts) for facts in inputs) > MOST
 
 
 def _elements(facts: ArgumentFacts) -> int:

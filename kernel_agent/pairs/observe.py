@@ -22,7 +22,7 @@ from kernel_agent.errors import InputError
 from kernel_agent.ir import Execution, IRError, LaunchError, LoweringError, declared_dtype, execute, standin
 from kernel_agent.pairs.arguments import Arguments, argument_names, build_arguments
 from kernel_agent.pairs.blame import blame, module_path, refused_kernel
-from kernel_agent.pairs.generality import Look, general
+from kernel_agent.pairs.generality import Look, general, too_many
 from kernel_agent.pairs.load import load_truth
 from kernel_agent.pairs.outputnames import output_names
 from kernel_agent.pairs.spec import ArgumentFacts, ArgumentKind, FileFacts, KernelSpec, ShapeEntry
@@ -124,10 +124,13 @@ def _little_memory() -> Iterator[None]:
 
 
 def _look(module: ModuleType, facts: FileFacts, entry: ShapeEntry) -> Look:
-    """What arguments and outputs look like at another entry. Raises whatever the user's code raises there."""
+    """What arguments and outputs look like at another entry. Raises whatever the user's code raises there, and
+    `InputError` where the arguments are many."""
     stub = getattr(module, facts.stub)
     arguments = build_arguments(module, entry, device="cpu", seed=0)
     inputs = _inputs(facts, stub, arguments)
+    if too_many(inputs):
+        raise InputError(f"the stub would run long at {entry.label}", remedy="Look at smaller sizes.", path=facts.path)
     execution = _run(module, stub, arguments, _places(inputs, arguments))
     return Look(entry, inputs, _outputs(facts, _returned(facts, execution)))
 

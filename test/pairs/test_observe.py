@@ -369,6 +369,20 @@ def test_a_sweep_that_is_none(observed: Observe, scale_text: str, sweep: str, sa
     assert said in refusal(observed, scale_text, ("[dict(N=40), dict(N=7)]", sweep)).message
 
 
+def test_a_stub_is_run_at_no_sizes_of_ours_that_make_many_elements(
+    observed: Observe, scale_text: str, tmp_path: Path
+) -> None:
+    # A window of 11 x 11, since all sizes must differ, had ten million offsets: observing a deformable convolution took
+    # a minute.
+    log = tmp_path / "sizes"
+    noted = f"    with open({str(log)!r}, 'a') as log:\n        log.write(f'{{x.numel()}} ')\n"
+    noted += "    assert x.numel() < 1 << 20\n"
+    made = "    y = torch.empty_like(x)\n"
+    many = (MAKE, "    return (torch.zeros(1).expand(1 << 23 if N > 40 else N),)\n")
+    observed(scale_text, ("dict(N=7)", "dict(N=37)"), (made, noted + made), many)
+    assert log.read_text().split() == ["37"]
+
+
 def test_the_file_shown_in_the_documentation_is_one(observed: Observe) -> None:
     text = (Path(__file__).resolve().parents[2] / "docs" / "pair-format.md").read_text()
     spec = observed(text.split("```python\n")[1].split("```")[0])
