@@ -4,7 +4,6 @@ difference of two like numbers, so that the rounding of a saved `y` is most of t
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,11 +48,10 @@ class Softmax:
 
 
 @pytest.fixture(scope="module")
-def softmax() -> Softmax:
+def softmax(tmp_path_factory: pytest.TempPathFactory) -> Softmax:
     facts = read_file(SOFTMAX)
-    folder = tempfile.mkdtemp()
     with standin():
-        module = load_truth(facts, Path(folder), source=facts.source)
+        module = load_truth(facts, tmp_path_factory.mktemp("softmax"), source=facts.source)
         stub = Stub(observe(facts), module, module.softmax)
         (entry,) = read_sweep(({"M": 48, "N": 1024},), SOFTMAX)
         arguments = build_arguments(module, entry, device="cpu", seed=0)
