@@ -15,6 +15,7 @@ from kernel_agent.compiler.reverse.adjoint import Tape
 from kernel_agent.compiler.reverse.extents import Extents, segment_size
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.programs import program_number
 from kernel_agent.compiler.ssa.rebuild import Copier, emptied
 from kernel_agent.compiler.ssa.uses import tapes_of, written_to
 from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value, beneath, is_setting
@@ -151,9 +152,7 @@ class _Lowering(Copier):
     def _address(self, tape: Tape) -> Value:
         """Offsets of the present program's and trip's tile, i64."""
         b = self.b
-        place = b.cast(b.program_id(self.axes - 1), "i64")
-        for axis in reversed(range(self.axes - 1)):
-            place = b.add(b.mul(place, b.cast(b.num_programs(axis), "i64")), b.cast(b.program_id(axis), "i64"))
+        place = program_number(b, reversed(range(self.axes)))
         for loop in tape.trips:
             count = b.cast(self._count(loop), "i64")
             place = b.add(b.mul(place, count), b.cast(self._trip(loop), "i64"))

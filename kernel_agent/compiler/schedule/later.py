@@ -32,6 +32,7 @@ from kernel_agent.compiler.schedule.sites import Site, sites
 from kernel_agent.compiler.schedule.slots import is_small, loaded_around
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.programs import program_count, program_number
 from kernel_agent.compiler.ssa.prune import prune
 from kernel_agent.compiler.ssa.rebuild import Copier, emptied
 from kernel_agent.compiler.ssa.uses import computed_of
@@ -210,7 +211,7 @@ class _Keeper(Copier):
         if self.slicing or one is None:
             super().effect(op)
             return
-        place = _place(self.b, (*one.axes, *one.others))
+        place = program_number(self.b, (*one.axes, *one.others))
         offset = tile_of_row(self.b, place, op.offset.shape, self.source.extents)
         self.b.store(one.rows, offset, self.b.whole(self[op.stored], op.offset.shape))
 
@@ -231,8 +232,8 @@ class _Adding(Copier):
         b, kept, op = self.b, self.sum, self.sum.site.op
         offset, mask = self.whole(op.offset), None if op.mask is None else self[op.mask]
         zero = b.const(0.0, kept.rows.pointee)
-        others = _product_of_programs(b, kept.others)
-        mine = _place(b, kept.others)
+        others = program_count(b, kept.others)
+        mine = program_number(b, kept.others)
 
         def body(number: Value, sums: list[Value]) -> list[Value]:
             place = b.add(b.mul(b.cast(number, "i64"), others), mine)
@@ -248,18 +249,3 @@ class _Adding(Copier):
             total = b.add(b.cast(before, total.element), total)
         b.store(self.gradient, offset, b.cast(total, self.gradient.pointee), mask)
         return b.kernel
-
-
-def _place(b: Builder, axes: Sequence[int]) -> Value:
-    """The number of this program among those along some axes."""
-    place = b.const(0, "i64")
-    for axis in axes:
-        place = b.add(b.mul(place, b.cast(b.num_programs(axis), "i64")), b.cast(b.program_id(axis), "i64"))
-    return place
-
-
-def _product_of_programs(b: Builder, axes: Sequence[int]) -> Value:
-    count = b.const(1, "i64")
-    for axis in axes:
-        count = b.mul(count, b.cast(b.num_programs(axis), "i64"))
-    return count

@@ -15,6 +15,7 @@ from kernel_agent.compiler.schedule.picks import Picks
 from kernel_agent.compiler.schedule.polynomial import ONE, Polynomial
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.programs import program_number
 from kernel_agent.compiler.ssa.prune import prune
 from kernel_agent.compiler.ssa.rebuild import Copier, emptied
 from kernel_agent.compiler.ssa.uses import captured
@@ -81,14 +82,6 @@ def _written(found: Picks, buffer: Value, own: Sequence[Value], write: Callable[
     return Kernel(kernel.name, kept, kernel.body, dict(kernel.extents), dict(kernel.constants))
 
 
-def _program(copier: Copier, axes: Sequence[int]) -> Value:
-    """The number of a program along some axes, the last of which runs fastest."""
-    b, number = copier.b, copier.b.const(0, "i64")
-    for axis in axes:
-        number = b.add(b.mul(number, b.cast(b.num_programs(axis), "i64")), b.cast(b.program_id(axis), "i64"))
-    return number
-
-
 def _steps(copier: Copier, length: Value, step: Value) -> Value:
     """How many steps a length has."""
     return length if constant(step) == 1 else copier.b.elementwise(Code.FLOORDIV, (length, step))
@@ -100,15 +93,15 @@ def _count(copier: Copier, found: Picks, counts: Value) -> None:
     start, stop, step = copier.all(found.loop.operands[:3])
     length = b.elementwise(Code.MAX, (b.sub(stop, start), b.const(0, start.element)))
     trips = _steps(copier, b.add(length, b.sub(step, b.const(1, step.element))), step)
-    b.store(counts, _program(copier, (*found.kept, *found.summed)), b.cast(trips, "i32"))
+    b.store(counts, program_number(b, (*found.kept, *found.summed)), b.cast(trips, "i32"))
 
 
 def _list(copier: Copier, found: Picks, rows: Value, most: Value, tiles: Value) -> None:
     """Which tile each trip picks, from 1 on; 0 is none, and -1 what may be anything."""
     b = copier.b
     start, stop, step = copier.all(found.loop.operands[:3])
-    room = b.mul(_program(copier, (*found.kept, *found.summed)), b.cast(most, "i64"))
-    first = b.add(b.mul(_program(copier, found.kept), tiles), b.const(1, "i64"))
+    room = b.mul(program_number(b, (*found.kept, *found.summed)), b.cast(most, "i64"))
+    first = b.add(b.mul(program_number(b, found.kept), tiles), b.const(1, "i64"))
     none, met = b.const(0, "i64"), b.const(found.met, "i64")
     below = b.const(-1, "i64") if found.signed else none
 

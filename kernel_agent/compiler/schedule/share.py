@@ -23,6 +23,7 @@ from kernel_agent.compiler.schedule.sites import Site, bounds, sites
 from kernel_agent.compiler.schedule.unmask import conjuncts, vanishes
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import CONTROL, Code
+from kernel_agent.compiler.ssa.programs import program_number
 from kernel_agent.compiler.ssa.rebuild import Copier, emptied
 from kernel_agent.compiler.ssa.uses import captured, computed_of
 from kernel_agent.compiler.ssa.value import NARROW, Kernel, Op, Value, beneath, constant, unspread
@@ -198,11 +199,8 @@ class _Sharing(Copier):
 
     def row(self, shape: tuple[int, ...]) -> Value:
         """Offsets of a tile in the row of this program."""
-        b = self.b
-        place = b.const(0, "i64")
-        for axis in reversed(range(self.axes)):
-            place = b.add(b.mul(place, b.cast(b.num_programs(axis), "i64")), b.cast(b.program_id(axis), "i64"))
-        return tile_of_row(b, place, shape, self.source.extents)
+        place = program_number(self.b, reversed(range(self.axes)))
+        return tile_of_row(self.b, place, shape, self.source.extents)
 
 
 class _Storing(_Sharing):

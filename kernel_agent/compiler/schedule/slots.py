@@ -27,6 +27,7 @@ from kernel_agent.compiler.schedule.polynomial import ONE, Polynomial, ceiling
 from kernel_agent.compiler.schedule.sites import Site, sites
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.programs import program_count, program_number
 from kernel_agent.compiler.ssa.rebuild import Copier, emptied
 from kernel_agent.compiler.ssa.value import Kernel, Op, Value
 
@@ -337,7 +338,7 @@ class _Slotter(Copier):
         if slots.apart:
             row = self._behind(slots, slots.places.index(op))
         else:
-            row = self._program(slots.axes)
+            row = program_number(b, slots.axes)
         for wrap in slots.wraps:
             whole, divisor = (b.cast(self[value], "i64") for value in wrap.op.operands)
             programs = b.cast(b.num_programs(wrap.axis), "i64")
@@ -349,21 +350,10 @@ class _Slotter(Copier):
         mask = None if op.mask is None else self[op.mask]
         b.store(self.rows[op.base.name], b.add(start, b.cast(self.whole(op.offset), "i64")), self[op.stored], mask)
 
-    def _program(self, axes: Sequence[int]) -> Value:
-        """The number of this program among those along some axes."""
-        b = self.b
-        row = b.const(0, "i64")
-        for axis in axes:
-            row = b.add(b.mul(row, b.cast(b.num_programs(axis), "i64")), b.cast(b.program_id(axis), "i64"))
-        return row
-
     def _behind(self, slots: Slots, place: int) -> Value:
         """The row of this program behind all rows of the places before."""
         b = self.b
-        row = self._program(slots.apart[place])
+        row = program_number(b, slots.apart[place])
         for axes in slots.apart[:place]:
-            count = b.const(1, "i64")
-            for axis in axes:
-                count = b.mul(count, b.cast(b.num_programs(axis), "i64"))
-            row = b.add(row, count)
+            row = b.add(row, program_count(b, axes))
         return row

@@ -15,6 +15,7 @@ from triton.runtime.autotuner import Autotuner
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernel_agent.compiler.stub.descriptors import block_names
+from kernel_agent.compiler.stub.meta import around
 from kernel_agent.compiler.stub.trace import LaunchSeen
 
 _FIRST, _STEP = 1 << 20, 1 << 10
@@ -44,7 +45,7 @@ def hooked_tiles(seen: LaunchSeen, module: ModuleType) -> dict[str, str]:
 
 def _hook(seen: LaunchSeen, module: ModuleType) -> Callable[[Mapping[str, Any]], object] | None:
     """Of the configuration that a launch was tuned to."""
-    tuners = (one for one in vars(module).values() if isinstance(one, Autotuner) and one.base_fn is seen.kernel.fn)
+    tuners = (one for one in around(seen.kernel, module) if isinstance(one, Autotuner))
     configs = (config for tuner in tuners for config in tuner.configs)
     taken = (config for config in configs if all(seen.values.get(key) == one for key, one in config.kwargs.items()))
     config = next(taken, None)

@@ -71,16 +71,22 @@ def rules(kernel: JITFunction, name: str, tree: ast.Module, module: ModuleType) 
     return [Rule(one, written.get(one)) for one in _deciding(kernel, module)]
 
 
-def _deciding(kernel: JITFunction, module: ModuleType) -> list[str]:
-    """The constexprs that heuristics around a kernel decide, the outermost first."""
+def around(kernel: JITFunction, module: ModuleType) -> list[Autotuner | Heuristics]:
+    """What decides for a kernel of a module, the outermost first."""
     for value in vars(module).values():
-        found: list[str] = []
+        found: list[Autotuner | Heuristics] = []
         while isinstance(value, (Autotuner, Heuristics)):
-            found += value.values if isinstance(value, Heuristics) else ()
+            found.append(value)
             value = value.fn
         if value is kernel and found:
-            return list(dict.fromkeys(found))
+            return found
     return []
+
+
+def _deciding(kernel: JITFunction, module: ModuleType) -> list[str]:
+    """The constexprs that heuristics around a kernel decide, the outermost first."""
+    heuristics = (one for one in around(kernel, module) if isinstance(one, Heuristics))
+    return list(dict.fromkeys(name for one in heuristics for name in one.values))
 
 
 def _written(name: str, tree: ast.Module) -> Iterator[tuple[str, Scope | None]]:

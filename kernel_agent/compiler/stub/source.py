@@ -127,15 +127,16 @@ class StubSource:
     def _described(self, values: Mapping[str, ast.expr], seen: LaunchSeen) -> dict[str, ast.expr]:
         """Arguments that a launch has for its descriptors. Raises `CannotDerive` where the text does not tell them."""
         found: dict[str, ast.expr] = {}
+        hooked = hooked_tiles(seen, self.module)
         for name, node in values.items():
             if name not in seen.descriptors or name not in seen.tensors:
                 continue
             apart = described(node, seen.descriptors[name], self._binding)
             arguments = {} if apart is None else apart.arguments(name)
-            hooked = {block: constexpr for block, constexpr in self._hooked(seen).items() if block in arguments}
             arguments |= {
                 block: values.get(constexpr) or self._constant(seen.values[constexpr], constexpr, seen)
                 for block, constexpr in hooked.items()
+                if block in arguments
             }
             if not arguments or not all(self._gives(one, seen, key) for key, one in arguments.items()):
                 raise CannotDerive(
@@ -154,16 +155,13 @@ class StubSource:
             return {}
         text = self.launch(seen).arguments
         given = {ast.unparse(text[name]): name for name in seen.constants if name in text}
-        found = dict(self._hooked(seen))
+        found = hooked_tiles(seen, self.module)
         for block in block_names(seen.descriptors):
             constexpr = given.get(ast.unparse(text[block]), "")
             changing = any(len(self.bindings(name)) > 1 for name in free_names(text[block]))
             if constexpr and not changing and type(seen.values[constexpr]) is int and free_names(text[block]):
                 found[block] = constexpr
         return found
-
-    def _hooked(self, seen: LaunchSeen) -> dict[str, str]:
-        return hooked_tiles(seen, self.module)
 
     def changing_floats(self, seen: LaunchSeen) -> frozenset[str]:
         """Floats that a launch is compiled with and that are not the same in every call."""

@@ -189,9 +189,9 @@ def _compared(node: ast.expr, operator: type[ast.cmpop]) -> tuple[str, str] | No
     if not isinstance(node, ast.Compare) or len(node.ops) != 1 or not isinstance(node.ops[0], operator):
         return None
     (other,) = node.comparators
-    return (
-        (ast.unparse(node.left), other.value) if isinstance(other, ast.Constant) and type(other.value) is str else None
-    )
+    if not isinstance(other, ast.Constant) or not isinstance(other.value, str):
+        return None
+    return ast.unparse(node.left), other.value
 
 
 def _opposite(one: str, other: str) -> bool:

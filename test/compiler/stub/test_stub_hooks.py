@@ -88,6 +88,15 @@ def test_an_extent_that_a_hook_makes_of_something_else_is_no_constexpr(tmp_path:
     assert "y_desc_block_1" not in hooked_tiles(launch, module)
 
 
+def test_a_hook_is_found_behind_heuristics_around_the_tuner(tmp_path: Path) -> None:
+    # The module's name is then the heuristics', which have no configurations.
+    text = FORWARD.replace("HOOKED", 'nargs["BLOCK_N"]')
+    text = text.replace("BLOCK_N: tl.constexpr)", "BLOCK_N: tl.constexpr, WIDE: tl.constexpr)")
+    wide = '@triton.heuristics({"WIDE": lambda args: args["N"] > 32})'
+    launch, module = seen(tmp_path, text.replace("@triton.autotune", f"{wide}\n@triton.autotune"))
+    assert hooked_tiles(launch, module)["y_desc_block_1"] == "BLOCK_N"
+
+
 def test_a_stub_whose_hook_writes_the_tiles_of_its_descriptors_is_derived(tmp_path: Path, sandbox: Sandbox) -> None:
     # Triton's tutorial on attention makes its descriptors so; the extents in the text, [1, 1], are not the launch's,
     # and the stub was refused.
