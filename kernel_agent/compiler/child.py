@@ -29,6 +29,7 @@ from kernel_agent.compiler.stub.calls import calls_of
 from kernel_agent.compiler.stub.clones import with_clones
 from kernel_agent.compiler.stub.flow import launch_places
 from kernel_agent.compiler.stub.inline import without_helpers
+from kernel_agent.compiler.stub.loops import flattened
 from kernel_agent.compiler.stub.returns import returned_once
 from kernel_agent.compiler.stub.section import Sections, write_sections
 from kernel_agent.compiler.stub.source import StubSource
@@ -48,6 +49,15 @@ if TYPE_CHECKING:
 
 OBJECTS = (50_000, 20, 100)
 """After how many new objects the collector looks at these, at those that it left once, and at all."""
+
+
+@dataclass(frozen=True)
+class _Text:
+    """A stub and its text."""
+
+    stub: Stub
+    """With loops that launch as their first trips."""
+    source: StubSource
 
 
 @dataclass(frozen=True)
@@ -79,9 +89,8 @@ def derived(call: Call) -> None:
     `adjoint`, `seconds`; for one that cannot: `schedule`, `refused`, `remedy`, `line`, `defect`.
     """
     with answered(call), standin(), _rarely_collected():
-        stub = _loaded(call)
         try:
-            followed = _followed(call, stub)
+            followed = _followed(call, _loaded(call))
         except KernelAgentError as error:
             call.send(_refusal("", error))
             return
@@ -111,6 +120,7 @@ def derived(call: Call) -> None:
                     "schedules": [plan.schedule for plan in sections.plans],
                     "remarks": [
                         *followed.remarks,
+                        *sections.remarks,
                         *dict.fromkeys(text for plan in sections.plans for text in plan.remarks),
                     ],
                     "adjoint": "\n".join(filter(None, (followed.adjoints or {}).values())),
@@ -131,7 +141,7 @@ def _rarely_collected() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-def _loaded(call: Call) -> Stub:
+def _loaded(call: Call) -> _Text:
     """The stub with loops and helpers that launch for it written out, one return, and names for what launches are
     given; its lines are counted in that text."""
     spec = KernelSpec.model_validate(call.payload["spec"])
@@ -141,27 +151,29 @@ def _loaded(call: Call) -> Stub:
     return _of_text(call, spec, spelled(without_helpers(text, facts.stub), facts.stub))
 
 
-def _of_text(call: Call, spec: KernelSpec, text: str) -> Stub:
+def _of_text(call: Call, spec: KernelSpec, text: str) -> _Text:
     """The stub of a spec with another text."""
-    facts = spec.facts.model_copy(update={"source": text})
+    flat, loops = flattened(text, spec.facts.stub)
+    facts = spec.facts.model_copy(update={"source": flat})
     module = load_truth(facts, call.scratch)
-    return Stub(spec.model_copy(update={"facts": facts}), module, getattr(module, facts.stub))
+    stub = Stub(spec.model_copy(update={"facts": facts}), module, getattr(module, facts.stub))
+    return _Text(stub, StubSource(flat, facts.stub, module, loops, text))
 
 
-def _followed(call: Call, stub: Stub) -> _Followed:
+def _followed(call: Call, text: _Text) -> _Followed:
     """A stub with its configurations. Where launches update memory in place it keeps what was there before."""
-    source = StubSource(stub.spec.facts.source, stub.spec.facts.stub, stub.module)
-    found, remarks = configurations(stub)
+    stub, source = text.stub, text.source
+    found, remarks = configurations(stub, source)
     wanted = overwritten(source, found)
     typical: bool = call.payload["typical"]
     adjoints: dict[str, str] | None = {} if call.payload["adjoint"] else None
     if not wanted:
         unchanged = [Apart(one, {}) for one in found]
         return _Followed(stub, source, unchanged, remarks, typical=typical, adjoints=adjoints)
-    text, clones = with_clones(source, wanted)
-    stub = _of_text(call, stub.spec, text)
-    source = StubSource(text, stub.spec.facts.stub, stub.module)
-    found, remarks = configurations(stub)
+    cloning, clones = with_clones(source.whole, wanted)
+    text = _of_text(call, stub.spec, cloning)
+    stub, source = text.stub, text.source
+    found, remarks = configurations(stub, source)
     apart = [kept_apart(source, one, clones) for one in found]
     return _Followed(stub, source, apart, remarks, clones, typical, adjoints)
 

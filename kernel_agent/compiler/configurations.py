@@ -67,10 +67,11 @@ class Configuration:
         return frozenset(self.trace.inputs) - always
 
 
-def configurations(stub: Stub) -> tuple[list[Configuration], list[str]]:
+def configurations(stub: Stub, source: StubSource) -> tuple[list[Configuration], list[str]]:
     """One configuration per way that the stub goes at its SWEEP entries, and remarks on entries that were not seen.
 
-    Raises `CannotDerive` where no entry can be followed, a kernel cannot be read, or ways cannot be told apart.
+    Raises `CannotDerive` where no entry can be followed, a kernel cannot be read, ways cannot be told apart, or a loop
+    that launches has one trip at all entries, so that nothing would show what its trips have to do with each other.
     """
     groups: dict[Key, list[Trace]] = {}
     remarks: list[str] = []
@@ -82,7 +83,14 @@ def configurations(stub: Stub) -> tuple[list[Configuration], list[str]]:
             groups.setdefault(_key(seen), []).append(seen)
     if not groups:
         raise CannotDerive(remarks[0] if remarks else "SWEEP has no entry", remedy="Give SWEEP a small required entry.")
-    source = StubSource(stub.spec.facts.source, stub.spec.facts.stub, stub.module)
+    for loop in source.loops:
+        trips = [len(source.value(loop.steps, seen.names)) for traces in groups.values() for seen in traces]
+        if max(trips) < 2:
+            raise CannotDerive(
+                f"at every entry of SWEEP the loop in line {loop.first}, which launches kernels, has one trip",
+                remedy="Give SWEEP an entry at which it has two or three.",
+                line=loop.first,
+            )
     fallen = _told_apart(source, groups)
     real = [seen for entry in stub.spec.facts.bench if not isinstance(seen := _seen(stub, entry), str)]
     found = [

@@ -47,7 +47,7 @@ class Asking:
             return reason
         given = self.wording.launched.seen.tensors
         if fact.tensor in given:  # a cotangent's strides are the backward's own, and nothing that a user passes
-            tensor = self.wording.references.hint(given[fact.tensor])
+            tensor = self.wording.references.outlasting(given[fact.tensor])
             return f"strides of {tensor} do not show that {fact.reason}: pass {tensor}.contiguous()"
         return f"{fact.reason}, but not for these sizes"
 

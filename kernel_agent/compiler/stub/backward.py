@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -29,22 +30,23 @@ from kernel_agent.compiler.stub.flow import (
 from kernel_agent.compiler.stub.held import onto_held, widened
 from kernel_agent.compiler.stub.joints import joints
 from kernel_agent.compiler.stub.lines import Line
+from kernel_agent.compiler.stub.loops import Loop
 from kernel_agent.compiler.stub.lying import Lying
 from kernel_agent.compiler.stub.names import Names
 from kernel_agent.compiler.stub.needs import only_if
 from kernel_agent.compiler.stub.planned import Planned, Signature
 from kernel_agent.compiler.stub.references import References
+from kernel_agent.compiler.stub.remains import Eraser, Remains
 from kernel_agent.compiler.stub.source import StubSource
 from kernel_agent.compiler.stub.strides import Told
 from kernel_agent.compiler.stub.tiles import axes_of_tiles, tiles_of_axes, tiles_of_bounds
 from kernel_agent.compiler.stub.trace import LaunchSeen, TorchSeen, Trace
+from kernel_agent.compiler.stub.trips import Trips
 from kernel_agent.compiler.stub.wording import Launched, Wording
 
 Planner = Callable[[LaunchSeen, frozenset[str], frozenset[str], frozenset[str], Joint | None], BackwardPlan]
 """The plan of a launch, given which tensors want gradients, which have cotangents, which are overwritten later,
 and which may shift and scale together."""
-Eraser = Callable[[LaunchSeen, str, bool], BackwardPlan]
-"""What a launch leaves of the cotangent of an argument; see `erasing`."""
 
 
 @dataclass
@@ -65,6 +67,8 @@ class Written:
     """The kernels again, each with the plan that launches it."""
     torch_ops: tuple[str, ...] = ()
     """Computing functions of the stub that the backward has the adjoints of."""
+    remarks: tuple[str, ...] = ()
+    """What is to be told of its loops."""
 
 
 class BackwardWriter:
@@ -117,6 +121,12 @@ class BackwardWriter:
         """Memory that depends on differentiable inputs before each launch."""
         self.joints: dict[int, Joint] = {}
         """See `joints`."""
+        self.remains = Remains(self)
+        self.trips: Trips | None = None
+        """The loop that is written."""
+        self.remarks: list[str] = []
+        self.replayed: set[int] = set()
+        """Launches that the backward does again, by place."""
         self.kernels: list[Kernel] = []
         self.launched: list[Launched] = []
         self.plans: list[BackwardPlan] = []
@@ -126,17 +136,21 @@ class BackwardWriter:
         """The backward. `outputs`: name of the cotangent, and the output where it has one. Raises `CannotDerive`."""
         self._propagate()
         several = sum(tensor is not None for _, tensor in outputs) > 1
-        self.joints = joints(self.launches, self.flow, [tensor for _, tensor in outputs if tensor is not None])
+        found = joints(self.launches, self.flow, [tensor for _, tensor in outputs if tensor is not None])
+        self.joints = {place: one for place, one in found.items() if not self._is_of_trips(self.launches[place])}
         for name, output in outputs:
             if output is not None and storage_of(output) in self.flow.active:
                 if several:
                     self._instead_of_none(name, output)
                 self.cotangents.add(output, Grad(name))
-        for place, event in reversed(list(enumerate(self.trace.events))):
-            if isinstance(event, LaunchSeen):
-                self._launch(self.launches[place])
-            else:
-                self.cotangents.back_through(place, event)
+        for loop, part in reversed(self._parts()):
+            if loop is not None:
+                self.trips = Trips(self, loop, part)
+                self.trips.write()
+                self.trips = None
+                continue
+            for place, event in reversed(part):
+                self.back_through(place, event)
         results = [
             only_if(self.names.given(name), self._result(name)) if name in self.optional else self._result(name)
             for name in self.grads
@@ -150,7 +164,22 @@ class BackwardWriter:
             self.plans,
             self.steps,
             tuple(self.cotangents.torch_ops),
+            tuple(self.remarks),
         )
+
+    def back_through(self, place: int, event: LaunchSeen | TorchSeen) -> None:
+        """Write the backward of one event. Raises `CannotDerive`."""
+        if isinstance(event, LaunchSeen):
+            self._launch(self.launches[place])
+        else:
+            self.cotangents.back_through(place, event)
+
+    def _parts(self) -> list[tuple[Loop | None, list[tuple[int, LaunchSeen | TorchSeen]]]]:
+        """The events in order: those of a loop, and those around it."""
+        loops = [self.source.loop_at(event.site.outer) for event in self.trace.events]
+        events = list(zip(loops, enumerate(self.trace.events), strict=True))
+        groups = itertools.groupby(events, key=lambda one: one[0])
+        return [(loop, [event for _, event in group]) for loop, group in groups]
 
     def _propagate(self) -> None:
         """Which memory depends on differentiable inputs."""
@@ -191,13 +220,13 @@ class BackwardWriter:
     # --- launches
 
     def _launch(self, launched: Launched) -> None:
-        seen, tensors = launched.seen, launched.seen.tensors
+        tensors = launched.seen.tensors
         written = [
             name
             for name in tensors
             if name in launched.accesses.written and storage_of(tensors[name]) in self.flow.active
         ]
-        homes = {name: self._home(tensors[name]) for name in written}
+        homes = {name: self.remains.home(tensors[name]) for name in written}
         roots = {id(root): root for root in homes.values()}
         cotangents: dict[str, Grad] = {}
         held: dict[int, Grad] = {}
@@ -211,11 +240,21 @@ class BackwardWriter:
         for name in written:
             root = homes[name]
             if id(root) in held:
-                cotangents[name] = self._part(held[id(root)], root, tensors[name], launched.text.arguments[name])
+                cotangents[name] = self.remains.part(held[id(root)], root, tensors[name], launched.text.arguments[name])
+        outlasting = {} if self.trips is None else self.trips.left
         for key, root in roots.items():
-            left = self._left(launched, root, held[key]) if key in held else None
-            if left is not None:
-                self.cotangents.add(root, left)
+            if key in held and storage_of(root) not in outlasting:
+                left = self.remains.left(launched, root, held[key])
+                if left is not None:
+                    self.cotangents.add(root, left)
+        self._take_back(launched, cotangents, lying)
+        for root in roots.values():
+            if storage_of(root) in outlasting:
+                self.remains.take_out(launched, root, outlasting[storage_of(root)])
+
+    def _take_back(self, launched: Launched, cotangents: Mapping[str, Grad], lying: Lying) -> None:
+        """Write the plan of a launch. `cotangents`: of what it wrote."""
+        seen, tensors = launched.seen, launched.seen.tensors
         read = frozenset(
             name
             for name in launched.accesses.read
@@ -230,9 +269,9 @@ class BackwardWriter:
         plan = self.planner(seen, read, frozenset(cotangents), lost, self.joints.get(launched.place))
         plan, anywhere = lying.settled(plan)
         self.plans.append(plan)
-        self._write(launched, plan, cotangents, anywhere)
+        self.write_plan(launched, plan, cotangents, anywhere)
 
-    def _write(
+    def write_plan(
         self, launched: Launched, plan: BackwardPlan, cotangents: Mapping[str, Grad], anywhere: Sequence[Told] = ()
     ) -> Wording:
         """The statements of one plan; the words that they have for what it names. `anywhere`: cotangents that lie
@@ -302,56 +341,18 @@ class BackwardWriter:
                     line=launched.seen.site.line,
                 )
 
-    def _home(self, tensor: Tensor) -> Tensor:
-        """The tensor that a cotangent is laid out as: what was written, if all that depends on its memory is a view of
-        it, else the root of the memory."""
-        known = self.flow.local(tensor) is not None and not self.flow.is_slice(tensor)
-        others = self.cotangents.sharing(tensor)
-        if known and all(other is tensor or self.flow.is_view_of(other, tensor) for other in others):
-            return tensor
-        return self.flow.root(tensor)
-
-    def _left(self, launched: Launched, root: Tensor, grad: Grad) -> Grad | None:
-        """What of the cotangent of a memory belongs to what was there before a launch: all of it where the launch only
-        adds, or where another one wrote other elements; else zeros where it stored. Raises `CannotDerive`."""
-        place, tensors, accesses = launched.place, launched.seen.tensors, launched.accesses
-        held, earlier = self.flow.held_before(place, root), self.flow.written_before(place, root)
-        if not (held or earlier):
-            return None
-        stored = [name for name in accesses.stored if name in tensors and self.flow.shares(tensors[name], root)]
-        stored = list({id(tensors[name]): name for name in sorted(stored)}.values())
-        if not held and all(disjoint([tensors[name], other]) for name in stored for other in earlier):
-            return grad
-        for name in stored:
-            left = self._erased(launched, name, root, grad)
-            if left is None:
-                return None
-            grad = left
-        return grad
-
-    def _erased(self, launched: Launched, name: str, root: Tensor, grad: Grad) -> Grad | None:
-        """The cotangent of a memory with zeros where a launch stores to an argument; None where that is everywhere."""
-        tensor, node = launched.seen.tensors[name], launched.text.arguments[name]
-        plan = self.eraser(launched.seen, name, tensor is root or not self.flow.is_slice(tensor))
-        if not plan.steps:
-            self._write(launched, plan, {})
-            return None
-        left = Grad(self.body.bind(f"left_of_{self.references.hint(root)}", f"{grad.text}.clone()"), grad.element)
-        self._write(launched, plan, {name: self._part(left, root, tensor, node)})
-        return left
-
-    def _part(self, grad: Grad, root: Tensor, tensor: Tensor, node: ast.expr) -> Grad:
-        """What of the cotangent of a memory a launch is given that wrote to a part of it."""
-        if root is tensor or not self.flow.is_slice(tensor):
-            return grad
-        found = self.references.part(tensor, node)
-        if found is None:
+    def refuse_varying(self, launched: Launched, parameter: str) -> None:
+        """Raise `CannotDerive` where the backward needs a launch that trips of a loop have compiled each in its way."""
+        if launched.place in {one.place for one in self.launched} | self.replayed:
             raise CannotDerive(
-                f"what the launch writes through `{ast.unparse(node)}` cannot be told from the stub's text",
-                remedy="Write views as plain assignments.",
-                line=node.lineno if hasattr(node, "lineno") else None,
+                f"`{parameter}` of `{launched.seen.name}` (line {launched.seen.site.line}) may differ between trips "
+                "of a loop",
+                remedy=f"Compute `{parameter}` ahead of the loop.",
+                line=launched.seen.site.line,
             )
-        return Grad(self.references.over(found[0], found[1], grad.text), grad.element)
+
+    def _is_of_trips(self, launched: Launched) -> bool:
+        return self.source.loop_at(launched.seen.site.line) is not None
 
     # --- results
 

@@ -39,6 +39,8 @@ class Grad:
     """What it is made of, where that is not what the tensor is made of."""
     own: bool = False
     """It lies in memory as the tensor does, in memory of its own that nothing else reads: it may be added to."""
+    fresh: bool = False
+    """It is zero yet, so that it may be stored to."""
 
 
 class Cotangents:
@@ -71,7 +73,7 @@ class Cotangents:
 
     def _taken(self, tensor: Tensor) -> Grad | None:
         """The sum of a tensor's contributions, which it then no longer has."""
-        _, found = self._held.pop(id(tensor), (tensor, []))
+        found = self.set_aside(tensor)
         if not found:
             return None
         if len(found) == 1:
@@ -87,6 +89,14 @@ class Cotangents:
         """Whether a contribution that nobody has asked for yet is written in terms of a variable."""
         held = (grad.text for _, found in self._held.values() for grad in found)
         return any(name in free_names(ast.parse(text, mode="eval")) for text in held)
+
+    def waiting(self) -> list[Tensor]:
+        """Tensors with contributions."""
+        return [tensor for tensor, _ in self._held.values()]
+
+    def set_aside(self, tensor: Tensor) -> list[Grad]:
+        """A tensor's contributions, which it then no longer has."""
+        return self._held.pop(id(tensor), (tensor, []))[1]
 
     def own(self, tensor: Tensor) -> Grad | None:
         """All that there is of a tensor's gradient, if that lies in memory that can be added to."""

@@ -49,7 +49,8 @@ class HandedOn:
                 part = self.flow.is_slice(self.launched.seen.tensors[buffer.like])
                 self._shared(tensor, buffer.like, Grad(text, "f32" if part else element), both=True)
                 continue
-            if result in buffers and self.flow.is_slice(tensor) and buffer.like == name:
+            kept = result in made.held
+            if result in buffers and self.flow.is_slice(tensor) and buffer.like == name and not kept:
                 continue
             if self.flow.is_expanded(tensor) and buffer.like == name:
                 self.cotangents.add(self.flow.expanded(tensor), Grad(text, buffer.element))

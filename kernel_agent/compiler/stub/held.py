@@ -2,7 +2,7 @@
 
 What several launches give one tensor would be summed by torch otherwise: each part is written, read, written once more
 as a row of a stack, read and summed. Here a store becomes a load, an addition and a store of the same element, and
-atomic additions start from what is there instead of from zeros.
+atomic additions start from what is there instead of from zeros. What is known to be zero is stored to.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ def onto_held(
     """
     found: dict[str, Buffer] = {}
     pointers: dict[str, str] = {}
+    fresh: dict[str, str] = {}
     for buffer in plan.buffers:
         tensor = tensors.get(buffer.like)
         if tensor is None or plan.gradients.get(buffer.like) != buffer.name:
@@ -80,8 +81,10 @@ def onto_held(
             found[buffer.name] = replace(buffer, fill=Fill.HELD, empty_if="")
         elif codes == {Code.STORE}:
             found[buffer.name] = replace(buffer, element=there.element, fill=Fill.HELD, empty_if="")
-            pointers[buffer.name] = there.element or element_of(types[buffer.like])
-    steps = tuple(replace(step, kernel=_adding(step.kernel, pointers)) for step in plan.steps)
+            (fresh if there.fresh else pointers)[buffer.name] = there.element or element_of(types[buffer.like])
+    steps = tuple(
+        replace(step, kernel=_adding(_adding(step.kernel, pointers), fresh, adds=False)) for step in plan.steps
+    )
     return replace(plan, buffers=tuple(found.get(one.name, one) for one in plan.buffers), steps=steps)
 
 

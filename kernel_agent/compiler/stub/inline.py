@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from kernel_agent.compiler.free_names import free_name, free_names
 from kernel_agent.compiler.stub.callees import callees
@@ -18,8 +18,8 @@ _ROUNDS = 8
 def without_helpers(source: str, stub: str) -> str:
     """The text of a file whose stub launches its kernels itself, as far as its helpers' bodies can stand in it.
 
-    A helper's body can where it is called in a plain statement or a return, and returns in one place, at its end. The
-    lines of the stub may change; the helpers stay where they are.
+    A helper's body can where it is called in a plain statement or a return, of the stub itself or of a loop at its top,
+    and returns in one place, at its end. The lines of the stub may change; the helpers stay where they are.
     """
     for _ in range(_ROUNDS):
         tree = ast.parse(source)
@@ -55,7 +55,7 @@ def _launching(functions: Mapping[str, ast.FunctionDef]) -> dict[str, ast.Functi
 
 def _inlined_once(source: str, stub: ast.FunctionDef, helpers: Mapping[str, ast.FunctionDef]) -> str | None:
     """The text with the first call of a helper written out; None where there is none that can be."""
-    for statement in stub.body:
+    for statement in _statements(stub):
         if not isinstance(statement, (ast.Assign, ast.Expr, ast.Return)) or statement.value is None:
             continue
         calls = [
@@ -73,6 +73,14 @@ def _inlined_once(source: str, stub: ast.FunctionDef, helpers: Mapping[str, ast.
                 end = statement.end_lineno or statement.lineno
                 return "\n".join([*lines[: statement.lineno - 1], *shown, *lines[end:]])
     return None
+
+
+def _statements(stub: ast.FunctionDef) -> Iterator[ast.stmt]:
+    """The statements of a stub, and of the loops at its top that begin on a line of their own."""
+    for one in stub.body:
+        yield one
+        if isinstance(one, ast.For) and one.body[0].lineno > one.lineno:
+            yield from one.body
 
 
 def rows(statement: ast.stmt, pad: str) -> list[str]:
@@ -213,6 +221,13 @@ class _Renaming(ast.NodeTransformer):
         if isinstance(found, ast.Name):
             return ast.Name(found.id, node.ctx)
         return copy.deepcopy(found)
+
+    def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
+        """A choice that the call has made: the other side may make no sense with what it gives."""
+        self.generic_visit(node)
+        if isinstance(node.test, ast.Constant):
+            return node.body if node.test.value else node.orelse
+        return node
 
 
 class _Replacing(ast.NodeTransformer):

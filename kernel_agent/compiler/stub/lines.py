@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kernel_agent.compiler.plan import EVERY, IN_ORDER, LEFT, LISTED, LONGEST, NESTED, PICKED, RISING, ROWS
 from kernel_agent.compiler.schedule.describe import EVEN, FITS
@@ -149,6 +149,10 @@ class Line:
     joint: str = ""
     """`and` or `or` of conditions, `else` of alternatives; items of anything else have commas between them."""
 
+    def deeper(self) -> Line:
+        """The statement in one block more."""
+        return replace(self, depth=self.depth + 1)
+
     def shown(self, filled: Callable[[str], str], depth: int) -> list[str]:
         """Rows of text, `depth` blocks deeper."""
         pad = "    " * (self.depth + depth)
@@ -223,7 +227,17 @@ def quoted(text: str) -> str:
 
 def _as_formatted(text: str) -> str:
     """As formatters leave it; what has strings in double quotes already is written by us, and may quote in them."""
-    return text if '"' in text else double_quoted(text)
+    return _SLICE.sub(_roomy, text if '"' in text else double_quoted(text))
+
+
+_SLICE = re.compile(r"(?<=[\[ ])([\w.()]*(?: [-+*/]+ [\w.()]+)*):([\w.()]*(?: [-+*/]+ [\w.()]+)*)(?=[\],])")
+
+
+def _roomy(match: re.Match[str]) -> str:
+    begin, end = match.groups()
+    if " " not in begin + end:
+        return match[0]
+    return f"{begin} : {end}".strip() if begin else f": {end}"
 
 
 def double_quoted(text: str) -> str:

@@ -16,10 +16,12 @@ from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.free_names import free_names
 from kernel_agent.compiler.plan import IN_ORDER, LEFT, LISTED, LONGEST, NESTED, PICKED, RISING, ROWS
 from kernel_agent.compiler.stub.forward import Kept
+from kernel_agent.compiler.stub.loops import Loop
 from kernel_agent.compiler.stub.source import StubSource
+from kernel_agent.ir.capture.images import declared_dtype
 
 _PLAIN = (bool, int, float, str, type(None), torch.dtype)
-_ASKS = frozenset(
+ASKS = frozenset(
     {"shape", "stride", "size", "numel", "dim", "dtype", "ndim", "element_size", "itemsize", "device", "is_contiguous"}
 )
 """Attributes of a tensor that can be asked for in the backward, where the tensor is saved."""
@@ -28,6 +30,8 @@ _OURS = frozenset(
     | {IN_ORDER, LEFT, LISTED, LONGEST, NESTED, PICKED, RISING, ROWS}
 )
 """Names that the backward section has beside the stub's."""
+_OF_EVERY_PART = frozenset({"dtype", "element_size", "itemsize", "device"})
+"""What parts of a tensor answer as the whole does."""
 _MARK = re.compile(r"\bASKED_(\d+)_\b")
 """Stands in an expression for what is asked of a tensor, until it is known whether the tensor is saved."""
 
@@ -60,6 +64,10 @@ class Names:
         self.final = final
         self.clones = clones or {}
         self.sometimes = frozenset(sometimes)
+        self.trip: Loop | None = None
+        """The loop that statements are written for, whose trip's names they may have."""
+        self.scratch: frozenset[str] = frozenset()
+        """Tensors that later trips of the loop overwrite: what a trip left there is computed again."""
         self._needed: dict[str, None] = {}
         self._evaluated: dict[str, str] = {}
         self._asked: dict[str, str] = {}
@@ -99,8 +107,10 @@ class Names:
         """An expression of the stub, as it was after `line`, for the backward. Raises `CannotDerive`."""
         if isinstance(node, ast.Constant):
             return repr(node.value)
+        node = self._beyond_trips(node)
         text = ast.unparse(node)
         locals_ = [name for name in free_names(node) if not (self.source.is_known(name) or name in self._locals)]
+        self._refuse_foreign_trips(locals_, text, line)
         lost = [name for name in locals_ if name not in self.final or not self.source.kept_after(name, line)]
         if lost:
             raise CannotDerive(
@@ -110,6 +120,12 @@ class Names:
             )
         if all(isinstance(self.final[name], (Tensor, *_PLAIN)) for name in locals_):
             return self._over_names(node, locals_)
+        if self.source.of_trips(node):
+            raise CannotDerive(
+                f"`{text}` (line {line}), which every trip computes, is made of more than tensors and numbers",
+                remedy="Compute it ahead of the loop, or of tensors and numbers alone.",
+                line=line,
+            )
         for name, known in self._evaluated.items():
             if known == text:
                 return name
@@ -119,17 +135,63 @@ class Names:
 
     def tensor(self, name: str) -> str:
         """A local that is a tensor."""
-        self._needed[name] = None
+        self._need(name)
         return name
+
+    def _need(self, name: str) -> None:
+        """Have a local reach the backward, unless a trip makes it again."""
+        if name not in self.scratch and not self._is_of_trip(name):
+            self._needed[name] = None
+
+    def is_of_trips(self, node: ast.expr) -> bool:
+        """Whether an expression has a value that trips of a loop give it."""
+        return bool(self.source.of_trips(self._beyond_trips(node)))
+
+    def _is_of_trip(self, name: str) -> bool:
+        return any(name in loop.bound for loop in self.source.loops)
+
+    def _refuse_foreign_trips(self, locals_: Sequence[str], text: str, line: int) -> None:
+        """Raise `CannotDerive` where an expression names what trips of a loop bind that is not the one at hand."""
+        known = frozenset() if self.trip is None else self.trip.bound
+        other = [name for name in locals_ if self._is_of_trip(name) and name not in known]
+        if other:
+            raise CannotDerive(
+                f"`{other[0]}` in `{text}` (line {line}) belongs to the trips of a loop, and is wanted outside of it",
+                remedy="Compute it ahead of the loop.",
+                line=line or None,
+            )
+
+    def _beyond_trips(self, node: ast.expr) -> ast.expr:
+        """The expression with whole tensors for their parts that trips take, where it asks for a dtype or a device."""
+        twins = {name: twin for name in self.source.of_trips(node) if (twin := self._twin(name)) is not None}
+        return _Beyond(twins).visit(copy.deepcopy(node)) if twins else node
+
+    def _twin(self, name: str) -> str | None:
+        """A tensor that outlives the trips, and has the dtype of one of a trip."""
+        own = self.final.get(name)
+        if not isinstance(own, Tensor):
+            return None
+        for other, value in self.final.items():
+            if isinstance(value, Tensor) and not self._is_of_trip(other) and _same_memory(own, value):
+                return other
+        return None
 
     def _over_names(self, node: ast.expr, locals_: Sequence[str]) -> str:
         """An expression whose names reach the backward; tensors that it only asks for their form need not be saved."""
         asked = [n for n in locals_ if isinstance(self.final[n], Tensor) and _only_asked(node, n)]
-        self._needed |= dict.fromkeys(name for name in locals_ if name not in asked)
+        for name in locals_:
+            if name not in asked:
+                self._need(name)
         return ast.unparse(_Asking(self, frozenset(asked)).visit(copy.deepcopy(node)))
 
     def ask(self, name: str, question: str) -> str:
         """`name.shape`, `name.stride(0)` of a local tensor at the end of the forward, without keeping it for that."""
+        if self._is_of_trip(name):
+            twin = self._twin(name) if question.removesuffix("()") in _OF_EVERY_PART else None
+            if twin is None:
+                self._refuse_foreign_trips([name], f"{name}.{question}", 0)
+                return f"{name}.{question}"
+            name = twin
         key = f"{self.clones.get(name, name)}.{question}"
         if key not in self._asked:
             self._asked[key] = f"ASKED_{len(self._asked)}_"
@@ -261,11 +323,30 @@ class _Asking(ast.NodeTransformer):
         return isinstance(node.value, ast.Name) and node.value.id in self.asked
 
 
+class _Beyond(ast.NodeTransformer):
+    """Other tensors where something is asked that these answer alike."""
+
+    def __init__(self, twins: Mapping[str, str]) -> None:
+        self.twins = twins
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        """`x.dtype`."""
+        if node.attr in _OF_EVERY_PART and isinstance(node.value, ast.Name) and node.value.id in self.twins:
+            return ast.Attribute(ast.Name(self.twins[node.value.id], ast.Load()), node.attr, node.ctx)
+        return self.generic_visit(node)
+
+
+def _same_memory(one: Tensor, other: Tensor) -> bool:
+    return one.untyped_storage()._cdata == other.untyped_storage()._cdata and declared_dtype(one) == declared_dtype(
+        other
+    )
+
+
 def _only_asked(node: ast.AST, name: str) -> bool:
     """Whether an expression only asks a tensor for its form."""
     asked = {
         id(inner.value)
         for inner in ast.walk(node)
-        if isinstance(inner, ast.Attribute) and isinstance(inner.value, ast.Name) and inner.attr in _ASKS
+        if isinstance(inner, ast.Attribute) and isinstance(inner.value, ast.Name) and inner.attr in ASKS
     }
     return all(id(inner) in asked for inner in ast.walk(node) if isinstance(inner, ast.Name) and inner.id == name)

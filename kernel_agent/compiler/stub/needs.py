@@ -18,7 +18,7 @@ class Sparing:
 
 
 @dataclass(frozen=True)
-class _Statement:
+class Statement:
     """One statement with what stands in it."""
 
     lines: tuple[Line, ...]
@@ -29,6 +29,8 @@ class _Statement:
     checks: bool
     effects: bool
     """It does more than to name a value."""
+    inner: tuple[Statement, ...] = ()
+    """Of a loop: the statements of a trip."""
 
 
 def sparing(body: Sequence[Line], results: Sequence[str], flags: Sequence[str]) -> Sparing | None:
@@ -37,32 +39,67 @@ def sparing(body: Sequence[Line], results: Sequence[str], flags: Sequence[str]) 
     `flags`: per result, the variable that tells whether it is needed.
     """
     everything = frozenset(range(len(results)))
-    serves: dict[str, frozenset[int]] = {}
-
-    def add(names: Collection[str], wanted: frozenset[int]) -> None:
-        serves.update({name: serves.get(name, frozenset()) | wanted for name in names})
-
+    served = _Served(everything)
     for place, text in enumerate(results):
-        add(_read(ast.parse(text, mode="eval")), frozenset({place}))
-    found: list[tuple[_Statement, frozenset[int]]] = []
-    for statement in reversed(_statements(body)):
-        wanted = frozenset().union(*(serves.get(name, frozenset()) for name in statement.binds))
-        wanted = everything if statement.checks or not wanted else wanted
-        add(statement.reads, wanted)
-        found.insert(0, (statement, wanted))
-    if not any(statement.launches and wanted != everything for statement, wanted in found):
+        served.add(_read(ast.parse(text, mode="eval")), frozenset({place}))
+    found = served.by(statements_of(body), flags)
+    if not any(served.apart):
         return None
-    lines: list[Line] = []
-    for wanted, group in _grouped(found):
-        under = wanted != everything
-        if under:
-            lines.append(Line(f"if {' or '.join(flags[place] for place in sorted(wanted))}:"))
-        lines += [replace(line, depth=line.depth + under) for statement in group for line in statement.lines]
     shown = []
     for place, text in enumerate(results):
-        partial = any(serves[name] != everything for name in _read(ast.parse(text, mode="eval")))
+        partial = any(served.names[name] != everything for name in _read(ast.parse(text, mode="eval")))
         shown.append(only_if(flags[place], text) if partial else text)
-    return Sparing(lines, shown)
+    return Sparing(_under_flags(found, everything, flags), shown)
+
+
+class _Served:
+    """Which gradients variables serve, found from the last statement to the first."""
+
+    def __init__(self, everything: frozenset[int]) -> None:
+        self.everything = everything
+        self.names: dict[str, frozenset[int]] = {}
+        self.apart: list[bool] = []
+        """Of statements that launch: whether some gradient does without."""
+
+    def add(self, names: Collection[str], wanted: frozenset[int]) -> None:
+        """Have variables serve some more."""
+        self.names.update({name: self.names.get(name, frozenset()) | wanted for name in names})
+
+    def by(self, statements: Sequence[Statement], flags: Sequence[str]) -> list[tuple[Statement, frozenset[int]]]:
+        """Statements, with the gradients that each serves; those of loops under their own conditions."""
+        found: list[tuple[Statement, frozenset[int]]] = []
+        for statement in reversed(statements):
+            if statement.inner:
+                found.insert(0, self._loop(statement, flags))
+                continue
+            wanted = frozenset().union(*(self.names.get(name, frozenset()) for name in statement.binds))
+            wanted = self.everything if statement.checks or not wanted else wanted
+            self.add(statement.reads, wanted)
+            self.apart.append(statement.launches and wanted != self.everything)
+            found.insert(0, (statement, wanted))
+        return found
+
+    def _loop(self, loop: Statement, flags: Sequence[str]) -> tuple[Statement, frozenset[int]]:
+        """A loop. What a trip reads may be what the one before wrote, so that its statements are asked twice."""
+        self.by(loop.inner, flags)
+        inner = self.by(loop.inner, flags)
+        wanted = frozenset().union(*(one for _, one in inner))
+        self.add(_read(ast.parse(f"{loop.lines[0].opening}\n    pass")), wanted)
+        lines = [line.deeper() for line in _under_flags(inner, wanted, flags)]
+        return replace(loop, lines=(loop.lines[0], *lines)), wanted
+
+
+def _under_flags(
+    found: Sequence[tuple[Statement, frozenset[int]]], whole: frozenset[int], flags: Sequence[str]
+) -> list[Line]:
+    """Statements, those under conditions that serve less than the `whole` does."""
+    lines: list[Line] = []
+    for wanted, group in _grouped(found):
+        under = wanted != whole
+        if under:
+            lines.append(Line(f"if {' or '.join(flags[place] for place in sorted(wanted))}:"))
+        lines += [line.deeper() if under else line for statement in group for line in statement.lines]
+    return lines
 
 
 def only_if(condition: str, text: str) -> str:
@@ -74,12 +111,12 @@ def only_if(condition: str, text: str) -> str:
 
 
 def _grouped(
-    found: Sequence[tuple[_Statement, frozenset[int]]],
-) -> Iterator[tuple[frozenset[int], list[_Statement]]]:
+    found: Sequence[tuple[Statement, frozenset[int]]],
+) -> Iterator[tuple[frozenset[int], list[Statement]]]:
     """Runs of statements that serve the same gradients. One without effects waits for the next of its run, if none
     between them has to do with it."""
-    waiting: dict[frozenset[int], list[_Statement]] = {}
-    run: tuple[frozenset[int], list[_Statement]] | None = None
+    waiting: dict[frozenset[int], list[Statement]] = {}
+    run: tuple[frozenset[int], list[Statement]] | None = None
     for statement, wanted in found:
         met = [
             one
@@ -107,7 +144,7 @@ def _grouped(
     yield from waiting.items()
 
 
-def _meet(one: _Statement, other: _Statement) -> bool:
+def _meet(one: Statement, other: Statement) -> bool:
     """Whether two statements may not change places."""
     return bool(one.binds & (other.binds | other.reads) or one.reads & other.binds)
 
@@ -117,7 +154,8 @@ def variable_of(text: str) -> str:
     return _base(ast.parse(text, mode="eval").body)
 
 
-def _statements(body: Sequence[Line]) -> list[_Statement]:
+def statements_of(body: Sequence[Line]) -> list[Statement]:
+    """Lines as statements."""
     groups: list[list[Line]] = []
     for line in body:
         if line.depth == 0:
@@ -126,7 +164,7 @@ def _statements(body: Sequence[Line]) -> list[_Statement]:
     return [_statement(tuple(group)) for group in groups]
 
 
-def _statement(lines: tuple[Line, ...]) -> _Statement:
+def _statement(lines: tuple[Line, ...]) -> Statement:
     rows = [row for line in lines for row in line.shown(str, 0)]
     (node,) = ast.parse("\n".join(rows)).body
     launches = any(line.writes for line in lines)
@@ -141,7 +179,28 @@ def _statement(lines: tuple[Line, ...]) -> _Statement:
     effects = not isinstance(node, ast.Assign) or any(
         not isinstance(one, (ast.Name, ast.Tuple)) for one in node.targets
     )
-    return _Statement(lines, frozenset(binds), _read(node), launches, checks, effects)
+    found = Statement(lines, frozenset(binds), _read(node), launches, checks, effects)
+    if not isinstance(node, ast.For):
+        return found
+    inner = [replace(line, depth=line.depth - 1) for line in lines[1:]]
+    return replace(found, inner=tuple(_writing_through(statements_of(inner))))
+
+
+def _writing_through(statements: Sequence[Statement]) -> Iterator[Statement]:
+    """Statements of which those that write to a part of a tensor, `dpart = dx[1:]`, write to the tensor."""
+    whole: dict[str, str] = {}
+    for one in statements:
+        rows = [row for line in one.lines for row in line.shown(str, 0)]
+        (node,) = ast.parse("\n".join(rows)).body
+        if not one.effects and isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            whole[node.targets[0].id] = _base(node.value)
+            yield one
+            continue
+        binds = set(one.binds)
+        for name in one.binds:
+            while (name := whole.get(name, "")) and name not in binds:
+                binds.add(name)
+        yield replace(one, binds=frozenset(binds))
 
 
 def _base(node: ast.expr) -> str:

@@ -37,6 +37,11 @@ class References:
         """What a variable that belongs to a tensor is called after."""
         return self.flow.local(tensor) or self.flow.inputs.get(id(tensor)) or "part"
 
+    def outlasting(self, tensor: Tensor) -> str:
+        """The same; of one that a trip of a loop made, after the tensor that it is a part of."""
+        found = self.hint(tensor)
+        return self.hint(self.flow.root(tensor)) if self.source.of_trips(ast.Name(found, ast.Load())) else found
+
     def named(self, tensor: Tensor, what: str) -> str:
         """The tensor itself. Raises `CannotDerive`, in which `what` says which it is."""
         name = self.flow.local(tensor)

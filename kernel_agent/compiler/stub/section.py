@@ -41,6 +41,8 @@ class Sections:
     candidate: Candidate
     plans: tuple[BackwardPlan, ...]
     """Of the launches whose backward is launched, from the last to the first."""
+    remarks: tuple[str, ...] = ()
+    """What is to be told of loops around them."""
 
 
 def write_sections(
@@ -78,7 +80,7 @@ def write_sections(
     unpacked = names.unpacked()
     spare = clone_lines(source, set(clones or {}) - {kept.name for kept in unpacked.saved})
     saved, absent = none_where_unbound(unpacked.saved, sometimes_bound(source.function).difference(source.parameters))
-    forward = forward_function(source, saved, (*unpacked.first, *absent), spare, returns_saved=spec.facts.is_pair)
+    forward = forward_function(source.whole, saved, (*unpacked.first, *absent), spare, returns_saved=spec.facts.is_pair)
     flags = [names.fresh(f"need_{name}") for name in spec.grads]
     spared = [sparing(one.body, one.results, flags) for one in written]
     written = [
@@ -106,11 +108,12 @@ def write_sections(
     helpers = dict.fromkeys(helper for one in written for helper in one.helpers)
     ops = {name for one in written for name in one.torch_ops}
     candidate = Candidate(
-        forward=_forward_section(spec, source, forward),
+        forward=_forward_section(spec, source.whole, forward),
         backward=_backward_section(shared.kernels, list(helpers), function),
         torch_ops=tuple(sorted(declarable(ops))) if ops else (),
     )
-    return Sections(candidate, tuple(plan for one in written for plan in one.plans))
+    told = dict.fromkeys(text for one in written for text in one.remarks)
+    return Sections(candidate, tuple(plan for one in written for plan in one.plans), tuple(told))
 
 
 def _merged(finals: Sequence[Mapping[str, object]]) -> dict[str, object]:

@@ -123,6 +123,8 @@ def _flag(way: Written, place: int, text: str, names: Names) -> str:
     launched = way.launched[place]
     told = ""
     for parameter, node in launched.text.arguments.items():
+        if names.is_of_trips(node):
+            continue
         shown = names.expression(node, launched.text.line, parameter)
         if isinstance(launched.kernel.constants.get(parameter), bool) and shown == text:
             return parameter

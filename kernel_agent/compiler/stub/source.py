@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import ModuleType
@@ -16,7 +16,9 @@ from torch import Tensor
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.free_names import free_names
 from kernel_agent.compiler.stub.descriptors import block_names, described
+from kernel_agent.compiler.stub.elements import element_of_tuple, item_of_dict
 from kernel_agent.compiler.stub.hooks import hooked_tiles
+from kernel_agent.compiler.stub.loops import Loop
 from kernel_agent.compiler.stub.meta import Rule, Scope, applied, rules
 from kernel_agent.compiler.stub.trace import LaunchSeen, Site
 
@@ -37,9 +39,14 @@ class LaunchText:
 class StubSource:
     """The function that launches, as its author wrote it."""
 
-    def __init__(self, source: str, name: str, module: ModuleType) -> None:
-        """`source` is the text of the file that `module` was imported from."""
+    def __init__(
+        self, source: str, name: str, module: ModuleType, loops: Sequence[Loop] = (), looped: str | None = None
+    ) -> None:
+        """`source` is the text of the file that `module` was imported from. `loops`: of the stub, which has their first
+        trips in `source` and all of them in the text `looped`, in the same lines."""
         self.text = source
+        self.loops = loops
+        self.looped = source if looped is None else looped
         self.lines = source.split("\n")
         self.tree = ast.parse(source)
         self.module = module
@@ -49,6 +56,19 @@ class StubSource:
                 f"the stub `{name}` is no plain function of the file", remedy="Define it with `def` at module level."
             )
         self.function = found[-1]
+
+    @cached_property
+    def whole(self) -> StubSource:
+        """The stub with its loops."""
+        return StubSource(self.looped, self.function.name, self.module) if self.loops else self
+
+    def loop_at(self, line: int) -> Loop | None:
+        """The loop that a line is one of."""
+        return next((loop for loop in self.loops if loop.has(line)), None)
+
+    def of_trips(self, node: ast.AST) -> list[str]:
+        """Names in an expression that trips of loops bind."""
+        return [name for name in free_names(node) if any(name in loop.bound for loop in self.loops)]
 
     # --- launches
 
@@ -112,7 +132,7 @@ class StubSource:
         for argument in call.args:
             if isinstance(argument, ast.Starred):
                 count = len(self.value(argument.value, seen.site.names))
-                positional += [_element(argument.value, place) for place in range(count)]
+                positional += [element_of_tuple(argument.value, place) for place in range(count)]
             else:
                 positional.append(argument)
         found = dict(zip(names, positional, strict=False))
@@ -121,7 +141,7 @@ class StubSource:
                 found[keyword.arg] = keyword.value
             else:
                 for key in self.value(keyword.value, seen.site.names):
-                    found[str(key)] = _item(keyword.value, str(key))
+                    found[str(key)] = item_of_dict(keyword.value, str(key))
         return found
 
     def _described(self, values: Mapping[str, ast.expr], seen: LaunchSeen) -> dict[str, ast.expr]:
@@ -237,7 +257,7 @@ class StubSource:
                 line=seen.site.line,
             )
         if isinstance(value, (tuple, list)):
-            return tuple(_element(node, place) for place in range(len(value)))
+            return tuple(element_of_tuple(node, place) for place in range(len(value)))
         return (node,)
 
     def expression(self, site: Site) -> ast.expr | None:
@@ -362,28 +382,3 @@ def own_nodes(function: ast.FunctionDef) -> list[ast.AST]:
     for statement in function.body:
         visit(statement)
     return found
-
-
-def _element(node: ast.expr, place: int) -> ast.expr:
-    """`x.stride(0)` of `x.stride()`; an element of a tuple that is written out; a subscript of anything else."""
-    if isinstance(node, (ast.Tuple, ast.List)) and not any(isinstance(one, ast.Starred) for one in node.elts):
-        return node.elts[place]
-    plain = isinstance(node, ast.Call) and not node.args and not node.keywords
-    if plain and isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        if node.func.attr in ("stride", "size"):
-            return ast.Call(node.func, [ast.Constant(place)], [])
-        return ast.Subscript(node, ast.Constant(place), ast.Load())
-    return ast.Subscript(node, ast.Constant(place), ast.Load())
-
-
-def _item(node: ast.expr, key: str) -> ast.expr:
-    """A value of a dict."""
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "dict" and not node.args:
-        for keyword in node.keywords:
-            if keyword.arg == key:
-                return keyword.value
-    if isinstance(node, ast.Dict):
-        for name, value in zip(node.keys, node.values, strict=True):
-            if isinstance(name, ast.Constant) and name.value == key:
-                return value
-    return ast.Subscript(node, ast.Constant(key), ast.Load())

@@ -36,11 +36,13 @@ def spelled(source: str, stub: str) -> str:
     taken = {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
     taken |= {node.arg for node in ast.walk(function) if isinstance(node, ast.arg)}
     shown: list[tuple[ast.stmt, Sequence[ast.stmt]]] = []
-    body = _bound_once(function, taken)
-    for old, new in zip(function.body, body, strict=True):
-        written = _written_out(new, taken) or [new]
-        if written != [old]:
-            shown.append((old, written))
+    loops = [one.body for one in function.body if isinstance(one, ast.For) and one.body[0].lineno > one.lineno]
+    for block in (function.body, *loops):
+        for old, new in zip(block, _bound_once(block, function.args, taken), strict=True):
+            written = _written_out(new, taken) or [new]
+            if written != [old]:
+                shown.append((old, written))
+    shown.sort(key=lambda one: one[0].lineno)
     lines = source.split("\n")
     for old, parts in reversed(shown):
         pad = " " * old.col_offset
@@ -93,10 +95,11 @@ def _count(value: ast.ListComp) -> int | None:
     return number if type(number) is int and 0 < number <= _MOST else None
 
 
-def _bound_once(function: ast.FunctionDef, taken: set[str]) -> list[ast.stmt]:
-    """The statements of a stub with other names for what is bound again behind a launch that reads it."""
-    body = list(function.body)
-    given = {node.arg for node in ast.walk(function.args) if isinstance(node, ast.arg)}
+def _bound_once(block: Sequence[ast.stmt], arguments: ast.arguments, taken: set[str]) -> list[ast.stmt]:
+    """The statements of a stub, or of a loop in it, with other names for what is bound again behind a launch that reads
+    it."""
+    body = list(block)
+    given = {node.arg for node in ast.walk(arguments) if isinstance(node, ast.arg)}
     for name in dict.fromkeys(name for one in body for name in _plainly_bound(one)):
         places = [place for place, one in enumerate(body) if name in _stored(one)]
         if name in given or len(places) < 2 or not all(name in _plainly_bound(body[place]) for place in places):

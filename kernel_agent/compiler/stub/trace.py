@@ -65,6 +65,8 @@ class Site:
     span: tuple[int, int, int, int] | None = None
     """Line, end line, column and end column (in bytes) of the expression that called; None where Python does not tell,
     as before 3.11."""
+    outer: int = 0
+    """Line of the file's outermost function, the stub, that led there."""
 
 
 @dataclass(frozen=True)
@@ -210,14 +212,11 @@ class _Tracing(Capture):
 
     def site(self) -> Site:
         """The innermost frame of the user's file."""
-        frame = sys._getframe(1)
-        while frame is not None:
-            if frame.f_code.co_filename == self.path:
-                return Site(frame.f_code.co_name, frame.f_lineno, dict(frame.f_locals), _span(frame))
-            if frame.f_back is None:
-                break
-            frame = frame.f_back
-        return Site("", 0, {})
+        frames = [frame for frame in _frames(sys._getframe(1)) if frame.f_code.co_filename == self.path]
+        if not frames:
+            return Site("", 0, {})
+        inner, outer = frames[0], frames[-1]
+        return Site(inner.f_code.co_name, inner.f_lineno, dict(inner.f_locals), _span(inner), outer.f_lineno)
 
     def launch(self, kernel: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compiled:
         """See `Capture.launch`."""
@@ -233,6 +232,13 @@ class _Tracing(Capture):
         options = {key: value for key, value in kwargs.items() if key not in kernel.arg_names and value is not None}
         self.events.append(LaunchSeen(kernel, taken_apart(values), build, listed, options, self.site()))
         return Compiled(kernel, values)
+
+
+def _frames(frame: FrameType | None) -> Iterator[FrameType]:
+    """A frame and those that called it."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 def _span(frame: FrameType) -> tuple[int, int, int, int] | None:

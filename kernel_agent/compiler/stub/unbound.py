@@ -61,7 +61,11 @@ class _Way:
                     inner = set(before)
                     self.follow(side, inner)
                     bound |= inner
-            elif isinstance(one, (ast.For, ast.While, ast.With)):
+            elif isinstance(one, ast.For):
+                self.read(one.iter, bound)
+                bound |= _binds(one.target)
+                self.follow([*one.body, *one.orelse], bound)  # the first trip
+            elif isinstance(one, (ast.While, ast.With)):
                 bound |= _binds(one)
                 self.read(one, bound)
             else:

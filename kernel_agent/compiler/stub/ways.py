@@ -11,12 +11,13 @@ from torch import Tensor
 from kernel_agent.compiler.errors import OTHER_CONFIGURATIONS
 from kernel_agent.compiler.ssa.special import Special
 from kernel_agent.compiler.ssa.value import Kernel
-from kernel_agent.compiler.stub.backward import BackwardWriter, Eraser, Planner, Written
+from kernel_agent.compiler.stub.backward import BackwardWriter, Planner, Written
 from kernel_agent.compiler.stub.branches import branches_taken
 from kernel_agent.compiler.stub.checks import shared_checks
 from kernel_agent.compiler.stub.decisions import Decision
 from kernel_agent.compiler.stub.lines import Line, double_quoted
 from kernel_agent.compiler.stub.names import Names
+from kernel_agent.compiler.stub.remains import Eraser
 from kernel_agent.compiler.stub.trace import Trace
 
 THERE = " is not None"
@@ -58,6 +59,9 @@ class Way:
         for place, parameter, value in self.conditions:
             node = launches[place].text.arguments[parameter]
             if isinstance(value, Tensor) and (place, parameter) not in optional:
+                continue
+            if names.is_of_trips(node):
+                writer.refuse_varying(launches[place], parameter)
                 continue
             text = names.expression(node, launches[place].text.line, parameter)
             if not writer.source.is_constant(text):

@@ -315,16 +315,25 @@ def test_odd_sizes_that_make_another_constexpr_are_derived_too(tmp_path: Path, s
     assert "times == 2" in found.draft.candidate.backward
 
 
-def test_a_launch_in_a_loop_is_refused_with_its_line(tmp_path: Path, sandbox: Sandbox) -> None:
-    with pytest.raises(CannotDerive) as refused:
-        derived(IN_A_LOOP, tmp_path, sandbox)
-    assert "stands in a loop" in refused.value.message
-    assert refused.value.line == 1 + IN_A_LOOP[: IN_A_LOOP.index("scale_kernel[(1,)]")].count("\n")
+def test_launches_in_a_loop_over_something_else_than_a_range_are_refused_with_the_line(
+    tmp_path: Path, sandbox: Sandbox
+) -> None:
+    text = IN_A_LOOP.replace("for row in range(x.shape[0]):", "for row in sorted(range(x.shape[0])):")
+    with pytest.raises(CannotDerive, match="runs over something other than a range") as refused:
+        derived(text, tmp_path, sandbox)
+    assert refused.value.line == 1 + text[: text.index("for row in")].count("\n")
+    assert "as an axis of the grid" in refused.value.remedy
 
 
-def test_loops_of_another_length_at_each_entry_are_refused_with_what_to_do(tmp_path: Path, sandbox: Sandbox) -> None:
-    # No condition of the text tells two launches from three, and the advice must not be to write such a condition.
+def test_ways_that_no_condition_of_the_text_tells_apart_are_refused_with_what_to_do(
+    tmp_path: Path, sandbox: Sandbox
+) -> None:
+    # The loop stands under a condition, and launches two or three times: the advice must not be to write another one.
     text = IN_A_LOOP.replace("SWEEP = [dict(M=3, N=50)]", "SWEEP = [dict(M=3, N=50), dict(M=2, N=9)]")
+    text = text.replace(
+        "    for row in range(x.shape[0]):\n", "    if x.dim():\n        for row in range(x.shape[0]):\n"
+    )
+    text = text.replace("        scale_kernel[(1,)](x", "            scale_kernel[(1,)](x")
     with pytest.raises(CannotDerive, match="launches `scale_kernel` 3 times or `scale_kernel` 2 times") as refused:
         derived(text, tmp_path, sandbox)
     assert "as an axis of the grid" in refused.value.remedy

@@ -1,0 +1,321 @@
+"""`Trips`: the backward of a loop of the stub that launches kernels, as a loop.
+
+A trip of the backward computes again what the trip of the forward left in memory that later trips overwrite, and takes
+its launches back. Gradients of what all trips read are added up in memory that is there before the loop.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from kernel_agent.compiler.errors import CannotDerive
+from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.stub.body import Body
+from kernel_agent.compiler.stub.cotangents import Cotangents, Grad
+from kernel_agent.compiler.stub.flow import EMPTY, PERMUTED, SLICED, Flow, addresses, storage_of, tensors_in
+from kernel_agent.compiler.stub.hoist import hoisted
+from kernel_agent.compiler.stub.lines import ROOM, Line
+from kernel_agent.compiler.stub.loops import Loop
+from kernel_agent.compiler.stub.names import Names
+from kernel_agent.compiler.stub.references import References
+from kernel_agent.compiler.stub.replay import Replay
+from kernel_agent.compiler.stub.shares import is_own_share
+from kernel_agent.compiler.stub.source import StubSource
+from kernel_agent.compiler.stub.torchcall import TorchCall
+from kernel_agent.compiler.stub.trace import LaunchSeen, TorchSeen
+from kernel_agent.compiler.stub.wording import Launched
+
+Event = LaunchSeen | TorchSeen
+_VIEWS = PERMUTED | SLICED | {"view", "view_as", "unsqueeze", "squeeze"}
+"""Functions whose results lie in the memory of what they are given, whatever that is."""
+
+
+class Writer(Protocol):
+    """What writes the backward around the loop."""
+
+    source: StubSource
+    body: Body
+    names: Names
+    flow: Flow
+    references: References
+    cotangents: Cotangents
+    launches: dict[int, Launched]
+    launched: list[Launched]
+    replayed: set[int]
+    remarks: list[str]
+
+    def back_through(self, place: int, event: Event) -> None:
+        """Write the backward of an event."""
+
+
+class Trips:
+    """Writes one loop."""
+
+    def __init__(self, writer: Writer, loop: Loop, part: Sequence[tuple[int, Event]]) -> None:
+        """`part`: events of the trip that is followed."""
+        self.writer = writer
+        self.loop = loop
+        self.part = part
+        self.source, self.body, self.names = writer.source, writer.body, writer.names
+        self.flow, self.references, self.cotangents = writer.flow, writer.references, writer.cotangents
+        self.made = {id(one): one for _, event in part for one in _results(event)}
+        """Tensors that the trip makes."""
+        self.written = self._written()
+        """What a trip stores to in memory that is there before the loop, by memory."""
+        self.rooms: dict[int, str] = {}
+        """What gradients of tensors that the trip reads are added to."""
+        self.left: dict[int, Grad] = {}
+        """By memory: cotangents from behind the loop that trips take what they stored out of."""
+
+    def write(self) -> None:
+        """Write it. Raises `CannotDerive` where a trip needs what another one left."""
+        lines, launched, before = self.body.lines, len(self.writer.launched), len(self.body.lines)
+        self._take_over()
+        self.names.trip, self.names.scratch = self.loop, self._scratch()
+        aside = {id(one): (one, self.cotangents.set_aside(one)) for one in self._read()}
+        outer = [one for one, _ in aside.values()]
+        rooms = {self.rooms[id(one)]: line for one in outer for line in [self._room(one)]}
+        shares = dict(self._share(event) for _, event in self.part if self._is_view(event))
+        start = len(lines)
+        for place, event in reversed(self.part):
+            viewed = [one for one in _results(event) if id(one) in self.rooms]
+            if viewed:
+                self._add_up(viewed[0])
+            else:
+                self.writer.back_through(place, event)
+        for one in outer:
+            self._add_up(one)
+        written = lines[start:]
+        del lines[start if written else before :]
+        used = [one.place for one in self.writer.launched[launched:]]
+        if written:
+            self._write_loop(rooms, shares, written, used)
+        named = _named(lines[start:])
+        for one, grads in aside.values():
+            if self.rooms[id(one)] in named:
+                self.cotangents.add(one, Grad(self.rooms[id(one)], "f32", own=True))
+            for grad in grads:
+                self.cotangents.add(one, grad)
+        self.names.trip, self.names.scratch = None, frozenset()
+
+    def _write_loop(
+        self, rooms: Mapping[str, Line], shares: Mapping[str, Line], written: Sequence[Line], used: Sequence[int]
+    ) -> None:
+        """Write the statements ahead of the loop, its head and its body. `used`: launches that are taken back."""
+        shares = _needed(shares, written)
+        inner = [*shares.values(), *written]
+        replay = Replay(self.writer, self.loop, self.part, frozenset(self._lost()))
+        again = replay.statements(inner)
+        self.writer.replayed |= replay.places
+        self._tell(replay)
+        for place in sorted({*used, *replay.places}):
+            self._refuse_carried(self.writer.launches[place])
+        self.body.write(*replay.allocations(), *_needed(rooms, inner).values())
+        steps = self.names.expression(self.loop.steps, self.loop.first, "steps")
+        ahead, trip = hoisted([*again, *inner], self.loop.target)
+        self.body.write(*ahead, Line(f"for {self.loop.target} in {f'reversed({steps})' if self.left else steps}:"))
+        self.body.write(*(line.deeper() for line in trip))
+
+    def _tell(self, replay: Replay) -> None:
+        """Remarks on what the loop costs."""
+        again = dict.fromkeys(self.writer.launches[place].seen.name for place in sorted(replay.places))
+        if again:
+            launches = ", ".join(f"`{name}`" for name in again)
+            self.writer.remarks.append(
+                f"trips of the loop in line {self.loop.first} launch {launches} again, of which the next trip of the "
+                "forward overwrites the results"
+            )
+        for parts in self.written.values():
+            hint = self.references.hint(self.flow.root(parts[0]))
+            if storage_of(parts[0]) in self.left:
+                self.writer.remarks.append(
+                    f"trips may store to the same elements of `{hint}`: each clears what it took of the cotangent, "
+                    f"unless slices with both ends, as `{hint}[i : i + step]`, show that none meet"
+                )
+
+    # --- memory
+
+    def _written(self) -> dict[int, list[Tensor]]:
+        """See `written`."""
+        places = {place for place, _ in self.part}
+        touched = [one for place in places for one in self.flow.writes.get(place, [])]
+        touched += [one for place, one in self.flow.changes if place in places]
+        found: dict[int, list[Tensor]] = {}
+        for one in touched:
+            if id(self.flow.root(one)) not in self.made:
+                found.setdefault(storage_of(one), []).append(one)
+        return found
+
+    def _is_own(self, tensor: Tensor) -> bool:
+        """Whether a trip has the part of a memory alone that it stores to by a tensor."""
+        nodes = [self.source.expression(event.site) for event in self.flow.chain(tensor)]
+        return any(is_own_share(node, self.loop, self.source.definition) for node in nodes)
+
+    def _lost(self) -> set[int]:
+        """Memory in which trips may meet: what one left there is not to be had behind the loop."""
+        return {memory for memory, parts in self.written.items() if not all(map(self._is_own, parts))}
+
+    def _scratch(self) -> frozenset[str]:
+        """Names of that."""
+        lost = self._lost()
+        tensors = {name: one for name, one in self.names.final.items() if isinstance(one, Tensor)}
+        return frozenset(
+            name for name, one in tensors.items() if storage_of(one) in lost and name not in self.loop.bound
+        )
+
+    def _read(self) -> list[Tensor]:
+        """Tensors that are there before the loop, and to which a trip's launches and functions have derivatives."""
+        found: dict[int, Tensor] = {}
+        for place, event in self.part:
+            if isinstance(event, LaunchSeen):
+                read = self.writer.launches[place].accesses.read
+                given = [one for name, one in event.tensors.items() if name in read]
+            else:
+                given = [] if event.name in EMPTY else _given(event)
+            for one in given:
+                if id(one) not in self.made and storage_of(one) not in self.written and self.flow.is_active(one):
+                    found[id(one)] = one
+        for one in found.values():
+            self.rooms[id(one)] = self.body.fresh(f"d{self.references.hint(one)}")
+        return list(found.values())
+
+    def _refuse_carried(self, launched: Launched) -> None:
+        """Raise `CannotDerive` where a launch reads what an earlier trip stored."""
+        names = {op.base.name for op in launched.kernel.ops if op.code in (Code.LOAD, Code.ATOMIC)}
+        clones = {name: clone.of for name, clone in launched.seen.clones.items()}
+        for name in sorted({clones.get(name, name) for name in names} & launched.seen.tensors.keys()):
+            tensor = launched.seen.tensors[name]
+            if storage_of(tensor) not in self.written:
+                continue
+            here = [place for place, _ in self.part if place < launched.place]
+            stored = [one for place in here for one in self.flow.writes.get(place, [])]
+            stored += [one for place, one in self.flow.changes if place in here]
+            wanted = set(addresses(tensor).flatten().tolist())
+            if not any(
+                self.flow.shares(one, tensor) and wanted <= set(addresses(one).flatten().tolist()) for one in stored
+            ):
+                text = ast.unparse(launched.text.arguments[name])
+                raise CannotDerive(
+                    f"`{launched.seen.name}` reads `{text}`, which earlier trips of the loop (line {self.loop.first}) "
+                    "stored to",
+                    remedy="Have the kernel do all trips itself, or write the state of each trip to a row of its own.",
+                    line=launched.seen.site.line,
+                )
+
+    # --- cotangents
+
+    def _take_over(self) -> None:
+        """Settle what is known of memory that trips store to; what must not be counted twice, in memory of its own."""
+        for one in self.cotangents.waiting():
+            if id(self.flow.root(one)) in self.made:
+                raise CannotDerive(
+                    f"tensors that trips of a loop (line {self.loop.first}) make are collected and used behind it",
+                    remedy="Allocate one tensor ahead of the loop, and have each trip write to its part.",
+                    line=self.loop.first,
+                )
+        lost, first = self._lost(), self.part[0][0]
+        for memory, parts in self.written.items():
+            root = self.flow.root(parts[0])
+            if not self.cotangents.sharing(root):
+                continue
+            grad = self.cotangents.settled(root)
+            if grad is None:
+                continue
+            hint = self.references.hint(root)
+            there = self.flow.held_before(first, root) or self.flow.written_before(first, root)
+            if there or (memory in lost and self._is_stored_to(memory)):
+                grad = Grad(self.body.bind(f"left_of_{hint}", f"{grad.text}.clone()"), grad.element)
+                self.left[memory] = grad
+            elif not grad.text.isidentifier():
+                grad = Grad(self.body.bind(f"d{hint}", grad.text), grad.element)
+            self.cotangents.add(root, grad)
+
+    def _is_stored_to(self, memory: int) -> bool:
+        """Whether a trip does more to a memory than to add to it."""
+        launches = [self.writer.launches[place] for place, event in self.part if isinstance(event, LaunchSeen)]
+        stored = [
+            one.seen.tensors[name] for one in launches for name in one.accesses.stored if name in one.seen.tensors
+        ]
+        stored += [one for place, one in self.flow.changes if place in {at for at, _ in self.part}]
+        return any(storage_of(one) == memory for one in stored)
+
+    def _room(self, tensor: Tensor) -> Line:
+        """The statement that makes memory for the gradient of what all trips read. Raises `CannotDerive`."""
+        name, room = self.references.named(tensor, "a tensor that trips of a loop read"), self.rooms[id(tensor)]
+        self.cotangents.add(tensor, Grad(room, "f32", own=True))
+        if self.flow.always_dense(tensor):
+            return Line(f"{room} = torch.zeros_like({name}, dtype=torch.float32)")
+        self.body.helpers[ROOM] = None
+        return Line(f"{room} = gradient_room({name}, dtype=torch.float32)")
+
+    def _is_view(self, event: Event) -> bool:
+        """Whether it makes a view of a tensor whose gradient has room, and that view's has."""
+        if not isinstance(event, TorchSeen) or event.name not in _VIEWS or not isinstance(event.result, Tensor):
+            return False
+        if id(event.args[0]) not in self.rooms:
+            return False
+        self.rooms[id(event.result)] = self.body.fresh(f"d{self.references.hint(event.result)}")
+        return True
+
+    def _share(self, event: Event) -> tuple[str, Line]:
+        """The statement that takes the part of a room that a view is of the tensor."""
+        assert isinstance(event, TorchSeen)
+        call = TorchCall.of(event, self.references, self.body.helpers.setdefault)
+        room, whole = self.rooms[id(event.result)], self.rooms[id(event.args[0])]
+        if call is None:
+            raise CannotDerive(
+                f"the part of a tensor that a trip takes (line {event.site.line}) cannot be told from the stub's text",
+                remedy="Take parts in plain assignments.",
+                line=event.site.line or None,
+            )
+        self.cotangents.add(event.result, Grad(room, "f32", own=True, fresh=self._is_alone(event)))
+        return room, Line(f"{room} = {call.over(whole)}")
+
+    def _is_alone(self, event: TorchSeen) -> bool:
+        """Whether a trip reads nothing of a tensor but what one view has, which no other trip reads."""
+        whole = event.args[0]
+        readers = [one for _, one in self.part if any(part is whole for part in _given(one))]
+        return len(readers) == 1 and id(whole) not in self.made and self._is_own(event.result)
+
+    def _add_up(self, tensor: Tensor) -> None:
+        """Add what is not there yet to the room of a tensor's gradient."""
+        room = self.rooms[id(tensor)]
+        held = self.cotangents.set_aside(tensor)
+        found = [one for one in held if one.text != room]
+        if len(found) == 1 and any(one.fresh for one in held):
+            self.body.write(Line(f"{room}.copy_({found[0].text})"))
+        elif found:
+            parts = [room, *(one.text if one.element == "f32" else f"{one.text}.float()" for one in found)]
+            self.body.write(Line(f"{room}.copy_(torch.stack(({', '.join(parts)})).sum(0))"))
+
+
+def _results(event: Event) -> list[Tensor]:
+    """What a torch function made that was not there before."""
+    if not isinstance(event, TorchSeen):
+        return []
+    given = tensors_in((event.args, event.kwargs))
+    return [one for one in tensors_in((event.result,)) if not any(one is other for other in given)]
+
+
+def _given(event: Event) -> list[Tensor]:
+    """What a launch or a function gets."""
+    return list(event.tensors.values()) if isinstance(event, LaunchSeen) else tensors_in((event.args, event.kwargs))
+
+
+def _needed(candidates: Mapping[str, Line], lines: Sequence[Line]) -> dict[str, Line]:
+    """Of statements that bind a variable each those that lines behind them need."""
+    found: dict[str, Line] = {}
+    for name, line in reversed(list(candidates.items())):
+        if name in _named([*found.values(), *lines]):
+            found[name] = line
+    return dict(reversed(list(found.items())))
+
+
+def _named(lines: Sequence[Line]) -> set[str]:
+    """Names in some statements."""
+    text = "\n".join(row for line in lines for row in line.shown(str, 0))
+    return {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
