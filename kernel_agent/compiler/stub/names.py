@@ -337,9 +337,9 @@ class _Beyond(ast.NodeTransformer):
 
 
 def _same_memory(one: Tensor, other: Tensor) -> bool:
-    return one.untyped_storage()._cdata == other.untyped_storage()._cdata and declared_dtype(one) == declared_dtype(
-        other
-    )
+    """Whether two tensors of one dtype share memory."""
+    memory: list[int] = [part.untyped_storage()._cdata for part in (one, other)]
+    return memory[0] == memory[1] and bool(declared_dtype(one) == declared_dtype(other))
 
 
 def _only_asked(node: ast.AST, name: str) -> bool:

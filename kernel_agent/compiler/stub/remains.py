@@ -1,4 +1,4 @@
-"""`Remains`: what a launch leaves of the cotangent of memory that it wrote to: that belongs to what was there before."""
+"""`Remains`: what a launch leaves of the cotangent of memory that it wrote to, which belongs to what was there."""
 
 from __future__ import annotations
 
