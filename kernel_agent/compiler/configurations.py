@@ -76,7 +76,7 @@ def configurations(stub: Stub, source: StubSource) -> tuple[list[Configuration],
     groups: dict[Key, list[Trace]] = {}
     remarks: list[str] = []
     for entry in stub.spec.sweep:
-        seen = _seen(stub, entry)
+        seen = _seen(stub, entry, source)
         if isinstance(seen, str):
             remarks.append(f"{entry.label} was not looked at: {seen}")
         else:
@@ -92,7 +92,7 @@ def configurations(stub: Stub, source: StubSource) -> tuple[list[Configuration],
                 line=loop.first,
             )
     fallen = _told_apart(source, groups)
-    real = [seen for entry in stub.spec.facts.bench if not isinstance(seen := _seen(stub, entry), str)]
+    real = [seen for entry in stub.spec.facts.bench if not isinstance(seen := _seen(stub, entry, source), str)]
     found = [
         replace(configuration, decisions=fallen[key])
         for key, traces in groups.items()
@@ -192,7 +192,7 @@ def _comparable(conditions: Sequence[Condition]) -> tuple[object, ...]:
     return tuple("tensor" if isinstance(value, Tensor) else repr(value) for _, _, value in conditions)
 
 
-def _seen(stub: Stub, entry: ShapeEntry) -> Trace | str:
+def _seen(stub: Stub, entry: ShapeEntry, source: StubSource) -> Trace | str:
     """The call at an entry, or why it cannot be followed."""
     try:
         fit = fit_entry(
@@ -206,7 +206,9 @@ def _seen(stub: Stub, entry: ShapeEntry) -> Trace | str:
         sizes, asked = (
             {name: size for name, size in one.dims.items() if type(size) is int} for one in (fit.entry, entry)
         )
-        return replace(seen, sizes=sizes, asked=asked)
+        handed = {one.name for loop in source.loops for one in loop.carries}  # other values, as the whole stub ends
+        names = {name: value for name, value in seen.names.items() if name not in handed}
+        return replace(seen, names=names, sizes=sizes, asked=asked)
     except (InputError, IRError) as error:
         return error.message
     except Exception as error:  # the user's code, at a size of ours

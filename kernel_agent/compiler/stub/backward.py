@@ -8,13 +8,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.plan import BackwardPlan
 from kernel_agent.compiler.saved.joint import Joint
 from kernel_agent.compiler.ssa.value import Kernel
 from kernel_agent.compiler.stub.accesses import Accesses
+from kernel_agent.compiler.stub.active import active_before
 from kernel_agent.compiler.stub.body import Body
 from kernel_agent.compiler.stub.cotangents import Cotangents, Grad
 from kernel_agent.compiler.stub.flow import (
@@ -22,7 +22,6 @@ from kernel_agent.compiler.stub.flow import (
     SAME,
     Flow,
     disjoint,
-    is_float,
     launch_places,
     storage_of,
     tensors_in,
@@ -134,7 +133,7 @@ class BackwardWriter:
 
     def write(self, outputs: Sequence[tuple[str, Tensor | None]]) -> Written:
         """The backward. `outputs`: name of the cotangent, and the output where it has one. Raises `CannotDerive`."""
-        self._propagate()
+        self.before = active_before(self.trace, self.launches, self.flow)
         several = sum(tensor is not None for _, tensor in outputs) > 1
         found = joints(self.launches, self.flow, [tensor for _, tensor in outputs if tensor is not None])
         self.joints = {place: one for place, one in found.items() if not self._is_of_trips(self.launches[place])}
@@ -180,25 +179,6 @@ class BackwardWriter:
         events = list(zip(loops, enumerate(self.trace.events), strict=True))
         groups = itertools.groupby(events, key=lambda one: one[0])
         return [(loop, [event for _, event in group]) for loop, group in groups]
-
-    def _propagate(self) -> None:
-        """Which memory depends on differentiable inputs."""
-        active = self.flow.active
-        for place, event in enumerate(self.trace.events):
-            if isinstance(event, LaunchSeen):
-                launched = self.launches[place]
-                _refuse_hidden(event)
-                tensors = event.tensors
-                self.before[place] = frozenset(active)
-                if any(storage_of(tensors[name]) in active for name in launched.accesses.read if name in tensors):
-                    active |= {
-                        storage_of(tensors[name])
-                        for name in launched.accesses.written
-                        if name in tensors and is_float(tensors[name])
-                    }
-            elif any(map(self.flow.is_active, tensors_in((event.args, event.kwargs)))):
-                made = (event.args[0],) if event.name == "__setitem__" else (event.result,)
-                active |= {storage_of(part) for part in tensors_in(made) if is_float(part)}
 
     def _instead_of_none(self, name: str, output: Tensor) -> None:
         """Zeros for a cotangent that is None. Their shape may be another one where what follows reshapes them."""
@@ -376,17 +356,3 @@ class BackwardWriter:
             and any(self.flow.shares(part, tensor) or part is tensor for part in tensors_in(event.args))
             for event in self.trace.events
         )
-
-
-def _refuse_hidden(seen: LaunchSeen) -> None:
-    """Raise `CannotDerive` where a launch is given floating tensors otherwise than one by one: what it reads and writes
-    of them has no name in the backward."""
-    for name, value in seen.values.items():
-        what = "a tensor descriptor" if isinstance(value, TensorDescriptor) else "a tuple of tensors"
-        parts = (value.base,) if isinstance(value, TensorDescriptor) else value
-        if not isinstance(parts, Tensor) and any(is_float(part) for part in tensors_in((parts,))):
-            raise CannotDerive(
-                f"the launch of `{seen.name}` (line {seen.site.line}) is given {what} for `{name}`",
-                remedy="Pass each tensor as an argument of its own; make descriptors in the kernel.",
-                line=seen.site.line or None,
-            )

@@ -41,7 +41,8 @@ class Flow:
     def __init__(self, trace: Trace, source: StubSource, grads: Sequence[str]) -> None:
         self.trace = trace
         self.source = source
-        self.names: Mapping[str, Any] = trace.names
+        self.in_trip = False
+        """Whether tensors of a trip of a loop are spoken of by the names that they have there."""
         self.inputs = {id(tensor): name for name, tensor in trace.inputs.items()}
         self.maker: dict[int, TorchSeen] = {}
         self.changes: list[tuple[int, Tensor]] = []
@@ -55,6 +56,14 @@ class Flow:
         """Storages of differentiable inputs."""
         self.active = set(self.given)
         """Storages that depend on differentiable inputs."""
+
+    @property
+    def names(self) -> Mapping[str, Any]:
+        """Names at the end of the stub; of a tensor that a trip of a loop hands on first that by which it is known."""
+        if not self.source.loops:
+            return self.trace.names
+        inner = {name for loop in self.source.loops for name in loop.bound}
+        return dict(sorted(self.trace.names.items(), key=lambda one: (one[0] in inner) != self.in_trip))
 
     def _note(self, place: int, event: TorchSeen) -> None:
         given = {id(part) for part in _tensors(event.args)}

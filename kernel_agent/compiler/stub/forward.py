@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kernel_agent.compiler.errors import CannotDerive
@@ -36,18 +36,21 @@ def forward_function(
     saved: Sequence[Kept],
     first: Sequence[str] = (),
     spare: Sequence[int] = (),
+    kept: Mapping[int, str] | None = None,
     *,
     returns_saved: bool = False,
 ) -> str:
     """Text of `forward(...) -> (outputs, saved)`, the stub with another return.
 
-    `first` are statements to begin with, `spare` lines that are left out. `returns_saved`: the stub is the forward of a
+    `first` are statements to begin with, `spare` lines that are left out, `kept` statements to put in ahead of those of
+    some lines. `returns_saved`: the stub is the forward of a
     pair, and already returns (outputs, saved). Raises `CannotDerive` for a stub whose return cannot be extended.
     """
     function = source.function
     edits = [_renamed(source)] if function.name != "forward" else []
     edits += _without_context(source)
     edits += [Edit((line, 0), (line + 1, 0), "") for line in spare]
+    edits += [_ahead(source, line, text) for line, text in (kept or {}).items()]
     returns = [node for node in own_nodes(function) if isinstance(node, ast.Return)]
     if len(returns) != 1 or returns[0].value is None:
         raise CannotDerive(
@@ -61,6 +64,12 @@ def forward_function(
         start = (body[0].lineno, body[0].col_offset)
         edits.append(Edit(start, start, "".join(f"{line}\n{' ' * body[0].col_offset}" for line in first)))
     return _edited(source, edits) + "\n"
+
+
+def _ahead(source: StubSource, line: int, text: str) -> Edit:
+    """A statement ahead of that of a line."""
+    pad = len(source.lines[line - 1]) - len(source.lines[line - 1].lstrip())
+    return Edit((line, 0), (line, 0), f"{' ' * pad}{text}\n")
 
 
 def _renamed(source: StubSource) -> Edit:

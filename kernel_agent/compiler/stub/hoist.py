@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from kernel_agent.compiler.stub.lines import Line
 from kernel_agent.compiler.stub.needs import Statement, statements_of
@@ -17,13 +17,13 @@ _NUMBERS = frozenset({"triton.cdiv", "triton.next_power_of_2", "min", "max", "le
 """Functions that make numbers of numbers."""
 
 
-def hoisted(lines: Sequence[Line], target: str) -> tuple[list[Line], list[Line]]:
-    """The lines that may stand ahead of a loop, and those of its trips. `target`: what counts the trips."""
+def hoisted(lines: Sequence[Line], targets: Collection[str]) -> tuple[list[Line], list[Line]]:
+    """The lines that may stand ahead of a loop, and those of its trips. `targets`: what its head binds."""
     trip = list(statements_of(lines))
     ahead: list[Statement] = []
     while True:
         bound = Counter(name for one in trip for name in one.binds)
-        found = next((one for one in trip if _may_go(one, bound, target)), None)
+        found = next((one for one in trip if _may_go(one, bound, targets)), None)
         if found is None:
             break
         trip.remove(found)
@@ -31,10 +31,10 @@ def hoisted(lines: Sequence[Line], target: str) -> tuple[list[Line], list[Line]]
     return [line for one in ahead for line in one.lines], [line for one in trip for line in one.lines]
 
 
-def _may_go(statement: Statement, bound: Counter[str], target: str) -> bool:
+def _may_go(statement: Statement, bound: Counter[str], targets: Collection[str]) -> bool:
     """Whether a statement says the same in each trip. `bound`: how many statements of the trip bind a name."""
     own = frozenset(statement.binds)
-    if target in statement.reads or any(bound[name] > (name in own) for name in statement.reads | own):
+    if statement.reads & set(targets) or any(bound[name] > (name in own) for name in statement.reads | own):
         return False
     (node,) = ast.parse("\n".join(row for line in statement.lines for row in line.shown(str, 0))).body
     if own & statement.reads:

@@ -1,21 +1,37 @@
 """`flattened`: the text of a stub in which loops that launch kernels run once, so that one trip can be followed.
 
-What a trip computes hangs on no other trip where the loop hands on neither names nor memory. Names are looked at here,
-in the text; memory where the backward is written (`trips.py`).
+What a trip computes hangs on no other trip but by names that the loop hands on, as `h = h_new`, and by memory. Names
+are looked at here, in the text; memory where the backward is written (`trips.py`).
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from kernel_agent.compiler.errors import CannotDerive
-from kernel_agent.compiler.free_names import free_names
+from kernel_agent.compiler.free_names import free_name, free_names
 from kernel_agent.compiler.stub.callees import callees
 
 _ENDS = "Write the trips as programs of one launch, or the values of each trip to rows of a tensor."
 _ODD = (ast.Break, ast.Continue, ast.Return, ast.FunctionDef, ast.Lambda, ast.NamedExpr, ast.Yield, ast.ListComp)
+
+
+HANDED = "roll"
+"""Function of torch whose result stands for what a trip was handed: of none that a stub asks anything about."""
+
+
+@dataclass(frozen=True)
+class Carry:
+    """A name that a loop hands from trip to trip."""
+
+    name: str
+    """In the stub."""
+    before: str
+    """What it is called as a trip begins, where the loop runs once."""
+    behind: str
+    """What it is called from where the trip binds it."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +47,14 @@ class Loop:
     last: int
     """Last line of the body."""
     bound: frozenset[str]
-    """Names that a trip binds, the target among them."""
+    """Names that a trip binds and nothing behind the loop reads, the target among them."""
+    carries: tuple[Carry, ...] = ()
+    """Names that it hands on."""
+
+    @property
+    def within(self) -> frozenset[str]:
+        """Names that a trip binds."""
+        return self.bound | {one.behind for one in self.carries}
 
     def has(self, line: int) -> bool:
         """Whether a line is one of the loop."""
@@ -58,23 +81,74 @@ def flattened(source: str, stub: str) -> tuple[str, tuple[Loop, ...]]:
         return source, ()
     function, lines = found[-1], source.split("\n")
     loops: list[Loop] = []
+    given = [one.arg for one in ast.walk(function.args) if isinstance(one, ast.arg)]
+    taken = {*given, *(node.id for node in ast.walk(function) if isinstance(node, ast.Name))}
+    renamings: list[_Renaming] = []
     for place, node in enumerate(function.body):
         if not launches_in(node, callees(tree).keys()):
             continue
-        given = [one.arg for one in ast.walk(function.args) if isinstance(one, ast.arg)]
-        steps = _refused(node, given, function.body[:place], function.body[place + 1 :])
+        before, after = function.body[:place], function.body[place + 1 :]
+        steps = _refused(node, given, before, after)
         assert isinstance(node, ast.For)
         assert isinstance(node.target, ast.Name)
-        pad, first = " " * node.col_offset, node.body[0]
-        head = f"{pad}{node.target.id} = {ast.unparse(steps)}[0]"
-        lines[node.lineno - 1 : first.lineno - 1] = [head, *[""] * (first.lineno - 1 - node.lineno)]
-        last = node.end_lineno or node.lineno
-        for number in range(first.lineno, last + 1):
-            text = lines[number - 1]
-            lines[number - 1] = text[min(first.col_offset - node.col_offset, len(text) - len(text.lstrip())) :]
-        bound = frozenset({node.target.id, *(name for one in node.body for name in _bound(one))})
-        loops.append(Loop(node.target.id, steps, node.lineno, last, bound))
+        carries = []
+        for name in _handed_on(node, given, before):
+            carry = Carry(name, free_name(f"{name}_before", taken), free_name(f"{name}_behind", taken))
+            carries.append(carry)
+            renamings += _renamings(carry, node, after)
+        bound = {node.target.id, *(name for one in node.body for name in _bound(one))} - {one.name for one in carries}
+        bound |= {one.before for one in carries}
+        end = node.end_lineno or node.lineno
+        loops.append(Loop(node.target.id, steps, node.lineno, end, frozenset(bound), tuple(carries)))
+    for renaming in sorted(renamings, key=lambda one: (one.line, one.column), reverse=True):
+        row = lines[renaming.line - 1].encode()
+        old = len(renaming.old.encode())
+        row = row[: renaming.column] + renaming.new.encode() + row[renaming.column + old :]
+        lines[renaming.line - 1] = row.decode()
+    heads = {node.lineno: node for node in function.body if isinstance(node, ast.For)}
+    for loop in loops:
+        _run_once(heads[loop.first], loop, lines)
     return "\n".join(lines), tuple(loops)
+
+
+def _run_once(node: ast.For, loop: Loop, lines: list[str]) -> None:
+    """Put the first trip for a loop."""
+    pad, first = " " * node.col_offset, node.body[0]
+    head = [f"{pad}{loop.target} = {ast.unparse(loop.steps)}[0]"]
+    head += [f'{one.before} = getattr({one.name}, "{HANDED}", lambda _: {one.name})(0)' for one in loop.carries]
+    lines[node.lineno - 1 : first.lineno - 1] = ["; ".join(head), *[""] * (first.lineno - 1 - node.lineno)]
+    for number in range(first.lineno, loop.last + 1):
+        text = lines[number - 1]
+        lines[number - 1] = text[min(first.col_offset - node.col_offset, len(text) - len(text.lstrip())) :]
+
+
+@dataclass(frozen=True)
+class _Renaming:
+    """Another name in one place."""
+
+    line: int
+    column: int
+    """In bytes."""
+    old: str
+    new: str
+
+
+def _handed_on(loop: ast.For, given: Sequence[str], before: Sequence[ast.stmt]) -> list[str]:
+    """Names that trips hand on: there before the loop, and bound by a trip that reads them first."""
+    known = {*given, *(name for one in before for name in _bound(one))}
+    return list(dict.fromkeys(name for one in loop.body for name in _bound(one) if name in known))
+
+
+def _renamings(carry: Carry, loop: ast.For, after: Sequence[ast.stmt]) -> Iterator[_Renaming]:
+    """What a name that is handed on is called in each place of a trip and behind the loop."""
+    bound = False
+    for one in (*loop.body, *after):
+        stores = carry.name in _bound(one)
+        for node in ast.walk(one):
+            if isinstance(node, ast.Name) and node.id == carry.name:
+                late = bound or (stores and isinstance(node.ctx, ast.Store))
+                yield _Renaming(node.lineno, node.col_offset, node.id, carry.behind if late else carry.before)
+        bound = bound or stores
 
 
 def launches_in(node: ast.stmt, helpers: Collection[str] = ()) -> bool:
@@ -101,19 +175,33 @@ def _refused(loop: ast.stmt, given: Sequence[str], before: Sequence[ast.stmt], a
     bound: dict[str, None] = {loop.target.id: None}
     own = {name for one in loop.body for name in _bound(one)}
     for one in loop.body:
-        early = [name for name in free_names(one) if name in own and name not in bound]
-        again = [name for name in _bound(one) if name in known or name == loop.target.id]
-        if early or again:
-            name = (early or again)[0]
-            raise _refusal(loop, f"hands `{name}` from trip to trip", _ENDS)
+        early = [name for name in free_names(one) if name in own - known and name not in bound]
+        if early or loop.target.id in _bound(one) or (loop.target.id in known and loop.target.id in free_names(one)):
+            raise _refusal(loop, f"hands `{(early or [loop.target.id])[0]}` from trip to trip", _ENDS)
         for test in (node.test for node in ast.walk(one) if isinstance(node, ast.IfExp)):
             if any(name in own or name == loop.target.id for name in free_names(test)):
                 raise _refusal(loop, f"asks `{ast.unparse(test)}` in each trip", "Launch alike in all trips.")
         bound |= dict.fromkeys(_bound(one))
-    late = [name for one in after for name in free_names(one) if name in bound]
+    for name in own & known:
+        _refuse_hand_over(name, loop, after)
+    late = [name for one in after for name in free_names(one) if name in bound and name not in known]
     if late:
         raise _refusal(loop, f"leaves `{late[0]}` of its last trip to what follows", _ENDS)
     return steps
+
+
+def _refuse_hand_over(name: str, loop: ast.For, after: Sequence[ast.stmt]) -> None:
+    """Raise `CannotDerive` for a name that a loop does not hand on by one plain assignment."""
+    binding = [one for one in loop.body if name in _bound(one)]
+    plain = len(binding) == 1 and isinstance(binding[0], ast.Assign) and len(binding[0].targets) == 1
+    target = binding[0].targets[0] if plain and isinstance(binding[0], ast.Assign) else None
+    if not isinstance(target, ast.Name) or any(name in _bound(one) for one in after):
+        raise _refusal(loop, f"binds `{name}` more than once", f"Hand `{name}` on by one plain assignment.")
+    if any(isinstance(node, ast.JoinedStr) for one in (*loop.body, *after) for node in ast.walk(one)):
+        raise _refusal(loop, f"hands `{name}` on beside a formatted string", "Format it elsewhere.")
+    first = next(one for one in loop.body if name in (*_bound(one), *free_names(one)))
+    if first is binding[0] and name not in free_names(first):
+        raise _refusal(loop, f"binds `{name}`, which is there before", f"Give `{name}` of the trips a name of its own.")
 
 
 def _is_range(node: ast.expr | None) -> bool:

@@ -6,7 +6,7 @@ import ast
 import copy
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,9 +15,11 @@ from torch import Tensor
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.free_names import free_names
 from kernel_agent.compiler.plan import IN_ORDER, LEFT, LISTED, LONGEST, NESTED, PICKED, RISING, ROWS
+from kernel_agent.compiler.stub.flow import replaced
 from kernel_agent.compiler.stub.forward import Kept
-from kernel_agent.compiler.stub.loops import Loop
+from kernel_agent.compiler.stub.loops import Carry, Loop
 from kernel_agent.compiler.stub.source import StubSource
+from kernel_agent.compiler.stub.states import States
 from kernel_agent.ir.capture.images import declared_dtype
 
 _PLAIN = (bool, int, float, str, type(None), torch.dtype)
@@ -66,6 +68,8 @@ class Names:
         self.sometimes = frozenset(sometimes)
         self.trip: Loop | None = None
         """The loop that statements are written for, whose trip's names they may have."""
+        self.states: States | None = None
+        """What is kept of the trips of a loop."""
         self.scratch: frozenset[str] = frozenset()
         """Tensors that later trips of the loop overwrite: what a trip left there is computed again."""
         self._needed: dict[str, None] = {}
@@ -148,11 +152,12 @@ class Names:
         return bool(self.source.of_trips(self._beyond_trips(node)))
 
     def _is_of_trip(self, name: str) -> bool:
-        return any(name in loop.bound for loop in self.source.loops)
+        own = self.trip is not None and name in self.trip.within
+        return own or any(name in loop.bound for loop in self.source.loops)
 
     def _refuse_foreign_trips(self, locals_: Sequence[str], text: str, line: int) -> None:
         """Raise `CannotDerive` where an expression names what trips of a loop bind that is not the one at hand."""
-        known = frozenset() if self.trip is None else self.trip.bound
+        known = frozenset() if self.trip is None else self.trip.within
         other = [name for name in locals_ if self._is_of_trip(name) and name not in known]
         if other:
             raise CannotDerive(
@@ -237,11 +242,33 @@ class Names:
             if name in known:
                 self._shown[mark] = key
             else:
-                self._shown[mark] = self.fresh(f"{name}_{question}".rstrip("()"))
+                self._shown[mark] = self.fresh(f"{self._at_the_end(name)}_{question}".rstrip("()"))
                 kept.append(Kept(self._shown[mark], self._where_given(key)))
         kept += [Kept(fresh, fresh) for fresh in self._first.values()]
         first = tuple(f"{fresh} = {self._where_given(key)}" for key, fresh in self._first.items())
+        kept = [replace(one, expression=self._at_the_end(one.expression)) for one in kept]
         return Unpacked(tuple(kept), first, tuple(text for _, text in sorted(statements.items())))
+
+    def _at_the_end(self, expression: str) -> str:
+        """What the forward saves by its own names: those of what loops handed on are others where they run once."""
+        handed = {one.behind: one.name for loop in self.source.loops for one in loop.carries}
+        for behind, name in handed.items():
+            if behind in expression:
+                expression = replaced(ast.parse(expression, mode="eval").body, behind, name)
+        return expression
+
+    def keep_states(self, loop: Loop, carries: Sequence[Carry]) -> States:
+        """Have the forward keep what each trip of a loop begins with. Raises `CannotDerive` for a second loop."""
+        if self.states is None:
+            self.states = States(self.fresh("states"), loop, tuple(carries))
+        if self.states.loop is not loop or self.states.carries != tuple(carries):
+            raise CannotDerive(
+                f"the states of trips of two loops (lines {self.states.loop.first} and {loop.first}) are wanted, or "
+                "other ones in another configuration",
+                remedy="Have the loop write its states to rows of a tensor.",
+                line=loop.first,
+            )
+        return self.states
 
     def filled(self, text: str) -> str:
         """A text with what was asked for in place."""

@@ -70,6 +70,10 @@ class Replay:
             self._want([line])
         return [self._moved(found[place]) for place in sorted(found)]
 
+    def wants(self, name: str) -> bool:
+        """Whether a name is read in a trip of the backward."""
+        return name in self._wanted
+
     def allocations(self) -> list[Line]:
         """Memory for what the statements of all trips write, made ahead of the loop. Raises `CannotDerive`."""
         lines = [

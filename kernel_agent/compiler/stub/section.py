@@ -15,7 +15,7 @@ from kernel_agent.compiler.stub.backward import BackwardWriter
 from kernel_agent.compiler.stub.clones import clone_lines
 from kernel_agent.compiler.stub.docstrings import backward_docstring, computed
 from kernel_agent.compiler.stub.dtypes import for_every_dtype
-from kernel_agent.compiler.stub.forward import forward_function
+from kernel_agent.compiler.stub.forward import Kept, forward_function
 from kernel_agent.compiler.stub.lines import Line
 from kernel_agent.compiler.stub.names import Names
 from kernel_agent.compiler.stub.needs import sparing
@@ -80,14 +80,18 @@ def write_sections(
     unpacked = names.unpacked()
     spare = clone_lines(source, set(clones or {}) - {kept.name for kept in unpacked.saved})
     saved, absent = none_where_unbound(unpacked.saved, sometimes_bound(source.function).difference(source.parameters))
-    forward = forward_function(source.whole, saved, (*unpacked.first, *absent), spare, returns_saved=spec.facts.is_pair)
+    if names.states is not None:  # as many as the loop has trips, behind all else
+        saved = (*saved, Kept(f"*{names.states.name}", f"*{names.states.name}"))
+    forward = forward_function(
+        source.whole, saved, (*unpacked.first, *absent), spare, _kept(names, source), returns_saved=spec.facts.is_pair
+    )
     flags = [names.fresh(f"need_{name}") for name in spec.grads]
     spared = [sparing(one.body, one.results, flags) for one in written]
     written = [
         one if less is None else replace(one, body=less.body, results=less.results)
         for one, less in zip(written, spared, strict=True)
     ]
-    body = [_unpacking([kept.name for kept in unpacked.saved]), *(Line(text) for text in unpacked.lines)]
+    body = [_unpacking([kept.name for kept in saved]), *(Line(text) for text in unpacked.lines)]
     parameters = ["saved", *(name for name, _ in _outputs(spec, ways[0].trace))]
     if any(less is not None for less in spared):
         parameters.append("needs=None")
@@ -114,6 +118,15 @@ def write_sections(
     )
     told = dict.fromkeys(text for one in written for text in one.remarks)
     return Sections(candidate, tuple(plan for one in written for plan in one.plans), tuple(told))
+
+
+def _kept(names: Names, source: StubSource) -> dict[int, str]:
+    """Statements by which the forward keeps states of trips, by the lines that they stand ahead of."""
+    if names.states is None:
+        return {}
+    (loop,) = [one for one in source.whole.function.body if one.lineno == names.states.loop.first]
+    assert isinstance(loop, ast.For)
+    return {loop.lineno: names.states.made, loop.body[0].lineno: names.states.grown}
 
 
 def _merged(finals: Sequence[Mapping[str, object]]) -> dict[str, object]:

@@ -15,8 +15,9 @@ from torch import Tensor
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.stub.body import Body
+from kernel_agent.compiler.stub.carries import Carries, Event, given_to, made_by
 from kernel_agent.compiler.stub.cotangents import Cotangents, Grad
-from kernel_agent.compiler.stub.flow import EMPTY, PERMUTED, SLICED, Flow, addresses, storage_of, tensors_in
+from kernel_agent.compiler.stub.flow import EMPTY, PERMUTED, SLICED, Flow, addresses, storage_of
 from kernel_agent.compiler.stub.hoist import hoisted
 from kernel_agent.compiler.stub.lines import ROOM, Line
 from kernel_agent.compiler.stub.loops import Loop
@@ -29,7 +30,6 @@ from kernel_agent.compiler.stub.torchcall import TorchCall
 from kernel_agent.compiler.stub.trace import LaunchSeen, TorchSeen
 from kernel_agent.compiler.stub.wording import Launched
 
-Event = LaunchSeen | TorchSeen
 _VIEWS = PERMUTED | SLICED | {"view", "view_as", "unsqueeze", "squeeze"}
 """Functions whose results lie in the memory of what they are given, whatever that is."""
 
@@ -62,12 +62,13 @@ class Trips:
         self.part = part
         self.source, self.body, self.names = writer.source, writer.body, writer.names
         self.flow, self.references, self.cotangents = writer.flow, writer.references, writer.cotangents
-        self.made = {id(one): one for _, event in part for one in _results(event)}
+        self.made = {id(one): one for _, event in part for one in made_by(event)}
         """Tensors that the trip makes."""
         self.written = self._written()
         """What a trip stores to in memory that is there before the loop, by memory."""
         self.rooms: dict[int, str] = {}
         """What gradients of tensors that the trip reads are added to."""
+        self.carries = Carries(writer, loop, part, self.made)
         self.left: dict[int, Grad] = {}
         """By memory: cotangents from behind the loop that trips take what they stored out of."""
 
@@ -75,21 +76,24 @@ class Trips:
         """Write it. Raises `CannotDerive` where a trip needs what another one left."""
         lines, launched, before = self.body.lines, len(self.writer.launched), len(self.body.lines)
         self._take_over()
-        self.names.trip, self.names.scratch = self.loop, self._scratch()
+        self.carries.begin()
+        self.names.trip, self.names.scratch, self.flow.in_trip = self.loop, self._scratch(), True
         aside = {id(one): (one, self.cotangents.set_aside(one)) for one in self._read()}
         outer = [one for one, _ in aside.values()]
         rooms = {self.rooms[id(one)]: line for one in outer for line in [self._room(one)]}
         shares = dict(self._share(event) for _, event in self.part if self._is_view(event))
         start = len(lines)
         for place, event in reversed(self.part):
-            viewed = [one for one in _results(event) if id(one) in self.rooms]
+            viewed = [one for one in made_by(event) if id(one) in self.rooms]
             if viewed:
                 self._add_up(viewed[0])
-            else:
+            elif self.carries.handed_by(event) is None:
                 self.writer.back_through(place, event)
         for one in outer:
             self._add_up(one)
-        written = lines[start:]
+        begun = len(lines) > start
+        self.carries.end()
+        written = lines[start:] if begun else []
         del lines[start if written else before :]
         used = [one.place for one in self.writer.launched[launched:]]
         if written:
@@ -100,7 +104,9 @@ class Trips:
                 self.cotangents.add(one, Grad(self.rooms[id(one)], "f32", own=True))
             for grad in grads:
                 self.cotangents.add(one, grad)
-        self.names.trip, self.names.scratch = None, frozenset()
+        self.names.trip, self.names.scratch, self.flow.in_trip = None, frozenset(), False
+        if begun:
+            self.carries.hand_back()
 
     def _write_loop(
         self, rooms: Mapping[str, Line], shares: Mapping[str, Line], written: Sequence[Line], used: Sequence[int]
@@ -115,10 +121,27 @@ class Trips:
         for place in sorted({*used, *replay.places}):
             self._refuse_carried(self.writer.launches[place])
         self.body.write(*replay.allocations(), *_needed(rooms, inner).values())
-        steps = self.names.expression(self.loop.steps, self.loop.first, "steps")
-        ahead, trip = hoisted([*again, *inner], self.loop.target)
-        self.body.write(*ahead, Line(f"for {self.loop.target} in {f'reversed({steps})' if self.left else steps}:"))
+        head = self._head(replay)
+        ahead, trip = hoisted([*again, *inner], {self.loop.target, *(one.before for one in self.loop.carries)})
+        self.body.write(*ahead, head)
         self.body.write(*(line.deeper() for line in trip))
+
+    def _head(self, replay: Replay) -> Line:
+        """The head of the loop, from the last trip to the first where one takes what another one left."""
+        steps, target = self.names.expression(self.loop.steps, self.loop.first, "steps"), self.loop.target
+        wanted = [one for one in self.loop.carries if replay.wants(one.before)]
+        if not self.left and not self.carries.cotangents:
+            return Line(f"for {target} in {steps}:")
+        if not wanted:
+            return Line(f"for {target} in reversed({steps}):")
+        states = self.names.keep_states(self.loop, wanted)
+        self.writer.remarks.append(
+            f"the forward keeps what each trip of the loop in line {self.loop.first} begins with: "
+            + ", ".join(f"`{one.name}`" for one in wanted)
+        )
+        targets = ", ".join((target, *(one.before for one in wanted)))
+        parts = ", ".join((f"reversed({steps})", *(f"reversed({states.of(one)})" for one in wanted)))
+        return Line(f"for {targets} in zip({parts}):")
 
     def _tell(self, replay: Replay) -> None:
         """Remarks on what the loop costs."""
@@ -175,7 +198,9 @@ class Trips:
                 read = self.writer.launches[place].accesses.read
                 given = [one for name, one in event.tensors.items() if name in read]
             else:
-                given = [] if event.name in EMPTY else _given(event)
+                given = [] if event.name in EMPTY else given_to(event)
+            if self.carries.handed_by(event) is not None:
+                continue
             for one in given:
                 if id(one) not in self.made and storage_of(one) not in self.written and self.flow.is_active(one):
                     found[id(one)] = one
@@ -211,7 +236,7 @@ class Trips:
     def _take_over(self) -> None:
         """Settle what is known of memory that trips store to; what must not be counted twice, in memory of its own."""
         for one in self.cotangents.waiting():
-            if id(self.flow.root(one)) in self.made:
+            if id(self.flow.root(one)) in self.made and not self.carries.has(one):
                 raise CannotDerive(
                     f"tensors that trips of a loop (line {self.loop.first}) make are collected and used behind it",
                     remedy="Allocate one tensor ahead of the loop, and have each trip write to its part.",
@@ -278,7 +303,7 @@ class Trips:
     def _is_alone(self, event: TorchSeen) -> bool:
         """Whether a trip reads nothing of a tensor but what one view has, which no other trip reads."""
         whole = event.args[0]
-        readers = [one for _, one in self.part if any(part is whole for part in _given(one))]
+        readers = [one for _, one in self.part if any(part is whole for part in given_to(one))]
         return len(readers) == 1 and id(whole) not in self.made and self._is_own(event.result)
 
     def _add_up(self, tensor: Tensor) -> None:
@@ -291,19 +316,6 @@ class Trips:
         elif found:
             parts = [room, *(one.text if one.element == "f32" else f"{one.text}.float()" for one in found)]
             self.body.write(Line(f"{room}.copy_(torch.stack(({', '.join(parts)})).sum(0))"))
-
-
-def _results(event: Event) -> list[Tensor]:
-    """What a torch function made that was not there before."""
-    if not isinstance(event, TorchSeen):
-        return []
-    given = tensors_in((event.args, event.kwargs))
-    return [one for one in tensors_in((event.result,)) if not any(one is other for other in given)]
-
-
-def _given(event: Event) -> list[Tensor]:
-    """What a launch or a function gets."""
-    return list(event.tensors.values()) if isinstance(event, LaunchSeen) else tensors_in((event.args, event.kwargs))
 
 
 def _needed(candidates: Mapping[str, Line], lines: Sequence[Line]) -> dict[str, Line]:
