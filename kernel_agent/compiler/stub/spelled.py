@@ -28,6 +28,11 @@ def spelled(source: str, stub: str) -> str:
 
     The lines of the stub may change.
     """
+    return _spelled(_spelled(source, stub, in_loops=False), stub, in_loops=True)
+
+
+def _spelled(source: str, stub: str, *, in_loops: bool) -> str:
+    """The same of statements at the top of a stub, where loops may be written anew as well, or of those in loops."""
     tree = ast.parse(source)
     found = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == stub]
     if not found:
@@ -37,12 +42,11 @@ def spelled(source: str, stub: str) -> str:
     taken |= {node.arg for node in ast.walk(function) if isinstance(node, ast.arg)}
     shown: list[tuple[ast.stmt, Sequence[ast.stmt]]] = []
     loops = [one.body for one in function.body if isinstance(one, ast.For) and one.body[0].lineno > one.lineno]
-    for block in (function.body, *loops):
+    for block in loops if in_loops else [function.body]:
         for old, new in zip(block, _bound_once(block, function.args, taken), strict=True):
             written = _written_out(new, taken) or [new]
             if written != [old]:
                 shown.append((old, written))
-    shown.sort(key=lambda one: one[0].lineno)
     lines = source.split("\n")
     for old, parts in reversed(shown):
         pad = " " * old.col_offset
