@@ -43,7 +43,7 @@ def sparing(body: Sequence[Line], results: Sequence[str], flags: Sequence[str]) 
     for place, text in enumerate(results):
         served.add(_read(ast.parse(text, mode="eval")), frozenset({place}))
     found = served.by(statements_of(body), flags)
-    if not any(served.apart):
+    if not served.apart:
         return None
     shown = []
     for place, text in enumerate(results):
@@ -58,8 +58,8 @@ class _Served:
     def __init__(self, everything: frozenset[int]) -> None:
         self.everything = everything
         self.names: dict[str, frozenset[int]] = {}
-        self.apart: list[bool] = []
-        """Of statements that launch: whether some gradient does without."""
+        self.apart = False
+        """Whether some gradient does without a statement that launches."""
 
     def add(self, names: Collection[str], wanted: frozenset[int]) -> None:
         """Have variables serve some more."""
@@ -75,14 +75,18 @@ class _Served:
             wanted = frozenset().union(*(self.names.get(name, frozenset()) for name in statement.binds))
             wanted = self.everything if statement.checks or not wanted else wanted
             self.add(statement.reads, wanted)
-            self.apart.append(statement.launches and wanted != self.everything)
+            self.apart |= statement.launches and wanted != self.everything
             found.insert(0, (statement, wanted))
         return found
 
     def _loop(self, loop: Statement, flags: Sequence[str]) -> tuple[Statement, frozenset[int]]:
-        """A loop. What a trip reads may be what the one before wrote, so that its statements are asked twice."""
-        self.by(loop.inner, flags)
-        inner = self.by(loop.inner, flags)
+        """A loop. What a trip reads may be what an earlier one wrote: its statements are asked until all have told."""
+        known: dict[str, frozenset[int]] | None = None
+        inner: list[tuple[Statement, frozenset[int]]] = []
+        apart = self.apart
+        while known != self.names:
+            known, self.apart = dict(self.names), apart
+            inner = self.by(loop.inner, flags)
         wanted = frozenset().union(*(one for _, one in inner))
         self.add(_read(ast.parse(f"{loop.lines[0].opening}\n    pass")), wanted)
         lines = [line.deeper() for line in _under_flags(inner, wanted, flags)]
@@ -183,7 +187,8 @@ def _statement(lines: tuple[Line, ...]) -> Statement:
     if not isinstance(node, ast.For):
         return found
     inner = [replace(line, depth=line.depth - 1) for line in lines[1:]]
-    return replace(found, inner=tuple(_writing_through(statements_of(inner))))
+    trip = tuple(_writing_through(statements_of(inner)))
+    return replace(found, binds=found.binds.union(*(one.binds for one in trip)), inner=trip)
 
 
 def _writing_through(statements: Sequence[Statement]) -> Iterator[Statement]:
