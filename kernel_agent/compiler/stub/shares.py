@@ -28,16 +28,24 @@ def is_own_share(part: ast.expr | None, loop: Loop, definition: Definition) -> b
 
 
 def _is_own(place: ast.expr, loop: Loop, definition: Definition) -> bool:
-    if not loop.rises_from_zero:  # a place below zero counts from the end
+    if not (loop.rises_from_zero and _rises(loop.step)):  # a place below zero counts from the end
         return False
     if not isinstance(place, ast.Slice):
         return isinstance(place, ast.Name) and place.id == loop.target
     if place.lower is None or place.upper is None or place.step is not None:
         return False
     begin, end = (_spelt(one, loop, definition) for one in (place.lower, place.upper))
-    later = ast.BinOp(ast.Name(loop.target, ast.Load()), ast.Add(), _spelt(loop.step, loop, definition))
+    if not _rises(begin) or (loop.bound - {loop.target}) & {*free_names(begin)}:
+        return False
+    later = ast.BinOp(ast.Name(loop.target, ast.Load()), ast.Add(), loop.step)
     following = _Put({loop.target: later}).visit(copy.deepcopy(begin))
     return any(_same(one, following) for one in _no_more_than(end))
+
+
+def _rises(node: ast.expr) -> bool:
+    """Whether nothing is taken from anything in an expression: of numbers that are not below zero it is none itself,
+    and falls with none of them."""
+    return not any(isinstance(one, (ast.Sub, ast.USub)) for one in ast.walk(node))
 
 
 def _spelt(node: ast.expr, loop: Loop, definition: Definition) -> ast.expr:
