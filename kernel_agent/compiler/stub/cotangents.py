@@ -25,6 +25,8 @@ RULES_OF = (torchproducts, torchrows)
 """Modules that add to the table of rules when they are imported."""
 _FLAT = frozenset({"detach", "floor", "ceil", "round", "trunc", "sign", "sgn"})
 """Functions whose derivative is zero wherever they have one."""
+_FORMS = frozenset({"empty_like", "zeros_like", "ones_like", "new_empty", "new_zeros", "new_ones"})
+"""Functions that ask what they are given for its form alone."""
 _RENAMED = RESHAPED | PERMUTED | {"contiguous", "alias"}
 """Functions whose results have the same elements in other places, and in the same dtype."""
 
@@ -163,7 +165,7 @@ class Cotangents:
         given = tensors_in((event.args, event.kwargs))
         active = [part for part in given if self.flow.is_active(part)]
         results = [result for result in results if not any(part is result for part in given)]
-        if not active or plain_name(event.name) in _FLAT:
+        if not active or plain_name(event.name) in _FLAT | _FORMS:
             for result in results:
                 self._held.pop(id(result))
         elif event.name in SLICED and results:
