@@ -160,10 +160,11 @@ class Names:
         known = frozenset() if self.trip is None else self.trip.within
         other = [name for name in locals_ if self._is_of_trip(name) and name not in known]
         if other:
+            line = line or next(loop.first for loop in self.source.loops if other[0] in loop.bound)
             raise CannotDerive(
                 f"`{other[0]}` in `{text}` (line {line}) belongs to the trips of a loop, and is wanted outside of it",
-                remedy="Compute it ahead of the loop.",
-                line=line or None,
+                remedy="Compute it ahead of the loop, or have each trip write to its part of a tensor from there.",
+                line=line,
             )
 
     def _beyond_trips(self, node: ast.expr) -> ast.expr:
