@@ -94,3 +94,48 @@ def test_a_function_stays_that_reads_a_name_of_the_module_which_the_stub_has_too
         "\n\ndef stub(a, b):\n    SCALE = 5.0\n    return Scaled.apply(a, SCALE) + b\n"
     )
     assert without_helpers(source, "stub") == source
+
+
+LOOPED = """
+
+def scaled(x, factor=2.0, offset=None, has_offset=False):
+    y = torch.empty_like(x)
+    kernel[offset.stride(0) if has_offset else 0](x, y, factor)
+    x = y + 1
+    return x
+
+
+def stub(a, b):
+    y, found = b, []
+    for n in range(3):
+        x = scaled(a + n, n)
+        found.append(scaled(x, 3.0, None, False) * 2)
+        y = y + scaled(b, offset=b, has_offset=True)
+    return torch.stack([*found, x, y])
+"""
+
+
+def test_a_helper_that_a_loop_calls_is_written_into_its_trips() -> None:
+    # In front of the loop it would compute once what each trip computes anew; its names are not the stub's, which has
+    # others by them.
+    source = HEAD + LOOPED
+    changed = without_helpers(source, "stub")
+    stub = changed[changed.index("def stub") :]
+    assert "scaled(" not in stub
+    assert stub.index("for n in range(3):") < stub.index("kernel[")
+    assert torch.equal(results(changed), results(source))
+
+
+def test_a_choice_that_the_call_of_a_helper_has_made_is_gone() -> None:
+    # `None.stride(0)` is no question that anything could answer, though no call would ask it.
+    changed = without_helpers(HEAD + LOOPED, "stub")
+    stub = changed[changed.index("def stub") :]
+    assert "None.stride" not in stub
+    assert " if " not in stub
+    assert "kernel[b.stride(0)](" in stub
+
+
+def test_a_helper_in_the_line_of_a_loop_stays() -> None:
+    # Written out behind the head it would have its first statement there alone, or none.
+    source = HEAD + LOOPED[: LOOPED.index("def stub")] + "def stub(a, b):\n    for n in range(3): a = scaled(a)\n"
+    assert without_helpers(source, "stub") == source

@@ -76,3 +76,99 @@ def test_what_one_gradient_alone_needs_stands_under_one_condition() -> None:
 def test_a_backward_whose_launches_all_serve_every_gradient_is_left_alone() -> None:
     body = [Line("dx = make()"), Line("dw = make()"), launch("one", "dx", "dw", writes=("dx", "dw"))]
     assert sparing([*body, Line("total_of_w = total(dw)")], ["dx", "total_of_w"], FLAGS) is None
+
+
+def ran_in_loop(trip: list[Line], results: list[str], needs: tuple[bool, bool]) -> list[str]:
+    """Which functions two trips of a loop run, in order."""
+    found = sparing([Line("for i in range(2):"), *(line.deeper() for line in trip)], results, FLAGS)
+    assert found is not None
+    called: list[str] = []
+
+    class Room:
+        def __getitem__(self, _: object) -> Room:
+            return self
+
+    names = {line.opening[:-1] for line in trip if line.writes}
+    scope: dict[str, Any] = {name: lambda *_, name=name: called.append(name) for name in names}
+    scope |= {name: Room() for name in ("dx", "dw", "grad", "shared", "early", "later")}
+    scope |= dict(zip(FLAGS, needs, strict=True))
+    exec("\n".join(row for line in found.body for row in line.shown(str, 0)), scope)
+    return called
+
+
+SHARED = launch("first", "grad", "shared", writes=("shared",))
+
+
+def test_what_one_gradient_alone_needs_is_skipped_in_each_trip() -> None:
+    # A loop that serves both gradients as a whole would run all of its launches for either of them.
+    trip = [
+        SHARED,
+        launch("second", "shared", "dx", writes=("dx",)),
+        launch("third", "grad", "shared", "dw", writes=("dw",)),
+    ]
+    assert ran_in_loop(trip, ["dx", "dw"], (True, True)) == ["first", "second", "third"] * 2
+    assert ran_in_loop(trip, ["dx", "dw"], (True, False)) == ["first", "second"] * 2
+    assert ran_in_loop(trip, ["dx", "dw"], (False, True)) == ["first", "third"] * 2
+
+
+def test_a_loop_that_one_gradient_alone_needs_is_skipped() -> None:
+    found = sparing(
+        [
+            Line("for i in range(2):"),
+            launch("first", "grad", "dx", writes=("dx",)).deeper(),
+            launch("second", "grad", "dw", writes=("dw",)),
+        ],
+        ["dx", "dw"],
+        FLAGS,
+    )
+    assert found is not None
+    assert [row for line in found.body for row in line.shown(str, 0)] == [
+        "if need_x:",
+        "    for i in range(2):",
+        "        first(grad, dx)",
+        "if need_w:",
+        "    second(grad, dw)",
+    ]
+
+
+def test_what_is_written_to_a_part_is_written_to_the_whole() -> None:
+    # Nothing reads the part again: what writes to it would serve no gradient, and so be kept for either, or for none.
+    trip = [
+        Line("part = dx[i : i + 1]"),
+        Line("row = part[0]"),
+        launch("first", "grad", "row", writes=("row",)),
+        launch("second", "grad", "dw", writes=("dw",)),
+    ]
+    assert ran_in_loop(trip, ["dx", "dw"], (True, False)) == ["first"] * 2
+    assert ran_in_loop(trip, ["dx", "dw"], (False, True)) == ["second"] * 2
+
+
+def test_a_launch_that_a_later_trip_needs_is_made() -> None:
+    # In the text its reader stands before it. What it writes is read behind the loop for the other gradient, too: read
+    # once, from the last statement to the first, it serves that one alone.
+    trip = [
+        launch("third", "later", "dx", writes=("dx",)),
+        launch("second", "early", "later", writes=("later",)),
+        launch("first", "grad", "early", writes=("early",)),
+        launch("fourth", "grad", "dw", writes=("dw",)),
+    ]
+    called = ran_in_loop(trip, ["dx", "(dw, early, later)"], (True, False))
+    assert called == ["third", "second", "first"] * 2
+    assert "third" not in ran_in_loop(trip, ["dx", "(dw, early, later)"], (False, True))
+
+
+def test_a_loop_whose_launches_all_serve_every_gradient_is_left_alone() -> None:
+    # What the next trip serves is known when all have been asked: before, each launch but the last serves one gradient.
+    trip = [launch("first", "dw", "dx", writes=("dx",)), launch("second", "dx", "dw", writes=("dw",))]
+    assert sparing([Line("for i in range(2):"), *(line.deeper() for line in trip)], ["dx", "dw"], FLAGS) is None
+
+
+def test_what_is_read_ahead_of_a_loop_that_changes_it_by_parts_stays_ahead() -> None:
+    # A copy without effects waits for the other statements of its gradient, but not until its original is overwritten.
+    copied = Line("kept = grad.clone()")
+    trip = [Line("part = grad[i]"), launch("first", "part", "dx", writes=("part", "dx"))]
+    body = [copied, Line("for i in range(2):"), *(line.deeper() for line in trip)]
+    found = sparing([*body, launch("second", "kept", "dw", writes=("dw",))], ["dx", "dw"], FLAGS)
+    assert found is not None
+    shown = [line.opening for line in found.body]
+    assert shown.index(copied.opening) < shown.index("for i in range(2):")

@@ -91,6 +91,55 @@ def test_lists_whose_elements_differ_or_whose_number_is_not_told_stay() -> None:
         assert spelled(text_of(line), "stub") == text_of(line)
 
 
+def test_names_are_kept_apart_within_a_loop() -> None:
+    # The trip's first launch would be given the second number in the backward.
+    found = spelled(
+        text_of(
+            "for i in range(2):",
+            "    n = i * 2",
+            "    kernel[(n,)](x, n)",
+            "    a, b = torch.empty(2, 3)",
+            "    n = i + 1",
+            "    kernel[(n,)](a, n)",
+            "y = [torch.empty_like(x) for _ in range(1)]",
+        ),
+        "stub",
+    )
+    assert found == text_of(
+        "for i in range(2):",
+        "    n_1 = i * 2",
+        "    kernel[n_1,](x, n_1)",
+        "    a_and_b = torch.empty(2, 3)",
+        "    a, b = (a_and_b[0], a_and_b[1])",
+        "    n = i + 1",
+        "    kernel[(n,)](a, n)",
+        "y_0 = torch.empty_like(x)",
+        "y = [y_0]",
+    )
+
+
+def test_a_loop_that_is_given_another_name_is_still_spelled_within() -> None:
+    # Lines of a loop that had changed twice, whole and in part, were left over behind it.
+    lines = ("n = 1", "for i in range(2):", "    a, b = torch.empty(2, 3)", "    kernel[(n,)](a, b)", "n = 2")
+    assert spelled(text_of(*lines), "stub") == text_of(
+        "n_1 = 1",
+        "for i in range(2):",
+        "    a_and_b = torch.empty(2, 3)",
+        "    a, b = (a_and_b[0], a_and_b[1])",
+        "    kernel[n_1,](a, b)",
+        "n = 2",
+    )
+
+
+def test_a_name_that_trips_hand_on_and_a_loop_in_one_line_are_left_alone() -> None:
+    # With another name the first launch of each trip would not have what the trip before left.
+    for lines in (
+        ("n = 1", "for i in range(2):", "    kernel[(n,)](x)", "    n = n + 1"),
+        ("for i in range(2): a, b = torch.empty(2, 3)",),
+    ):
+        assert spelled(text_of(*lines), "stub") == text_of(*lines)
+
+
 def test_parts_of_a_new_tensor_have_gradients_in_every_configuration(tmp_path: Path, sandbox: Sandbox) -> None:
     # Each configuration has tensors of its own: a part looked for among those of the first is none of the second.
     path = tmp_path / "forward.py"
