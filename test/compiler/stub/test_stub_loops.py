@@ -59,7 +59,7 @@ SPREAD = stub_of(
     "    )",
     "    kernel[(n,)](part)",
     "kernel[(0,)](z)",
-)
+).replace("       part,", "  part,")
 
 
 def test_a_loop_is_written_as_its_first_trip_where_it_stands() -> None:
@@ -92,6 +92,14 @@ def test_two_loops_are_each_written_as_their_first_trip() -> None:
     assert calls(flat, 5, 1)[0] == [(place, list(range(5))) for place in ((0,), (2,))]
 
 
+def test_a_loop_that_calls_a_function_of_the_file_is_one_that_launches() -> None:
+    # What launches in a helper that cannot be written into the loop is followed there.
+    text = "def helper(x):\n    kernel[(1,)](x)\n\n\n" + loop_of("helper(x[first])")
+    flat, loops = flattened(text, "stub")
+    assert len(loops) == 1
+    assert "for " not in flat
+
+
 def test_loops_that_launch_nothing_and_other_functions_stay() -> None:
     text = loop_of("total = first + n") + loop_of(LAUNCH).replace("def stub", "def other")
     assert flattened(text, "stub") == (text, ())
@@ -118,6 +126,7 @@ def refusal(text: str) -> CannotDerive:
         "for v in x:",
         "for v in sorted(range(n)):",
         "for v in range():",
+        "for v in range(n, step=2):",
         "for v, w in zip(range(n), x):",
         "for x[0] in range(n):",
         "while n:",
@@ -168,6 +177,11 @@ def test_a_number_that_is_counted_up_by_trips_is_refused() -> None:
     found = refusal(stub_of("count = 0", "for i in range(n):", "    kernel[(count,)](x)", "    count = count + 1"))
     assert "`count`" in found.message
     assert found.line == 3
+
+
+def test_what_the_trip_before_bound_is_refused_where_nothing_was_bound_before_that() -> None:
+    # The first trip would not have it at all.
+    assert "`last`" in refusal(loop_of("kernel[(1,)](last)", "last = x[first]")).message
 
 
 @pytest.mark.parametrize("line", ["first = first + 1", "n = first", "y, z = first, 2"])
