@@ -202,6 +202,22 @@ def stub(x):
     assert ".clone()" not in backward
 
 
+def test_rows_that_several_trips_read_have_the_sum_of_their_gradients(tmp_path: Path, sandbox: Sandbox) -> None:
+    # Stored instead of added, a row would have the gradient of the last window alone that it is in.
+    text = """
+@autodiff
+def stub(x, w):
+    M, N = x.shape
+    y = torch.zeros((M, 3, N), device=x.device)
+    for first in range(M):
+        part = x[first : first + 3]
+        gate_kernel[(part.shape[0],)](part, w, y[first], N, x.stride(0), N, BLOCK=32)
+    return y
+
+"""
+    assert derived(text + WEIGHTED, tmp_path, sandbox).verdict.green
+
+
 def test_a_weight_of_all_heads_has_the_sum_of_their_gradients(tmp_path: Path, sandbox: Sandbox) -> None:
     # The heads' rows lie apart by the heads between them, in x as in its gradient; the weight's gradient is of no trip.
     text = """
