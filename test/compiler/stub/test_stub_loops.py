@@ -174,9 +174,20 @@ def test_a_body_in_the_line_of_its_head_is_refused() -> None:
 
 def test_a_number_that_is_counted_up_by_trips_is_refused() -> None:
     # Of the first trip it is 1 behind, of the last one as many as there are trips.
-    found = refusal(stub_of("count = 0", "for i in range(n):", "    kernel[(count,)](x)", "    count = count + 1"))
-    assert "`count`" in found.message
+    found = refusal(stub_of("count = 0", "for i in range(n):", "    kernel[(count,)](x)", "    count += 1"))
+    assert "has branches, loops or functions in it" in found.message
     assert found.line == 3
+
+
+def test_what_a_trip_hands_on_has_a_name_as_it_begins_and_another_from_where_it_is_bound() -> None:
+    # Under one name the statements behind the assignment, and the loop, would be told the state before it.
+    text = stub_of("h = x", "for i in range(n):", "    new = kernel[(i,)](h)", "    h = new", "    kernel[(1,)](h)")
+    flat, (loop,) = flattened(text.replace("return x", "return h"), "stub")
+    assert [(one.name, one.before, one.behind) for one in loop.carries] == [("h", "h_before", "h_behind")]
+    assert "new = kernel[(i,)](h_before)" in flat
+    assert "h_behind = new" in flat
+    assert "kernel[(1,)](h_behind)" in flat
+    assert "return h_behind" in flat
 
 
 def test_what_the_trip_before_bound_is_refused_where_nothing_was_bound_before_that() -> None:
