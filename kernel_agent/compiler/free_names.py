@@ -1,5 +1,5 @@
-"""`free_names` of expressions and all `words` in them; `free_name` for what the compiler adds beside names that the
-user or another pass has chosen."""
+"""`free_names` of expressions, `bound_names` of statements and all `words` in a text; `free_name` for what the compiler
+adds beside names that the user or another pass has chosen."""
 
 from __future__ import annotations
 
@@ -20,6 +20,13 @@ def free_name(name: str, taken: set[str]) -> str:
 def words(text: str) -> frozenset[str]:
     """Names in the text of an expression, those of attributes and keywords among them."""
     return frozenset(re.findall(r"[A-Za-z_]\w*", text))
+
+
+def bound_names(node: ast.AST) -> list[str]:
+    """Names that a statement binds or deletes, each once, in the order of the tree."""
+    stored = (ast.Store, ast.Del)
+    names = (inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name) and isinstance(inner.ctx, stored))
+    return list(dict.fromkeys(names))
 
 
 def free_names(node: ast.AST) -> list[str]:

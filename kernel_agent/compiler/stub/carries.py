@@ -52,7 +52,7 @@ class Carries:
 
     def _refuse(self) -> None:
         """Raise `CannotDerive` for what trips hand on that is no tensor of a trip's own."""
-        written = [one for place, _ in self.part for one in self.flow.writes.get(place, [])]
+        written = self.flow.written_at([place for place, _ in self.part])
         for carry, (before, behind) in self.handed.items():
             why = ""
             if not isinstance(before, Tensor) or not isinstance(behind, Tensor):
@@ -83,7 +83,7 @@ class Carries:
                 shape = f"torch.zeros({self.references.shape(behind)}, dtype=torch.float32"
                 text = f"{shape}, device={self.references.device()})"
             else:
-                text = grad.text if grad.element == "f32" else f"{grad.text}.float()"
+                text = grad.wide
             self.cotangents[carry] = self.body.bind(f"d{carry.name}", text)
             self.grads.add(behind, Grad(self.cotangents[carry], "f32"))
 
@@ -92,10 +92,7 @@ class Carries:
         values = []
         for carry, name in self.cotangents.items():
             grad = self.grads.settled(self.handed[carry][0])
-            if grad is None:
-                values.append(f"torch.zeros_like({name})")
-            else:
-                values.append(grad.text if grad.element == "f32" else f"{grad.text}.float()")
+            values.append(f"torch.zeros_like({name})" if grad is None else grad.wide)
         if values:
             self.body.write(Line(f"{', '.join(self.cotangents.values())} = {', '.join(values)}"))
 

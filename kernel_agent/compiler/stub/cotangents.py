@@ -44,6 +44,11 @@ class Grad:
     fresh: bool = False
     """It is zero yet, so that it may be stored to."""
 
+    @property
+    def wide(self) -> str:
+        """The same in float32."""
+        return self.text if self.element == "f32" else f"{self.text}.float()"
+
 
 class Cotangents:
     """Contributions to the gradient of each tensor, summed when they are asked for."""
@@ -83,7 +88,7 @@ class Cotangents:
         parts = ", ".join(grad.text for grad in found)
         element = "f32" if any(grad.element == "f32" for grad in found) else found[0].element
         if len({grad.element for grad in found}) > 1:
-            parts = ", ".join(f"{grad.text}.float()" if grad.element != "f32" else grad.text for grad in found)
+            parts = ", ".join(grad.wide for grad in found)
         # The gate takes sums for a part of every backward, and `+` only where the stub adds.
         return Grad(self.body.bind(f"d{self.references.hint(tensor)}", f"torch.stack(({parts})).sum(0)"), element)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -169,6 +169,11 @@ class Flow:
         if event.name in SAME | PERMUTED | RESHAPED:
             return bool(parts) and self.always_dense(parts[0])
         return False
+
+    def written_at(self, places: Collection[int]) -> list[Tensor]:
+        """What launches and torch functions at some places write to, of what was there before them."""
+        found = [part for place in places for part in self.writes.get(place, [])]
+        return [*found, *(part for place, part in self.changes if place in places)]
 
     def written_after(self, place: int, tensor: Tensor) -> bool:
         """Whether something writes into a tensor's memory after the event at a place."""

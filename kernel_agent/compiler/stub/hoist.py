@@ -47,10 +47,9 @@ def _may_go(statement: Statement, bound: Counter[str], targets: Collection[str])
 def _is_number(value: ast.expr) -> bool:
     """Whether an expression computes numbers of numbers, and of the forms of tensors, alone."""
     calls = [node for node in ast.walk(value) if isinstance(node, ast.Call)]
-    asks = (ast.Attribute,)
     return all(
         ast.unparse(call.func) in _NUMBERS
-        or (isinstance(call.func, asks) and call.func.attr in ("element_size", "numel", "stride", "size"))
+        or (isinstance(call.func, ast.Attribute) and call.func.attr in ("element_size", "numel", "stride", "size"))
         for call in calls
     ) and not any(isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice) for node in ast.walk(value))
 

@@ -7,11 +7,11 @@ are looked at here, in the text; memory where the backward is written (`trips.py
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from kernel_agent.compiler.errors import CannotDerive
-from kernel_agent.compiler.free_names import free_name, free_names
+from kernel_agent.compiler.free_names import bound_names, free_name, free_names
 from kernel_agent.compiler.stub.callees import callees
 
 _ENDS = "Write the trips as programs of one launch, or the values of each trip to rows of a tensor."
@@ -88,15 +88,18 @@ def flattened(source: str, stub: str) -> tuple[str, tuple[Loop, ...]]:
         if not launches_in(node, callees(tree).keys()):
             continue
         before, after = function.body[:place], function.body[place + 1 :]
-        steps = _refused(node, given, before, after)
+        known = {*given, *(name for one in before for name in bound_names(one))}
+        steps = _refused(node, known, after)
         assert isinstance(node, ast.For)
         assert isinstance(node.target, ast.Name)
         carries = []
-        for name in _handed_on(node, given, before):
+        for name in _handed_on(node, known):
             carry = Carry(name, free_name(f"{name}_before", taken), free_name(f"{name}_behind", taken))
             carries.append(carry)
             renamings += _renamings(carry, node, after)
-        bound = {node.target.id, *(name for one in node.body for name in _bound(one))} - {one.name for one in carries}
+        bound = {node.target.id, *(name for one in node.body for name in bound_names(one))} - {
+            one.name for one in carries
+        }
         bound |= {one.before for one in carries}
         end = node.end_lineno or node.lineno
         loops.append(Loop(node.target.id, steps, node.lineno, end, frozenset(bound), tuple(carries)))
@@ -133,17 +136,16 @@ class _Renaming:
     new: str
 
 
-def _handed_on(loop: ast.For, given: Sequence[str], before: Sequence[ast.stmt]) -> list[str]:
+def _handed_on(loop: ast.For, known: Collection[str]) -> list[str]:
     """Names that trips hand on: there before the loop, and bound by a trip that reads them first."""
-    known = {*given, *(name for one in before for name in _bound(one))}
-    return list(dict.fromkeys(name for one in loop.body for name in _bound(one) if name in known))
+    return list(dict.fromkeys(name for one in loop.body for name in bound_names(one) if name in known))
 
 
 def _renamings(carry: Carry, loop: ast.For, after: Sequence[ast.stmt]) -> Iterator[_Renaming]:
     """What a name that is handed on is called in each place of a trip and behind the loop."""
     bound = False
     for one in (*loop.body, *after):
-        stores = carry.name in _bound(one)
+        stores = carry.name in bound_names(one)
         for node in ast.walk(one):
             if isinstance(node, ast.Name) and node.id == carry.name:
                 late = bound or (stores and isinstance(node.ctx, ast.Store))
@@ -159,9 +161,9 @@ def launches_in(node: ast.stmt, helpers: Collection[str] = ()) -> bool:
     )
 
 
-def _refused(loop: ast.stmt, given: Sequence[str], before: Sequence[ast.stmt], after: Sequence[ast.stmt]) -> ast.Call:
-    """The range that a loop runs over. Raises `CannotDerive` where its trips cannot be told to be alone. `given`:
-    parameters of the stub."""
+def _refused(loop: ast.stmt, known: Set[str], after: Sequence[ast.stmt]) -> ast.Call:
+    """The range that a loop runs over. Raises `CannotDerive` where its trips cannot be told to be alone. `known`: names
+    that are there before it."""
     steps = loop.iter if isinstance(loop, ast.For) else None
     if not isinstance(loop, ast.For) or not isinstance(loop.target, ast.Name) or not _is_range(steps):
         raise _refusal(loop, "runs over something other than a range", "Write it as `for i in range(...)`.")
@@ -171,17 +173,20 @@ def _refused(loop: ast.stmt, given: Sequence[str], before: Sequence[ast.stmt], a
         raise _refusal(loop, "has branches, loops or functions in it", "Write its body as plain statements.")
     if loop.body[0].lineno == loop.lineno or any(_is_long(node) for one in loop.body for node in ast.walk(one)):
         raise _refusal(loop, "cannot be taken apart by lines", "Begin its body on a line of its own.")
-    known = {*given, *(name for one in before for name in _bound(one))}
     bound: dict[str, None] = {loop.target.id: None}
-    own = {name for one in loop.body for name in _bound(one)}
+    own = {name for one in loop.body for name in bound_names(one)}
     for one in loop.body:
         early = [name for name in free_names(one) if name in own - known and name not in bound]
-        if early or loop.target.id in _bound(one) or (loop.target.id in known and loop.target.id in free_names(one)):
+        if (
+            early
+            or loop.target.id in bound_names(one)
+            or (loop.target.id in known and loop.target.id in free_names(one))
+        ):
             raise _refusal(loop, f"hands `{(early or [loop.target.id])[0]}` from trip to trip", _ENDS)
         for test in (node.test for node in ast.walk(one) if isinstance(node, ast.IfExp)):
             if any(name in own or name == loop.target.id for name in free_names(test)):
                 raise _refusal(loop, f"asks `{ast.unparse(test)}` in each trip", "Launch alike in all trips.")
-        bound |= dict.fromkeys(_bound(one))
+        bound |= dict.fromkeys(bound_names(one))
     for name in own & known:
         _refuse_hand_over(name, loop, after)
     late = [name for one in after for name in free_names(one) if name in bound and name not in known]
@@ -192,14 +197,14 @@ def _refused(loop: ast.stmt, given: Sequence[str], before: Sequence[ast.stmt], a
 
 def _refuse_hand_over(name: str, loop: ast.For, after: Sequence[ast.stmt]) -> None:
     """Raise `CannotDerive` for a name that a loop does not hand on by one plain assignment."""
-    binding = [one for one in loop.body if name in _bound(one)]
+    binding = [one for one in loop.body if name in bound_names(one)]
     plain = len(binding) == 1 and isinstance(binding[0], ast.Assign) and len(binding[0].targets) == 1
     target = binding[0].targets[0] if plain and isinstance(binding[0], ast.Assign) else None
-    if not isinstance(target, ast.Name) or any(name in _bound(one) for one in after):
+    if not isinstance(target, ast.Name) or any(name in bound_names(one) for one in after):
         raise _refusal(loop, f"binds `{name}` more than once", f"Hand `{name}` on by one plain assignment.")
     if any(isinstance(node, ast.JoinedStr) for one in (*loop.body, *after) for node in ast.walk(one)):
         raise _refusal(loop, f"hands `{name}` on beside a formatted string", "Format it elsewhere.")
-    first = next(one for one in loop.body if name in (*_bound(one), *free_names(one)))
+    first = next(one for one in loop.body if name in (*bound_names(one), *free_names(one)))
     if first is binding[0] and name not in free_names(first):
         raise _refusal(loop, f"binds `{name}`, which is there before", f"Give `{name}` of the trips a name of its own.")
 
@@ -221,10 +226,3 @@ def _is_long(node: ast.AST) -> bool:
     """Whether it is a string of several lines, whose text an indentation would change."""
     text = isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, (str, bytes)))
     return text and getattr(node, "end_lineno", 0) != getattr(node, "lineno", 0)
-
-
-def _bound(statement: ast.stmt) -> list[str]:
-    stored = (ast.Store, ast.Del)
-    return list(
-        dict.fromkeys(n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, stored))
-    )

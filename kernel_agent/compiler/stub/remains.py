@@ -74,9 +74,8 @@ class Remains:
         for name in sorted(launched.accesses.stored & launched.seen.tensors.keys()):
             tensor = launched.seen.tensors[name]
             if self.flow.shares(tensor, root):
-                plan = self.writer.eraser(
-                    launched.seen, name, False
-                )  # what is whole in one trip need not be in another
+                # what is whole in one trip need not be in another
+                plan = self.writer.eraser(launched.seen, name, False)
                 part = self.part(grad, root, tensor, launched.text.arguments[name])
                 self.writer.write_plan(launched, plan, {name: part})
         self.cotangents.add(root, grad)

@@ -15,13 +15,15 @@ from typing import Protocol
 from torch import Tensor
 
 from kernel_agent.compiler.errors import CannotDerive
+from kernel_agent.compiler.free_names import bound_names
+from kernel_agent.compiler.stub.carries import Event, made_by
 from kernel_agent.compiler.stub.flow import Flow, replaced, storage_of
 from kernel_agent.compiler.stub.lines import Line
 from kernel_agent.compiler.stub.loops import Loop
 from kernel_agent.compiler.stub.names import ASKS, Names
 from kernel_agent.compiler.stub.needs import variable_of
 from kernel_agent.compiler.stub.source import StubSource
-from kernel_agent.compiler.stub.trace import LaunchSeen, TorchSeen
+from kernel_agent.compiler.stub.trace import LaunchSeen
 from kernel_agent.compiler.stub.wording import Launched
 
 _LIKE = frozenset({"torch.empty_like", "torch.zeros_like", "gradient_room"})
@@ -40,16 +42,16 @@ class Around(Protocol):
 class Replay:
     """Of one loop."""
 
-    def __init__(
-        self, around: Around, loop: Loop, part: Sequence[tuple[int, LaunchSeen | TorchSeen]], lost: frozenset[int]
-    ) -> None:
+    def __init__(self, around: Around, loop: Loop, part: Sequence[tuple[int, Event]], lost: frozenset[int]) -> None:
         """`part`: events of the trip that is followed; `lost`: memory that is there before the loop and has nothing of
         a trip behind it."""
         self.around = around
         self.names, self.flow, self.source = around.names, around.flow, around.source
         self.loop = loop
         self.part = part
-        self.lost = lost
+        made = (one for _, event in part for one in made_by(event) if self.flow.base(one) is None)
+        self.passing = lost.union(map(storage_of, made))
+        """Memory that has nothing of a trip behind it."""
         self.places: set[int] = set()
         """Of launches that are done again."""
         self.elsewhere: dict[str, str] = {}
@@ -82,7 +84,7 @@ class Replay:
         ahead = [one for one in self.source.function.body if one.lineno < self.loop.first]
         found: list[Line] = []
         for one in reversed(ahead):
-            wanted = [name for name in _bound(one) if name in self._wanted and name in self.names.scratch]
+            wanted = [name for name in bound_names(one) if name in self._wanted and name in self.names.scratch]
             if not wanted:
                 continue
             if not isinstance(one, ast.Assign) or len(one.targets) != 1:
@@ -90,7 +92,7 @@ class Replay:
             line = Line(_assigned(one.targets[0], self.names.expression(one.value, one.lineno, wanted[0])))
             self._want([line])
             found.insert(0, line)
-        bound = {name for one in ahead for name in _bound(one)}
+        bound = {name for one in ahead for name in bound_names(one)}
         for name in self._wanted:
             if name in self.names.scratch and name not in bound:
                 raise self._refusal(name, self.loop.first)
@@ -110,25 +112,20 @@ class Replay:
             self._wanted[name] = self._wanted.get(name, False) or read
 
     def _is_wanted(self, statement: ast.stmt) -> bool:
-        if any(name in self._wanted for name in _bound(statement)):
+        if any(name in self._wanted for name in bound_names(statement)):
             return True
         return any(storage_of(one) in self._memory() for one in self._written(statement))
 
     def _memory(self) -> set[int]:
         """Memory of which the contents are read that a trip leaves there."""
-        made = {storage_of(one) for _, event in self.part if isinstance(event, TorchSeen) for one in _made(event, self)}
         held = [self.names.final.get(name) for name, read in self._wanted.items() if read]
-        return {storage_of(one) for one in held if isinstance(one, Tensor)} & (made | self.lost)
+        return {storage_of(one) for one in held if isinstance(one, Tensor)} & self.passing
 
     def _written(self, statement: ast.stmt) -> list[Tensor]:
         """What a statement of the trip writes to."""
-        found = []
-        for place, event in self._events(statement):
-            found += self.flow.writes.get(place, [])
-            found += [part for at, part in self.flow.changes if at == place and isinstance(event, TorchSeen)]
-        return found
+        return self.flow.written_at([place for place, _ in self._events(statement)])
 
-    def _events(self, statement: ast.stmt) -> list[tuple[int, LaunchSeen | TorchSeen]]:
+    def _events(self, statement: ast.stmt) -> list[tuple[int, Event]]:
         end = statement.end_lineno or statement.lineno
         return [(place, event) for place, event in self.part if statement.lineno <= event.site.outer <= end]
 
@@ -169,10 +166,9 @@ class Replay:
 
     def _keep_apart(self, launched: Launched) -> None:
         """Have a launch store to other memory where the forward's keeps what it stored. Raises `CannotDerive`."""
-        made = {storage_of(one) for _, event in self.part if isinstance(event, TorchSeen) for one in _made(event, self)}
         for name in sorted(launched.accesses.written):
             root = self.flow.root(launched.seen.tensors[name])
-            if storage_of(root) in made | self.lost:
+            if storage_of(root) in self.passing:
                 continue
             local = self.flow.local(root)
             if local is None:
@@ -202,12 +198,6 @@ def _renamed(text: str, name: str, other: str) -> str:
     return f"{keyword}{equals}{replaced(ast.parse(value, mode='eval').body, name, other)}"
 
 
-def _made(event: TorchSeen, replay: Replay) -> list[Tensor]:
-    """New memory of a torch function's."""
-    results = event.result if isinstance(event.result, (tuple, list)) else (event.result,)
-    return [one for one in results if isinstance(one, Tensor) and replay.flow.base(one) is None]
-
-
 def _reads(tree: ast.AST) -> dict[str, bool]:
     """Names that statements read, and whether more than the form of what they hold."""
     asked = set()
@@ -221,7 +211,3 @@ def _reads(tree: ast.AST) -> dict[str, bool]:
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
             found[node.id] = found.get(node.id, False) or id(node) not in asked
     return found
-
-
-def _bound(statement: ast.stmt) -> list[str]:
-    return [n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]

@@ -66,6 +66,8 @@ class Trips:
         """Tensors that the trip makes."""
         self.written = self._written()
         """What a trip stores to in memory that is there before the loop, by memory."""
+        self.lost = self._lost()
+        """That in which trips may meet."""
         self.rooms: dict[int, str] = {}
         """What gradients of tensors that the trip reads are added to."""
         self.carries = Carries(writer, loop, part, self.made)
@@ -114,7 +116,7 @@ class Trips:
         """Write the statements ahead of the loop, its head and its body. `used`: launches that are taken back."""
         shares = _needed(shares, written)
         inner = [*shares.values(), *written]
-        replay = Replay(self.writer, self.loop, self.part, frozenset(self._lost()))
+        replay = Replay(self.writer, self.loop, self.part, self.lost)
         again = replay.statements(inner)
         self.writer.replayed |= replay.places
         self._tell(replay)
@@ -164,11 +166,8 @@ class Trips:
 
     def _written(self) -> dict[int, list[Tensor]]:
         """See `written`."""
-        places = {place for place, _ in self.part}
-        touched = [one for place in places for one in self.flow.writes.get(place, [])]
-        touched += [one for place, one in self.flow.changes if place in places]
         found: dict[int, list[Tensor]] = {}
-        for one in touched:
+        for one in self.flow.written_at([place for place, _ in self.part]):
             if id(self.flow.root(one)) not in self.made:
                 found.setdefault(storage_of(one), []).append(one)
         return found
@@ -178,16 +177,15 @@ class Trips:
         nodes = [self.source.expression(event.site) for event in self.flow.chain(tensor)]
         return any(is_own_share(node, self.loop, self.source.definition) for node in nodes)
 
-    def _lost(self) -> set[int]:
+    def _lost(self) -> frozenset[int]:
         """Memory in which trips may meet: what one left there is not to be had behind the loop."""
-        return {memory for memory, parts in self.written.items() if not all(map(self._is_own, parts))}
+        return frozenset(memory for memory, parts in self.written.items() if not all(map(self._is_own, parts)))
 
     def _scratch(self) -> frozenset[str]:
         """Names of that."""
-        lost = self._lost()
         tensors = {name: one for name, one in self.names.final.items() if isinstance(one, Tensor)}
         return frozenset(
-            name for name, one in tensors.items() if storage_of(one) in lost and name not in self.loop.bound
+            name for name, one in tensors.items() if storage_of(one) in self.lost and name not in self.loop.bound
         )
 
     def _read(self) -> list[Tensor]:
@@ -216,9 +214,7 @@ class Trips:
             tensor = launched.seen.tensors[name]
             if storage_of(tensor) not in self.written:
                 continue
-            here = [place for place, _ in self.part if place < launched.place]
-            stored = [one for place in here for one in self.flow.writes.get(place, [])]
-            stored += [one for place, one in self.flow.changes if place in here]
+            stored = self.flow.written_at([place for place, _ in self.part if place < launched.place])
             wanted = set(addresses(tensor).flatten().tolist())
             if not any(
                 self.flow.shares(one, tensor) and wanted <= set(addresses(one).flatten().tolist()) for one in stored
@@ -242,7 +238,7 @@ class Trips:
                     remedy="Allocate one tensor ahead of the loop, and have each trip write to its part.",
                     line=self.loop.first,
                 )
-        lost, first = self._lost(), self.part[0][0]
+        first = self.part[0][0]
         for memory, parts in self.written.items():
             root = self.flow.root(parts[0])
             if not self.cotangents.sharing(root):
@@ -252,7 +248,7 @@ class Trips:
                 continue
             hint = self.references.hint(root)
             there = self.flow.held_before(first, root) or self.flow.written_before(first, root)
-            if there or (memory in lost and self._is_stored_to(memory)):
+            if there or (memory in self.lost and self._is_stored_to(memory)):
                 grad = Grad(self.body.bind(f"left_of_{hint}", f"{grad.text}.clone()"), grad.element)
                 self.left[memory] = grad
             elif not grad.text.isidentifier():
@@ -314,7 +310,7 @@ class Trips:
         if len(found) == 1 and any(one.fresh for one in held):
             self.body.write(Line(f"{room}.copy_({found[0].text})"))
         elif found:
-            parts = [room, *(one.text if one.element == "f32" else f"{one.text}.float()" for one in found)]
+            parts = [room, *(one.wide for one in found)]
             self.body.write(Line(f"{room}.copy_(torch.stack(({', '.join(parts)})).sum(0))"))
 
 

@@ -7,7 +7,7 @@ import ast
 import copy
 from collections.abc import Collection, Mapping, Sequence
 
-from kernel_agent.compiler.free_names import free_name
+from kernel_agent.compiler.free_names import bound_names, free_name
 from kernel_agent.compiler.stub.callees import callees
 from kernel_agent.compiler.stub.inline import rows
 
@@ -37,7 +37,7 @@ def _once(source: str, stub: ast.FunctionDef, helpers: Collection[str]) -> str |
         items = _elements(loop.iter)
         if items is None or not 0 < len(items) <= _MOST or not _plain(loop.body):
             continue
-        before = {name for one in stub.body[:place] for name in _bound(one)}
+        before = {name for one in stub.body[:place] for name in bound_names(one)}
         taken = {node.id for node in ast.walk(stub) if isinstance(node, ast.Name)}
         taken |= {node.arg for node in ast.walk(stub) if isinstance(node, ast.arg)}
         written, names = _trips(loop, items, before, taken)
@@ -58,7 +58,7 @@ def _trips(
     loop: ast.For, items: Sequence[ast.expr], before: set[str], taken: set[str]
 ) -> tuple[list[ast.stmt], dict[str, ast.expr]]:
     """The statements of all trips, and what names are called after the loop."""
-    bound = {name for one in loop.body for name in _bound(one)}
+    bound = {name for one in loop.body for name in bound_names(one)}
     names: dict[str, ast.expr] = {}
     written: list[ast.stmt] = []
     for trip, item in enumerate(items):
@@ -80,7 +80,7 @@ def _renamed(statements: Sequence[ast.stmt], names: Mapping[str, ast.expr]) -> l
     """Statements that read names under other ones, each until it is bound again; None where that is not sure."""
     left, found = dict(names), []
     for one in statements:
-        again = left.keys() & set(_bound(one))
+        again = left.keys() & set(bound_names(one))
         if again and not isinstance(one, (ast.Assign, ast.AnnAssign)):
             return None
         found.append(_Renamed(left).visit(copy.deepcopy(one)))
@@ -93,7 +93,7 @@ def _renaming(
 ) -> ast.stmt:
     """A statement of one trip, in which what it binds gets a name of the trip; `names` has it from then on."""
     twin = copy.deepcopy(statement)
-    stores = _bound(twin)
+    stores = bound_names(twin)
     fresh: dict[str, ast.expr] = {
         name: ast.Name(name if last and name not in before else free_name(f"{name}_1", taken)) for name in stores
     }
@@ -166,16 +166,6 @@ def _plain(body: Sequence[ast.stmt]) -> bool:
 
 def _read(statement: ast.stmt) -> set[str]:
     return {n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
-
-
-def _bound(statement: ast.stmt) -> list[str]:
-    return list(
-        dict.fromkeys(
-            node.id
-            for node in ast.walk(statement)
-            if isinstance(node, ast.Name) and isinstance(node.ctx, (ast.Store, ast.Del))
-        )
-    )
 
 
 class _Renamed(ast.NodeTransformer):
