@@ -101,7 +101,8 @@ def answered(call: Call) -> None:
             streams = OneStream()
             module, state, names = _imported(call, path, streams)
             saved: dict[int, tuple[Any, ...]] = {}
-            cases, images, turns = call.payload["cases"], SameImages(), Turns()
+            cases, outside, turns = call.payload["cases"], Images(), Turns()
+            images = SameImages(outside)
             for number, case in enumerate(cases):
                 if case["point"] not in saved:
                     streams.refuses = False
@@ -111,9 +112,10 @@ def answered(call: Call) -> None:
                     with Lasting(names, state).excused() if users else nullcontext():
                         point = case["point"]
                         before = [*saved][-1:]
-                        saved[point] = run_forward(call, forward, path, point, Recorder(), users=own)
+                        beside = None if own else outside
+                        saved[point] = run_forward(call, forward, path, point, Recorder(), beside, users=own)
                         if before and not own:
-                            _run_beside(call, forward, path, before[0], number)
+                            _run_beside(call, forward, path, before[0], number, outside)
                     streams.refuses = True
                 last = Lasting(names, state) if number == len(cases) - 1 else None
                 given = saved[case["point"]]
@@ -159,17 +161,19 @@ def run_forward(
     path: Path,
     number: int,
     recorder: Recorder | None = None,
+    outside: Images | None = None,
     *,
     options: ExecOptions = _OPTIONS,
     users: bool = False,
 ) -> tuple[Any, ...]:
     """Run a forward at one point and tell the parent; the result are its saved values. Raises `Ended`.
 
-    `users`: it is the user's own, whose promises to the compiler are no candidate's.
+    Calls with the same images `outside` find what others left in globals. `users`: it is the user's own, whose promises
+    to the compiler are no candidate's.
     """
     args, kwargs = _arguments(call, number)
     try:
-        execution = _run(forward, args, kwargs, options, recorder)
+        execution = _run(forward, args, kwargs, options, recorder, outside)
     except (Exception, SystemExit) as error:
         raise tell_failure(call, Stage.FORWARD, number, error, path) from error
     result = execution.result
@@ -201,18 +205,20 @@ def _run(
     kwargs: dict[str, Any],
     options: ExecOptions,
     recorder: Recorder | None = None,
+    outside: Images | None = None,
 ) -> Execution:
     number_buffers_from(1)
-    return run_once(forward, args, kwargs, (), options, safe=False, recorder=recorder)[0]
+    images = None if outside is None else Images(outside=outside)
+    return run_once(forward, args, kwargs, (), options, safe=False, recorder=recorder, images=images)[0]
 
 
-def _run_beside(call: Call, forward: Callable[..., Any], path: Path, point: int, case: int) -> None:
+def _run_beside(call: Call, forward: Callable[..., Any], path: Path, point: int, case: int, outside: Images) -> None:
     """Run a candidate's forward once more at another point, as that of a second layer runs before the first's backward.
 
     What it keeps of its last call anywhere but in `saved` is another call's then. Raises `Ended`.
     """
     try:
-        _run(forward, *_arguments(call, point), _OPTIONS)
+        _run(forward, *_arguments(call, point), _OPTIONS, outside=outside)
     except (Exception, SystemExit) as error:
         raise tell_failure(call, Stage.BACKWARD, case, error, path) from error
 

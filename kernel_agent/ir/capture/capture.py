@@ -183,7 +183,7 @@ class Capture:
             with torch._C.DisableTorchFunction():
                 # torch code that the mode cannot see computed it from images: it is connected to them
                 ours = tensor.grad_fn is not None and tensor.dtype == torch.float64
-                known = self._adopted[id(tensor)] = (tensor, tensor if ours else self.images.image(tensor))
+                known = self._adopted[id(tensor)] = (tensor, tensor if ours else self.images.adopted(tensor))
         return known[1]
 
     @contextlib.contextmanager

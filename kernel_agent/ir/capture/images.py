@@ -57,7 +57,15 @@ def as_image(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 class Images:
     """Makes images of argument tensors; tensors that share storage get images that share storage."""
 
-    def __init__(self, numerics: Numerics = Numerics.EXACT, device: torch.device | None = None) -> None:
+    def __init__(
+        self,
+        numerics: Numerics = Numerics.EXACT,
+        device: torch.device | None = None,
+        outside: Images | None = None,
+    ) -> None:
+        self._outside = outside
+        """Where images of tensors that are no arguments are made and kept; None: here."""
+        self._adopted: dict[int, tuple[Tensor, Tensor]] = {}
         self._faithful = numerics is Numerics.FAITHFUL
         self._device = device
         """Where images are made; None: where their tensors are."""
@@ -71,6 +79,14 @@ class Images:
         if self._faithful and declared.is_floating_point:
             flat.copy_(rounded(flat, declared))
         return declare(flat.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset()), declared)
+
+    def adopted(self, tensor: Tensor) -> Tensor:
+        """The image of a tensor that is no argument, the same one every time."""
+        if self._outside is not None:
+            return self._outside.adopted(tensor)
+        if id(tensor) not in self._adopted:
+            self._adopted[id(tensor)] = (tensor, self.image(tensor))
+        return self._adopted[id(tensor)][1]
 
     def storage(self, tensor: Tensor, held: torch.dtype) -> Tensor:
         """A copy of the whole storage behind a tensor, shape (elements,), in the dtype images are held in."""
@@ -91,11 +107,12 @@ class SameImages(Images):
     """Of several calls: an argument of the same form at the same place is the same object at the same address.
 
     Who keeps what was computed for a tensor, and knows it again by identity, address or version, meets other values
-    there. For calls on the CPU, one after the other.
+    there. Tensors that are no arguments hold what the calls before left in them. For calls on the CPU, one after the
+    other.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, outside: Images) -> None:
+        super().__init__(outside=outside)
         self._flat: dict[tuple[int, int, torch.dtype], Tensor] = {}
         self._images: dict[tuple[Any, ...], Tensor] = {}
         """By place, address and form."""
