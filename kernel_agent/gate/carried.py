@@ -12,7 +12,8 @@ from difflib import SequenceMatcher
 from itertools import takewhile
 from typing import Any
 
-from kernel_agent.ir.recorded.program import Constant, Launch, Program, Torch
+from kernel_agent.ir.recorded.program import Constant, Program, Torch, Workspace
+from kernel_agent.ir.recorded.program import Step as AnyStep
 
 _MOST_MATCHED = 400
 """Steps that are matched with others where their kinds differ; beyond, all of them count as different."""
@@ -37,9 +38,12 @@ def carried(program: Program, others: Sequence[Program]) -> int:
     return least or 0
 
 
-def _step(step: Torch | Constant | Launch) -> Step:
+def _step(step: AnyStep) -> Step:
     if isinstance(step, Constant):
         return tuple(_leaves(step.values, ("constant",)))
+    if isinstance(step, Workspace):
+        where = [step.elements, list(step.shape), list(step.strides), step.offset, step.result - step.first]
+        return tuple(_leaves([step.holds, where], ("workspace",)))
     if isinstance(step, Torch):
         return tuple(_leaves([step.args, step.kwargs, list(step.results)], (step.name,)))
     return tuple(_leaves([step.values, step.options, list(step.grid)], (step.kernel, step.line)))

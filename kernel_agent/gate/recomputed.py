@@ -30,6 +30,12 @@ from kernel_agent.sandbox import Ending, Message, Report
 
 ENTRY = "kernel_agent.gate.replay_child:replayed"
 _AGAIN = "carried out again from its record, without the candidate's code: "
+_EMPTY = (
+    "Memory of an earlier call holds nothing where a call is carried out again: make it in the call, "
+    "or write all of it there before it is read."
+)
+_OF_WORKSPACES = '"kind":"workspace"'
+"""Stands in the text of a record that uses such memory, and nowhere in what such a text quotes."""
 
 
 class Recomputation:
@@ -72,17 +78,19 @@ class Recomputation:
     def _begin(self, script: Script, part: range) -> None:
         questions = script.questions[part.start : part.stop]
         points = list(dict.fromkeys(script.point_of[number] for number in part))
+        backwards = [script.program(Stage.BACKWARD, number) for number in part]
         extra = {
             "source": self._kernels.text,
             "trusted_lines": self._kernels.trusted_lines,
             "forwards": [script.program(Stage.FORWARD, point) for point in points],
-            "backwards": [script.program(Stage.BACKWARD, number) for number in part],
+            "backwards": backwards,
             "parameters": [one.name for one in self._spec.inputs],
             "cotangents": [question.case.kind.value for question in questions],
             "again": [question.case.again for question in questions],
         }
         job = candidate_job(questions, self._text, self._options.limits, ENTRY, extra, self._lowered)
-        self._parts.append(_Part(questions, self._ahead.begin(job, self._learn)))
+        empty = tuple(_OF_WORKSPACES in program for program in backwards)
+        self._parts.append(_Part(questions, empty, self._ahead.begin(job, self._learn)))
 
     def _learn(self, message: Message) -> None:
         if message.record.get("lowered"):
@@ -98,7 +106,8 @@ class Recomputation:
         found: list[BatchRun] = []
         for part in self._parts:
             again = judged_batch(part.report(), part.questions, self._spec, self._text, self._options)
-            found.append(replace(again, outcomes=tuple(_named(outcome) for outcome in again.outcomes)))
+            outcomes = tuple(map(_named, again.outcomes, part.empty))
+            found.append(replace(again, outcomes=outcomes))
             if len(again.outcomes) < len(part.questions):
                 break
         right = all(outcome.problem is None for run in found for outcome in run.outcomes)
@@ -114,6 +123,8 @@ class _Part:
     """Some questions that are carried out again."""
 
     questions: list[Question]
+    empty: tuple[bool, ...]
+    """Of each: whether its call uses memory of earlier ones, which holds nothing here."""
     report: Callable[[], Report]
     """Waits for what their process said."""
 
@@ -170,11 +181,13 @@ def _asking(text: CandidateText) -> Problem | None:
     return Problem(Status.UNEXPLAINED, message, asked.line, details=remedy)
 
 
-def _named(outcome: Outcome) -> Outcome:
-    """A red outcome says that it is not what the candidate's process answered."""
-    if outcome.problem is None:
+def _named(outcome: Outcome, empty: bool) -> Outcome:
+    """A red outcome says that it is not what the candidate's process answered, and if memory was `empty` for it."""
+    problem = outcome.problem
+    if problem is None:
         return outcome
-    return _refused(outcome, replace(outcome.problem, message=_AGAIN + outcome.problem.message))
+    details = "\n".join(part for part in (problem.details, _EMPTY) if part) if empty else problem.details
+    return _refused(outcome, replace(problem, message=_AGAIN + problem.message, details=details))
 
 
 def _refused(outcome: Outcome, problem: Problem) -> Outcome:

@@ -132,7 +132,7 @@ def without_smuggled(programs: list[Program], asked: list[Asked]) -> list[Progra
             reason = f"{len(fresh)} numbers in its steps depend on the cotangent"
         elif (places := carried(program, like)) > MOST_OF_ONE_CASE:
             reason = f"{places} places of its steps depend on the cotangent"
-        elif this.again and (kept := mine.difference(*before, *others)):
+        elif this.again and (kept := program.constants(sizes=False).difference(*before, *others)):
             reason = f"{len(kept)} numbers in its steps stand in none of the calls before"
         refused = Program(refused=f"{reason}, and no kernel or torch function made them")
         checked.append(refused if reason and not program.refused else program)

@@ -167,9 +167,9 @@ def run_once(
             recorder.begin(given, capture.buffers, capture.known_buffer)
         with capture.running(), inputs.module_kept():
             result = fn(*inputs.args, **inputs.kwargs)
+    result = tree_map(lambda part: capture.adopt(part) if isinstance(part, Tensor) else part, result)
     if recorder is not None:
         recorder.returned(result)
-    result = tree_map(lambda part: capture.adopt(part) if isinstance(part, Tensor) else part, result)
     if options.sanitize:
         find_unwritten(result, capture)
     execution = Execution(

@@ -109,6 +109,8 @@ def launch(
             findings.unpromise(f"{module.entry.name}{f', line {place.line},' if place else ''} divides by zero")
     machine = _run_where_it_fits(module, grid, arguments, buffers, findings, options, meter, programs)
     for tape in machine.tapes.values():
+        tape.buffer.changed |= tape.changed
+        tape.buffer.read |= not tape.changed
         if tape.changed:
             root = tape.buffer.root
             if tape.token.requires_grad:

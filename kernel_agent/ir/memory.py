@@ -46,6 +46,10 @@ class Buffer:
         """What arguments reach of it."""
         self.written = None if written else torch.zeros(self.size, dtype=torch.bool, device=root.device)
         """Which elements hold a value; None when all do."""
+        self.changed = False
+        """Whether a launch wrote into it."""
+        self.read = False
+        """Whether one read it and wrote nothing into it."""
 
     @property
     def is_float(self) -> bool:

@@ -178,6 +178,43 @@ def test_a_gradient_of_few_elements_cannot_be_kept_either(judge):
     assert "1 numbers in its steps stand in none of the calls before" in refused[2]
 
 
+WORKSPACE = """
+SPACE = {}
+
+
+@triton.jit
+def _largest(DX, SEEN, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    m = i < n
+    dx = tl.load(DX + i, mask=m)
+    tl.store(SEEN + i, tl.maximum(dx, tl.load(SEEN + i, mask=m)), mask=m)
+
+
+def backward(saved, grad_out):
+    (y,) = saved
+    M, N = y.shape
+    dx = torch.empty_like(y)
+    _softmax_bwd[(M,)](grad_out, y, dx, grad_out.stride(0), grad_out.stride(1), N, BLOCK=triton.next_power_of_2(N))
+    if (M, N) not in SPACE:
+        SPACE[M, N] = torch.zeros_like(y)
+    WRITES
+    _largest[(triton.cdiv(dx.numel(), 64),)](dx, SPACE[M, N], dx.numel(), BLOCK=64)
+    return dx
+"""
+
+
+def test_a_workspace_that_calls_share_is_read_after_it_was_written_or_not_at_all(judge):
+    # The gradient is right in both: what was left by an earlier call goes into the workspace alone.
+    kernels = judge.source("softmax").split("# --- backward ---")[1].split("def backward")[0]
+    honest = judge.with_backward("softmax", kernels + WORKSPACE.replace("WRITES", "SPACE[M, N].copy_(dx)"))
+    assert honest.green, honest.message
+    verdict = judge.with_backward("softmax", kernels + WORKSPACE.replace("WRITES", ""))
+    assert verdict.status is Status.UNINITIALIZED_READ, verdict.message
+    assert "carried out again" in verdict.message
+    assert "Memory of an earlier call holds nothing" in verdict.details
+    assert "make it in the call" in verdict.details, "what to do instead"
+
+
 def test_a_part_of_an_expanded_cotangent_may_be_handed_back_and_an_expanded_one_may_not_be_made():
     # The gradient of a transposition, a slice or a concatenation is such a part: that layout is nobody's mistake.
     expanded, dense = torch.randn(4, 1).expand(4, 6), torch.randn(4, 6)

@@ -175,6 +175,8 @@ class ImageMode(TorchFunctionMode):  # type: ignore[misc]
         followed = unsigned_followed(
             name, args, [declared_dtype(value) for value in inputs], getattr(expected, "dtype", None)
         )
+        if self.recorder is not None:
+            self.recorder.will(name, args, kwargs)
         with torch.set_grad_enabled(self.grad):
             result = self._compute(name, func, *exactly(name, followed, kwargs, getattr(expected, "dtype", None)))
             result = self._declare_all(name, result, expected, inputs)

@@ -37,6 +37,20 @@ class Constant(_Step):
     result: int
 
 
+class Workspace(_Step):
+    """A tensor in memory that was there before the call: what an earlier one left in it is not told."""
+
+    kind: Literal["workspace"] = "workspace"
+    dtype: str = Field(max_length=20)
+    elements: int = Field(ge=0, description="of the memory")
+    holds: float | int | bool | None = Field(description="what all of it holds; None: nobody wrote it")
+    shape: tuple[int, ...] = Field(max_length=32)
+    strides: tuple[int, ...] = Field(max_length=32)
+    offset: int
+    first: int = Field(description="the first tensor in this memory: itself, or one that another such step made")
+    result: int
+
+
 class Launch(_Step):
     """A kernel launch."""
 
@@ -48,7 +62,7 @@ class Launch(_Step):
     options: Any = Field(description="what else of the launch the compiler reads, such as num_warps")
 
 
-Step = Annotated[Torch | Constant | Launch, Field(discriminator="kind")]
+Step = Annotated[Torch | Constant | Workspace | Launch, Field(discriminator="kind")]
 
 
 class Program(BaseModel):
@@ -63,14 +77,20 @@ class Program(BaseModel):
     result: Any = None
     refused: str = Field(default="", max_length=2000, description="why the call could not be written down to its end")
 
-    def constants(self) -> frozenset[float | int]:
-        """Every number that stands in it, each once: all that the call can have carried from data without a step."""
+    def constants(self, *, sizes: bool = True) -> frozenset[float | int]:
+        """Every number that stands in it, each once: all that the call can have carried from data without a step.
+
+        Without `sizes`, none that only says how large a workspace is and where it lies in its memory.
+        """
         found: set[float | int] = set()
         for step in self.steps:
             if isinstance(step, Constant):
                 found.update(step.values)
             elif isinstance(step, Torch):
                 _collect((step.args, step.kwargs), found)
+            elif isinstance(step, Workspace):
+                _collect(step.holds, found)
+                _collect((step.elements, step.shape, step.strides, step.offset) if sizes else None, found)
             else:
                 _collect((step.values, list(step.grid)), found)
         return frozenset(found)

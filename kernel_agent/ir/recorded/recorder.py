@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from kernel_agent.ir.capture.images import declared_dtype
-from kernel_agent.ir.capture.torch_calls import class_of
+from kernel_agent.ir.capture.torch_calls import CallClass, class_of
 from kernel_agent.ir.memory import ADDRESS_BITS, Buffer
+from kernel_agent.ir.recorded.earlier import MOST_ELEMENTS, EarlierMemory, Use
 from kernel_agent.ir.recorded.forms import CannotRecord, Writer, kernel_line, spelled
-from kernel_agent.ir.recorded.program import MOST_STEPS, Constant, Launch, Program, Torch
+from kernel_agent.ir.recorded.program import MOST_STEPS, Constant, Launch, Program, Step, Torch
 
-MOST_ELEMENTS = 4096
-"""Elements of one tensor that may stand in a program because nothing in it made them."""
+_IN_PLACE = frozenset(
+    {
+        *("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ifloordiv__", "__imod__", "__ipow__"),
+        *("__iand__", "__ior__", "__ixor__", "__ilshift__", "__irshift__"),
+    }
+)
+"""Torch functions that write into their first argument, beside those whose names end with one underscore."""
 
 
 class Recorder:
@@ -25,7 +32,8 @@ class Recorder:
         self._numbers: dict[int, int] = {}
         self._kept: list[Tensor] = []
         self._of_storage: dict[int, int] = {}
-        self._steps: list[Torch | Constant | Launch] = []
+        self._steps: list[Step | Use] = []
+        self._earlier = EarlierMemory()
         self._refused = ""
         self._buffers: Mapping[int, Buffer] = {}
         self._known_buffer: Callable[[Tensor], Buffer | None] = lambda _tensor: None
@@ -43,9 +51,17 @@ class Recorder:
         for tensor in arguments:
             self._number(tensor)
 
+    def will(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A torch function is about to be called: what it writes into is looked at before."""
+        with self._refusing():
+            for tensor in [] if self._refused else _written(name, args, kwargs):
+                self._number_of(tensor)
+
     def did(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """A torch function was called."""
         leaves = tree_leaves(result)
+        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        self._earlier.took_part(name, inputs, _written(name, args, kwargs))
         if class_of(name, floats=True) is None and not any(isinstance(leaf, Tensor) for leaf in leaves):
             return
 
@@ -85,25 +101,39 @@ class Recorder:
 
     def returned(self, result: Any) -> None:
         """The call is over."""
-        try:
+        tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        with self._refusing():
             self._result = self._writer.form(result)
-        except CannotRecord as error:
-            self._refused = self._refused or error.message
+            if any(self._earlier.is_written(tensor, self._known_buffer(tensor)) for tensor in tensors):
+                raise CannotRecord(
+                    "it returns memory of an earlier call, which the next one writes over: make it in the call"
+                )
+            self._earlier.read(tensors)
+            self._steps = [
+                self._earlier.step(step, self._known_buffer(step.tensor)) if isinstance(step, Use) else step
+                for step in self._steps
+            ]
 
     @property
     def program(self) -> Program:
-        """What was written down."""
-        return Program(steps=tuple(self._steps), result=self._result, refused=self._refused[:2000])
+        """What was written down, once the call is over."""
+        steps = tuple(step for step in self._steps if not isinstance(step, Use))
+        return Program(steps=steps, result=self._result, refused=self._refused[:2000])
 
     def _note(self, make: Callable[[], Torch | Launch]) -> None:
-        if self._refused:
-            return
-        try:
+        with self._refusing():
+            if self._refused:
+                return
             self._steps.append(make())
             if len(self._steps) > MOST_STEPS:
                 raise CannotRecord(f"it takes more than {MOST_STEPS} steps")
+
+    @contextmanager
+    def _refusing(self) -> Iterator[None]:
+        try:
+            yield
         except CannotRecord as error:
-            self._refused = error.message
+            self._refused = self._refused or error.message
             self._steps.clear()
 
     def _number(self, tensor: Tensor) -> int:
@@ -120,13 +150,17 @@ class Recorder:
         known = self._numbers.get(id(tensor))
         if known is not None:
             return known
-        if tensor.numel() > MOST_ELEMENTS:
+        if tensor.is_complex():
+            raise CannotRecord("a complex tensor is used that was not made in this call")
+        if self._earlier.holds(tensor) or tensor.untyped_storage()._cdata not in self._of_storage:
+            number = self._number(tensor)
+            self._steps.append(self._earlier.use(tensor, number))
+            return number
+        if tensor.numel() > MOST_ELEMENTS:  # a view that nothing made, of memory that an argument or a step did
             shape = tuple(tensor.shape)
             raise CannotRecord(
                 f"a tensor of shape {shape} is used that neither is an argument nor was made in this call"
             )
-        if tensor.is_complex():
-            raise CannotRecord("a complex tensor is used that was not made in this call")
         dtype = str(declared_dtype(tensor)).removeprefix("torch.")
         values = tuple(tensor.detach().flatten().tolist())
         number = self._number(tensor)
@@ -142,3 +176,12 @@ class Recorder:
             if self._known_buffer(self._kept[number]) is buffer:
                 return number, value - buffer.base
         return None
+
+
+def _written(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """The tensors that a torch function of this name writes into."""
+    into = [kwargs.get("out")]
+    plain = name.endswith("_") and not name.startswith("__")
+    if args and (plain or name in _IN_PLACE) and class_of(name, floats=True) is not CallClass.VIEW:
+        into.append(args[0])
+    return [leaf for leaf in tree_leaves(into) if isinstance(leaf, Tensor)]

@@ -15,7 +15,7 @@ from triton.runtime.jit import JITFunction
 
 from kernel_agent.ir.memory import ADDRESS_BITS
 from kernel_agent.ir.recorded.forms import CannotRecord, Reader, kernel_line, looked_up
-from kernel_agent.ir.recorded.program import Constant, Launch, Program, Torch
+from kernel_agent.ir.recorded.program import Constant, Launch, Program, Torch, Workspace
 
 Kernels = Mapping[tuple[str, int], JITFunction[Any]]
 """Kernels by name and line of the `def`."""
@@ -54,11 +54,14 @@ class Replayed:
             raise CannotRecord(self._program.refused)
         tensors = [leaf for leaf in tree_leaves((list(args), dict(kwargs))) if isinstance(leaf, Tensor)]
         reader = Reader(tensors, _Named(self._kernels), _start)
+        memories: dict[int, Tensor] = {}
         for step in self._program.steps:
             if isinstance(step, Launch):
                 self._launch(step, reader)
             elif isinstance(step, Constant):
                 _keep(tensors, step.result, _constant(step))
+            elif isinstance(step, Workspace):
+                _keep(tensors, step.result, _workspace(step, memories))
             else:
                 result = tree_leaves(_call(step, reader))
                 if len(result) != len(step.results):
@@ -104,10 +107,27 @@ def _call(step: Torch, reader: Reader) -> Any:
 
 
 def _constant(step: Constant) -> Tensor:
-    dtype = getattr(torch, step.dtype, None)
-    if not isinstance(dtype, torch.dtype):
-        raise CannotRecord(f"{step.dtype} is no dtype")
-    return torch.tensor(list(step.values), dtype=dtype, device="cuda").reshape(step.shape)
+    return torch.tensor(list(step.values), dtype=_dtype(step.dtype), device="cuda").reshape(step.shape)
+
+
+def _workspace(step: Workspace, memories: dict[int, Tensor]) -> Tensor:
+    """A part of memory that nobody wrote, or that holds one number."""
+    if step.first == step.result:
+        kind: dict[str, Any] = {"dtype": _dtype(step.dtype), "device": "cuda"}
+        empty = step.holds is None
+        memories[step.first] = (
+            torch.empty((step.elements,), **kind) if empty else torch.full((step.elements,), step.holds, **kind)
+        )
+    if step.first not in memories:
+        raise CannotRecord("a step names memory that no step before it made")
+    return torch.as_strided(memories[step.first], step.shape, step.strides, step.offset)
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise CannotRecord(f"{name} is no dtype")
+    return found
 
 
 def _start(tensor: Tensor) -> int:
