@@ -144,9 +144,13 @@ class Workshop:
 
     def try_gradients(self, spec: KernelSpec) -> GateTried:
         """See `Tools.try_gradients`."""
+        from kernel_agent.gate.cases import looks
         from kernel_agent.gate.mutants.timed import gradient_report
 
-        return GateTried(tally=gradient_report(self._truths(spec), GateOptions(seeds=self._seeds)).tally)
+        truths, options = self._truths(spec), GateOptions(seeds=self._seeds)
+        tally = gradient_report(truths, options).tally
+        looks(truths, options)  # at full sizes, beside what comes before the first check, which waits for them
+        return GateTried(tally=tally)
 
     def try_backward(self, spec: KernelSpec, pair_source: str, on_mutant: OnMutant) -> GateTried:
         """See `Tools.try_backward`."""

@@ -224,11 +224,11 @@ def _without_values(
 def foresee(truths: Truths, options: GateOptions = STANDARD, *, accepts_needs: bool = False) -> None:
     """Compute the truth of every case before there is a candidate; `check` with these `truths` then finds it known.
 
-    `accepts_needs`: whether the candidate's `backward` will take `needs`. Raises as `check` does.
+    Looks at full sizes are begun: `check` waits for them, since no case does. `accepts_needs`: whether the candidate's
+    `backward` will take `needs`. Raises as `check` does.
     """
-    seen = looks(truths, options)
+    looks(truths, options)
     ask(truths, make_plan(truths, options, accepts_needs=accepts_needs).shapes)
-    seen()
 
 
 def _diagnosed(verdict: Verdict, progress: _Progress, truths: Truths, text: CandidateText) -> Verdict:

@@ -7,6 +7,7 @@ size that was asked for, and what they write, with its gradients, is compared wi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -94,16 +95,14 @@ class FullSize(Record):
 
 
 def at_full_size(truths: Truths, fits: Sequence[Fit], seed: int = 0) -> tuple[FullSize, ...]:
-    """Look at the asked size of every shrunk entry, once per `Truths`. What cannot be looked at says why.
+    """Look at the asked size of every shrunk entry, once per `Truths`, whoever asks. What cannot be looked at says why.
 
     Raises `InputError` and `EnvironmentProblem` as every question to the truth child does.
     """
     found = []
     for fit in (fit for fit in fits if fit.shrunk):
         label = f"{fit.asked.label} seed={seed}"
-        if label not in truths.looks:
-            truths.looks[label] = _looked(truths, fit, seed)
-        found.append(truths.looks[label])
+        found.append(truths.looks.of(label, partial(_looked, truths, fit, seed)))
     return tuple(found)
 
 

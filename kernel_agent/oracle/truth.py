@@ -20,6 +20,7 @@ from kernel_agent.oracle.cotangents import Cotangents, unit_cotangents
 from kernel_agent.oracle.digest import tensor_digest
 from kernel_agent.oracle.fit import Fit
 from kernel_agent.oracle.job import LIMITS, run_truth
+from kernel_agent.oracle.once import Once
 from kernel_agent.oracle.provenance import Provenance, Source, now, versions
 from kernel_agent.oracle.records import (
     ForwardTruth,
@@ -106,7 +107,7 @@ class Truths:
         """By point: what need not be tried twice in one process, a time limit of minutes above all."""
         self.lowered: dict[str, str] = {}
         """The IR of the forward's kernels as truth children have lowered them: see `ir.lower.know`."""
-        self.looks: dict[str, FullSize] = {}
+        self.looks: Once[FullSize] = Once()
         """By asked size: what `sampled.at_full_size` saw there."""
         self._kernels = content_hash(truth_source(spec.facts.source))
         self._base = (

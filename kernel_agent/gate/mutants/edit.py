@@ -13,6 +13,15 @@ class Edit:
     node: ast.expr
     new: str
 
+    def replaces(self, source: str) -> str:
+        """What stands there now. `ast.get_source_segment` takes a file apart character by character for each."""
+        node = self.node
+        assert node.end_lineno is not None
+        lines = [line.encode() for line in source.splitlines(keepends=True)[node.lineno - 1 : node.end_lineno]]
+        lines[-1] = lines[-1][: node.end_col_offset]
+        lines[0] = lines[0][node.col_offset :]
+        return b"".join(lines).decode()
+
     def applied(self, source: str) -> str:
         """The source with the expression replaced, and the number of its lines kept."""
         node, new = self.node, self.new

@@ -85,8 +85,7 @@ def source_mutants(source: str, mutators: Sequence[Mutator] = MUTATORS) -> tuple
             changed = edit.applied(source)
             if changed not in seen and _parses(edit.new):
                 seen.add(changed)
-                old = ast.get_source_segment(source, edit.node) or ""
-                found.append(Mutant(mutator, edit.node.lineno, old, edit.new, changed))
+                found.append(Mutant(mutator, edit.node.lineno, edit.replaces(source), edit.new, changed))
     return tuple(sorted(found, key=lambda m: (m.line, m.mutator.name, m.old, m.new)))
 
 
