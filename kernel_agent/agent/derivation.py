@@ -29,7 +29,8 @@ def derivation(
     except (CannotDerive, TruthError, InputError) as error:  # the forward itself was run before: a model still may
         line = getattr(error, "line", None)
         place = f" (line {line})" if line else ""
-        return DerivedDraft(Derived(reason=f"{error.message}{place}", seconds=time.perf_counter() - start))
+        seconds = time.perf_counter() - start
+        return DerivedDraft(Derived(reason=f"{error.message}{place}", remedy=error.remedy, seconds=seconds))
     draft = found.draft
     event = Derived(
         digest=draft.candidate.digest,

@@ -20,5 +20,6 @@ class Derived(Record):
     refused: tuple[str, ...] = Field(default=(), description="why better schedules were not taken")
     verdict: Verdict | None = Field(default=None, description="of the candidate: green, or red on a GPU since")
     reason: str = Field(default="", description="why nothing is derived; empty otherwise")
+    remedy: str = Field(default="", description="what to do about that; empty where it was not told")
     adjoint: str = Field(default="", description="what the backwards of the launches compute, before any schedule")
     seconds: float = 0.0

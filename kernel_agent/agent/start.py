@@ -5,7 +5,7 @@ from __future__ import annotations
 from kernel_agent.agent.confirm import confirmed
 from kernel_agent.agent.desk import Desk
 from kernel_agent.config import Backend, Draft
-from kernel_agent.models.compiler import NothingDerived
+from kernel_agent.models.compiler import MODELS, NothingDerived
 
 
 def derive_draft(desk: Desk) -> None:
@@ -23,9 +23,8 @@ def derive_draft(desk: Desk) -> None:
             event = event.model_copy(update={"digest": desk.snapshots.put(found.candidate)})
         desk.record(event)
         confirmed(desk)  # with its real kernels, where there is a GPU, before it is timed for an ask
-    refusal = "" if desk.state.derived is None else desk.state.derived.reason
-    if refusal and config.backend is Backend.COMPILER:
+    derived = desk.state.derived
+    if derived is not None and derived.reason and config.backend is Backend.COMPILER:
         raise NothingDerived(
-            f"the compiler cannot derive this forward: {refusal}",
-            remedy="Have a model write the backward: --backend openai, anthropic or manual",
+            f"the compiler cannot derive this forward: {derived.reason}", remedy=f"{derived.remedy} {MODELS}".lstrip()
         )

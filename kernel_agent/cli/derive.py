@@ -80,6 +80,7 @@ def derive(
     from kernel_agent.compiler.kept import derivation_key, user_pairs
     from kernel_agent.compiler.preload import PRELOAD
     from kernel_agent.gate.options import GateOptions
+    from kernel_agent.gate.verdict import OF_FORWARD
     from kernel_agent.sandbox import Sandbox
 
     schedules = () if schedule is None else (_known(schedule),)
@@ -107,6 +108,11 @@ def derive(
                 kept.put(key, found)
         if tune or (tune is None and _gpu()):
             found = _fitting(asked, found, seconds, cache=cache)
+    faults = [note for note in found.verdict.notes if note.startswith(OF_FORWARD)]
+    for note in faults:  # the backward of what is computed by chance is proven, and of no use
+        err().print(f"{file.name}: {note}", soft_wrap=True)
+    if faults:
+        err().print(f"{file.name}: kernel-agent sanitize shows all that is wrong with it", soft_wrap=True)
     if explain:
         _explain(found, before=before)
     if output is None:
@@ -173,11 +179,10 @@ def _fitting(asked: _Asked, found: Derived, seconds: float, *, cache: bool) -> D
         try:
             found = _derived(asked, compare=False, known=known)
         except CannotDerive as error:
-            raise CannotDerive(
-                "no derived backward is right on this GPU: " + "; ".join(refused),
-                remedy="Please report this forward; until then have a model write the backward.",
-                path=asked.source.path,
-            ) from error
+            from kernel_agent.compiler.faults import unproven
+
+            reason = "no derived backward is right on this GPU: " + "; ".join(refused)
+            raise unproven(reason, asked.source, asked.sandbox) from error
 
 
 def _tuned(asked: _Asked, found: Derived, seconds: float, *, cache: bool) -> Derived:

@@ -10,6 +10,7 @@ from typing import Any
 from kernel_agent.compiler.comparison import compared, has_real_sizes
 from kernel_agent.compiler.derived import Derived, Draft, DraftCost
 from kernel_agent.compiler.errors import OTHER_CONFIGURATIONS, CannotDerive, NotThisTime
+from kernel_agent.compiler.faults import unproven
 from kernel_agent.errors import InputError, KernelAgentError
 from kernel_agent.gate import check, foresee
 from kernel_agent.gate.cases import make_plan
@@ -125,7 +126,7 @@ def derive(
     foreseen = beside.submit(foresee, truths, options)  # what it raises, the gate raises again
     refused: dict[str, None] = {}
     red = list(known)
-    wanting = False
+    judged: set[Status] = set()
     costs: tuple[DraftCost, ...] = ()
     compare = compare or has_real_sizes(spec)
     shown = spec
@@ -149,14 +150,17 @@ def derive(
                     shown = _with_odd_sizes(spec, truths, options)
                     break
                 refused[f"{draft.schedule}: the gate says {verdict.status.value}: {verdict.message}"] = None
-                wanting = wanting or verdict.status in _FOR_WANT
+                judged.add(verdict.status)
     finally:
         beside.shutdown(wait=False, cancel_futures=True)  # closing the sandbox ends what still runs
-    raise (NotThisTime if wanting else CannotDerive)(
-        "no derived backward is proven: " + each_once(refused),
-        remedy="Please report this forward; until then have a model write the backward.",
-        path=spec.facts.path,
-    )
+    reason = "no derived backward is proven: " + each_once(refused)
+    if judged and judged <= _FOR_WANT:
+        raise NotThisTime(
+            reason,
+            remedy="Give SWEEP smaller sizes, or derive it again where there is more time and memory.",
+            path=spec.facts.path,
+        )
+    raise unproven(reason, spec.facts, sandbox, NotThisTime if judged & _FOR_WANT else CannotDerive)
 
 
 def each_once(refused: Iterable[str]) -> str:

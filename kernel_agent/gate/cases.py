@@ -14,6 +14,7 @@ from kernel_agent.errors import InputError
 from kernel_agent.gate.derived_shapes import Alternatives, apart_entries, odd_entries
 from kernel_agent.gate.options import GateOptions
 from kernel_agent.gate.other_values import usable, value_points
+from kernel_agent.gate.verdict import OF_FORWARD
 from kernel_agent.oracle import (
     CotangentKind,
     Fit,
@@ -122,7 +123,7 @@ def make_plan(truths: Truths, options: GateOptions, *, accepts_needs: bool) -> P
             _leave_out(truths, shape.entry, answer, notes)
             continue
         shapes.append(replace(shape, elements=answer.elements))
-        notes += [f"the forward itself at {shape.entry.label}: {finding}" for finding in answer.findings[:1]]
+        notes += [f"{OF_FORWARD}{shape.entry.label}: {finding}" for finding in answer.findings[:1]]
     shapes += _odd_shapes(odd[: len(odd_answers)], odd_answers, options, notes)
     planned = _with_cases(truths, _cheap_first(shapes), options, accepts_needs)
     planned += _once(truths, apart, apart_answers, {shape.entry.label for shape in shapes}, accepts_needs)

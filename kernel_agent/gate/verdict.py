@@ -12,6 +12,9 @@ from kernel_agent.machine import Machine
 from kernel_agent.pairs.values import Values
 from kernel_agent.record import Record
 
+OF_FORWARD = "the forward itself at "
+"""How a note begins that says what is wrong with the user's own kernels at a shape."""
+
 
 def visible(text: str) -> str:
     """The text with everything in it that a terminal or a reader does not see as it is written out: `\\x1b`.

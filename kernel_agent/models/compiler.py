@@ -20,6 +20,9 @@ from kernel_agent.pairs.userfile import read_file
 if TYPE_CHECKING:
     from kernel_agent.compiler.derived import Draft
 
+MODELS = "Models are asked with --backend openai, anthropic or manual."
+"""Said behind every remedy: a backward may be had without the compiler."""
+
 
 class NothingDerived(ModelError):
     """The compiler has no backward for this forward, or none that the gate accepts."""
@@ -54,8 +57,18 @@ class CompilerModel:
             place = f" (line {error.line})" if error.line else ""
             raise NothingDerived(
                 f"the compiler cannot derive this forward{place}: {error.message}",
-                remedy=f"{error.remedy} Or have a model write the backward: --backend openai, anthropic or manual",
+                remedy=f"{error.remedy} {MODELS}".lstrip(),
             ) from error
+
+    def _unproven(self) -> NothingDerived:
+        from kernel_agent.compiler.faults import unproven
+        from kernel_agent.compiler.preload import PRELOAD
+        from kernel_agent.sandbox import Sandbox
+
+        reason = "no derived backward is proven: the gate accepts none of the compiler's schedules"
+        with Sandbox(PRELOAD) as sandbox:
+            error = unproven(reason, read_file(self._file), sandbox)
+        return NothingDerived(error.message, remedy=f"{error.remedy} {MODELS}")
 
     @property
     def limit(self) -> int:
@@ -74,10 +87,7 @@ class CompilerModel:
         start = time.perf_counter()
         number = number or max(self._taken, self._asking.received()) + 1
         if number > self.limit:
-            raise NothingDerived(
-                "no derived backward is proven: the gate accepts none of the compiler's schedules",
-                remedy="please report this forward; until then use --backend openai, anthropic or manual",
-            )
+            raise self._unproven()
         self._taken = number
         text = _told(self._drafts[number - 1])
         if on_text is not None:

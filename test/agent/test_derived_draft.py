@@ -34,7 +34,7 @@ class Compiler:
     def __call__(self, spec: KernelSpec, prove: bool, on_case: OnCase) -> DerivedDraft:
         self.proofs.append(prove)
         if self.backward is None:
-            return DerivedDraft(ev.Derived(reason=self.reason))
+            return DerivedDraft(ev.Derived(reason=self.reason, remedy="Write it out."))
         if not prove:
             return DerivedDraft(ev.Derived(adjoint=ADJOINT))
         candidate = Candidate(backward=self.backward)
@@ -119,6 +119,7 @@ def test_the_compiler_alone_ends_red_with_the_reason_where_it_derives_nothing(tm
     with pytest.raises(NothingDerived, match="stands in a loop") as refused:
         run(config(tmp_path, backend=Backend.COMPILER), tools=script.tools, model=script.model)
     assert refused.value.exit_code is ExitCode.RED
+    assert refused.value.remedy.startswith("Write it out."), "what to do was lost on the way, and a model advised"
     assert "--backend" in refused.value.remedy
 
 

@@ -80,3 +80,48 @@ def test_on_a_gpu_that_refuses_all_backwards_none_is_given_out(forward, capsys, 
     told = capsys.readouterr()
     assert not told.out
     assert "no derived backward is right on this GPU" in told.err
+    assert "Please report this forward" in told.err, "nothing is wrong with it: the defect is ours"
+
+
+def test_a_forward_that_leaves_its_tensors_is_told_where_and_not_to_report_it(forward, capsys):
+    # The gate finds the backward out of bounds, in a line that the user did not write; we were asked for a mend.
+    unmasked = FORWARD.replace("tl.load(X + at, mask=at < N)", "tl.load(X + at)")
+    forward.write_text(unmasked)
+    assert run(["derive", str(forward)]) == ExitCode.BAD_INPUT
+    told = capsys.readouterr().err
+    line = 1 + unmasked.splitlines().index("    x = tl.load(X + at)")
+    assert f"the forward itself is at fault: out of bounds: square_kernel, square.py:{line}: load outside of x" in told
+    assert "Mask the access" in told
+    assert "report" not in told
+
+
+def test_programs_that_store_to_one_element_are_told_as_the_race_that_they_are(forward, capsys):
+    # Which of them comes last is by chance: the gate says that a gradient is wrong, and nothing of the forward.
+    overlapping = "tl.store(Y + at // 32 * 16 + at % 32, x * x * factor, mask=at < N)"
+    forward.write_text(FORWARD.replace("tl.store(Y + at, x * x * factor, mask=at < N)", overlapping))
+    assert run(["derive", str(forward)]) == ExitCode.BAD_INPUT
+    told = capsys.readouterr().err
+    assert "the forward itself is at fault: race: square_kernel" in told
+    assert "Let one program store each element" in told
+    assert "report" not in told
+
+
+def test_a_proven_backward_of_a_forward_that_reads_what_nothing_wrote_comes_with_a_word_about_that(forward, capsys):
+    # A sum that starts with whatever memory holds has a right gradient, and was printed as if all were well.
+    adding = FORWARD.replace("tl.store(Y + at, x * x * factor, mask=at < N)", "tl.atomic_add(Y, tl.sum(x * x))")
+    forward.write_text(adding.replace("torch.empty_like(x)", "torch.empty(1, device=x.device)"))
+    assert run(["derive", str(forward)]) == ExitCode.OK
+    told = capsys.readouterr()
+    assert "def backward(saved, grad_y" in told.out
+    assert "the forward itself at N=40: square_kernel, square.py:" in told.err
+    assert "updates memory that nothing wrote" in told.err
+    assert "kernel-agent sanitize shows all" in told.err
+
+
+def test_a_make_args_that_raises_is_told_with_its_entry(forward, capsys):
+    # It is the user's to correct, and no backward was tried.
+    forward.write_text(FORWARD.replace("    generator =", "    raise ValueError('no such N')\n    generator ="))
+    assert run(["derive", str(forward)]) == ExitCode.BAD_INPUT
+    told = capsys.readouterr().err
+    assert "make_args fails for N=40: ValueError: no such N" in told
+    assert "report" not in told

@@ -28,6 +28,7 @@ def test_replies_are_the_derived_pairs_and_then_no_more(tmp_path: Path) -> None:
     with pytest.raises(NothingDerived) as ended:
         model.ask(ASK, number=model.limit + 1)
     assert ended.value.exit_code is ExitCode.RED
+    assert "report" in ended.value.remedy, "swiglu is sound: that none is right would be our defect"
 
 
 def test_a_forward_that_cannot_be_derived_ends_the_run_with_the_reason(tmp_path: Path) -> None:
@@ -39,3 +40,15 @@ def test_a_forward_that_cannot_be_derived_ends_the_run_with_the_reason(tmp_path:
     with pytest.raises(NothingDerived, match="stands in a loop") as refused:
         CompilerModel(path, tmp_path).ask(ASK)
     assert "--backend" in refused.value.remedy
+
+
+def test_a_forward_at_fault_is_told_when_no_pair_is_left(tmp_path: Path) -> None:
+    # All pairs of such a forward are red, and whoever wrote it was asked to report it.
+    path = tmp_path / "unmasked.py"
+    path.write_text(SWIGLU.read_text().replace("tl.load(UP + offsets, mask=mask, other=0.0)", "tl.load(UP + offsets)"))
+    with pytest.raises(
+        NothingDerived, match="the forward itself is at fault: out of bounds: swiglu_fwd_kernel"
+    ) as ended:
+        CompilerModel(path, tmp_path).ask(ASK, number=9)
+    assert "Mask the access" in ended.value.remedy
+    assert "report" not in ended.value.remedy

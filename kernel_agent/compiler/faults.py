@@ -1,0 +1,58 @@
+"""`unproven`: why no derived backward of a forward is right, for whoever can mend it: its author, if it is at fault.
+
+A derived backward goes by the forward's addresses and masks: where these leave a tensor, or two programs store to one
+element, every schedule's backward is red, and none of them says why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+from kernel_agent.compiler.errors import CannotDerive
+from kernel_agent.errors import KernelAgentError
+from kernel_agent.ir.sanitizer.findings import FindingKind
+from kernel_agent.ir.sanitizer.sanitizer_report import said
+from kernel_agent.oracle.sanitizing import SanitizedPart, sanitize_file
+from kernel_agent.pairs.spec import FileFacts
+from kernel_agent.sandbox import Limits, Sandbox
+
+LIMITS = Limits(wall_s=60.0)
+"""Of the child that looks for faults: what it found by then counts."""
+
+_MENDED = {
+    FindingKind.OUT_OF_BOUNDS: "Mask the access, or allocate what it reaches",
+    FindingKind.WILD_POINTER: "Give the launch the tensor that the pointer leads to",
+    FindingKind.WRAPPED_OFFSET: "Compute the offset in int64",
+    FindingKind.RACE: "Let one program store each element, or add with tl.atomic_add, and read it in another launch",
+    FindingKind.DUPLICATE_LANES: "Let each lane store to an element of its own",
+    FindingKind.UNINITIALIZED_READ: "Store before it is read, or allocate with torch.zeros",
+    FindingKind.ASSERTION: "Correct the assertion, or make_args",
+    FindingKind.FALSE_PROMISE: "Take the promise back, or make it true",
+}
+"""What to do about a fault, the gravest first. Outputs with holes are none: what is stored of them has a gradient."""
+
+
+def unproven(reason: str, facts: FileFacts, sandbox: Sandbox, kind: type[CannotDerive] = CannotDerive) -> CannotDerive:
+    """The error for `reason`, why none of the derived backwards of a file is right; of `kind` where that is no fault of
+    the forward."""
+    parts = [part for part in _parts(facts, sandbox) if part.part == "forward"]
+    for fault, remedy in _MENDED.items():
+        found = [(finding, part.label) for part in parts for finding in part.report.of(fault)]
+        if found:
+            finding, label = found[0]
+            what = f"{fault}: {said(finding)}; at {label}"
+            return CannotDerive(
+                f"no derived backward is right, and the forward itself is at fault: {what}",
+                remedy=f"{remedy}. kernel-agent sanitize shows all that is wrong with the forward.",
+                path=facts.path,
+            )
+    remedy = "Please report this forward; until then have a model write the backward."
+    return kind(reason, remedy=remedy, path=facts.path)
+
+
+def _parts(facts: FileFacts, sandbox: Sandbox) -> list[SanitizedPart]:
+    """What the sanitizer says of the file, as far as it comes: the reason that is known is told in any case."""
+    parts: list[SanitizedPart] = []
+    with contextlib.suppress(KernelAgentError):
+        sanitize_file(facts, sandbox, lambda part, _: parts.append(part), limits=LIMITS)
+    return parts
