@@ -17,7 +17,7 @@ from kernel_agent.compiler.schedule.merge import merged
 from kernel_agent.compiler.schedule.mirror import mirrored, reversed_axes
 from kernel_agent.compiler.schedule.owner import Owner, without
 from kernel_agent.compiler.schedule.owners import owners_of, parted_owners, together, turned, unowned
-from kernel_agent.compiler.schedule.pickers import picked
+from kernel_agent.compiler.schedule.pickers import not_picked, picked
 from kernel_agent.compiler.schedule.rasters import rastered
 from kernel_agent.compiler.schedule.regathered import loaded, regathered
 from kernel_agent.compiler.schedule.regions import Regions
@@ -73,13 +73,31 @@ def split(tidy: Kernel, gradients: Mapping[str, str], launch: Launch, regions: R
             other = _cut(tiles.kernel, gradients, launch, regions)
             other.facts += [Fact(text, "tiles at fixed places have all windows") for text in tiles.facts]
             draft = _better(draft, other)
+    why = ""
     if regions is None and (draft is None or draft.additions):
-        with suppress(CannotDerive):
-            draft = _better(draft, picked(tidy, gradients, launch))
+        draft, why = _or_picked(draft, tidy, gradients, launch)
     if draft is None:
         assert refusal is not None
-        raise refusal
+        raise DoesNotApply(f"{refusal.message}; {why}") if why else refusal
+    draft.remarks += [why] if why else []
     return draft
+
+
+def _or_picked(
+    draft: Draft | None, tidy: Kernel, gradients: Mapping[str, str], launch: Launch
+) -> tuple[Draft | None, str]:
+    """Owners of the tiles that trips pick, where these add less to memory, or why not; empty where none are picked."""
+    try:
+        other = picked(tidy, gradients, launch)
+    except DoesNotApply:
+        return draft, ""
+    except CannotDerive as reason:
+        return draft, reason.message
+    if _better(draft, other) is other:
+        return other, ""
+    left = "; ".join(dict.fromkeys(other.remarks))
+    names = [one.gradient for one in other.listings]
+    return draft, not_picked(names, f"as much would be added to memory: {left}")
 
 
 def _better(draft: Draft | None, other: Draft) -> Draft:

@@ -6,7 +6,7 @@ those of a tile that programs have in turn, of which `ownership` proves that eac
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kernel_agent.compiler.errors import CannotDerive, DoesNotApply
@@ -45,8 +45,25 @@ class Pickers:
 
 def picked(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft:
     """A launch in which owners of tiles sum the gradients that trips pick tiles of, and one of the forward's programs
-    for the others. Raises DoesNotApply where there are none, or where something is added atomically then."""
-    mine = _picked(tidy, gradients, launch)
+    for the others. Raises DoesNotApply where no trips pick tiles, CannotDerive where these cannot have owners."""
+    mine, refused = _picked(tidy, gradients, launch)
+    if not mine:
+        raise CannotDerive("; ".join(refused)) if refused else DoesNotApply("no trips pick tiles of a gradient")
+    try:
+        draft = _drafted(tidy, mine, gradients, launch)
+    except CannotDerive as reason:
+        raise CannotDerive("; ".join((*refused, not_picked(mine.values(), reason.message)))) from reason
+    draft.remarks += refused
+    return draft
+
+
+def not_picked(names: Iterable[str], reason: str) -> str:
+    """What those are told who ask why gradients stay atomic whose tiles are picked."""
+    return f"`picked tiles of {', '.join(names)}` is not had: {reason}"
+
+
+def _drafted(tidy: Kernel, mine: Mapping[str, str], gradients: Mapping[str, str], launch: Launch) -> Draft:
+    """The launches. `mine`: the gradients whose tiles have owners. Raises CannotDerive."""
     kept = shared(tidy, launch)
     made = pickers(_only(loading(tidy, kept, len(launch.grid)), mine), mine, launch)
     wanted = loaded(made.kernel)
@@ -66,20 +83,20 @@ def picked(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> Draft:
     return draft
 
 
-def _picked(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> dict[str, str]:
-    """The gradients that trips of one loop pick tiles of. Raises DoesNotApply where there are none."""
+def _picked(tidy: Kernel, gradients: Mapping[str, str], launch: Launch) -> tuple[dict[str, str], list[str]]:
+    """The gradients that trips of one loop pick tiles of, and why others that such trips add to are not among them."""
     found: dict[str, str] = {}
-    reason = DoesNotApply("no gradient is shared by programs")
+    refused: list[str] = []
     for tensor, name in unowned(accumulated(tidy), gradients, launch).items():
         try:
             picks(_only(tidy, {tensor: name}), {tensor: name}, launch)
-        except DoesNotApply as error:
-            reason = error
+        except DoesNotApply:
+            continue
+        except CannotDerive as reason:
+            refused.append(not_picked([name], reason.message))
         else:
             found[tensor] = name
-    if not found:
-        raise reason
-    return found
+    return found, refused
 
 
 def _only(kernel: Kernel, gradients: Mapping[str, str]) -> Kernel:
@@ -99,7 +116,7 @@ def pickers(kernel: Kernel, gradients: Mapping[str, str], launch: Launch) -> Pic
     copier = _Picker(found, listed)
     made = prune(copier.made())
     if all(op.code is not Code.DOT for op in made.ops):
-        raise DoesNotApply("few products would be summed by the owners of tiles")
+        raise CannotDerive("its trips sum no products: to list them would take longer than to add what they have")
     grid = (found.count, *(launch.grid[axis] for axis in found.kept))
     around = replace(launch, grid=grid, scalars={**launch.scalars, **copier.scalars})
     return Pickers(merged(prune(settled(made, around))), around, listed.listing, found.facts)

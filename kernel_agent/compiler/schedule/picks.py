@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from kernel_agent.compiler.errors import DoesNotApply
+from kernel_agent.compiler.errors import CannotDerive, DoesNotApply
 from kernel_agent.compiler.schedule.forms import Forms, Launch
 from kernel_agent.compiler.schedule.linear import Form, Kind
 from kernel_agent.compiler.schedule.ownership import WRITES
@@ -67,7 +67,8 @@ class Picks:
 
 
 def picks(kernel: Kernel, gradients: Mapping[str, str], launch: Launch) -> Picks:
-    """The additions of a kernel, all of which must be to such tiles of the `gradients`. Raises DoesNotApply."""
+    """The additions of a kernel, all of which must be to such tiles of the `gradients`. Raises DoesNotApply where no
+    trips pick tiles, CannotDerive where it is not known which."""
     added = sites(kernel.body, WRITES)
     first = added[0]
     if any(site.op.code is not Code.ATOMIC_ADD for site in added) or any(
@@ -83,17 +84,19 @@ def picks(kernel: Kernel, gradients: Mapping[str, str], launch: Launch) -> Picks
         raise DoesNotApply("its trips are counted before the launch")
     try:
         found = _tiles(forms, added, loop)
-    except DoesNotApply as reason:
+    except CannotDerive as reason:
         try:
             found = _spans(forms, added, loop, list(gradients))
-        except DoesNotApply:
+        except CannotDerive:
             raise reason from None
     if launch.calls.refute(found.facts):
-        raise DoesNotApply("its rows do not lie one behind the other")
+        raise CannotDerive("its rows do not lie one behind the other, as those of `.contiguous()` do")
     if found.signed and not launch.calls.typical:
-        raise DoesNotApply("a later call may pick what is no tile")
+        raise CannotDerive(
+            f"a later call may pick what is no tile: no mask asks for `{_named(found.number)} >= 0` where it is loaded"
+        )
     if len(found.kept) >= AXES:
-        raise DoesNotApply("it would need a grid of more than three axes")
+        raise CannotDerive("it would need a grid of more than three axes")
     return found
 
 
@@ -102,7 +105,7 @@ def _tiles(forms: Forms, added: Sequence[Site], loop: Op) -> Picks:
     numbers = {_number(forms, site, loop) for site in added}
     counts = {_count(forms, site, numbers) for site in added}
     if len(numbers) != 1 or len(counts) != 1:
-        raise DoesNotApply("its trips pick tiles of several numbers")
+        raise CannotDerive("a trip picks several tiles: it would have to load the number of one alone")
     (number,), (count,) = numbers, counts
     signed = not all(_not_negative(forms, site, number) for site in added)
     return Picks(forms, tuple(added), loop, number, count, signed, None, *_axes(forms, added, number))
@@ -163,7 +166,16 @@ def _count(forms: Forms, site: Site, numbers: set[Value]) -> Polynomial:
                 count = ceiling(-negative.base, size)
                 if count.printable:
                     return count
-    raise DoesNotApply("no mask says how many tiles there are")
+    one = _named(next(iter(numbers)))
+    raise CannotDerive(
+        "no mask of what is loaded says how many tiles there are: "
+        f"ask for `{one} < tiles`, or `{one} * size + lane < rows`"
+    )
+
+
+def _named(number: Value) -> str:
+    """The number of a tile, as the forward calls it."""
+    return number.name or "tile"
 
 
 def _not_negative(forms: Forms, site: Site, number: Value) -> bool:

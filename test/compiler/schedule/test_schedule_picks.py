@@ -140,7 +140,7 @@ def test_where_any_call_must_be_taken_the_mask_has_to_leave_them_out() -> None:
     # Later calls may pick what no call of SWEEP did, and must not raise then.
     calls = Calls((call(COUNTS, PICKED),), typical=False)
     assert pickers(sparse(padded=True), {"X": "dX"}, Launch.like_forward(2, calls)).kernel.ops
-    with pytest.raises(DoesNotApply, match="later call"):
+    with pytest.raises(CannotDerive, match="later call"):
         pickers(sparse(), {"X": "dX"}, Launch.like_forward(2, calls))
 
 
