@@ -172,8 +172,9 @@ class Names:
             return [f"{wanted}_"]
         if not inherited(value) or value.producer is None:
             return [wanted]
-        code = value.producer.code
-        return [f"{wanted}_t"] if code is Code.TRANS else [wanted, f"{wanted}_{value.element}"]
+        if value.producer.code is Code.TRANS:
+            return [wanted.removesuffix("_t") if wanted.endswith("_t") else f"{wanted}_t"]
+        return [wanted, f"{wanted}_{value.element}"]
 
     def _meant(self, value: Value) -> bool:
         """Whether a name is the value's own: `_` says that there is none, and no condition is an adjoint."""
@@ -195,8 +196,9 @@ class Names:
         stem = stem_of(wanted)
         if self._bases(value):
             return f"{stem}_offs" if value.shape else f"{stem}_start"
-        if stem not in self.parameters:
-            return stem
+        for name in (stem, stem.removeprefix("saved_")):
+            if name not in self.parameters:
+                return name
         return f"{stem}_tile" if value.shape else f"{stem}_value"
 
     def _by_role(self, value: Value) -> list[str]:
@@ -229,12 +231,15 @@ class Names:
         made_of = [v for v in op.operands if constant(v) is None]
         if op.code is Code.MUL and len(made_of) == 1 and (stem := self._short(made_of[0])):
             (factor,) = (constant(v) for v in op.operands if constant(v) is not None)
-            return [f"{stem}_log2" if abs((factor or 0.0) - _LOG2E) < 1e-6 else f"{stem}_scaled"]
+            return [_with_end(stem, "log2" if abs((factor or 0.0) - _LOG2E) < 1e-6 else "scaled")]
         if op.code is Code.MUL:
             cotangents = [stem for v in made_of if (stem := self._short(v)).startswith("d_")]
-            others = [*(f"{stem}_weighted" for stem in cotangents[:1]), *others]
+            others = [*(_with_end(stem, "weighted") for stem in cotangents[:1]), *others]
         if op.code in _OF_ONE and len(made_of) == 1 and (stem := self._short(made_of[0])):
-            return [_OF_ONE[op.code].format(stem), *others]
+            if op.code is Code.TRANS and stem.endswith("_t"):
+                return [stem.removesuffix("_t"), *others]
+            before, _, end = _OF_ONE[op.code].partition("{}_")
+            return [_with_end(stem, end) if end and not before else _OF_ONE[op.code].format(stem), *others]
         return others
 
     def _short(self, value: Value) -> str:
@@ -261,7 +266,7 @@ class Names:
             if not value.shape:
                 return f"{stem}_start"
             along = len(value.shape) == 2 and 1 in value.shape
-            return f"{stem}_{('rows', 'cols')[value.shape.index(1) == 0]}" if along else f"{stem}_offs"
+            return _with_end(stem, ("rows", "cols")[value.shape.index(1) == 0] if along else "offs")
         if not value.shape:
             return self._number(value, op)
         if op.code is Code.ARANGE or len(value.shape) == 1:
@@ -289,7 +294,7 @@ class Names:
             while value.producer is not None and value.producer.code is Code.EXPAND:
                 value = value.producer.operands[0]
             tested = self.variables.of[value].name if value in self.variables.of else ""
-            if tested.startswith("offs_"):
+            if re.fullmatch(r"offs_[a-z]\w*", tested):
                 return [f"mask_{tested[5:]}"]
             if re.fullmatch(r"(?!offs)[a-z]{3,}", tested):
                 return [f"{singular(tested) or tested}_mask"]
@@ -338,6 +343,13 @@ def _of_arguments(value: Value) -> bool:
         else:
             pending += op.operands
     return True
+
+
+def _with_end(stem: str, end: str) -> str:
+    """`d_y_weighted` of `d_y`, and of `d_y_weighted` as well, which gets a number if it has to: no name says a thing
+    twice."""
+    base = re.sub(r"_\d+$", "", stem)
+    return base if base == end or base.endswith(f"_{end}") else f"{stem}_{end}"
 
 
 def _numbered(wanted: list[str]) -> Iterator[str]:

@@ -85,9 +85,9 @@ def offset_of(value: Value, places: Places) -> str:
 
 
 def common_stem(stems: Sequence[str]) -> str:
-    """`q` of `q` and `q_out`; empty where no stem is the beginning of all. What launches share (`delta`) lies as what a
-    tensor of the forward does, and has no say."""
-    stems = [stem for stem in stems if stem != "delta"] or stems
+    """`q` of `q` and `q_out`; empty where no stem is the beginning of all. What launches share (`delta`, `saved_top`)
+    lies as what a tensor of the forward does, and has no say."""
+    stems = [stem for stem in stems if not re.fullmatch(r"delta(_\d+)?|saved_\w+", stem)] or stems
     shortest = min(stems, key=len, default="")
     return shortest if all(stem == shortest or stem.startswith(f"{shortest}_") for stem in stems) else ""
 

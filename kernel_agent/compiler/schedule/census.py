@@ -40,7 +40,7 @@ from kernel_agent.compiler.ssa.evaluate import evaluate
 from kernel_agent.compiler.ssa.prune import prune
 from kernel_agent.compiler.ssa.rebuild import Copier, emptied
 from kernel_agent.compiler.ssa.text import text
-from kernel_agent.compiler.ssa.uses import Uses, captured
+from kernel_agent.compiler.ssa.uses import Uses, captured, written_to
 from kernel_agent.compiler.ssa.value import Kernel, Op, Value
 
 MOST_PROGRAMS, MOST_ROWS = 2048, 1 << 20
@@ -101,7 +101,8 @@ def _counting(forms: Forms, rows: Sequence[Named], name: str) -> _Made:
     source = forms.kernel
     counts = Value("*i32", (), source.free_name(f"{name}_stores"))
     width, number = (Value("i64", (), source.free_name(one)) for one in ("row_size", "num_rows"))
-    made = emptied(source, name=f"{source.name}_{counts.name}", arguments=[*source.arguments, counts, width, number])
+    own = _without_gradients(source)
+    made = emptied(source, name=f"{own}_{counts.name}", arguments=[*source.arguments, counts, width, number])
     copier = Copier(source, Builder(made, frozenset((counts,))))
     for one in rows:
         around(copier, forms, one, partial(_count, copier, forms, one, (counts, width, number)))
@@ -110,6 +111,14 @@ def _counting(forms: Forms, rows: Sequence[Named], name: str) -> _Made:
     kept = [value for value in kernel.arguments if value in used]
     kernel = Kernel(kernel.name, kept, kernel.body, dict(kernel.extents), dict(kernel.constants))
     return _Made(kernel, counts.name, width.name, number.name)
+
+
+def _without_gradients(kernel: Kernel) -> str:
+    """The name of a kernel without the gradients at its end: `_fwd_backward_dK_dV` counts what is added to dK alone."""
+    written, name = {value.name for value in written_to(kernel.body)}, kernel.name
+    while (parts := name.rpartition("_"))[2] in written:
+        name = parts[0]
+    return name
 
 
 def _count(copier: Copier, forms: Forms, rows: Named, given: tuple[Value, Value, Value]) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from kernel_agent.compiler.free_names import free_name
 from kernel_agent.compiler.plan import Buffer, Fact, Fill
 from kernel_agent.compiler.saved.lanes import form
 from kernel_agent.compiler.schedule.coverage import domain
@@ -59,6 +60,12 @@ class Shared:
         return Buffer(self.pointer.name, self.pointer.pointee, Fill.EMPTY, like=like, shape=self.shape)
 
 
+_ROLES = {
+    Code.ADD: "total", Code.SUB: "difference", Code.MUL: "product", Code.DOT: "product", Code.DIV: "ratio",
+    Code.EXP: "power", Code.EXP2: "power", Code.SELECT: "chosen",
+}  # fmt: skip
+
+
 def shared(kernel: Kernel, launch: Launch) -> list[Shared]:
     """What loops of a kernel take from before them that is dear, and has a place."""
     forms = Forms(kernel, launch)
@@ -66,16 +73,15 @@ def shared(kernel: Kernel, launch: Launch) -> list[Shared]:
     top = frozenset(kernel.body.ops)
     found: list[Shared] = []
     taken = _taken(kernel)
+    names = {value.name for value in kernel.arguments} | set(kernel.constants)
     windows = [op for op in kernel.body.ops if op.attributes.get(OF_TILES)]
     of_windows = {beneath(value, _SPREADS) for value in captured(block for op in windows for block in op.blocks)}
     for value in taken:
         op = value.producer
         if op is None or op not in top or not value.is_float or not value.shape or not _dear(value):
             continue
-        name = "delta" if op.code is Code.SUM else f"saved_{value.name or 'tile'}"
-        names = {one.pointer.name for one in found}
-        while name in names or kernel.free_name(name) != name:
-            name += "_"
+        wanted = "delta" if op.code is Code.SUM else f"saved_{value.name.strip('_') or _role(op)}"
+        name = free_name(wanted, names | {one.pointer.name for one in found})
         for site in sorted(loads, key=lambda site: site.op.result.name != value.name):
             facts = _home(forms, value, site)
             if facts is not None:
@@ -88,6 +94,12 @@ def shared(kernel: Kernel, launch: Launch) -> list[Shared]:
             if value in of_windows or _is_controlled(value):
                 found.append(Shared(value, None, Value(f"*{value.element}", (), name), _rows(forms, value)))
     return list({one.value: one for one in reversed(found)}.values())[::-1]
+
+
+def _role(op: Op) -> str:
+    """What a value without a name of its own is kept as."""
+    made = op.operands[0].producer if op.code is Code.CAST else op
+    return "tile" if made is None else _ROLES.get(made.code, "tile")
 
 
 def _wide(value: Value) -> Value:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import torch
@@ -138,3 +139,47 @@ def test_what_has_no_name_leaves_the_user_those_of_loops() -> None:
     text = triton_source(made).text
     assert "stride = n * width" in text
     assert "for start in range" in text
+
+
+def test_no_name_says_a_thing_twice() -> None:
+    # A product of a product was `d_y_weighted_weighted`, what is scaled again `scaled_scaled`.
+    made, b, (x, dy, out) = kernel("twice", "*f32 X, *f32 dY, *f32 Out", {"BLOCK": 16})
+    cols = b.arange(0, 16, "BLOCK", "cols")
+    d_y, value = b.load(dy, cols), b.load(x, cols)
+    weighted = b.mul(d_y, value)
+    again = b.mul(weighted, value)
+    scaled = b.mul(again, b.const(3.0, "f32"))
+    twice = b.mul(scaled, b.const(5.0, "f32"))
+    for place, one in enumerate((weighted, again, scaled, twice, b.add(scaled, twice), b.add(weighted, again))):
+        b.store(out, b.add(cols, b.const(16 * place)), one)
+    text = triton_source(made).text
+    assert "d_y_weighted = d_y * x" in text
+    names = set(re.findall(r"[A-Za-z]\w*", text))
+    assert not {name for name in names if re.search(r"_(weighted|scaled)(_\d+)?_(weighted|scaled)|scaled_scaled", name)}
+
+
+def test_what_is_turned_back_has_the_name_it_had_before() -> None:
+    # `k_t`, a tile that the user loads turned, was `k_t_t` where the derivative takes its rows again.
+    made, b, (k, out) = kernel("turned", "*f32 K, *f32 Out", {"BLOCK": 16})
+    cols = b.arange(0, 16, "BLOCK", "cols")
+    offsets = b.add(b.mul(b.expand(cols, 1), b.const(16, "i32", "BLOCK")), b.expand(cols, 0))
+    back = b.trans(b.load(k, offsets, name="k_t"), (1, 0))
+    back.name = "k_t"
+    b.store(out, offsets, b.add(back, b.mul(back, back)))
+    assert "k = tl.trans(k_t)" in triton_source(made).text
+
+
+def test_masks_of_an_index_with_a_number_have_one_number() -> None:
+    # Both ends of `offs_1` were `mask_1` and `mask_1_1`, a test of the second index `mask_2_1`.
+    made, b, (x, out, n) = kernel("masked", "*f32 X, *f32 Out, i32 n", {"BLOCK": 16})
+    cols = b.arange(0, 16, "BLOCK", "cols")
+    for step in (1, 2):
+        offs = b.sub(b.mul(cols, b.const(3)), b.mul(n, b.const(step)))
+        offs.name = f"offs_{step}"
+        low, high = b.compare("ge", offs, b.const(0)), b.compare("lt", offs, n)
+        both = b.logical_and(low, high)
+        b.store(out, b.add(offs, cols), b.load(x, offs, both, b.const(0.0, "f32")), low)
+        b.store(out, b.mul(offs, b.const(2)), b.load(x, offs, both, b.const(0.0, "f32")), high)
+    names = set(re.findall(r"\bmask\w*", triton_source(made).text))
+    assert names
+    assert not {name for name in names if re.search(r"_\d+_\d+$", name)}

@@ -210,3 +210,11 @@ def test_rows_of_equal_kernels_are_counted_once_for_the_same_calls(monkeypatch: 
     assert len(ran) == 1
     own(gathered(), call(torch.randperm(ROWS)))
     assert len(ran) == 2
+
+
+def test_the_kernel_that_counts_has_the_gradient_in_its_name_once() -> None:
+    # The owner of dX is `_fwd_backward_dX`: its count was `_fwd_backward_dX_dX_stores`.
+    kernel = gathered()
+    owner = Kernel("fwd_backward_dX", kernel.arguments, kernel.body, dict(kernel.extents), dict(kernel.constants))
+    (census,) = own(owner, call(torch.arange(ROWS))).censuses
+    assert census.step.kernel.name == "fwd_backward_dX_stores"

@@ -89,3 +89,43 @@ def test_what_is_used_rounded_alone_is_kept_rounded(both: bool, element: str) ->
     # In float32 it takes twice the memory, which every owner reads; where both are used, one of them is enough.
     kept = shared(rounded_sums(both=both), Launch.like_forward(1))
     assert [one.buffer.element for one in kept] == [element]
+
+
+def two_of_one_name(named: str) -> Kernel:
+    """Each program computes two tiles, which have one name or none, and adds products of both to all rows of dY."""
+
+    def build(b: Builder, x: Value, dy: Value, n: Value) -> None:
+        cols = b.add(b.mul(b.program_id(0), b.const(BN, "i32", "BN")), b.arange(0, BN, "BN"))
+        tile, other = b.load(x, cols), b.load(x, b.add(cols, n))
+        kept = [b.add(b.unary(Code.EXP, tile), other), b.sub(b.unary(Code.EXP, tile), other)]
+        for one in kept:
+            one.name = named
+
+        def body(row: Value, _: Sequence[Value]) -> Sequence[Value]:
+            for one in kept:
+                add_to(b, dy, b.add(b.mul(row, n), cols), one)
+            return []
+
+        b.loop((b.const(0), n, b.const(1)), [], body)
+
+    return made("X:*f32 dY:*f32 n", build, BN=BN)
+
+
+@pytest.mark.parametrize(
+    ("named", "kept"),
+    [
+        pytest.param("d_norm", ["saved_d_norm", "saved_d_norm_2"], id="one name"),
+        pytest.param("", ["saved_difference", "saved_total"], id="no name"),
+    ],
+)
+def test_what_is_kept_has_a_name_that_tells_it_apart(named: str, kept: list[str]) -> None:
+    # They were `saved_d_norm_` and `saved_tile_`, and where those begin `saved_tile__start`.
+    found = shared(two_of_one_name(named), Launch.like_forward(1))
+    assert sorted(one.buffer.name for one in found) == kept
+
+
+def test_a_name_that_the_forward_has_is_not_taken() -> None:
+    kernel = two_of_one_name("d_norm")
+    kernel.arguments.append(Value("*f32", (), "saved_d_norm"))
+    found = shared(kernel, Launch.like_forward(1))
+    assert sorted(one.buffer.name for one in found) == ["saved_d_norm_2", "saved_d_norm_3"]
