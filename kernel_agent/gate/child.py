@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import math
 import sys
-import traceback
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -20,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from kernel_agent.gate.answer import Answer, ByChance, Called, Failure, FailureKind, Found, Frame, Returned, Stage
+from kernel_agent.gate.answer import Answer, ByChance, Called, Failure, FailureKind, Found, Returned, Stage
+from kernel_agent.gate.child_answers import Ended, say, tell_failure, told
 from kernel_agent.gate.foreign_attributes import Watched
 from kernel_agent.gate.lasting_state import LastingState
 from kernel_agent.gate.layout import is_handed_back, meets
@@ -30,10 +30,7 @@ from kernel_agent.ir import (
     Execution,
     Finding,
     FindingKind,
-    IRError,
-    LoweringError,
     Unordered,
-    UnsupportedOp,
     declared_dtype,
     import_module,
     made_on_host,
@@ -45,7 +42,6 @@ from kernel_agent.ir.execution import run_once
 from kernel_agent.ir.launch import Runner, launch
 from kernel_agent.ir.lower import know, lowered
 from kernel_agent.ir.memory import number_buffers_from
-from kernel_agent.ir.recorded.forms import CannotRecord
 from kernel_agent.ir.recorded.program import Program
 from kernel_agent.ir.recorded.recorder import Recorder
 from kernel_agent.oracle.plainform import plain_form
@@ -83,10 +79,6 @@ class Lasting:
     def changed(self) -> tuple[str, ...]:
         """States and settings that are others now."""
         return (*self.state.changed(), *self.names.reset())[:_NAMED]
-
-
-class Ended(Exception):
-    """The candidate failed and the parent was told: nothing further is worth running."""
 
 
 def answered(call: Call) -> None:
@@ -144,7 +136,7 @@ def _imported(call: Call, path: Path, streams: OneStream) -> tuple[ModuleType, L
     for name in ("forward", "backward"):
         if not callable(getattr(module, name, None)):
             message = f"the file defines no function `{name}`"
-            raise _told(call, Stage.IMPORT, 0, Failure(kind=FailureKind.FORM, type="", message=message))
+            raise told(call, Stage.IMPORT, 0, Failure(kind=FailureKind.FORM, type="", message=message))
     say(call, Answer(stage=Stage.IMPORT))
     return module, *looked[0]
 
@@ -179,7 +171,7 @@ def run_forward(
     result = execution.result
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], (tuple, list))):
         message = "`forward` does not return (outputs, saved) with a flat tuple of saved values"
-        raise _told(call, Stage.FORWARD, number, Failure(kind=FailureKind.FORM, type="", message=message))
+        raise told(call, Stage.FORWARD, number, Failure(kind=FailureKind.FORM, type="", message=message))
     outputs, saved = result[0], tuple(result[1])
     values = tuple(outputs) if isinstance(outputs, (tuple, list)) else (outputs,)
     known = {v.untyped_storage()._cdata for v in values if isinstance(v, Tensor)}
@@ -338,31 +330,6 @@ def _returned(value: Any, execution: Execution, earlier: tuple[Any, ...]) -> Ret
     return Returned(type="None" if value is None else type(value).__name__, value=plain_form(value))
 
 
-def say(call: Call, answer: Answer, values: tuple[Any, ...] = ()) -> None:
-    """Send an answer with the tensors among its values."""
-    with torch._C.DisableTorchFunction():  # whoever watches torch is told nothing of what only leaves the process
-        _send(call, answer, values)
-
-
-def _send(call: Call, answer: Answer, values: tuple[Any, ...]) -> None:
-    tensors = {
-        str(i): value.detach().as_subclass(Tensor).contiguous()
-        for i, value in enumerate(values)
-        if isinstance(value, Tensor)
-    }
-    call.send(answer.model_dump(mode="json"), tensors)
-
-
-def _told(call: Call, stage: Stage, number: int, failure: Failure) -> Ended:
-    say(call, Answer(stage=stage, number=number, failure=failure))
-    return Ended(failure.message)
-
-
-def tell_failure(call: Call, stage: Stage, number: int, error: BaseException, path: Path) -> Ended:
-    """Tell the parent of an exception; the result is to be raised."""
-    return _told(call, stage, number, _failure(error, path))
-
-
 def _extra_bytes(saved: tuple[Any, ...], outputs: set[int], inputs: list[tuple[torch.Size, torch.dtype]]) -> int:
     """Declared bytes of saved tensors that are neither outputs nor shaped and typed like an input.
 
@@ -376,31 +343,3 @@ def _extra_bytes(saved: tuple[Any, ...], outputs: set[int], inputs: list[tuple[t
         and value.untyped_storage()._cdata not in outputs
         and (value.shape, declared_dtype(value)) not in inputs
     )
-
-
-def _failure(error: BaseException, path: Path) -> Failure:
-    """An exception as a record, with the frames that are the candidate's own."""
-    frames = tuple(
-        Frame(line=frame.lineno or 0, function=frame.name)
-        for frame in traceback.extract_tb(error.__traceback__)
-        if frame.filename == str(path)
-    )[-20:]
-    line = frames[-1].line if frames else None
-    kind, column = FailureKind.PYTHON, None
-    message = str(error)
-    if isinstance(error, SyntaxError):
-        kind, line, message = FailureKind.COMPILE, error.lineno, error.msg
-        column = max(0, error.offset - 1) if error.offset else None
-    elif isinstance(error, IRError):
-        kind = FailureKind.LAUNCH
-        if isinstance(error, LoweringError):
-            kind = FailureKind.COMPILE
-        elif isinstance(error, UnsupportedOp):
-            kind = FailureKind.UNSUPPORTED
-        elif isinstance(error, CannotRecord):
-            kind = FailureKind.UNEXPLAINED
-        message = error.message
-        if error.line is not None and (not error.file or Path(error.file).name == path.name):
-            line, column = error.line, error.column
-    name = type(error).__name__
-    return Failure(kind=kind, type=name, message=message[:20_000], line=line, column=column, frames=frames)

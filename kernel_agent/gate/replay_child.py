@@ -17,7 +17,8 @@ from pydantic import ValidationError
 
 from kernel_agent.gate.answer import Answer, Stage
 from kernel_agent.gate.carried import carried
-from kernel_agent.gate.child import FILE, MODULE, Ended, run_backward, run_forward, say, tell_failure
+from kernel_agent.gate.child import FILE, MODULE, run_backward, run_forward
+from kernel_agent.gate.child_answers import Ended, say, tell_failure
 from kernel_agent.gate.kernel_names import refuse_foreign_names
 from kernel_agent.ir import import_module, standin
 from kernel_agent.ir.lower import know, lowered

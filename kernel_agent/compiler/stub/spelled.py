@@ -9,12 +9,14 @@ from __future__ import annotations
 import ast
 import copy
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from kernel_agent.compiler.free_names import free_name
 from kernel_agent.compiler.stub.inline import rows
 
 _MAKERS = frozenset({"empty", "zeros", "ones", "full", "empty_like", "zeros_like", "ones_like", "full_like"})
+_PURE = frozenset({"min", "max", "len", "triton.cdiv", "triton.next_power_of_2"})
+"""May be called once for each part of a tensor."""
 _MOST = 8
 """Tensors of one list that are written out."""
 
@@ -22,7 +24,8 @@ _MOST = 8
 def spelled(source: str, stub: str) -> str:
     """The text of a file whose stub, where that changes nothing, binds
 
-    - tensors that are unpacked from a new one by way of that one: `a, b = torch.empty(2, n)`
+    - tensors that are unpacked from a new one, `a, b = torch.empty(2, n)`, as new ones of their own, or by way of that
+      one where its sizes are not written out
     - the elements of a list of new tensors one by one: `[torch.empty(n) for _ in range(3)]`
     - numbers of a launch that are bound again behind it under another name.
 
@@ -63,6 +66,9 @@ def _written_out(statement: ast.stmt, taken: set[str]) -> list[ast.stmt] | None:
     if isinstance(target, ast.Tuple) and _is_made(value):
         if not all(isinstance(one, ast.Name) for one in target.elts):
             return None
+        part = _part(value, len(target.elts))
+        if part is not None:
+            return [ast.Assign([one], copy.deepcopy(part)) for one in target.elts]
         whole = free_name("_and_".join(one.id for one in target.elts if isinstance(one, ast.Name)), taken)
         parts: list[ast.expr] = [
             ast.Subscript(ast.Name(whole, ast.Load()), ast.Constant(place), ast.Load())
@@ -83,6 +89,27 @@ def _written_out(statement: ast.stmt, taken: set[str]) -> list[ast.stmt] | None:
 def _is_made(value: ast.expr) -> bool:
     """Whether an expression is a new tensor of torch's."""
     return isinstance(value, ast.Call) and ast.unparse(value.func) in {f"torch.{name}" for name in _MAKERS}
+
+
+def _part(value: ast.expr, count: int) -> ast.Call | None:
+    """One of the tensors that a new one, `torch.empty(2, n)`, is unpacked to; None where its text does not tell."""
+    if not isinstance(value, ast.Call) or not value.args or ast.unparse(value.func).endswith("_like"):
+        return None
+    if any(isinstance(node, ast.Call) and ast.unparse(node.func) not in _PURE for node in _within(value)):
+        return None
+    first = value.args[0]
+    sizes = first.elts if isinstance(first, (ast.Tuple, ast.List)) else value.args
+    if len(sizes) < 2 or not isinstance(sizes[0], ast.Constant) or sizes[0].value != count:
+        return None
+    if isinstance(first, (ast.Tuple, ast.List)):
+        return ast.Call(value.func, [ast.Tuple(sizes[1:], ast.Load()), *value.args[1:]], value.keywords)
+    return ast.Call(value.func, sizes[1:], value.keywords)
+
+
+def _within(value: ast.Call) -> Iterator[ast.AST]:
+    """The nodes of what a call is given."""
+    for one in (*value.args, *value.keywords):
+        yield from ast.walk(one)
 
 
 def _count(value: ast.ListComp) -> int | None:

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from kernel_agent.gate.answer import Stage
-from kernel_agent.gate.child import FILE, Ended, run_backward, run_forward, tell_failure
+from kernel_agent.gate.child import FILE, run_backward, run_forward
+from kernel_agent.gate.child_answers import Ended, tell_failure
 from kernel_agent.gate.mutants.same import same
 from kernel_agent.ir import ExecOptions, Numerics, import_module, standin
 from kernel_agent.ir.launch import LaunchOptions, Runner, launch
