@@ -19,6 +19,7 @@ from kernel_agent.compiler.reverse.disjoint import Apart
 from kernel_agent.compiler.reverse.extents import Extents
 from kernel_agent.compiler.saved.athand import at_hand
 from kernel_agent.compiler.saved.lanes import Lanes
+from kernel_agent.compiler.saved.sides import Sides
 from kernel_agent.compiler.saved.slots import Slot, is_start_outside, picked, slots_of
 from kernel_agent.compiler.schedule.calls import Calls
 from kernel_agent.compiler.schedule.forms import Forms, Launch
@@ -117,7 +118,7 @@ def places(kernel: Kernel, remarks: list[str], calls: Calls | None = None, *, ze
     `calls`: launches whose numbers may tell stores to one tensor apart, which none do without. `zeroed`: also values
     that are used where their store is masked, and zero there, as states of a recurrence beyond the last column.
     """
-    lanes, apart = Lanes(kernel), Apart(kernel)
+    lanes, apart, sides = Lanes(kernel), Apart(kernel), Sides(kernel)
     zeros = Zeros(Forms(kernel, Launch.like_forward(3)))
     written = written_to(kernel.body)
     accesses: dict[Value, list[Op]] = {}
@@ -132,7 +133,7 @@ def places(kernel: Kernel, remarks: list[str], calls: Calls | None = None, *, ze
             if op.code is Code.STORE:
                 nests.append((op, block, loops))
             for inner in op.blocks:
-                visit(inner, (*loops, op))
+                visit(inner, loops if op.code is Code.IF else (*loops, op))
 
     visit(kernel.body, ())
     found = []
@@ -144,9 +145,10 @@ def places(kernel: Kernel, remarks: list[str], calls: Calls | None = None, *, ze
         if value.element == "i1" or not here or value.shape != store.offset.shape:
             continue
         name = store.base.name
-        facts: tuple[str, ...] | None = () if _has_its_own(store, accesses[store.base], apart) else None
+        others = [one for one in accesses[store.base] if one is not store and not sides.apart(store, one)]
+        facts: tuple[str, ...] | None = () if _has_its_own(store, others, apart) else None
         if facts is None and calls is not None:
-            facts = _own_if(kernel, store, accesses[store.base], calls)
+            facts = _own_if(kernel, store, others, calls)
         if facts is None:
             if is_heavy(value, ()):
                 remarks.append(
@@ -178,16 +180,15 @@ def places(kernel: Kernel, remarks: list[str], calls: Calls | None = None, *, ze
     return sorted(found, key=lambda place: order[place.value.producer] if place.value.producer else 0)
 
 
-def _has_its_own(store: Op, accesses: Iterable[Op], apart: Apart) -> bool:
+def _has_its_own(store: Op, others: Iterable[Op], apart: Apart) -> bool:
     """Whether nothing else that a program does to a tensor meets a store, as in planes of their own."""
-    others = [op for op in accesses if op is not store]
     return all(op.code is Code.STORE and apart.proved(store, op) for op in others)
 
 
-def _own_if(kernel: Kernel, store: Op, accesses: Iterable[Op], calls: Calls) -> tuple[str, ...] | None:
+def _own_if(kernel: Kernel, store: Op, others: Iterable[Op], calls: Calls) -> tuple[str, ...] | None:
     """What has to hold for that, as it did in all calls; None where that is not known."""
     apart = Apart(kernel, calls)
-    return tuple(apart.facts) if _has_its_own(store, accesses, apart) else None
+    return tuple(apart.facts) if _has_its_own(store, others, apart) else None
 
 
 def is_heavy(value: Value, cut: Iterable[Value]) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.schedule.claims import Claims, open_claims
@@ -57,6 +57,11 @@ class Pair:
     claims: Claims
     first: Value | None = None
     """What the row's places begin with, where the element is known to lie among them; None: 0."""
+
+    @property
+    def is_branched(self) -> bool:
+        """Whether a condition decides on the single addition that the row's does not depend on."""
+        return self.single.branches > self.row.branches
 
 
 def gathered(kernel: Kernel, launch: Launch) -> Gathered:
@@ -104,11 +109,12 @@ def _is_few(forms: Forms, site: Site) -> bool:
 
 
 def _pair(forms: Forms, single: Site, row: Site) -> Pair | None:
-    if row.branches or single.branches > 1 or single.loops:
+    inner = single.branches - row.branches
+    if single.sides[: row.branches] != row.sides or inner > 1 or single.loops:
         return None
-    if single.op.offset.shape and (single.branches or len(row.op.offset.shape) != 1):
+    if single.op.offset.shape and (inner or len(row.op.offset.shape) != 1):
         return None
-    around = single.conditions[: len(single.conditions) - single.branches]
+    around = single.conditions[: len(single.conditions) - inner]
     if around != row.conditions:
         return None  # a program may end between the two
     mine, theirs = parts_of(single.op.offset), parts_of(row.op.offset)
@@ -123,7 +129,7 @@ def _pair(forms: Forms, single: Site, row: Site) -> Pair | None:
     if length is None:
         return None
     counter = Counter(forms)
-    if is_whole(counter, row, place):
+    if is_whole(counter, replace(row, conditions=()), place):  # they hold for both, and know no index of the row
         claims = open_claims(counter.claims)
         if claims is None or forms.launch.calls.refute(claim.text() for claim in claims):
             return None
@@ -224,7 +230,7 @@ class _Gatherer(Copier):
     def __init__(self, source: Kernel, pair: Pair) -> None:
         super().__init__(source)
         self.pair = pair
-        around = {result for op in pair.single.block.ops for result in op.results} if pair.single.branches else set()
+        around = {result for op in pair.single.block.ops for result in op.results} if pair.is_branched else set()
         self.inner = not around.isdisjoint(pair.place)
         """Whether the place is known in a branch only."""
         self.found: list[Value] = []
@@ -295,13 +301,13 @@ class _Gatherer(Copier):
 
     def early(self) -> list[Value]:
         """The single addition's, computed before its time."""
-        if self.pair.single.branches:
+        if self.pair.is_branched:
             raise CannotDerive("what a branch adds to one element of a row is not known when the row is added to")
         return self.single()
 
     def branch(self, op: Op) -> None:
         """An IF around the single addition gives what that adds; nothing where it is not made."""
-        holds = [self.pair.single.block is block for block in op.blocks]
+        holds = [self.pair.is_branched and self.pair.single.block is block for block in op.blocks]
         if self.slicing or not any(holds):
             super().branch(op)
             return

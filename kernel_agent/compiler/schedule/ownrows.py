@@ -42,7 +42,7 @@ def with_own_rows(forms: Forms, some: Sequence[Site], turns: Sequence[Turn | str
         fact = "" if _owners_do_all(forms, trip, axis) else _trips_do_all(forms, trip, axis)
         if fact is None:
             return None
-        found.append(OwnRows(site.op, site.block, site.loops, site.conditions, site.branches, axis, fact))
+        found.append(OwnRows(site.op, site.block, site.loops, site.conditions, site.sides, axis, fact))
     return turn, found
 
 

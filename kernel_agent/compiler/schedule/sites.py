@@ -41,8 +41,13 @@ class Site:
     """FORs and WHILEs, the outermost first."""
     conditions: tuple[tuple[Value, bool], ...] = ()
     """What is known to hold, or with False not to hold: of branches around, and of programs that have not ended."""
-    branches: int = 0
-    """IFs around it."""
+    sides: tuple[Block, ...] = ()
+    """Of IFs around it, the outermost first."""
+
+    @property
+    def branches(self) -> int:
+        """IFs around it."""
+        return len(self.sides)
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +68,7 @@ def sites(block: Block, codes: frozenset[Code]) -> list[Site]:
 def _sites(block: Block, codes: frozenset[Code], around: Site) -> Iterator[Site]:
     conditions = around.conditions
     for op in block.ops:
-        here = Site(op, block, around.loops, conditions, around.branches)
+        here = Site(op, block, around.loops, conditions, around.sides)
         if op.code in codes:
             yield here
         if op.code is Code.LEAVE_IF:
@@ -71,10 +76,10 @@ def _sites(block: Block, codes: frozenset[Code], around: Site) -> Iterator[Site]
         elif op.code is Code.IF:
             for side, inner in zip((True, False), op.blocks, strict=True):
                 known = (*conditions, (op.operands[0], side))
-                yield from _sites(inner, codes, Site(op, inner, around.loops, known, around.branches + 1))
+                yield from _sites(inner, codes, Site(op, inner, around.loops, known, (*around.sides, inner)))
         elif op.code in (Code.FOR, Code.WHILE):
             for inner in op.blocks:
-                yield from _sites(inner, codes, Site(op, inner, (*around.loops, op), conditions, around.branches))
+                yield from _sites(inner, codes, Site(op, inner, (*around.loops, op), conditions, around.sides))
 
 
 def bounds(forms: Forms, site: Site, *, likely: bool = False) -> list[Bound]:

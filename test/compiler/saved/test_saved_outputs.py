@@ -197,6 +197,49 @@ def test_what_is_cheap_is_computed_again() -> None:
     assert use_saved(kernel).kernel is kernel
 
 
+def _sides(*, looped: bool) -> Kernel:
+    """A sum of exponentials of each row that FLAGS does not leave out; zero of others.
+
+    `looped`: in two trips, of which one keeps the row, and the other zeroes that one's place.
+    """
+    arguments = [Value("*f32", (), "X"), Value("*i32", (), "FLAGS"), Value("*f32", (), "T"), Value("*f32", (), "Y")]
+    kernel = Kernel("sides", arguments)
+    x_ptr, flags, t_ptr, y_ptr = arguments
+    b = Builder(kernel)
+    row = b.program_id(0)
+    offset, first = b.add(b.mul(row, b.const(8)), b.arange(0, 8)), b.mul(row, b.const(2))
+
+    def trip(number: Value, _: list[Value]) -> list[Value]:
+        def kept() -> list[Value]:
+            total = b.sum(b.unary(Code.EXP, b.load(x_ptr, offset)), 0)
+            b.store(t_ptr, b.add(first, number), total)
+            b.store(y_ptr, b.add(first, number), b.mul(total, total))
+            return []
+
+        def left_out() -> list[Value]:
+            b.store(t_ptr, b.add(first, b.sub(b.const(1), number) if looped else number), b.const(0.0, "f32"))
+            return []
+
+        b.branch(b.compare("eq", b.load(flags, row), number), left_out, kept)
+        return []
+
+    if looped:
+        b.loop((b.const(0), b.const(2), b.const(1)), [], trip)
+    else:
+        trip(b.const(0), [])
+    return kernel
+
+
+def test_what_one_side_of_a_condition_stores_is_read_back_though_the_other_stores_there_too() -> None:
+    # A program takes one of them: a loss whose ignored rows return early was computed again for its log-sum-exp.
+    assert use_saved(_sides(looped=False)).read == {"T"}
+
+
+def test_what_sides_of_a_condition_store_in_several_trips_is_computed_again() -> None:
+    # The first trip keeps what the second zeroes, and zero would be read for its sum.
+    assert "T" not in use_saved(_sides(looped=True)).read
+
+
 def test_the_loops_that_stay_load_nothing_for_the_statistics() -> None:
     forward = forwards.layer_norm(looped=True)
     plain, saved = forward.backward(forward.kernel), forward.backward(use_saved(forward.kernel).kernel)

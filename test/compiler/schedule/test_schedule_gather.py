@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -24,8 +25,14 @@ BLOCK, ROWS, LENGTH = 8, 3, 13
 PART, HALF = 8, 4
 
 
-def element_and_row(order: str, *, branch: bool = False, stop: str = "N", inside: bool = False) -> Kernel:
-    """Each program adds 5 to the element of its row that LABELS names, and 1 to all of the row in blocks."""
+def element_and_row(
+    order: str, *, branch: bool = False, stop: str = "N", inside: bool = False, kept: str = "all"
+) -> Kernel:
+    """Each program adds 5 to the element of its row that LABELS names, and 1 to all of the row in blocks.
+
+    Only if a row's label is not `none`: the addition to the element, if `branch`; both, where `kept` is "rows"; each
+    behind a condition of its own, where it is "each".
+    """
 
     def build(b: Builder, x: Value, labels: Value, dx: Value, n: Value, fewer: Value, none: Value) -> None:
         row = b.program_id(0, "row")
@@ -49,11 +56,21 @@ def element_and_row(order: str, *, branch: bool = False, stop: str = "N", inside
             add_to(b, dx, b.add(start, cols), b.const(1.0, "f32"), b.compare("lt", cols, n))
             return []
 
-        if order == "element first":
-            single()
-        b.loop((b.const(0), n if stop == "N" else fewer, b.const(BLOCK, "i32", "BLOCK")), [], body)
-        if order == "row first":
-            single()
+        def whole() -> None:
+            b.loop((b.const(0), n if stop == "N" else fewer, b.const(BLOCK, "i32", "BLOCK")), [], body)
+
+        def done(parts: Sequence[Callable[[], None]]) -> list[Value]:
+            for part in parts:
+                part()
+            return []
+
+        parts = [single, whole] if order == "element first" else [whole, single]
+        if kept == "all":
+            done(parts)
+            return
+        ignored = b.compare("eq", label, none)
+        for group in [parts] if kept == "rows" else [[part] for part in parts]:
+            b.branch(ignored, list, functools.partial(done, group))
 
     return made("X:*f32 LABELS:*i32 dX:*f32 N fewer none", build, BLOCK=BLOCK)
 
@@ -93,6 +110,22 @@ def test_an_element_that_a_branch_adds_to_is_left_alone_where_the_branch_does_no
     labels = [4, -100, 12]
     torch.testing.assert_close(gradient(found, labels), gradient(plain, labels))
     assert gradient(found, labels)[1].tolist() == [1.0] * LENGTH
+
+
+@pytest.mark.parametrize("branch", [False, True])
+def test_the_lane_of_the_element_adds_both_in_rows_that_a_label_does_not_leave_out(branch: bool) -> None:
+    # A cross entropy returns early from rows to be ignored: theirs must stay untouched, though their label names none.
+    plain = element_and_row("element first", kept="rows", branch=branch)
+    found = gather(plain).kernel
+    assert additions(found) == 1
+    labels = [4, -100, 12]
+    torch.testing.assert_close(gradient(found, labels), gradient(plain, labels))
+    assert gradient(found, labels)[1].tolist() == [0.0] * LENGTH
+
+
+def test_an_element_and_a_row_behind_conditions_of_their_own_stay_two() -> None:
+    # What the one side computes is not there on the other, even where both are taken alike.
+    assert additions(gather(element_and_row("element first", kept="each")).kernel) == 2
 
 
 @pytest.mark.parametrize("label", [-1, LENGTH])
