@@ -30,6 +30,7 @@ from kernel_agent.compiler.stub.clones import with_clones
 from kernel_agent.compiler.stub.flow import launch_places
 from kernel_agent.compiler.stub.inline import without_helpers
 from kernel_agent.compiler.stub.loops import flattened
+from kernel_agent.compiler.stub.own_names import with_own_names
 from kernel_agent.compiler.stub.returns import returned_once
 from kernel_agent.compiler.stub.section import Sections, write_sections
 from kernel_agent.compiler.stub.source import StubSource
@@ -143,12 +144,13 @@ def _rarely_collected() -> Iterator[None]:
 
 def _loaded(call: Call) -> _Text:
     """The stub with loops and helpers that launch for it written out, one return, and names for what launches are
-    given; its lines are counted in that text."""
+    given and for what each loop binds; its lines are counted in that text."""
     spec = KernelSpec.model_validate(call.payload["spec"])
     facts = spec.facts
     text = unrolled(without_helpers(unrolled(facts.source, facts.stub), facts.stub), facts.stub)
     text = returned_once(text, facts.stub)
-    return _of_text(call, spec, spelled(without_helpers(text, facts.stub), facts.stub))
+    text = spelled(without_helpers(text, facts.stub), facts.stub)
+    return _of_text(call, spec, with_own_names(text, facts.stub))
 
 
 def _of_text(call: Call, spec: KernelSpec, text: str) -> _Text:

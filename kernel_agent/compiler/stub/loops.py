@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.free_names import bound_names, free_name, free_names
 from kernel_agent.compiler.stub.callees import callees
+from kernel_agent.compiler.stub.renaming import Renaming, renamed
 
 _ENDS = "Write the trips as programs of one launch, or the values of each trip to rows of a tensor."
 _ODD = (ast.Break, ast.Continue, ast.Return, ast.FunctionDef, ast.Lambda, ast.NamedExpr, ast.Yield, ast.ListComp)
@@ -83,7 +84,7 @@ def flattened(source: str, stub: str) -> tuple[str, tuple[Loop, ...]]:
     loops: list[Loop] = []
     given = [one.arg for one in ast.walk(function.args) if isinstance(one, ast.arg)]
     taken = {*given, *(node.id for node in ast.walk(function) if isinstance(node, ast.Name))}
-    renamings: list[_Renaming] = []
+    renamings: list[Renaming] = []
     for place, node in enumerate(function.body):
         if not launches_in(node, callees(tree).keys()):
             continue
@@ -103,11 +104,7 @@ def flattened(source: str, stub: str) -> tuple[str, tuple[Loop, ...]]:
         bound |= {one.before for one in carries}
         end = node.end_lineno or node.lineno
         loops.append(Loop(node.target.id, steps, node.lineno, end, frozenset(bound), tuple(carries)))
-    for renaming in sorted(renamings, key=lambda one: (one.line, one.column), reverse=True):
-        row = lines[renaming.line - 1].encode()
-        old = len(renaming.old.encode())
-        row = row[: renaming.column] + renaming.new.encode() + row[renaming.column + old :]
-        lines[renaming.line - 1] = row.decode()
+    renamed(lines, renamings)
     heads = {node.lineno: node for node in function.body if isinstance(node, ast.For)}
     for loop in loops:
         _run_once(heads[loop.first], loop, lines)
@@ -125,23 +122,12 @@ def _run_once(node: ast.For, loop: Loop, lines: list[str]) -> None:
         lines[number - 1] = text[min(first.col_offset - node.col_offset, len(text) - len(text.lstrip())) :]
 
 
-@dataclass(frozen=True)
-class _Renaming:
-    """Another name in one place."""
-
-    line: int
-    column: int
-    """In bytes."""
-    old: str
-    new: str
-
-
 def _handed_on(loop: ast.For, known: Collection[str]) -> list[str]:
     """Names that trips hand on: there before the loop, and bound by a trip that reads them first."""
     return list(dict.fromkeys(name for one in loop.body for name in bound_names(one) if name in known))
 
 
-def _renamings(carry: Carry, loop: ast.For, after: Sequence[ast.stmt]) -> Iterator[_Renaming]:
+def _renamings(carry: Carry, loop: ast.For, after: Sequence[ast.stmt]) -> Iterator[Renaming]:
     """What a name that is handed on is called in each place of a trip and behind the loop."""
     bound = False
     for one in (*loop.body, *after):
@@ -149,7 +135,7 @@ def _renamings(carry: Carry, loop: ast.For, after: Sequence[ast.stmt]) -> Iterat
         for node in ast.walk(one):
             if isinstance(node, ast.Name) and node.id == carry.name:
                 late = bound or (stores and isinstance(node.ctx, ast.Store))
-                yield _Renaming(node.lineno, node.col_offset, node.id, carry.behind if late else carry.before)
+                yield Renaming(node.lineno, node.col_offset, node.id, carry.behind if late else carry.before)
         bound = bound or stores
 
 

@@ -162,6 +162,37 @@ def test_chunked_linear_cross_entropy_has_a_backward_in_chunks(tmp_path: Path, s
     assert trips.count("        logits_kernel[(rows,)](") == 1
 
 
+def test_two_loops_that_use_the_same_names_each_have_their_backward(tmp_path: Path, sandbox: Sandbox) -> None:
+    # The parts of both loops have one name: what is asked of the first loop's would be answered of the second one's.
+    text = """
+@autodiff
+def stub(x, chunk: int):
+    M, N = x.shape
+    y, lse = torch.empty_like(x), torch.empty(M, device=x.device, dtype=torch.float32)
+    unused = torch.empty(M, device=x.device, dtype=torch.float32)
+    for first in range(0, M, chunk):
+        part = x[first : first + chunk]
+        lse_kernel[(part.shape[0],)](part, unused[first : first + chunk], lse[first : first + chunk], N, BLOCK=32)
+    for first in range(0, M, chunk):
+        part = x[first : first + chunk]
+        rows = part.shape[0]
+        soft_kernel[(rows,)](part, lse[first : first + chunk], y[first : first + chunk], N, BLOCK=32)
+    return y
+
+
+SWEEP = [dict(M=5, N=20, chunk=2)]
+
+
+def make_args(M, N, chunk, device="cuda"):
+    return torch.randn(M, N, device=device), chunk
+"""
+    found = derived(text, tmp_path, sandbox)
+    assert found.verdict.green, found.verdict.message
+    text = found.draft.candidate.backward.partition("def backward(")[2]
+    loops = [row for row in text.split("\n") if row.startswith("    for ")]
+    assert loops == ["    for first_2 in range(0, M, chunk):", "    for first in range(0, M, chunk):"]
+
+
 def test_trips_that_write_to_the_open_end_of_an_output_clear_what_they_took(tmp_path: Path, sandbox: Sandbox) -> None:
     # Slices with one end meet: each trip overwrites the rows behind its own, and only its last writer has a gradient.
     text = """
