@@ -142,7 +142,10 @@ def make_args(T, V, H, chunk, device="cuda"):
 def derived(text: str, tmp_path: Path, sandbox: Sandbox) -> Derived:
     path = tmp_path / "forward.py"
     path.write_text(KERNELS + text)
-    return derive(describe(read_file(path), sandbox), sandbox, options=SMALL)
+    found = derive(describe(read_file(path), sandbox), sandbox, options=SMALL)
+    # a wrong draft would be hidden by a right one of another schedule, which adds where the wrong one stores
+    assert not [why for why in found.refused if "the gate says" in why]
+    return found
 
 
 def line_of(text: str, part: str) -> int:
