@@ -5,7 +5,9 @@ Runs in a child: the stub is called, though none of its kernels runs.
 
 from __future__ import annotations
 
+import ast
 import itertools
+import traceback
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +23,7 @@ from kernel_agent.compiler.ssa.value import Kernel
 from kernel_agent.compiler.stub.decisions import Decision, apart, decisions, shared, torch_path
 from kernel_agent.compiler.stub.descriptors import block_names, by_axis
 from kernel_agent.compiler.stub.flow import launch_places
+from kernel_agent.compiler.stub.loops import Loop
 from kernel_agent.compiler.stub.source import StubSource
 from kernel_agent.compiler.stub.trace import LaunchSeen, Trace, trace
 from kernel_agent.compiler.stub.ways import NoneOf
@@ -212,7 +215,31 @@ def _seen(stub: Stub, entry: ShapeEntry, source: StubSource) -> Trace | str:
     except (InputError, IRError) as error:
         return error.message
     except Exception as error:  # the user's code, at a size of ours
-        return first_line(error)
+        loop = _without_trips(error, source)
+        if loop is None:
+            return first_line(error)
+        if fit.entry == entry and entry in stub.spec.sweep and _launches_there_alone(loop, source):
+            raise CannotDerive(
+                f"at {entry.label} the loop in line {loop.first}, which launches kernels, has no trip",
+                remedy="Leave that entry out of SWEEP: where nothing is launched, there is no gradient to judge.",
+                line=loop.first,
+            ) from error
+        return f"the loop in line {loop.first}, which launches kernels, has no trip there"
+
+
+def _without_trips(error: Exception, source: StubSource) -> Loop | None:
+    """The loop that has no first trip, if an error is for that."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if not isinstance(error, IndexError) or frames[-1].filename != source.module.__file__:
+        return None
+    return next((one for one in source.loops if one.first == frames[-1].lineno), None)
+
+
+def _launches_there_alone(loop: Loop, source: StubSource) -> bool:
+    """Whether a stub launches, and calls what may, in one loop alone."""
+    calls = [node for node in ast.walk(source.function) if isinstance(node, ast.Call)]
+    launches = [call.lineno for call in calls if isinstance(call.func, ast.Subscript)]
+    return source.loops == (loop,) and all(map(loop.has, launches))
 
 
 def _key(seen: Trace) -> Key:

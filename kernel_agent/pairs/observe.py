@@ -70,7 +70,8 @@ def _observe(facts: FileFacts, folder: Path, beside: bool) -> KernelSpec:
     if not execution.launches:
         raise InputError(
             f"the stub `{facts.stub}` launches no Triton kernel at {entry.label}",
-            remedy="Mark the function that launches: `kernel[grid](...)`.",
+            remedy="Mark the function that launches: `kernel[grid](...)`. Where that stands in a loop, have every "
+            "entry of SWEEP give the loop a trip.",
             path=facts.path,
             line=facts.stub_line,
         )

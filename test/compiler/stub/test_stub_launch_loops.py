@@ -423,3 +423,37 @@ def test_a_loop_of_one_trip_at_all_entries_is_refused_with_what_to_do(tmp_path: 
         derived(text, tmp_path, sandbox)
     assert refused.value.line == line_of(text, "    for first in")
     assert "two or three" in refused.value.remedy
+
+
+def test_an_entry_at_which_nothing_is_launched_is_refused_with_what_to_do(tmp_path: Path, sandbox: Sandbox) -> None:
+    # The gate would find a backward there that launches nothing, and the user be asked to report the forward.
+    text = CROSS_ENTROPY.replace("range(0, T, chunk)", "range(0, T - chunk + 1, chunk)").replace("empty(T,", "zeros(T,")
+    text = text.replace("chunk=4)]", "chunk=4), dict(T=11, V=20, H=12, chunk=16)]")
+    with pytest.raises(CannotDerive, match=r"at T=11 V=20 H=12 chunk=16 the loop .* has no trip") as refused:
+        derived(text, tmp_path, sandbox)
+    assert refused.value.line == line_of(text, "    for first in")
+    assert "Leave that entry out" in refused.value.remedy
+
+
+def test_a_loop_without_trips_beside_another_launch_is_passed_by(tmp_path: Path, sandbox: Sandbox) -> None:
+    # There the backward launches, so that an entry without trips can be judged as any other one.
+    text = """
+@autodiff
+def stub(x, w, few: int):
+    M, N = x.shape
+    y, z = torch.empty_like(x), torch.zeros_like(x)
+    gate_kernel[(M,)](x, w, y, N, N, N, BLOCK=32)
+    for i in range(few):
+        gate_kernel[(1,)](x[i], w, z[i], N, N, N, BLOCK=32)
+    return y, z
+
+
+SWEEP = [dict(M=4, N=20, few=3), dict(M=4, N=21, few=0)]
+
+
+def make_args(M, N, few, device="cuda"):
+    return torch.randn(M, N, device=device), torch.randn(N, device=device), few
+"""
+    found = derived(text, tmp_path, sandbox)
+    assert found.verdict.green, found.verdict.message
+    assert any("which launches kernels, has no trip there" in remark for remark in found.draft.remarks)
