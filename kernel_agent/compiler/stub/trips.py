@@ -154,13 +154,25 @@ class Trips:
                 f"trips of the loop in line {self.loop.first} launch {launches} again, of which the next trip of the "
                 "forward overwrites the results"
             )
-        for parts in self.written.values():
-            hint = self.references.hint(self.flow.root(parts[0]))
-            if storage_of(parts[0]) in self.left:
-                self.writer.remarks.append(
-                    f"trips may store to the same elements of `{hint}`: each clears what it took of the cotangent, "
-                    f"unless slices with both ends, as `{hint}[i : i + step]`, show that none meet"
-                )
+        for memory, parts in self.written.items():
+            if memory not in self.left:
+                continue
+            hint, what = self.references.hint(self.flow.root(parts[0])), "each clears what it took of the cotangent"
+            if memory in self.lost:
+                text = next(text for text in map(self._shown, parts) if text)
+                told = f"nothing shows that no later trip stores to the elements of `{text}`, too: {what}; slices with "
+                told += f"both ends, as `{hint}[i : i + step]` in steps of `step`, show it, and cost no clearing"
+            else:
+                told = f"what `{hint}` held ahead of the loop in line {self.loop.first} has a gradient, too: {what}"
+            self.writer.remarks.append(told)
+
+    def _shown(self, tensor: Tensor) -> str:
+        """What the stub writes for a part that trips may meet in; empty for another one."""
+        if self._is_own(tensor):
+            return ""
+        nodes = [self.source.expression(event.site) for event in self.flow.chain(tensor)]
+        texts = [ast.unparse(node) for node in nodes if node is not None]
+        return texts[-1] if texts else self.references.hint(tensor)
 
     # --- memory
 
@@ -220,12 +232,25 @@ class Trips:
                 self.flow.shares(one, tensor) and wanted <= set(addresses(one).flatten().tolist()) for one in stored
             ):
                 text = ast.unparse(launched.text.arguments[name])
+                if self._is_updated(tensor):
+                    raise CannotDerive(
+                        f"`{launched.seen.name}` overwrites `{text}`, which it reads: behind the loop (line "
+                        f"{self.loop.first}) nothing has what was there before",
+                        remedy="Store to another tensor, of which each trip has its part.",
+                        line=self.loop.first,
+                    )
                 raise CannotDerive(
                     f"`{launched.seen.name}` reads `{text}`, which earlier trips of the loop (line {self.loop.first}) "
                     "stored to",
                     remedy="Have the kernel do all trips itself, or write the state of each trip to a row of its own.",
                     line=launched.seen.site.line,
                 )
+
+    def _is_updated(self, tensor: Tensor) -> bool:
+        """Whether it is the trip's own part of a memory, that trips store to their own parts of, and no other."""
+        memory = storage_of(tensor)
+        alike = [addresses(one).flatten().tolist() for one in self.written[memory]]
+        return memory not in self.lost and all(one == addresses(tensor).flatten().tolist() for one in alike)
 
     # --- cotangents
 

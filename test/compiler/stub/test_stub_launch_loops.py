@@ -212,7 +212,10 @@ def stub(x, w):
     found = derived(text + WEIGHTED, tmp_path, sandbox)
     assert found.verdict.green, found.verdict.message
     assert "for first in reversed(range(0, M, 2)):" in found.draft.candidate.backward
-    assert any("each clears what it took" in remark for remark in found.draft.remarks)
+    # the remark names the slice that does not show it, and what would
+    (remark,) = [remark for remark in found.draft.remarks if "each clears what it took" in remark]
+    assert "the elements of `y[first:]`, too" in remark
+    assert "`y[i : i + step]`" in remark
 
 
 def test_what_all_trips_add_to_one_output_has_its_cotangent_whole(tmp_path: Path, sandbox: Sandbox) -> None:
@@ -347,6 +350,33 @@ def stub(x):
         derived(text, tmp_path, sandbox)
     assert refused.value.line == line_of(text, "        state_kernel[")
     assert "a row of its own" in refused.value.remedy
+
+
+def test_a_trips_own_part_that_is_updated_in_place_is_refused_with_the_true_reason(
+    tmp_path: Path, sandbox: Sandbox
+) -> None:
+    # No earlier trip stored there: who is told so looks for a state that trips hand on, and there is none.
+    text = f"""
+@triton.jit
+def bend_kernel(Y, N, BLOCK: tl.constexpr):
+    cols = tl.arange(0, BLOCK)
+    tl.store(Y + cols, tl.sin(tl.load(Y + cols, mask=cols < N)), mask=cols < N)
+
+
+@autodiff
+def stub(x):
+    M, N = x.shape
+    y = x * 2.0
+    for t in range(M):
+        row = y[t]
+        bend_kernel[(1,)](row, N, BLOCK=32)
+    return y
+
+{ROWS}"""
+    with pytest.raises(CannotDerive, match="overwrites `row`, which it reads") as refused:
+        derived(text, tmp_path, sandbox)
+    assert refused.value.line == line_of(text, "    for t in")
+    assert "another tensor" in refused.value.remedy
 
 
 FIRST = """
