@@ -22,9 +22,24 @@ def active_before(trace: Trace, launches: Mapping[int, Launched], flow: Flow) ->
         before = _once(trace, launches, flow)
         handed = [(one, other) for one, other in carries if isinstance(one, Tensor) and isinstance(other, Tensor)]
         more = {storage_of(one) for one, other in handed if storage_of(other) in flow.active} - flow.active
-        if not more:
+        if not more and not _is_late(trace, launches, flow, before):
             return before
         flow.active |= more
+
+
+def _is_late(trace: Trace, launches: Mapping[int, Launched], flow: Flow, before: Mapping[int, frozenset[int]]) -> bool:
+    """Whether a launch reads memory that is only known to depend on inputs behind it, and that a loop around both
+    stores to: in later trips it does ahead of the launch."""
+    loops = {place: flow.source.loop_at(event.site.outer) for place, event in enumerate(trace.events)}
+    for place, one in launches.items():
+        if loops[place] is None:
+            continue
+        there = [at for at, loop in loops.items() if loop is loops[place]]
+        stored = {storage_of(part) for part in flow.written_at(there)} & flow.active
+        read = {storage_of(one.seen.tensors[name]) for name in one.accesses.read if name in one.seen.tensors}
+        if (read & stored) - before[place]:
+            return True
+    return False
 
 
 def _once(trace: Trace, launches: Mapping[int, Launched], flow: Flow) -> dict[int, frozenset[int]]:

@@ -227,9 +227,15 @@ class BackwardWriter:
                 left = self.remains.left(launched, root, held[key])
                 if left is not None:
                     self.cotangents.add(root, left)
+        if self.trips is not None:
+            self.trips.chains.lend(launched)
         self._take_back(launched, cotangents, lying)
         for root in roots.values():
-            if storage_of(root) in outlasting:
+            if storage_of(root) not in outlasting or self.trips is None:
+                continue
+            if storage_of(root) in self.trips.chains.held:
+                self.trips.spent.append((launched, root))
+            else:
                 self.remains.take_out(launched, root, outlasting[storage_of(root)])
 
     def _take_back(self, launched: Launched, cotangents: Mapping[str, Grad], lying: Lying) -> None:
@@ -242,6 +248,8 @@ class BackwardWriter:
         )
         if not read:
             return
+        if self.trips is not None:
+            self.trips.refuse_carried(launched)
         self._refuse_aliases(launched, read)
         self._refuse_detached(launched, read)
         stored = launched.accesses.written & tensors.keys()
@@ -313,7 +321,9 @@ class BackwardWriter:
         tensors = launched.seen.tensors
         used = {argument.name for step in plan.steps for argument in step.kernel.arguments}
         for name in (*launched.accesses.read, *plan.saved):
-            if name in tensors and name in used and self.flow.written_after(launched.place, tensors[name]):
+            if name not in tensors or name not in used or not self.flow.written_after(launched.place, tensors[name]):
+                continue
+            if self.trips is None or not self.trips.chains.has(tensors[name]):
                 raise CannotDerive(
                     f"`{self.references.hint(tensors[name])}`, which kernel `{launched.seen.name}` reads, is "
                     "overwritten later",

@@ -67,6 +67,13 @@ class Loop:
         return self.steps.args[2] if len(self.steps.args) == 3 else ast.Constant(1)
 
     @property
+    def least(self) -> int | None:
+        """The first trip's number, where it stands in the text and is not below zero."""
+        first = self.steps.args[0] if len(self.steps.args) > 1 else ast.Constant(0)
+        known = isinstance(first, ast.Constant) and type(first.value) is int and first.value >= 0
+        return first.value if known and isinstance(first, ast.Constant) and isinstance(first.value, int) else None
+
+    @property
     def rises_from_zero(self) -> bool:
         """Whether the first trip's number is 0 and no later one is below it, if there is one."""
         given = self.steps.args

@@ -28,10 +28,10 @@ def is_own_share(part: ast.expr | None, loop: Loop, definition: Definition) -> b
 
 
 def _is_own(place: ast.expr, loop: Loop, definition: Definition) -> bool:
+    if not isinstance(place, ast.Slice):
+        return counted(place, loop) is not None
     if not (loop.rises_from_zero and _rises(loop.step)):  # a place below zero counts from the end
         return False
-    if not isinstance(place, ast.Slice):
-        return isinstance(place, ast.Name) and place.id == loop.target
     if place.lower is None or place.upper is None or place.step is not None:
         return False
     begin, end = (_spelt(one, loop, definition) for one in (place.lower, place.upper))
@@ -40,6 +40,19 @@ def _is_own(place: ast.expr, loop: Loop, definition: Definition) -> bool:
     later = ast.BinOp(ast.Name(loop.target, ast.Load()), ast.Add(), loop.step)
     following = _Put({loop.target: later}).visit(copy.deepcopy(begin))
     return any(_same(one, following) for one in _no_more_than(end))
+
+
+def counted(place: ast.expr, loop: Loop) -> int | None:
+    """How far behind the number of each trip a place is, where that is the same for all, no place is below zero, and
+    those of later trips lie behind those of earlier ones; None of another one."""
+    first = loop.least
+    if isinstance(place, ast.Slice) or free_names(place) != [loop.target] or first is None or not _rises(loop.step):
+        return None
+    more = _value(place, {loop.target: 0})
+    shifted = ast.BinOp(ast.Name(loop.target, ast.Load()), ast.Add(), ast.Constant(more))
+    if more is None or not _same(place, shifted) or first + more < 0:
+        return None
+    return more
 
 
 def _rises(node: ast.expr) -> bool:

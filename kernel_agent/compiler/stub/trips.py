@@ -16,6 +16,7 @@ from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.stub.body import Body
 from kernel_agent.compiler.stub.carries import Carries, Event, given_to, made_by
+from kernel_agent.compiler.stub.chains import Chains
 from kernel_agent.compiler.stub.cotangents import Cotangents, Grad
 from kernel_agent.compiler.stub.flow import EMPTY, PERMUTED, SLICED, Flow, addresses, storage_of
 from kernel_agent.compiler.stub.hoist import hoisted
@@ -23,6 +24,7 @@ from kernel_agent.compiler.stub.lines import ROOM, Line
 from kernel_agent.compiler.stub.loops import Loop
 from kernel_agent.compiler.stub.names import Names
 from kernel_agent.compiler.stub.references import References
+from kernel_agent.compiler.stub.remains import Remains
 from kernel_agent.compiler.stub.replay import Replay
 from kernel_agent.compiler.stub.shares import is_own_share
 from kernel_agent.compiler.stub.source import StubSource
@@ -47,6 +49,7 @@ class Writer(Protocol):
     launched: list[Launched]
     replayed: set[int]
     remarks: list[str]
+    remains: Remains
 
     def back_through(self, place: int, event: Event) -> None:
         """Write the backward of an event."""
@@ -71,8 +74,13 @@ class Trips:
         self.rooms: dict[int, str] = {}
         """What gradients of tensors that the trip reads are added to."""
         self.carries = Carries(writer, loop, part, self.made)
+        self.chains = Chains(
+            writer, loop, part, {key: one for key, one in self.written.items() if key not in self.lost}
+        )
         self.left: dict[int, Grad] = {}
         """By memory: cotangents from behind the loop that trips take what they stored out of."""
+        self.spent: list[tuple[Launched, Tensor]] = []
+        """Launches that stored what a trip takes out as it ends, and to which memory."""
 
     def write(self) -> None:
         """Write it. Raises `CannotDerive` where a trip needs what another one left."""
@@ -91,8 +99,11 @@ class Trips:
                 self._add_up(viewed[0])
             elif self.carries.handed_by(event) is None:
                 self.writer.back_through(place, event)
+                self.chains.add_up()
         for one in outer:
             self._add_up(one)
+        for launched_there, root in self.spent:
+            self.writer.remains.take_out(launched_there, root, self.left[storage_of(root)])
         begun = len(lines) > start
         self.carries.end()
         written = lines[start:] if begun else []
@@ -118,10 +129,11 @@ class Trips:
         inner = [*shares.values(), *written]
         replay = Replay(self.writer, self.loop, self.part, self.lost)
         again = replay.statements(inner)
+        self._refuse_again(replay)
         self.writer.replayed |= replay.places
         self._tell(replay)
         for place in sorted({*used, *replay.places}):
-            self._refuse_carried(self.writer.launches[place])
+            self.refuse_carried(self.writer.launches[place])
         self.body.write(*replay.allocations(), *_needed(rooms, inner).values())
         head = self._head(replay)
         ahead, trip = hoisted([*again, *inner], {self.loop.target, *(one.before for one in self.loop.carries)})
@@ -132,7 +144,7 @@ class Trips:
         """The head of the loop, from the last trip to the first where one takes what another one left."""
         steps, target = self.names.expression(self.loop.steps, self.loop.first, "steps"), self.loop.target
         wanted = [one for one in self.loop.carries if replay.wants(one.before)]
-        if not self.left and not self.carries.cotangents:
+        if not self.left and not self.carries.cotangents and not self.chains.held:
             return Line(f"for {target} in {steps}:")
         if not wanted:
             return Line(f"for {target} in reversed({steps}):")
@@ -218,13 +230,13 @@ class Trips:
             self.rooms[id(one)] = self.body.fresh(f"d{self.references.hint(one)}")
         return list(found.values())
 
-    def _refuse_carried(self, launched: Launched) -> None:
+    def refuse_carried(self, launched: Launched) -> None:
         """Raise `CannotDerive` where a launch reads what an earlier trip stored."""
         names = {op.base.name for op in launched.kernel.ops if op.code in (Code.LOAD, Code.ATOMIC)}
         clones = {name: clone.of for name, clone in launched.seen.clones.items()}
         for name in sorted({clones.get(name, name) for name in names} & launched.seen.tensors.keys()):
             tensor = launched.seen.tensors[name]
-            if storage_of(tensor) not in self.written:
+            if storage_of(tensor) not in self.written or self.chains.has(tensor):
                 continue
             stored = self.flow.written_at([place for place, _ in self.part if place < launched.place])
             wanted = set(addresses(tensor).flatten().tolist())
@@ -242,7 +254,21 @@ class Trips:
                 raise CannotDerive(
                     f"`{launched.seen.name}` reads `{text}`, which earlier trips of the loop (line {self.loop.first}) "
                     "stored to",
-                    remedy="Have the kernel do all trips itself, or write the state of each trip to a row of its own.",
+                    remedy="Have the kernel do all trips itself, or one launch of each trip write a slice of a tensor "
+                    "from an earlier one: `h[t + 1]` from `h[t]`.",
+                    line=launched.seen.site.line,
+                )
+
+    def _refuse_again(self, replay: Replay) -> None:
+        """Raise `CannotDerive` where a launch is done again that stores what later trips read: it would store, and
+        read, elsewhere."""
+        for place in sorted(replay.places):
+            launched = self.writer.launches[place]
+            if any(storage_of(one) in self.chains.read for one in self.flow.written_at([place])):
+                raise CannotDerive(
+                    f"`{launched.seen.name}` stores what later trips of the loop (line {self.loop.first}) read, and "
+                    "other memory that they overwrite",
+                    remedy="Have two launches store these, or each trip store to a part of its own of both.",
                     line=launched.seen.site.line,
                 )
 
@@ -266,14 +292,18 @@ class Trips:
         first = self.part[0][0]
         for memory, parts in self.written.items():
             root = self.flow.root(parts[0])
-            if not self.cotangents.sharing(root):
+            chained = self.chains.adds_to(root)
+            if not chained and not self.cotangents.sharing(root):
                 continue
             grad = self.cotangents.settled(root)
-            if grad is None:
+            if grad is None and not chained:
                 continue
             hint = self.references.hint(root)
             there = self.flow.held_before(first, root) or self.flow.written_before(first, root)
-            if there or (memory in self.lost and self._is_stored_to(memory)):
+            if chained or grad is None:
+                grad = self.chains.take_over(root, grad)
+                self.left |= {memory: grad} if there else {}
+            elif there or (memory in self.lost and self._is_stored_to(memory)):
                 grad = Grad(self.body.bind(f"left_of_{hint}", f"{grad.text}.clone()"), grad.element)
                 self.left[memory] = grad
             elif not grad.text.isidentifier():

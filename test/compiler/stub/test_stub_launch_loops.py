@@ -330,18 +330,81 @@ def stub(x):
     assert "lse_kernel[(rows,)](part, loss_again[first : first + 2], lse, N, BLOCK=32)" in backward
 
 
-@pytest.mark.parametrize("again", ["h, h", "h[t], h[t + 1]"])
-def test_state_that_trips_leave_to_the_next_in_memory_is_refused_with_the_launch(
+RECURRENCE = """
+@autodiff
+def stub(x, start):
+    M, N = x.shape
+    h = torch.empty((M + 1, N), device=x.device, dtype=torch.float32)
+    h[0] = start
+    y = torch.empty_like(x)
+    for t in range(M):
+        state_kernel[(1,)](x[t], h[t], h[t + 1], N, BLOCK=32)
+        first_kernel[(1,)](h[t + 1], y[t], N, FIRST=True, BLOCK=32)
+    return y
+
+
+SWEEP = [dict(M=4, N=20)]
+
+
+def make_args(M, N, device="cuda"):
+    return torch.randn(M, N, device=device), torch.randn(N, device=device)
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("", ""),
+        ("return y", "return y, h"),
+        ("return y", "return h"),
+        ("        first_kernel", "        h_next = h[t + 1]\n        first_kernel"),
+    ],
+)
+def test_states_in_rows_of_a_tensor_are_read_there_and_their_cotangents_go_from_the_last_trip_to_the_first(
+    old: str, new: str, tmp_path: Path, sandbox: Sandbox
+) -> None:
+    # The first trip shows no reader of the row that it stores, and has no gradient of the row that it reads: from the
+    # first trip to the last, each would miss what all behind it have to do with its state, and `start` would have none.
+    found = derived(RECURRENCE.replace(old, new, 1) if old else RECURRENCE, tmp_path, sandbox)
+    assert found.verdict.green, found.verdict.message
+    backward = found.draft.candidate.backward.partition("def backward(")[2]
+    assert "    for t in reversed(range(M)):" in backward
+    assert "state_kernel[" not in backward  # its states are there
+
+
+def test_states_may_be_counted_from_the_second_row(tmp_path: Path, sandbox: Sandbox) -> None:
+    # A trip's place is one above what it reads also where it begins at 1; and what was zero before has no gradient.
+    text = """
+@autodiff
+def stub(x):
+    M, N = x.shape
+    h = torch.zeros((M + 1, N), device=x.device, dtype=torch.float32)
+    for t in range(1, M + 1):
+        state_kernel[(1,)](x[t - 1], h[t - 1], h[t], N, BLOCK=32)
+    return h
+
+"""
+    found = derived(text + ROWS, tmp_path, sandbox)
+    assert found.verdict.green, found.verdict.message
+    assert "state_kernel_left" not in found.draft.candidate.backward
+
+
+@pytest.mark.parametrize(
+    "again", ["h, h", "h[t], h[t + 1]", "h[t], h[t // 1 + 1]", "h[t + 1], h[t]", "h[M - t], h[M - t - 1]"]
+)
+def test_state_that_is_not_shown_to_be_left_as_it_was_is_refused_with_the_launch(
     again: str, tmp_path: Path, sandbox: Sandbox
 ) -> None:
-    # One trip is followed: it shows no reader of what it stores, and its gradient would lack all later trips.
-    rows = "M + 1, N" if "t" in again else "N"
+    # One trip is followed: it shows no reader of what it stores, and its gradient would lack all later trips. What
+    # later trips overwrite, or may, is not there behind them: with steps below zero `h[-1]` comes behind `h[0]`.
+    rows, step = "M + 2, N" if "t" in again else "N", "step" if again == "h[t], h[t + 1]" else "1"
     text = f"""
 @autodiff
 def stub(x):
     M, N = x.shape
     h = torch.zeros({rows}, device=x.device, dtype=torch.float32)
-    for t in range(M):
+    step = 1
+    for t in range(0, M, {step}):
         state_kernel[(1,)](x[t], {again}, N, BLOCK=32)
     return h
 
@@ -349,7 +412,7 @@ def stub(x):
     with pytest.raises(CannotDerive, match=r"which earlier trips of the loop .* stored to") as refused:
         derived(text, tmp_path, sandbox)
     assert refused.value.line == line_of(text, "        state_kernel[")
-    assert "a row of its own" in refused.value.remedy
+    assert "`h[t + 1]` from `h[t]`" in refused.value.remedy
 
 
 def test_a_trips_own_part_that_is_updated_in_place_is_refused_with_the_true_reason(

@@ -14,7 +14,7 @@ from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.stub.hoist import hoisted
 from kernel_agent.compiler.stub.lines import Line
 from kernel_agent.compiler.stub.loops import Loop, flattened
-from kernel_agent.compiler.stub.shares import is_own_share
+from kernel_agent.compiler.stub.shares import counted, is_own_share
 from kernel_agent.compiler.stub.source import StubSource
 
 LAUNCH = "kernel[(1,)](x)"
@@ -267,6 +267,9 @@ FEW = "for first in range(3):"
         ("x[chunk + first : first + 2 * chunk]", CHUNKS, ()),
         ("x[first]", ROWS, ()),
         ("x[1:, first]", FEW, ()),
+        ("x[first + 1]", FEW, ()),
+        ("x[2 + first]", "for first in range(0, n, 2):", ()),
+        ("x[first - 1]", "for first in range(1, n):", ()),
     ],
 )
 def test_parts_that_follow_each_other_are_each_a_trips_own(part: str, head: str, lines: Sequence[str]) -> None:
@@ -289,6 +292,7 @@ def test_parts_that_follow_each_other_are_each_a_trips_own(part: str, head: str,
         ("x[first * 2 : (first + 2) * 2]", ROWS, ()),
         ("x[first : max(first + chunk, n)]", CHUNKS, ()),
         ("x[begin : begin + chunk]", CHUNKS, ("begin = min(first, 2)",)),
+        ("x[first - 3]", "for first in range(9):", ()),
         ("x[first // 2]", ROWS, ()),
         ("x[first % 2]", ROWS, ()),
         ("x[first : first + chunk]", "for first in range(-2 * chunk, n, chunk):", ()),
@@ -314,6 +318,26 @@ def test_parts_in_which_trips_meet_are_nobodys_own(part: str, head: str, lines: 
 def test_parts_that_are_not_plain_to_tell_are_nobodys_own(part: str, head: str) -> None:
     # Counted from the end, or with a step, they may be apart; that is not for a text to tell.
     assert not own(part, head)
+
+
+def test_a_place_is_counted_by_how_far_it_is_from_the_trips_number() -> None:
+    # Of places below zero, or further apart than trips are, a smaller number is not behind a larger one.
+    heads = ("range(n)", "range(1, n)", "range(2, n, 2)", "range(n, 9)", "range(-1, n)", "range(9, 0, -1)")
+    found = {}
+    for head in heads:
+        (loop,) = flattened(loop_of(LAUNCH, head=f"for t in {head}:"), "stub")[1]
+        places = ("t", "t + 1", "t - 1", "2 * t", "t // 1", "n", "t + n", "t : t + 1")
+        nodes = [ast.parse(f"x[{place}]", mode="eval").body for place in places]
+        found[head] = [counted(node.slice, loop) for node in nodes if isinstance(node, ast.Subscript)]
+    nothing = [None] * 8
+    assert found == {
+        "range(n)": [0, 1, *nothing[2:]],
+        "range(1, n)": [0, 1, -1, *nothing[3:]],
+        "range(2, n, 2)": [0, 1, -1, *nothing[3:]],
+        "range(n, 9)": nothing,
+        "range(-1, n)": nothing,
+        "range(9, 0, -1)": nothing,
+    }
 
 
 # --- what need not be done in each trip
