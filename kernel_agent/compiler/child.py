@@ -157,7 +157,7 @@ def _of_text(call: Call, spec: KernelSpec, text: str) -> _Text:
     """The stub of a spec with another text."""
     flat, loops = flattened(text, spec.facts.stub)
     facts = spec.facts.model_copy(update={"source": flat})
-    module = load_truth(facts, call.scratch)
+    module = load_truth(facts, call.scratch, compiles=False)
     stub = Stub(spec.model_copy(update={"facts": facts}), module, getattr(module, facts.stub))
     return _Text(stub, StubSource(flat, facts.stub, module, loops, text))
 

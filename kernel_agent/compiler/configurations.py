@@ -32,6 +32,7 @@ from kernel_agent.ir import IRError
 from kernel_agent.ir.capture.images import declared_dtype
 from kernel_agent.oracle.child import Stub
 from kernel_agent.oracle.fit import fit_entry
+from kernel_agent.oracle.outline import Outline
 from kernel_agent.pairs.arguments import build_arguments
 from kernel_agent.pairs.blame import first_line
 from kernel_agent.pairs.spec import ShapeEntry
@@ -95,7 +96,9 @@ def configurations(stub: Stub, source: StubSource) -> tuple[list[Configuration],
                 line=loop.first,
             )
     fallen = _told_apart(source, groups)
-    real = [seen for entry in stub.spec.facts.bench if not isinstance(seen := _seen(stub, entry, source), str)]
+    outline = Outline(stub.module)
+    looked = [_seen(stub, entry, source, outline) for entry in stub.spec.facts.bench]
+    real = [seen for seen in looked if not isinstance(seen, str)]
     found = [
         replace(configuration, decisions=fallen[key])
         for key, traces in groups.items()
@@ -195,14 +198,15 @@ def _comparable(conditions: Sequence[Condition]) -> tuple[object, ...]:
     return tuple("tensor" if isinstance(value, Tensor) else repr(value) for _, _, value in conditions)
 
 
-def _seen(stub: Stub, entry: ShapeEntry, source: StubSource) -> Trace | str:
-    """The call at an entry, or why it cannot be followed."""
+def _seen(stub: Stub, entry: ShapeEntry, source: StubSource, outline: Outline | None = None) -> Trace | str:
+    """The call at an entry, or why it cannot be followed. `outline`: for one of real work, as of `fit_entry`."""
     try:
         fit = fit_entry(
             entry,
             lambda other: build_arguments(stub.module, other, device="cpu", seed=0),
             max_elements=ELEMENTS,
             max_volume=VOLUME,
+            outline=outline,
         )
         arguments = build_arguments(stub.module, fit.entry, device="cpu", seed=0)
         seen = trace(stub.function, arguments.args, arguments.kwargs, Path(stub.module.__file__ or ""))

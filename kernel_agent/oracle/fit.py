@@ -5,6 +5,7 @@ Deterministic in the entry alone, never in the speed of the machine, so that a v
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -41,26 +42,38 @@ def volume(entry: ShapeEntry) -> int:
     return math.prod(max(value, 1) for value in _whole(entry).values())
 
 
+Build = Callable[[ShapeEntry], Arguments]
+
+
 def fit_entry(
-    entry: ShapeEntry, build: Callable[[ShapeEntry], Arguments], *, max_elements: int, max_volume: int
+    entry: ShapeEntry, build: Build, *, max_elements: int, max_volume: int, outline: Build | None = None
 ) -> Fit:
-    """Halve dims until the arguments fit; `build` is make_args and may raise for sizes it refuses."""
+    """Halve dims until the arguments fit; `build` is make_args and may raise for sizes it refuses.
+
+    `outline` builds arguments of the same sizes without numbers, and raises where it cannot: `build` is asked then.
+    """
     current = entry
     while volume(current) > max_volume:
         smaller = next(halvings(current), None)
         if smaller is None:
             break
         current = smaller
-    elements, refusal = _count(current, build)
+    elements, refusal = _count(current, build, outline)
     if refusal and current is not entry:
         for other in halvings(current):
-            elements, refusal = _count(other, build)
+            elements, refusal = _count(other, build, outline)
             if not refusal:
                 current = other
                 break
     while elements > max_elements:
         accepted = next(
-            ((e, n) for e in halvings(current) for n, no in [_count(e, build)] if not no and n < elements), None
+            (
+                (smaller, count)
+                for smaller in halvings(current)
+                for count, refused in [_count(smaller, build, outline)]
+                if not refused and count < elements
+            ),
+            None,
         )
         if accepted is None:
             break
@@ -87,12 +100,19 @@ def _whole(entry: ShapeEntry) -> dict[str, int]:
     return {name: value for name, value in entry.dims.items() if type(value) is int}
 
 
-def _count(entry: ShapeEntry, build: Callable[[ShapeEntry], Arguments]) -> tuple[int, str]:
+def _count(entry: ShapeEntry, build: Build, outline: Build | None) -> tuple[int, str]:
+    if outline is not None:
+        with contextlib.suppress(Exception):  # the user's code may ask for numbers: `build` has these
+            return _total(outline(entry)), ""
     try:
         built = build(entry)
     except Exception as error:  # make_args is the user's code: a refused size is an answer
         return 0, f"{type(error).__name__}: {error}"
-    return sum(_elements(v) for v in (*built.args, *built.kwargs.values())), ""
+    return _total(built), ""
+
+
+def _total(built: Arguments) -> int:
+    return sum(_elements(v) for v in (*built.args, *built.kwargs.values()))
 
 
 def _elements(value: Any) -> int:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unittest import mock
 
+import torch
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
 
@@ -45,12 +46,42 @@ def no_launches() -> Iterator[None]:
         yield
 
 
+class _AsItIs:
+    """What `torch.compiler.disable` gives, as a decorator or as a context, where torch compiles nothing."""
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return function
+
+    def __enter__(self) -> None:
+        """Nothing is to be disabled."""
+
+    def __exit__(self, *_exception: object) -> None:
+        """See `__enter__`."""
+
+
+@contextmanager
+def disabling_nothing() -> Iterator[None]:
+    """Let `torch.compiler.disable` leave functions as they are: it imports all of torch's compiler, for a second."""
+
+    def disable(fn: Callable[..., Any] | None = None, *_args: object, **_options: object) -> Any:
+        return _AsItIs() if fn is None else fn
+
+    with mock.patch.object(torch.compiler, "disable", disable):
+        yield
+
+
 def load_truth(
-    facts: FileFacts, folder: Path, *, seconds: float = IMPORT_SECONDS, source: str | None = None
+    facts: FileFacts,
+    folder: Path,
+    *,
+    seconds: float = IMPORT_SECONDS,
+    source: str | None = None,
+    compiles: bool = True,
 ) -> ModuleType:
     """Write the truth source into `folder` and import it from there, so that what runs is what was read.
 
     `source` takes its place where the file's own backward is wanted, too: never where a verdict depends on it.
+    `compiles`: whether torch may compile what is imported; False only where the whole process never does.
 
     Raises `InputError` with the line when the file raises, exits or launches while imported, or takes longer than
     `seconds` of processor time.
@@ -60,7 +91,7 @@ def load_truth(
     path.write_text(truth_source(facts.source) if source is None else source, encoding="utf-8")
     start = time.process_time()
     try:
-        with standin(), no_launches(), time_limit(seconds):
+        with standin(), no_launches(), time_limit(seconds), nullcontext() if compiles else disabling_nothing():
             module = import_module(path, f"kernel_agent_truth_{facts.hash8}")
     except Launched as error:
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]

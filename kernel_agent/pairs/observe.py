@@ -54,7 +54,7 @@ def observe(facts: FileFacts, *, beside: bool = True) -> KernelSpec:
 
 
 def _observe(facts: FileFacts, folder: Path, beside: bool) -> KernelSpec:
-    module = load_truth(facts, folder)
+    module = load_truth(facts, folder, compiles=False)
     sweep = read_sweep(module.SWEEP, facts.path, sweep_node(facts))
     entry = smallest(sweep)
     stub = getattr(module, facts.stub)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -387,3 +389,26 @@ def test_the_file_shown_in_the_documentation_is_one(observed: Observe) -> None:
     text = (Path(__file__).resolve().parents[2] / "docs" / "pair-format.md").read_text()
     spec = observed(text.split("```python\n")[1].split("```")[0])
     assert spec.grads == ("x",)
+
+
+def test_what_is_kept_from_torchs_compiler_does_not_import_it(tmp_path):
+    # In a process of its own: the import takes more than a second, and children that describe and derive never compile.
+    path = tmp_path / "kept_out.py"
+    path.write_text(
+        "import sys\nimport torch\n\n@torch.compiler.disable\ndef first():\n    return 1\n\n"
+        "@torch.compiler.disable(recursive=False)\ndef second():\n    return 2\n\n"
+        "with torch.compiler.disable():\n    third = 3\n\n"
+        "assert (first(), second(), third) == (1, 2, 3)\n"
+        "COMPILER = [name for name in sys.modules if name == 'torch._dynamo']\n"
+    )
+    code = (
+        "import sys, torch\n"
+        "from pathlib import Path\n"
+        "from kernel_agent.ir import import_module\n"
+        "from kernel_agent.pairs.load import disabling_nothing\n"
+        "before = torch.compiler.disable\n"
+        "with disabling_nothing():\n"
+        f"    assert import_module(Path({str(path)!r}), 'kept_out').COMPILER == []\n"
+        "assert torch.compiler.disable is before\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
