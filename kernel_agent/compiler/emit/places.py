@@ -55,6 +55,8 @@ class Places:
         """Block -> the operation it belongs to, and the block that stands in."""
         self.uses: dict[Value, list[Use]] = defaultdict(list)
         self.order: list[Op] = []
+        self._control: dict[Block, list[Op]] = defaultdict(list)
+        """Loops and branches that stand in a block: few of its operations."""
         self._readers: dict[Value, list[Use]] = {}
         self._number(kernel.body)
         self.needed = self._needed()
@@ -81,6 +83,8 @@ class Places:
                 self.block_of[value] = block
             for value in op.operands:
                 self.uses[value].append(Use(op, block, self.at[op]))
+            if op.code in CONTROL:
+                self._control[block].append(op)
             for inner in op.blocks if op.code in CONTROL else ():
                 self.owner[inner] = (op, block)
                 self._number(inner)
@@ -214,7 +218,7 @@ class Places:
         """Whether a value is read behind a loop or a branch that follows it: a sum there would keep its tile for it."""
         block = self.block_of[value]
         last = max((use.place for use in self.readers(value) if use.block is block), default=-1)
-        return any(other.code in CONTROL and self.at[op] < self.at[other] < last for other in block.ops)
+        return any(self.at[op] < self.at[other] < last for other in self._control.get(block, ()))
 
     def _small(self, value: Value, weight: int) -> bool:
         """Whether a value that is read once may do without a name."""
