@@ -97,13 +97,13 @@ def _part(value: ast.expr, count: int) -> ast.Call | None:
         return None
     if any(isinstance(node, ast.Call) and ast.unparse(node.func) not in _PURE for node in _within(value)):
         return None
-    first = value.args[0]
-    sizes = first.elts if isinstance(first, (ast.Tuple, ast.List)) else value.args
+    first, *others = value.args
+    packed = first.elts if isinstance(first, (ast.Tuple, ast.List)) else None
+    sizes = value.args if packed is None else packed
     if len(sizes) < 2 or not isinstance(sizes[0], ast.Constant) or sizes[0].value != count:
         return None
-    if isinstance(first, (ast.Tuple, ast.List)):
-        return ast.Call(value.func, [ast.Tuple(sizes[1:], ast.Load()), *value.args[1:]], value.keywords)
-    return ast.Call(value.func, sizes[1:], value.keywords)
+    given = sizes[1:] if packed is None else [ast.Tuple(packed[1:], ast.Load()), *others]
+    return ast.Call(value.func, given, value.keywords)
 
 
 def _within(value: ast.Call) -> Iterator[ast.AST]:
