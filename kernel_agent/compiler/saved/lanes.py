@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
 
 from kernel_agent.compiler.ssa.code import ELEMENTWISE, MEMORY, Code
 from kernel_agent.compiler.ssa.shapes import OF_AXIS
@@ -70,6 +71,20 @@ def unless_infinite(value: Value, labels: Labels) -> frozenset[Hashable]:
     return frozenset()
 
 
+@dataclass(frozen=True)
+class _Way:
+    """How what is stored depends on a value."""
+
+    value: Value
+    labels: Labels
+    """Its axes."""
+    rising: frozenset[Hashable] = frozenset()
+    """Must hold for it to matter: it is taken off minus infinity otherwise. Only where all between raises what it is
+    made of, and so makes no less than a finite number of one, or of infinity."""
+    chosen: frozenset[tuple[Hashable, int]] = frozenset()
+    """Must hold for it to matter, as selects ask, with the depth of their loops."""
+
+
 class Lanes:
     """What the stores of a kernel depend on."""
 
@@ -125,36 +140,44 @@ class Lanes:
         asked = functools.partial(_of_rows, mask, without)
         for store in self.stores:
             present = conditions(store.mask, tuple(range(len(store.offset.shape))))
-            if all(asked(labels) <= present for labels in self.reach(store, value)):
-                continue
-            if not all(asked(labels) <= present | more for labels, more in self._ways(store, value)):
+            wanted = [asked(labels) - present for labels in self.reach(store, value)]
+            if any(wanted) and not all(
+                asked(way.labels) <= present | way.rising | {one for one, _ in way.chosen}
+                for way in self._ways(store, value, frozenset().union(*wanted))
+            ):
                 return False
         return True
 
-    def _ways(self, store: Op, target: Value) -> frozenset[tuple[Labels, frozenset[Hashable]]]:
-        """As `reach`, with what must hold for `target` to matter: what is taken off minus infinity changes nothing.
-
-        Only where all between raises what it is made of, and so makes no less than a finite number of one, or of
-        infinity.
-        """
+    def _ways(self, store: Op, target: Value, wanted: frozenset[Hashable]) -> list[_Way]:
+        """As `reach`, with what must hold for `target` to matter; of what selects ask, only what is `wanted`."""
         axes: Labels = tuple(range(len(store.offset.shape))) if store.stored.shape else ()
-        stack: list[tuple[Value, Labels, frozenset[Hashable]]] = [(store.stored, axes, frozenset())]
+        stack = [_Way(store.stored, axes)]
         seen = set(stack)
         while stack:
-            value, labels, more = stack.pop()
-            if value is target:
+            way = stack.pop()
+            if way.value is target:
                 continue
-            op = value.producer
-            kept = more if op is None or op.code in _RISES else frozenset[Hashable]()
-            for operand, names in self._sources(value, labels):
-                known = kept if operand.element != "i1" else frozenset[Hashable]()
-                if op is not None and op.code is Code.SUB and operand is op.operands[1] is not op.operands[0]:
-                    known = unless_infinite(op.operands[0], labels)
-                way = (operand, names if operand.shape else (), known)
-                if way not in seen:
-                    seen.add(way)
-                    stack.append(way)
-        return frozenset((labels, more) for value, labels, more in seen if value is target)
+            for further in self._further(way, wanted):
+                if further not in seen:
+                    seen.add(further)
+                    stack.append(further)
+        return [way for way in seen if way.value is target]
+
+    def _further(self, way: _Way, wanted: frozenset[Hashable]) -> Iterator[_Way]:
+        """One step on a way, to what its value is computed of."""
+        op, nothing = way.value.producer, frozenset[Hashable]()
+        kept = way.rising if op is None or op.code in _RISES else nothing
+        for place, (operand, names) in enumerate(self._sources(way.value, way.labels)):
+            rising, chosen = (kept if operand.element != "i1" else nothing), way.chosen
+            if op is not None and op.code is Code.SUB and operand is op.operands[1] is not op.operands[0]:
+                rising = unless_infinite(op.operands[0], way.labels)
+            if op is not None and op.code is Code.SELECT and place == 1:
+                test = op.operands[0]
+                asked = conditions(test, way.labels if test.shape else ()) & wanted
+                chosen = chosen | {(one, op.result.depth) for one in asked}
+            if way.value in self._carried and place == 1:  # of the trip before, whose conditions are others
+                chosen = frozenset((one, depth) for one, depth in chosen if depth < way.value.depth)
+            yield _Way(operand, names if operand.shape else (), rising, chosen)
 
     def spared(self, index: Value, mask: Value | None, without: int | None = None) -> bool:
         """Whether lanes of an index outside of a mask are part of no address that is used, and of nothing that says
