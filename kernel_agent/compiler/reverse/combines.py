@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.reverse.cotangents import Cotangents
-from kernel_agent.compiler.reverse.elements import adjoint_element, index_along
+from kernel_agent.compiler.reverse.elements import adjoint_element, index_along, last_along, moved_along
 from kernel_agent.compiler.reverse.merged import merged, reduced
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import ELEMENTWISE, Code
@@ -45,8 +45,8 @@ def _of_reduce(r: Reversal, op: Op, xs: list[Value], incoming: list[Value | None
         ends = [b.expand(r[result], axis) for result in op.results]
         return reduced(b, form, xs, ends, [None if g is None else b.expand(g, axis) for g in incoming])
     first, last = _ends(b, shape, axis)
-    before = [_moved(b, value, axis, -1) for value in _scanned(b, op, xs)]
-    after = [_moved(b, value, axis, 1) for value in _scanned(b, op, xs, back=True)]
+    before = [moved_along(b, value, axis, -1) for value in _scanned(b, op, xs)]
+    after = [moved_along(b, value, axis, 1) for value in _scanned(b, op, xs, back=True)]
     combine = _Combine(r, op, shape)
     joined = combine.run([*before, *xs])
     upto = [b.select(first, x, value) for x, value in zip(xs, joined, strict=True)]
@@ -61,7 +61,7 @@ def _of_scan(r: Reversal, op: Op, xs: list[Value], incoming: list[Value | None])
     b, axis, back = r.b, op.attributes["axis"], bool(op.attributes.get("reverse"))
     shape, count = xs[0].shape, len(xs)
     start = _ends(b, shape, axis)[1 if back else 0]
-    before = [_moved(b, b.whole(r[result], shape), axis, 1 if back else -1) for result in op.results]
+    before = [moved_along(b, b.whole(r[result], shape), axis, 1 if back else -1) for result in op.results]
     combine = _Combine(r, op, shape)
     parts: list[Value | None] = [None] * count
     for place, g in enumerate(incoming):
@@ -96,7 +96,7 @@ def _of_coupled(
     def moved(slope: Value | None) -> Value:
         if slope is None:
             return b.whole(zero, shape)
-        return b.whole(b.select(last, zero, _moved(b, b.whole(slope, shape), axis, -1 if back else 1)), shape)
+        return b.whole(b.select(last, zero, moved_along(b, b.whole(slope, shape), axis, -1 if back else 1)), shape)
 
     slopes = {p: combine.adjoint([*before, *xs], [one if k == p else None for k in range(len(xs))]) for p in places}
     tiles = [moved(slopes[p][k]) for k in places for p in places]
@@ -201,21 +201,7 @@ def _scanned(b: Builder, op: Op, xs: list[Value], *, back: bool = False) -> tupl
 def _ends(b: Builder, shape: tuple[int, ...], axis: int) -> tuple[Value, Value]:
     """Masks of the first and the last element along an axis."""
     index = index_along(b, shape, axis)
-    return b.compare("eq", index, b.const(0)), b.compare("eq", index, _last(b, shape, axis))
-
-
-def _last(b: Builder, shape: tuple[int, ...], axis: int) -> Value:
-    """The index of the last element along an axis."""
-    return b.sub(b.extent(shape[axis]), b.const(1))
-
-
-def _moved(b: Builder, value: Value, axis: int, by: int) -> Value:
-    """The element `by` places further on; at the end, where there is none, the last one again."""
-    shape = value.shape
-    place = b.add(index_along(b, shape, axis), b.const(by))
-    bound, code = (b.const(0), Code.MAX) if by < 0 else (_last(b, shape, axis), Code.MIN)
-    index = b.whole(b.elementwise(code, (place, bound), "i32"), shape)
-    return b.pure(Code.GATHER, (value, index), value.element, shape, {"axis": axis})
+    return b.compare("eq", index, b.const(0)), b.compare("eq", index, last_along(b, shape, axis))
 
 
 def _unless(b: Builder, condition: Value, g: Value | None) -> Value | None:

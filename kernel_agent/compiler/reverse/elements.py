@@ -4,6 +4,7 @@ elements are in a tile."""
 from __future__ import annotations
 
 from kernel_agent.compiler.ssa.builder import Builder
+from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.value import NARROW, Value
 
 
@@ -24,3 +25,17 @@ def index_along(b: Builder, shape: tuple[int, ...], axis: int) -> Value:
         if other != axis:
             index = b.expand(index, other)
     return index
+
+
+def last_along(b: Builder, shape: tuple[int, ...], axis: int) -> Value:
+    """The index of the last element along an axis."""
+    return b.sub(b.extent(shape[axis]), b.const(1))
+
+
+def moved_along(b: Builder, value: Value, axis: int, by: int) -> Value:
+    """The element `by` places further on, or back where that is negative; where there is none, the one at the end."""
+    shape = value.shape
+    place = b.add(index_along(b, shape, axis), b.const(by))
+    bound, code = (b.const(0), Code.MAX) if by < 0 else (last_along(b, shape, axis), Code.MIN)
+    index = b.whole(b.elementwise(code, (place, bound), "i32"), shape)
+    return b.pure(Code.GATHER, (value, index), value.element, shape, {"axis": axis})

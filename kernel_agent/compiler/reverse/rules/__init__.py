@@ -3,6 +3,7 @@
 from kernel_agent.compiler.reverse.rules import (
     arithmetic,
     choice,
+    gathered,
     library,
     products,
     reductions,
@@ -19,6 +20,7 @@ __all__ = [
     "Rule",
     "arithmetic",
     "choice",
+    "gathered",
     "library",
     "products",
     "reductions",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from kernel_agent.compiler.reverse.elements import index_along
 from kernel_agent.compiler.reverse.rules.registry import Found, Primal, rule, rule_of_many
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import Code
@@ -54,14 +53,3 @@ def _flip(b: Builder, op: Op, primal: Primal, g: Value) -> Found:  # noqa: ARG00
     if not g.shape or g.shape[op.attributes["axis"]] == 1:
         return (g,)
     return (b.pure(Code.FLIP, (g,), g.element, g.shape, {"axis": op.attributes["axis"]}),)
-
-
-@rule(Code.GATHER, mixes=True)
-def _gather(b: Builder, op: Op, primal: Primal, g: Value) -> Found:
-    """Every element gets the sum of the cotangents of its readers, by comparing all indices with all places."""
-    axis, source = op.attributes["axis"], op.operands[0]
-    picked = b.whole(primal(op.operands[1]), op.operands[1].shape)
-    place = b.expand(index_along(b, source.shape, axis), axis + 1)
-    hit = b.compare("eq", place, b.cast(b.expand(picked, axis), "i32"))
-    parts = b.select(hit, b.expand(b.whole(g, op.result.shape), axis), b.zero(g))
-    return b.sum(parts, axis + 1), None
