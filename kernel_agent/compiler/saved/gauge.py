@@ -236,8 +236,8 @@ def _normaliser(chain: Chain, place: Place) -> Normaliser | None:
     if op is None or op.code is not Code.ADD:
         return None
     for one, other in (op.operands, op.operands[::-1]):
-        factor, source = _multiple(one, {chain.maximum})
-        _, log = _multiple(other, set())
+        factor, source = multiple(one, {chain.maximum})
+        _, log = multiple(other, set())
         if not factor or log.producer is None or log.producer.code not in (Code.LOG, Code.LOG2):
             continue
         mass = _unguarded(log.producer.operands[0], chain)
@@ -268,8 +268,8 @@ def _where_any(value: Value) -> tuple[Value, bool]:
     return bare(op.operands[1]), False
 
 
-def _multiple(value: Value, guarded: set[Value]) -> tuple[float, Value]:
-    """A value as a constant times another."""
+def multiple(value: Value, guarded: set[Value]) -> tuple[float, Value]:
+    """A value as a constant times another, and that without guards, if it is one of `guarded`."""
     factor = 1.0
     while True:
         value = bare(value)

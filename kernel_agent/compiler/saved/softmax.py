@@ -2,7 +2,8 @@
 
 It cancels, and computed as written it is a search for where the maximum was, and a difference of sums. Where the
 forward stored the result y = e / s of e = exp(x - m), the maximum may moreover be the one at which s is 1: then e is y,
-and the backward needs neither x nor a second look for its maximum.
+and the backward needs neither x nor a second look for its maximum. Where it stored m + log(s), the maximum is that, and
+neither is searched nor summed again.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from kernel_agent.compiler.saved.degree import Degrees, gauge, is_guard
+from kernel_agent.compiler.saved.gauge import multiple
 from kernel_agent.compiler.saved.joint import Joint, Ties
-from kernel_agent.compiler.saved.lanes import conditions
+from kernel_agent.compiler.saved.lanes import Lanes, conditions
 from kernel_agent.compiler.saved.online import examine
 from kernel_agent.compiler.saved.outputs import Place, Saved, load_back, places
 from kernel_agent.compiler.saved.signs import is_positive
@@ -32,19 +34,35 @@ class _Plan:
     numbers: dict[Value, Place] = field(default_factory=dict)
     """Exponentials that are what was stored."""
     ones: set[Value] = field(default_factory=set)
-    """Sums that are 1 for these."""
+    """Sums that are 1 for these, or for a log-sum-exp."""
+    totals: dict[Value, Total] = field(default_factory=dict)
+    """Maxima that log-sum-exps stand for."""
 
 
-def settle_maxima(kernel: Kernel, differentiated: frozenset[str] | None = None, joint: Joint | None = None) -> Saved:
+@dataclass(frozen=True)
+class Total:
+    """Memory that holds factor * m + log(s)."""
+
+    place: Place
+    factor: float
+
+
+def settle_maxima(
+    kernel: Kernel,
+    differentiated: frozenset[str] | None = None,
+    joint: Joint | None = None,
+    lost: frozenset[str] = frozenset(),
+) -> Saved:
     """A kernel whose largest values have no derivative, as far as nothing depends on them.
 
-    `differentiated`: arguments whose cotangents are not zero; None for all. `joint`: those that may follow one.
+    `differentiated`: arguments whose cotangents are not zero; None for all. `joint`: those that may follow one. `lost`:
+    those that are overwritten later, and not read.
     """
     plan = _Plan()
     ties = Ties.of(kernel, joint)
     remarks: list[str] = []
-    uses = Uses.of(kernel)
-    stored = [place for place in places(kernel, []) if not place.lossy]
+    uses, lanes = Uses.of(kernel), Lanes(kernel)
+    stored = [place for place in places(kernel, []) if not place.lossy and place.store.base.name not in lost]
     for block, op, maximum in _candidates(kernel.body):
         degrees = _degrees(block, maximum)
         if not _settled(block, op, degrees, differentiated, ties):
@@ -56,9 +74,15 @@ def settle_maxima(kernel: Kernel, differentiated: frozenset[str] | None = None, 
             ):
                 remarks.append(f"the exponentials of a softmax are read from {place.store.base.name}")
                 break
+        else:
+            for place in stored if op.code is Code.REDUCE_MAX else ():
+                if place.store in block.ops and _use_total(plan, lanes, degrees, maximum, place):
+                    remarks.append(f"a log-sum-exp is read from {place.store.base.name}: no maximum, no sum")
+                    break
     if not plan.maxima:
         return Saved(kernel, frozenset())
-    read = frozenset(place.store.base.name for place in plan.numbers.values())
+    used = (*plan.numbers.values(), *(total.place for total in plan.totals.values()))
+    read = frozenset(place.store.base.name for place in used)
     return Saved(_Settled(kernel, plan).copy(), read, tuple(remarks))
 
 
@@ -133,6 +157,26 @@ def _use_result(kernel: Kernel, plan: _Plan, uses: Uses, degrees: Degrees, maxim
     return True
 
 
+def _use_total(plan: _Plan, lanes: Lanes, degrees: Degrees, maximum: Value, place: Place) -> bool:
+    """Take factor * m + log(s), if a value that was stored is that, for the maximum; whether it is."""
+    op = place.value.producer
+    if op is None or op.code is not Code.ADD or place.value.shape != maximum.shape or not degrees.stays(place.value):
+        return False
+    if not lanes.confined(maximum, place.store.mask):
+        return False
+    for one, other in (op.operands, op.operands[::-1]):
+        factor, source = multiple(one, set())
+        _, log = multiple(other, set())
+        if source is not maximum or log.producer is None or log.producer.code not in (Code.LOG, Code.LOG2):
+            continue
+        mass = bare(log.producer.operands[0])
+        if mass.shape == maximum.shape and is_positive(mass) and not degrees.stays(mass):
+            plan.totals[maximum] = Total(place, factor)
+            plan.ones.add(mass)
+            return True
+    return False
+
+
 def quotient(value: Value) -> tuple[Value | None, Value | None]:
     """e and s of e / s, or of e times 1 / s."""
     op = value.producer
@@ -200,8 +244,15 @@ class _Settled(Copier):
     def op(self, op: Op) -> None:
         super().op(op)
         b = self.b
+        stored = {total.place.value: total.place for total in self.plan.totals.values()}
         for result in op.results:
-            if result in self.plan.maxima:
+            if result in self.plan.totals:
+                total = self.plan.totals[result]
+                number = load_back(self, total.place, other=math.inf)
+                self[result] = b.known(b.zero(result), b.mul(number, b.const(1 / total.factor, number.element)))
+            elif result in stored:
+                self[result] = b.known(self[result], load_back(self, stored[result], other=math.inf))
+            elif result in self.plan.maxima:
                 self[result] = b.known(b.zero(result), self[result])
             elif result in self.plan.ones:
                 self[result] = b.known(self[result], b.const(1.0, result.element))

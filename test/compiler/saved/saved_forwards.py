@@ -45,6 +45,21 @@ def softmax_in_three_passes() -> Forward:
     return ran(kernel_from(kernels.softmax_in_three_passes, types, BLOCK=16), (ROWS,), given, ["x_ptr"], ["y_ptr"])
 
 
+def log_sums_of_rows(kind: str = "") -> Forward:
+    """Two tiles of four rows, of which five are there: their log-sum-exps, and what these come to."""
+    types = {
+        **dict.fromkeys(("x_ptr", "w_ptr", "lse_ptr", "y_ptr"), F32),
+        "rows": "i32",
+        "n": "i32",
+    }
+    given = {
+        "x_ptr": 3 * seeded(5, 13), "w_ptr": seeded(13, seed=1), "lse_ptr": torch.zeros(5, dtype=torch.float64),
+        "y_ptr": empty(2), "rows": 5, "n": 13,
+    }  # fmt: skip
+    kernel = kernel_from(kernels.log_sums_of_rows, types, M=4, BLOCK=16, KIND=kind)
+    return ran(kernel, (2,), given, ["x_ptr", "w_ptr"], ["y_ptr"])
+
+
 def layer_norm(*, looped: bool = False) -> Forward:
     """With its mean and rstd stored."""
     types = dict.fromkeys(("x_ptr", "w_ptr", "b_ptr", "y_ptr", "mean_ptr", "rstd_ptr"), F32)

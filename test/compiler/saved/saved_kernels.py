@@ -230,3 +230,25 @@ def second_order(x_ptr, s_ptr, y_ptr, n, m, BLOCK: tl.constexpr, KIND: tl.conste
         second = last
         last = state
     tl.store(y_ptr + pid * BLOCK + i, last + second)
+
+
+@triton.jit
+def log_sums_of_rows(x_ptr, w_ptr, lse_ptr, y_ptr, rows, n, M: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr):
+    t, cols = tl.program_id(0) * M + tl.arange(0, M), tl.arange(0, BLOCK)
+    there = t < rows
+    x = tl.load(x_ptr + t[:, None] * n + cols[None, :], mask=there[:, None] & (cols < n)[None, :], other=0.0)
+    w = tl.load(w_ptr + cols, mask=cols < n, other=0.0)
+    x = tl.where((cols < n)[None, :], x * w[None, :], float("-inf"))
+    if KIND == "base 2":
+        x = x * 1.5
+        top = tl.max(x, axis=1)
+        lse = top / 1.5 + tl.log2(tl.sum(tl.exp2(x - top[:, None]), axis=1)) / 1.5
+    elif KIND == "another sum":
+        top = tl.max(x, axis=1)
+        lse = top + tl.log(tl.sum(tl.exp(x - top[:, None]) * w[None, :] * w[None, :], axis=1))
+    else:
+        top = tl.max(x, axis=1)
+        lse = top + tl.log(tl.sum(tl.exp(x - top[:, None]), axis=1))
+    tl.store(lse_ptr + t, lse, mask=t < rows - 1 if KIND == "one less" else there)
+    parts = lse * lse if KIND == "squared" else lse
+    tl.store(y_ptr + tl.program_id(0), tl.sum(tl.where(there, parts, 0.0), axis=0))

@@ -153,3 +153,38 @@ def test_maxima_of_rows_keep_their_derivatives_where_they_may_not_shift_apart(ki
     same_gradients(
         forward.backward(prepared(forward.kernel, frozenset(forward.written)).kernel), forward.backward(forward.kernel)
     )
+
+
+@pytest.mark.parametrize("kind", ["", "squared", "base 2"])
+def test_a_stored_log_sum_exp_is_the_maximum_at_which_the_sum_is_one(kind: str) -> None:
+    # Squared, those of the rows that are not there, which are taken for infinite, meet zeros: `same_gradients` sees NaN
+    # in the gradient of w, which sums over rows.
+    forward = forwards.log_sums_of_rows(kind)
+    settled = prepared(forward.kernel, frozenset(forward.written))
+    backward = forward.backward(settled.kernel)
+    same_gradients(backward, forward.backward(forward.kernel))
+    assert "lse_ptr" in settled.read
+    assert backward.count(Code.REDUCE_MAX) == backward.count(Code.LOG) == backward.count(Code.LOG2) == 0
+
+
+@pytest.mark.parametrize("kind", ["one less", "another sum"])
+def test_a_log_sum_exp_that_is_not_stored_of_all_rows_or_is_of_something_else_keeps_the_maximum(kind: str) -> None:
+    # The fifth row counts, too, and memory has none of it; weighted sums need not be positive for no maximum.
+    forward = forwards.log_sums_of_rows(kind)
+    backward = forward.backward(prepared(forward.kernel, frozenset(forward.written)).kernel)
+    same_gradients(backward, forward.backward(forward.kernel))
+    assert backward.count(Code.REDUCE_MAX) == 1
+
+
+@pytest.mark.parametrize(
+    ("forward", "lost"), [(forwards.log_sums_of_rows(), "lse_ptr"), (forwards.row_of("softmax"), "y_ptr")]
+)
+def test_where_the_result_is_overwritten_later_the_maximum_has_no_derivative_all_the_same(
+    forward: Forward, lost: str
+) -> None:
+    # Given up with what was to be read, it is searched for where it was.
+    settled = prepared(forward.kernel, frozenset(forward.written), frozenset((lost,)))
+    backward = forward.backward(settled.kernel)
+    same_gradients(backward, forward.backward(forward.kernel))
+    assert lost not in settled.read
+    assert not any(op.code is Code.CMP and op.operands[0].is_float for op in backward.kernel.ops)
