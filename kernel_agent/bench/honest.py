@@ -3,7 +3,9 @@
 All computations are of the user's own forward and none of the candidate: its kernels executed and differentiated in
 narrow arithmetic (operands of products cut to the coarsest product of the forward's kernels, all other results to
 float32, `exp` taken as `exp2` of a rounded product, as Triton compiles it), and torch's autograd of `reference` in the
-dtypes of the call with products cut alike. Of all, the largest error counts, tile by tile.
+dtypes of the call with products cut alike. Where the coarsest product is of tf32, the former is computed in operands
+whose further bits are dropped, too, as tensor cores drop them: all shrink, which shows where a gradient is a difference
+of sums of products and of something else. Of all, the largest error counts, tile by tile.
 
 Float32 gradients are computed several times more in stochastic arithmetic (`kernel_agent.bench.narrow`). One
 computation says little of a tile whose gradient is the difference of two large numbers, `dy - sum(dy * y)` where one

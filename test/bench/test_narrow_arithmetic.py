@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from kernel_agent.bench.launches import TF32_KEPT_BITS
 from kernel_agent.bench.narrow import ULP, Approximated, NarrowArithmetic, cut, directions
+from kernel_agent.ir.rounding import tf32_truncated
 
 
 def drawn(function, *values: torch.Tensor, seed: int = 0) -> torch.Tensor:
@@ -123,6 +125,18 @@ def test_cutting_keeps_the_asked_bits_at_any_exponent():
     assert abs(kept[2] / 3e-30 - 1) < 2.0**-8, "no underflow"
     assert kept[3].isinf()
     assert torch.equal(cut(values, 24), values)
+
+
+def test_what_follows_the_bits_of_tf32_is_dropped_as_tensor_cores_drop_it():
+    x = random(4096)
+    assert torch.equal(cut(x, TF32_KEPT_BITS, dropped=True), tf32_truncated(x.float()))
+    assert torch.equal(cut(-x, TF32_KEPT_BITS, dropped=True), -cut(x, TF32_KEPT_BITS, dropped=True)), "toward zero"
+    ones = torch.ones(1, 4096, dtype=torch.float64)
+    exact = float(ones @ x.abs()[:, None])
+    for dropped, least, most in ((True, 2.0**-12, 2.0**-10), (False, -(2.0**-14), 2.0**-14)):
+        with NarrowArithmetic(TF32_KEPT_BITS, narrow=True, dropped=dropped):
+            found = float(torch.mm(ones, x.abs()[:, None]))
+        assert least <= (exact - found) / exact <= most, "all operands shrink; rounded ones cancel"
 
 
 def test_operands_of_drawn_products_go_to_either_neighbour_and_stay_where_they_fit():
