@@ -63,21 +63,25 @@ class Draws:
 
 
 def drawn_errors(draws: Draws, dtypes: Mapping[str, torch.dtype], numbers: range) -> dict[str, HonestError]:
-    """The largest errors of the draws of these numbers, by gradient of `dtypes`.
-
-    What jumps, as at a kink, says nothing of rounding elsewhere, and does not count. Where products are coarse they
-    decide which side of a kink is taken, and the elements that jumped are told with the size of their jump.
-    """
-    bits = min(draws.dot_bits or FLOAT32_BITS, FLOAT32_BITS)
-    leap = max(_LEAP, 2.0 ** (_LEAP_BITS - bits))
+    """The largest errors of the draws of these numbers, by gradient of `dtypes`, as `error_beside_jumps` has them."""
     found: dict[str, HonestError] = {}
     for number in numbers:
         drawn = draws.gradients(number)
         for name, dtype in dtypes.items():
-            exact = draws.truth[name]
-            jumped = jumps(exact, drawn[name], leap)
-            error = honest_error(torch.where(jumped, exact, drawn[name]), exact, dtype)
-            if bits < FLOAT32_BITS and bool(jumped.any()):
-                error = replace(error, jumps=torch.where(jumped, (drawn[name] - exact).abs(), 0.0).nan_to_num().cpu())
+            error = error_beside_jumps(drawn[name], draws.truth[name], dtype, draws.dot_bits)
             found[name] = found[name].joined(error) if name in found else error
     return found
+
+
+def error_beside_jumps(computed: Tensor, exact: Tensor, dtype: torch.dtype, dot_bits: int | None) -> HonestError:
+    """The error of a gradient that is stored in `dtype`.
+
+    What jumps, as at a kink, says nothing of rounding elsewhere, and does not count. Where products are coarse they
+    decide which side of a kink is taken, and the elements that jumped are told with the size of their jump.
+    """
+    bits = min(dot_bits or FLOAT32_BITS, FLOAT32_BITS)
+    jumped = jumps(exact, computed, max(_LEAP, 2.0 ** (_LEAP_BITS - bits)))
+    error = honest_error(torch.where(jumped, exact, computed), exact, dtype)
+    if bits < FLOAT32_BITS and bool(jumped.any()):
+        error = replace(error, jumps=torch.where(jumped, (computed - exact).abs(), 0.0).nan_to_num().cpu())
+    return error

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from kernel_agent.bench.draws import Draws, drawn_errors
+from kernel_agent.bench.draws import Draws, drawn_errors, error_beside_jumps
 from kernel_agent.bench.gpu import seen_gpu
 from kernel_agent.bench.honest import DRAWS, HonestError, honest_error
 from kernel_agent.bench.launches import TF32_BITS, TF32_KEPT_BITS, coarsest_dot
@@ -211,15 +211,17 @@ def truth_of(
     outputs = tuple(o.detach().as_subclass(Tensor) if isinstance(o, Tensor) else o for o in tape.exact_outputs)
     del tape
     torch.cuda.empty_cache()
-    honest: dict[str, HonestError] = {}
-    for arithmetic in _honest_arithmetic(dot_bits):
-        with arithmetic:  # of the forward, too: its statistics are rounded on a device
+    with NarrowArithmetic(dot_bits, narrow=True):  # of the forward, too: its statistics are rounded on a device
+        narrow = tape_of_gradients(stub, arguments, places).gradients(cotangents)
+    honest = {name: honest_error(narrow[name], truth[name], dtypes[name]) for name in truth}
+    if dot_bits == TF32_BITS:
+        with NarrowArithmetic(TF32_KEPT_BITS, narrow=True, dropped=True):
             narrow = tape_of_gradients(stub, arguments, places).gradients(cotangents)
         for name, exact in truth.items():
-            error = honest_error(narrow[name], exact, dtypes[name])
-            honest[name] = honest[name].joined(error) if name in honest else error
-        del narrow
-        torch.cuda.empty_cache()
+            error = error_beside_jumps(narrow[name], exact, dtypes[name], dot_bits)
+            honest[name] = honest[name].joined(error)
+    del narrow
+    torch.cuda.empty_cache()
     fine = {name: dtype for name, dtype in dtypes.items() if dtype is torch.float32}
     if fine:
         draws = Draws(stub, arguments, cotangents, truth, dot_bits)
@@ -230,14 +232,6 @@ def truth_of(
         notes += [note] if note else []
     grads = tuple(Gradient(name, truth[name], dtypes[name], scales[name], honest[name]) for name in truth)
     return Truth(grads, outputs, cotangents, time.perf_counter() - start, tuple(notes))
-
-
-def _honest_arithmetic(dot_bits: int | None) -> list[NarrowArithmetic]:
-    """What kernels may compute in: products of tf32 in operands that were rounded, or cut as tensor cores cut them."""
-    found = [NarrowArithmetic(dot_bits, narrow=True)]
-    if dot_bits == TF32_BITS:
-        found.append(NarrowArithmetic(TF32_KEPT_BITS, narrow=True, dropped=True))
-    return found
 
 
 def outputs_of_the_stub(stub: Stub, arguments: Arguments, found: Truth) -> list[Gradient]:
