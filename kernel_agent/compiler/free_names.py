@@ -1,10 +1,13 @@
-"""`free_names` of expressions, `bound_names` of statements and all `words` in a text; `free_name` for what the compiler
-adds beside names that the user or another pass has chosen."""
+"""`free_names` of expressions, names that statements bind, assign and read, and all `words` in a text; `free_name` for
+what the compiler adds beside names that the user or another pass has chosen."""
 
 from __future__ import annotations
 
 import ast
 import re
+from collections import deque
+
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def free_name(name: str, taken: set[str]) -> str:
@@ -23,10 +26,29 @@ def words(text: str) -> frozenset[str]:
 
 
 def bound_names(node: ast.AST) -> list[str]:
-    """Names that a statement binds or deletes, each once, in the order of the tree."""
-    stored = (ast.Store, ast.Del)
-    names = (inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name) and isinstance(inner.ctx, stored))
-    return list(dict.fromkeys(names))
+    """Names that a statement binds or deletes, each once, in the order of the tree. A function or class binds its own
+    name alone: what is bound within it is another scope's."""
+    found: dict[str, None] = {}
+    pending = deque([node])
+    while pending:
+        inner = pending.popleft()
+        if isinstance(inner, _SCOPES):
+            found[inner.name] = None
+            continue
+        if isinstance(inner, ast.Name) and not isinstance(inner.ctx, ast.Load):
+            found[inner.id] = None
+        pending.extend(ast.iter_child_nodes(inner))
+    return list(found)
+
+
+def assigned_names(node: ast.AST) -> set[str]:
+    """Names that are given a value anywhere in a tree; none that are only deleted: those are unbound behind it."""
+    return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store)}
+
+
+def read_names(node: ast.AST) -> set[str]:
+    """Names that are read anywhere in a tree, whoever bound them."""
+    return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Load)}
 
 
 def free_names(node: ast.AST) -> list[str]:

@@ -15,6 +15,7 @@ from itertools import permutations
 from typing import TYPE_CHECKING
 
 from kernel_agent.compiler.errors import CannotDerive
+from kernel_agent.compiler.free_names import read_names
 from kernel_agent.compiler.plan import Fact
 from kernel_agent.compiler.schedule.forms import Forms, Launch
 from kernel_agent.compiler.schedule.owner import own_loops
@@ -24,6 +25,7 @@ from kernel_agent.compiler.ssa.prune import prune
 from kernel_agent.compiler.ssa.rebuild import Copier
 from kernel_agent.compiler.ssa.shapes import WHOLE
 from kernel_agent.compiler.ssa.value import Kernel, Op, Value, is_smaller
+from kernel_agent.compiler.substitution import Substitution
 
 if TYPE_CHECKING:
     from kernel_agent.compiler.schedule.draft import Draft
@@ -133,10 +135,10 @@ class _Tier(Copier):
 
     def renamed(self, symbol: str) -> str:
         """An expression over constexprs."""
-        tree = ast.parse(symbol, mode="eval")
-        if all(node.id != self.other for node in ast.walk(tree) if isinstance(node, ast.Name)):
+        whole = ast.parse(symbol, mode="eval").body
+        if self.other not in read_names(whole):
             return symbol
-        return ast.unparse(_Renamer(self.name, self.other).visit(tree))
+        return ast.unparse(Substitution({self.other: ast.Name(self.name)}).of(whole))
 
     def number(self, symbol: str) -> int:
         """What an expression is now. Raises CannotDerive where constexprs alone do not say."""
@@ -177,14 +179,3 @@ class _Tier(Copier):
             self.results(op, new if isinstance(new, tuple) else (new,))
         else:
             super().pure(op)
-
-
-class _Renamer(ast.NodeTransformer):
-    """One name for another."""
-
-    def __init__(self, kept: str, given: str) -> None:
-        self.name, self.other = kept, given
-
-    def visit_Name(self, node: ast.Name) -> ast.Name:
-        """A name."""
-        return ast.Name(self.name, node.ctx) if node.id == self.other else node

@@ -15,6 +15,8 @@ from typing import Any
 
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from kernel_agent.compiler.substitution import Substitution
+
 _NAME = "TensorDescriptor"
 _MAKER = "from_tensor"
 _BLOCK = "block"
@@ -154,8 +156,7 @@ def _element(
     names = _unpacked(loop.target, item) if item is not None else None
     if names is None:
         return None
-    element: ast.AST = _Naming(names).visit(copy.deepcopy(node.elt))
-    return element
+    return Substitution(names).of(node.elt)
 
 
 def _unpacked(target: ast.expr, value: ast.expr) -> dict[str, ast.expr] | None:
@@ -180,15 +181,3 @@ def _at(items: list[ast.expr], place: int) -> ast.expr | None:
     """An element, if the list is that long and has no stars before it."""
     known = -len(items) <= place < len(items) and not any(isinstance(one, ast.Starred) for one in items)
     return items[place] if known else None
-
-
-class _Naming(ast.NodeTransformer):
-    """Expressions for the names of a comprehension."""
-
-    def __init__(self, names: Mapping[str, ast.expr]) -> None:
-        self.names = names
-
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        """A name."""
-        found = self.names.get(node.id)
-        return node if found is None else copy.deepcopy(found)

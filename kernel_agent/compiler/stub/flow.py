@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import copy
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch import Tensor
 from kernel_agent.compiler.free_names import free_names
 from kernel_agent.compiler.stub.source import StubSource
 from kernel_agent.compiler.stub.trace import LaunchSeen, TorchSeen, Trace
+from kernel_agent.compiler.substitution import Substitution
 from kernel_agent.ir.capture.images import declared_dtype
 
 SAME = frozenset(
@@ -279,11 +279,8 @@ class Flow:
 
 def replaced(node: ast.expr, name: str, other: str) -> str:
     """The text of an expression with another name in place of one."""
-    twin = copy.deepcopy(node)
-    for inner in ast.walk(twin):
-        if isinstance(inner, ast.Name) and inner.id == name:
-            inner.id = other
-    return ast.unparse(twin)
+    names = {name: ast.Name(other)}
+    return ast.unparse(Substitution(names, names).of(node))
 
 
 def disjoint(tensors: Sequence[Tensor]) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from kernel_agent.compiler.free_names import free_name, free_names
 from kernel_agent.compiler.stub.callees import callees
+from kernel_agent.compiler.substitution import Substitution
 
 _WIDTH = 120
 _ROUNDS = 8
@@ -127,10 +128,10 @@ def _written_out(
             first.append(ast.Assign([ast.Name(fresh, ast.Store())], value))
     for name in sorted(bound - given.keys()):
         renamed[name] = ast.Name(free_name(name, taken), ast.Load())
-    rest = [_Renaming(renamed).visit(copy.deepcopy(one)) for one in body]
-    result: ast.expr = ast.Constant(None)
-    if returns:
-        result = rest.pop().value or result
+    renaming = _Decided(renamed, renamed)
+    rest = [renaming.of(one) for one in body if not isinstance(one, ast.Return)]
+    returned = returns[0].value if returns else None
+    result = ast.Constant(None) if returned is None else renaming.of(returned)
     last = _Replacing(call, result).visit(copy.deepcopy(statement))
     if isinstance(statement, ast.Expr) and _place(statement.value) == _place(call):
         return [ast.fix_missing_locations(one) for one in (*first, *rest)]
@@ -207,20 +208,8 @@ def _stores(node: ast.Name) -> bool:
     return isinstance(node.ctx, (ast.Store, ast.Del))
 
 
-class _Renaming(ast.NodeTransformer):
-    """Expressions for names."""
-
-    def __init__(self, names: Mapping[str, ast.expr]) -> None:
-        self.names = names
-
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        """A parameter or a local of the helper."""
-        found = self.names.get(node.id)
-        if found is None:
-            return node
-        if isinstance(found, ast.Name):
-            return ast.Name(found.id, node.ctx)
-        return copy.deepcopy(found)
+class _Decided(Substitution):
+    """It, and choices that what a helper is given makes."""
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
         """A choice that the call has made: the other side may make no sense with what it gives."""

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from kernel_agent.compiler.free_names import assigned_names
 from kernel_agent.compiler.stub.lines import Line
 
 
@@ -173,7 +174,7 @@ def _statement(lines: tuple[Line, ...]) -> Statement:
     (node,) = ast.parse("\n".join(rows)).body
     launches = any(line.writes for line in lines)
     binds = {name for line in lines for name in line.writes}
-    binds |= {one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
+    binds |= assigned_names(node)
     for one in ast.walk(node):
         if isinstance(one, ast.Assign):
             binds |= {_base(target) for target in one.targets if isinstance(target, (ast.Subscript, ast.Attribute))}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 
-from kernel_agent.compiler.free_names import bound_names, free_name
+from kernel_agent.compiler.free_names import bound_names, free_name, read_names
 from kernel_agent.compiler.stub.callees import callees
 from kernel_agent.compiler.stub.loops import launches_in
 from kernel_agent.compiler.stub.renaming import Renaming, renamed
@@ -56,22 +56,18 @@ def _is_bound_first(name: str, block: Sequence[ast.stmt], unread: bool = False) 
     neither, as loops do that have no trips."""
     for one in block:
         if isinstance(one, ast.For) and not one.orelse:
-            if _reads(name, one.iter) or _reads(name, one.target):
+            if name in read_names(one.iter) | read_names(one.target):
                 return False
             if name not in bound_names(one.target) and not _is_bound_first(name, one.body, True):
                 return False
             continue
-        if _reads(name, one):
+        if name in read_names(one):
             return False
         if isinstance(one, ast.Assign) and any(name in bound_names(target) for target in one.targets):
             return True
         if name in bound_names(one):
             return False
     return unread
-
-
-def _reads(name: str, node: ast.AST) -> bool:
-    return any(isinstance(one.ctx, ast.Load) for one in _named(name, node))
 
 
 def _named(name: str, node: ast.AST) -> Iterator[ast.Name]:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from kernel_agent.compiler.free_names import free_names
+from kernel_agent.compiler.free_names import assigned_names, free_names
 from kernel_agent.compiler.stub.forward import Kept
 
 
 def sometimes_bound(function: ast.FunctionDef) -> frozenset[str]:
     """Names that some way to the end of a function binds and another one does not. Loops and the like count as run."""
     always = _bound_behind(function.body)
-    return frozenset() if always is None else frozenset(_binds(function.body)) - always
+    return frozenset() if always is None else frozenset(assigned_names(function) - always)
 
 
 def _bound_behind(body: Sequence[ast.stmt]) -> set[str] | None:
@@ -27,17 +27,8 @@ def _bound_behind(body: Sequence[ast.stmt]) -> set[str] | None:
                 return None
             found |= set.intersection(*sides)
         else:
-            found |= _binds([one])
+            found |= assigned_names(one)
     return found
-
-
-def _binds(body: Iterable[ast.stmt]) -> set[str]:
-    return {
-        inner.id
-        for one in body
-        for inner in ast.walk(one)
-        if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store)
-    }
 
 
 def none_where_unbound(saved: Sequence[Kept], names: frozenset[str]) -> tuple[tuple[Kept, ...], tuple[str, ...]]:

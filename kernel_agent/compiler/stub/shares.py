@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import ast
-import copy
 import random
 from collections.abc import Callable, Mapping
 
 from kernel_agent.compiler.free_names import free_names
 from kernel_agent.compiler.stub.loops import Loop
+from kernel_agent.compiler.substitution import Substitution
 
 Definition = Callable[[str], ast.AST | None]
 """What a local of the stub is bound to."""
@@ -38,7 +38,7 @@ def _is_own(place: ast.expr, loop: Loop, definition: Definition) -> bool:
     if not _rises(begin) or (loop.bound - {loop.target}) & {*free_names(begin)}:
         return False
     later = ast.BinOp(ast.Name(loop.target, ast.Load()), ast.Add(), loop.step)
-    following = _Put({loop.target: later}).visit(copy.deepcopy(begin))
+    following = Substitution({loop.target: later}).of(begin)
     return any(_same(one, following) for one in _no_more_than(end))
 
 
@@ -68,9 +68,7 @@ def _spelt(node: ast.expr, loop: Loop, definition: Definition) -> ast.expr:
         value = definition(name) if name in loop.bound and name != loop.target else None
         if isinstance(value, ast.expr):
             found[name] = _spelt(value, loop, definition)
-    spelt = _Put(found).visit(copy.deepcopy(node))
-    assert isinstance(spelt, ast.expr)
-    return spelt
+    return Substitution(found).of(node)
 
 
 def _no_more_than(node: ast.expr) -> list[ast.expr]:
@@ -106,14 +104,3 @@ def _value(node: ast.expr, point: Mapping[str, int]) -> int | None:
                 return first * second
             return first + second if isinstance(operator, ast.Add) else first - second
     return None
-
-
-class _Put(ast.NodeTransformer):
-    """Expressions for names."""
-
-    def __init__(self, names: Mapping[str, ast.expr]) -> None:
-        self.names = names
-
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        """A name."""
-        return copy.deepcopy(self.names.get(node.id, node))

@@ -11,8 +11,9 @@ import copy
 import itertools
 from collections.abc import Iterator, Sequence
 
-from kernel_agent.compiler.free_names import free_name
+from kernel_agent.compiler.free_names import bound_names, free_name, read_names
 from kernel_agent.compiler.stub.inline import rows
+from kernel_agent.compiler.substitution import Substitution
 
 _MAKERS = frozenset({"empty", "zeros", "ones", "full", "empty_like", "zeros_like", "ones_like", "full_like"})
 _PURE = frozenset({"min", "max", "len", "triton.cdiv", "triton.next_power_of_2"})
@@ -132,20 +133,20 @@ def _bound_once(block: Sequence[ast.stmt], arguments: ast.arguments, taken: set[
     body = list(block)
     given = {node.arg for node in ast.walk(arguments) if isinstance(node, ast.arg)}
     for name in dict.fromkeys(name for one in body for name in _plainly_bound(one)):
-        places = [place for place, one in enumerate(body) if name in _stored(one)]
+        places = [place for place, one in enumerate(body) if name in bound_names(one)]
         if name in given or len(places) < 2 or not all(name in _plainly_bound(body[place]) for place in places):
             continue
         if any(_in_a_scope_within(one, name) for one in body):
             continue
         for first, last in itertools.pairwise(places):
             between = body[first + 1 : last]
-            if not any(_launches(one) and name in _read(one) for one in between):
+            if not any(_launches(one) and name in read_names(one) for one in between):
                 continue
-            fresh = free_name(f"{name}_{places.index(first) + 1}", taken)
-            body[first] = _Renamed(name, fresh, ast.Store).visit(copy.deepcopy(body[first]))
+            other = {name: ast.Name(free_name(f"{name}_{places.index(first) + 1}", taken))}
+            body[first] = Substitution({}, other).of(body[first])
             for place in range(first + 1, last + 1):
-                if name in _read(body[place]):
-                    body[place] = _Renamed(name, fresh, ast.Load).visit(copy.deepcopy(body[place]))
+                if name in read_names(body[place]):
+                    body[place] = Substitution(other).of(body[place])
     return body
 
 
@@ -156,17 +157,6 @@ def _plainly_bound(statement: ast.stmt) -> list[str]:
     (target,) = statement.targets
     targets = target.elts if isinstance(target, ast.Tuple) else [target]
     return [one.id for one in targets if isinstance(one, ast.Name)]
-
-
-def _stored(statement: ast.stmt) -> set[str]:
-    """Names of the stub's own scope that a statement binds, somewhere."""
-    if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
-        return {statement.name}
-    return {n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
-
-
-def _read(statement: ast.stmt) -> set[str]:
-    return {n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
 
 
 def _launches(statement: ast.stmt) -> bool:
@@ -182,24 +172,3 @@ def _in_a_scope_within(statement: ast.stmt, name: str) -> bool:
         if name not in own and any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(scope)):
             return True
     return False
-
-
-class _Renamed(ast.NodeTransformer):
-    """Another name where one is read, or where it is bound; functions within are scopes of their own."""
-
-    def __init__(self, name: str, other: str, context: type[ast.expr_context]) -> None:
-        self.name = name
-        self.other = other
-        self.context = context
-
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        """A name."""
-        return ast.Name(self.other, node.ctx) if node.id == self.name and isinstance(node.ctx, self.context) else node
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        """A function of the stub, which has its own names."""
-        return node
-
-    def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
-        """The same."""
-        return node

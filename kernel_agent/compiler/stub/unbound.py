@@ -10,6 +10,8 @@ import ast
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
+from kernel_agent.compiler.free_names import assigned_names
+
 _MOST = 6
 """Flags of which every combination is tried; of more, all together and each alone."""
 
@@ -22,11 +24,10 @@ def unbound(text: str, flags: Sequence[str]) -> list[str]:
     earlier condition binds passes for bound.
     """
     function = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)][-1]
-    local = {node.id for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     given = {one.arg for one in function.args.args}
     found: dict[str, None] = {}
     for wanted in _choices(flags):
-        _Way(local - given, wanted, found).follow(function.body, set())
+        _Way(assigned_names(function) - given, wanted, found).follow(function.body, set())
     return list(found)
 
 
@@ -63,14 +64,14 @@ class _Way:
                     bound |= inner
             elif isinstance(one, ast.For):
                 self.read(one.iter, bound)
-                bound |= _binds(one.target)
+                bound |= assigned_names(one.target)
                 self.follow([*one.body, *one.orelse], bound)  # the first trip
             elif isinstance(one, (ast.While, ast.With)):
-                bound |= _binds(one)
+                bound |= assigned_names(one)
                 self.read(one, bound)
             else:
                 self.read(one, bound)
-                bound |= _binds(one)
+                bound |= assigned_names(one)
 
     def read(self, node: ast.AST, bound: Collection[str]) -> None:
         """Note what an expression reads unbound; sides of conditions that are not taken are not read."""
@@ -98,7 +99,3 @@ class _Way:
                 return None
             return any(parts) if isinstance(test.op, ast.Or) else all(parts)
         return None
-
-
-def _binds(node: ast.AST) -> set[str]:
-    return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store)}

@@ -7,9 +7,10 @@ import ast
 import copy
 from collections.abc import Collection, Mapping, Sequence
 
-from kernel_agent.compiler.free_names import bound_names, free_name
+from kernel_agent.compiler.free_names import bound_names, free_name, read_names
 from kernel_agent.compiler.stub.callees import callees
 from kernel_agent.compiler.stub.inline import rows
+from kernel_agent.compiler.substitution import Substitution
 
 _MOST = 8
 """Trips that are written out."""
@@ -42,7 +43,7 @@ def _once(source: str, stub: ast.FunctionDef, helpers: Collection[str]) -> str |
         taken |= {node.arg for node in ast.walk(stub) if isinstance(node, ast.arg)}
         written, names = _trips(loop, items, before, taken)
         rest = stub.body[place + 1 :]
-        names = {name: value for name, value in names.items() if any(name in _read(one) for one in rest)}
+        names = {name: value for name, value in names.items() if any(name in read_names(one) for one in rest)}
         after = _renamed(rest, names) if names else []
         if after is None:
             continue
@@ -64,7 +65,7 @@ def _trips(
     for trip, item in enumerate(items):
         last = trip == len(items) - 1
         for target, value in _pairs(loop.target, item):
-            value = _Renamed(names).visit(copy.deepcopy(value))
+            value = Substitution(names).of(value)
             simple = isinstance(value, (ast.Name, ast.Constant)) and isinstance(target, ast.Name)
             if simple and isinstance(target, ast.Name) and target.id not in bound | before:
                 names[target.id] = value
@@ -83,7 +84,7 @@ def _renamed(statements: Sequence[ast.stmt], names: Mapping[str, ast.expr]) -> l
         again = left.keys() & set(bound_names(one))
         if again and not isinstance(one, (ast.Assign, ast.AnnAssign)):
             return None
-        found.append(_Renamed(left).visit(copy.deepcopy(one)))
+        found.append(Substitution(left).of(one))
         left = {name: value for name, value in left.items() if name not in again}
     return found
 
@@ -92,13 +93,11 @@ def _renaming(
     statement: ast.stmt, names: dict[str, ast.expr], before: set[str], taken: set[str], *, last: bool
 ) -> ast.stmt:
     """A statement of one trip, in which what it binds gets a name of the trip; `names` has it from then on."""
-    twin = copy.deepcopy(statement)
-    stores = bound_names(twin)
+    stores = bound_names(statement)
     fresh: dict[str, ast.expr] = {
         name: ast.Name(name if last and name not in before else free_name(f"{name}_1", taken)) for name in stores
     }
-    renamed = _Renamed(names, fresh).visit(twin)
-    assert isinstance(renamed, ast.stmt)
+    renamed = Substitution(names, fresh).of(statement)
     names.update(fresh)
     return renamed
 
@@ -162,22 +161,3 @@ def _plain(body: Sequence[ast.stmt]) -> bool:
     odd = (ast.Break, ast.Continue, ast.Return, ast.FunctionDef, ast.Lambda, ast.NamedExpr)
     simple = all(isinstance(one, (ast.Assign, ast.AnnAssign, ast.Expr, ast.Assert)) for one in body)
     return simple and not any(isinstance(node, odd) for one in body for node in ast.walk(one))
-
-
-def _read(statement: ast.stmt) -> set[str]:
-    return {n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
-
-
-class _Renamed(ast.NodeTransformer):
-    """Expressions for names that are read, and names for those that are bound."""
-
-    def __init__(self, read: Mapping[str, ast.expr], bound: Mapping[str, ast.expr] | None = None) -> None:
-        self.read = read
-        self.bound = bound or {}
-
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        """A name."""
-        found = (self.read if isinstance(node.ctx, ast.Load) else self.bound).get(node.id)
-        if isinstance(found, ast.Name):
-            return ast.Name(found.id, node.ctx)
-        return node if found is None else copy.deepcopy(found)

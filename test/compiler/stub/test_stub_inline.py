@@ -126,6 +126,14 @@ def test_a_helper_that_a_loop_calls_is_written_into_its_trips() -> None:
     assert torch.equal(results(changed), results(source))
 
 
+def test_a_function_in_a_helper_keeps_a_parameter_that_is_called_like_the_helpers_own() -> None:
+    # The helper's is what the call gives; read there in the lambda's place, it would count nothing.
+    source = forward(first="x = sum(map(lambda factor: factor * x, (1, 2)))\n        ") + STUB
+    changed = without_helpers(source, "stub")
+    assert ".apply(" not in changed[changed.index("def stub") :]
+    assert torch.equal(results(changed), results(source))
+
+
 def test_a_choice_that_the_call_of_a_helper_has_made_is_gone() -> None:
     # `None.stride(0)` is no question that anything could answer, though no call would ask it.
     changed = without_helpers(HEAD + LOOPED, "stub")

@@ -24,6 +24,9 @@ LOOPS = [
     "        kernel[c](two)\n        found.append(c)\n    return found, c",
     "source = a\n    for n in range(2):\n        low = source + n\n        kernel[n](low)\n        source = low\n"
     "    source = source + 1\n    return source, low",
+    "for n in range(2):\n        low = a + n\n        kernel[n](low)\n    pick = lambda n: n + low\n    return pick(b)",
+    "for n in range(2):\n        low = a + n\n        kernel[n](low)\n    def pick(n, m=n):\n        low = n + m\n"
+    "        return low\n    return pick(b), low",
     "for place, x in ((0, a), (2, b)):\n        x = x + 1\n        kernel[place](x)\n    a = x\n    return a, b",
 ]
 
@@ -37,7 +40,8 @@ def results(source: str) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("body", LOOPS)
 def test_loops_are_written_out_and_give_the_same(body: str) -> None:
-    # what a trip binds is read by later trips and after the loop: a name that is not followed gives other numbers
+    # what a trip binds is read by later trips and after the loop: a name that is not followed gives other numbers, and
+    # so does one that is followed into a function which has a name like it
     source = f"{HEAD}\n\ndef stub(a, b):\n    {body}\n"
     changed = unrolled(source, "stub")
     assert "for " not in changed[changed.index("def stub") :]
