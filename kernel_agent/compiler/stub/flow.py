@@ -43,6 +43,10 @@ class Flow:
         self.source = source
         self.in_trip = False
         """Whether tensors of a trip of a loop are spoken of by the names that they have there."""
+        inner = {name for loop in source.loops for name in loop.bound}
+        of_trips = {name: value for name, value in trace.names.items() if name in inner}
+        others = {name: value for name, value in trace.names.items() if name not in inner}
+        self._names_behind, self._names_in_trips = {**others, **of_trips}, {**of_trips, **others}
         self.inputs = {id(tensor): name for name, tensor in trace.inputs.items()}
         self.maker: dict[int, TorchSeen] = {}
         self.changes: list[tuple[int, Tensor]] = []
@@ -60,10 +64,7 @@ class Flow:
     @property
     def names(self) -> Mapping[str, Any]:
         """Names at the end of the stub; of a tensor that a trip of a loop hands on first that by which it is known."""
-        if not self.source.loops:
-            return self.trace.names
-        inner = {name for loop in self.source.loops for name in loop.bound}
-        return dict(sorted(self.trace.names.items(), key=lambda one: (one[0] in inner) != self.in_trip))
+        return self._names_in_trips if self.in_trip else self._names_behind
 
     def _note(self, place: int, event: TorchSeen) -> None:
         given = {id(part) for part in _tensors(event.args)}
