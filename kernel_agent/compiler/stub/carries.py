@@ -3,31 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Protocol
 
 from torch import Tensor
 
 from kernel_agent.compiler.errors import CannotDerive
-from kernel_agent.compiler.stub.body import Body
-from kernel_agent.compiler.stub.cotangents import Cotangents, Grad
-from kernel_agent.compiler.stub.flow import Flow, tensors_in
+from kernel_agent.compiler.stub.cotangents import Grad
+from kernel_agent.compiler.stub.flow import tensors_in
 from kernel_agent.compiler.stub.lines import Line
 from kernel_agent.compiler.stub.loops import Carry, Loop
-from kernel_agent.compiler.stub.names import Names
-from kernel_agent.compiler.stub.references import References
 from kernel_agent.compiler.stub.trace import LaunchSeen, TorchSeen
+from kernel_agent.compiler.stub.writer import Writer
 
 Event = LaunchSeen | TorchSeen
-
-
-class Writer(Protocol):
-    """What writes the backward around the loop."""
-
-    body: Body
-    names: Names
-    flow: Flow
-    references: References
-    cotangents: Cotangents
 
 
 class Carries:

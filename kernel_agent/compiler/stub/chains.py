@@ -9,34 +9,20 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 from torch import Tensor
 
 from kernel_agent.compiler.errors import CannotDerive
-from kernel_agent.compiler.stub.body import Body
 from kernel_agent.compiler.stub.carries import Event, given_to
-from kernel_agent.compiler.stub.cotangents import Cotangents, Grad
-from kernel_agent.compiler.stub.flow import EMPTY, SLICED, Flow, addresses, storage_of
+from kernel_agent.compiler.stub.cotangents import Grad
+from kernel_agent.compiler.stub.flow import EMPTY, SLICED, addresses, storage_of
 from kernel_agent.compiler.stub.lines import ROOM, Line
 from kernel_agent.compiler.stub.loops import Loop
-from kernel_agent.compiler.stub.references import References
 from kernel_agent.compiler.stub.shares import counted
-from kernel_agent.compiler.stub.source import StubSource
 from kernel_agent.compiler.stub.torchcall import TorchCall
 from kernel_agent.compiler.stub.trace import LaunchSeen
 from kernel_agent.compiler.stub.wording import Launched
-
-
-class Writer(Protocol):
-    """What writes the backward around the loop."""
-
-    source: StubSource
-    body: Body
-    flow: Flow
-    references: References
-    cotangents: Cotangents
-    launches: dict[int, Launched]
+from kernel_agent.compiler.stub.writer import Writer
 
 
 class Chains:

@@ -10,24 +10,19 @@ from torch import Tensor
 
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.plan import BackwardPlan
-from kernel_agent.compiler.stub.body import Body
-from kernel_agent.compiler.stub.cotangents import Cotangents, Grad
-from kernel_agent.compiler.stub.flow import Flow, disjoint
-from kernel_agent.compiler.stub.references import References
+from kernel_agent.compiler.stub.cotangents import Grad
+from kernel_agent.compiler.stub.flow import disjoint
 from kernel_agent.compiler.stub.trace import LaunchSeen
 from kernel_agent.compiler.stub.wording import Launched, Wording
+from kernel_agent.compiler.stub.writer import Writer
 
 Eraser = Callable[[LaunchSeen, str, bool], BackwardPlan]
 """What a launch leaves of the cotangent of an argument; see `erasing`."""
 
 
-class Writer(Protocol):
+class PlanWriter(Writer, Protocol):
     """What writes the backward around it."""
 
-    body: Body
-    flow: Flow
-    references: References
-    cotangents: Cotangents
     eraser: Eraser
 
     def write_plan(self, launched: Launched, plan: BackwardPlan, cotangents: Mapping[str, Grad]) -> Wording:
@@ -37,7 +32,7 @@ class Writer(Protocol):
 class Remains:
     """Of all launches of one backward."""
 
-    def __init__(self, writer: Writer) -> None:
+    def __init__(self, writer: PlanWriter) -> None:
         self.writer = writer
         self.body, self.flow = writer.body, writer.flow
         self.references, self.cotangents = writer.references, writer.cotangents

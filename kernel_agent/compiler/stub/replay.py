@@ -10,43 +10,33 @@ import copy
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from torch import Tensor
 
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.free_names import bound_names
 from kernel_agent.compiler.stub.carries import Event, made_by
-from kernel_agent.compiler.stub.flow import Flow, replaced, storage_of
+from kernel_agent.compiler.stub.flow import replaced, storage_of
 from kernel_agent.compiler.stub.lines import Line
 from kernel_agent.compiler.stub.loops import Loop
-from kernel_agent.compiler.stub.names import ASKS, Names
+from kernel_agent.compiler.stub.names import ASKS
 from kernel_agent.compiler.stub.needs import variable_of
-from kernel_agent.compiler.stub.source import StubSource
 from kernel_agent.compiler.stub.trace import LaunchSeen
 from kernel_agent.compiler.stub.wording import Launched
+from kernel_agent.compiler.stub.writer import Writer
 
 _LIKE = frozenset({"torch.empty_like", "torch.zeros_like", "gradient_room"})
 """Functions that ask their first argument for its form alone."""
 
 
-class Around(Protocol):
-    """The backward around the loop."""
-
-    source: StubSource
-    names: Names
-    flow: Flow
-    launches: dict[int, Launched]
-
-
 class Replay:
     """Of one loop."""
 
-    def __init__(self, around: Around, loop: Loop, part: Sequence[tuple[int, Event]], lost: frozenset[int]) -> None:
+    def __init__(self, writer: Writer, loop: Loop, part: Sequence[tuple[int, Event]], lost: frozenset[int]) -> None:
         """`part`: events of the trip that is followed; `lost`: memory that is there before the loop and has nothing of
         a trip behind it."""
-        self.around = around
-        self.names, self.flow, self.source = around.names, around.flow, around.source
+        self.writer = writer
+        self.names, self.flow, self.source = writer.names, writer.flow, writer.source
         self.loop = loop
         self.part = part
         made = (one for _, event in part for one in made_by(event) if self.flow.base(one) is None)
@@ -152,7 +142,7 @@ class Replay:
         definition = self.source.definition(given.id) if isinstance(given, ast.Name) else None
         if isinstance(definition, ast.Lambda):
             call.func.slice = definition
-        launched = self.around.launches[place]
+        launched = self.writer.launches[place]
         self._keep_apart(launched)
         text = self.names.expression(call, call.end_lineno or call.lineno, "again")
         shown = ast.parse(text, mode="eval").body

@@ -14,38 +14,28 @@ from torch import Tensor
 
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.ssa.code import Code
-from kernel_agent.compiler.stub.body import Body
 from kernel_agent.compiler.stub.carries import Carries, Event, given_to, made_by
 from kernel_agent.compiler.stub.chains import Chains
-from kernel_agent.compiler.stub.cotangents import Cotangents, Grad
-from kernel_agent.compiler.stub.flow import EMPTY, PERMUTED, SLICED, Flow, addresses, storage_of
+from kernel_agent.compiler.stub.cotangents import Grad
+from kernel_agent.compiler.stub.flow import EMPTY, PERMUTED, SLICED, addresses, storage_of
 from kernel_agent.compiler.stub.hoist import hoisted
 from kernel_agent.compiler.stub.lines import ROOM, Line
 from kernel_agent.compiler.stub.loops import Loop
-from kernel_agent.compiler.stub.names import Names
-from kernel_agent.compiler.stub.references import References
 from kernel_agent.compiler.stub.remains import Remains
 from kernel_agent.compiler.stub.replay import Replay
 from kernel_agent.compiler.stub.shares import is_own_share
-from kernel_agent.compiler.stub.source import StubSource
 from kernel_agent.compiler.stub.torchcall import TorchCall
 from kernel_agent.compiler.stub.trace import LaunchSeen, TorchSeen
 from kernel_agent.compiler.stub.wording import Launched
+from kernel_agent.compiler.stub.writer import Writer
 
 _VIEWS = PERMUTED | SLICED | {"view", "view_as", "unsqueeze", "squeeze"}
 """Functions whose results lie in the memory of what they are given, whatever that is."""
 
 
-class Writer(Protocol):
+class LoopWriter(Writer, Protocol):
     """What writes the backward around the loop."""
 
-    source: StubSource
-    body: Body
-    names: Names
-    flow: Flow
-    references: References
-    cotangents: Cotangents
-    launches: dict[int, Launched]
     launched: list[Launched]
     replayed: set[int]
     remarks: list[str]
@@ -58,7 +48,7 @@ class Writer(Protocol):
 class Trips:
     """Writes one loop."""
 
-    def __init__(self, writer: Writer, loop: Loop, part: Sequence[tuple[int, Event]]) -> None:
+    def __init__(self, writer: LoopWriter, loop: Loop, part: Sequence[tuple[int, Event]]) -> None:
         """`part`: events of the trip that is followed."""
         self.writer = writer
         self.loop = loop
