@@ -16,6 +16,7 @@ def joined(exact: Verdict, native: Verdict) -> Verdict:
         "cases": (*exact.cases, *native.cases),
         "cases_planned": exact.cases_planned + native.cases_planned,
         "notes": (*exact.notes, *native.notes),
+        "faults": (*exact.faults, *native.faults),
         "unordered": (*exact.unordered, *native.unordered),
         "forward": exact.forward,
         "suite": exact.suite,

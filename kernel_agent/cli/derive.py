@@ -80,7 +80,6 @@ def derive(
     from kernel_agent.compiler.kept import derivation_key, user_pairs
     from kernel_agent.compiler.preload import PRELOAD
     from kernel_agent.gate.options import GateOptions
-    from kernel_agent.gate.verdict import OF_FORWARD
     from kernel_agent.sandbox import Sandbox
 
     schedules = () if schedule is None else (_known(schedule),)
@@ -108,11 +107,11 @@ def derive(
                 kept.put(key, found)
         if tune or (tune is None and _gpu()):
             found = _fitting(asked, found, seconds, cache=cache)
-    faults = [note for note in found.verdict.notes if note.startswith(OF_FORWARD)]
-    for note in faults:  # the backward of what is computed by chance is proven, and of no use
-        err().print(f"{file.name}: {note}", soft_wrap=True)
-    if faults:
-        err().print(f"{file.name}: kernel-agent sanitize shows all that is wrong with it", soft_wrap=True)
+    if found.verdict.faults:  # the backward of what is computed by chance is proven, and of no use
+        from kernel_agent.compiler.faults import SHOWN_BY
+
+        for line in (*found.verdict.faults, SHOWN_BY):
+            err().print(f"{file.name}: {line}", soft_wrap=True)
     if explain:
         _explain(found, before=before)
     if output is None:

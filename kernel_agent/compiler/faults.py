@@ -16,6 +16,8 @@ from kernel_agent.oracle.sanitizing import SanitizedPart, sanitize_file
 from kernel_agent.pairs.spec import FileFacts
 from kernel_agent.sandbox import Limits, Sandbox
 
+SHOWN_BY = "kernel-agent sanitize shows all that is wrong with the forward"
+"""What to try next, for whoever is told of one fault."""
 LIMITS = Limits(wall_s=60.0)
 """Of the child that looks for faults: what it found by then counts."""
 
@@ -43,7 +45,7 @@ def unproven(reason: str, facts: FileFacts, sandbox: Sandbox, kind: type[CannotD
             what = f"{fault}: {said(finding)}; at {label}"
             return CannotDerive(
                 f"no derived backward is right, and the forward itself is at fault: {what}",
-                remedy=f"{remedy}. kernel-agent sanitize shows all that is wrong with the forward.",
+                remedy=f"{remedy}. {SHOWN_BY}.",
                 path=facts.path,
             )
     remedy = "Please report this forward; until then have a model write the backward."

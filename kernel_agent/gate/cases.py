@@ -14,7 +14,6 @@ from kernel_agent.errors import InputError
 from kernel_agent.gate.derived_shapes import Alternatives, apart_entries, odd_entries
 from kernel_agent.gate.options import GateOptions
 from kernel_agent.gate.other_values import usable, value_points
-from kernel_agent.gate.verdict import OF_FORWARD
 from kernel_agent.oracle import (
     CotangentKind,
     Fit,
@@ -90,6 +89,8 @@ class Plan:
     notes: tuple[str, ...]
     left_out: int = 0
     """Cases for which there was no room."""
+    faults: tuple[str, ...] = ()
+    """Those of the notes that say what is wrong with the user's own kernels."""
 
     @property
     def size(self) -> int:
@@ -118,18 +119,20 @@ def make_plan(truths: Truths, options: GateOptions, *, accepts_needs: bool) -> P
     if len(odd) > len(likely) and any(isinstance(answer, Refusal) or answer.findings for answer in odd_answers):
         odd_answers += _forwards(truths, odd[len(likely) :], options)
     shapes: list[ShapePlan] = []
+    faults: list[str] = []
     for shape, answer in zip(wanted, answers, strict=False):
         if isinstance(answer, Refusal):
             _leave_out(truths, shape.entry, answer, notes)
             continue
         shapes.append(replace(shape, elements=answer.elements))
-        notes += [f"{OF_FORWARD}{shape.entry.label}: {finding}" for finding in answer.findings[:1]]
+        faults += [f"the forward itself at {shape.entry.label}: {finding}" for finding in answer.findings[:1]]
+    notes += faults
     shapes += _odd_shapes(odd[: len(odd_answers)], odd_answers, options, notes)
     planned = _with_cases(truths, _cheap_first(shapes), options, accepts_needs)
     planned += _once(truths, apart, apart_answers, {shape.entry.label for shape in shapes}, accepts_needs)
     if small is not None and other:
         planned[1:1] = _other_values(truths, small, other, options, notes)
-    return _within_budget(planned, options, notes)
+    return replace(_within_budget(planned, options, notes), faults=tuple(faults))
 
 
 def _forwards(

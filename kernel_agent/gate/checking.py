@@ -286,6 +286,7 @@ def _accepted(progress: _Progress, change: ForwardChange, start: float, options:
         cases=results,
         cases_planned=progress.plan.size,
         notes=progress.plan.notes,
+        faults=progress.plan.faults,
         forward=change,
         seconds=time.perf_counter() - start,
     )
@@ -312,6 +313,7 @@ def _red(problem: Problem, progress: _Progress | None, change: ForwardChange | N
         cases=tuple(outcome.result for outcome in progress.outcomes) if progress else (),
         cases_planned=progress.plan.size if progress else 0,
         notes=progress.plan.notes if progress else (),
+        faults=progress.plan.faults if progress else (),
         forward=change,
         seconds=time.perf_counter() - start,
     )

@@ -12,9 +12,6 @@ from kernel_agent.machine import Machine
 from kernel_agent.pairs.values import Values
 from kernel_agent.record import Record
 
-OF_FORWARD = "the forward itself at "
-"""How a note begins that says what is wrong with the user's own kernels at a shape."""
-
 
 def visible(text: str) -> str:
     """The text with everything in it that a terminal or a reader does not see as it is written out: `\\x1b`.
@@ -198,6 +195,9 @@ class Verdict(Record):
     cases: tuple[CaseResult, ...] = ()
     cases_planned: int = 0
     notes: tuple[Visible, ...] = Field(default=(), description="what was shrunk or left out, said to the reader")
+    faults: tuple[Visible, ...] = Field(
+        default=(), description="those of the notes that say what is wrong with the user's own kernels"
+    )
     unordered: tuple[str, ...] = Field(
         default=(), description="why gradients need not be the same bits in every call; empty where nothing says so"
     )

@@ -43,3 +43,12 @@ def test_nothing_checked_on_the_gpu_leaves_the_exact_verdict_and_says_so():
     assert both.green
     assert both.tier == "exact"
     assert both.notes == ("shrunk", "nothing fits", "n=4096: no memory")
+
+
+def test_what_is_wrong_with_the_forward_is_told_of_a_verdict_of_both_tiers_too():
+    # `kernel-agent derive` asks for it when real kernels have judged the backward, which look for no such fault.
+    fault = "the forward itself at n=7: reads what nothing wrote"
+    exact = EXACT.model_copy(update={"notes": (fault,), "faults": (fault,)})
+    for status in (Status.GREEN, Status.WRONG_GRADIENT, Status.NO_CASE):
+        native = Verdict(status=status, cases=(NATIVE_CASE,), tier="native")
+        assert joined(exact, native).faults == (fault,)

@@ -115,7 +115,7 @@ def test_a_proven_backward_of_a_forward_that_reads_what_nothing_wrote_comes_with
     assert "def backward(saved, grad_y" in told.out
     assert "the forward itself at N=40: square_kernel, square.py:" in told.err
     assert "updates memory that nothing wrote" in told.err
-    assert "kernel-agent sanitize shows all" in told.err
+    assert "kernel-agent sanitize shows all that is wrong with the forward" in told.err
 
 
 def test_a_make_args_that_raises_is_told_with_its_entry(forward, capsys):
