@@ -14,11 +14,11 @@ import torch
 from kernel_agent.ir import import_module
 from kernel_agent.pairs.arguments import Arguments, build_arguments
 from kernel_agent.pairs.load import disabling_nothing
+from kernel_agent.pairs.operators import registers_operators
 from kernel_agent.pairs.spec import ShapeEntry
+from kernel_agent.pairs.syntax import parse
 
 META = torch.device("meta")
-_REGISTRY = "library"
-"""Files that say so may register operators: torch knows one of each name, that of the last import."""
 
 
 class NoOutline(Exception):
@@ -39,7 +39,7 @@ class Outline:
     @functools.cached_property
     def _module(self) -> ModuleType:
         path = Path(self._imported.__file__ or "")
-        if _REGISTRY in path.read_text(encoding="utf-8"):
+        if registers_operators(parse(path.read_text(encoding="utf-8"), path)):
             raise NoOutline(f"{path.name} may register operators")
         with disabling_nothing():
             return import_module(path, f"{self._imported.__name__}_outline")

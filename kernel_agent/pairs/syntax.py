@@ -78,10 +78,11 @@ def dotted(node: ast.expr) -> str | None:
 class ImportedNames:
     """What the names bound by a file's module-level imports stand for, so that aliases are seen through."""
 
-    def __init__(self, tree: ast.Module) -> None:
+    def __init__(self, tree: ast.Module, *, everywhere: bool = False) -> None:
+        """`everywhere`: imports within functions as well."""
         self._full: dict[str, str] = {}
         self.stars: list[str] = []
-        for node in module_level(tree):
+        for node in ast.walk(tree) if everywhere else module_level(tree):
             if isinstance(node, ast.Import):
                 for name in node.names:
                     top = name.name.partition(".")[0]

@@ -36,7 +36,11 @@ def table():
 def make_args(N, device="cpu", seed=0):
     return torch.ones(N, device=device), table()
 """
-REGISTERS = "import torch\nfrom torch import library\n" + DRAWS
+REGISTERS = (
+    "import torch\n\n\n"
+    '@torch.library.custom_op("kernel_agent_outlined::double", mutates_args=())\n'
+    "def double(x: torch.Tensor) -> torch.Tensor:\n    return x * 2\n"
+) + DRAWS
 
 
 def imported(folder, text):
@@ -100,6 +104,13 @@ def test_a_table_that_make_args_keeps_has_its_numbers_later(tmp_path):
         Outline(module)(entry(4))
         _, kept = build_arguments(module, entry(4), device="cpu", seed=0).args
     assert kept.device.type == "cpu"
+
+
+def test_a_file_that_speaks_of_a_library_has_an_outline_all_the_same(tmp_path):
+    # It took seconds and gigabytes, since a comment had the word in it.
+    module = imported(tmp_path, "# after the library's own\n" + DRAWS)
+    with standin():
+        assert Outline(module)(entry(1 << 20)).args[0].shape == (1 << 20, 1 << 20)
 
 
 def test_a_file_that_may_register_operators_is_imported_once(tmp_path):
