@@ -121,9 +121,7 @@ class _Segments(Copier):
             strides.append(b.mul(strides[-1], b.cast(b.setting(name, EVALUATED), step.element)))
 
         def trip(index: Value, carries: list[Value]) -> list[Value]:
-            for old, new in zip(block.arguments, (index, *carries), strict=True):
-                self[old] = new
-                new.source_line = old.source_line
+            self.enter(block.arguments, (index, *carries))
             return self.block(block)
 
         def trips(level: int, first: Value, end: Value, carries: list[Value]) -> tuple[Value, ...]:

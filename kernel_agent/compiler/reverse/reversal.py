@@ -128,9 +128,7 @@ class Reversal(Copier):
         taped = self._tape(op, block.arguments[0].name, block.arguments[1:])
 
         def body(index: Value, inner: list[Value]) -> list[Value]:
-            for old, new in zip(block.arguments, (index, *inner), strict=True):
-                self[old] = new
-                new.source_line = old.source_line
+            self.enter(block.arguments, (index, *inner))
             for name, value in zip(taped.tapes, inner, strict=True):
                 self.b.add_op(Op(Code.TAPE_STORE, (value,), (), {"tape": name}))
             return self.block(block)

@@ -14,6 +14,7 @@ from kernel_agent.compiler.schedule.linear import Atom, Kind
 from kernel_agent.compiler.schedule.polynomial import ONE, Polynomial
 from kernel_agent.compiler.schedule.sites import mask_forms
 from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.masks import repeated_conjuncts
 from kernel_agent.compiler.ssa.value import Op, Value, constant, unspread
 
 
@@ -94,7 +95,7 @@ def column_claims(forms: Forms, lanes: Lanes, columns: Columns, column: Column, 
         return None
     claims = [Claim(extent, Polynomial.integer(column.number + 1))]
     axis = columns.axis if len(value.shape) < len(columns.tile.shape) else None
-    for part in _parts(mask):
+    for part in [] if mask is None else map(unspread, repeated_conjuncts(mask)):
         if not _is_of_rows(part, columns.axis):
             shown = _in_column(forms, part, column)
             if shown is None:
@@ -108,7 +109,7 @@ def column_claims(forms: Forms, lanes: Lanes, columns: Columns, column: Column, 
 def rest_outside(forms: Forms, lanes: Lanes, columns: Columns, mask: Value, reader: Value) -> bool:
     """Whether no column is set where a mask does not hold, but for rows that have no part in what is made of
     `reader`."""
-    for part in _parts(mask):
+    for part in map(unspread, repeated_conjuncts(mask)):
         if _is_of_rows(part, columns.axis):
             if not lanes.confined(reader, part):
                 return False
@@ -117,16 +118,6 @@ def rest_outside(forms: Forms, lanes: Lanes, columns: Columns, mask: Value, read
         if not all(claims is not None and all(claim.proved for claim in claims) for claims in shown):
             return False
     return True
-
-
-def _parts(mask: Value | None) -> list[Value]:
-    """What all must hold, every part with as many axes as the mask, or a scalar."""
-    if mask is None:
-        return []
-    mask = unspread(mask)
-    if mask.producer is not None and mask.producer.code is Code.AND:
-        return [part for operand in mask.producer.operands for part in _parts(operand)]
-    return [mask]
 
 
 def _is_of_rows(part: Value, axis: int) -> bool:

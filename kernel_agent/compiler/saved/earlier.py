@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from kernel_agent.compiler.reverse.disjoint import Apart
 from kernel_agent.compiler.saved.outputs import HEAVY, Saved
-from kernel_agent.compiler.schedule.accumulate import conjuncts
 from kernel_agent.compiler.ssa.code import CONTROL, MEMORY, Code
+from kernel_agent.compiler.ssa.masks import conjuncts
 from kernel_agent.compiler.ssa.rebuild import Copier
 from kernel_agent.compiler.ssa.uses import computed_of, depends
 from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value, constant, unspread

@@ -16,6 +16,7 @@ from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.saved.lanes import conditions, through
 from kernel_agent.compiler.saved.outputs import Saved
 from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.masks import repeated_conjuncts
 from kernel_agent.compiler.ssa.rebuild import Copier
 from kernel_agent.compiler.ssa.uses import depends
 from kernel_agent.compiler.ssa.value import (
@@ -195,7 +196,7 @@ def _counts(terms: _Sum, total: Op, count: Value) -> bool:
     labels = tuple(range(rank))
     rest: set[object] = set()
     inside = False
-    for mask in _conjuncts(terms.mask):
+    for mask in repeated_conjuncts(terms.mask):
         if _is_below(mask, index, step, number, axis, rank):
             inside = True
         elif depends(mask, {index}) or (mask.shape and mask.shape[axis] != 1):
@@ -203,14 +204,6 @@ def _counts(terms: _Sum, total: Op, count: Value) -> bool:
         else:
             rest |= conditions(mask, labels if mask.shape else ())
     return inside and rest <= _loaded_where(terms.pivot, labels)
-
-
-def _conjuncts(mask: Value) -> list[Value]:
-    """Conditions that all hold where a mask does."""
-    op = unspread(mask).producer
-    if op is not None and op.code is Code.AND:
-        return [part for operand in op.operands for part in _conjuncts(operand)]
-    return [mask]
 
 
 def _is_below(mask: Value, index: Value, step: Value, number: Value, axis: int, rank: int) -> bool:

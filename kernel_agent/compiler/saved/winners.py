@@ -23,6 +23,7 @@ from kernel_agent.compiler.schedule.linear import Atom, Form, Kind
 from kernel_agent.compiler.schedule.polynomial import ONE, Polynomial, parsed
 from kernel_agent.compiler.schedule.sites import mask_forms
 from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.masks import repeated_conjuncts
 from kernel_agent.compiler.ssa.rebuild import Copier
 from kernel_agent.compiler.ssa.value import Kernel, Op, Value, bare, beneath, constant, unspread
 
@@ -87,7 +88,7 @@ def _kept(loop: Op) -> Iterator[Winner]:
         condition, place, before = choice.operands
         if before is not held:
             continue
-        parts = _conjuncts(condition)
+        parts = repeated_conjuncts(condition)
         for of, best in enumerate(carries):
             number = _competitor(last[of], best, condition) if best.is_float else None
             tests = [part for part in parts if number is not None and _beyond(part, number, best) is not None]
@@ -157,7 +158,7 @@ def _among_lanes(forms: Forms, op: Op, known: dict[Value, Winner]) -> Winner | N
     inner = known.get(choice.operands[1])
     if inner is None or inner.over is not None or inner.axis is not None:
         return None
-    parts = _conjuncts(choice.operands[0])
+    parts = repeated_conjuncts(choice.operands[0])
     for part in parts:
         name = _equal_to(part, inner.held, axis)
         spare = None if name is None else _index_of_best(name, inner, axis)
@@ -256,14 +257,6 @@ def _tells(forms: Forms, found: Winner) -> bool:
         return False
     proof = injective(Form.of(own), (), frozenset(needed))
     return proof is not None and not proof.facts()
-
-
-def _conjuncts(mask: Value) -> list[Value]:
-    """What all must hold."""
-    op = unspread(mask).producer
-    if op is not None and op.code is Code.AND:
-        return [part for operand in op.operands for part in _conjuncts(operand)]
-    return [mask]
 
 
 class _Picked(Copier):

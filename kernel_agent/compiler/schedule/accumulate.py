@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.masks import implied
 from kernel_agent.compiler.ssa.rebuild import Copier
 from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value, walk
 
@@ -21,25 +22,6 @@ def _steady(loop: Op) -> list[Op]:
     (block,) = loop.blocks
     inside = _defined(block)
     return [op for op in block.ops if op.code is Code.ATOMIC_ADD and op.offset not in inside]
-
-
-def conjuncts(mask: Value) -> list[Value]:
-    """Conditions that must all hold."""
-    op = mask.producer
-    if op is not None and op.code is Code.AND:
-        return [part for operand in op.operands for part in conjuncts(operand)]
-    return [mask]
-
-
-def implied(mask: Value) -> list[Value]:
-    """Conditions that must hold where a mask does: of alternatives what all of them ask for."""
-    op = mask.producer
-    if op is not None and op.code is Code.OR:
-        one, other = (implied(operand) for operand in op.operands)
-        return [part for part in one if part in other]
-    if op is not None and op.code is Code.AND:
-        return list(dict.fromkeys(part for operand in op.operands for part in implied(operand)))
-    return [mask]
 
 
 def _defined(block: Block) -> set[Value]:
@@ -91,9 +73,7 @@ class _Accumulator(Copier):
         own = len(op.operands) - 3
 
         def body(index: Value, inner: list[Value]) -> Sequence[Value]:
-            for old, new in zip(block.arguments, (index, *inner), strict=False):
-                self[old] = new
-                new.source_line = old.source_line
+            self.enter(block.arguments, (index, *inner[:own]))
             self.sums.update(zip(steady, inner[own:], strict=False))
             self.ever.update(zip(changing, inner[own + len(steady) :], strict=True))
             yields = self.block(block)

@@ -15,7 +15,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from kernel_agent.compiler.plan import BackwardPlan
-from kernel_agent.compiler.schedule.describe import MOST, Condition, Term, conditions_of, index_terms, is_count, sum_of
+from kernel_agent.compiler.schedule.describe import (
+    MOST,
+    Condition,
+    Term,
+    conditions_of,
+    index_terms,
+    lane_of,
+    sum_of,
+)
 from kernel_agent.compiler.schedule.forms import Forms, Launch
 from kernel_agent.compiler.schedule.polynomial import Polynomial
 from kernel_agent.compiler.ssa.builder import Bounds
@@ -170,7 +178,7 @@ def _block_of(access: Op) -> _Block | None:
         return None
     asked = [] if access.mask is None else [_asked(one) for one in conditions_of(access.mask, None)]
     terms = index_terms(access.offset)
-    lanes = [_lane(terms, n if rank == 2 else None) for n in range(rank)]
+    lanes = [lane_of(terms, n if rank == 2 else None) for n in range(rank)]
     rest = [term for term in terms if term not in lanes]
     axes: list[_Axis] = []
     for lane in lanes:
@@ -192,12 +200,6 @@ def _block_of(access: Op) -> _Block | None:
     if asked or any(term.factors or term.index.shape for term in rest):
         return None
     return _Block(access, tuple(term.index for term in rest), tuple(axes))
-
-
-def _lane(terms: Iterable[Term], axis: int | None) -> Term | None:
-    """The term that counts the lanes of an axis, where one does."""
-    found = [term for term in terms if term.index.shape and term.axis == axis]
-    return found[0] if len(found) == 1 and is_count(found[0].index) else None
 
 
 @dataclass(frozen=True)

@@ -84,9 +84,7 @@ class _ByLanes(Copier):
             names[place] = f"{names[place] or 'sum'}_lanes"
 
         def body(index: Value, inner: list[Value]) -> list[Value]:
-            for old, new in zip(block.arguments, (index, *inner), strict=True):
-                self[old] = new
-                new.source_line = old.source_line
+            self.enter(block.arguments, (index, *inner))
             return self.block(block)
 
         start, stop, step = self.all(op.operands[:3])

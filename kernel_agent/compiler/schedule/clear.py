@@ -145,9 +145,7 @@ class _Clearer(Copier):
         for first, last, clear in parts:
 
             def body(index: Value, inner: list[Value], clear: bool = clear) -> list[Value]:
-                for old, new in zip(block.arguments, (index, *inner), strict=True):
-                    self[old] = new
-                    new.source_line = old.source_line
+                self.enter(block.arguments, (index, *inner))
                 self.true = frozenset(mask.op for mask in masks) if clear else frozenset()
                 found = self.block(block)
                 self.true = frozenset()

@@ -137,9 +137,7 @@ class _Columns(Copier):
         carries = [*(self.whole(value) for value in op.operands[3:]), zeros]
 
         def body(index: Value, inner: list[Value]) -> Sequence[Value]:
-            for old, new in zip(block.arguments, (index, *inner), strict=False):
-                self[old] = new
-                new.source_line = old.source_line
+            self.enter(block.arguments, (index, *inner[:-1]))
             self.total = inner[-1]
             yields = self.block(block)
             return [*yields, self.total]

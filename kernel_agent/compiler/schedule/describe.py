@@ -160,7 +160,7 @@ def tile_of(access: Op) -> Tile | None:
     if access.code is Code.LOAD and access.other is not None and not is_constant(unspread(access.other), 0):
         return None
     terms = index_terms(access.offset)
-    lanes = [_lane(terms, axis) for axis in (0, 1)]
+    lanes = [lane_of(terms, axis) for axis in (0, 1)]
     if lanes[0] is None or lanes[1] is None or len(lanes[0].factors) != 1 or len(lanes[1].factors) > 1:
         return None
     parts: tuple[list[Value], list[Value], list[Value]] = ([], [], [])
@@ -182,7 +182,7 @@ def tile_of(access: Op) -> Tile | None:
     return Tile(access, tuple(parts[2]), tuple(parts[0]), tuple(parts[1]), lanes[0].factors[0], unit, limits)
 
 
-def _lane(terms: Iterable[Term], axis: int) -> Term | None:
+def lane_of(terms: Iterable[Term], axis: int | None) -> Term | None:
     """The term that counts the lanes of an axis, where one does."""
     found = [term for term in terms if term.index.shape and term.axis == axis]
     return found[0] if len(found) == 1 and is_count(found[0].index) else None

@@ -156,9 +156,7 @@ class _Factored(Copier):
         lasts = {block.yields[place].producer: place for place in sums}
 
         def body(index: Value, inner: list[Value]) -> list[Value]:
-            for old, new in zip(block.arguments, (index, *inner), strict=True):
-                self[old] = new
-                new.source_line = old.source_line
+            self.enter(block.arguments, (index, *inner))
             for inside in block.ops:
                 place = lasts.get(inside)
                 if place is None:

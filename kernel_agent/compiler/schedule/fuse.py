@@ -113,9 +113,7 @@ class _Fused(Copier):
                 (block,) = loop.blocks
                 count = len(loop.results)
                 mine, inner = inner[:count], inner[count:]
-                for old, new in zip(block.arguments, (index, *mine), strict=True):
-                    self[old] = new
-                    new.source_line = old.source_line
+                self.enter(block.arguments, (index, *mine))
                 found.extend(self.block(block))
             return found
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.plan import Fact, Inverse, Listing
-from kernel_agent.compiler.schedule.accumulate import conjuncts
 from kernel_agent.compiler.schedule.calls import Calls
 from kernel_agent.compiler.schedule.forms import Forms, Launch
 from kernel_agent.compiler.schedule.listing import Numbering, listed, row_size, told_loops, trips
@@ -25,6 +24,7 @@ from kernel_agent.compiler.schedule.sites import sites
 from kernel_agent.compiler.schedule.starts import Start, ways
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.masks import conjuncts
 from kernel_agent.compiler.ssa.prune import prune
 from kernel_agent.compiler.ssa.rebuild import Copier, emptied
 from kernel_agent.compiler.ssa.value import Kernel, Op, Value

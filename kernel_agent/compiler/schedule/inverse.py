@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.plan import EVERY, Fact, Inverse
-from kernel_agent.compiler.schedule.accumulate import conjuncts
 from kernel_agent.compiler.schedule.claims import Rising
 from kernel_agent.compiler.schedule.forms import Forms, Launch
 from kernel_agent.compiler.schedule.heirs import Heirs, OwnersOfRows, candidates, refuse_crowds
@@ -26,6 +25,7 @@ from kernel_agent.compiler.schedule.segments import Segment, segments
 from kernel_agent.compiler.schedule.sites import mask_forms, sites
 from kernel_agent.compiler.schedule.starts import Start
 from kernel_agent.compiler.ssa.code import ELEMENTWISE, Code
+from kernel_agent.compiler.ssa.masks import conjuncts
 from kernel_agent.compiler.ssa.prune import prune
 from kernel_agent.compiler.ssa.rebuild import hints
 from kernel_agent.compiler.ssa.value import Kernel, Op, Value, broadcast_shape, constant

@@ -15,7 +15,7 @@ add, want one without gaps, and a slice of a projection has some. The second lau
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kernel_agent.compiler.plan import Buffer, Fact, Fill
@@ -26,7 +26,7 @@ from kernel_agent.compiler.schedule.forms import UNKNOWN, Forms, Launch
 from kernel_agent.compiler.schedule.injective import injective
 from kernel_agent.compiler.schedule.linear import Kind
 from kernel_agent.compiler.schedule.ownership import WRITES, Common, Ownership, once_stored, owned, proof
-from kernel_agent.compiler.schedule.polynomial import ONE, Polynomial
+from kernel_agent.compiler.schedule.polynomial import ONE, product
 from kernel_agent.compiler.schedule.share import tile_of_row
 from kernel_agent.compiler.schedule.sites import Site, sites
 from kernel_agent.compiler.schedule.slots import is_small, loaded_around
@@ -125,8 +125,8 @@ class _Kept:
 
     def later(self, source: Kernel, gradient: Value, launch: Launch, *, adds: bool) -> Later:
         """The launch that adds the sums, or stores them."""
-        programs = _product(launch.grid[axis] for axis in self.axes)
-        each = _product(launch.grid[axis] for axis in self.others).text()
+        programs = product(launch.grid[axis] for axis in self.axes)
+        each = product(launch.grid[axis] for axis in self.others).text()
         lanes = [source.extents.get(extent) or str(extent) for extent in self.site.op.offset.shape]
         shape = (programs.text(), " * ".join((each, *lanes)))
         buffer = Buffer(self.rows.name, self.rows.pointee, Fill.EMPTY, shape=shape)
@@ -188,13 +188,6 @@ def _counts(values: Sequence[Value], axes: Sequence[int]) -> bool:
     """Whether some values depend on how many programs there are along some axes: the second launch has one."""
     made = (part.producer for value in values for part in computed_of(value))
     return any(op is not None and op.code is Code.NUM_PROGRAMS and op.attributes["axis"] in axes for op in made)
-
-
-def _product(counts: Iterable[Polynomial]) -> Polynomial:
-    found = ONE
-    for count in counts:
-        found = found * count
-    return found
 
 
 class _Keeper(Copier):

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kernel_agent.compiler.schedule.accumulate import conjuncts
 from kernel_agent.compiler.schedule.claims import conjunction, open_claims
 from kernel_agent.compiler.schedule.coverage import Counter, domain
 from kernel_agent.compiler.schedule.forms import Forms
@@ -19,6 +18,7 @@ from kernel_agent.compiler.schedule.polynomial import Polynomial
 from kernel_agent.compiler.schedule.sites import Site, bounds
 from kernel_agent.compiler.schedule.starts import Starts
 from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.masks import conjuncts
 from kernel_agent.compiler.ssa.rebuild import Copier
 from kernel_agent.compiler.ssa.value import Op, Value
 

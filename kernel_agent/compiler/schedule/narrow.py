@@ -10,9 +10,9 @@ mask of its own for each lane would cost more than it spares.
 from __future__ import annotations
 
 from kernel_agent.compiler.errors import CannotDerive
-from kernel_agent.compiler.schedule.accumulate import conjuncts
 from kernel_agent.compiler.schedule.sites import Site, sites
 from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.masks import conjuncts
 from kernel_agent.compiler.ssa.rebuild import Copier
 from kernel_agent.compiler.ssa.uses import Uses
 from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value, bare, constant

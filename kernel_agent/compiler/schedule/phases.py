@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kernel_agent.compiler.errors import CannotDerive
-from kernel_agent.compiler.schedule.accumulate import conjuncts
 from kernel_agent.compiler.schedule.forms import UNKNOWN, Forms
 from kernel_agent.compiler.schedule.linear import Atom, Kind
 from kernel_agent.compiler.schedule.peel import Peeled, peel
@@ -20,6 +19,7 @@ from kernel_agent.compiler.schedule.sites import OwnRows, Site, mask_bounds
 from kernel_agent.compiler.schedule.visited import split_conditions, visited
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.masks import conjuncts
 from kernel_agent.compiler.ssa.rebuild import Copier
 from kernel_agent.compiler.ssa.value import Kernel, Op, Value
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from kernel_agent.compiler.errors import CannotDerive, DoesNotApply
 from kernel_agent.compiler.plan import Fact, Listing
-from kernel_agent.compiler.schedule.accumulate import accumulated, conjuncts
+from kernel_agent.compiler.schedule.accumulate import accumulated
 from kernel_agent.compiler.schedule.draft import Draft
 from kernel_agent.compiler.schedule.forms import Launch
 from kernel_agent.compiler.schedule.later import owned_in_the_end
@@ -27,6 +27,7 @@ from kernel_agent.compiler.schedule.share import loading, shared, storing
 from kernel_agent.compiler.schedule.wraps import unwrapped
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.masks import conjuncts
 from kernel_agent.compiler.ssa.prune import prune
 from kernel_agent.compiler.ssa.rebuild import Copier, emptied, hints
 from kernel_agent.compiler.ssa.value import Kernel, Op, Value

@@ -223,6 +223,14 @@ def total(parts: Iterable[Polynomial]) -> Polynomial:
     return found
 
 
+def product(parts: Iterable[Polynomial]) -> Polynomial:
+    """What factors come to; 1 of none."""
+    found = ONE
+    for part in parts:
+        found = found * part
+    return found
+
+
 def ceiling(amount: Polynomial, step: Polynomial) -> Polynomial:
     """amount / step, rounded up."""
     exact = amount.quotient(step)

@@ -8,12 +8,12 @@ of single steps does the same.
 from __future__ import annotations
 
 from kernel_agent.compiler.errors import CannotDerive
-from kernel_agent.compiler.schedule.accumulate import conjuncts
 from kernel_agent.compiler.schedule.forms import Forms, Launch
 from kernel_agent.compiler.schedule.gather import limit_of
 from kernel_agent.compiler.schedule.linear import Form
 from kernel_agent.compiler.schedule.polynomial import Polynomial
 from kernel_agent.compiler.ssa.code import CONTROL, EFFECTS, Code
+from kernel_agent.compiler.ssa.masks import conjuncts
 from kernel_agent.compiler.ssa.prune import prune
 from kernel_agent.compiler.ssa.rebuild import Copier
 from kernel_agent.compiler.ssa.value import Kernel, Op, Value, constant, walk

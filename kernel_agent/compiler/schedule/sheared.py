@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from kernel_agent.compiler.schedule.accumulate import conjuncts
 from kernel_agent.compiler.schedule.claims import Claim
 from kernel_agent.compiler.schedule.forms import Forms
 from kernel_agent.compiler.schedule.linear import Atom, Form, Kind
 from kernel_agent.compiler.schedule.polynomial import ONE, Polynomial
 from kernel_agent.compiler.schedule.sites import Bound, Site, below, mask_forms, negatives
 from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.masks import conjuncts
 from kernel_agent.compiler.ssa.value import Value
 
 if TYPE_CHECKING:

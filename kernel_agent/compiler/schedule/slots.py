@@ -23,7 +23,7 @@ from kernel_agent.compiler.schedule.forms import Forms, Launch
 from kernel_agent.compiler.schedule.injective import injective
 from kernel_agent.compiler.schedule.linear import Atom, Form, Kind
 from kernel_agent.compiler.schedule.ownership import WRITES, Common, unread_axes
-from kernel_agent.compiler.schedule.polynomial import ONE, Polynomial, ceiling
+from kernel_agent.compiler.schedule.polynomial import ONE, Polynomial, ceiling, product
 from kernel_agent.compiler.schedule.sites import Site, sites
 from kernel_agent.compiler.ssa.builder import Builder
 from kernel_agent.compiler.ssa.code import Code
@@ -182,8 +182,8 @@ def _slots(forms: Forms, written: Sequence[Site], tensor: str, moved: _Moved, *,
     name = written[0].op.base.name
     rows = Polynomial()
     for some in each:
-        rows = rows + _product(forms.launch.grid[axis] for axis in some)
-    rows = rows * _product(wrap.count for wrap in wraps)
+        rows = rows + product(forms.launch.grid[axis] for axis in some)
+    rows = rows * product(wrap.count for wrap in wraps)
     if wide and not forms.launch.calls.show((f"{rows.text()} <= {FEW}",)):
         return None
     own_name = forms.kernel.free_name(f"{name}_rows")
@@ -221,13 +221,6 @@ def _apart_if(
             return None
         asked |= dict.fromkeys(proof.facts())
     return asked
-
-
-def _product(counts: Iterable[Polynomial]) -> Polynomial:
-    found = ONE
-    for count in counts:
-        found = found * count
-    return found
 
 
 def _is_full(forms: Forms, empty_if: str) -> bool:

@@ -117,9 +117,7 @@ class _Unflattener(Copier):
             def inner(remainder: Value, kept: list[Value]) -> Sequence[Value]:
                 self.indices[index] = {Code.FLOORDIV: quotient, Code.REM: remainder}
                 self[index] = b.add(b.mul(quotient, size), remainder)
-                for old, new in zip(inside, kept, strict=True):
-                    self[old] = new
-                    new.source_line = old.source_line
+                self.enter(inside, kept)
                 return self.block(block)
 
             return b.loop((start, size, step), carries, inner, index_name=parts.remainder, names=names)

@@ -14,7 +14,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from kernel_agent.compiler.errors import CannotDerive
-from kernel_agent.compiler.schedule.accumulate import conjuncts
 from kernel_agent.compiler.schedule.forms import Forms, Launch
 from kernel_agent.compiler.schedule.gather import WRITES, Gathered, alike, limit_of, parts_of, sum_of
 from kernel_agent.compiler.schedule.linear import Form
@@ -22,6 +21,7 @@ from kernel_agent.compiler.schedule.polynomial import ONE, Polynomial
 from kernel_agent.compiler.schedule.reroll import rerolled
 from kernel_agent.compiler.schedule.sites import Site, sites
 from kernel_agent.compiler.ssa.code import Code
+from kernel_agent.compiler.ssa.masks import conjuncts
 from kernel_agent.compiler.ssa.prune import prune
 from kernel_agent.compiler.ssa.rebuild import Copier
 from kernel_agent.compiler.ssa.value import Kernel, Op, Value, is_constant, unspread

@@ -63,6 +63,12 @@ class Copier:
         """From here to the end of the present block, `new` is the copy of `old`."""
         self._copies.setdefault(self.b.scopes[-1], {})[old] = new
 
+    def enter(self, old: Iterable[Value], new: Iterable[Value]) -> None:
+        """The same of what a block is given: its arguments keep the lines of their sources."""
+        for one, other in zip(old, new, strict=True):
+            self[one] = other
+            other.source_line = one.source_line
+
     def __contains__(self, old: Value) -> bool:
         return self.find(old) is not None
 
@@ -258,9 +264,7 @@ class Copier:
         carries = [self.whole(op.operands[3 + place]) for place in kept]
 
         def body(index: Value, inner: list[Value]) -> list[Value]:
-            for old, new in zip((block.arguments[0], *inside), (index, *inner), strict=True):
-                self[old] = new
-                new.source_line = old.source_line
+            self.enter((block.arguments[0], *inside), (index, *inner))
             self.entered(op)
             return self.block(block, kept)
 

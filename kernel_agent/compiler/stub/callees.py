@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 _CONTEXT_CALLS = ("save_for_backward", "set_materialize_grads")
 """What a forward tells autograd without effect on what it returns."""
@@ -31,6 +31,14 @@ def callees(tree: ast.Module) -> dict[str, ast.FunctionDef]:
             if forward is not None:
                 found[f"{node.name}.apply"] = forward
     return found
+
+
+def launches(node: ast.AST, helpers: Collection[str] = ()) -> bool:
+    """Whether a launch of a kernel, or a call of a helper that is one, stands in a tree."""
+    return any(
+        isinstance(one, ast.Call) and (isinstance(one.func, ast.Subscript) or ast.unparse(one.func) in helpers)
+        for one in ast.walk(node)
+    )
 
 
 def _operator(function: ast.FunctionDef) -> str:
@@ -82,9 +90,7 @@ def _told(statement: ast.stmt, context: str) -> ast.stmt | None:
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
         told = [f"{context}.{name}" for name in _CONTEXT_CALLS]
         return None if ast.unparse(statement.value.func) in told else statement
-    if isinstance(statement, ast.Assign) and not any(
-        isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript) for node in ast.walk(statement)
-    ):
+    if isinstance(statement, ast.Assign) and not launches(statement):
         targets = [target for target in statement.targets if not _is_of(target, context)]
         if not targets:
             return None

@@ -8,7 +8,7 @@ import copy
 from collections.abc import Iterator, Mapping
 
 from kernel_agent.compiler.free_names import free_name, free_names
-from kernel_agent.compiler.stub.callees import callees
+from kernel_agent.compiler.stub.callees import callees, launches
 from kernel_agent.compiler.substitution import Substitution
 
 _WIDTH = 120
@@ -39,16 +39,7 @@ def _launching(functions: Mapping[str, ast.FunctionDef]) -> dict[str, ast.Functi
     """Functions that launch a kernel, or call one that does, by the text that calls them."""
     found: dict[str, ast.FunctionDef] = {}
     while True:
-        more = {
-            text: node
-            for text, node in functions.items()
-            if text not in found
-            and any(
-                isinstance(call.func, ast.Subscript) or ast.unparse(call.func) in found
-                for call in ast.walk(node)
-                if isinstance(call, ast.Call)
-            )
-        }
+        more = {text: node for text, node in functions.items() if text not in found and launches(node, found)}
         if not more:
             return found
         found |= more

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.free_names import bound_names, free_name, free_names
-from kernel_agent.compiler.stub.callees import callees
+from kernel_agent.compiler.stub.callees import callees, launches
 from kernel_agent.compiler.stub.renaming import Renaming, renamed
 
 _ENDS = "Write the trips as programs of one launch, or the values of each trip to rows of a tensor."
@@ -148,10 +148,7 @@ def _renamings(carry: Carry, loop: ast.For, after: Sequence[ast.stmt]) -> Iterat
 
 def launches_in(node: ast.stmt, helpers: Collection[str] = ()) -> bool:
     """Whether a statement is a loop that launches, or calls what does."""
-    return isinstance(node, (ast.For, ast.While)) and any(
-        isinstance(one, ast.Call) and (isinstance(one.func, ast.Subscript) or ast.unparse(one.func) in helpers)
-        for one in ast.walk(node)
-    )
+    return isinstance(node, (ast.For, ast.While)) and launches(node, helpers)
 
 
 def _refused(loop: ast.stmt, known: Set[str], after: Sequence[ast.stmt]) -> ast.Call:
@@ -164,7 +161,7 @@ def _refused(loop: ast.stmt, known: Set[str], after: Sequence[ast.stmt]) -> ast.
     plain = all(isinstance(one, (ast.Assign, ast.AnnAssign, ast.Expr, ast.Assert)) for one in loop.body)
     if loop.orelse or not plain or any(isinstance(node, _ODD) for one in loop.body for node in ast.walk(one)):
         raise _refusal(loop, "has branches, loops or functions in it", "Write its body as plain statements.")
-    if loop.body[0].lineno == loop.lineno or any(_is_long(node) for one in loop.body for node in ast.walk(one)):
+    if loop.body[0].lineno == loop.lineno or any(is_long(node) for one in loop.body for node in ast.walk(one)):
         raise _refusal(loop, "cannot be taken apart by lines", "Begin its body on a line of its own.")
     bound: dict[str, None] = {loop.target.id: None}
     own = {name for one in loop.body for name in bound_names(one)}
@@ -215,7 +212,7 @@ def _refusal(loop: ast.stmt, what: str, remedy: str) -> CannotDerive:
     )
 
 
-def _is_long(node: ast.AST) -> bool:
+def is_long(node: ast.AST) -> bool:
     """Whether it is a string of several lines, whose text an indentation would change."""
     text = isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, (str, bytes)))
     return text and getattr(node, "end_lineno", 0) != getattr(node, "lineno", 0)

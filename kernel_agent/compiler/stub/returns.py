@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kernel_agent.compiler.free_names import free_name
+from kernel_agent.compiler.stub.loops import is_long
 from kernel_agent.compiler.stub.source import own_nodes
 
 
@@ -76,7 +77,7 @@ def _branches_end(node: ast.If, rest: Sequence[ast.stmt], edits: _Edits) -> bool
     if last.orelse or not rest:
         return bool(last.orelse) and not rest and _ends(last.orelse, edits)
     first, end = node.end_lineno or node.lineno, rest[-1].end_lineno or rest[-1].lineno
-    if any(_is_long(one) for part in rest for one in ast.walk(part)) or rest[0].lineno == first:
+    if any(is_long(one) for part in rest for one in ast.walk(part)) or rest[0].lineno == first:
         return False
     edits.behind[first] = f"{edits.deeper[node.lineno] * '    '}{node.col_offset * ' '}else:"
     edits.deeper.update(range(first + 1, end + 1))
@@ -85,9 +86,3 @@ def _branches_end(node: ast.If, rest: Sequence[ast.stmt], edits: _Edits) -> bool
 
 def _is_elif(node: ast.If, other: ast.If) -> bool:
     return other.col_offset == node.col_offset
-
-
-def _is_long(node: ast.AST) -> bool:
-    """Whether it is a string of several lines, whose text an indentation would change."""
-    text = isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, (str, bytes)))
-    return text and getattr(node, "end_lineno", 0) != getattr(node, "lineno", 0)

@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from kernel_agent.compiler.free_names import bound_names, free_name, read_names
+from kernel_agent.compiler.stub.callees import launches
 from kernel_agent.compiler.stub.inline import rows
 from kernel_agent.compiler.substitution import Substitution
 
@@ -140,7 +141,7 @@ def _bound_once(block: Sequence[ast.stmt], arguments: ast.arguments, taken: set[
             continue
         for first, last in itertools.pairwise(places):
             between = body[first + 1 : last]
-            if not any(_launches(one) and name in read_names(one) for one in between):
+            if not any(launches(one) and name in read_names(one) for one in between):
                 continue
             other = {name: ast.Name(free_name(f"{name}_{places.index(first) + 1}", taken))}
             body[first] = Substitution({}, other).of(body[first])
@@ -157,10 +158,6 @@ def _plainly_bound(statement: ast.stmt) -> list[str]:
     (target,) = statement.targets
     targets = target.elts if isinstance(target, ast.Tuple) else [target]
     return [one.id for one in targets if isinstance(one, ast.Name)]
-
-
-def _launches(statement: ast.stmt) -> bool:
-    return any(isinstance(n, ast.Call) and isinstance(n.func, ast.Subscript) for n in ast.walk(statement))
 
 
 def _in_a_scope_within(statement: ast.stmt, name: str) -> bool:

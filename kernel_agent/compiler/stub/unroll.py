@@ -8,7 +8,7 @@ import copy
 from collections.abc import Collection, Mapping, Sequence
 
 from kernel_agent.compiler.free_names import bound_names, free_name, read_names
-from kernel_agent.compiler.stub.callees import callees
+from kernel_agent.compiler.stub.callees import callees, launches
 from kernel_agent.compiler.stub.inline import rows
 from kernel_agent.compiler.substitution import Substitution
 
@@ -33,7 +33,7 @@ def unrolled(source: str, stub: str) -> str:
 def _once(source: str, stub: ast.FunctionDef, helpers: Collection[str]) -> str | None:
     """The text with the first such loop written out; None where there is none."""
     for place, loop in enumerate(stub.body):
-        if not isinstance(loop, ast.For) or loop.orelse or not _launches(loop, helpers):
+        if not isinstance(loop, ast.For) or loop.orelse or not any(launches(one, helpers) for one in loop.body):
             continue
         items = _elements(loop.iter)
         if items is None or not 0 < len(items) <= _MOST or not _plain(loop.body):
@@ -146,14 +146,6 @@ def _zipped(node: ast.Call) -> list[ast.expr] | None:
 
 def _tuple(*parts: ast.expr) -> ast.expr:
     return ast.Tuple(list(parts), ast.Load())
-
-
-def _launches(loop: ast.For, helpers: Collection[str]) -> bool:
-    return any(
-        isinstance(node, ast.Call) and (isinstance(node.func, ast.Subscript) or ast.unparse(node.func) in helpers)
-        for one in loop.body
-        for node in ast.walk(one)
-    )
 
 
 def _plain(body: Sequence[ast.stmt]) -> bool:
