@@ -19,6 +19,7 @@ from kernel_agent.bench.modelled import NotModelled, entry_facts, required
 from kernel_agent.errors import InputError
 from kernel_agent.pairs.sections import split_sections
 from kernel_agent.pairs.spec import KernelSpec
+from kernel_agent.pairs.statements import is_text
 from kernel_agent.sandbox import Limits, Sandbox
 
 LIMITS = Limits(wall_s=45.0)
@@ -93,14 +94,10 @@ class _WithoutTexts(ast.NodeTransformer):
         """Clean every list of statements."""
         body = getattr(node, "body", None)
         if isinstance(body, list):
-            node.body = [item for item in body if not _is_text(item)] or [ast.Pass()]  # type: ignore[attr-defined]
+            node.body = [item for item in body if not is_text(item)] or [ast.Pass()]  # type: ignore[attr-defined]
         if isinstance(node, _Function):
             node.returns = None
         return self.generic_visit(node)
-
-
-def _is_text(node: ast.AST) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
 def _around_kernels(node: ast.stmt) -> list[ast.stmt]:

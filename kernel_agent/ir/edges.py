@@ -8,13 +8,14 @@ its key; the backward passes that follow then apply it. One execution so answers
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from kernel_agent.ir.numbering import Numbering
 from kernel_agent.ir.program import Module, Op
 from kernel_agent.ir.values import Active
 
@@ -78,20 +79,23 @@ class _Gate(torch.autograd.Function):  # type: ignore[misc]
 class Edges:
     """The gates of one execution."""
 
-    modules: list[Module] = field(default_factory=list)
-    """The kernels in the order of their first launches."""
+    numbering: Numbering = field(default_factory=Numbering)
     met: dict[Key, Op] = field(default_factory=dict)
     """Every gate that some gradient can pass, in the order of execution."""
     changes: dict[Key, Change] = field(default_factory=dict)
     occurrences: dict[tuple[int, int], list[Occurrence]] = field(default_factory=dict)
     """By kernel and operation, in the order of execution; of operations whose result carries gradients."""
-    _places: dict[int, tuple[int, dict[int, int]]] = field(default_factory=dict)
+
+    @property
+    def modules(self) -> Sequence[Module]:
+        """The kernels in the order of their first launches."""
+        return self.numbering.modules
 
     def compute(
         self, module: Module, op: Op, operands: list[Any], active: Active, run: Callable[..., Any]
     ) -> list[Any]:
         """The results of an operation between gates; `run` is `Machine.compute`."""
-        launch, place = self._place(module, op)
+        launch, place = self.numbering.of(module, op)
         ran = self.occurrences.setdefault((launch, place), [])
         occurrence = Occurrence(op, len(ran), tuple(v.detach() if isinstance(v, Tensor) else v for v in operands))
         passed = [
@@ -119,13 +123,6 @@ class Edges:
     def _gate(self, value: Tensor, key: Key, occurrence: Occurrence) -> Tensor:
         self.met.setdefault(key, occurrence.op)
         return _Gate.apply(value, self, key, occurrence)
-
-    def _place(self, module: Module, op: Op) -> tuple[int, int]:
-        if id(module) not in self._places:
-            self._places[id(module)] = (len(self.modules), {id(op): n for n, op in enumerate(module.all_ops)})
-            self.modules.append(module)
-        launch, places = self._places[id(module)]
-        return launch, places[id(op)]
 
 
 def _differentiable(value: Any) -> bool:

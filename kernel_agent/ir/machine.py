@@ -6,13 +6,14 @@ import contextlib
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from kernel_agent.ir.around import Around
 from kernel_agent.ir.cost.meter import Meter
-from kernel_agent.ir.errors import UnsupportedOp
+from kernel_agent.ir.errors import IRError, UnsupportedOp
 from kernel_agent.ir.memory import CPU, Buffer, Enter, Tape
 from kernel_agent.ir.numerics import Numerics
 from kernel_agent.ir.operations.bits import apply_to_bits
@@ -35,8 +36,7 @@ LEAVES_BLOCK = frozenset(
 _BESIDE = 800
 """Bytes that a recorded value takes beside its elements, in torch's graph: measured over a million of them."""
 _BRANCHES = frozenset({"cf.br", "cf.cond_br"})
-
-
+_Error = TypeVar("_Error", bound=IRError)
 _TAKES_HOST = frozenset({"scf.for", "scf.while", "scf.if", "tt.call"})
 """Operations that pass numbers of the host on as they are."""
 
@@ -340,13 +340,18 @@ class Machine:
     # --- messages
 
     def unsupported(self, op: Op, message: str, *, remedy: str = "") -> UnsupportedOp:
+        """The error for an operation that has no rule."""
+        remedy = remedy or "Write this part of the kernel with other operations."
+        return self.error(UnsupportedOp, op, message, remedy=remedy)
+
+    def error(self, kind: type[_Error], op: Op, message: str, *, remedy: str) -> _Error:
         """An error at the source line of an operation."""
         place = self.module.place(op)
         kernel = self.module.entry.name
         where = f"{kernel}, line {place.line}" if place else kernel
-        return UnsupportedOp(
+        return kind(
             f"{where}: {message}",
-            remedy=remedy or "Write this part of the kernel with other operations.",
+            remedy=remedy,
             kernel=kernel,
             op=op.name,
             file=place.file if place else "",

@@ -121,6 +121,11 @@ class Module:
         return tuple(op for function in self.functions.values() for op in walk(function.blocks))
 
     @cached_property
+    def positions(self) -> dict[int, int]:
+        """Identity of an operation -> its position in `all_ops`."""
+        return {id(op): position for position, op in enumerate(self.all_ops)}
+
+    @cached_property
     def parents(self) -> dict[int, Block]:
         """Identity of an operation -> the block it stands in."""
         found = {}

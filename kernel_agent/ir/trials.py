@@ -16,6 +16,7 @@ from torch import Tensor
 
 from kernel_agent.ir.launch import LaunchOptions, launch
 from kernel_agent.ir.memory import Buffer
+from kernel_agent.ir.numbering import Numbering
 from kernel_agent.ir.program import Module, Op
 from kernel_agent.ir.sanitizer.address import is_variable
 from kernel_agent.ir.sanitizer.findings import Findings
@@ -113,12 +114,11 @@ class Watch:
     places: dict[Edit, Place] = field(default_factory=dict)
     strange: dict[tuple[int, int], Strange] = field(default_factory=dict)
     """By kernel and operation, in the order of execution."""
-    modules: list[Module] = field(default_factory=list)
+    numbering: Numbering = field(default_factory=Numbering)
     masks: dict[tuple[int, int], tuple[Active, Tensor]] = field(default_factory=dict)
     """The mask that an operation made last, and for which programs."""
     values: dict[tuple[int, int], tuple[Active, Tensor]] = field(default_factory=dict)
     """The same for floats that the source has a name for."""
-    _numbers: dict[int, tuple[int, dict[int, int]]] = field(default_factory=dict)
 
     def runner(
         self,
@@ -136,7 +136,7 @@ class Watch:
         self, module: Module, op: Op, operands: list[Any], active: Active, run: Callable[..., Any]
     ) -> list[Any]:
         """The results of an operation; `run` is `Machine.compute`."""
-        kernel, number = self._place(module, op)
+        kernel, number = self.numbering.of(module, op)
         edit = self.edit
         if edit is not None and (edit.kernel, edit.op) == (kernel, number):
             return self._edited(edit, op, operands, active, run)
@@ -162,7 +162,7 @@ class Watch:
         type_ = op.results[0].type
         if type_.tile and type_.scalar.name == "i1":
             self.masks[kernel, number] = (active, results[0])
-        elif type_.scalar.kind is Kind.FLOAT and _is_float(results[0]) and _named(self.modules[kernel], op):
+        elif type_.scalar.kind is Kind.FLOAT and _is_float(results[0]) and _named(self.numbering.modules[kernel], op):
             self.values[kernel, number] = (active, results[0])
 
     def _masking(self, kernel: int, number: int, op: Op, active: Active) -> list[Edit]:
@@ -172,7 +172,7 @@ class Watch:
             type_ = op.operands[operand].type
             if type_.scalar.kind is not Kind.FLOAT:
                 continue
-            ops = self.modules[kernel].all_ops
+            ops = self.numbering.modules[kernel].all_ops
             fitting = [
                 place
                 for (where, place), (owner, mask) in reversed(self.masks.items())
@@ -187,7 +187,7 @@ class Watch:
     def _scaling(self, kernel: int, number: int, op: Op, active: Active) -> list[Edit]:
         """Factors that an operand may lack, or have once too often: named values of its shape, latest first."""
         found = []
-        ops = self.modules[kernel].all_ops
+        ops = self.numbering.modules[kernel].all_ops
         for operand in _FACTORS.get(op.name, ()):
             type_ = op.operands[operand].type
             if type_.scalar.kind is not Kind.FLOAT:
@@ -229,13 +229,6 @@ class Watch:
         if edit.kind is EditKind.FINITE:
             return [torch.where(r.isfinite(), r, 0.0) if _is_float(r) else r for r in results]
         return results
-
-    def _place(self, module: Module, op: Op) -> tuple[int, int]:
-        if id(module) not in self._numbers:
-            self._numbers[id(module)] = (len(self.modules), {id(o): n for n, o in enumerate(module.all_ops)})
-            self.modules.append(module)
-        kernel, numbers = self._numbers[id(module)]
-        return kernel, numbers[id(op)]
 
 
 def _edits(kernel: int, number: int, op: Op) -> list[Edit]:

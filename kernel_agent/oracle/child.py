@@ -36,14 +36,14 @@ from kernel_agent.ir.lower import know, lowered
 from kernel_agent.oracle.digest import arguments_digest
 from kernel_agent.oracle.fit import fit_entry
 from kernel_agent.oracle.leaves import LeafCall, leaf_call
-from kernel_agent.oracle.plainform import holds_tensors, plain_form
+from kernel_agent.oracle.plainform import plain_form
 from kernel_agent.oracle.records import Point, Refusal, RefusalKind, error_form
 from kernel_agent.oracle.values import other_number, redistribute, spaced
 from kernel_agent.oracle.wire import pack
 from kernel_agent.pairs.arguments import argument_places, build_arguments
 from kernel_agent.pairs.blame import blame, essence, first_line, line_in, module_path
 from kernel_agent.pairs.load import load_truth
-from kernel_agent.pairs.observe import observe
+from kernel_agent.pairs.observe import holds_tensors, observe
 from kernel_agent.pairs.spec import FileFacts, KernelSpec, ShapeEntry
 from kernel_agent.pairs.values import Values
 

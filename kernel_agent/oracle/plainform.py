@@ -10,7 +10,6 @@ import numbers
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 LONGEST = 1000
 """Characters of a text that count."""
@@ -22,11 +21,6 @@ def plain_form(value: Any) -> str:
     Anything else may print differently in every process (`<object at 0x7f...>`) and is known by its type alone.
     """
     return _form(value)[:LONGEST]
-
-
-def holds_tensors(value: Any) -> bool:
-    """Whether tensors lie inside a tuple, list or dict: such a value has no plain form that says their content."""
-    return not isinstance(value, torch.Tensor) and any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(value))
 
 
 def _form(value: Any) -> str:

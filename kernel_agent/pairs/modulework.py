@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 
 from kernel_agent.errors import InputError
-from kernel_agent.pairs.syntax import Function, ImportedNames, defined_functions, module_level
+from kernel_agent.pairs.syntax import Function, ImportedNames, called_names, defined_functions, module_level
 
 _REMEDY = 'Move it into a function or under `if __name__ == "__main__":`; importing the file must only define things.'
 _LARGE = 1 << 24
@@ -38,7 +38,7 @@ def launching_functions(functions: dict[str, Function]) -> frozenset[str]:
     """Names of the functions that launch a kernel, themselves or through another function of the file."""
     launching = {name for name, node in functions.items() if any(is_launch(inner) for inner in ast.walk(node))}
     while True:
-        callers = {name for name, node in functions.items() if name not in launching and _calls(node) & launching}
+        callers = {name for name, node in functions.items() if name not in launching and called_names(node) & launching}
         if not callers:
             return frozenset(launching)
         launching |= callers
@@ -47,10 +47,6 @@ def launching_functions(functions: dict[str, Function]) -> frozenset[str]:
 def is_launch(node: ast.AST) -> bool:
     """Whether a node has the form of a launch: `kernel[grid](...)`."""
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript) and isinstance(node.func.value, ast.Name)
-
-
-def _calls(function: Function) -> set[str]:
-    return {n.func.id for n in ast.walk(function) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
 
 
 def _reason(

@@ -176,7 +176,7 @@ def _inputs(facts: FileFacts, stub: Callable[..., Any], arguments: Arguments) ->
     if not any(item.needs_grad for item in inputs):
         if wanted:
             raise _not_given(wanted[0], names, facts)
-        nested = [name for name, value in values.items() if _holds_tensors(value)]
+        nested = [name for name, value in values.items() if holds_tensors(value)]
         if nested:
             raise _nested_argument(nested[0], values[nested[0]], facts)
         raise InputError(
@@ -217,7 +217,7 @@ def _check_wanted(name: str, values: dict[str, Any], facts: FileFacts) -> None:
     value = values.get(name)
     if _floating(value) or value is None:  # another entry may give it
         return
-    if _holds_tensors(value):
+    if holds_tensors(value):
         raise _nested_argument(name, value, facts)
     if isinstance(value, torch.Tensor):
         dtype = str(declared_dtype(value)).removeprefix("torch.")
@@ -322,7 +322,7 @@ def _outputs(facts: FileFacts, values: tuple[Any, ...]) -> tuple[ArgumentFacts, 
             line=facts.stub_line,
         )
     for value in values:
-        if _holds_tensors(value):
+        if holds_tensors(value):
             raise InputError(
                 f"`{facts.stub}` returns a {type(value).__name__} that holds tensors, which is not supported",
                 remedy="Return every tensor by itself: one, or several in a flat tuple, such as `return y, stats`.",
@@ -364,7 +364,8 @@ def _nested_argument(name: str, value: Any, facts: FileFacts) -> InputError:
     )
 
 
-def _holds_tensors(value: Any) -> bool:
+def holds_tensors(value: Any) -> bool:
+    """Whether tensors lie inside a tuple, list or dict: such a value has no plain form that says their content."""
     return not isinstance(value, torch.Tensor) and any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(value))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from kernel_agent.errors import InputError
 from kernel_agent.pairs.mark import is_mark, jit_kernels
 from kernel_agent.pairs.modulework import launching_functions
-from kernel_agent.pairs.syntax import Function, ImportedNames, assigned_values, defined_functions, parse
+from kernel_agent.pairs.syntax import ImportedNames, assigned_values, called_names, defined_functions, parse
 
 _LARGE, _SMALL = 1024, (17, 100, 3, 5, 33, 7)
 _TENSOR_USES = frozenset(
@@ -75,7 +75,7 @@ def _stub(tree: ast.Module, imported: ImportedNames, path: Path | None) -> ast.F
         for name in launching_functions(functions) - {*kernels, *_NO_STUB}
         if not name.startswith(("test", "bench"))
     }
-    called = {name for caller in launching for name in _called(functions[caller]) if name != caller}
+    called = {name for caller in launching for name in called_names(functions[caller]) if name != caller}
     outermost = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in launching - called]
     if not outermost:
         raise InputError(
@@ -84,10 +84,6 @@ def _stub(tree: ast.Module, imported: ImportedNames, path: Path | None) -> ast.F
             path=path,
         )
     return min(outermost, key=lambda node: any(word in node.name for word in ("bwd", "backward", "grad")))
-
-
-def _called(function: Function) -> set[str]:
-    return {n.func.id for n in ast.walk(function) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
 
 
 def _end_of_imports(tree: ast.Module) -> int:

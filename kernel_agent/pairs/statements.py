@@ -50,7 +50,7 @@ def statements(source: str, *, drop_decorator: ast.expr | None = None) -> list[S
         first, last = _first_line(nodes[0]), nodes[-1].end_lineno or nodes[-1].lineno
         text = _comments(lines[above : first - 1]) + _body(lines, first, last, drop_decorator)
         above = last
-        kept = [node for node in nodes if not is_main_guard(node) and not _is_docstring(node) and not _is_ours(node)]
+        kept = [node for node in nodes if not is_main_guard(node) and not is_text(node) and not _is_ours(node)]
         if not kept:
             continue
         rebuilt = _without_ours(kept)
@@ -85,7 +85,8 @@ def _body(lines: list[str], first: int, last: int, dropped: ast.expr | None) -> 
     return [lines[number - 1].rstrip() for number in range(first, last + 1) if number not in gone]
 
 
-def _is_docstring(node: ast.stmt) -> bool:
+def is_text(node: ast.AST) -> bool:
+    """Whether a statement is a string that nothing is done with: a docstring, or one that serves as a comment."""
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 

@@ -168,6 +168,11 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
                 yield from _statements(handler.body)
 
 
+def called_names(function: Function) -> set[str]:
+    """Names that a function calls."""
+    return {n.func.id for n in ast.walk(function) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
+
+
 def accepts(function: Function, keyword: str) -> bool:
     """Whether a parameter has this name and may be given by it; `**kwargs` promises nothing about a name."""
     return any(argument.arg == keyword for argument in (*function.args.args, *function.args.kwonlyargs))

@@ -8,7 +8,8 @@ import numpy
 import pytest
 import torch
 
-from kernel_agent.oracle.plainform import holds_tensors, plain_form
+from kernel_agent.oracle.plainform import plain_form
+from kernel_agent.pairs.observe import holds_tensors
 
 
 class Pair(NamedTuple):

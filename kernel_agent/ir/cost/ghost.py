@@ -262,17 +262,7 @@ class GhostMachine(Machine):
         return list(super().compute(op, values, active))
 
     def _needs(self, op: Op, message: str) -> NeedsValues:
-        place = self.module.place(op)
-        kernel = self.module.entry.name
-        where = f"{kernel}, line {place.line}" if place else kernel
-        return NeedsValues(
-            f"{where}: {message}",
-            remedy="Execute the launch instead.",
-            kernel=kernel,
-            op=op.name,
-            file=place.file if place else "",
-            line=place.line if place else None,
-        )
+        return self.error(NeedsValues, op, message, remedy="Execute the launch instead.")
 
 
 def _is_pointer(kind: Kind) -> bool:
