@@ -1,10 +1,10 @@
-"""The phases of a run as data: what each is for and which prompts it uses."""
+"""The phases of a run as data: what each is for."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kernel_agent.agent.events import PhaseName, PromptName
+from kernel_agent.agent.events import PhaseName
 
 
 @dataclass(frozen=True)
@@ -14,19 +14,8 @@ class Phase:
     name: PhaseName
     purpose: str
     """One line, shown when the phase starts."""
-    prompts: tuple[PromptName, ...] = ()
-    """Templates its asks are made from; empty for a phase that asks nothing."""
 
 
 REFERENCE = Phase(PhaseName.REFERENCE, "exact gradients of the forward, cross-checked by finite differences")
-BACKWARD = Phase(
-    PhaseName.BACKWARD,
-    "draft a backward and repair it until every check passes",
-    (PromptName.PLAN, PromptName.DRAFT, PromptName.REPAIR, PromptName.NO_CODE, PromptName.EDIT_FAILED),
-)
-OPTIMIZE = Phase(
-    PhaseName.OPTIMIZE,
-    "make the proven backward faster, keeping only what stays proven",
-    (PromptName.OPTIMIZE, PromptName.REPAIR, PromptName.NO_CODE, PromptName.EDIT_FAILED),
-)
-PHASES = (REFERENCE, BACKWARD, OPTIMIZE)
+BACKWARD = Phase(PhaseName.BACKWARD, "draft a backward and repair it until every check passes")
+OPTIMIZE = Phase(PhaseName.OPTIMIZE, "make the proven backward faster, keeping only what stays proven")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from kernel_agent.bench.records import Basis, KernelTime, Measurement, ShapeTime
+from kernel_agent.bench.records import KernelTime, Measurement, ShapeTime
 
 
 def headline_time(measurement: Measurement) -> str:
@@ -76,11 +76,6 @@ def kernel_table(kernels: Sequence[KernelTime]) -> str:
         ("shared memory", lambda kernel: f"{kernel.shared_bytes:,} B" if kernel.shared_bytes else ""),
     ]
     return _table([name for name, _ in columns], [[show(kernel) for _, show in columns] for kernel in kernels])
-
-
-def is_modelled(measurement: Measurement) -> bool:
-    """Whether no clock was read."""
-    return measurement.basis is Basis.MODELLED
 
 
 def _time(value: float | None) -> str:

@@ -94,7 +94,6 @@ class Answer(Said):
     number: int = Field(default=0, description="index of the forward's point, or of the case")
     failure: Failure | None = None
     returned: tuple[Returned, ...] = Field(default=(), max_length=1000)
-    is_tuple: bool = True
     launches: int = 0
     calls: tuple[Called, ...] = Field(default=(), max_length=2000)
     findings: tuple[Found, ...] = Field(default=(), max_length=2000)

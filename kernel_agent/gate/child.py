@@ -176,7 +176,7 @@ def run_forward(
     values = tuple(outputs) if isinstance(outputs, (tuple, list)) else (outputs,)
     known = {v.untyped_storage()._cdata for v in values if isinstance(v, Tensor)}
     shapes = [(v.shape, declared_dtype(v)) for v in (*args, *kwargs.values()) if isinstance(v, Tensor)]
-    answer = _answer(Stage.FORWARD, number, execution, values, isinstance(outputs, (tuple, list)))
+    answer = _answer(Stage.FORWARD, number, execution, values)
     update = {"extra_saved_bytes": _extra_bytes(saved, known, shapes), "program": _written(recorder)}
     if users:
         kept = [finding for finding in answer.findings if finding.kind != FindingKind.FALSE_PROMISE.value]
@@ -256,7 +256,7 @@ def run_backward(
         raise tell_failure(call, Stage.BACKWARD, number, error, path) from error
     result = execution.result
     values = tuple(result) if isinstance(result, (tuple, list)) else (result,)
-    answer = _answer(Stage.BACKWARD, number, execution, values, isinstance(result, (tuple, list)))
+    answer = _answer(Stage.BACKWARD, number, execution, values)
     also: dict[str, Any] = {"program": _written(recorder)}
     if turns is not None:
         also["tuned"] = tuple(f"{name} with {config}"[:500] for name, config in list(turns.taken.items())[:100])
@@ -285,12 +285,11 @@ def _written(recorder: Recorder | None) -> str:
     return text if len(text) <= _MOST_BYTES else too_long.model_dump_json()
 
 
-def _answer(stage: Stage, number: int, execution: Execution, values: tuple[Any, ...], is_tuple: bool) -> Answer:
+def _answer(stage: Stage, number: int, execution: Execution, values: tuple[Any, ...]) -> Answer:
     return Answer(
         stage=stage,
         number=number,
         returned=tuple(_returned(value, execution, values[:i]) for i, value in enumerate(values)),
-        is_tuple=is_tuple,
         launches=len(execution.launches),
         calls=tuple(Called(name=c.name, kind=c.kind.value) for c in execution.torch_calls),
         findings=tuple(_found(f) for f in execution.findings),

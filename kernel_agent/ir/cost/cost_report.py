@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -205,12 +204,8 @@ class CostReport:
         """Operations of one kind over all launches."""
         return sum(launch.operations(kind) for launch in self.launches)
 
-    def to_json(self) -> str:
-        """All figures as JSON, with the bounds spelt out."""
-        return json.dumps(self.to_dict(), indent=2)
-
     def to_dict(self) -> dict[str, Any]:
-        """What `to_json` writes."""
+        """All figures as JSON has them, with the bounds spelt out."""
         form: dict[str, Any] = dataclasses.asdict(self)
         form["seconds"], form["exact"] = self.seconds, self.exact
         for launch, written in zip(self.launches, form["launches"], strict=True):

@@ -199,10 +199,6 @@ class View:
             return inside
         return inside & self.reach(offset.device)[offset.clamp(0, self.storage - 1)]
 
-    def reaches(self, element: int) -> bool:
-        """Whether one element of the storage may be touched."""
-        return self.low <= element <= self.high and (self.dense or bool(self.reach()[element]))
-
 
 @dataclass(eq=False)
 class Extents:

@@ -15,7 +15,7 @@ from kernel_agent.ir.types import Kind
 from kernel_agent.oracle.facts.dims import Dims
 from kernel_agent.oracle.facts.expressions import expression
 from kernel_agent.oracle.facts.sources import Sources, last
-from kernel_agent.oracle.facts.walks import DimWalk, Walk, tile_name, walk_of
+from kernel_agent.oracle.facts.walks import Walk, tile_name, walk_of
 from kernel_agent.oracle.facts.watch import Seen, Site, Watched
 from kernel_agent.pairs.forward_facts import AccessFacts, AccessMode, LaunchFacts, ReductionFacts
 
@@ -161,15 +161,6 @@ class LaunchWords:
                     )
                     found.setdefault(dim.name, text)
         return list(found.values())
-
-    def _portion(self, dim: DimWalk) -> str:
-        """What one program has of a dim that the grid walks."""
-        taking = dim.high >= 0
-        if dim.loop or bool(((dim.high - dim.low)[taking] >= dim.length).any()):
-            return f"a share of {dim.name} each"
-        if dim.length == 1:
-            return f"one per {dim.name}"
-        return f"a tile of {tile_name(dim.length, self.constants, dim.name)} of {dim.name} each"
 
     # --- accesses
 
