@@ -1,7 +1,9 @@
-"""Many mutants before a suite, in one process: what each answers where it is not the honest backward, judged here."""
+"""Many mutants before a suite, in few processes: what each answers where it is not the honest backward, judged here."""
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,11 +21,16 @@ from kernel_agent.gate.questions import Question
 from kernel_agent.gate.verdict import Status
 from kernel_agent.ir.mutations import Mutation
 from kernel_agent.oracle.cotangents import rms
+from kernel_agent.oracle.side_by_side import side_by_side
 from kernel_agent.pairs.sections import split_sections
 from kernel_agent.pairs.spec import KernelSpec
 from kernel_agent.sandbox import Ending, Limits, Message, Report, Sandbox
 
 ENTRY = "kernel_agent.gate.mutants.crowd_child:judged"
+MOST = 4
+"""Processes that share the mutants at once: each runs the honest backward, too."""
+FEWEST = 4
+"""Mutants of a process, for it to be worth its start."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +79,9 @@ class Way:
     """Whether arithmetic rounds as the kernels declare."""
     count: int = -1
     """Mutants of each class to make on IR; 0: all, -1: none."""
+    part: int = 0
+    """Of those, which are this crowd's: every one of so many `parts`, from that on."""
+    parts: int = 1
 
 
 @dataclass
@@ -85,7 +95,7 @@ class Run:
     """Of the honest backward's launches, per case: kernel and programs along each axis."""
 
 
-def run_crowd(
+def run_crowds(
     questions: Sequence[Question],
     scales: list[list[float]],
     honest: CandidateText,
@@ -94,10 +104,53 @@ def run_crowd(
     way: Way,
     on_done: Callable[[Asked, Run], None] = lambda _asked, _run: None,
 ) -> Run:
+    """As `run_crowd`, in as many processes at once as there are processors and mutants for.
+
+    `on_done` is called by one thread at a time, and what it is given has the mutants of all.
+    """
+    whole, one_by_one = Run(list(asked)), threading.Lock()
+    parts = processes(len(asked), way.count)
+
+    def crowd(part: int, left: threading.Event) -> Run:
+        mine = asked[part::parts]
+        known = len(mine)
+
+        def done(one: Asked, run: Run) -> None:
+            nonlocal known
+            with one_by_one:
+                whole.asked += run.asked[known:]
+                known = len(run.asked)
+                whole.honest, whole.grids = run.honest, run.grids
+                on_done(one, whole)
+
+        share = replace(way, part=part, parts=parts)
+        return run_crowd(questions, scales, honest, mine, sandbox, share, done, cancelled=left)
+
+    side_by_side(crowd, range(parts))
+    return whole
+
+
+def processes(mutants: int, count: int) -> int:
+    """How many at once for so many mutants, and `count` of each class made on IR."""
+    enough = MOST if count >= 0 else max(1, mutants // FEWEST)
+    return min(MOST, enough, len(os.sched_getaffinity(0)))
+
+
+def run_crowd(
+    questions: Sequence[Question],
+    scales: list[list[float]],
+    honest: CandidateText,
+    asked: Sequence[Asked],
+    sandbox: Sandbox,
+    way: Way,
+    on_done: Callable[[Asked, Run], None] = lambda _asked, _run: None,
+    *,
+    cancelled: threading.Event | None = None,
+) -> Run:
     """Ask all of them; `on_done` is told of each as soon as it is through, and not of those there was no time for.
 
-    A mutant that takes its process with it is answered with how that ended, and the others get another one. Raises
-    `InputError` where the honest backward has no answer.
+    A mutant that takes its process with it is answered with how that ended, and the others get another one. Setting
+    `cancelled` ends it. Raises `InputError` where the honest backward has no answer.
     """
     run = Run(list(asked))
     told = 0
@@ -134,12 +187,17 @@ def run_crowd(
             "scales": scales,
             "faithful": way.faithful,
             "count": count,
+            "part": way.part,
+            "parts": way.parts,
             "rounds": way.faithful,
             "mutants": [one.form for one in run.asked[told:]],
         }
         limits = replace(way.limits, wall_s=min(way.limits.wall_s, left))
-        report = sandbox.run(candidate_job(list(questions), honest, limits, ENTRY, extra), on_message=hear)
+        job = candidate_job(list(questions), honest, limits, ENTRY, extra)
+        report = sandbox.run(job, on_message=hear, cancelled=cancelled)
         first = False
+        if cancelled is not None and cancelled.is_set():
+            break
         for heard in run.honest:
             if heard.answer.failure is not None:
                 raise _no_answer(heard.answer.failure.message)

@@ -65,8 +65,8 @@ class _Heard:
 def judged(call: Call) -> None:
     """Payload: `source`, `points` and `cases` as for `child.answered`; `scales`, per case one S per gradient;
     `faithful`, whether arithmetic rounds; `count`, how many mutants of each class to make on IR (0: all, -1: none;
-    with `rounds`, of classes that round alone); and `mutants`, each with `source` or `mutation`, the case `start`, and
-    `whole`, whether every answer is sent.
+    with `rounds`, of classes that round alone), of which each of `parts` processes has its own, numbered by `part`; and
+    `mutants`, each with `source` or `mutation`, the case `start`, and `whole`, whether every answer is sent.
 
     Sends an answer of the honest backward per case, with the grids of its launches; then the `mutations` that were
     made; then for every mutant, those of the payload first, a message per answer that is sent, and one without a case.
@@ -137,7 +137,7 @@ class _Crowd:
                     for m in mutations(module, [mutator])
                 }
                 found += spread(list(here.values()), count)
-        return found
+        return found[self.call.payload["part"] :: self.call.payload["parts"]]
 
     def _looking(self, grids: list[Any]) -> Runner:
         def runner(

@@ -20,7 +20,7 @@ import torch
 
 from kernel_agent.gate.candidate import CandidateText, read_candidate
 from kernel_agent.gate.judge import Problem
-from kernel_agent.gate.mutants.crowd import Asked, Heard, Run, Way, judge_answer, run_crowd
+from kernel_agent.gate.mutants.crowd import Asked, Heard, Run, Way, judge_answer, run_crowds
 from kernel_agent.gate.mutants.gradients import gradient_mutants
 from kernel_agent.gate.mutants.records import Kind, MutantResult, MutationReport, Outcome
 from kernel_agent.gate.mutants.same import same, scale_of
@@ -211,7 +211,7 @@ class MutantJudge:
         limits = replace(self.options.limits, wall_s=_WALL_SECONDS)
         way = Way(limits, self.deadline, count=count)
         known = scales(questions, self.spec)
-        return run_crowd(questions, known, self.text, asked, self.truths.sandbox, way, on_done)
+        return run_crowds(questions, known, self.text, asked, self.truths.sandbox, way, on_done)
 
     def _wider(self, green: Sequence[Asked], told: Callable[[Asked, Fate], None]) -> None:
         """Tell equivalents from what the suite does not reach."""
