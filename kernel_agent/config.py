@@ -82,7 +82,7 @@ class RunConfig(BaseModel):
         default=150.0, ge=0.0, description="for the numbers of a derived backward on a GPU, proofs included; 0: none"
     )
     mutant_seconds: float = Field(
-        default=6.0, ge=0.0, description="for mutants of the backward that is about to be delivered; 0: none are made"
+        default=5.0, ge=0.0, description="for mutants of the backward that is about to be delivered; 0: none are made"
     )
     max_cost_usd: float | None = Field(default=None, gt=0)
     max_tokens: int | None = Field(default=None, gt=0, description="input and output tokens over the whole run")

@@ -59,7 +59,7 @@ def open_tools(config: RunConfig, cache: Path | None = None) -> Iterator[Tools]:
 
     `cache`: a folder for what is computed once for the run; None keeps it in memory.
     """
-    with Sandbox(preload=PRELOAD) as sandbox, ThreadPoolExecutor(2) as beside:
+    with Sandbox(preload=PRELOAD) as sandbox, ThreadPoolExecutor(3) as beside:
         workshop = Workshop(config, sandbox, RunCache(cache), beside)
         try:
             yield workshop.tools()
@@ -75,6 +75,7 @@ class Workshop:
         self._vectors = QueryVectors(sandbox, cache, beside)
         self._known: dict[str, Truths] = {}
         self._counting: dict[str, Future[CountedForward]] = {}
+        self._analysing: dict[str, Future[ForwardFacts]] = {}
 
     def tools(self) -> Tools:
         """The rooms as the loop sees them."""
@@ -125,9 +126,12 @@ class Workshop:
         return describe(facts, self._sandbox)
 
     def prepare(self, spec: KernelSpec) -> None:
-        """See `Tools.prepare`: the embedding and the count of the forward are begun, each in a child."""
+        """See `Tools.prepare`: the embedding, the facts and the count of the forward are begun, each in a child."""
+        from kernel_agent.oracle.analyse import analyse_spec
+
         if self._config.rag:
             self._vectors.begin(spec, self._config)
+        self._analysing[spec.hash8] = self._beside.submit(analyse_spec, spec, self._sandbox)
         if self._config.reflect:
             self._counted(spec)
 
@@ -164,7 +168,8 @@ class Workshop:
         """See `Tools.analyse`."""
         from kernel_agent import oracle
 
-        return oracle.analyse(self._truths(spec))
+        begun = self._analysing.get(spec.hash8)
+        return oracle.analyse(self._truths(spec)) if begun is None else begun.result()
 
     def retrieve(self, spec: KernelSpec) -> PairsRetrieved:
         """See `Tools.retrieve`."""

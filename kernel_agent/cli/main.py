@@ -104,7 +104,7 @@ def root(
     mutant_seconds: Annotated[
         float,
         typer.Option(help="For wrong backwards, which the gate must refuse; 0: try none.", rich_help_panel=MAIN_JOB),
-    ] = 6.0,
+    ] = 5.0,
     deterministic: Annotated[
         bool,
         typer.Option(
