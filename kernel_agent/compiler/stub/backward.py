@@ -26,6 +26,7 @@ from kernel_agent.compiler.stub.flow import (
     storage_of,
     tensors_in,
 )
+from kernel_agent.compiler.stub.handed_back import apart
 from kernel_agent.compiler.stub.held import onto_held, widened
 from kernel_agent.compiler.stub.joints import joints
 from kernel_agent.compiler.stub.lines import Line
@@ -151,8 +152,10 @@ class BackwardWriter:
             for place, event in reversed(part):
                 self.back_through(place, event)
         results = [
-            only_if(self.names.given(name), self._result(name)) if name in self.optional else self._result(name)
-            for name in self.grads
+            only_if(self.names.given(name), text) if name in self.optional else text
+            for name, text in zip(
+                self.grads, apart(self.grads, [self._result(name) for name in self.grads], self.body), strict=True
+            )
         ]
         return Written(
             self.body.lines,

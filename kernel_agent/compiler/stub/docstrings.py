@@ -59,7 +59,7 @@ def computed(plan: BackwardPlan, kernel: Kernel) -> str:
     if trips:
         return f"how often each program adds to {trips}"
     writes = written_by(kernel)
-    gradients = [name for name in plan.gradients.values() if name in writes]
+    gradients = [name for name in dict.fromkeys(plan.gradients.values()) if name in writes]
     rows = list(dict.fromkeys(plan.sums[name] for name in writes if name in plan.sums))
     rest = [name for name in writes if name not in plan.sums and name not in gradients and name not in _reads(kernel)]
     parts = [_listed(gradients)] if gradients else []

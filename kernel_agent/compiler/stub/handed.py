@@ -47,7 +47,7 @@ class HandedOn:
             element = made.held.get(result, "" if made.as_like(buffer) else buffer.element)
             if buffer.like != name and plan.gradients.get(buffer.like) == result:
                 part = self.flow.is_slice(self.launched.seen.tensors[buffer.like])
-                self._shared(tensor, buffer.like, Grad(text, "f32" if part else element), both=True)
+                self._shared(tensor, buffer.like, Grad(text, "f32" if part else element))
                 continue
             kept = result in made.held
             if result in buffers and self.flow.is_slice(tensor) and buffer.like == name and not kept:
@@ -72,18 +72,14 @@ class HandedOn:
             return text
         return f"{text}.reshape({self.references.shape(tensor)})"
 
-    def _shared(self, tensor: Tensor, like: str, grad: Grad, *, both: bool = False) -> None:
-        """Hand a tensor what lies in memory as its gradient would, in the shape of another argument. `both`: it is that
-        one's gradient, too. Autograd keeps gradients as they are: of two that share memory, scaling one in place would
-        scale the other, so it gets a copy unless they are one tensor, which autograd sees."""
+    def _shared(self, tensor: Tensor, like: str, grad: Grad) -> None:
+        """Hand a tensor what lies in memory as its gradient would, in the shape of another argument. That no two inputs
+        get views of one memory is seen to when all are returned (`apart`)."""
         other, text = self.launched.seen.tensors[like], grad.text
         if not self.flow.alike(tensor, other):
-            shape, form = self.references.shape(tensor), f"{text}.shape"
-            whole, moved = shape, f"{text}.reshape({shape})"
-            if not (self.flow.always_contiguous(tensor) and self.flow.always_contiguous(other)):
-                stride = self.references.asked(tensor, "stride()")
-                form, whole = f"({form}, {text}.stride())", f"({shape}, {stride})"
-                moved = f"{text}.as_strided({shape}, {stride})"
-            name = f"d{self.references.hint(tensor)}"
-            text = self.body.bind(name, f"{text} if {form} == {whole} else {moved}.clone()") if both else moved
+            shape = self.references.shape(tensor)
+            if self.flow.always_contiguous(tensor) and self.flow.always_contiguous(other):
+                text = f"{text}.reshape({shape})"
+            else:
+                text = f"{text}.as_strided({shape}, {self.references.asked(tensor, 'stride()')})"
         self.cotangents.add(tensor, Grad(text, grad.element))
