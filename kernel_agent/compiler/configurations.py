@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+import math
 import traceback
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -99,12 +100,42 @@ def configurations(stub: Stub, source: StubSource) -> tuple[list[Configuration],
     outline = Outline(stub.module)
     looked = [_seen(stub, entry, source, outline) for entry in stub.spec.facts.bench]
     real = [seen for seen in looked if not isinstance(seen, str)]
+    large = [
+        other for traces in groups.values() for seen in (*traces, *real) for other in _stretched(stub, seen, source)
+    ]
     found = [
         replace(configuration, decisions=fallen[key])
         for key, traces in groups.items()
-        for configuration in _divided(source, traces, [seen for seen in real if _key(seen) == key])
+        for configuration in _divided(
+            source,
+            traces,
+            [seen for seen in real if _key(seen) == key],
+            [seen for seen in large if [launch.name for launch in seen.launches] == [name for name, _ in key[0]]],
+        )
     ]
     return found, remarks
+
+
+def _stretched(stub: Stub, seen: Trace, source: StubSource) -> list[Trace]:
+    """Calls at which a size that a kernel is compiled for is what was asked for, and not what is left of it where an
+    entry was made small: `range(0, N, BLOCK_N)` has one trip then, and Triton writes no loop."""
+    compiled = {value for launch in seen.launches for value in launch.constants.values() if type(value) is int}
+    found = []
+    for name, asked in seen.asked.items():
+        size = seen.sizes[name]
+        if size == asked or size not in compiled:
+            continue
+        others = [other for other in seen.sizes if other != name]
+        dims: dict[str, Any] = {**seen.dims, name: asked}
+        while others and math.prod(dims[one] for one in seen.sizes) > ELEMENTS:
+            longest = max(others, key=lambda one: int(dims[one]))
+            if dims[longest] <= 1:
+                break
+            dims[longest] //= 2
+        other = _seen(stub, ShapeEntry(dims=dims), source, elements=VOLUME)
+        if not isinstance(other, str) and other.sizes[name] == asked:
+            found.append(other)
+    return found
 
 
 def _told_apart(source: StubSource, groups: Mapping[Key, Sequence[Trace]]) -> dict[Key, tuple[Decision, ...]]:
@@ -140,9 +171,11 @@ def _counted(names: Sequence[str]) -> str:
     return ", ".join(f"`{name}` {count} times" if count > 1 else f"`{name}`" for name, count in Counter(names).items())
 
 
-def _divided(source: StubSource, traces: Sequence[Trace], real: Sequence[Trace]) -> list[Configuration]:
+def _divided(
+    source: StubSource, traces: Sequence[Trace], real: Sequence[Trace], large: Sequence[Trace]
+) -> list[Configuration]:
     """Configurations of calls that differ in numbers alone: some numbers make another program. `real`: calls at sizes
-    of real work, which are only looked at."""
+    of real work, which are only looked at; `large`: at some size of an entry that was made small."""
     found: list[Configuration] = []
     left = sorted(traces, key=lambda one: (-len(one.inputs), _narrowness(one)))
     while left:
@@ -151,7 +184,7 @@ def _divided(source: StubSource, traces: Sequence[Trace], real: Sequence[Trace])
         programs = {
             place: read_launch(
                 seen,
-                others=[other.launches[number].values for other in left[1:]],
+                others=[other.launches[number].values for other in (*left[1:], *large)],
                 tiles=by_axis(seen.descriptors, tied[number]),
                 floats=floats[number],
             )
@@ -198,13 +231,15 @@ def _comparable(conditions: Sequence[Condition]) -> tuple[object, ...]:
     return tuple("tensor" if isinstance(value, Tensor) else repr(value) for _, _, value in conditions)
 
 
-def _seen(stub: Stub, entry: ShapeEntry, source: StubSource, outline: Outline | None = None) -> Trace | str:
+def _seen(
+    stub: Stub, entry: ShapeEntry, source: StubSource, outline: Outline | None = None, elements: int = ELEMENTS
+) -> Trace | str:
     """The call at an entry, or why it cannot be followed. `outline`: for one of real work, as of `fit_entry`."""
     try:
         fit = fit_entry(
             entry,
             lambda other: build_arguments(stub.module, other, device="cpu", seed=0),
-            max_elements=ELEMENTS,
+            max_elements=elements,
             max_volume=VOLUME,
             outline=outline,
         )
@@ -215,7 +250,7 @@ def _seen(stub: Stub, entry: ShapeEntry, source: StubSource, outline: Outline | 
         )
         handed = {one.name for loop in source.loops for one in loop.carries}  # other values, as the whole stub ends
         names = {name: value for name, value in seen.names.items() if name not in handed}
-        return replace(seen, names=names, sizes=sizes, asked=asked)
+        return replace(seen, names=names, sizes=sizes, asked=asked, dims=fit.entry.dims)
     except (InputError, IRError) as error:
         return error.message
     except Exception as error:  # the user's code, at a size of ours

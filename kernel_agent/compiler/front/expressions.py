@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from types import CodeType
 
@@ -65,11 +66,15 @@ def _candidates(names: Sequence[str], values: Mapping[str, Number], number: Numb
         for a, b in (names, names[::-1]):
             yield from (f"{a} * {b}", f"{a} // {b}", f"{a} - {b}", f"{a} + {b}", f"({a} + {b} - 1) // {b}")
             yield from (f"{a} * {b} - 1", f"{a} + {b} - 1", f"{a} // {b} - 1", f"1.0 / ({a} * {b})")
+            yield from (f"({a} + 1) * {b}", f"({a} - 1) * {b}")
             if isinstance(number, int):
                 yield from _scaled(f"{a} * {b}", values[a] * values[b], number)
         return
     yield " * ".join(names)
     yield " + ".join(names)
+    if len(names) == 3:
+        for a, b, c in itertools.permutations(names):
+            yield from (f"({a} + {b}) * {c}", f"({a} + 2 * {b}) * {c}", f"({a} + 1) * {b} * {c}")
 
 
 def _scaled(text: str, value: Number, number: int) -> Iterator[str]:

@@ -113,7 +113,7 @@ class Calculus(ABC):
 
     def unary(self, code: Code, a: Value, **attributes: Any) -> Value:
         """EXP, LOG and the like: the element stays."""
-        return self.elementwise(code, (a,), attributes=attributes)
+        return fold.unary(self, code, a, attributes)
 
     def cast(self, a: Value, element: str, **attributes: Any) -> Value:
         """Value conversion."""

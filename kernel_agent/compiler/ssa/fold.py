@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kernel_agent.compiler.ssa.code import PURE, Code
@@ -22,6 +22,7 @@ _PYTHON: dict[Code, Callable[[Any, Any], Any]] = {
     Code.SUB: operator.sub,
     Code.MUL: operator.mul,
 }
+_LOGARITHMS, _POWERS = (Code.LOG, Code.LOG2), (Code.EXP, Code.EXP2)
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
 }  # fmt: skip
@@ -102,6 +103,14 @@ def div(b: Calculus, x: Value, y: Value) -> Value:
     if (inner := _operand_of(Code.NEG, x)) is not None:
         return neg(b, div(b, inner, y))
     return b.elementwise(Code.DIV, (x, y), _wider(x, y))
+
+
+def unary(b: Calculus, code: Code, x: Value, attributes: Mapping[str, Any]) -> Value:
+    """A function of one number. The logarithm of one is zero: so it is of a sum that a log-sum-exp has already."""
+    for codes, number, found in ((_LOGARITHMS, 1.0, 0.0), (_POWERS, 0.0, 1.0)):
+        if code in codes and x.is_float and constant(unspread(x)) == number:
+            return b.const(found, x.element)
+    return b.elementwise(code, (x,), attributes=attributes)
 
 
 def neg(b: Calculus, x: Value) -> Value:
@@ -241,6 +250,8 @@ def again(b: Builder, op: Op, operands: Sequence[Value], blocks: Sequence[Block]
         return _OF_TWO[op.code](b, *operands)
     if op.code is Code.NEG:
         return neg(b, *operands)
+    if op.code in (*_LOGARITHMS, *_POWERS):
+        return unary(b, op.code, operands[0], attributes)
     if op.code is Code.SELECT:
         return select(b, *operands)
     if op.code is Code.CAST:

@@ -26,7 +26,7 @@ from kernel_agent.compiler.stub.flow import (
     storage_of,
     tensors_in,
 )
-from kernel_agent.compiler.stub.handed_back import apart
+from kernel_agent.compiler.stub.handed_back import apart, whole
 from kernel_agent.compiler.stub.held import onto_held, widened
 from kernel_agent.compiler.stub.joints import joints
 from kernel_agent.compiler.stub.lines import Line
@@ -357,9 +357,10 @@ class BackwardWriter:
         grad = self.cotangents.settled(tensor)
         if grad is None:
             return f"torch.zeros_like({self.references.named(tensor, 'an input without gradient')})"
+        text = whole(grad.text, self.body)
         if grad.element or self._casts(tensor):
-            return f"{grad.text}.to({self.references.asked(tensor, 'dtype')})"
-        return grad.text
+            return f"{text}.to({self.references.asked(tensor, 'dtype')})"
+        return text
 
     def _casts(self, tensor: Tensor) -> bool:
         """Whether the stub converts what comes of an input."""

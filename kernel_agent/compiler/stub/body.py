@@ -15,6 +15,7 @@ class Body:
         self.helpers: dict[str, None] = {}
         """Functions that the statements call, as text, in order."""
         self._own: set[str] = set()
+        self._bound: dict[str, str] = {}
 
     def fresh(self, name: str) -> str:
         """A variable of this way alone; another way may have one of the same name."""
@@ -39,4 +40,9 @@ class Body:
         """A fresh variable that holds the value of an expression."""
         found = self.fresh(name)
         self.lines.append(Line(f"{found} = {text}"))
+        self._bound[found] = text
         return found
+
+    def bound(self, name: str) -> str:
+        """The expression whose value a variable was bound to; empty where that is not known."""
+        return self._bound.get(name, "")

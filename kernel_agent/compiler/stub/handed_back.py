@@ -1,4 +1,5 @@
-"""`apart`: results of a backward that would be views of one memory, as one tensor or as tensors of their own.
+"""`apart`: results of a backward that would be views of one memory, as one tensor or as tensors of their own; `whole`:
+one whose elements would share a place in memory, with a place for each.
 
 Where a kernel computes one gradient for two inputs, each gets a view of it in its own shape. Autograd keeps what it is
 given as the `.grad` of each: of two that share memory, scaling one in place would scale the other. One tensor for both
@@ -49,6 +50,23 @@ def apart(names: Sequence[str], results: Sequence[str], body: Body) -> list[str]
         text = copied if alike is None else f"{found[earlier]} if {alike} else {copied}" if alike else found[earlier]
         found[place] = body.bind(f"d{names[place]}", text) if alike else text
     return found
+
+
+def whole(result: str, body: Body) -> str:
+    """A result; one that repeats what it has, as the gradient of a sum does, is written out."""
+    return f"{result}.contiguous()" if _repeats(ast.parse(result, mode="eval").body, body) else result
+
+
+def _repeats(node: ast.expr, body: Body) -> bool:
+    """Whether an expression, or what a variable was bound to, is expanded, and only put into another form since."""
+    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        if node.func.attr == "expand":
+            return True
+        if node.func.attr not in _VIEWS:
+            return False
+        node = node.func.value
+    bound = body.bound(node.id) if isinstance(node, ast.Name) else ""
+    return bool(bound) and _repeats(ast.parse(bound, mode="eval").body, body)
 
 
 def _root(view: _View | None) -> str:

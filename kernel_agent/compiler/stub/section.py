@@ -20,6 +20,7 @@ from kernel_agent.compiler.stub.lines import Line
 from kernel_agent.compiler.stub.names import Names
 from kernel_agent.compiler.stub.needs import sparing
 from kernel_agent.compiler.stub.partly import none_where_unbound, sometimes_bound
+from kernel_agent.compiler.stub.repeated import repeated
 from kernel_agent.compiler.stub.shared import shared_kernels
 from kernel_agent.compiler.stub.source import StubSource
 from kernel_agent.compiler.stub.trace import Trace
@@ -110,11 +111,12 @@ def write_sections(
     if lost:
         raise InternalError(f"the derived backward reads {', '.join(lost)} before anything binds it")
     helpers = dict.fromkeys(helper for one in written for helper in one.helpers)
-    ops = {name for one in written for name in one.torch_ops}
+    ops = declarable({name for one in written for name in one.torch_ops})
+    ops |= repeated(function, [way.trace for way in ways])
     candidate = Candidate(
         forward=_forward_section(spec, source.whole, forward),
         backward=_backward_section(shared.kernels, list(helpers), function),
-        torch_ops=tuple(sorted(declarable(ops))) if ops else (),
+        torch_ops=tuple(sorted(ops)),
     )
     told = dict.fromkeys(text for one in written for text in one.remarks)
     return Sections(candidate, tuple(plan for one in written for plan in one.plans), tuple(told))

@@ -155,6 +155,8 @@ class Trace:
     """Of the entry that it is a call at, by name."""
     asked: Mapping[str, int] = field(default_factory=dict)
     """The same before they were made small enough to be looked at."""
+    dims: Mapping[str, Any] = field(default_factory=dict)
+    """All that the entry says, sizes and others."""
 
     @property
     def launches(self) -> tuple[LaunchSeen, ...]:

@@ -51,6 +51,21 @@ def test_neutral_elements_vanish(b: Builder, n: Value, s: Value, tile: Value) ->
     assert b.add(n, b.const(0)) is n
 
 
+def test_the_logarithm_of_one_is_zero_and_a_power_of_zero_one(b: Builder, s: Value) -> None:
+    # Where a row's sum is known to be one, `lse + tl.log(1.0)` was printed, and computed by every program.
+    for code, number, found in (
+        (Code.LOG, 1.0, 0.0),
+        (Code.LOG2, 1.0, 0.0),
+        (Code.EXP, 0.0, 1.0),
+        (Code.EXP2, 0.0, 1.0),
+    ):
+        assert constant(b.unary(code, b.const(number, "f32"))) == found
+        op = b.unary(code, s).producer
+        assert op is not None
+        assert constant(b.again(op, [b.const(number, "f32")])) == found
+    assert constant(b.unary(Code.LOG, b.const(2.0, "f32"))) is None
+
+
 def test_a_product_with_zero_is_zero_of_the_products_element(b: Builder, tile: Value) -> None:
     # Adjoints are f32 where primals are f16: a zero in the wrong element would not fit its carry.
     half = b.cast(tile, "f16")

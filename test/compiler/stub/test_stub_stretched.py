@@ -1,0 +1,76 @@
+"""Sizes that kernels are compiled for are seen as they were asked for, also where an entry was made small."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kernel_agent.compiler.derive import derive, drafts
+from kernel_agent.gate.options import GateOptions
+from kernel_agent.oracle import describe
+from kernel_agent.pairs.userfile import read_file
+from kernel_agent.sandbox import Sandbox
+
+QUICK = GateOptions(seeds=(0,), max_elements=1 << 18, odd_sizes=1, max_cases=6)
+
+FORWARD = """
+import torch
+import triton
+import triton.language as tl
+
+from kernel_agent import autodiff
+
+
+@triton.jit
+def row_kernel(X, LSE, M: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0) * M + tl.program_id(1)
+    X += tl.program_id(0) * (M + 1) * N + tl.program_id(1) * N
+    top, total = float("-inf"), 0.0
+    for start in range(0, N, BLOCK):
+        cols = start + tl.arange(0, BLOCK)
+        x = tl.load(X + cols, mask=cols < N, other=float("-inf"))
+        higher = tl.maximum(top, tl.max(x))
+        total = total * tl.exp(top - higher) + tl.sum(tl.exp(x - higher))
+        top = higher
+    tl.store(LSE + row, top + tl.log(total))
+
+
+@autodiff(inputs_require_grad=("x",))
+def stub(x, keep=None):
+    batch, rows, n = x.shape
+    lse = torch.empty(batch, rows - 1, device=x.device)
+    row_kernel[(batch, rows - 1)](x, lse, rows - 1, n, BLOCK=1024)
+    return lse.sum() / keep.sum().clamp(min=1.0)
+
+
+SWEEP = [dict(B=5, M=8, N=1500), dict(B=3, M=5, N=70)]
+
+
+def make_args(B, M, N, device="cpu", seed=0):
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(B, M + 1, N, generator=g).to(device), torch.ones(B, M, device=device)
+"""
+
+
+def test_a_loop_over_a_compiled_size_has_the_trips_that_were_asked_for(tmp_path: Path, sandbox: Sandbox) -> None:
+    # 67,500 elements are more than what is looked at: with 750 columns the loop made one trip, and Triton wrote none,
+    # so that the backward had the whole row in a tile. Rows were compiled in as the number that an entry
+    # had, since `(M + 1) * N` had no name.
+    path = tmp_path / "forward.py"
+    path.write_text(FORWARD)
+    found = derive(describe(read_file(path), sandbox), sandbox, options=QUICK)
+    text = found.draft.candidate.backward
+    assert found.verdict.green
+    assert "for start in range(0, N, BLOCK):" in text
+    assert "(M + 1) * N" in text
+    assert "NotImplementedError" not in text
+
+
+def test_what_the_stub_computes_without_gradient_is_declared_where_the_backward_repeats_it(
+    tmp_path: Path, sandbox: Sandbox
+) -> None:
+    # The gate refused `clamp`, which the stub calls, since nothing has its adjoint: a loss over a mask was not derived.
+    path = tmp_path / "forward.py"
+    path.write_text(FORWARD)
+    (draft,), _ = drafts(describe(read_file(path), sandbox), sandbox, most=1)
+    assert "keep.sum().clamp(min=1.0)" in draft.candidate.backward
+    assert "clamp" in draft.candidate.torch_ops
