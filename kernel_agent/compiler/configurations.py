@@ -29,6 +29,7 @@ from kernel_agent.compiler.stub.source import StubSource
 from kernel_agent.compiler.stub.trace import LaunchSeen, Trace, trace
 from kernel_agent.compiler.stub.ways import NoneOf
 from kernel_agent.errors import InputError
+from kernel_agent.gate.options import STANDARD
 from kernel_agent.ir import IRError
 from kernel_agent.ir.capture.images import declared_dtype
 from kernel_agent.oracle.child import Stub
@@ -40,6 +41,8 @@ from kernel_agent.pairs.spec import ShapeEntry
 
 ELEMENTS, VOLUME = 1 << 16, 1 << 22
 """Sizes of the entries that are looked at: their numbers do not matter, what is launched does."""
+NARROW = 16
+"""Tiles of products have no shorter sides."""
 
 Key = tuple[tuple[tuple[str, tuple[tuple[str, str], ...]], ...], tuple[tuple[str, int], ...]]
 """Per launch: the kernel, and parameters with what they are compiled for; and the torch functions on the way."""
@@ -82,6 +85,9 @@ def configurations(stub: Stub, source: StubSource) -> tuple[list[Configuration],
     remarks: list[str] = []
     for entry in stub.spec.sweep:
         seen = _seen(stub, entry, source)
+        if not isinstance(seen, str) and _is_too_narrow(seen):
+            wider = _seen(stub, entry, source, elements=STANDARD.max_elements)
+            seen = seen if isinstance(wider, str) else wider
         if isinstance(seen, str):
             remarks.append(f"{entry.label} was not looked at: {seen}")
         else:
@@ -114,6 +120,13 @@ def configurations(stub: Stub, source: StubSource) -> tuple[list[Configuration],
         )
     ]
     return found, remarks
+
+
+def _is_too_narrow(seen: Trace) -> bool:
+    """Whether a size that a kernel is compiled for is less than what products take, as heads of 64 columns are where no
+    other size could be made smaller."""
+    small = {size for name, size in seen.sizes.items() if size < NARROW <= seen.asked[name]}
+    return any(type(value) is int and value in small for one in seen.launches for value in one.constants.values())
 
 
 def _stretched(stub: Stub, seen: Trace, source: StubSource) -> list[Trace]:

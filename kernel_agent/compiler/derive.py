@@ -130,6 +130,7 @@ def derive(
     costs: tuple[DraftCost, ...] = ()
     compare = compare or has_real_sizes(spec)
     shown = spec
+    beyond: dict[str, None] = {}
     try:
         while True:
             written, why_not = drafts(
@@ -143,17 +144,20 @@ def derive(
             wait([foreseen])
             for draft in written:
                 verdict = _judged(spec, draft, sandbox, options, truths, on_case)
+                said = f"{draft.schedule}: the gate says {verdict.status.value}: {verdict.message}"
                 if verdict.green:
-                    return Derived(draft, verdict, tuple(refused), time.perf_counter() - start, costs)
+                    better = [one for one in beyond if not one.startswith(f"{draft.schedule}: ")]
+                    return Derived(draft, verdict, (*refused, *better), time.perf_counter() - start, costs)
                 red.append(draft.candidate.digest)
                 if shown is spec and (OTHER_CONFIGURATIONS in verdict.message or _is_red_beyond_sweep(verdict)):
                     shown = _with_odd_sizes(spec, truths, options)
+                    beyond[said] = None  # another pair for it, derived with these sizes, may be right
                     break
-                refused[f"{draft.schedule}: the gate says {verdict.status.value}: {verdict.message}"] = None
+                refused[said] = None
                 judged.add(verdict.status)
     finally:
         beside.shutdown(wait=False, cancel_futures=True)  # closing the sandbox ends what still runs
-    reason = "no derived backward is proven: " + each_once(refused)
+    reason = "no derived backward is proven: " + each_once({**refused, **beyond})
     if judged and judged <= _FOR_WANT:
         raise NotThisTime(
             reason,

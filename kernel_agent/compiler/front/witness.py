@@ -126,17 +126,19 @@ def _special(lower: Lower, name: str, base: Row, asked: Mapping[str, Asked]) -> 
     named = tuple(dict.fromkeys(kind(number) for number in questions.equal if kind(number) == number))
     found = [value for value in named if other_moves(value) is not None]
     found += [value for value in (_ASKED if kind is float else ()) if value not in named and other_moves(value)]
-    beside = (probe for side in questions.sides for probe in _around(side, kind) if other_moves(probe) is not None)
+    beside = (probe for side in questions.sides for probe in _around(side, own) if other_moves(probe) is not None)
     apart = tuple(dict.fromkeys(beside))
     up_to = max((probe for probe in apart if probe < own), default=None)
     return Special(tuple(found), up_to, min((probe for probe in apart if probe > own), default=None))
 
 
-def _around(side: Number, kind: type) -> tuple[Number, ...]:
-    """Values at a number, and next to it on both sides."""
-    if kind is int:
+def _around(side: Number, own: Number) -> tuple[Number, ...]:
+    """Values at a number, and next to it on both sides. `own`: what the constexpr is."""
+    if type(own) is int:
         return tuple(dict.fromkeys((math.ceil(side) - 1, math.floor(side), math.ceil(side), math.floor(side) + 1)))
-    return math.nextafter(side, -math.inf), float(side), math.nextafter(side, math.inf)
+    # Not the nearest floats: one is subtracted from 1 to be no number at all, and the kernel another one for that.
+    step = 2.0**-12 * (abs(side) or abs(own) or 1.0)
+    return side - step, float(side), side + step
 
 
 def _seen(lower: Lower, first: Row, others: Sequence[Mapping[str, Number]]) -> list[Row]:

@@ -104,3 +104,28 @@ def test_a_value_is_special_by_its_side_or_as_it_is() -> None:
     assert Special((), up_to=0).denied("W") == "W > 0"
     assert Special((), down_to=8).denied("W") == "W < 8"
     assert not Special()
+
+
+@triton.jit
+def smoothed_kernel(X, Y, n, SMOOTHING: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    y = tl.load(X + at, mask=at < n, other=0.0)
+    if SMOOTHING > 0:
+        y = tl.exp(y) * (1 - SMOOTHING) + SMOOTHING
+    tl.store(Y + at, y, mask=at < n)
+
+
+def test_a_side_that_a_float_is_on_is_said_by_the_number_in_the_source() -> None:
+    # One minus the float next to zero is one, by which nothing is multiplied: another kernel than that of 0.1, so that
+    # a backward asked whether the smoothing is more than 5e-324.
+    kernels: list[Kernel] = []
+
+    def note(launch: object) -> Kernel:
+        kernels.append(read_launch(launch, floats=("SMOOTHING",)))
+        return read_launch(launch, distinct=False)
+
+    def stub(x: torch.Tensor, y: torch.Tensor) -> None:
+        smoothed_kernel[(1,)](x, y, 20, SMOOTHING=0.1, BLOCK=32)
+
+    front_checks.compare(stub, torch.randn(20), torch.zeros(20), read=note)
+    assert kernels[0].special["SMOOTHING"].denied("s") == "s > 0.0"
