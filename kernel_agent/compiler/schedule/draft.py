@@ -14,6 +14,7 @@ from kernel_agent.compiler.schedule.coverage import Coverage
 from kernel_agent.compiler.schedule.deposit import deposited
 from kernel_agent.compiler.schedule.describe import Described, described, fits
 from kernel_agent.compiler.schedule.factor import factored
+from kernel_agent.compiler.schedule.filled import Whole, filled, whole_without_ways
 from kernel_agent.compiler.schedule.forms import Launch
 from kernel_agent.compiler.schedule.hold import held
 from kernel_agent.compiler.schedule.lent import lent
@@ -85,7 +86,9 @@ class Draft:
         done = {*found.empty_if, *found.alone}
         named = _named_apart(found.kernel, {kernel.name for kernel, _, _ in self.steps})
         spread = slotted(named, {t: name for t, name in gradients.items() if name not in done}, launch)
-        kernel = self._choosing(finished(spread.kernel, launch), launch, gradients)
+        done_with = finished(spread.kernel, launch)
+        whole = self._whole(done_with, found, gradients, launch)
+        kernel = self._filling(self._choosing(done_with, launch, gradients), whole, launch)
         kernel = longest_first(summed_in_memory(trimmed(kernel), found.alone))
         self.alone |= found.alone
         self.steps.append((kernel, launch, {**scalars, **spread.scalars}))
@@ -99,6 +102,8 @@ class Draft:
         tensors = {name: tensor for tensor, name in gradients.items()}
         for name, empty_if in found.empty_if.items():
             held = Stored(_element(name, kernel, found), empty_if, found.axes[name], found.counts.get(name))
+            if name in whole:
+                held = replace(held, empty_if=whole[name].condition, axes=whole[name].axes)
             if self.regions is not None and name in self.regions.parts:
                 held = self._joint(held, self.stored.get(name), tensors[name], launch)
             self.stored[name] = held
@@ -108,6 +113,30 @@ class Draft:
             self.censuses.append(replace(census, step=step))
         spared = tuple(f"{name} stays atomic: " for name in (*found.alone, *(one.name for one in spread.slots)))
         self.remarks = [remark for remark in (*self.remarks, *found.remarks) if not remark.startswith(spared)]
+
+    def _whole(
+        self, kernel: Kernel, found: Ownership, gradients: Mapping[str, str], launch: Launch
+    ) -> dict[str, Whole]:
+        """Gradients that only those programs leave out which memory tells to, with what stores would reach else."""
+        done = {*found.alone, *(one.gradient for one in found.censuses), *(one.gradient for one in found.later)}
+        checked = {fact.expression for fact in found.facts}
+        whole = {}
+        for tensor, name in gradients.items():
+            if found.empty_if.get(name) == "" and name not in done and self.regions is None:
+                whole[name] = whole_without_ways(kernel, tensor, name, launch, checked)
+        return {name: one for name, one in whole.items() if one is not None}
+
+    def _filling(self, kernel: Kernel, whole: dict[str, Whole], launch: Launch) -> Kernel:
+        """The kernel with zeros of its own for these, as far as it may have them: `whole` is left with those."""
+        for name, one in list(whole.items()):
+            setting = kernel.free_name(f"FILL_{name.upper()}")
+            made = None if setting in self.settings else filled(kernel, name, launch, setting)
+            if made is None:
+                del whole[name]
+            else:
+                kernel = made
+                self.settings[setting] = one.condition
+        return kernel
 
     def _joint(self, one: Stored, other: Stored | None, tensor: str, launch: Launch) -> Stored:
         """What launches store to parts of one gradient."""

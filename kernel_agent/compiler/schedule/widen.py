@@ -73,8 +73,12 @@ def _wider(kernel: Kernel, name: str, launch: Launch) -> Kernel | None:
 def _whole(kernel: Kernel, tensor: str, name: str, launch: Launch, proved: Proved) -> tuple[str, ...]:
     """The expressions under which an addition is to every element of a tensor and to nothing else; none where they are
     not known, or one is false in a launch that was seen."""
-    forms = Forms(kernel, launch)
     (site,) = _additions(kernel, name)
+    return whole_if(Forms(kernel, launch), site, tensor, proved)
+
+
+def whole_if(forms: Forms, site: Site, tensor: str, proved: Proved) -> tuple[str, ...]:
+    """The same of the only addition to a gradient."""
     address, counter = forms.of(site.op.offset), Counter(forms)
     count = counter.count(site)
     if count is None or address.base.terms:
@@ -91,7 +95,7 @@ def _whole(kernel: Kernel, tensor: str, name: str, launch: Launch, proved: Prove
     if told != set(address.coefficients) or within is None or not whole or not proved(forms, [site]):
         return ()
     facts = (whole, *(claim.text() for claim in within))
-    return facts if launch.calls.show(facts) else ()
+    return facts if forms.launch.calls.show(facts) else ()
 
 
 def _digits(address: Form, axes: Sequence[tuple[Form, Polynomial]]) -> list[tuple[Form, Polynomial]]:

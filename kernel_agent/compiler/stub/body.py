@@ -46,3 +46,7 @@ class Body:
     def bound(self, name: str) -> str:
         """The expression whose value a variable was bound to; empty where that is not known."""
         return self._bound.get(name, "")
+
+    def holding(self, text: str) -> str:
+        """A variable that was bound to an expression; empty where there is none."""
+        return next((name for name, bound in self._bound.items() if bound == text), "")

@@ -116,6 +116,9 @@ class Buffers:
         """The condition under which every element is stored to; a variable, if it is long."""
         self.body.helpers |= helpers_of(buffer.empty_if)
         text = self.wording.condition(buffer.empty_if)
+        known = self.body.holding(text)
+        if known:
+            return known
         return text if len(text) <= _LONG else self.body.bind(f"{self.wording.gradient(buffer.name)}_whole", text)
 
     def _dtype(self, buffer: Buffer) -> str:
