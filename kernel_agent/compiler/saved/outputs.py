@@ -21,6 +21,7 @@ from kernel_agent.compiler.saved.athand import at_hand
 from kernel_agent.compiler.saved.lanes import Lanes
 from kernel_agent.compiler.saved.sides import Sides
 from kernel_agent.compiler.saved.slots import Slot, is_start_outside, picked, slots_of
+from kernel_agent.compiler.saved.sums import spares_loads
 from kernel_agent.compiler.schedule.calls import Calls
 from kernel_agent.compiler.schedule.forms import Forms, Launch
 from kernel_agent.compiler.schedule.zeros import Zeros
@@ -77,12 +78,13 @@ def use_saved(kernel: Kernel, lost: frozenset[str] = frozenset(), calls: Calls |
     """
     remarks: list[str] = []
     taken: dict[Value, Place] = {}
-    lanes = Lanes(kernel)
+    lanes, uses = Lanes(kernel), Uses.of(kernel)
     if at_hand(kernel, calls):
         return Saved(kernel, frozenset(), ("what was stored is computed again, of rows that are loaded anyway",))
     for place in places(kernel, remarks, calls, zeroed=True):
         value = place.value
-        if value in taken or not (is_heavy(value, taken) or _is_found(value)):
+        spares = not place.lossy and spares_loads(value, uses)
+        if value in taken or not (spares or is_heavy(value, taken) or _is_found(value)):
             continue
         base = place.store.base
         if base.name in lost:

@@ -197,6 +197,43 @@ def test_what_is_cheap_is_computed_again() -> None:
     assert use_saved(kernel).kernel is kernel
 
 
+def _residual(*, element: str = "f32", read: bool = False, scaled: bool = False) -> Kernel:
+    """A sum of two rows, stored and squared. `element`: of what it is stored in; `read`: one summand is stored, too;
+    `scaled`: one is multiplied."""
+    types = ("*f32", "*f32", f"*{element}", "*f32", "*f32")
+    arguments = [Value(kind, (), name) for kind, name in zip(types, ("X", "R", "S", "Y", "Z"), strict=True)]
+    x_ptr, r_ptr, s_ptr, y_ptr, z_ptr = arguments
+    kernel = Kernel("residual", arguments)
+    b = Builder(kernel)
+    at = b.add(b.mul(b.program_id(0), b.const(8)), b.arange(0, 8))
+    x, r = b.load(x_ptr, at), b.load(r_ptr, at)
+    total = b.add(b.mul(x, x) if scaled else x, r)
+    b.store(s_ptr, at, b.cast(total, element))
+    b.store(y_ptr, at, b.mul(total, total))
+    if read:
+        b.store(z_ptr, at, b.unary(Code.EXP, r))
+    return kernel
+
+
+def test_a_sum_of_what_nothing_else_reads_is_one_load_where_it_was_stored_whole() -> None:
+    # A residual stream is stored as it is: its summands were loaded again, twice as much as the sum.
+    saved = use_saved(_residual())
+    assert saved.read == {"S"}
+    assert saved.remarks == ("a stored value is read from S",)
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        pytest.param(_residual(element="bf16"), id="rounded by the store"),
+        pytest.param(_residual(read=True), id="a summand is loaded anyhow"),
+        pytest.param(_residual(scaled=True), id="the derivative asks for a factor"),
+    ],
+)
+def test_a_sum_is_added_again_where_loading_it_is_not_less_or_not_the_same(kernel: Kernel) -> None:
+    assert not use_saved(kernel).read
+
+
 def _sides(*, looped: bool) -> Kernel:
     """A sum of exponentials of each row that FLAGS does not leave out; zero of others.
 
