@@ -33,6 +33,10 @@ _MENDED = {
 }
 """What to do about a fault, the gravest first. Outputs with holes are none: what is stored of them has a gradient."""
 
+_NARROW = "Input shapes should have M"
+"""How Triton refuses a product of narrow tiles. The forward may have such as the columns of a product; its derivative
+sums over them."""
+
 
 def unproven(reason: str, facts: FileFacts, sandbox: Sandbox, kind: type[CannotDerive] = CannotDerive) -> CannotDerive:
     """The error for `reason`, why none of the derived backwards of a file is right; of `kind` where that is no fault of
@@ -49,6 +53,11 @@ def unproven(reason: str, facts: FileFacts, sandbox: Sandbox, kind: type[CannotD
                 path=facts.path,
             )
     remedy = "Please report this forward; until then have a model write the backward."
+    if _NARROW in reason:
+        remedy = (
+            "At a size that the gate tries, what the backward sums a product over is fewer than 16, as the columns of a "
+            "tile `min(BLOCK, V)` are. Give such tiles `max(16, ...)` and a mask, or have the stub refuse the size."
+        )
     return kind(reason, remedy=remedy, path=facts.path)
 
 

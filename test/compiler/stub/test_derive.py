@@ -402,3 +402,42 @@ def test_rows_of_no_sequence_have_a_gradient_of_zeros_where_it_else_is_the_cotan
     (asked,) = [line for line in text.splitlines() if "STORE_DX = " in line]
     assert asked.lstrip().startswith("STORE_DX = not (x.numel() == D * segment_rows(offsets, sequences)")
     assert 'raise ValueError("dX is dY' not in text
+
+
+def test_tiles_too_narrow_for_the_products_of_a_backward_are_said_to_be_what_the_forward_may_widen(
+    tmp_path: Path, sandbox: Sandbox
+) -> None:
+    # Columns of a product may be one; the derivative sums over them, and Triton takes no sum of less than 16. Nothing
+    # is wrong with the compiler then, which asked for a report.
+    text = (
+        HEAD
+        + """
+@triton.jit
+def product_kernel(A, B, C, V: tl.constexpr, BV: tl.constexpr):
+    rows, cols = tl.arange(0, 16), tl.program_id(0) * BV + tl.arange(0, BV)
+    a = tl.load(A + rows[:, None] * 16 + rows[None, :])
+    tl.store(C + rows[:, None] * V + cols[None, :], tl.dot(a, tl.load(B + rows[:, None] * V + cols[None, :])))
+
+
+@autodiff
+def stub(a, b):
+    V = b.shape[1]
+    BV = min(V, 16)
+    c = torch.empty_like(b)
+    product_kernel[(V // BV,)](a, b, c, V=V, BV=BV)
+    return c
+
+
+SWEEP = [dict(V=32), dict(V=16)]
+
+
+def make_args(V, device="cpu", seed=0):
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(16, 16, generator=g).to(device), torch.randn(16, V, generator=g).to(device)
+"""
+    )
+    path = tmp_path / "forward.py"
+    path.write_text(text)
+    with pytest.raises(CannotDerive, match="K >= 16") as refused:
+        derive(describe(read_file(path), sandbox), sandbox, options=replace(QUICK, odd_sizes=4, max_cases=12))
+    assert "max(16, ...)" in refused.value.remedy
