@@ -55,8 +55,8 @@ def unproven(reason: str, facts: FileFacts, sandbox: Sandbox, kind: type[CannotD
     remedy = "Please report this forward; until then have a model write the backward."
     if _NARROW in reason:
         remedy = (
-            "At a size that the gate tries, what the backward sums a product over is fewer than 16, as the columns of a "
-            "tile `min(BLOCK, V)` are. Give such tiles `max(16, ...)` and a mask, or have the stub refuse the size."
+            "At a size that the gate tries, what the backward sums a product over is fewer than 16, as the columns "
+            "of a tile `min(BLOCK, V)` are. Give such tiles `max(16, ...)` and a mask, or have the stub refuse it."
         )
     return kind(reason, remedy=remedy, path=facts.path)
 
