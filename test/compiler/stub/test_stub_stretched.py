@@ -74,3 +74,43 @@ def test_what_the_stub_computes_without_gradient_is_declared_where_the_backward_
     (draft,), _ = drafts(describe(read_file(path), sandbox), sandbox, most=1)
     assert "keep.sum().clamp(min=1.0)" in draft.candidate.backward
     assert "clamp" in draft.candidate.torch_ops
+
+
+HEADS = """
+import torch
+import triton
+import triton.language as tl
+
+from kernel_agent import autodiff
+
+
+@triton.jit
+def gram_kernel(X, Y, rows, D: tl.constexpr):
+    at, cols = tl.program_id(0) * 16 + tl.arange(0, 16), tl.arange(0, D)
+    x = tl.load(X + at[:, None] * D + cols[None, :], mask=(at < rows)[:, None], other=0.0)
+    tl.store(Y + at[:, None] * 16 + tl.arange(0, 16)[None, :], tl.dot(x, tl.trans(x)), mask=(at < rows)[:, None])
+
+
+@autodiff
+def stub(x):
+    y = torch.empty(x.shape[0], 16, device=x.device)
+    gram_kernel[(triton.cdiv(x.shape[0], 16),)](x, y, x.shape[0], D=x.shape[1])
+    return y
+
+
+SWEEP = [dict(lens=(5, 30), D=16), dict(lens=(2000, 4000), D=64, dtype="float16")]
+
+
+def make_args(lens, D, dtype="float32", device="cpu", seed=0):
+    g = torch.Generator().manual_seed(seed)
+    return (torch.randn(sum(lens), D, generator=g).to(device, getattr(torch, dtype)),)
+"""
+
+
+def test_heads_are_not_made_too_narrow_for_a_product(tmp_path: Path, sandbox: Sandbox) -> None:
+    # Lengths in a tuple are not made smaller, so that 64 columns became 8, of which Triton makes no product: a forward
+    # of packed sequences was refused as one that Triton cannot compile.
+    path = tmp_path / "forward.py"
+    path.write_text(HEADS)
+    written, _ = drafts(describe(read_file(path), sandbox), sandbox, most=1)
+    assert written
