@@ -192,9 +192,10 @@ def _way(followed: _Followed, apart: Apart, schedule: str) -> Way:
     places = {id(seen): place for place, seen in launch_places(one.trace)}
     for number, seen in enumerate(one.trace.launches):
         if id(seen) not in calls:
-            entries = [Entry(call.sizes, call.asked) for call in one.calls] if one.real else []
+            swept = [Entry(call.sizes, call.asked) for call in one.calls]
+            entries = swept if one.real else []
             launches = (call.launches[number] for call in one.calls)
-            calls[id(seen)] = calls_of(launches, typical=followed.typical, entries=entries)
+            calls[id(seen)] = calls_of(launches, typical=followed.typical, entries=entries, swept=swept)
 
     def planner(
         seen: LaunchSeen,

@@ -17,6 +17,7 @@ from kernel_agent.compiler.saved.joint import Joint
 from kernel_agent.compiler.saved.prepare import prepared
 from kernel_agent.compiler.schedule.calls import Calls
 from kernel_agent.compiler.schedule.forms import Launch
+from kernel_agent.compiler.schedule.onetile import Widened, widened
 from kernel_agent.compiler.schedule.restepped import Restepped, restepped
 from kernel_agent.compiler.schedule.schedules import SCHEDULES, atomics, plans
 from kernel_agent.compiler.schedule.slabs import Whole, unslabbed
@@ -26,7 +27,7 @@ from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.value import Kernel
 from kernel_agent.errors import InternalError
 
-Forward = Whole | Restepped | Unstepped
+Forward = Whole | Restepped | Unstepped | Widened
 _FORWARDS: tuple[Callable[[Kernel, Launch], Forward | None], ...] = (unslabbed, restepped, unstepped)
 """The same forward with other tiles, of which gradients may have owners."""
 
@@ -86,7 +87,16 @@ class LaunchPlans:
                 plan = plans_of_it.best(schedule)
                 if _shared(plan) < _shared(found) and plan.schedule != "plain" and not _sums_in_memory(plan):
                     found = forward.plan(plan)
-        return found
+        return self._rows(found) if schedule == "rows" and found.schedule != "rows" else found
+
+    def _rows(self, found: BackwardPlan) -> BackwardPlan:
+        """Rows of a forward that walks through them in tiles, if they are to be had with a row in one tile."""
+        other = self._other(widened)
+        if other is None:
+            return found
+        forward, plans_of_it = other
+        plan = plans_of_it.best("rows")
+        return forward.plan(plan) if plan.schedule == "rows" and atomics(plan) <= atomics(found) else found
 
     def _best(self, schedule: str) -> BackwardPlan:
         """Of the forward as it is."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,8 @@ class Calls:
     """Whether rows that no two programs of these calls share may be taken to be so in others, which raise if not."""
     entries: tuple[Entry, ...] = ()
     """What each was made for, where sizes of real work are among them; else empty."""
+    swept: tuple[Entry, ...] = ()
+    """What each was made for, of whatever size."""
     single: frozenset[int] = frozenset()
     """Axes of the grid that have one program, whatever the forward's launches had."""
 
@@ -56,7 +58,14 @@ class Calls:
     def at_work(self, expression: str) -> int | None:
         """The largest that a size is at sizes of real work; None where there are none, or none of theirs is that in all
         launches."""
-        pairs = [(_number(expression, names), entry) for names, entry in zip(self.names, self.entries, strict=False)]
+        return self._asked(expression, self.entries)
+
+    def asked(self, expression: str) -> int | None:
+        """The largest that a size is at sizes of real work or, where none are known, in SWEEP; None as in `at_work`."""
+        return self._asked(expression, self.entries or self.swept)
+
+    def _asked(self, expression: str, entries: Sequence[Entry]) -> int | None:
+        pairs = [(_number(expression, names), entry) for names, entry in zip(self.names, entries, strict=False)]
         named = [{name for name, size in entry.sizes.items() if size == number} for number, entry in pairs]
         same = frozenset.intersection(*map(frozenset, named)) if named else frozenset()
         return max((entry.asked[name] for name in same for _, entry in pairs), default=None)

@@ -48,7 +48,7 @@ class Unstepped:
     @property
     def width(self) -> str:
         """Expression of a tile that has a whole row."""
-        return _width(self.tile, self.columns)
+        return width_of(self.tile, self.columns)
 
     def plan(self, found: BackwardPlan) -> BackwardPlan:
         """A plan of that kernel as one of the forward's launch."""
@@ -65,7 +65,7 @@ def unstepped(kernel: Kernel, launch: Launch) -> Unstepped | None:
     """The forward with whole rows for the tiles that products step by; None where there are none, and where rows are
     not known to be short: launches at sizes of real work must be among those that were seen."""
     calls = launch.calls
-    for tile in dict.fromkeys(_tile_of(op) for op in kernel.ops if op.code is Code.FOR):
+    for tile in dict.fromkeys(tile_of(op) for op in kernel.ops if op.code is Code.FOR):
         if tile not in kernel.constants or tile in kernel.fixed or not calls.entries:
             continue
         columns = summed_columns(kernel, launch, tile)
@@ -73,8 +73,8 @@ def unstepped(kernel: Kernel, launch: Launch) -> Unstepped | None:
         if columns is None or most is None or most > MOST_COLUMNS:
             continue
         name = kernel.free_name(f"ALL_{tile.removeprefix('BLOCK_')}")
-        names = [{**known, name: eval(_width(tile, columns), dict(known))} for known in calls.names]
-        made = prune(_Unstepper(kernel, tile, name).copy())
+        names = [{**known, name: eval(width_of(tile, columns), dict(known))} for known in calls.names]
+        made = prune(Unstepper(kernel, tile, name).copy())
         return Unstepped(made, replace(calls, names=tuple(names)), tile, columns, name)
     return None
 
@@ -82,10 +82,11 @@ def unstepped(kernel: Kernel, launch: Launch) -> Unstepped | None:
 def summed_columns(kernel: Kernel, launch: Launch, tile: str) -> Polynomial | None:
     """The columns of the rows that products step through by a tile, which then may have any size; None where tiles are
     more than steps over these."""
-    return _Steps.columns_of(kernel, launch, tile)
+    return Steps.columns_of(kernel, launch, tile)
 
 
-def _width(tile: str, columns: Polynomial) -> str:
+def width_of(tile: str, columns: Polynomial) -> str:
+    """Expression of a tile that has a whole row, and no fewer columns than the forward's."""
     return f"max({tile}, triton.next_power_of_2({columns.text()}))"
 
 
@@ -102,7 +103,7 @@ def _tiles(kernel: Kernel, value: Value) -> set[str]:
     return {kernel.extents[extent] for extent in value.shape if extent in kernel.extents}
 
 
-def _tile_of(loop: Op) -> str:
+def tile_of(loop: Op) -> str:
     """The constexpr that a loop steps by, from 0 on; empty where it steps by something else."""
     start, _, step = loop.operands[:3]
     size = step.producer
@@ -110,7 +111,7 @@ def _tile_of(loop: Op) -> str:
     return str(size.attributes.get("symbol") or "") if known and size is not None else ""
 
 
-class _Steps:
+class Steps:
     """Whether all that a kernel does with tiles of one name is to sum products over the columns of whole rows."""
 
     def __init__(self, forms: Forms, tile: str, extent: int, loops: Sequence[Op]) -> None:
@@ -125,7 +126,7 @@ class _Steps:
         """The columns of a row; None where tiles are more than steps over these."""
         forms = Forms(kernel, launch)
         extents = [size for size, name in kernel.extents.items() if name == tile]
-        loops = [op for op in kernel.ops if op.code is Code.FOR and _tile_of(op) == tile]
+        loops = [op for op in kernel.ops if op.code is Code.FOR and tile_of(op) == tile]
         ends = {forms.of(loop.operands[1]).invariant for loop in loops}
         (end,) = ends if len(ends) == 1 else (None,)
         if len(extents) != 1 or end is None or not end.printable or end == ZERO:
@@ -134,24 +135,24 @@ class _Steps:
         inside = {op for loop in loops for op in walk(loop.blocks[0])}
         named = (
             all(map(steps._names_lanes_or_steps, kernel.ops))
-            and sum(tile in _names(n) for n in kernel.extents.values()) == 1
+            and sum(tile in names_in(n) for n in kernel.extents.values()) == 1
         )
-        apart = all(steps._is_place(op) for op in kernel.ops if op not in inside and op not in loops)
-        return end if named and apart and all(steps._sums(loop, end) for loop in loops) else None
+        apart = all(steps.is_place(op) for op in kernel.ops if op not in inside and op not in loops)
+        return end if named and apart and all(steps.walks(loop, end) for loop in loops) else None
 
     def _names_lanes_or_steps(self, op: Op) -> bool:
         """Whether an operation names the tile as the lanes of one, or the step of the loops, if it does."""
         symbol = str(op.attributes.get("symbol") or "")
-        if self.name not in _names(symbol):
+        if self.name not in names_in(symbol):
             return True
         return symbol == self.name and (
             op.code is Code.ARANGE or (op.code is Code.CONST and self._only_steps(op.result))
         )
 
-    def _is_place(self, op: Op) -> bool:
+    def is_place(self, op: Op) -> bool:
         """Whether an operation outside of the loops has no tile, or is about where elements lie."""
         wide = any(self.extent in value.shape for value in (*op.operands, *op.results))
-        return not wide or (not op.blocks and self._is_index(op))
+        return not wide or (not op.blocks and self.is_index(op))
 
     def _only_steps(self, size: Value) -> bool:
         """Whether the size of a tile is read as the step of loops alone."""
@@ -160,7 +161,7 @@ class _Steps:
         steps = [op.operands[2] for op in readers if op in self.loops]
         return not yielded and sum(op.operands.count(size) for op in readers) == steps.count(size)
 
-    def _is_index(self, op: Op) -> bool:
+    def is_index(self, op: Op) -> bool:
         """Whether an operation computes places, one for each lane, or what is said of these."""
         if any(value.is_float or value.is_pointer for value in (*op.operands, *op.results)):
             return False
@@ -170,7 +171,7 @@ class _Steps:
             )
         return op.code in _PLACES or op.code in ELEMENTWISE
 
-    def _sums(self, loop: Op, end: Polynomial) -> bool:
+    def walks(self, loop: Op, end: Polynomial) -> bool:
         """Whether a loop sums products over columns, and does nothing else."""
         (block,) = loop.blocks
         carries, totals = block.arguments[1:], [value.producer for value in block.yields]
@@ -191,7 +192,7 @@ class _Steps:
                 left, right = op.operands
                 if left not in tiles or right not in tiles or not self._is_over_columns(left, right):
                     return False
-            elif op.code is not Code.LOAD and op not in totals and not self._is_index(op):
+            elif op.code is not Code.LOAD and op not in totals and not self.is_index(op):
                 return False
         return bool(carries)
 
@@ -213,11 +214,11 @@ class _Steps:
         lane = Atom(Kind.LANE, shape.index(self.extent), extent=self.tile)
         column = Form.of({trip: self.tile, lane: ONE})
         parts = mask_forms(self.forms, op.mask)
-        if any(part is None or not self._is_of_columns(part, trip, lane) for part in parts):
+        if any(part is None or not self.is_of_columns(part, trip, lane) for part in parts):
             return False
-        return column - Form(base=end) in parts and self._is_of_columns(self.forms.of(op.offset), trip, lane)
+        return column - Form(base=end) in parts and self.is_of_columns(self.forms.of(op.offset), trip, lane)
 
-    def _is_of_columns(self, form: Form, trip: Atom, lane: Atom) -> bool:
+    def is_of_columns(self, form: Form, trip: Atom, lane: Atom) -> bool:
         """Whether a number knows of trip and lane no more than their column."""
         taken, step = (form.coefficients.get(atom, ZERO) for atom in (trip, lane))
         rest = [(atom, number) for atom, number in form.terms if atom not in (trip, lane)]
@@ -227,10 +228,10 @@ class _Steps:
         return plain and taken == step * self.tile and not self._names_tile(form.base) and not self._names_tile(step)
 
     def _names_tile(self, number: Polynomial) -> bool:
-        return any(self.name in _names(symbol.text) for symbol in number.symbols)
+        return any(self.name in names_in(symbol.text) for symbol in number.symbols)
 
 
-def _names(text: str) -> set[str]:
+def names_in(text: str) -> set[str]:
     """What an expression names."""
     try:
         return {node.id for node in ast.walk(ast.parse(text, mode="eval")) if isinstance(node, ast.Name)}
@@ -238,7 +239,7 @@ def _names(text: str) -> set[str]:
         return set()
 
 
-class _Unstepper(Copier):
+class Unstepper(Copier):
     """Copies a kernel with one step for the loops of a tile."""
 
     def __init__(self, source: Kernel, tile: str, name: str) -> None:
@@ -259,7 +260,7 @@ class _Unstepper(Copier):
 
     def loop(self, op: Op) -> None:
         """A FOR."""
-        if _tile_of(op) != self.tile:
+        if tile_of(op) != self.tile:
             super().loop(op)
             return
         (block,) = op.blocks

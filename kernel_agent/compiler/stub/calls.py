@@ -12,12 +12,19 @@ from kernel_agent.compiler.stub.lines import HELPERS
 from kernel_agent.compiler.stub.trace import LaunchSeen
 
 
-def calls_of(launches: Iterable[LaunchSeen], *, typical: bool = True, entries: Sequence[Entry] = ()) -> Calls:
+def calls_of(
+    launches: Iterable[LaunchSeen],
+    *,
+    typical: bool = True,
+    entries: Sequence[Entry] = (),
+    swept: Sequence[Entry] = (),
+) -> Calls:
     """The names that facts of a plan may ask for, with what they were in each launch; the rest as in `Calls`."""
     helpers: dict[str, Any] = {"triton": triton}
     for text in HELPERS.values():
         exec(text, helpers)
-    return Calls(tuple({**helpers, **_grid(seen), **seen.values} for seen in launches), typical, tuple(entries))
+    names = tuple({**helpers, **_grid(seen), **seen.values} for seen in launches)
+    return Calls(names, typical, tuple(entries), tuple(swept))
 
 
 def _grid(seen: LaunchSeen) -> dict[str, int]:
