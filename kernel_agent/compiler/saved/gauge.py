@@ -42,18 +42,24 @@ class Normaliser:
     """Where nothing counts it is not minus infinity."""
 
 
-def use_gauge(kernel: Kernel, differentiated: frozenset[str] | None = None, joint: Joint | None = None) -> Saved:
+def use_gauge(
+    kernel: Kernel,
+    differentiated: frozenset[str] | None = None,
+    joint: Joint | None = None,
+    lost: frozenset[str] = frozenset(),
+) -> Saved:
     """A kernel whose online softmaxes have one maximum each, as far as that is proved; remarks say where it is not. Of
     several in one loop one is turned after the other.
 
-    `differentiated`: arguments whose cotangents are not zero; None for all. `joint`: those that may follow it.
+    `differentiated`: arguments whose cotangents are not zero; None for all. `joint`: those that may follow it. `lost`:
+    those that are overwritten later, and not read.
     """
     remarks: list[str] = []
     chains = find_chains(kernel, differentiated, remarks, joint)
     if not chains:
         return Saved(kernel, frozenset(), tuple(remarks))
     lanes = Lanes(kernel)
-    stored = [place for place in places(kernel, []) if not place.lossy]
+    stored = [place for place in places(kernel, []) if not place.lossy and place.store.base.name not in lost]
     turned = _Turned(kernel)
     for chain in chains:
         turned.plan(chain, [place for place in stored if _fits(lanes, chain, place)])
@@ -62,7 +68,7 @@ def use_gauge(kernel: Kernel, differentiated: frozenset[str] | None = None, join
     except CannotDerive as reason:
         remarks.append(f"a running maximum keeps its place in the derivative: {reason}")
         return Saved(kernel, frozenset(), tuple(remarks))
-    others = use_gauge(found, differentiated, joint)
+    others = use_gauge(found, differentiated, joint, lost)
     read = frozenset(turned.read) | others.read
     return Saved(others.kernel, read, tuple(dict.fromkeys((*remarks, *turned.remarks, *others.remarks))))
 

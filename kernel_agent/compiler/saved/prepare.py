@@ -39,7 +39,7 @@ def prepared(
     found = _after(found, use_moments(found.kernel), lost)
     found = _after(found, use_pivots(found.kernel), lost)
     found = _after(found, use_quotients(found.kernel, written), lost)
-    found = _after(found, use_gauge(found.kernel, written, joint), lost)
+    found = _after(found, use_gauge(found.kernel, written, joint, lost), lost)
     found = _after(found, settle_maxima(found.kernel, written, joint, lost), lost)
     found = _after(found, use_winners(found.kernel), lost)
     found = _after(found, use_taps(found.kernel), lost)
