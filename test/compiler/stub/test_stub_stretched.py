@@ -114,3 +114,47 @@ def test_heads_are_not_made_too_narrow_for_a_product(tmp_path: Path, sandbox: Sa
     path.write_text(HEADS)
     written, _ = drafts(describe(read_file(path), sandbox), sandbox, most=1)
     assert written
+
+
+LANES = """
+import torch
+import triton
+import triton.language as tl
+
+from kernel_agent import autodiff
+
+
+@triton.jit
+def quads_kernel(X, Y, N, BLOCK: tl.constexpr):
+    cols = tl.arange(0, BLOCK)
+    at = tl.program_id(0) * N + cols
+    x = tl.load(X + at, mask=cols < N, other=0.0)
+    scale = tl.arange(0, BLOCK // 4).to(tl.float32)
+    pair = tl.join(scale, scale + 1.0)
+    tl.store(Y + at, x * tl.reshape(tl.join(pair, pair), [BLOCK]), mask=cols < N)
+
+
+@autodiff(inputs_require_grad=("x",))
+def stub(x):
+    M, N = x.shape
+    y = torch.empty_like(x)
+    quads_kernel[(M,)](x, y, N, BLOCK=max(4, triton.next_power_of_2(N)))
+    return y
+
+
+SWEEP = [dict(M=8, N=64), dict(M=7, N=101), dict(M=16384, N=2048)]
+
+
+def make_args(M, N, device="cpu", seed=0):
+    return (torch.randn(M, N, generator=torch.Generator().manual_seed(seed)).to(device),)
+"""
+
+
+def test_a_call_whose_tile_is_folded_away_leaves_the_others_one_kernel(tmp_path: Path, sandbox: Sandbox) -> None:
+    # As many rows as were asked for leave columns so few that `BLOCK // 4` is 1: the kernel of one lane is another one,
+    # and a dropout had a backward for each of the sizes of SWEEP, and none for others.
+    path = tmp_path / "forward.py"
+    path.write_text(LANES)
+    (draft,), _ = drafts(describe(read_file(path), sandbox), sandbox, most=1)
+    assert "NotImplementedError" not in draft.candidate.backward
+    assert "BLOCK // 4" in draft.candidate.backward
