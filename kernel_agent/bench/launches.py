@@ -122,7 +122,6 @@ _PRECISION = re.compile(r"inputPrecision\s*=\s*(\w+)")
 _BITS = {"f64": 53, "f32": 24, "f16": 11, "bf16": 8, "f8E4M3FN": 4, "f8E5M2": 3, "f8E4M3FNUZ": 4, "f8E5M2FNUZ": 3}
 TF32_BITS = 10
 """Tensor cores drop what follows the eleventh bit: in the mean as far off as rounding to ten."""
-TF32_KEPT_BITS = 11
 _SCALED_BITS = 3
 
 

@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from kernel_agent.ir.rounding import tf32_truncated
+
 FLOAT32_BITS = 24
 ULP = 2.0 ** (1 - FLOAT32_BITS)
 _PRODUCTS = frozenset({"mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "dot", "mv"})
@@ -46,8 +48,8 @@ _BITS_OF = {torch.float64: 53, torch.float32: FLOAT32_BITS, torch.float16: 11, t
 class NarrowArithmetic(TorchDispatchMode):  # type: ignore[misc]
     """Cuts operands of products to `dot_bits` significant bits, and other float64 results to float32 if `narrow`.
 
-    `dropped`: what follows these bits is dropped, as tensor cores do, not rounded to nearest: all operands shrink, and
-    so does a sum of many products, where roundings to nearest cancel. `draw`: with this seed, in stochastic arithmetic;
+    `dropped`: to those that tensor cores read of tf32, not rounded to nearest: all operands shrink, and so does a sum
+    of many products, where roundings to nearest cancel. `draw`: with this seed, in stochastic arithmetic;
     what float32 holds exactly, such as the exponential of zero, is never off.
     """
 
@@ -129,8 +131,10 @@ class NarrowArithmetic(TorchDispatchMode):  # type: ignore[misc]
     def _operand(self, value: Any) -> Any:
         if self._dot_bits is None or not isinstance(value, Tensor) or not value.is_floating_point():
             return value
+        if self._dropped:
+            return tf32_truncated(value).to(value.dtype)
         if self._draw is None or not self._narrow:
-            return cut(value, self._dot_bits, dropped=self._dropped)
+            return cut(value, self._dot_bits)
         return cut(value, self._dot_bits, 0.5 * shares(value.to(torch.float64), 2 * self._seed))
 
 
@@ -191,16 +195,15 @@ def _float32(value: Any) -> Any:
     return value
 
 
-def cut(values: Tensor, bits: int, off: Tensor | float = 0.0, *, dropped: bool = False) -> Tensor:
+def cut(values: Tensor, bits: int, off: Tensor | float = 0.0) -> Tensor:
     """Values with at most `bits` significant bits, to nearest, of the same dtype and any exponent.
 
     `off`: what is added before, in units of the last bit kept; even shares between -0.5 and 0.5 make the rounding
-    stochastic, and leave what needs no more bits. `dropped`: toward zero instead of to nearest.
+    stochastic, and leave what needs no more bits.
     """
     if bits >= _BITS_OF.get(values.dtype, 0):
         return values
     mantissa, exponent = torch.frexp(values.to(torch.float64))
     scale = 2.0**bits
-    kept = mantissa * scale + off
-    narrow = torch.ldexp((kept.trunc() if dropped else kept.round()) / scale, exponent)
+    narrow = torch.ldexp((mantissa * scale + off).round() / scale, exponent)
     return torch.where(values.isfinite(), narrow, values.to(torch.float64)).to(values.dtype)

@@ -17,7 +17,7 @@ from torch import Tensor
 from kernel_agent.bench.draws import Draws, drawn_errors, error_beside_jumps
 from kernel_agent.bench.gpu import seen_gpu
 from kernel_agent.bench.honest import DRAWS, HonestError, honest_error
-from kernel_agent.bench.launches import TF32_BITS, TF32_KEPT_BITS, coarsest_dot
+from kernel_agent.bench.launches import TF32_BITS, coarsest_dot
 from kernel_agent.bench.narrow import FLOAT32_BITS, NarrowArithmetic
 from kernel_agent.bench.realdevice import (
     arguments_on_gpu,
@@ -215,7 +215,7 @@ def truth_of(
         narrow = tape_of_gradients(stub, arguments, places).gradients(cotangents)
     honest = {name: honest_error(narrow[name], truth[name], dtypes[name]) for name in truth}
     if dot_bits == TF32_BITS:
-        with NarrowArithmetic(TF32_KEPT_BITS, narrow=True, dropped=True):
+        with NarrowArithmetic(dot_bits, narrow=True, dropped=True):
             narrow = tape_of_gradients(stub, arguments, places).gradients(cotangents)
         for name, exact in truth.items():
             error = error_beside_jumps(narrow[name], exact, dtypes[name], dot_bits)
