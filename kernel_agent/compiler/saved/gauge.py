@@ -9,7 +9,7 @@ to give the numbers that the new one is KNOWN to end in.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kernel_agent.compiler.errors import CannotDerive
@@ -238,15 +238,8 @@ def _normaliser(chain: Chain, place: Place) -> Normaliser | None:
         return None
     total, finite = _where_any(place.value)
     total, empty = _finite(total)
-    op = total.producer
-    if op is None or op.code is not Code.ADD:
-        return None
-    for one, other in (op.operands, op.operands[::-1]):
-        factor, source = multiple(one, {chain.maximum})
-        _, log = multiple(other, set())
-        if not factor or log.producer is None or log.producer.code not in (Code.LOG, Code.LOG2):
-            continue
-        mass = _unguarded(log.producer.operands[0], chain)
+    for found in log_sums(total, {chain.maximum}):
+        factor, source, mass = found.factor, found.number, _unguarded(found.mass, chain)
         if empty not in (None, mass):
             continue
         meeting = None if source is chain.maximum else met(chain.block, chain.maximum, mass)
@@ -272,6 +265,27 @@ def _where_any(value: Value) -> tuple[Value, bool]:
     if op is None or op.code is not Code.SELECT or constant(bare(op.operands[2])) != -math.inf:
         return value, True
     return bare(op.operands[1]), False
+
+
+@dataclass(frozen=True)
+class LogSum:
+    """factor * number + log(mass), the logarithm to any base."""
+
+    factor: float
+    number: Value
+    mass: Value
+
+
+def log_sums(value: Value, guarded: set[Value]) -> Iterator[LogSum]:
+    """A value as a log-sum-exp: in both orders, where both summands may be the logarithm. `guarded`: see `multiple`."""
+    op = value.producer
+    if op is None or op.code is not Code.ADD:
+        return
+    for one, other in (op.operands, op.operands[::-1]):
+        factor, number = multiple(one, guarded)
+        _, log = multiple(other, set())
+        if factor and log.producer is not None and log.producer.code in (Code.LOG, Code.LOG2):
+            yield LogSum(factor, number, log.producer.operands[0])
 
 
 def multiple(value: Value, guarded: set[Value]) -> tuple[float, Value]:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from kernel_agent.compiler.saved.degree import Degrees, gauge, is_guard
-from kernel_agent.compiler.saved.gauge import multiple
+from kernel_agent.compiler.saved.gauge import log_sums
 from kernel_agent.compiler.saved.joint import Joint, Ties
 from kernel_agent.compiler.saved.lanes import Lanes, conditions
 from kernel_agent.compiler.saved.online import examine
@@ -159,19 +159,14 @@ def _use_result(kernel: Kernel, plan: _Plan, uses: Uses, degrees: Degrees, maxim
 
 def _use_total(plan: _Plan, lanes: Lanes, degrees: Degrees, maximum: Value, place: Place) -> bool:
     """Take factor * m + log(s), if a value that was stored is that, for the maximum; whether it is."""
-    op = place.value.producer
-    if op is None or op.code is not Code.ADD or place.value.shape != maximum.shape or not degrees.stays(place.value):
+    if place.value.shape != maximum.shape or not degrees.stays(place.value):
         return False
-    if not lanes.confined(maximum, place.store.mask):
-        return False
-    for one, other in (op.operands, op.operands[::-1]):
-        factor, source = multiple(one, set())
-        _, log = multiple(other, set())
-        if source is not maximum or log.producer is None or log.producer.code not in (Code.LOG, Code.LOG2):
+    for found in log_sums(place.value, set()):
+        mass = bare(found.mass)
+        if found.number is not maximum or mass.shape != maximum.shape or not is_positive(mass) or degrees.stays(mass):
             continue
-        mass = bare(log.producer.operands[0])
-        if mass.shape == maximum.shape and is_positive(mass) and not degrees.stays(mass):
-            plan.totals[maximum] = Total(place, factor)
+        if lanes.confined(maximum, place.store.mask):
+            plan.totals[maximum] = Total(place, found.factor)
             plan.ones.add(mass)
             return True
     return False
@@ -240,18 +235,18 @@ class _Settled(Copier):
     def __init__(self, source: Kernel, plan: _Plan) -> None:
         super().__init__(source)
         self.plan = plan
+        self.stored = {total.place.value: total.place for total in plan.totals.values()}
 
     def op(self, op: Op) -> None:
         super().op(op)
         b = self.b
-        stored = {total.place.value: total.place for total in self.plan.totals.values()}
         for result in op.results:
             if result in self.plan.totals:
                 total = self.plan.totals[result]
                 number = load_back(self, total.place, other=math.inf)
                 self[result] = b.known(b.zero(result), b.mul(number, b.const(1 / total.factor, number.element)))
-            elif result in stored:
-                self[result] = b.known(self[result], load_back(self, stored[result], other=math.inf))
+            elif result in self.stored:
+                self[result] = b.known(self[result], load_back(self, self.stored[result], other=math.inf))
             elif result in self.plan.maxima:
                 self[result] = b.known(b.zero(result), self[result])
             elif result in self.plan.ones:
