@@ -17,17 +17,17 @@ from kernel_agent.compiler.saved.joint import Joint
 from kernel_agent.compiler.saved.prepare import prepared
 from kernel_agent.compiler.schedule.calls import Calls
 from kernel_agent.compiler.schedule.forms import Launch
-from kernel_agent.compiler.schedule.onetile import Widened, widened
+from kernel_agent.compiler.schedule.onetile import widened
 from kernel_agent.compiler.schedule.restepped import Restepped, restepped
 from kernel_agent.compiler.schedule.schedules import SCHEDULES, atomics, plans
 from kernel_agent.compiler.schedule.slabs import Whole, unslabbed
 from kernel_agent.compiler.schedule.tries import Tries
-from kernel_agent.compiler.schedule.unstepped import Unstepped, unstepped
+from kernel_agent.compiler.schedule.unstepped import WholeRows, unstepped
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.value import Kernel
 from kernel_agent.errors import InternalError
 
-Forward = Whole | Restepped | Unstepped | Widened
+Forward = Whole | Restepped | WholeRows
 _FORWARDS: tuple[Callable[[Kernel, Launch], Forward | None], ...] = (unslabbed, restepped, unstepped)
 """The same forward with other tiles, of which gradients may have owners."""
 

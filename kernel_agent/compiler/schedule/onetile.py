@@ -8,45 +8,22 @@ forward computes the same without these loops, and few programs keep such sums w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
-from kernel_agent.compiler.plan import BackwardPlan
-from kernel_agent.compiler.schedule.calls import Calls
 from kernel_agent.compiler.schedule.forms import Forms, Launch
-from kernel_agent.compiler.schedule.linear import Atom, Form, Kind
+from kernel_agent.compiler.schedule.linear import Atom
 from kernel_agent.compiler.schedule.onetrip import LONGEST
-from kernel_agent.compiler.schedule.polynomial import ONE, Polynomial
-from kernel_agent.compiler.schedule.sites import Site, mask_forms, sites
-from kernel_agent.compiler.schedule.unstepped import Steps, Unstepper, tile_of, width_of
+from kernel_agent.compiler.schedule.polynomial import Polynomial
+from kernel_agent.compiler.schedule.sites import mask_forms, sites
+from kernel_agent.compiler.schedule.unstepped import Steps, WholeRows, tile_of
 from kernel_agent.compiler.schedule.zeros import Zeros
 from kernel_agent.compiler.ssa.code import ELEMENTWISE, MEMORY, Code
-from kernel_agent.compiler.ssa.prune import prune
 from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value, bare, is_constant
 
 _KEEPS = ELEMENTWISE | {Code.EXPAND, Code.BROADCAST, Code.FULL}
 """What has each column where its operands have it."""
 
 
-@dataclass(frozen=True)
-class Widened:
-    """A forward with a whole row in its tile."""
-
-    kernel: Kernel
-    calls: Calls
-    width: str
-    """Expression of the tile."""
-    columns: str
-    """Expression of the columns of a row."""
-    name: str
-    """The constexpr that takes the tile's place."""
-
-    def plan(self, found: BackwardPlan) -> BackwardPlan:
-        """A plan of that kernel as one of the forward's launch."""
-        remark = f"a tile has a whole row of {self.columns} columns"
-        return replace(found, settings={self.name: self.width, **found.settings}, remarks=(*found.remarks, remark))
-
-
-def widened(kernel: Kernel, launch: Launch) -> Widened | None:
+def widened(kernel: Kernel, launch: Launch) -> WholeRows | None:
     """The forward with a whole row for the tile that it walks through rows by; None where it does something else with a
     tile than that, and where a row is not known to fit one at sizes of real work, or at those of SWEEP."""
     calls = launch.calls
@@ -57,10 +34,7 @@ def widened(kernel: Kernel, launch: Launch) -> Widened | None:
         most = None if columns is None else calls.asked(columns.text())
         if columns is None or most is None or most > LONGEST:
             continue
-        name, width = kernel.free_name(f"ALL_{tile.removeprefix('BLOCK_')}"), width_of(tile, columns)
-        names = [{**known, name: eval(width, dict(known))} for known in calls.names]
-        made = prune(Unstepper(kernel, tile, name).copy())
-        return Widened(made, replace(calls, names=tuple(names)), width, columns.text(), name)
+        return WholeRows.of(kernel, calls, tile, columns)
     return None
 
 
@@ -87,30 +61,14 @@ class Walk(Steps):
     def walks(self, loop: Op, end: Polynomial) -> bool:
         """Whether a loop does no more than that."""
         (block,) = loop.blocks
-        memory = [site for site in sites(block, MEMORY) if site.block is block]
-        trip = self.forms.trip(loop)
-        touched = [site for site in memory if site.op.code in (Code.LOAD, Code.STORE)]
-        if any(op.blocks for op in block.ops) or len(touched) < sum(op.code in MEMORY for op in block.ops):
+        memory, trip = sites(block, MEMORY), self.forms.trip(loop)
+        if any(op.blocks for op in block.ops) or any(site.op.code not in (Code.LOAD, Code.STORE) for site in memory):
             return False
-        if not all(self._takes_columns(site, trip, end) for site in touched):
+        if not all(self.takes_columns(site, trip, end) for site in memory):
             return False
-        masks = [site.op.mask for site in touched if site.op.mask is not None]
+        masks = [site.op.mask for site in memory if site.op.mask is not None]
         totals = self._totals(loop, block, masks)
         return totals is not None and self._by_columns(block, trip, totals)
-
-    def _takes_columns(self, site: Site, trip: Atom, end: Polynomial) -> bool:
-        """Whether a load or store is of the columns that there are, one for each lane."""
-        op, shape = site.op, site.op.offset.shape
-        if op.mask is None or shape.count(self.extent) != 1:
-            return False
-        if op.code is Code.LOAD and op.base in self.forms.written:
-            return False
-        lane = self._lane(op.offset)
-        parts = mask_forms(self.forms, op.mask)
-        if any(part is None or not self.is_of_columns(part, trip, lane) for part in parts):
-            return False
-        column = Form.of({trip: self.tile, lane: ONE})
-        return column - Form(base=end) in parts and self.is_of_columns(self.forms.of(op.offset), trip, lane)
 
     def _totals(self, loop: Op, block: Block, masks: Sequence[Value]) -> set[Op] | None:
         """What makes the sums that a loop carries; None where it carries something else."""
@@ -165,7 +123,7 @@ class Walk(Steps):
             return True
         if value.is_float or self.extent not in value.shape:
             return False
-        lane = self._lane(value)
+        lane = self.lane(value)
         if value.element != "i1":
             return self.is_of_columns(self.forms.of(value), trip, lane)
         return all(part is not None and self.is_of_columns(part, trip, lane) for part in mask_forms(self.forms, value))
@@ -173,9 +131,6 @@ class Walk(Steps):
     def _is_of_row(self, value: Value) -> bool:
         """Whether a value is known before the loops, or is made of such values alone, and has no columns."""
         return value.depth == 0 and self.extent not in value.shape
-
-    def _lane(self, value: Value) -> Atom:
-        return Atom(Kind.LANE, value.shape.index(self.extent), extent=self.tile)
 
     def _axis(self, value: Value) -> int | None:
         return value.shape.index(self.extent) if value.shape.count(self.extent) == 1 else None

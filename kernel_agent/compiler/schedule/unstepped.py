@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from kernel_agent.compiler.plan import BackwardPlan
 from kernel_agent.compiler.schedule.calls import Calls
@@ -33,7 +34,7 @@ _PLACES = frozenset((Code.CONST, Code.ARANGE, Code.EXPAND, Code.FULL, Code.BROAD
 
 
 @dataclass(frozen=True)
-class Unstepped:
+class WholeRows:
     """A forward with whole rows in its tiles."""
 
     kernel: Kernel
@@ -45,20 +46,38 @@ class Unstepped:
     name: str
     """The constexpr that takes the tile's place."""
 
+    @classmethod
+    def of(cls: type[Rows], kernel: Kernel, calls: Calls, tile: str, columns: Polynomial) -> Rows:
+        """A kernel without the loops that step by a tile."""
+        name = kernel.free_name(f"ALL_{tile.removeprefix('BLOCK_')}")
+        found = cls(prune(Unstepper(kernel, tile, name).copy()), calls, tile, columns, name)
+        names = tuple({**known, name: eval(found.width, dict(known))} for known in calls.names)
+        return replace(found, calls=replace(calls, names=names))
+
     @property
     def width(self) -> str:
-        """Expression of a tile that has a whole row."""
-        return width_of(self.tile, self.columns)
+        """Expression of a tile that has a whole row, and no fewer columns than the forward's."""
+        return f"max({self.tile}, triton.next_power_of_2({self.columns.text()}))"
 
     def plan(self, found: BackwardPlan) -> BackwardPlan:
         """A plan of that kernel as one of the forward's launch."""
-        steps = [
+        remark = f"a tile has a whole row of {self.columns.text()} columns"
+        return replace(found, settings={self.name: self.width, **found.settings}, remarks=(*found.remarks, remark))
+
+
+Rows = TypeVar("Rows", bound=WholeRows)
+
+
+class Unstepped(WholeRows):
+    """One whose products stepped through them."""
+
+    def plan(self, found: BackwardPlan) -> BackwardPlan:
+        """With tiles and warps that sums of whole rows have room for."""
+        steps = tuple(
             replace(step, num_warps=step.num_warps or str(WARPS), most=_most(step.kernel, self.name))
             for step in found.steps
-        ]
-        remark = f"a tile has a whole row of {self.columns.text()} columns"
-        settings = {self.name: self.width, **found.settings}
-        return replace(found, steps=tuple(steps), settings=settings, remarks=(*found.remarks, remark))
+        )
+        return super().plan(replace(found, steps=steps))
 
 
 def unstepped(kernel: Kernel, launch: Launch) -> Unstepped | None:
@@ -72,10 +91,7 @@ def unstepped(kernel: Kernel, launch: Launch) -> Unstepped | None:
         most = None if columns is None else calls.at_work(columns.text())
         if columns is None or most is None or most > MOST_COLUMNS:
             continue
-        name = kernel.free_name(f"ALL_{tile.removeprefix('BLOCK_')}")
-        names = [{**known, name: eval(width_of(tile, columns), dict(known))} for known in calls.names]
-        made = prune(Unstepper(kernel, tile, name).copy())
-        return Unstepped(made, replace(calls, names=tuple(names)), tile, columns, name)
+        return Unstepped.of(kernel, calls, tile, columns)
     return None
 
 
@@ -83,11 +99,6 @@ def summed_columns(kernel: Kernel, launch: Launch, tile: str) -> Polynomial | No
     """The columns of the rows that products step through by a tile, which then may have any size; None where tiles are
     more than steps over these."""
     return Steps.columns_of(kernel, launch, tile)
-
-
-def width_of(tile: str, columns: Polynomial) -> str:
-    """Expression of a tile that has a whole row, and no fewer columns than the forward's."""
-    return f"max({tile}, triton.next_power_of_2({columns.text()}))"
 
 
 def _most(kernel: Kernel, name: str) -> dict[str, int]:
@@ -206,17 +217,27 @@ class Steps:
 
     def _is_columns(self, site: Site, trip: Atom, end: Polynomial) -> bool:
         """Whether a load gives what memory has of the columns of a row, and zeros behind the last one."""
-        op, shape = site.op, site.op.result.shape
-        if op.mask is None or op.other is None or shape.count(self.extent) != 1 or op.base in self.forms.written:
+        op = site.op
+        padded = op.other is not None and is_constant(op.other, 0) and op.offset.shape == op.result.shape
+        return padded and self.takes_columns(site, trip, end)
+
+    def takes_columns(self, site: Site, trip: Atom, end: Polynomial) -> bool:
+        """Whether a load or store is of the columns that there are, one for each lane."""
+        op = site.op
+        if op.mask is None or op.offset.shape.count(self.extent) != 1:
             return False
-        if not is_constant(op.other, 0) or op.offset.shape != shape:
+        if op.code is Code.LOAD and op.base in self.forms.written:
             return False
-        lane = Atom(Kind.LANE, shape.index(self.extent), extent=self.tile)
+        lane = self.lane(op.offset)
         column = Form.of({trip: self.tile, lane: ONE})
         parts = mask_forms(self.forms, op.mask)
         if any(part is None or not self.is_of_columns(part, trip, lane) for part in parts):
             return False
         return column - Form(base=end) in parts and self.is_of_columns(self.forms.of(op.offset), trip, lane)
+
+    def lane(self, value: Value) -> Atom:
+        """Of the tile's axis."""
+        return Atom(Kind.LANE, value.shape.index(self.extent), extent=self.tile)
 
     def is_of_columns(self, form: Form, trip: Atom, lane: Atom) -> bool:
         """Whether a number knows of trip and lane no more than their column."""

@@ -13,7 +13,8 @@ from schedule_plans import atomics, named_source, run
 from kernel_agent.compiler.planning import Wanted, planned
 from kernel_agent.compiler.schedule.calls import Calls, Entry
 from kernel_agent.compiler.schedule.forms import Launch
-from kernel_agent.compiler.schedule.onetile import Widened, widened
+from kernel_agent.compiler.schedule.onetile import widened
+from kernel_agent.compiler.schedule.unstepped import WholeRows
 from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.value import Kernel
 
@@ -62,7 +63,7 @@ def calls(asked: int = N) -> Calls:
     return Calls((seen,), swept=(Entry({"n": N}, {"n": asked}),))
 
 
-def whole(source: Kernel, asked: int = N) -> Widened | None:
+def whole(source: Kernel, asked: int = N) -> WholeRows | None:
     return widened(source, Launch.like_forward(1, calls(asked)))
 
 
