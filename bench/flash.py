@@ -1,7 +1,8 @@
-"""Backward times of PyTorch's own fused attention: what a derived attention is compared with in the same run."""
+"""PyTorch's own fused attention, and its backward times: what a derived attention is compared with in the same run."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,29 +33,38 @@ def flash(entry: dict[str, Any]) -> Flash:
     return Flash(*(_best(entry, backend) for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION)))
 
 
-def _best(entry: dict[str, Any], backend: SDPBackend) -> float | None:
-    found = [_median(entry, backend, heads_first) for heads_first in (False, True)]
-    return min((us for us in found if us is not None), default=None)
-
-
-def _median(entry: dict[str, Any], backend: SDPBackend, heads_first: bool) -> float | None:
+def backwards(entry: dict[str, Any], backend: SDPBackend) -> Iterator[Callable[[], object]]:
+    """Backwards of a backend at an entry, one for each way that inputs may lie; none where it takes no such shape."""
     dtype = getattr(torch, entry["dtype"])
     shape = (entry["B"], entry["T"], entry["H"], entry["D"])
-    inputs = [torch.randn(shape, device="cuda").to(dtype).transpose(1, 2) for _ in range(3)]
-    if heads_first:
-        inputs = [tensor.contiguous() for tensor in inputs]
-    inputs = [tensor.requires_grad_() for tensor in inputs]
-    try:
-        with sdpa_kernel(backend):
-            output = torch.nn.functional.scaled_dot_product_attention(*inputs, is_causal=entry["causal"])
-        cotangent = torch.randn_like(output)
+    for heads_first in (False, True):
+        inputs = [torch.randn(shape, device="cuda").to(dtype).transpose(1, 2) for _ in range(3)]
+        if heads_first:
+            inputs = [tensor.contiguous() for tensor in inputs]
+        inputs = [tensor.requires_grad_() for tensor in inputs]
+        try:
+            with sdpa_kernel(backend):
+                output = torch.nn.functional.scaled_dot_product_attention(*inputs, is_causal=entry["causal"])
+            yield _backward(output, inputs)
+        except RuntimeError as error:  # PyTorch says in many ways that a backend does not take a shape
+            print(f"{backend.name}: {str(error).splitlines()[0]}", flush=True)
 
-        def work() -> object:
-            return torch.autograd.grad(output, inputs, cotangent, retain_graph=True)
 
-        clock = Clock(256 << 20)
-        times = sorted(clock.times(work, clock.pace(work, SHARE)))
-    except RuntimeError as error:  # PyTorch says in many ways that a backend does not take a shape
-        print(f"{backend.name}: {str(error).splitlines()[0]}", flush=True)
-        return None
+def _backward(output: torch.Tensor, inputs: list[torch.Tensor]) -> Callable[[], object]:
+    cotangent = torch.randn_like(output)
+
+    def work() -> object:
+        return torch.autograd.grad(output, inputs, cotangent, retain_graph=True)
+
+    work()
+    return work
+
+
+def _best(entry: dict[str, Any], backend: SDPBackend) -> float | None:
+    return min(map(_median, backwards(entry, backend)), default=None)
+
+
+def _median(work: Callable[[], object]) -> float:
+    clock = Clock(256 << 20)
+    times = sorted(clock.times(work, clock.pace(work, SHARE)))
     return times[len(times) // 2]
