@@ -103,11 +103,10 @@ def launch(
         return
     if options.sanitize:
         find_wraps(module, grid, arguments, findings)
-        divided = division_by_zero(module, grid, arguments)
-        if divided is not None:
-            place = module.place(divided)
-            findings.unpromise(f"{module.entry.name}{f', line {place.line},' if place else ''} divides by zero")
     machine = _run_where_it_fits(module, grid, arguments, buffers, findings, options, meter, programs)
+    if options.sanitize and (divided := division_by_zero(module, grid, arguments, machine.reached)) is not None:
+        place = module.place(divided)
+        findings.unpromise(f"{module.entry.name}{f', line {place.line},' if place else ''} divides by zero")
     for tape in machine.tapes.values():
         tape.buffer.changed |= tape.changed
         tape.buffer.read |= not tape.changed

@@ -114,6 +114,8 @@ class Machine:
         """Bytes of values that may be recorded at one time; loops that would exceed it run in segments."""
         self.reachable: list[Buffer] = []
         """Buffers that this launch may touch."""
+        self.reached: set[Block] = set()
+        """Blocks that some program ran."""
         self._lane_rank = 0
         self._sources: list[Tensor] = []
 
@@ -253,6 +255,7 @@ class Machine:
 
     def _run_block(self, block: Block, arguments: Sequence[RuntimeValue], active: Active) -> Outcome:
         environment, plain = self.environment, not self._lane_rank
+        self.reached.add(block)
         if self.meter is not None and plain:
             self.meter.block(block, active)
         for value, given in zip(block.arguments, arguments, strict=True):

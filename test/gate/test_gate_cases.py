@@ -106,16 +106,46 @@ def test_odd_sizes_at_which_the_forward_itself_leaves_its_buffers_are_dropped(tr
     assert any("outside" in note for note in plan.notes), plan.notes
 
 
+_DIVIDED = (
+    'x = tl.load(X + row * N + c, mask=m, other=-float("inf"))',
+    'x = tl.load(X + row // (N // 50) * (N // 50) * N + row % (N // 50) * N + c, mask=m, other=-float("inf"))',
+)
+"""A row by quotient and remainder, as `h // (Hq // Hk)` has the head of keys; of fewer columns than fifty by none."""
+
+
 def test_odd_sizes_at_which_the_forward_divides_by_zero_are_dropped(truths_of):
-    # Of fewer columns than ten the forward's own number is whatever a device has for it, as for `Hq // Hk` of fewer
-    # heads of queries than of keys; a candidate that divides on the host raises there.
-    divided = (
-        'x = tl.load(X + row * N + c, mask=m, other=-float("inf"))',
-        'x = tl.load(X + row // (N // 10) * (N // 10) * N + row % (N // 10) * N + c, mask=m, other=-float("inf"))',
-    )
-    plan = plan_of(truths_of("softmax", divided))
-    assert all(int(shape.entry.dims["N"]) >= 10 for shape in plan.shapes), plan
+    # There the forward's own number is whatever a device has for it; a candidate that divides on the host raises there.
+    plan = plan_of(truths_of("softmax", _DIVIDED))
+    assert all(int(shape.entry.dims["N"]) >= 50 for shape in plan.shapes), plan
     assert any("divides by zero" in note for note in plan.notes), plan.notes
+
+
+def test_odd_sizes_are_dropped_where_programs_that_do_not_return_early_divide_by_zero(truths_of):
+    # Attention over packed sequences returns where a tile has no rows before its loop asks for the head of keys: the
+    # rest of such a kernel is a block of its own, as its loops are, and only the first block was looked at.
+    early = ("    x = tl.load(X", "    if row * N >= 100000:\n        return\n    x = tl.load(X")
+    plan = plan_of(truths_of("softmax", _DIVIDED, early))
+    assert all(int(shape.entry.dims["N"]) >= 50 for shape in plan.shapes), plan
+    assert any("divides by zero" in note for note in plan.notes), plan.notes
+
+
+def test_odd_sizes_are_dropped_where_a_loop_divides_by_zero(truths_of):
+    # The head of keys is asked for where keys are loaded.
+    x, divided = _DIVIDED
+    loop = f"x = tl.zeros([BLOCK], tl.float32)\n    for _ in range(tl.minimum(N, 1)):\n        x += {divided[4:]}"
+    plan = plan_of(truths_of("softmax", (x, loop)), odd_sizes=12)
+    assert all(int(shape.entry.dims["N"]) >= 50 for shape in plan.shapes), plan
+    assert any("divides by zero" in note for note in plan.notes), plan.notes
+
+
+def test_odd_sizes_are_asked_where_all_programs_return_before_they_divide_by_zero(truths_of):
+    # A kernel may return so that it does not divide: without a look at where programs came, its sizes were lost.
+    guard = (
+        "    x = tl.load(X",
+        "    if N < 50:\n        tl.store(Y + row * N + c, 1.0 / N, mask=m)\n        return\n    x = tl.load(X",
+    )
+    plan = plan_of(truths_of("softmax", _DIVIDED, guard), odd_sizes=12)
+    assert any(1 < int(shape.entry.dims["N"]) < 50 for shape in plan.shapes), plan
 
 
 def test_a_required_entry_at_which_the_forward_fails_is_the_users_to_mend(truths_of):

@@ -5,13 +5,13 @@ Coarse and quick: where no integer that an address is made of can leave its type
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from kernel_agent.ir.attributes import Dense
 from kernel_agent.ir.cost.address_slice import address_slice
-from kernel_agent.ir.program import Module, Op, Value
+from kernel_agent.ir.program import Block, Module, Op, Value
 from kernel_agent.ir.types import Kind, Type
 from kernel_agent.ir.values import RuntimeValue
 
@@ -50,28 +50,43 @@ _DIVISIONS = frozenset({"arith.divsi", "arith.divui", "arith.remsi", "arith.remu
 _ZERO = Range(0, 0)
 
 
-def division_by_zero(module: Module, grid: tuple[int, int, int], arguments: Sequence[RuntimeValue]) -> Op | None:
-    """The first division that every program of a launch makes, by a number that is zero; None where none is known.
-
-    Its result is whatever a device has for it: what comes of it is nobody's derivative.
+def division_by_zero(
+    module: Module, grid: tuple[int, int, int], arguments: Sequence[RuntimeValue], reached: Collection[Block]
+) -> Op | None:
+    """The first division by a number that is zero in all of a launch, in a block that programs `reached`; None where
+    none is known. Its result is whatever a device has for it: what comes of it is nobody's derivative.
     """
-    until = _last_division(module)
-    if until == 0:
+    found = _divisions(module)
+    if not found.divisions:
         return None
     known = _given(module, arguments)
-    for op in module.entry.blocks[0].ops[:until]:
-        if op.name in _DIVISIONS and known.get(op.operands[1].id) == _ZERO:
-            return op
+    for op in found.makers:
         for result in op.results:
             if result.type.scalar.kind is Kind.INT:
                 known[result.id] = _result(op, known, grid) or Range.whole(result.type)
-    return None
+    zero = (op for op in found.divisions if known.get(op.operands[1].id) == _ZERO)
+    return next((op for op in zero if module.parents[id(op)] in reached), None)
+
+
+@dataclass(frozen=True)
+class _Divisions:
+    """Of whole numbers, in a kernel."""
+
+    divisions: tuple[Op, ...]
+    makers: tuple[Op, ...]
+    """What makes the divisors, in order."""
 
 
 @lru_cache(maxsize=64)
-def _last_division(module: Module) -> int:
-    """How many operations there are up to the last division that every program makes; 0 without any."""
-    return max((place for place, op in enumerate(module.entry.blocks[0].ops, 1) if op.name in _DIVISIONS), default=0)
+def _divisions(module: Module) -> _Divisions:
+    divisions = tuple(op for op in module.all_ops if op.name in _DIVISIONS)
+    needed = {op.operands[1].id for op in divisions}
+    makers: list[Op] = []
+    for op in reversed(module.all_ops) if divisions else ():
+        if not needed.isdisjoint(op.result_ids):
+            needed.update(op.operand_ids)
+            makers.append(op)
+    return _Divisions(divisions, tuple(reversed(makers)))
 
 
 def _given(module: Module, arguments: Sequence[RuntimeValue]) -> dict[int, Range]:
