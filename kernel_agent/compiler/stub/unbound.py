@@ -24,10 +24,10 @@ def unbound(text: str, flags: Sequence[str]) -> list[str]:
     earlier condition binds passes for bound.
     """
     function = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)][-1]
-    given = {one.arg for one in function.args.args}
+    names = _Names(assigned_names(function) - {one.arg for one in function.args.args})
     found: dict[str, None] = {}
     for wanted in _choices(flags):
-        _Way(assigned_names(function) - given, wanted, found).follow(function.body, set())
+        _Way(names, wanted, found).follow(function.body, set())
     return list(found)
 
 
@@ -42,11 +42,43 @@ def _choices(flags: Sequence[str]) -> Iterator[Mapping[str, bool]]:
         yield {flag: flag in some for flag in flags}
 
 
+class _Names:
+    """What each piece of a function reads and binds: asked once, however many ways lead through it."""
+
+    def __init__(self, local: Collection[str]) -> None:
+        self.local = local
+        self._assigned: dict[ast.AST, set[str]] = {}
+        self._read: dict[ast.AST, tuple[str, ...] | None] = {}
+
+    def assigned(self, node: ast.AST) -> set[str]:
+        """Names that a piece binds."""
+        if node not in self._assigned:
+            self._assigned[node] = assigned_names(node)
+        return self._assigned[node]
+
+    def read(self, node: ast.AST) -> tuple[str, ...] | None:
+        """Locals that a piece reads, in order; None of one with a choice in it."""
+        if node not in self._read:
+            parts = list(_evaluated(node))
+            names = [one.id for one in parts if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)]
+            choice = any(isinstance(one, ast.IfExp) for one in parts)
+            self._read[node] = None if choice else tuple(name for name in names if name in self.local)
+        return self._read[node]
+
+
+def _evaluated(node: ast.AST) -> Iterator[ast.AST]:
+    """A tree, without what lambdas and comprehensions evaluate in a scope of their own."""
+    yield node
+    if not isinstance(node, (ast.Lambda, ast.comprehension, ast.GeneratorExp, ast.ListComp)):
+        for child in ast.iter_child_nodes(node):
+            yield from _evaluated(child)
+
+
 class _Way:
     """One choice of flags through a function."""
 
-    def __init__(self, local: Collection[str], wanted: Mapping[str, bool], found: dict[str, None]) -> None:
-        self.local = local
+    def __init__(self, names: _Names, wanted: Mapping[str, bool], found: dict[str, None]) -> None:
+        self.names = names
         self.wanted = wanted
         self.found = found
 
@@ -64,26 +96,25 @@ class _Way:
                     bound |= inner
             elif isinstance(one, ast.For):
                 self.read(one.iter, bound)
-                bound |= assigned_names(one.target)
+                bound |= self.names.assigned(one.target)
                 self.follow([*one.body, *one.orelse], bound)  # the first trip
             elif isinstance(one, (ast.While, ast.With)):
-                bound |= assigned_names(one)
+                bound |= self.names.assigned(one)
                 self.read(one, bound)
             else:
                 self.read(one, bound)
-                bound |= assigned_names(one)
+                bound |= self.names.assigned(one)
 
     def read(self, node: ast.AST, bound: Collection[str]) -> None:
         """Note what an expression reads unbound; sides of conditions that are not taken are not read."""
-        if isinstance(node, ast.IfExp) and self.value(node.test) is not None:
-            self.read(node.body if self.value(node.test) else node.orelse, bound)
+        read = self.names.read(node)
+        if read is not None:
+            self.found.update((name, None) for name in read if name not in bound)
             return
-        read = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in self.local
-        if read and isinstance(node, ast.Name) and node.id not in bound:
-            self.found[node.id] = None
-        if isinstance(node, (ast.Lambda, ast.comprehension, ast.GeneratorExp, ast.ListComp)):
-            return
-        for child in ast.iter_child_nodes(node):
+        children = list(ast.iter_child_nodes(node))
+        if isinstance(node, ast.IfExp) and (taken := self.value(node.test)) is not None:
+            children = [node.body if taken else node.orelse]
+        for child in children:
             self.read(child, bound)
 
     def value(self, test: ast.expr) -> bool | None:
