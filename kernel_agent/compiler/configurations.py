@@ -10,7 +10,7 @@ import itertools
 import math
 import traceback
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from torch import Tensor
 
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.front import read_launch
-from kernel_agent.compiler.ssa.code import Code
 from kernel_agent.compiler.ssa.special import Special
 from kernel_agent.compiler.ssa.value import Kernel
 from kernel_agent.compiler.stub.decisions import Decision, apart, decisions, shared, torch_path
@@ -195,11 +194,11 @@ def _divided(
         tied = [source.tiles(seen) for seen in left[0].launches]
         floats = [source.changing_floats(seen) for _, seen in launch_places(left[0])]
         programs = {
-            place: _program(
+            place: read_launch(
                 seen,
-                [[other.launches[number].values for other in some] for some in (left[1:], large)],
-                by_axis(seen.descriptors, tied[number]),
-                floats[number],
+                others=[other.launches[number].values for other in (*left[1:], *large)],
+                tiles=by_axis(seen.descriptors, tied[number]),
+                floats=floats[number],
             )
             for number, (place, seen) in enumerate(launch_places(left[0]))
         }
@@ -242,29 +241,6 @@ def _conditions(
 
 def _comparable(conditions: Sequence[Condition]) -> tuple[object, ...]:
     return tuple("tensor" if isinstance(value, Tensor) else repr(value) for _, _, value in conditions)
-
-
-def _program(
-    seen: LaunchSeen,
-    others: Sequence[Sequence[Mapping[str, Any]]],
-    tiles: Mapping[str, Mapping[int, str]],
-    floats: Collection[str],
-) -> Kernel:
-    """The kernel of a launch. `others`: values at other launches, and at those of sizes that were asked for.
-
-    The latter count where they show loops: of some the other sizes are so small that a tile of theirs is folded away,
-    and that would leave constexprs `fixed`.
-    """
-    near, far = others
-    found = read_launch(seen, others=[*near, *far], tiles=tiles, floats=floats)
-    if not far or not found.fixed:
-        return found
-    plain = read_launch(seen, others=near, tiles=tiles, floats=floats)
-    return plain if plain.fixed < found.fixed and _loops(plain) == _loops(found) else found
-
-
-def _loops(kernel: Kernel) -> int:
-    return sum(op.code is Code.FOR for op in kernel.ops)
 
 
 def _seen(

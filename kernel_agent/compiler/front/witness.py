@@ -188,11 +188,13 @@ def _told_apart(lower: Lower, base: Row, row: Row, symbols: Mapping[Site, str]) 
     if _covers(base[1], symbols, row):
         return []
     names = [name for name, value in row[0].items() if value != base[0][name]]
-    if any(_folds(row[0][name]) for name in names):
+    if folded := _folded(base, row[0], symbols).intersection(names):
         # A tile of one lane is folded away. The general kernel may be right for it all the same: the gate finds out.
-        wider = {name: base[0][name] if _folds(value) else value for name, value in row[0].items()}
-        found = _lowered(lower, wider, base[1])
-        return names if found is None else _told_apart(lower, base, (wider, found), symbols)
+        wider = {name: base[0][name] if name in folded else value for name, value in row[0].items()}
+        try:
+            return _told_apart(lower, base, (wider, skeleton(lower(wider))), symbols)
+        except IRError:
+            return names
     alone = []
     for name in names:
         values = {**base[0], name: row[0][name]}
@@ -215,9 +217,14 @@ def _covers(general: Skeleton, symbols: Mapping[Site, str], row: Row) -> bool:
     return found.loops < general.loops and found.moves <= general.moves
 
 
-def _folds(value: Number) -> bool:
-    """Whether Triton drops what it computes with a number."""
-    return value == 1 or (value == 0 and isinstance(value, float))
+def _folded(base: Row, values: Mapping[str, Number], symbols: Mapping[Site, str]) -> set[str]:
+    """Constexprs with which Triton drops something that it computes in the general kernel: by what they are, or since
+    a tile with an expression of them has one lane."""
+    found = {name for name, value in values.items() if value == 1 or (value == 0 and isinstance(value, float))}
+    for (_, place), text in symbols.items():
+        if place < 0 and value_of(text, values) == 1 != value_of(text, base[0]):
+            found |= _reads(text)
+    return found
 
 
 def _reads(text: str) -> frozenset[str]:

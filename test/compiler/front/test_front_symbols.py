@@ -244,6 +244,27 @@ def test_a_launch_with_tiles_of_one_lane_fixes_no_size_of_the_others():
     assert read_launch(launches[0], others=[{"HEADS": 1, "BLOCK": 1, "WIDTH": 32}]).fixed == frozenset()
 
 
+@triton.jit
+def powered(x_ptr, y_ptr, TAPS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
+    rows, lanes = tl.arange(0, BLOCK // 4), tl.arange(0, WIDTH)
+    at = rows[:, None] * WIDTH + lanes[None, :]
+    x = tl.load(x_ptr + at)
+    for _ in tl.static_range(TAPS):
+        x *= tl.load(x_ptr + at)
+    tl.store(y_ptr + at, x)
+
+
+def test_a_tile_of_one_lane_does_not_fix_the_others_beside_a_count_that_is_written_out():
+    """Of a convolution with other taps, at one token, all sizes were held to tell it apart, channels among them."""
+    launches = []
+
+    def several(x, y):
+        powered[(1,)](x, y, TAPS=2, BLOCK=16, WIDTH=16)
+
+    compare(several, torch.randn(64), torch.zeros(64), read=lambda one: launches.append(one) or read_launch(one))
+    assert read_launch(launches[0], others=[{"TAPS": 3, "BLOCK": 4, "WIDTH": 32}]).fixed == {"TAPS"}
+
+
 def test_five_tiles_of_one_size_get_five_sizes():
     """With three changed at most, two extents stayed one number and were printed as such."""
 
