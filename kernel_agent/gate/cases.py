@@ -25,11 +25,14 @@ from kernel_agent.oracle import (
     Truths,
     at_full_size,
 )
+from kernel_agent.oracle.cotangents import OF_ROWS
 from kernel_agent.pairs.spec import ShapeEntry
 
 _BOTH = (CotangentKind.RANDOM, CotangentKind.STRIDED)
 _SPECIAL = (
     CotangentKind.EXPANDED,
+    CotangentKind.EXPANDED_ROWS,
+    CotangentKind.APART,
     CotangentKind.TRANSPOSED,
     CotangentKind.ONE_HOT,
     CotangentKind.TINY,
@@ -327,7 +330,7 @@ def _with_cases(truths: Truths, shapes: list[ShapePlan], options: GateOptions, a
             cases = [Case(point, kind, False, told.get(kind)) for point, kind in pairs]
         if shape is first:
             flat = all(len(output.shape) < 2 for output in truths.spec.outputs if output.needs_grad)
-            special = [kind for kind in _SPECIAL if not (flat and kind is CotangentKind.TRANSPOSED)]
+            special = [kind for kind in _SPECIAL if not (flat and kind in OF_ROWS)]
             cases.append(Case(points[0], CotangentKind.RANDOM, True, again=True))
             cases += [Case(points[0], kind, True) for kind in special]
             cases += _partial(truths, points[0], accepts_needs)

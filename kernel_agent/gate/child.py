@@ -269,12 +269,16 @@ def run_backward(
 
 
 def _amid(cotangent: Tensor) -> Tensor:
-    """A cotangent; one with gaps stands behind a NaN in its memory, as a part of something wider does."""
+    """A cotangent; one with gaps stands behind NaN in its memory, as a part of something wider does.
+
+    Where elements lie side by side it begins at a multiple of 16 bytes, as a row has to that a descriptor takes.
+    """
     if cotangent.is_contiguous():
         return cotangent
     flat = cotangent.as_strided((cotangent.untyped_storage().nbytes() // cotangent.element_size(),), (1,))
-    whole = torch.cat([torch.full((1,), math.nan, dtype=cotangent.dtype), flat])
-    return whole.as_strided(cotangent.size(), cotangent.stride(), 1)
+    before = 16 // cotangent.element_size() if cotangent.stride(-1) == 1 else 1
+    whole = torch.cat([torch.full((before,), math.nan, dtype=cotangent.dtype), flat])
+    return whole.as_strided(cotangent.size(), cotangent.stride(), before)
 
 
 def _written(recorder: Recorder | None) -> str:

@@ -21,7 +21,9 @@ class CotangentKind(str, enum.Enum):
     RANDOM = "random"
     STRIDED = "strided"
     TRANSPOSED = "transposed"
+    APART = "apart"
     EXPANDED = "expanded"
+    EXPANDED_ROWS = "expanded-rows"
     ONE_HOT = "one-hot"
     TINY = "tiny"
     HUGE = "huge"
@@ -30,6 +32,18 @@ class CotangentKind(str, enum.Enum):
     LAST_ONLY = "last-only"
 
 
+LAYOUTS = {
+    CotangentKind.STRIDED: "strided",
+    CotangentKind.TRANSPOSED: "transposed",
+    CotangentKind.APART: "a part of something wider",
+    CotangentKind.EXPANDED: "expanded (stride 0)",
+    CotangentKind.EXPANDED_ROWS: "one row for all (stride 0)",
+}
+"""Kinds that are random and lie otherwise in memory than a tensor of their own, in words."""
+OF_ROWS = (CotangentKind.TRANSPOSED, CotangentKind.APART, CotangentKind.EXPANDED_ROWS)
+"""Those of them that a vector has not."""
+_GAP = 8
+"""Elements between rows that lie apart: whole 16 bytes, as descriptors want strides to be."""
 _FAR, _NEAR = 96, 12
 """Powers of two by which cotangents are made huge and tiny, the second where the dtype has no room for more."""
 
@@ -86,6 +100,8 @@ def _one(kind: CotangentKind, form: OutputForm, generator: torch.Generator) -> T
         return torch.zeros(shape, dtype=form.dtype)
     if kind is CotangentKind.EXPANDED and shape:
         return _normal((*shape[:-1], 1), form.dtype, generator).expand(shape)
+    if kind is CotangentKind.EXPANDED_ROWS and len(shape) >= 2:
+        return _normal((1, *shape[1:]), form.dtype, generator).expand(shape)
     dense = _normal(shape, form.dtype, generator) * scale_of(kind, form.dtype)
     if kind is CotangentKind.ONE_HOT and dense.numel():
         hot = int(torch.randint(dense.numel(), (1,), generator=generator))
@@ -98,7 +114,18 @@ def _one(kind: CotangentKind, form: OutputForm, generator: torch.Generator) -> T
         return wide[..., 0]
     if kind is CotangentKind.TRANSPOSED and len(shape) >= 2:
         return dense.transpose(-1, -2).contiguous().transpose(-1, -2)
-    return dense
+    return _apart(dense) if kind is CotangentKind.APART and len(shape) >= 2 else dense
+
+
+def _apart(dense: Tensor) -> Tensor:
+    """The same as a part of something wider in every dim, where no stride but the last follows from the sizes.
+
+    Elements of a row lie side by side, as in the gradient of one that was concatenated or split; the gaps hold NaN.
+    """
+    outer, width = [size + 1 for size in dense.shape[:-1]], dense.shape[-1] + _GAP
+    wide = torch.full((*outer, width), float("nan"), dtype=dense.dtype)
+    part = wide[tuple(slice(size) for size in dense.shape)]
+    return part.copy_(dense)
 
 
 def _normal(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:

@@ -10,6 +10,7 @@ from kernel_agent.errors import InputError
 from kernel_agent.gate import GateOptions, Status
 from kernel_agent.gate.cases import looks, make_plan
 from kernel_agent.oracle import CotangentKind, Truths, describe
+from kernel_agent.oracle.cotangents import OF_ROWS
 from kernel_agent.pairs.userfile import read_file
 
 
@@ -36,8 +37,13 @@ def plan_of(truths, **options):
 def test_the_cheapest_required_shape_comes_first_and_meets_every_kind_of_cotangent(judge):
     plan = make_plan(judge.truths("two_outputs"), GateOptions(), accepts_needs=True)
     kinds = {case.kind for case in plan.shapes[0].cases if not case.partial}
-    assert kinds == set(CotangentKind) - {CotangentKind.TRANSPOSED}, "a vector has no transpose"
+    assert kinds == set(CotangentKind) - set(OF_ROWS), "a vector has no rows"
     assert any(case.needs == (False, True) for case in plan.shapes[0].cases)
+
+
+def test_rows_of_a_cotangent_lie_apart_and_are_one_and_the_same_where_there_are_rows(judge):
+    kinds = {case.kind for case in plan_of(judge.truths("softmax")).shapes[0].cases}
+    assert kinds >= set(OF_ROWS)
 
 
 @pytest.mark.parametrize("name", ["two_outputs", "softmax"])

@@ -13,13 +13,7 @@ from kernel_agent.gate.diagnosis.evidence import Evidence
 from kernel_agent.gate.diagnosis.records import Fault, Hypothesis
 from kernel_agent.gate.options import STANDARD
 from kernel_agent.oracle import CotangentKind, Truths
-
-_LAYOUTS = (CotangentKind.STRIDED, CotangentKind.TRANSPOSED, CotangentKind.EXPANDED)
-_WORDS = {
-    CotangentKind.STRIDED: "strided",
-    CotangentKind.TRANSPOSED: "transposed",
-    CotangentKind.EXPANDED: "expanded (stride 0)",
-}
+from kernel_agent.oracle.cotangents import LAYOUTS
 
 
 def ignored_strides(evidence: Evidence, truths: Truths) -> tuple[Hypothesis, ...]:
@@ -28,7 +22,7 @@ def ignored_strides(evidence: Evidence, truths: Truths) -> tuple[Hypothesis, ...
     Only where a contiguous random cotangent passes and another layout does not.
     """
     passing = [o for o in evidence.here if o.case.kind is CotangentKind.RANDOM and o.problem is None]
-    red = [o for o in evidence.here if o.case.kind in _LAYOUTS and o.problem is not None and not o.case.partial]
+    red = [o for o in evidence.here if o.case.kind in LAYOUTS and o.problem is not None and not o.case.partial]
     if not passing or not red:
         return ()
     asked = red[0].question
@@ -37,7 +31,7 @@ def ignored_strides(evidence: Evidence, truths: Truths) -> tuple[Hypothesis, ...
     if any(outcome.problem is not None for outcome in run.outcomes) or not run.outcomes:
         return ()
     again = {score.grad: score for score in run.outcomes[0].result.grads}
-    layouts = list(dict.fromkeys(_WORDS[o.case.kind] for o in red))
+    layouts = list(dict.fromkeys(LAYOUTS[o.case.kind] for o in red))
     statement = (
         f"the strides of the cotangent are ignored: with the same values in a contiguous cotangent it is exact, "
         f"and it is wrong when the cotangent is {' or '.join(layouts)}"

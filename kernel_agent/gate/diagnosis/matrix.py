@@ -6,17 +6,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kernel_agent.gate.diagnosis.records import MatrixRow
-from kernel_agent.oracle.cotangents import CotangentKind
+from kernel_agent.oracle.cotangents import LAYOUTS, CotangentKind
 
 if TYPE_CHECKING:
     from kernel_agent.gate.batch import Outcome
 
-_LAYOUTS = frozenset({CotangentKind.STRIDED, CotangentKind.TRANSPOSED, CotangentKind.EXPANDED})
+_LAYOUTS = frozenset(LAYOUTS)
 _IN_WORDS = {
     CotangentKind.RANDOM: "contiguous",
-    CotangentKind.STRIDED: "strided",
-    CotangentKind.TRANSPOSED: "transposed",
-    CotangentKind.EXPANDED: "expanded (stride 0)",
+    **LAYOUTS,
     CotangentKind.ONE_HOT: "one-hot",
     CotangentKind.TINY: "tiny",
     CotangentKind.HUGE: "huge",
