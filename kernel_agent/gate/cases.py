@@ -352,11 +352,13 @@ def _partial(truths: Truths, point: Point, accepts_needs: bool) -> list[Case]:
 def _subsets(count: int) -> list[tuple[bool, ...]]:
     """Which of several gradients are needed: every second one, the others, and each alone where they are few.
 
-    Alone, a gradient cannot lean on what was computed for another one.
+    Alone, a gradient cannot lean on what was computed for another one. Training asks for the first alone where weights
+    are frozen, and for all but the first in a model's first layer.
     """
     halves = [tuple(i % 2 == parity for i in range(count)) for parity in (1, 0)]
-    alone = [tuple(i == chosen for i in range(count)) for chosen in range(count) if count <= _ALONE]
-    return list(dict.fromkeys([*halves, *alone]))
+    alone = [tuple(i == chosen for i in range(count)) for chosen in range(count) if count <= _ALONE or chosen == 0]
+    first_layer = tuple(i > 0 for i in range(count))
+    return list(dict.fromkeys([*halves, *alone, first_layer]))
 
 
 def _within_budget(shapes: list[ShapePlan], options: GateOptions, notes: list[str]) -> Plan:

@@ -251,3 +251,12 @@ def test_each_of_few_gradients_is_asked_for_alone(judge):
     verdict = judge("capped", change, ("](grad_y, x, a", "](x if alone else grad_y, x, a"), options=on_values())
     assert verdict.status is Status.WRONG_GRADIENT
     assert verdict.case == "N=400 seed=0 needs=(False, False, True)"
+
+
+def test_all_but_the_first_gradient_are_asked_for_as_in_a_first_layer(judge):
+    # Right for all, for every second one and for each alone: nothing before a first layer needs a gradient.
+    first = "    first = needs == (False, True, True)\n    dx, da, db = torch.empty"
+    change = ("    dx, da, db = torch.empty", first)
+    verdict = judge("capped", change, ("](grad_y, x, a", "](x if first else grad_y, x, a"), options=on_values())
+    assert verdict.status is Status.WRONG_GRADIENT
+    assert verdict.case == "N=400 seed=0 needs=(False, True, True)"
