@@ -22,6 +22,7 @@ from kernel_agent.oracle import CotangentKind, ForwardTruth
 from kernel_agent.oracle.cotangents import rms
 from kernel_agent.oracle.wire import pack
 from kernel_agent.pairs.spec import KernelSpec
+from kernel_agent.pairs.values import EXTREME
 from kernel_agent.sandbox import Ending, Job, Limits, Message, Report, Sandbox
 
 _STATUS_OF_ENDING = {
@@ -233,7 +234,9 @@ def _forward_problem(
     if script.out_of_turn or (Stage.FORWARD, point) not in script.answers:
         return None
     answer, message = script.answers[Stage.FORWARD, point]
-    return judge_forward(answer, message.tensors, question.forward, spec, text.meta, question.stub_ops, text.source)
+    about = (spec, text.meta, question.stub_ops, text.source)
+    extreme = question.case.point.values in EXTREME
+    return judge_forward(answer, message.tensors, question.forward, *about, extreme=extreme)
 
 
 def _judge(
@@ -262,6 +265,7 @@ def _judge(
         text.meta,
         question.stub_ops,
         text.source,
+        extreme=question.case.point.values in EXTREME,
     )
     if options.deterministic and judged.problem is None:
         judged = replace(judged, problem=order_problem(backward[0], text.source))

@@ -28,6 +28,7 @@ from kernel_agent.machine import Machine, installed_versions
 from kernel_agent.oracle import Truths
 from kernel_agent.pairs.sections import split_sections
 from kernel_agent.pairs.spec import KernelSpec
+from kernel_agent.pairs.values import EXTREME
 from kernel_agent.sandbox import LeftFiles, Report, Sandbox, missing_walls
 
 OnCase = Callable[[CaseResult, int, int], None]
@@ -213,8 +214,13 @@ def _without_values(
     diagnose: bool,
     red: Outcome,
 ) -> Verdict:
-    """The verdict without drawn inputs: at those, the truth itself is in doubt, and no candidate is blamed for that."""
-    plain = replace(options, values=())
+    """The verdict without drawn inputs: at those, the truth itself is in doubt, and no candidate is blamed for that.
+
+    What it is at extreme values says nothing of the others.
+    """
+    extreme = red.case.point.values in EXTREME
+    kept = tuple(values for values in options.values if values not in EXTREME) if extreme else ()
+    plain = replace(options, values=kept)
     truths.draw_again()
     verdict = check(spec, pair_source, sandbox, plain, on_case, truths=truths, diagnose=diagnose)
     note = f"values left out: differences of the forward do not confirm the truth at {red.case.point.label}"

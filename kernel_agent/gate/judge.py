@@ -14,7 +14,7 @@ from kernel_agent.gate import words
 from kernel_agent.gate.answer import Answer, Failure, FailureKind, Found, Returned
 from kernel_agent.gate.layout import is_contiguous, shares_memory
 from kernel_agent.gate.naming import in_own_words, saved_as
-from kernel_agent.gate.rule import Agreement, Comparison, compare
+from kernel_agent.gate.rule import Agreement, Comparison, breaks, compare
 from kernel_agent.gate.torch_ops import foreign_calls
 from kernel_agent.gate.verdict import GradientScore, Status
 from kernel_agent.oracle import ForwardTruth, GradientTruth, OutputForm
@@ -85,8 +85,13 @@ def judge_forward(
     meta: PairMeta,
     stub_ops: Collection[str],
     source: str,
+    *,
+    extreme: bool = False,
 ) -> Problem | None:
-    """The candidate's forward against the outputs of the user's stub, which calls `stub_ops` at one shape or other."""
+    """The candidate's forward against the outputs of the user's stub, which calls `stub_ops` at one shape or other.
+
+    `extreme`: see `pairs.values.EXTREME`.
+    """
     foreign = foreign_calls(answer.calls, meta.torch_ops, stub_ops)
     foreign = tuple(name for name in foreign if name not in truth.torch_ops)
     if foreign:
@@ -105,14 +110,20 @@ def judge_forward(
         return Problem(Status.WRONG_FORWARD, message)
     for i, (returned, expected) in enumerate(zip(answer.returned, truth.outputs, strict=True)):
         name = spec.outputs[i].name if i < len(spec.outputs) else str(i)
-        problem = _output_problem(name, returned, tensors.get(str(i)), expected, truth, i)
+        problem = _output_problem(name, returned, tensors.get(str(i)), expected, truth, i, extreme)
         if problem is not None:
             return problem
     return None
 
 
 def _output_problem(
-    name: str, returned: Returned, given: Tensor | None, expected: object, truth: ForwardTruth, position: int
+    name: str,
+    returned: Returned,
+    given: Tensor | None,
+    expected: object,
+    truth: ForwardTruth,
+    position: int,
+    extreme: bool,
 ) -> Problem | None:
     form = truth.forms[position]
     if form is None or not isinstance(expected, Tensor):
@@ -133,7 +144,7 @@ def _output_problem(
     wide = expected.to(torch.float64)
     size = float(torch.where(wide.isfinite(), wide, 0.0).square().mean().sqrt()) if wide.numel() else 0.0
     seen = compare(given, wide, size)
-    if seen.passed:
+    if seen.passed or (extreme and not breaks(given, wide)):
         return None
     message = f"output `{name}` of forward differs from the user's stub: {words.difference(seen)}"
     return Problem(Status.WRONG_FORWARD, message, tile=seen.tile, ratio=seen.ratio)
@@ -163,8 +174,13 @@ def judge_backward(
     meta: PairMeta,
     stub_ops: Collection[str],
     source: str,
+    *,
+    extreme: bool = False,
 ) -> Judged:
-    """The candidate's gradients against the truth, with a score for every gradient that can be compared."""
+    """The candidate's gradients against the truth, with a score for every gradient that can be compared.
+
+    `extreme`: see `pairs.values.EXTREME`; nothing is compared there.
+    """
     sizes = tuple(0 if form is None else math.prod(form.shape) for form in forward.forms)
     scores: list[GradientScore] = []
     problems: list[Problem] = []
@@ -175,6 +191,8 @@ def judge_backward(
             scale = truth.scale(name, cotangent_rms, sizes) if truth.grads[name] is not None else 0.0
             given = tensors.get(str(i))
             problem, score = _gradient(name, answer.returned[i], given, truth, scale, spec, forward, source)
+            if extreme:
+                problem, score = _finite_alone(problem, given, truth.grads[name]), None
             problems += [] if problem is None else [problem]
             scores += [] if score is None else [score]
         problems = _with_exchange_hint(problems, tensors, truth, spec)
@@ -303,6 +321,14 @@ def _gradient(
         misplaced = layout_problem(name, returned, tuple(given.shape))
         return misplaced, score if misplaced is None else score.model_copy(update={"passed": False})
     return _value_problem(name, seen, given, expected), score
+
+
+def _finite_alone(problem: Problem | None, given: Tensor | None, expected: Tensor | None) -> Problem | None:
+    """A problem with values counts where the truth is finite and the gradient is not; any other counts as it is."""
+    if problem is None or problem.status not in (Status.NOT_FINITE, Status.WRONG_GRADIENT):
+        return problem
+    broken = given is not None and expected is not None and breaks(given, expected)
+    return problem if broken else None
 
 
 def layout_problem(name: str, returned: Returned, shape: tuple[int, ...]) -> Problem | None:

@@ -14,11 +14,14 @@ from torch import Tensor
 from kernel_agent.gate.options import GateOptions
 from kernel_agent.gate.verdict import Status
 from kernel_agent.oracle import ForwardTruth, Outcome, Point, Refusal, RefusalKind, TruthError, Truths, cross_check
+from kernel_agent.oracle.checks import DerivativeCheck
 from kernel_agent.pairs.spec import ShapeEntry
-from kernel_agent.pairs.values import Values
+from kernel_agent.pairs.values import EXTREME, Values
 
 FEW = 12
 """Cases of a budget that does not reach beyond the cheapest shape: it gets no other values."""
+_BEND = 0.5
+"""Relative difference of a slope up to which kinks at some of the elements explain it."""
 _VALUES = (Status.WRONG_GRADIENT, Status.WRONG_FORWARD, Status.NOT_FINITE)
 """What may be red because the truth is badly conditioned; memory errors and the like are red on any values."""
 
@@ -65,7 +68,14 @@ def in_doubt(truths: Truths, point: Point, status: Status, options: GateOptions)
         found = cross_check(truths, point)
     except TruthError:
         return True
+    if point.values in EXTREME:
+        return any(map(_steep, found.derivatives))
     return not found.agrees or any(check.outcome is not Outcome.AGREES for check in found.derivatives)
+
+
+def _steep(check: DerivativeCheck) -> bool:
+    """Whether a slope may have no end, as that of a root at zero. At a kink it only bends."""
+    return not check.relative_difference <= _BEND
 
 
 def _why_not(answer: ForwardTruth | Refusal, usual: ForwardTruth) -> str:

@@ -121,6 +121,11 @@ def compare(answer: Tensor, truth: Tensor, scale: float) -> Comparison:
     )
 
 
+def breaks(answer: Tensor, truth: Tensor) -> bool:
+    """Whether an answer is NaN or infinite where the truth is finite: all that is asked of it at extreme values."""
+    return bool((truth.isfinite() & ~answer.isfinite()).any())
+
+
 def count_tiles(t: Tensor, extent: tuple[int, ...]) -> int:
     """How many tiles a tensor has."""
     return math.prod(-(-n // e) for n, e in zip(t.shape, extent, strict=True))

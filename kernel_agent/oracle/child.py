@@ -38,7 +38,7 @@ from kernel_agent.oracle.fit import fit_entry
 from kernel_agent.oracle.leaves import LeafCall, leaf_call
 from kernel_agent.oracle.plainform import plain_form
 from kernel_agent.oracle.records import Point, Refusal, RefusalKind, error_form
-from kernel_agent.oracle.values import other_number, redistribute, spaced
+from kernel_agent.oracle.values import other_number, redistribute, spaced, without_constants
 from kernel_agent.oracle.wire import pack
 from kernel_agent.pairs.arguments import argument_places, build_arguments
 from kernel_agent.pairs.blame import blame, essence, first_line, line_in, module_path
@@ -194,22 +194,25 @@ def arguments_at(stub: Stub, point: Point) -> tuple[tuple[Any, ...], dict[str, A
         if point.values is Values.SPACED:
             return _spaced(args, kwargs, dict(zip(places, leaves, strict=True)))
         if point.values is Values.NUMBERS:
-            return _with_other_numbers(stub, args, kwargs)
+            return _with_other_numbers(stub, args, kwargs, without_constants((v.detach() for v in leaves), point.seed))
         if not redistribute((leaf.detach() for leaf in leaves), point.values):
             raise Refused(Refusal(kind=RefusalKind.VALUES, message="no argument is plain random numbers"))
     return args, kwargs
 
 
 def _with_other_numbers(
-    stub: Stub, args: tuple[Any, ...], kwargs: dict[str, Any]
+    stub: Stub, args: tuple[Any, ...], kwargs: dict[str, Any], changed: int
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments with other floats and seeds among them: scales, probabilities. Raises `Refused` without any."""
+    """The arguments with other floats and seeds among them: scales, probabilities. Raises `Refused` without any,
+    where no tensor was `changed` either.
+    """
     names = {place: name for name, place in stub.places(args, kwargs).items()}
     positional = tuple(other_number(value, names.get(place, "")) for place, value in enumerate(args))
     named = {name: other_number(value, name) for name, value in kwargs.items()}
     given, made = (*args, *kwargs.values()), (*positional, *named.values())
-    if all(one is other for one, other in zip(given, made, strict=True)):
-        raise Refused(Refusal(kind=RefusalKind.VALUES, message="no argument is a float or a seed"))
+    if not changed and all(one is other for one, other in zip(given, made, strict=True)):
+        message = "no argument is a float, a seed or one number throughout"
+        raise Refused(Refusal(kind=RefusalKind.VALUES, message=message))
     return positional, named
 
 

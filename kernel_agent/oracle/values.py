@@ -5,7 +5,10 @@ them is exact wherever everything is small and centred. Only arguments that are 
 probabilities, scales, offsets and normalised rows mean something that other values break. The same values in rows that
 stand apart show a backward that takes for contiguous what the forward has not made so. Other numbers and seeds beside
 the tensors show one that has them in its text instead of taking them from the call: `make_args` may give the same ones
-every time.
+every time. So it may give tensors that hold one number alone, as weights of ones and biases of zeros are; those
+without a gradient may be tables that hang together, and stay.
+
+Where inputs are zero or large, formulas that are right elsewhere divide by zero or overflow.
 """
 
 from __future__ import annotations
@@ -27,6 +30,8 @@ _GAP = 8
 _ZEROS = 0.02
 """Part of exact zeros above which they are a pattern: padding, a triangle."""
 _WHOLE = (torch.int32, torch.int64)
+_LARGE = 1024.0
+"""The exponential overflows beyond 709 in float64, and beyond 88 in float32."""
 _OF_SEEDS = re.compile(r"seed|philox|(^|_)rng(_|$)")
 """Names of what random numbers begin with."""
 _FARTHER = 104_729
@@ -55,6 +60,27 @@ def other_number(value: Any, name: str = "") -> Any:
     if whole and _OF_SEEDS.search(name.lower()):
         return value + _FARTHER
     return 0.75 * value if type(value) is float and value and math.isfinite(value) else value
+
+
+def without_constants(arguments: Iterable[Tensor], seed: int) -> int:
+    """Make numbers around it, in place, of each tensor of floats that holds one number alone; how many were changed.
+
+    They differ from it by a quarter at most, so that a scale stays one, and around zero they are small.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    chosen = {_place(argument): argument for argument in arguments if _constant(argument)}
+    for argument in chosen.values():
+        drawn = torch.rand(argument.shape, generator=generator, dtype=torch.float64)
+        number = argument.to(torch.float64)
+        argument.copy_(torch.where(number == 0, (drawn - 0.5) / 2, number * (0.75 + drawn / 2)))
+    return len(chosen)
+
+
+def _constant(argument: Tensor) -> bool:
+    if not argument.is_floating_point() or argument.numel() == 0 or _overlaps(argument):
+        return False
+    wide = argument.detach().to(torch.float64)
+    return bool(wide.isfinite().all()) and bool((wide == wide.flatten()[0]).all())
 
 
 def spaced(arguments: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -94,7 +120,19 @@ def _redistributed(wide: Tensor, values: Values) -> Tensor:
         return wide + 3 * deviation
     if values is Values.SCALED:
         return wide * 4
+    if values is Values.LARGE:
+        return wide * _LARGE
+    if values is Values.ZEROS:
+        return _with_zeros(wide)
     return (wide / deviation) ** 3 * deviation if values is Values.HEAVY_TAILED else wide
+
+
+def _with_zeros(wide: Tensor) -> Tensor:
+    made = wide.clone(memory_format=torch.contiguous_format)
+    made.view(-1)[::8] = 0
+    if made.dim() > 1 and made.numel():
+        made.view(-1, made.shape[-1])[1::4] = 0
+    return made
 
 
 def _normalised(wide: Tensor) -> bool:

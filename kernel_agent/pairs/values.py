@@ -18,4 +18,13 @@ class Values(str, enum.Enum):
     SPACED = "spaced"
     """As made, and rows that stand apart in memory, as those of a part of a wider tensor do."""
     NUMBERS = "other-numbers"
-    """Tensors as made, and every float that is no tensor three quarters of what it is, and every seed another."""
+    """Every float that is no tensor three quarters of what it is, every seed another, and every tensor of one number
+    alone numbers around it; other tensors as made."""
+    ZEROS = "zeros"
+    """Every eighth element zero, and every fourth row."""
+    LARGE = "large"
+    """A thousand times as large: the exponential of most overflows, also in float64."""
+
+
+EXTREME = frozenset({Values.ZEROS, Values.LARGE})
+"""Values at which a gradient may be one of several, and nothing is asked of it but that it is finite."""

@@ -13,13 +13,13 @@ from kernel_agent.gate.cases import make_plan
 from kernel_agent.gate.options import STANDARD
 from kernel_agent.oracle import Truths, describe
 from kernel_agent.oracle.truth import DRAWN_FROM
-from kernel_agent.oracle.values import other_number, plain_random, redistribute
+from kernel_agent.oracle.values import other_number, plain_random, redistribute, without_constants
 from kernel_agent.pairs.userfile import read_file
-from kernel_agent.pairs.values import Values
+from kernel_agent.pairs.values import EXTREME, Values
 
 PAIRS = Path(__file__).parent / "pairs"
 WITHOUT_CAP = ("tl.where(inside, g * a, 0.0)", "g * a")
-OTHERS = tuple(values for values in Values if values not in (Values.AS_MADE, Values.SPACED, Values.NUMBERS))
+OTHERS = tuple(v for v in Values if v not in {Values.AS_MADE, Values.SPACED, Values.NUMBERS, *EXTREME})
 
 
 def on_values(*values):
@@ -123,6 +123,38 @@ def test_a_number_in_the_text_of_a_backward_in_place_of_the_calls_is_wrong(tmp_p
     verdict = check(spec, hard_coded, sandbox, options, truths=truths, diagnose=False)
     assert verdict.status is Status.WRONG_GRADIENT, verdict.message
     assert "values=other-numbers" in str(verdict.case)
+
+
+ONES = ("torch.rand(N, generator=g) + 0.5, torch.randn(N, generator=g)", "torch.ones(N), torch.zeros(N)")
+"""Weights and biases as layers begin with."""
+
+
+def test_a_weight_that_is_one_everywhere_is_not_left_out(judge, tmp_path):
+    # Ones as a weight are what a user writes down first, and a factor of one is in no gradient.
+    path = tmp_path / "layernorm.py"
+    path.write_text(judge.source("layernorm").replace(*ONES))
+    spec = describe(read_file(path), judge.sandbox)
+    truths, options = Truths(spec, judge.sandbox), on_values(Values.NUMBERS)
+    honest = check(spec, spec.facts.source, judge.sandbox, options, truths=truths)
+    assert honest.green, honest.message
+    wrong = spec.facts.source.replace("wg = g * w", "wg = g")
+    usual = on_values(*OTHERS, Values.AS_MADE, Values.SPACED)
+    assert check(spec, wrong, judge.sandbox, usual, truths=truths).green, "no other case sees it"
+    verdict = check(spec, wrong, judge.sandbox, options, truths=truths, diagnose=False)
+    assert verdict.status is Status.WRONG_GRADIENT, verdict.message
+    assert verdict.grad == "x"
+
+
+def test_a_number_that_fills_a_tensor_becomes_numbers_around_it():
+    ones, zeros, one, mask = torch.ones(64), torch.zeros(4, 8), torch.tensor([0.07]), torch.ones(9, dtype=torch.bool)
+    normal = _normal(8, 40)
+    before = normal.clone()
+    assert without_constants([ones, zeros, one, mask, normal, torch.ones(1).expand(9)], seed=3) == 3
+    assert 0.75 <= float(ones.min()) < float(ones.max()) <= 1.25, "a scale stays one"
+    assert 0 < float(zeros.abs().max()) <= 0.25
+    assert 0 < abs(float(one) - 0.07) <= 0.07 / 4
+    assert bool(mask.all())
+    assert torch.equal(normal, before)
 
 
 def test_other_numbers_stay_what_they_are_for():
