@@ -41,6 +41,8 @@ class Inputs:
             key = _leaf_key(path, name, leaves)
             values.append(self._image(value, name, key) if isinstance(value, Tensor) else value)
         self.args, self.kwargs = tree_unflatten(values, spec)
+        self._names = names
+        self._held = self._parts()
         self._module = _module_of(fn)
         if self._module is not None:
             own = {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}
@@ -93,13 +95,21 @@ class Inputs:
                 vars(part).clear()
                 vars(part).update({**attributes, "_parameters": parameters, "_buffers": buffers})
 
+    def _parts(self) -> dict[str, Any]:
+        """All that the arguments hold, by name: a list that somebody took something out of has other parts."""
+        flat, _ = tree_flatten_with_path((self.args, self.kwargs))
+        return {path_name(path, self._names): value for path, value in flat}
+
     def images(self) -> dict[str, Tensor]:
         """The images by name."""
         return {name: image for name, image, _ in self._before}
 
     def mutated(self) -> tuple[str, ...]:
-        """Names of arguments whose content is no longer what it was."""
-        changed = []
+        """Names of arguments whose content is no longer what it was, and of what lists and dicts among them hold."""
+        parts = self._parts()
+        every = dict.fromkeys((*self._held, *parts))
+        absent = object()
+        changed = [name for name in every if self._held.get(name, absent) is not parts.get(name, absent)]
         for name, image, before in self._before:
             same = torch.equal(image.detach(), before) or torch.allclose(
                 image.detach().double(), before.double(), rtol=0.0, atol=0.0, equal_nan=True
