@@ -16,6 +16,10 @@ _TILES = 8
 """Tiles that grouped orders take before they begin again; a wide shape has one more along an axis."""
 _LONG = 4097
 """One element more than a row that a program takes at once in most kernels."""
+_WIDE, _NARROW = 128, 192
+"""Whole numbers of tiles: a size at which no tile of up to 128 is cut, and one at which only wider ones than 64 are."""
+_TILED = 32
+"""A size that some entry has so large is cut into tiles."""
 _COUNTS = 8
 """Sizes below it count batches, heads and the like."""
 _ONES = 8
@@ -109,6 +113,7 @@ def apart_entries(entries: list[ShapeEntry], known: Collection[str], options: Ga
         *(Alternatives((entry,)) for entry in ones[:_ONES]),
     ]
     groups += _beyond_one_tile(entries, base, groups, options)
+    groups += _whole(entries, base, options)
     found = {group.entries[0].label: group for group in groups if group.entries}
     return [group for label, group in found.items() if label not in known]
 
@@ -137,6 +142,27 @@ def _beyond_one_tile(
             found = _beside(base, name, options)
             if found:
                 yield Alternatives(found)
+
+
+def _whole(entries: Sequence[ShapeEntry], base: ShapeEntry, options: GateOptions) -> Iterator[Alternatives]:
+    """Whole numbers of tiles along all sizes of which no entry has such: all others are odd, and cut their last tile.
+
+    Where that is too much work, along fewer of them.
+    """
+    sizes = _sizes(base)
+    tiled = sorted((name for name in sizes if _largest(entries, name) >= _TILED), key=lambda name: -sizes[name])[:3]
+    for whole in (_WIDE, _NARROW):
+        lacking = [name for name in tiled if not any(_cuts_alike(_sizes(e).get(name, 0), whole) for e in entries)]
+        choices = (lacking[: len(lacking) - fewer] for fewer in range(len(lacking)))
+        found = [_changed(base, dict.fromkeys(names, whole)) for names in choices]
+        fitting = [entry for entry in found if math.prod(_sizes(entry).values()) <= options.max_volume // 2]
+        if fitting:
+            yield Alternatives(tuple(fitting))
+
+
+def _cuts_alike(size: int, whole: int) -> bool:
+    """Whether tiles of a size are whole where those of another one are, as far as tiles of 32 and 128 tell."""
+    return size > 0 and all((size % tile == 0) == (whole % tile == 0) for tile in (_TILED, _TILE))
 
 
 def _beside(base: ShapeEntry, name: str, options: GateOptions) -> tuple[ShapeEntry, ...]:

@@ -40,3 +40,21 @@ def test_few_rows_go_beyond_one_tile_beside_a_wide_one_in_the_same_case():
     # A case of its own for rows would make each verdict of a norm longer.
     shapes = asked({"M": 5, "N": 64}, {"M": 19, "N": 100})
     assert [dims for dims in shapes if dims["M"] > 128] == [{"M": 129, "N": 129}]
+
+
+def test_a_size_that_is_cut_in_all_entries_is_asked_where_no_tile_is_and_where_only_wide_ones_are():
+    # A tail that is lost where there is none, and a mask that is left out where another tile is whole, were green.
+    shapes = asked({"M": 3, "N": 20}, {"M": 5, "N": 37})
+    assert {"M": 3, "N": 128} in shapes
+    assert {"M": 3, "N": 192} in shapes
+
+
+def test_whole_sizes_that_entries_have_are_not_asked_again():
+    # Most files ask for powers of two: their verdicts take as long as before.
+    assert not {128, 192} & {dims["N"] for dims in asked({"M": 3, "N": 64}, {"M": 5, "N": 256})}
+    assert 128 in {dims["N"] for dims in asked({"M": 3, "N": 64}, {"M": 5, "N": 100})}
+
+
+def test_whole_sizes_of_a_large_product_are_asked_along_fewer_axes():
+    (narrow,) = [dims for dims in asked({"M": 40, "N": 36, "K": 33}) if 192 in dims.values()]
+    assert narrow == {"M": 192, "N": 192, "K": 33}
