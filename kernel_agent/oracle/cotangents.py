@@ -42,8 +42,9 @@ LAYOUTS = {
 """Kinds that are random and lie otherwise in memory than a tensor of their own, in words."""
 OF_ROWS = (CotangentKind.TRANSPOSED, CotangentKind.APART, CotangentKind.EXPANDED_ROWS)
 """Those of them that a vector has not."""
-_GAP = 8
-"""Elements between rows that lie apart: whole 16 bytes, as descriptors want strides to be."""
+_GAP = 16
+"""Elements between rows that lie apart: strides stay multiples of 16 where sizes are, for which kernels are compiled
+once, and descriptors take them."""
 _FAR, _NEAR = 96, 12
 """Powers of two by which cotangents are made huge and tiny, the second where the dtype has no room for more."""
 
