@@ -74,6 +74,7 @@ class Returned(Said):
     strides: tuple[int, ...] = Field(default=(), max_length=64, description="of a tensor, in elements")
     on_host: bool = Field(default=False, description="a tensor that was made in the memory of the host")
     handed_back: bool = Field(default=False, description="see `layout.is_handed_back`")
+    of_argument: bool = Field(default=False, description="a tensor that has elements in the memory of an argument")
     meets: tuple[int, ...] = Field(default=(), max_length=64, description="positions of others; see `layout.meets`")
 
 

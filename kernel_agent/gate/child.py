@@ -328,6 +328,7 @@ def _returned(value: Any, execution: Execution, earlier: tuple[Any, ...]) -> Ret
             strides=tuple(value.stride()),
             on_host=made_on_host(value),
             handed_back=any(is_handed_back(value, given) for given in execution.arguments.values()),
+            of_argument=any(value is given or meets(value, given) for given in execution.arguments.values()),
             meets=tuple(i for i, one in enumerate(earlier[:64]) if isinstance(one, Tensor) and meets(value, one)),
         )
     return Returned(type="None" if value is None else type(value).__name__, value=plain_form(value))

@@ -155,6 +155,12 @@ def _output_layout(name: str, returned: Returned, form: OutputForm) -> str:
     if returned.on_host != form.on_host:
         places = ("on the GPU", "made on the CPU")
         return f"output `{name}` is {places[returned.on_host]}, the user's stub gives one {places[form.on_host]}"
+    if (returned.of_argument or returned.meets) and not form.shares:
+        whose = "an argument" if returned.of_argument else "another output"
+        return (
+            f"output `{name}` shares memory with {whose}, the user's stub gives it memory of its own: "
+            "what changes one in place changes the other"
+        )
     if is_contiguous(form.shape, form.strides) and not is_contiguous(form.shape, returned.strides):
         return (
             f"output `{name}` has strides {returned.strides} for shape {form.shape}, the user's stub gives a "

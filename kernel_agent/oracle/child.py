@@ -7,7 +7,7 @@ A refusal (the forward itself fails somewhere) is an answer; any other failure e
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
@@ -276,7 +276,7 @@ def _forward(stub: Stub, point: Point) -> tuple[dict[str, Any], dict[str, Tensor
         "kwargs": arguments[1],
         "arguments": arguments_digest(arguments, tensors),
         "outputs": pack(told, tensors, "outputs", tensor=plain),
-        "forms": [_form(stub, i, output) for i, output in enumerate(outputs)],
+        "forms": [_form(stub, i, output, execution, outputs[:i]) for i, output in enumerate(outputs)],
         "launches": [launch.kernel for launch in execution.launches],
         "torch_ops": list(execution.torch_ops),
         "findings": [
@@ -294,7 +294,15 @@ def plain(image: Tensor) -> Tensor:
     return image.detach().as_subclass(Tensor).contiguous()
 
 
-def _form(stub: Stub, position: int, output: Any) -> dict[str, Any] | None:
+def _share(output: Tensor, others: Iterable[Any]) -> bool:
+    """Whether an output lies in the memory of one of the others."""
+    mine = output.untyped_storage()._cdata
+    return any(isinstance(other, Tensor) and other.untyped_storage()._cdata == mine for other in others)
+
+
+def _form(
+    stub: Stub, position: int, output: Any, execution: Execution, earlier: tuple[Any, ...]
+) -> dict[str, Any] | None:
     if not isinstance(output, Tensor):
         return None
     dtype = declared_dtype(output)
@@ -305,6 +313,7 @@ def _form(stub: Stub, position: int, output: Any) -> dict[str, Any] | None:
         "differentiable": dtype.is_floating_point and observed_fact is not None and observed_fact.needs_grad,
         "strides": list(output.stride()),
         "on_host": made_on_host(output),
+        "shares": _share(output, (*execution.arguments.values(), *earlier)),
     }
 
 

@@ -82,6 +82,8 @@ class OutputForm:
     """In elements; empty where nobody looked."""
     on_host: bool = False
     """It was made in the memory of the host."""
+    shares: bool = False
+    """It lies in memory of an argument or of an output before it."""
 
 
 @dataclass(frozen=True)

@@ -321,6 +321,7 @@ class Truths:
                 form["differentiable"],
                 tuple(form["strides"]),
                 form["on_host"],
+                form["shares"],
             )
             for form in record["forms"]
         ]
