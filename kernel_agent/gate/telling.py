@@ -60,11 +60,12 @@ _OF_FRAMES = frozenset(
         *("tb_frame", "tb_next", "_getframe", "_current_frames", "_C", "_dynamo", "_python_dispatch"),
         *("_get_current_function_mode", "_get_current_function_mode_stack", "findCaller", "loggerDict"),
         *("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"),
-        *("_execution_engine", "queue_callback", "get_num_threads", "get_num_interop_threads"),
+        *("_execution_engine", "queue_callback", "get_num_threads", "get_num_interop_threads", "device_caches"),
     }
 )
 """Attributes that lead to frames, and into torch below its functions, which knows the modes that watch it, whether its
-engine runs, and on how many threads."""
+engine runs, and on how many threads; and to what Triton has compiled of a kernel for a device, which is nothing where
+its text is executed."""
 _LEADS = frozenset({"sys", "os", "inspect", "gc", "builtins", "traceback", "threading", "importlib", "ctypes"})
 """Modules that others hold under these names, as torch does."""
 
