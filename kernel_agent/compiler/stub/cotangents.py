@@ -27,6 +27,8 @@ _FLAT = frozenset({"detach", "floor", "ceil", "round", "trunc", "sign", "sgn"})
 """Functions whose derivative is zero wherever they have one."""
 _FORMS = frozenset({"empty_like", "zeros_like", "ones_like", "new_empty", "new_zeros", "new_ones"})
 """Functions that ask what they are given for its form alone."""
+_SCALING = frozenset({"mul_", "div_", "__imul__", "__itruediv__"})
+"""Functions that multiply a tensor where it lies."""
 _RENAMED = RESHAPED | PERMUTED | {"contiguous", "alias"}
 """Functions whose results have the same elements in other places, and in the same dtype."""
 
@@ -128,6 +130,9 @@ class Cotangents:
     def _changed(self, event: TorchSeen, changed: Tensor) -> None:
         """Go back over a function that wrote into a tensor that was there before. Raises `CannotDerive`."""
         name, root = event.name, self.flow.root(changed)
+        if name in _SCALING:
+            self._scaled(event, changed)
+            return
         filling = name in ("zero_", "fill_") or (name == "__setitem__" and not tensors_in(event.args[2:]))
         if not filling and name not in ("copy_", "add_", "__iadd__", "__setitem__"):
             raise _refused(event, "changes a tensor in place that gradients go through")
@@ -154,6 +159,21 @@ class Cotangents:
             left = self.body.bind(f"d{self.references.hint(root)}", f"{grad.text}.clone()")
             self.body.write(Line(f"{self._part(event, changed, target, left)}.zero_()"))
             self.add(root, Grad(left, grad.element))
+
+    def _scaled(self, event: TorchSeen, changed: Tensor) -> None:
+        """Go back over a function that multiplied a tensor where it lies. Raises `CannotDerive`."""
+        root = self.flow.root(changed)
+        call = TorchCall.of(event, self.references, self.body.helpers.setdefault)
+        factor = event.args[1] if len(event.args) == 2 and not event.kwargs else None
+        active = isinstance(factor, Tensor) and self.flow.is_active(factor)
+        if call is None or factor is None or active or (changed is not root and self.flow.is_slice(changed)):
+            raise _refused(event, "changes a tensor in place that gradients go through")
+        grad = self.settled(root)
+        if grad is not None:
+            text = adjoint(call, grad.text, 0)
+            assert text is not None  # of a product, or of a quotient of two
+            self.add(root, Grad(self.body.bind(f"d{self.references.hint(root)}", text), "f32"))
+            self.torch_ops[call.name] = None
 
     def _part(self, event: TorchSeen, changed: Tensor, target: ast.expr | None, grad: str) -> str:
         """What of a cotangent of a memory's root belongs to the part of it that a function wrote to."""

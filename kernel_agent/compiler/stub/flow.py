@@ -16,7 +16,10 @@ from kernel_agent.compiler.substitution import Substitution
 from kernel_agent.ir.capture.images import declared_dtype
 
 SAME = frozenset(
-    {"contiguous", "clone", "alias", "positive", "data", "cuda", "to", "float", "double", "half", "bfloat16"}
+    {
+        *("contiguous", "clone", "alias", "positive", "data", "cuda"),
+        *("to", "type_as", "float", "double", "half", "bfloat16"),
+    }
 )
 """Same shape, same values up to rounding, perhaps the same memory."""
 RESHAPED = frozenset(

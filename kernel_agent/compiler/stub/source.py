@@ -261,15 +261,16 @@ class StubSource:
         return (node,)
 
     def expression(self, site: Site) -> ast.expr | None:
-        """The expression of the stub that called; None where that is not known, or stands in another function."""
+        """The expression of the stub that called, `a * b` where that is `a *= b`; None where that is not known, or
+        stands in another function."""
         if site.span is None or site.function != self.function.name:
             return None
         for node in ast.walk(self.function):
             if (
-                isinstance(node, ast.expr)
+                isinstance(node, (ast.expr, ast.AugAssign))
                 and (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset) == site.span
             ):
-                return node
+                return node if isinstance(node, ast.expr) else _as_expression(node)
         return None
 
     # --- names
@@ -366,6 +367,13 @@ class StubSource:
             if isinstance(node, ast.Assign) and len(node.targets) == 1 and node.targets[0] is bound[0]:
                 return node.value
         return None
+
+
+def _as_expression(node: ast.AugAssign) -> ast.expr:
+    """`a * b` of `a *= b`."""
+    target = copy.deepcopy(node.target)
+    target.ctx = ast.Load()
+    return ast.copy_location(ast.BinOp(target, node.op, node.value), node)
 
 
 def own_nodes(function: ast.FunctionDef) -> list[ast.AST]:

@@ -7,6 +7,7 @@ import ast
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 from torch import Tensor
@@ -56,7 +57,7 @@ class TorchCall:
     def of(cls, event: TorchSeen, references: References, helper: Callable[[str], object]) -> TorchCall | None:
         """The call of an event; None where the stub's text does not show its arguments."""
         node = references.source.expression(event.site)
-        written = None if node is None else _operands(node, event)
+        written = None if node is None else _operands(node, event, references.source.module)
         if node is None or written is None:
             return None
         given = event.args
@@ -96,7 +97,7 @@ class TorchCall:
     def over(self, name: str) -> str:
         """The call with a name in place of its first argument. Raises `CannotDerive`."""
         node = copy.deepcopy(self.node)
-        own = _operands(node, self.event)
+        own = _operands(node, self.event, self.references.source.module)
         assert own is not None
         first = own[0]
         names = [one for one in free_names(node) if one not in free_names(first) and not self._known(one)]
@@ -141,8 +142,8 @@ class TorchCall:
         return text if isinstance(ast.parse(text, mode="eval").body, _ATOMS) else f"({text})"
 
 
-def _operands(node: ast.expr, event: TorchSeen) -> list[ast.expr] | None:
-    """Expressions of the positional arguments; None where stars are about."""
+def _operands(node: ast.expr, event: TorchSeen, module: ModuleType) -> list[ast.expr] | None:
+    """Expressions of the positional arguments; None where stars are about. `module`: of the stub."""
     if isinstance(node, ast.BinOp):
         return [node.left, node.right]
     if isinstance(node, ast.UnaryOp):
@@ -155,8 +156,20 @@ def _operands(node: ast.expr, event: TorchSeen) -> list[ast.expr] | None:
         return None
     if any(keyword.arg is None for keyword in node.keywords):
         return None
-    method = isinstance(node.func, ast.Attribute) and len(event.args) == len(node.args) + 1
-    return [node.func.value, *node.args] if method and isinstance(node.func, ast.Attribute) else node.args
+    if not isinstance(node.func, ast.Attribute) or _is_of_module(node.func, event, module):
+        return node.args
+    return [node.func.value, *node.args]
+
+
+def _is_of_module(function: ast.Attribute, event: TorchSeen, module: ModuleType) -> bool:
+    """Whether a function is a module's, and no method. How many arguments there are does not say so: some methods tell
+    of those behind the tensor by name, as `x.split(sizes, 1)`."""
+    root: ast.expr = function
+    while isinstance(root, ast.Attribute):
+        root = root.value
+    if not isinstance(root, ast.Name):
+        return False
+    return isinstance(event.site.names.get(root.id, getattr(module, root.id, None)), ModuleType)
 
 
 class _Replaced(ast.NodeTransformer):

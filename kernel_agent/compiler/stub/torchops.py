@@ -12,6 +12,9 @@ from kernel_agent.compiler.stub.flow import EXPANDED, PERMUTED, RESHAPED, SAME, 
 from kernel_agent.compiler.stub.torchrules import spread
 from kernel_agent.compiler.stub.trace import TorchSeen
 
+_LIKE_ANOTHER = frozenset({"view_as", "reshape_as", "expand_as", "type_as", "to"})
+"""Functions that may be given a second tensor, which they ask for its form alone."""
+
 
 @dataclass(frozen=True)
 class Undo:
@@ -33,10 +36,12 @@ def undone(
     if event.name == "broadcast_tensors":
         place = next(n for n, part in enumerate(event.result) if part is result)
         active = [part for part in tensors_in(event.args)[place : place + 1] if any(part is one for one in active)]
-    if len(active) != 1:
-        return None
-    (given,) = active
     name = event.name
+    if name in _LIKE_ANOTHER:
+        active = [part for part in active if part is event.args[0]]
+    if len(active) != 1:
+        return [] if name in _LIKE_ANOTHER else None
+    (given,) = active
     if name in SAME:
         return [Undo(given, grad)]
     if name in RESHAPED:

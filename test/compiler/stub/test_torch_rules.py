@@ -30,7 +30,7 @@ ONE = (
     "torch.nn.functional.softmax(x, 1)", "torch.nn.functional.softmax(x * 2.0, dim=0)",
     "x.clamp_min(0.1)", "x.clamp_max(max=0.3)", "x.gather(1, x.argsort(1))", "x.index_select(0, x[:, 0].argsort())",
     "torch.round(x * 3.0) * x", "x.floor() + x", "x * x.sign()",
-    "x / (x.detach().abs().max() + 1.0)", "x * x.detach()",
+    "x / (x.detach().abs().max() + 1.0)", "x * x.detach()", "x.split([2, 4], 1)[1]", "x.split(3, 1)[0].exp()",
 )  # fmt: skip
 TWO = (
     "x + w", "x - w", "w - x", "x * w", "x / (w.abs() + 1.0)", "torch.maximum(x, w)", "torch.minimum(w, x)",
@@ -38,7 +38,8 @@ TWO = (
     "(x * w).sum(1) * x[:, 0]", "torch.where(x > 0.0, x, w)", "x.exp() * w + x * w.exp()",
     "x @ w", "w @ x.t()", "torch.mv(x, w)", "torch.dot(x[0], w)", "torch.outer(w, x[:, 1])", "w @ x[1]",
     "torch.addmm(w, x @ x.t(), x)", "torch.einsum('mn,n->m', x, w)", "torch.einsum('mn,kn->mk', x, x * w)",
-    "torch.broadcast_tensors(w, x)[0] * x", "torch.broadcast_tensors(w, x)[1] * torch.broadcast_tensors(w, x)[0]",
+    "(x * 2.0).view(-1).view_as(x) * w", "(w * 2.0).expand_as(x) * x", "(x * w).t().reshape_as(x)", "x.type_as(w) * w",
+    "(x * w).to(w)", "torch.broadcast_tensors(w, x)[0] * x", "torch.broadcast_tensors(w, x)[1] * torch.broadcast_tensors(w, x)[0]",
 )  # fmt: skip
 
 
@@ -87,6 +88,8 @@ def test_a_broadcast_that_other_shapes_would_not_have_is_summed_where_it_occurs(
         "y = x.clone()\n    y += w",
         "y = x * 2.0\n    y[:, 1:3] = w[:2].expand(4, 2)",
         "y = x * 2.0\n    y[1:].zero_()",
+        "y = x * w\n    y *= 3.0\n    y /= x.shape[0]",
+        "y = x.clone()\n    y.mul_(w.detach()).div_(x.detach().abs().sum())",
         "y = x * 2.0\n    y[0] = 3.0",
     ],
 )
