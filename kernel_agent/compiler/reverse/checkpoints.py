@@ -25,7 +25,7 @@ from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value, walk
 LONG = 12
 """Trips from which a tape of segments is much shorter."""
 LIGHT = 8
-"""How many times the elements of a tape's tile a trip has to load for the tape not to matter."""
+"""How many times the elements of a tape's tile a trip has to load, or to compute in a tile, for the tape not to matter."""
 LONGER = 512
 """Trips from which tapes of segments of segments are much shorter."""
 EVALUATED = 4
@@ -52,7 +52,7 @@ def checkpointed(kernel: Kernel, adjoint: Adjoint, calls: Calls) -> Checkpointed
         loop = adjoint.recurrences.get(tape.name)
         if loop is not None and loop.code is Code.FOR:
             tiles[loop] = tiles.get(loop, 0) + math.prod(tape.shape)
-    heavy = {loop for loop, lanes in tiles.items() if LIGHT * lanes >= _loaded(loop)}
+    heavy = {loop for loop, lanes in tiles.items() if LIGHT * lanes >= max(_loaded(loop), _largest(loop))}
     extents = Extents({op.blocks[0].arguments[0]: op for op in kernel.ops if op.code is Code.FOR})
     segments = _Segments(kernel)
     for loop in _outermost(kernel.body, heavy):
@@ -68,6 +68,12 @@ def checkpointed(kernel: Kernel, adjoint: Adjoint, calls: Calls) -> Checkpointed
 def _loaded(loop: Op) -> int:
     """Elements that a trip loads."""
     return sum(math.prod(op.result.shape) for op in walk(loop.blocks[0]) if op.code is Code.LOAD)
+
+
+def _largest(loop: Op) -> int:
+    """Elements of the largest tile of numbers that a trip computes, as those whose sum a bisection compares."""
+    results = [value for op in walk(loop.blocks[0]) for value in op.results]
+    return max((math.prod(value.shape) for value in results if value.is_float), default=0)
 
 
 def _outermost(block: Block, loops: set[Op]) -> list[Op]:

@@ -208,3 +208,19 @@ def test_loops_without_recurrence_are_not_cut() -> None:
     (total,) = b.loop((b.const(0), k.n, b.const(1)), [b.whole(b.const(0.0, "f32"), (N,))], body, names=["total"])
     b.store(k.Y, b.arange(0, N), total)
     assert cut(k.kernel, 1024) is None
+
+
+def test_a_number_that_is_carried_from_tile_to_tile_stays_on_a_tape() -> None:
+    # A bisection compares the sum of a row with 1 in each trip: to spare a tape of single numbers, rows were gone
+    # through once more, though no trip loads anything.
+    k = Forward(X="*f32", Y="*f32", n="i32")
+    b, pid = k.b, k.b.program_id(0)
+    row = b.load(k.X, b.arange(0, 16 * N))
+
+    def body(_: Value, carries: list[Value]) -> list[Value]:
+        above = b.elementwise(Code.MAX, (b.sub(row, b.whole(carries[0], (16 * N,))), b.zero(row)))
+        return [b.unary(Code.TANH, b.mul(carries[0], b.sum(above, 0)))]
+
+    (last,) = b.loop((b.const(0), k.n, b.const(1)), [b.const(0.5, "f32")], body, names=["h"])
+    b.store(k.Y, pid, last)
+    assert cut(k.kernel, 1024) is None
