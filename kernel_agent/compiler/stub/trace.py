@@ -9,7 +9,7 @@ import inspect
 import itertools
 import operator
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 from triton.runtime.jit import JITFunction
 
 from kernel_agent.compiler.stub.descriptors import taken_apart
@@ -169,7 +169,7 @@ class Trace:
 def trace(stub: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], path: Path) -> Trace:
     """Call the stub of the file at `path` with images of its tensors. Raises what the stub raises, and `IRError`."""
     capture = _Tracing(str(path))
-    inputs = Inputs(stub, args, kwargs, (), capture, Images(device=torch.device("cpu")))
+    inputs = Inputs(stub, args, kwargs, (), capture, _Apart(tree_leaves((args, kwargs))))
     with standin(), capture.running(), _last_names(stub) as names:
         result = stub(*inputs.args, **inputs.kwargs)
     result = tree_map(lambda part: capture.adopt(part) if isinstance(part, Tensor) else part, result)
@@ -183,6 +183,39 @@ def trace(stub: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
             parts = value
         given |= {key: part for key, part in parts.items() if isinstance(part, Tensor)}
     return Trace(tuple(capture.events), given, result, names)
+
+
+class _Apart(Images):
+    """Images of inputs in memory of their own where one tensor was made for several, as by `s, t = torch.randn(2, N)`,
+    and no two have an element in common: what depends on inputs is told by the memory that it lies in."""
+
+    def __init__(self, inputs: Iterable[Any]) -> None:
+        super().__init__(device=torch.device("cpu"))
+        there: dict[int, list[Tensor]] = {}
+        for one in inputs:
+            if isinstance(one, Tensor):
+                there.setdefault(one.untyped_storage()._cdata, []).append(one)
+        self._common = {storage for storage, some in there.items() if _meet(some)}
+        """Storages in which elements belong to several."""
+
+    def image(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """See `Images.image`."""
+        if tensor.untyped_storage()._cdata in self._common:
+            return super().image(tensor, dtype)
+        return Images(device=self._device).image(tensor, dtype)
+
+
+def _meet(tensors: Sequence[Tensor]) -> bool:
+    """Whether two tensors of one storage have elements in common."""
+    places = [_elements(one) for one in tensors] if len(tensors) > 1 else []
+    return any(bool(torch.isin(one, other).any()) for one, other in itertools.combinations(places, 2))
+
+
+def _elements(tensor: Tensor) -> Tensor:
+    """Which bytes of its storage the elements of a tensor begin at."""
+    size = tensor.element_size()
+    offsets = torch.arange(tensor.untyped_storage().nbytes() // size)
+    return offsets.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset()).unique() * size
 
 
 @contextmanager

@@ -39,7 +39,8 @@ TWO = (
     "x @ w", "w @ x.t()", "torch.mv(x, w)", "torch.dot(x[0], w)", "torch.outer(w, x[:, 1])", "w @ x[1]",
     "torch.addmm(w, x @ x.t(), x)", "torch.einsum('mn,n->m', x, w)", "torch.einsum('mn,kn->mk', x, x * w)",
     "(x * 2.0).view(-1).view_as(x) * w", "(w * 2.0).expand_as(x) * x", "(x * w).t().reshape_as(x)", "x.type_as(w) * w",
-    "(x * w).to(w)", "torch.broadcast_tensors(w, x)[0] * x", "torch.broadcast_tensors(w, x)[1] * torch.broadcast_tensors(w, x)[0]",
+    "(x * w).to(w)", "torch.broadcast_tensors(w, x)[0] * x",
+    "torch.broadcast_tensors(w, x)[1] * torch.broadcast_tensors(w, x)[0]",
 )  # fmt: skip
 
 
