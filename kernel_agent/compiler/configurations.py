@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from kernel_agent.compiler.errors import CannotDerive
@@ -82,6 +83,7 @@ def configurations(stub: Stub, source: StubSource) -> tuple[list[Configuration],
     that launches has one trip at all entries, so that nothing would show what its trips have to do with each other.
     """
     groups: dict[Key, list[Trace]] = {}
+    entries: dict[Key, ShapeEntry] = {}
     remarks: list[str] = []
     for entry in stub.spec.sweep:
         seen = _seen(stub, entry, source)
@@ -92,6 +94,10 @@ def configurations(stub: Stub, source: StubSource) -> tuple[list[Configuration],
             remarks.append(f"{entry.label} was not looked at: {seen}")
         else:
             groups.setdefault(_key(seen), []).append(seen)
+            entries.setdefault(_key(seen), entry)
+    for key, traces in groups.items():
+        if not any(map(_is_narrow, traces)):
+            traces += _narrowed(stub, entries[key], source, key)
     if not groups:
         raise CannotDerive(remarks[0] if remarks else "SWEEP has no entry", remedy="Give SWEEP a small required entry.")
     for loop in source.loops:
@@ -120,6 +126,35 @@ def configurations(stub: Stub, source: StubSource) -> tuple[list[Configuration],
         )
     ]
     return found, remarks
+
+
+def _is_narrow(seen: Trace) -> bool:
+    """Whether a launch is given floats of 16 bits or fewer."""
+    tensors = [tensor for launch in seen.launches for tensor in launch.tensors.values()]
+    return any(one.is_floating_point and one.itemsize < 4 for one in map(declared_dtype, tensors))
+
+
+def _narrowed(stub: Stub, entry: ShapeEntry, source: StubSource, key: Key) -> list[Trace]:
+    """The call at an entry in the first narrow dtype that another entry names, if all its kernels can be read: callers
+    go other ways in that dtype, too, and conversions that their sums need do not show in float32."""
+    named = [other.dims.get("dtype") for other in stub.spec.sweep]
+    narrow = [name for name in named if isinstance(name, str) and _itemsize(name) < 4]
+    if not narrow:
+        return []
+    seen = _seen(stub, entry.model_copy(update={"dims": {**entry.dims, "dtype": narrow[0]}}), source)
+    if isinstance(seen, str) or not _is_narrow(seen) or _key(seen) != key:
+        return []
+    try:
+        for launch in seen.launches:
+            read_launch(launch)
+    except (CannotDerive, IRError):
+        return []  # a kernel that takes no such tensors: nobody gives it any
+    return [seen]
+
+
+def _itemsize(dtype: str) -> int:
+    found = getattr(torch, dtype, None)
+    return int(found.itemsize) if isinstance(found, torch.dtype) and found.is_floating_point else 8
 
 
 def _is_too_narrow(seen: Trace) -> bool:

@@ -25,7 +25,7 @@ from kernel_agent.compiler.ssa.value import Block, Kernel, Op, Value, walk
 LONG = 12
 """Trips from which a tape of segments is much shorter."""
 LIGHT = 8
-"""How many times the elements of a tape's tile a trip has to load, or to compute in a tile, for the tape not to matter."""
+"""How many times a tape's tile a trip must load, or compute in one tile, for it not to matter."""
 LONGER = 512
 """Trips from which tapes of segments of segments are much shorter."""
 EVALUATED = 4
