@@ -83,18 +83,23 @@ def gathered(kernel: Kernel, launch: Launch) -> Gathered:
 def _pairs(kernel: Kernel, launch: Launch, refused: set[str]) -> Iterator[Pair]:
     """What can be made one, of buffers that have one addition to a row."""
     forms = Forms(kernel, launch)
+    for singles, row in few_and_rows(forms, kernel):
+        for single in singles if row.op.base.name not in refused else ():
+            pair = _pair(forms, single, row)
+            if pair is not None:
+                yield pair
+
+
+def few_and_rows(forms: Forms, kernel: Kernel) -> Iterator[tuple[list[Site], Site]]:
+    """Additions to single elements of buffers that have one addition to a row, with that."""
     written: dict[Value, list[Site]] = {}
     for site in sites(kernel.body, WRITES):
         written.setdefault(site.op.base, []).append(site)
-    for base, found in written.items():
+    for found in written.values():
         singles = [site for site in found if _is_few(forms, site)]
         rows = [site for site in found if site not in singles]
-        if base.name in refused or len(rows) != 1 or any(site.op.code is not Code.ATOMIC_ADD for site in found):
-            continue
-        for single in singles:
-            pair = _pair(forms, single, rows[0])
-            if pair is not None:
-                yield pair
+        if len(rows) == 1 and all(site.op.code is Code.ATOMIC_ADD for site in found):
+            yield singles, rows[0]
 
 
 def _is_few(forms: Forms, site: Site) -> bool:

@@ -23,6 +23,7 @@ from kernel_agent.compiler.schedule.draft import Draft, trimmed
 from kernel_agent.compiler.schedule.forms import Launch
 from kernel_agent.compiler.schedule.gather import Gathered, gathered
 from kernel_agent.compiler.schedule.gatherers import heirs, windows
+from kernel_agent.compiler.schedule.included import included
 from kernel_agent.compiler.schedule.joined import joined
 from kernel_agent.compiler.schedule.later import owned_in_the_end
 from kernel_agent.compiler.schedule.makers import added, owned, split
@@ -75,8 +76,8 @@ def plans(
     if base is not None:
         (step,) = base.steps
         digits = tries.once("nested", functools.partial(nested, step.kernel, launch), defect) or Nested(step.kernel)
-        whole = tries.once("gathered", functools.partial(gathered, digits.kernel, launch), defect)
-        whole = whole or Gathered(digits.kernel)
+        rows = tries.once("included", functools.partial(included, digits.kernel, launch), defect) or digits.kernel
+        whole = tries.once("gathered", functools.partial(gathered, rows, launch), defect) or Gathered(rows)
         whole = tries.once("columns", functools.partial(with_columns, whole, launch), defect) or whole
         whole = tries.once("walked columns", functools.partial(walked, whole, launch), defect) or whole
         rowed = functools.partial(as_rows, whole, kernel, adjoint.gradients, launch)
