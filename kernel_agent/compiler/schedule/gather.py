@@ -115,8 +115,10 @@ def _is_few(forms: Forms, site: Site) -> bool:
 
 def _pair(forms: Forms, single: Site, row: Site) -> Pair | None:
     inner = single.branches - row.branches
-    if single.sides[: row.branches] != row.sides or inner > 1 or single.loops:
+    both = len(single.loops)
+    if single.sides[: row.branches] != row.sides or inner > 1 or single.loops != row.loops[:both]:
         return None
+    row = replace(row, loops=row.loops[both:])  # each trip of those around both has a row of its own
     if single.op.offset.shape and (inner or len(row.op.offset.shape) != 1):
         return None
     around = single.conditions[: len(single.conditions) - inner]
