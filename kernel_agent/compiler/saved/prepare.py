@@ -41,7 +41,7 @@ def prepared(
     found = _after(found, use_quotients(found.kernel, written), lost)
     found = _after(found, use_gauge(found.kernel, written, joint, lost), lost)
     found = _after(found, settle_maxima(found.kernel, written, joint, lost), lost)
-    found = _after(found, use_winners(found.kernel), lost)
+    found = _after(found, use_winners(found.kernel, calls), lost)
     found = _after(found, use_taps(found.kernel), lost)
     found = _after(found, use_picks(found.kernel), lost)
     found = _after(found, use_fields(found.kernel, calls), lost)

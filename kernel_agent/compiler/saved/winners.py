@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 from kernel_agent.compiler.errors import CannotDerive
 from kernel_agent.compiler.saved.outputs import Saved
+from kernel_agent.compiler.schedule.calls import Calls
 from kernel_agent.compiler.schedule.forms import Forms, Launch
 from kernel_agent.compiler.schedule.injective import injective
 from kernel_agent.compiler.schedule.linear import Atom, Form, Kind
@@ -56,8 +57,12 @@ class Winner:
     """What must hold of `held` for a lane to be the one."""
 
 
-def use_winners(kernel: Kernel) -> Saved:
-    """A kernel that picks its largest numbers by their indices, as far as its adjoint is concerned."""
+def use_winners(kernel: Kernel, calls: Calls | None = None) -> Saved:
+    """A kernel that picks its largest numbers by their indices, as far as its adjoint is concerned.
+
+    `calls`: launches that were seen. What has to hold for an index to belong to one trip, as that the step of a dilated
+    window is not 0, holds in all of them.
+    """
     forms = Forms(kernel, Launch.like_forward(3))
     found: dict[Value, Winner] = {}
     for loop in kernel.ops:
@@ -68,11 +73,13 @@ def use_winners(kernel: Kernel) -> Saved:
             chosen = _among_lanes(forms, op, found)
             if chosen is not None:
                 found[op.result] = chosen
-    found = {value: one for value, one in found.items() if one.over is not None or _tells(forms, one)}
-    if not found:
+    asked = {value: () if one.over is not None else _telling(forms, one) for value, one in found.items()}
+    told = {value: facts for value, facts in asked.items() if facts is not None and _seen(facts, calls)}
+    if not told:
         return Saved(kernel, frozenset())
+    facts = tuple(dict.fromkeys(fact for some in told.values() for fact in some))
     try:
-        return Saved(_Picked(kernel, found).copy(), frozenset())
+        return Saved(_Picked(kernel, {value: found[value] for value in told}).copy(), frozenset(), facts=facts)
     except CannotDerive:
         return Saved(kernel, frozenset())
 
@@ -168,7 +175,7 @@ def _among_lanes(forms: Forms, op: Op, known: dict[Value, Winner]) -> Winner | N
         if not all(_is_of(other, inner.held) for other in beside):
             continue
         found = replace(inner, value=op.result, name=name, over=axis, beside=beside)
-        if _tells(forms, found) and _off_at(forms, found, spare):
+        if _telling(forms, found) == () and _off_at(forms, found, spare):
             return found
     return None
 
@@ -248,15 +255,21 @@ def _place(forms: Forms, found: Winner) -> Form:
     return form.moved(lambda old: old + (old >= axis)) + along
 
 
-def _tells(forms: Forms, found: Winner) -> bool:
-    """Whether an index belongs to one trip, and one lane of those that are compared."""
+def _telling(forms: Forms, found: Winner) -> tuple[str, ...] | None:
+    """What has to hold for an index to belong to one trip, and one lane of those that are compared; None where it may
+    belong to several."""
     needed = {forms.trip(found.loop), *(Atom(Kind.LANE, axis) for axis in (found.axis, found.over) if axis is not None)}
     form = _place(forms, found)
     own = {atom: factor for atom, factor in form.terms if not needed.isdisjoint(atom.sources)}
     if not needed.issuperset(own):
-        return False
+        return None
     proof = injective(Form.of(own), (), frozenset(needed))
-    return proof is not None and not proof.facts()
+    return None if proof is None else tuple(proof.facts())
+
+
+def _seen(facts: tuple[str, ...], calls: Calls | None) -> bool:
+    """Whether facts hold in all launches that were seen."""
+    return not facts or (calls is not None and calls.show(facts))
 
 
 class _Picked(Copier):

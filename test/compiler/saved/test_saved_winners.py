@@ -36,6 +36,22 @@ def first_of_lanes(
 
 
 @triton.jit
+def pooled(x_ptr, y_ptr, index_ptr, n, outputs, apart, K: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    out = tl.arange(0, BLOCK)
+    best = tl.full((BLOCK,), -float("inf"), tl.float32)
+    held = tl.zeros((BLOCK,), tl.int32)
+    for tap in range(K):
+        place = out * 2 + tap * apart
+        x = tl.load(x_ptr + row * n + place, mask=out < outputs, other=-float("inf"))
+        better = x > best
+        best = tl.where(better, x, best)
+        held = tl.where(better, place, held)
+    tl.store(y_ptr + row * outputs + out, best, mask=out < outputs)
+    tl.store(index_ptr + row * outputs + out, held, mask=out < outputs)
+
+
+@triton.jit
 def range_of_row(x_ptr, y_ptr, index_ptr, rows, n, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     highest = -float("inf")
@@ -96,6 +112,14 @@ def _first_of_lanes(spare: int = -1, start: float = -float("inf"), kind: str = "
     index = torch.zeros(ROWS, dtype=torch.int64)
     given = {"x_ptr": seeded(ROWS, N), "top_ptr": empty(ROWS), "index_ptr": index, "n": N}
     return ran(kernel, (ROWS,), given, ["x_ptr"], ["top_ptr"])
+
+
+def _pooled(apart: int) -> Forward:
+    types = {"x_ptr": "*fp32", "y_ptr": "*fp32", "index_ptr": "*i32", "n": "i32", "outputs": "i32", "apart": "i32"}
+    index = torch.zeros(ROWS, 13, dtype=torch.int64)
+    given = {"x_ptr": seeded(ROWS, N), "y_ptr": empty(ROWS, 13), "index_ptr": index, "n": N, "outputs": 13}
+    kernel = kernel_from(pooled, types, K=3, BLOCK=16)
+    return ran(kernel, (ROWS,), given | {"apart": apart}, ["x_ptr"], ["y_ptr"])
 
 
 def _range_of_row() -> Forward:
@@ -189,3 +213,22 @@ def test_a_number_that_no_lane_of_its_tile_holds_is_searched_again() -> None:
     backward = forward.backward(prepared(forward.kernel, frozenset(forward.written)).kernel)
     same_gradients(backward, forward.backward(forward.kernel))
     assert backward.loads("x_ptr") > 0
+
+
+def test_taps_of_a_dilated_window_are_told_apart_if_the_dilation_is_not_0() -> None:
+    # Every call has another dilation, so that the index alone does not say it: a tape of all comparisons was kept.
+    forward = _pooled(4)
+    saved = prepared(forward.kernel, frozenset(forward.written), calls=Calls(({"apart": 4},)))
+    assert "apart >= 1" in saved.facts
+    backward = forward.backward(saved.kernel)
+    same_gradients(backward, forward.backward(forward.kernel))
+    assert backward.tapes == 0
+    assert backward.loads("x_ptr") == 0
+
+
+def test_taps_that_were_seen_in_one_place_are_compared_again() -> None:
+    # With a dilation of 0 all taps have one index, and each would get the gradient of the first.
+    forward = _pooled(0)
+    calls = Calls(({"apart": 0},))
+    assert use_winners(forward.kernel, calls).kernel is forward.kernel
+    assert use_winners(forward.kernel).kernel is forward.kernel
