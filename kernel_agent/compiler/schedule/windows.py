@@ -107,6 +107,7 @@ def windowed(kernel: Kernel, name: str, launch: Launch) -> Window | None:
     if not counts:
         return None
     claims = [claim for count in counts for axis in count.axes for some in axis.claims for claim in some]
+    claims += [Claim(axis.step, ONE) for count in counts for axis in count.axes if axis.step.number is None]
     grid = list(launch.grid)
     digits: dict[int, dict[Atom, Polynomial]] = {}
     for count in counts:
@@ -205,7 +206,7 @@ def _counts(
 ) -> tuple[list[Count], list[Form]]:
     """The numbers whose digits taps move, and what is left of the address without the taps' shifts. `folded`: the parts
     of an address say which digit a number moves."""
-    fixed = frozenset(kernel.constants)
+    fixed = frozenset(kernel.constants) | _coordinates(numbers, taps)
     units: dict[tuple[int, int], Polynomial] = {}
     steps: dict[tuple[int, int], Polynomial] = {}
     signs: dict[tuple[int, int], list[int]] = {}
@@ -260,6 +261,22 @@ def _counts(
         if all(count.number is not numbers[which] for count in counts):
             rests = [rest + tap.taken[which] for rest, tap in zip(rests, taps, strict=True)]
     return counts, rests
+
+
+def _coordinates(numbers: Sequence[Counted], taps: Sequence[Tap]) -> frozenset[str]:
+    """Sizes that coordinates are counted by, as conditions show them: `o * stride + k * dilation >= padding` asks about
+    one digit and the loops of taps, whatever elements of memory are apart."""
+    found: set[str] = set()
+    for tap in taps:
+        for form in tap.conditions:
+            for number in numbers:
+                seen = number.digits(form)
+                if seen is None or len(seen.parts) != 1 or not seen.rest.terms:
+                    continue
+                if all(source.kind is Kind.TRIP for source in seen.rest.sources):
+                    counted_by = [*seen.parts.values(), *(factor for _, factor in seen.rest.terms)]
+                    found |= {symbol.text for factor in counted_by for symbol in factor.symbols}
+    return frozenset(found)
 
 
 def _falls(coefficient: Polynomial) -> bool:
