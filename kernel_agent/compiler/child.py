@@ -39,8 +39,9 @@ from kernel_agent.compiler.stub.trace import LaunchSeen
 from kernel_agent.compiler.stub.unroll import unrolled
 from kernel_agent.compiler.stub.ways import Way
 from kernel_agent.errors import InternalError, KernelAgentError
-from kernel_agent.ir import standin
+from kernel_agent.ir import LoweringError, standin
 from kernel_agent.oracle.child import Stub, answered
+from kernel_agent.pairs.blame import essence
 from kernel_agent.pairs.load import load_truth
 from kernel_agent.pairs.spec import KernelSpec
 
@@ -93,7 +94,7 @@ def derived(call: Call) -> None:
         try:
             followed = _followed(call, _loaded(call))
         except KernelAgentError as error:
-            call.send(_refusal("", error))
+            call.send(refusal("", error))
             return
         known: set[str] = set(call.payload["known"])
         enough = call.payload["most"] and len(known) + call.payload["most"]
@@ -104,10 +105,10 @@ def derived(call: Call) -> None:
             try:
                 sections = _sections(followed, schedule)
             except KernelAgentError as error:
-                call.send(_refusal(schedule, error))
+                call.send(refusal(schedule, error))
                 continue
             except Exception as error:  # a defect of a pass costs its schedule, not those behind it
-                call.send(_refusal(schedule, InternalError.of(error)))
+                call.send(refusal(schedule, InternalError.of(error)))
                 continue
             if sections.candidate.digest in known:
                 continue
@@ -219,7 +220,9 @@ def _way(followed: _Followed, apart: Apart, schedule: str) -> Way:
     return Way(one.trace, one.programs, planner, eraser, one.conditions, one.decisions, one.optional)
 
 
-def _refusal(schedule: str, error: KernelAgentError) -> dict[str, object]:
+def refusal(schedule: str, error: KernelAgentError) -> dict[str, object]:
+    """What is told of a schedule that is not had, or of the whole forward."""
     line = error.line if isinstance(error, CannotDerive) else getattr(error, "line", None)
     defect = isinstance(error, InternalError)
-    return {"schedule": schedule, "refused": error.message, "remedy": error.remedy, "line": line, "defect": defect}
+    said = essence(error.message) if isinstance(error, LoweringError) else error.message
+    return {"schedule": schedule, "refused": said, "remedy": error.remedy, "line": line, "defect": defect}

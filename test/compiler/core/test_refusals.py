@@ -1,6 +1,8 @@
 """What a person reads where no schedule's pair is proven."""
 
+from kernel_agent.compiler.child import refusal
 from kernel_agent.compiler.derive import each_once
+from kernel_agent.ir import LoweringError
 
 
 def test_a_reason_that_schedules_have_in_common_is_said_once_with_their_names() -> None:
@@ -13,3 +15,11 @@ def test_a_reason_that_schedules_have_in_common_is_said_once_with_their_names() 
 def test_a_reason_without_a_schedule_stays_as_it_is() -> None:
     # What is said of the whole forward may have a colon, too, and stands in front of no schedule's name.
     assert each_once(["the stub was not followed: line 3", "rows: no"]) == "the stub was not followed: line 3; rows: no"
+
+
+def test_what_triton_refuses_is_told_without_the_source_that_it_quotes() -> None:
+    # Of several lines a refusal shows the first, and that ended before the reason: "at 2:4:".
+    message = "Triton cannot compile kernel k (line 9): at 2:4:\ndef k(X):\n    tl.dot(x, x)\n    ^\nK must be >= 16"
+    error = LoweringError(message, kernel="k", line=9)
+    assert refusal("", error)["refused"] == "Triton cannot compile kernel k: K must be >= 16"
+    assert refusal("", error)["line"] == 9
