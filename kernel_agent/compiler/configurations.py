@@ -83,7 +83,7 @@ def configurations(stub: Stub, source: StubSource) -> tuple[list[Configuration],
     that launches has one trip at all entries, so that nothing would show what its trips have to do with each other.
     """
     groups: dict[Key, list[Trace]] = {}
-    entries: dict[Key, ShapeEntry] = {}
+    entries: dict[Key, list[ShapeEntry]] = {}
     remarks: list[str] = []
     for entry in stub.spec.sweep:
         seen = _seen(stub, entry, source)
@@ -94,10 +94,13 @@ def configurations(stub: Stub, source: StubSource) -> tuple[list[Configuration],
             remarks.append(f"{entry.label} was not looked at: {seen}")
         else:
             groups.setdefault(_key(seen), []).append(seen)
-            entries.setdefault(_key(seen), entry)
+            entries.setdefault(_key(seen), []).append(entry)
     for key, traces in groups.items():
+        wide = [place for place, seen in enumerate(traces) if not _is_too_narrow(seen)] or range(len(traces))
+        first = entries[key][wide[0]]
+        groups[key] = traces = [traces[place] for place in wide]
         if not any(map(_is_narrow, traces)):
-            traces += _narrowed(stub, entries[key], source, key)
+            traces += _narrowed(stub, first, source, key)
     if not groups:
         raise CannotDerive(remarks[0] if remarks else "SWEEP has no entry", remedy="Give SWEEP a small required entry.")
     for loop in source.loops:

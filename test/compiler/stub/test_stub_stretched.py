@@ -158,3 +158,42 @@ def test_a_call_whose_tile_is_folded_away_leaves_the_others_one_kernel(tmp_path:
     (draft,), _ = drafts(describe(read_file(path), sandbox), sandbox, most=1)
     assert "NotImplementedError" not in draft.candidate.backward
     assert "BLOCK // 4" in draft.candidate.backward
+
+
+PAGES = """
+import torch
+import triton
+import triton.language as tl
+
+from kernel_agent import autodiff
+
+
+@triton.jit
+def pages_kernel(X, Y, PAGE: tl.constexpr):
+    at = tl.program_id(0) * PAGE * PAGE + tl.arange(0, PAGE)[:, None] * PAGE + tl.arange(0, PAGE)[None, :]
+    x = tl.load(X + at)
+    tl.store(Y + at, tl.dot(x, x))
+
+
+@autodiff
+def stub(x):
+    y = torch.empty_like(x)
+    pages_kernel[(x.shape[0] * x.shape[1],)](x, y, PAGE=x.shape[2])
+    return y
+
+
+SWEEP = [dict(B=512, H=32, PAGE=16), dict(B=3, H=2, PAGE=16)]
+
+
+def make_args(B, H, PAGE, device="cpu"):
+    return (torch.randn(B, H, PAGE, PAGE, device=device),)
+"""
+
+
+def test_an_entry_of_which_only_pages_are_small_leaves_others_to_be_looked_at(tmp_path: Path, sandbox: Sandbox) -> None:
+    # Counts are halved before long dims fit, and pages of 16 rows are taken for counts: a product over 8 rows refused
+    # the file, though its second entry is small as it is.
+    path = tmp_path / "forward.py"
+    path.write_text(PAGES)
+    found, _ = drafts(describe(read_file(path), sandbox), sandbox)
+    assert found
