@@ -36,6 +36,8 @@ _MENDED = {
 _NARROW = "Input shapes should have M"
 """How Triton refuses a product of narrow tiles. The forward may have such as the columns of a product; its derivative
 sums over them."""
+_UNEQUAL = "infinite or NaN on one side only"
+"""How the gate refuses gradients at a size at which the forward may divide by zero, as a spread of one sample does."""
 
 
 def unproven(reason: str, facts: FileFacts, sandbox: Sandbox, kind: type[CannotDerive] = CannotDerive) -> CannotDerive:
@@ -57,6 +59,11 @@ def unproven(reason: str, facts: FileFacts, sandbox: Sandbox, kind: type[CannotD
         remedy = (
             "At a size that the gate tries, what the backward sums a product over is fewer than 16, as the columns "
             "of a tile `min(BLOCK, V)` are. Give such tiles `max(16, ...)` and a mask, or have the stub refuse it."
+        )
+    elif _UNEQUAL in reason:
+        remedy = (
+            "Where the forward itself is not finite at a size that the gate tries, as the variance of one sample is not, "
+            "have make_args refuse that size: `raise ValueError`. Else please report this forward."
         )
     return kind(reason, remedy=remedy, path=facts.path)
 

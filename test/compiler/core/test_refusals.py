@@ -1,5 +1,12 @@
 """What a person reads where no schedule's pair is proven."""
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from kernel_agent.compiler import faults
 from kernel_agent.compiler.child import refusal
 from kernel_agent.compiler.derive import each_once
 from kernel_agent.ir import LoweringError
@@ -23,3 +30,15 @@ def test_what_triton_refuses_is_told_without_the_source_that_it_quotes() -> None
     error = LoweringError(message, kernel="k", line=9)
     assert refusal("", error)["refused"] == "Triton cannot compile kernel k: K must be >= 16"
     assert refusal("", error)["line"] == 9
+
+
+@pytest.mark.parametrize("wrong", ["128 elements are infinite or NaN on one side only", "3 times the allowance"])
+def test_gradients_that_are_not_finite_on_one_side_come_with_what_to_ask_of_the_forward(
+    wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The spread of one member divides by zero in the forward: to report it was all that a user was told to do, though
+    # make_args may refuse the size.
+    monkeypatch.setattr(faults, "_parts", lambda *_: [])
+    file = cast(Any, SimpleNamespace(path=Path("forward.py")))
+    error = faults.unproven(f"plain: the gate says WRONG_GRADIENT: {wrong} [M=1]", file, cast(Any, None))
+    assert ("raise ValueError" in error.remedy) == wrong.endswith("side only")
