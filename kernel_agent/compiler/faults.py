@@ -62,8 +62,8 @@ def unproven(reason: str, facts: FileFacts, sandbox: Sandbox, kind: type[CannotD
         )
     elif _UNEQUAL in reason:
         remedy = (
-            "Where the forward itself is not finite at a size that the gate tries, as the variance of one sample is not, "
-            "have make_args refuse that size: `raise ValueError`. Else please report this forward."
+            "Where the forward itself is not finite at a size that the gate tries, as a variance of one sample, have "
+            "make_args refuse that size: `raise ValueError`. Else please report this forward."
         )
     return kind(reason, remedy=remedy, path=facts.path)
 
