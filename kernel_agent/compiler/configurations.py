@@ -96,9 +96,10 @@ def configurations(stub: Stub, source: StubSource) -> tuple[list[Configuration],
             groups.setdefault(_key(seen), []).append(seen)
             entries.setdefault(_key(seen), []).append(entry)
     for key, traces in groups.items():
-        wide = [place for place, seen in enumerate(traces) if not _is_too_narrow(seen)] or range(len(traces))
-        first = entries[key][wide[0]]
-        groups[key] = traces = [traces[place] for place in wide]
+        taken = [place for place, seen in enumerate(traces) if not _is_too_narrow(seen) or _is_readable(seen)]
+        taken = taken or list(range(len(traces)))
+        first = entries[key][taken[0]]
+        groups[key] = traces = [traces[place] for place in taken]
         if not any(map(_is_narrow, traces)):
             traces += _narrowed(stub, first, source, key)
     if not groups:
@@ -147,12 +148,17 @@ def _narrowed(stub: Stub, entry: ShapeEntry, source: StubSource, key: Key) -> li
     seen = _seen(stub, entry.model_copy(update={"dims": {**entry.dims, "dtype": narrow[0]}}), source)
     if isinstance(seen, str) or not _is_narrow(seen) or _key(seen) != key:
         return []
+    return [seen] if _is_readable(seen) else []  # a kernel that takes no such tensors: nobody gives it any
+
+
+def _is_readable(seen: Trace) -> bool:
+    """Whether Triton accepts the kernels of a call."""
     try:
         for launch in seen.launches:
             read_launch(launch)
     except (CannotDerive, IRError):
-        return []  # a kernel that takes no such tensors: nobody gives it any
-    return [seen]
+        return False
+    return True
 
 
 def _itemsize(dtype: str) -> int:

@@ -197,3 +197,15 @@ def test_an_entry_of_which_only_pages_are_small_leaves_others_to_be_looked_at(tm
     path.write_text(PAGES)
     found, _ = drafts(describe(read_file(path), sandbox), sandbox)
     assert found
+
+
+def test_a_small_size_that_no_product_has_leaves_its_entry_among_those_looked_at(
+    tmp_path: Path, sandbox: Sandbox
+) -> None:
+    # Halved from 32 to 8, a size is no reason to leave an entry out: with the other one alone, the backward was for
+    # pages of one row, and raised for all others.
+    path = tmp_path / "forward.py"
+    text = PAGES.replace("tl.dot(x, x)", "x * x").replace("dict(B=512, H=32, PAGE=16)", "dict(B=512, H=32, PAGE=32)")
+    path.write_text(text.replace("dict(B=3, H=2, PAGE=16)", "dict(B=3, H=2, PAGE=1)"))
+    found, _ = drafts(describe(read_file(path), sandbox), sandbox)
+    assert not any("NotImplementedError" in draft.candidate.backward for draft in found)
