@@ -439,5 +439,5 @@ def make_args(V, device="cpu", seed=0):
     path = tmp_path / "forward.py"
     path.write_text(text)
     with pytest.raises(CannotDerive, match="K >= 16") as refused:
-        derive(describe(read_file(path), sandbox), sandbox, options=replace(QUICK, odd_sizes=4, max_cases=12))
+        derive(describe(read_file(path), sandbox), sandbox, options=replace(QUICK, odd_sizes=4, max_cases=24))
     assert "max(16, ...)" in refused.value.remedy

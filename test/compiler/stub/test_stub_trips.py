@@ -97,7 +97,7 @@ def test_every_size_that_the_gate_may_ask_for_is_looked_at(tmp_path: Path, sandb
     # it was derived for, refused the call, and was red.
     path = tmp_path / "forward.py"
     path.write_text(WINDOW)
-    few = GateOptions(seeds=(0, 1), max_elements=1 << 16, odd_sizes=3, max_cases=24)
+    few = GateOptions(seeds=(0, 1), max_elements=1 << 16, odd_sizes=3, max_cases=32)
     found = derive(describe(read_file(path), sandbox), sandbox, options=few)
     assert found.verdict.green, found.verdict.message
     assert "if TAPS == 1:" in found.draft.candidate.backward.replace("w.numel()", "TAPS")
