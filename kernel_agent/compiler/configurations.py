@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from kernel_agent.compiler.errors import CannotDerive
-from kernel_agent.compiler.front import read_launch
+from kernel_agent.compiler.front import accepted, read_launch
 from kernel_agent.compiler.ssa.special import Special
 from kernel_agent.compiler.ssa.value import Kernel
 from kernel_agent.compiler.stub.decisions import Decision, apart, decisions, shared, torch_path
@@ -96,7 +96,7 @@ def configurations(stub: Stub, source: StubSource) -> tuple[list[Configuration],
             groups.setdefault(_key(seen), []).append(seen)
             entries.setdefault(_key(seen), []).append(entry)
     for key, traces in groups.items():
-        taken = [place for place, seen in enumerate(traces) if not _is_too_narrow(seen) or _is_readable(seen)]
+        taken = [place for place, seen in enumerate(traces) if not _is_too_narrow(seen) or _is_accepted(seen)]
         taken = taken or list(range(len(traces)))
         first = entries[key][taken[0]]
         groups[key] = traces = [traces[place] for place in taken]
@@ -148,17 +148,12 @@ def _narrowed(stub: Stub, entry: ShapeEntry, source: StubSource, key: Key) -> li
     seen = _seen(stub, entry.model_copy(update={"dims": {**entry.dims, "dtype": narrow[0]}}), source)
     if isinstance(seen, str) or not _is_narrow(seen) or _key(seen) != key:
         return []
-    return [seen] if _is_readable(seen) else []  # a kernel that takes no such tensors: nobody gives it any
+    return [seen] if _is_accepted(seen) else []  # a kernel that takes no such tensors: nobody gives it any
 
 
-def _is_readable(seen: Trace) -> bool:
-    """Whether Triton accepts the kernels of a call."""
-    try:
-        for launch in seen.launches:
-            read_launch(launch)
-    except (CannotDerive, IRError):
-        return False
-    return True
+def _is_accepted(seen: Trace) -> bool:
+    """Whether Triton takes the kernels of a call."""
+    return all(map(accepted, seen.launches))
 
 
 def _itemsize(dtype: str) -> int:

@@ -102,6 +102,16 @@ def read_launch(
     return kernel
 
 
+def accepted(launch: Built) -> bool:
+    """Whether Triton takes the kernel of a launch as it was launched."""
+    build = launch.build
+    try:
+        lower_whole(build.kernel, build.types, build.constants, _WHOLE)
+    except IRError:
+        return False
+    return True
+
+
 def _numbers(values: Mapping[str, Any]) -> dict[str, int | float]:
     return {name: value for name, value in values.items() if type(value) in (int, float)}
 
