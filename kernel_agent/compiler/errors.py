@@ -7,6 +7,9 @@ from kernel_agent.errors import InputError, InternalError
 OTHER_CONFIGURATIONS = "derived for other configurations of the forward: add one like this call to SWEEP"
 """What a derived backward says where a call compiles other programs than those it was derived from."""
 
+WIDER_FLOATS = "derived for wider floats: add an entry with this dtype to SWEEP"
+"""And where what the forward's kernels convert shows in no call that it was derived from."""
+
 
 class CannotDerive(InputError):
     """No backward can be derived of a forward, or of a part of it, and why; the remedy says what the user can do.

@@ -18,6 +18,7 @@ from kernel_agent.compiler.stub.dtypes import for_every_dtype
 from kernel_agent.compiler.stub.forward import Kept, forward_function
 from kernel_agent.compiler.stub.lines import Line
 from kernel_agent.compiler.stub.names import Names
+from kernel_agent.compiler.stub.narrow import refused_narrow
 from kernel_agent.compiler.stub.needs import sparing
 from kernel_agent.compiler.stub.partly import none_where_unbound, sometimes_bound
 from kernel_agent.compiler.stub.repeated import repeated
@@ -43,7 +44,7 @@ class Sections:
     plans: tuple[BackwardPlan, ...]
     """Of the launches whose backward is launched, from the last to the first."""
     remarks: tuple[str, ...] = ()
-    """What is to be told of loops around them."""
+    """What is to be told of loops around them, and of calls that the backward refuses."""
 
 
 def write_sections(
@@ -56,7 +57,8 @@ def write_sections(
     """Write both sections. `clones`: locals of the stub that the user's has not, and what each is a clone of; those
     that the backward does not need are left out again. Raises `CannotDerive`."""
     traces = [way.trace for way in ways]
-    names = Names(source, _merged([one.names for one in traces]), clones, _sometimes_given(traces))
+    finals, sometimes = _merged([one.names for one in traces]), _sometimes_given(traces)
+    names = Names(source, finals, clones, sometimes)
     sources: dict[int, KernelSource] = {}
 
     def signature(kernel: Kernel, document: Callable[[str], str] | None = None) -> Sequence[str]:
@@ -97,6 +99,9 @@ def write_sections(
     if any(less is not None for less in spared):
         parameters.append("needs=None")
         body.append(Line("", tuple(flags), f" = needs or (True,) * {len(flags)}", bare=True))
+    always = {name: value for name, value in finals.items() if name not in sometimes}
+    narrow = refused_narrow(traces, source, saved, always)
+    body += narrow
     body += branched(tests, written)
     steps = [(plan, kernel) for one in written for plan, kernel in one.steps]
     made: dict[str, str] = {}
@@ -119,6 +124,7 @@ def write_sections(
         torch_ops=tuple(sorted(ops)),
     )
     told = dict.fromkeys(text for one in written for text in one.remarks)
+    told |= {"calls with floats of 16 bits are refused: no entry of SWEEP has them": None} if narrow else {}
     return Sections(candidate, tuple(plan for one in written for plan in one.plans), tuple(told))
 
 

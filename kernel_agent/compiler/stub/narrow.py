@@ -1,0 +1,63 @@
+"""`refused_narrow`: a backward derived of calls with wide floats alone refuses narrow ones.
+
+`tl.load(X).to(tl.float32)` does nothing in float32, and what is derived there has no conversion: with bfloat16 it would
+sum in bfloat16 where the forward does not.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from kernel_agent.compiler.errors import WIDER_FLOATS
+from kernel_agent.compiler.stub.forward import Kept
+from kernel_agent.compiler.stub.lines import Line
+from kernel_agent.compiler.stub.source import StubSource
+from kernel_agent.compiler.stub.trace import Trace
+from kernel_agent.ir.capture.images import declared_dtype
+
+_WIDE = 4
+"""Bytes of a float from which nothing converts it."""
+_CONVERSIONS = ("to", "cast")
+
+
+def refused_narrow(
+    traces: Sequence[Trace], source: StubSource, saved: Sequence[Kept], values: Mapping[str, object]
+) -> list[Line]:
+    """Statements that refuse a call with floats of 16 bits or fewer, where none was seen and kernels of the file
+    convert some. `saved`: what the backward is given; `values`: of locals of the stub, by name, without those that are
+    None in some call."""
+    launched = [tensor for seen in traces for launch in seen.launches for tensor in launch.tensors.values()]
+    if any(_is_float(tensor) and not _is_wide(tensor) for tensor in launched) or not _converts(source.tree):
+        return []
+    floats = [one for one in saved if _is_wide(values.get(one.expression))]
+    floats = [one for one in floats if one.expression in source.parameters] or floats
+    sizes = tuple(f"{one.name}.element_size()" for one in floats)
+    if not sizes:
+        return []
+    asked = Line("if min(", sizes, f") < {_WIDE}:") if len(sizes) > 1 else Line(f"if {sizes[0]} < {_WIDE}:")
+    return [asked, Line(f'raise NotImplementedError("{WIDER_FLOATS}")', depth=1)]
+
+
+def _is_float(value: object) -> bool:
+    return isinstance(value, Tensor) and declared_dtype(value).is_floating_point
+
+
+def _is_wide(value: object) -> bool:
+    return isinstance(value, Tensor) and _is_float(value) and declared_dtype(value).itemsize >= _WIDE
+
+
+def _converts(tree: ast.Module) -> bool:
+    """Whether a kernel of a file, or a function that kernels call, converts what it has."""
+    kernels = [
+        node
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef) and any("jit" in ast.unparse(one) for one in node.decorator_list)
+    ]
+    return any(
+        isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _CONVERSIONS
+        for kernel in kernels
+        for node in ast.walk(kernel)
+    )
