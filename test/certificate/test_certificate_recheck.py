@@ -68,7 +68,7 @@ def test_every_gradient_is_told_with_its_worst_case(issued: Certificate) -> None
 def test_cases_name_the_distribution_of_their_inputs(issued: Certificate) -> None:
     # The field is what a reader filters by; the name of a case is words.
     other = {case.values.value for case in issued.verdict.cases if f"values={case.values.value}" in case.case}
-    assert other == {"shifted", "scaled", "heavy-tailed"}
+    assert other == {"shifted", "scaled", "heavy-tailed", "zeros", "large"}
 
 
 def test_a_red_verdict_is_not_certified(judge: Any) -> None:
