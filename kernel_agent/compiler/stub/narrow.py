@@ -7,6 +7,7 @@ sum in bfloat16 where the forward does not.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping, Sequence
 
 from torch import Tensor
@@ -21,6 +22,7 @@ from kernel_agent.ir.capture.images import declared_dtype
 _WIDE = 4
 """Bytes of a float from which nothing converts it."""
 _CONVERSIONS = ("to", "cast")
+_OF_INDICES = re.compile(r"^tl\.(arange|program_id)\([^()]*\)$|^tl\.u?int\d+$")
 
 
 def refused_narrow(
@@ -50,14 +52,17 @@ def _is_wide(value: object) -> bool:
 
 
 def _converts(tree: ast.Module) -> bool:
-    """Whether a kernel of a file, or a function that kernels call, converts what it has."""
+    """Whether a kernel of a file, or a function that kernels call, converts floats: no indices, and to none."""
     kernels = [
         node
         for node in tree.body
         if isinstance(node, ast.FunctionDef) and any("jit" in ast.unparse(one) for one in node.decorator_list)
     ]
-    return any(
-        isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _CONVERSIONS
-        for kernel in kernels
-        for node in ast.walk(kernel)
-    )
+    return any(isinstance(node, ast.Call) and _is_conversion(node) for kernel in kernels for node in ast.walk(kernel))
+
+
+def _is_conversion(call: ast.Call) -> bool:
+    if not isinstance(call.func, ast.Attribute) or call.func.attr not in _CONVERSIONS:
+        return False
+    what = [ast.unparse(one) for one in (call.func.value, *call.args, *(one.value for one in call.keywords))]
+    return not any(_OF_INDICES.search(text) for text in what)

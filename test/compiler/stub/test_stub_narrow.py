@@ -69,10 +69,12 @@ def test_a_narrow_input_is_refused_where_all_that_was_seen_was_wide(
 
 
 @pytest.mark.parametrize(
-    ("to", "dtype"), [("", ""), (CONVERTED, ', dtype="bfloat16"')], ids=["no conversion", "seen in bfloat16"]
+    ("to", "dtype"),
+    [("", ""), (CONVERTED, ', dtype="bfloat16"'), (" * tl.arange(0, BLOCK).to(tl.float32)", "")],
+    ids=["no conversion", "seen in bfloat16", "an index alone"],
 )
 def test_no_dtype_is_refused_where_all_conversions_show(tmp_path: Path, sandbox: Sandbox, to: str, dtype: str) -> None:
-    # A kernel without conversions computes in the dtype of its tensors, and so does its backward; and what was read in
-    # bfloat16 has the conversions.
+    # A kernel without conversions computes in the dtype of its tensors, and so does its backward; what was read in
+    # bfloat16 has the conversions; and those of indices show in every dtype.
     _, text = derived(tmp_path, sandbox, to, dtype)
     assert "element_size() < 4" not in text
