@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -49,14 +51,24 @@ def meets(value: Tensor, other: Tensor) -> bool:
     """
     if value is other or value.untyped_storage()._cdata != other.untyped_storage()._cdata:
         return False
-    spans = sorted((one.storage_offset(), one.storage_offset() + _reach(one)) for one in (value, other) if one.numel())
+    unit = math.gcd(value.element_size(), other.element_size())
+    spans = sorted(_span(one, unit) for one in (value, other) if one.numel())
     if len(spans) < 2 or spans[0][1] < spans[1][0]:
         return False
     marked = torch.zeros(max(end for _, end in spans) + 1, dtype=torch.bool)
-    marked.as_strided(value.size(), value.stride(), value.storage_offset()).fill_(True)
-    return bool(marked.as_strided(other.size(), other.stride(), other.storage_offset()).any())
+    _places(marked, value, unit).fill_(True)
+    return bool(_places(marked, other, unit).any())
 
 
-def _reach(value: Tensor) -> int:
-    """How far the last element lies behind the first."""
-    return sum(step * (size - 1) for step, size in zip(value.stride(), value.shape, strict=True))
+def _span(value: Tensor, unit: int) -> tuple[int, int]:
+    """The first and the last of so many bytes that a tensor has, counted from the start of its storage."""
+    each = value.element_size() // unit
+    reach = sum(step * (size - 1) for step, size in zip(value.stride(), value.shape, strict=True))
+    return value.storage_offset() * each, (value.storage_offset() + reach + 1) * each - 1
+
+
+def _places(marked: Tensor, value: Tensor, unit: int) -> Tensor:
+    """Of marks for so many bytes each, those of a tensor's elements."""
+    each = value.element_size() // unit
+    strides = (*(step * each for step in value.stride()), 1)
+    return marked.as_strided((*value.size(), each), strides, value.storage_offset() * each)

@@ -238,3 +238,11 @@ def test_a_part_of_an_expanded_cotangent_may_be_handed_back_and_an_expanded_one_
 )
 def test_elements_share_memory_where_a_step_does_not_pass_over_the_narrower_dimensions(shape, strides, shared):
     assert shares_memory(shape, strides) is shared
+
+
+def test_tensors_of_two_dtypes_in_one_memory_meet_where_their_bytes_do():
+    # Places were counted in elements of each: sixteen bits from the middle on lay behind all numbers of 32.
+    whole = torch.zeros(8)
+    assert meets(whole[4:], whole.view(torch.int16)[8:])
+    assert not meets(whole[:4], whole.view(torch.int16)[8:])
+    assert not meets(whole[::2], whole.view(torch.int16)[2::4])

@@ -9,7 +9,7 @@ import inspect
 import itertools
 import operator
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from triton.runtime.jit import JITFunction
 
 from kernel_agent.compiler.stub.descriptors import taken_apart
+from kernel_agent.gate.layout import meets
 from kernel_agent.ir import standin
 from kernel_agent.ir.capture.build import Build
 from kernel_agent.ir.capture.capture import Capture, Compiled, shared_memory
@@ -195,7 +196,11 @@ class _Apart(Images):
         for one in inputs:
             if isinstance(one, Tensor):
                 there.setdefault(one.untyped_storage()._cdata, []).append(one)
-        self._common = {storage for storage, some in there.items() if _meet(some)}
+        self._common = {
+            storage
+            for storage, some in there.items()
+            if any(one is other or meets(one, other) for one, other in itertools.combinations(some, 2))
+        }
         """Storages in which elements belong to several."""
 
     def image(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -203,19 +208,6 @@ class _Apart(Images):
         if tensor.untyped_storage()._cdata in self._common:
             return super().image(tensor, dtype)
         return Images(device=self._device).image(tensor, dtype)
-
-
-def _meet(tensors: Sequence[Tensor]) -> bool:
-    """Whether two tensors of one storage have elements in common."""
-    places = [_elements(one) for one in tensors] if len(tensors) > 1 else []
-    return any(bool(torch.isin(one, other).any()) for one, other in itertools.combinations(places, 2))
-
-
-def _elements(tensor: Tensor) -> Tensor:
-    """Which bytes of its storage the elements of a tensor begin at."""
-    size = tensor.element_size()
-    offsets = torch.arange(tensor.untyped_storage().nbytes() // size)
-    return offsets.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset()).unique() * size
 
 
 @contextmanager
