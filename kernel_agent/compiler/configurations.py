@@ -26,6 +26,7 @@ from kernel_agent.compiler.stub.decisions import Decision, apart, decisions, sha
 from kernel_agent.compiler.stub.descriptors import block_names, by_axis
 from kernel_agent.compiler.stub.flow import launch_places
 from kernel_agent.compiler.stub.loops import Loop
+from kernel_agent.compiler.stub.narrow import is_narrow
 from kernel_agent.compiler.stub.source import StubSource
 from kernel_agent.compiler.stub.trace import LaunchSeen, Trace, trace
 from kernel_agent.compiler.stub.ways import NoneOf
@@ -100,7 +101,7 @@ def configurations(stub: Stub, source: StubSource) -> tuple[list[Configuration],
         taken = taken or list(range(len(traces)))
         first = entries[key][taken[0]]
         groups[key] = traces = [traces[place] for place in taken]
-        if not any(map(_is_narrow, traces)):
+        if not any(map(is_narrow, traces)):
             traces += _narrowed(stub, first, source, key)
     if not groups:
         raise CannotDerive(remarks[0] if remarks else "SWEEP has no entry", remedy="Give SWEEP a small required entry.")
@@ -132,12 +133,6 @@ def configurations(stub: Stub, source: StubSource) -> tuple[list[Configuration],
     return found, remarks
 
 
-def _is_narrow(seen: Trace) -> bool:
-    """Whether a launch is given floats of 16 bits or fewer."""
-    tensors = [tensor for launch in seen.launches for tensor in launch.tensors.values()]
-    return any(one.is_floating_point and one.itemsize < 4 for one in map(declared_dtype, tensors))
-
-
 def _narrowed(stub: Stub, entry: ShapeEntry, source: StubSource, key: Key) -> list[Trace]:
     """The call at an entry in the first narrow dtype that another entry names, if all its kernels can be read: callers
     go other ways in that dtype, too, and conversions that their sums need do not show in float32."""
@@ -146,7 +141,7 @@ def _narrowed(stub: Stub, entry: ShapeEntry, source: StubSource, key: Key) -> li
     if not narrow:
         return []
     seen = _seen(stub, entry.model_copy(update={"dims": {**entry.dims, "dtype": narrow[0]}}), source)
-    if isinstance(seen, str) or not _is_narrow(seen) or _key(seen) != key:
+    if isinstance(seen, str) or not is_narrow(seen) or _key(seen) != key:
         return []
     return [seen] if _is_accepted(seen) else []  # a kernel that takes no such tensors: nobody gives it any
 

@@ -22,7 +22,6 @@ from kernel_agent.oracle import CotangentKind, ForwardTruth
 from kernel_agent.oracle.cotangents import rms
 from kernel_agent.oracle.wire import pack
 from kernel_agent.pairs.spec import KernelSpec
-from kernel_agent.pairs.values import EXTREME
 from kernel_agent.sandbox import Ending, Job, Limits, Message, Report, Sandbox
 
 _STATUS_OF_ENDING = {
@@ -235,7 +234,7 @@ def _forward_problem(
         return None
     answer, message = script.answers[Stage.FORWARD, point]
     about = (spec, text.meta, question.stub_ops, text.source)
-    extreme = question.case.point.values in EXTREME
+    extreme = question.case.point.extreme
     return judge_forward(answer, message.tensors, question.forward, *about, extreme=extreme)
 
 
@@ -265,7 +264,7 @@ def _judge(
         text.meta,
         question.stub_ops,
         text.source,
-        extreme=question.case.point.values in EXTREME,
+        extreme=question.case.point.extreme,
     )
     if options.deterministic and judged.problem is None:
         judged = replace(judged, problem=order_problem(backward[0], text.source))

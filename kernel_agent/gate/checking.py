@@ -218,8 +218,7 @@ def _without_values(
 
     What it is at extreme values says nothing of the others.
     """
-    extreme = red.case.point.values in EXTREME
-    kept = tuple(values for values in options.values if values not in EXTREME) if extreme else ()
+    kept = tuple(values for values in options.values if values not in EXTREME) if red.case.point.extreme else ()
     plain = replace(options, values=kept)
     truths.draw_again()
     verdict = check(spec, pair_source, sandbox, plain, on_case, truths=truths, diagnose=diagnose)

@@ -16,7 +16,7 @@ from kernel_agent.gate.verdict import Status
 from kernel_agent.oracle import ForwardTruth, Outcome, Point, Refusal, RefusalKind, TruthError, Truths, cross_check
 from kernel_agent.oracle.checks import DerivativeCheck
 from kernel_agent.pairs.spec import ShapeEntry
-from kernel_agent.pairs.values import EXTREME, Values
+from kernel_agent.pairs.values import Values
 
 FEW = 12
 """Cases of a budget that does not reach beyond the cheapest shape: it gets no other values."""
@@ -68,7 +68,7 @@ def in_doubt(truths: Truths, point: Point, status: Status, options: GateOptions)
         found = cross_check(truths, point)
     except TruthError:
         return True
-    if point.values in EXTREME:
+    if point.extreme:
         return any(map(_steep, found.derivatives))
     return not found.agrees or any(check.outcome is not Outcome.AGREES for check in found.derivatives)
 

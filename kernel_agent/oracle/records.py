@@ -16,7 +16,7 @@ from kernel_agent.errors import EnvironmentProblem, ExitCode, InputError, Kernel
 from kernel_agent.oracle.provenance import Provenance
 from kernel_agent.pairs.arguments import argument_places
 from kernel_agent.pairs.spec import KernelSpec, ShapeEntry
-from kernel_agent.pairs.values import Values
+from kernel_agent.pairs.values import EXTREME, Values
 from kernel_agent.record import Record
 
 ROUNDOFF = 1e-6
@@ -45,6 +45,11 @@ class Point(Record):
         """`M=17 N=100 seed=0`, and `values=scaled` behind it where they are not as `make_args` gives them."""
         other = "" if self.values is Values.AS_MADE else f" values={self.values.value}"
         return f"{self.entry.label} seed={self.seed}{other}"
+
+    @property
+    def extreme(self) -> bool:
+        """Whether a gradient there is asked to be finite and nothing else: see `pairs.values.EXTREME`."""
+        return self.values in EXTREME
 
 
 class RefusalKind(str, enum.Enum):

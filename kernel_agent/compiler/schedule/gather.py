@@ -124,11 +124,7 @@ def _pair(forms: Forms, single: Site, row: Site) -> Pair | None:
     around = single.conditions[: len(single.conditions) - inner]
     if around != row.conditions:
         return None  # a program may end between the two
-    mine, theirs = parts_of(single.op.offset), parts_of(row.op.offset)
-    for part in list(mine):
-        if part in theirs:
-            mine.remove(part)
-            theirs.remove(part)
+    mine, theirs = own_parts(single, row)
     if not theirs:
         return None
     place = sum_of(forms, theirs)
@@ -146,6 +142,16 @@ def _pair(forms: Forms, single: Site, row: Site) -> Pair | None:
         if _lies_in(forms, single, sum_of(forms, mine), first, length):
             return Pair(single, row, tuple(mine), tuple(theirs), length, (), first)
     return None
+
+
+def own_parts(one: Site, other: Site) -> tuple[list[Value], list[Value]]:
+    """Summands of both addresses, without those that they have in common."""
+    mine, theirs = parts_of(one.op.offset), parts_of(other.op.offset)
+    for part in list(mine):
+        if part in theirs:
+            mine.remove(part)
+            theirs.remove(part)
+    return mine, theirs
 
 
 def sum_of(forms: Forms, parts: Sequence[Value]) -> Form:

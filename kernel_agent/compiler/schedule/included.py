@@ -7,7 +7,7 @@ label is added to alone. With its place, that is the row of a cross entropy, of 
 from __future__ import annotations
 
 from kernel_agent.compiler.schedule.forms import Forms, Launch
-from kernel_agent.compiler.schedule.gather import few_and_rows, parts_of, sum_of
+from kernel_agent.compiler.schedule.gather import few_and_rows, own_parts, sum_of
 from kernel_agent.compiler.schedule.linear import Form
 from kernel_agent.compiler.schedule.sites import Site
 from kernel_agent.compiler.ssa.code import Code
@@ -31,11 +31,7 @@ def included(kernel: Kernel, launch: Launch) -> Kernel:
 
 def _leaving_out(forms: Forms, row: Site, single: Site) -> Value | None:
     """What a row's mask asks for that fails at the element of a single addition alone."""
-    mine, theirs = parts_of(single.op.offset), parts_of(row.op.offset)
-    for part in list(mine):
-        if part in theirs:
-            mine.remove(part)
-            theirs.remove(part)
+    mine, theirs = own_parts(single, row)
     if not mine or not theirs or single.op.offset.shape or row.op.mask is None:
         return None
     gap = sum_of(forms, theirs) - sum_of(forms, mine)

@@ -1,4 +1,4 @@
-"""`refused_narrow`: a backward derived of calls with wide floats alone refuses narrow ones.
+"""`is_narrow`, of calls, and `refused_narrow`: a backward derived of calls with wide floats alone refuses others.
 
 `tl.load(X).to(tl.float32)` does nothing in float32, and what is derived there has no conversion: with bfloat16 it would
 sum in bfloat16 where the forward does not.
@@ -31,8 +31,7 @@ def refused_narrow(
     """Statements that refuse a call with floats of 16 bits or fewer, where none was seen and kernels of the file
     convert some. `saved`: what the backward is given; `values`: of locals of the stub, by name, without those that are
     None in some call."""
-    launched = [tensor for seen in traces for launch in seen.launches for tensor in launch.tensors.values()]
-    if any(_is_float(tensor) and not _is_wide(tensor) for tensor in launched) or not _converts(source.tree):
+    if any(map(is_narrow, traces)) or not _converts(source.tree):
         return []
     floats = [one for one in saved if _is_wide(values.get(one.expression))]
     floats = [one for one in floats if one.expression in source.parameters] or floats
@@ -41,6 +40,12 @@ def refused_narrow(
         return []
     asked = Line("if min(", sizes, f") < {_WIDE}:") if len(sizes) > 1 else Line(f"if {sizes[0]} < {_WIDE}:")
     return [asked, Line(f'raise NotImplementedError("{WIDER_FLOATS}")', depth=1)]
+
+
+def is_narrow(seen: Trace) -> bool:
+    """Whether a launch of a call is given floats of 16 bits or fewer."""
+    launched = [tensor for launch in seen.launches for tensor in launch.tensors.values()]
+    return any(_is_float(tensor) and not _is_wide(tensor) for tensor in launched)
 
 
 def _is_float(value: object) -> bool:

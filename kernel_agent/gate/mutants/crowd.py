@@ -24,7 +24,6 @@ from kernel_agent.oracle.cotangents import rms
 from kernel_agent.oracle.side_by_side import side_by_side
 from kernel_agent.pairs.sections import split_sections
 from kernel_agent.pairs.spec import KernelSpec
-from kernel_agent.pairs.values import EXTREME
 from kernel_agent.sandbox import Ending, Limits, Message, Report, Sandbox
 
 ENTRY = "kernel_agent.gate.mutants.crowd_child:judged"
@@ -245,5 +244,5 @@ def judge_answer(heard: Heard, spec: KernelSpec, text: CandidateText) -> Problem
         text.meta,
         question.stub_ops,
         text.source,
-        extreme=question.case.point.values in EXTREME,
+        extreme=question.case.point.extreme,
     ).problem
