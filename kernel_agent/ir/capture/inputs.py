@@ -36,13 +36,15 @@ class Inputs:
         names = argument_names(fn, len(args))
         flat, spec = tree_flatten_with_path((list(args), dict(kwargs)))
         values = []
+        self._names = names
+        self._held: dict[str, Any] = {}
+        """What the arguments hold before the call; see `_parts`."""
         for path, value in flat:
             name = path_name(path, names)
             key = _leaf_key(path, name, leaves)
             values.append(self._image(value, name, key) if isinstance(value, Tensor) else value)
+            self._held[name] = values[-1]
         self.args, self.kwargs = tree_unflatten(values, spec)
-        self._names = names
-        self._held = self._parts()
         self._module = _module_of(fn)
         if self._module is not None:
             own = {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}
