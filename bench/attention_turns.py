@@ -22,16 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from backward_speed import CASES, ROOT, Case
+from backward_speed import CASES, OPTIONS, ROOT, Case, at_case
 from flash import backwards
 from torch.nn.attention import SDPBackend
 
 from kernel_agent.bench.native import check_native
 from kernel_agent.bench.rig import BenchOptions, Rig
 from kernel_agent.errors import InputError
-from kernel_agent.oracle import describe
-from kernel_agent.pairs.sweep import read_sweep
-from kernel_agent.pairs.userfile import read_file
 from kernel_agent.sandbox import Sandbox
 
 RIVALS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
@@ -116,13 +113,10 @@ def measure(folder: Path, out: Path) -> None:
 
 def judged(case: Case, path: Path) -> bool:
     """Whether the native tier finds a pair green at the entries of its case."""
-    facts = read_file(path)
-    source = f"{facts.source.rstrip()}\n\n\nSWEEP = {list(case.entries)!r}\n"
     with Sandbox() as sandbox:
-        spec = describe(facts, sandbox)
-        update = {"facts": facts.model_copy(update={"source": source}), "sweep": read_sweep(case.entries, path)}
-        spec = spec.model_copy(update=update)
-        verdict = check_native(spec, source, sandbox, Rig(spec, sandbox, BenchOptions(proof_elements=1 << 24)))
+        spec = at_case(case, path, sandbox)
+        rig = Rig(spec, sandbox, BenchOptions(proof_elements=OPTIONS.proof_elements))
+        verdict = check_native(spec, spec.facts.source, sandbox, rig)
     print(f"native tier {verdict.status.value}: {verdict.message}", flush=True)
     return verdict.green
 

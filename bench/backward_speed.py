@@ -35,6 +35,7 @@ from kernel_agent.bench.records import Basis, Measurement, ShapeTime
 from kernel_agent.bench.rig import BenchOptions, Rig
 from kernel_agent.errors import KernelAgentError
 from kernel_agent.oracle import describe
+from kernel_agent.pairs.spec import KernelSpec
 from kernel_agent.pairs.sweep import read_sweep
 from kernel_agent.pairs.userfile import read_file
 from kernel_agent.sandbox import Sandbox
@@ -170,18 +171,18 @@ def chosen(folder: Path, part: str, names: list[str]) -> list[Case]:
     return there[first::parts]
 
 
+def at_case(case: Case, path: Path, sandbox: Sandbox) -> KernelSpec:
+    """A pair with the shapes of its case for its SWEEP."""
+    facts = read_file(path)
+    source = f"{facts.source.rstrip()}\n\n\nSWEEP = {list(case.entries)!r}\n"
+    update = {"facts": facts.model_copy(update={"source": source}), "sweep": read_sweep(case.entries, path)}
+    return describe(facts, sandbox).model_copy(update=update)
+
+
 def measured(case: Case, path: Path, sandbox: Sandbox, known: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """One row per entry; one for all where it is not proven. `known`: rows measured before, for their baselines."""
-    facts = read_file(path)
-    spec = describe(facts, sandbox)
-    source = f"{facts.source.rstrip()}\n\n\nSWEEP = {list(case.entries)!r}\n"
-    spec = spec.model_copy(
-        update={
-            "facts": facts.model_copy(update={"source": source}),
-            "sweep": read_sweep(case.entries, path),
-        }
-    )
-    start = time.monotonic()
+    spec = at_case(case, path, sandbox)
+    source, start = spec.facts.source, time.monotonic()
 
     def told(step: str) -> None:
         print(f"  {case.name}: {step} after {time.monotonic() - start:.0f} s", flush=True)
